@@ -1,1 +1,4 @@
-//! (being written)
+//! Text and task sets: what the demonstration model is trained, calibrated and examined on.
+
+pub mod minipython;
+pub mod random;

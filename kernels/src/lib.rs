@@ -1,1 +1,27 @@
-//! (being written)
+//! Sparse and dense kernels over slices: matrix-vector products, row sums and small
+//! matrix-matrix products on plain and quantised weights.
+//!
+//! A [`Matrix`] borrows row-major weights in one of four [`Format`]s; an [`Isa`] is the proof
+//! that this processor has an instruction set, and carries the kernels as methods. Activations
+//! are `f32` and weights are dequantised in registers.
+//!
+//! Every product of a row with a vector is defined once, by the scalar code: 32 running sums,
+//! one per column of a block of 32, each a chain of fused multiply-adds from the first block to
+//! the last, added up by halving. All instruction sets keep this order, so results do not depend
+//! on the instruction set, on the kernel that computed a row, or on how threads share the rows.
+//! Threads themselves are the caller's business.
+
+mod cpu;
+mod error;
+mod format;
+mod isa;
+mod matrix;
+mod operations;
+mod pack;
+
+pub use error::KernelError;
+pub use format::{BLOCK, Format};
+pub use half::{bf16, f16};
+pub use isa::Isa;
+pub use matrix::{Matrix, MatrixData};
+pub use pack::{OwnedMatrix, pack};

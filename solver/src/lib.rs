@@ -1,1 +1,28 @@
-//! (being written)
+//! Places neurons: what a profile says about a model, what a machine can do and how much of it may
+//! be used, turned into a [`Plan`](powerinfer_artifact::plan::Plan).
+//!
+//! ```text
+//! Problem ──dense──▶ what VRAM is left ──program──▶ levels ──relaxation──▶ bound, greedy start
+//!                                                                               │
+//!                        Plan ◀──placement── hot counts ◀──impact (good_lp)─────┘
+//! ```
+
+mod account;
+mod cost;
+mod dense;
+mod error;
+#[cfg(test)]
+mod exhaustive;
+mod greedy;
+mod impact;
+pub mod objective;
+mod placement;
+mod problem;
+mod program;
+mod relaxation;
+#[cfg(test)]
+mod samples;
+
+pub use error::SolveError;
+pub use placement::{Options, SolveReport, place};
+pub use problem::{GROUP_SIZE, Layer, Problem};

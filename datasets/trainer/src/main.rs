@@ -1,1 +1,55 @@
-fn main() {}
+//! Trains the demo checkpoint: a small Llama with a ReLU-gated, truly sparse FFN that writes
+//! Python functions. Deterministic: the same seed gives the same checkpoint.
+
+mod batch;
+mod export;
+mod model;
+mod ops;
+mod tokenizer;
+mod train;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+
+/// Trains the demo checkpoint from nothing.
+#[derive(Parser)]
+struct Arguments {
+    /// Folder to write the checkpoint and `training-log.jsonl` to.
+    #[arg(long, default_value = "datasets/demo")]
+    out: PathBuf,
+    /// Training tokens in all.
+    #[arg(long, default_value_t = 12_000_000)]
+    tokens: usize,
+    /// Tokens per optimiser step.
+    #[arg(long, default_value_t = 6144)]
+    batch: usize,
+    /// Largest learning rate of the schedule.
+    #[arg(long, default_value_t = 3e-3)]
+    learning_rate: f64,
+    /// Share of FFN activations that the penalty drives to zero.
+    #[arg(long, default_value_t = 0.93)]
+    sparsity: f64,
+    /// Seed of initialisation and data.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    std::fs::create_dir_all(&arguments.out)
+        .with_context(|| format!("cannot create `{}`", arguments.out.display()))?;
+    let tokenizer = tokenizer::train(arguments.seed)?;
+    train::train(
+        &tokenizer,
+        &train::Settings {
+            out: arguments.out,
+            tokens: arguments.tokens,
+            batch: arguments.batch,
+            learning_rate: arguments.learning_rate,
+            sparsity: arguments.sparsity,
+            seed: arguments.seed,
+        },
+    )
+}

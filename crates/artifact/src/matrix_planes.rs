@@ -1,0 +1,165 @@
+//! How a packed matrix lies in a tensor file: plain formats as one tensor, quantised ones as a
+//! plane of quants and a plane of scales, each row contiguous in both.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix};
+
+use crate::{
+    ArtifactError, TensorFile,
+    tensor_file::{Dtype, TensorSource},
+};
+
+/// One plane: suffix of the tensor's name, element type, elements per row.
+type Plane = (&'static str, Dtype, usize);
+
+/// The planes of a matrix with `columns` columns.
+fn planes(format: Format, columns: usize) -> Vec<Plane> {
+    let blocks = columns.div_ceil(BLOCK);
+    match format {
+        Format::F32 => vec![("", Dtype::F32, columns)],
+        Format::Bf16 => vec![("", Dtype::BF16, columns)],
+        Format::Q8_0 => vec![(".quants", Dtype::I8, blocks * BLOCK), (".scales", Dtype::F16, blocks)],
+        Format::Q4_0 => vec![(".quants", Dtype::U8, blocks * BLOCK / 2), (".scales", Dtype::F16, blocks)],
+    }
+}
+
+/// Adds the planes of `matrix` to the tensors of a file, under `name`.
+pub fn insert_matrix<'a>(tensors: &mut BTreeMap<String, TensorSource<'a>>, name: &str, matrix: &'a OwnedMatrix) {
+    let view = matrix.as_view();
+    let bytes: Vec<&[u8]> = match view.data() {
+        MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
+        MatrixData::Bf16(values) => vec![bytemuck::cast_slice(values)],
+        MatrixData::Q8_0 { quants, scales } => vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)],
+        MatrixData::Q4_0 { quants, scales } => vec![quants, bytemuck::cast_slice(scales)],
+    };
+    for ((suffix, dtype, per_row), bytes) in planes(view.format(), view.columns()).into_iter().zip(bytes) {
+        let source = TensorSource::borrowed(dtype, vec![view.rows(), per_row], bytes);
+        tensors.insert(format!("{name}{suffix}"), source);
+    }
+}
+
+/// The planes of a matrix that will be packed when its turn to be written comes, so that a file
+/// larger than memory can be made; `pack` runs once per plane.
+pub fn insert_lazy_matrix<'a>(
+    tensors: &mut BTreeMap<String, TensorSource<'a>>,
+    name: &str,
+    format: Format,
+    rows: usize,
+    columns: usize,
+    pack: impl Fn() -> OwnedMatrix + Clone + 'a,
+) {
+    for (index, (suffix, dtype, per_row)) in planes(format, columns).into_iter().enumerate() {
+        let pack = pack.clone();
+        let bytes = move || {
+            let matrix = pack();
+            let view = matrix.as_view();
+            let bytes: &[u8] = match (view.data(), index) {
+                (MatrixData::F32(values), _) => bytemuck::cast_slice(values),
+                (MatrixData::Bf16(values), _) => bytemuck::cast_slice(values),
+                (MatrixData::Q8_0 { quants, .. }, 0) => bytemuck::cast_slice(quants),
+                (MatrixData::Q4_0 { quants, .. }, 0) => quants,
+                (MatrixData::Q8_0 { scales, .. } | MatrixData::Q4_0 { scales, .. }, _) => bytemuck::cast_slice(scales),
+            };
+            bytes.to_vec().into()
+        };
+        let source = TensorSource { dtype, shape: vec![rows, per_row], bytes: Box::new(bytes) };
+        tensors.insert(format!("{name}{suffix}"), source);
+    }
+}
+
+/// Where the planes of a matrix lie in a file, checked once so that viewing it later is free.
+#[derive(Debug, Clone)]
+pub struct StoredMatrix {
+    format: Format,
+    rows: usize,
+    columns: usize,
+    planes: Vec<Range<usize>>,
+}
+
+impl StoredMatrix {
+    /// Finds the matrix called `name` and checks types, shapes and alignment.
+    pub fn find(
+        file: &TensorFile,
+        name: &str,
+        format: Format,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, ArtifactError> {
+        let start = file.bytes().as_ptr() as usize;
+        let mut ranges = Vec::new();
+        for (suffix, dtype, per_row) in planes(format, columns) {
+            let tensor = format!("{name}{suffix}");
+            let bytes = file.expect(&tensor, dtype, &[rows, per_row])?;
+            let element = dtype.bitsize() / 8;
+            if !(bytes.as_ptr() as usize).is_multiple_of(element) {
+                return Err(ArtifactError::Unaligned { path: file.path().to_owned(), tensor });
+            }
+            let offset = bytes.as_ptr() as usize - start;
+            ranges.push(offset..offset + bytes.len());
+        }
+        Ok(Self { format, rows, columns, planes: ranges })
+    }
+
+    /// The matrix, borrowed from the `file` it was found in.
+    pub fn view<'a>(&self, file: &'a TensorFile) -> Matrix<'a> {
+        fn cast<'a, Element: Pod>(file: &'a TensorFile, range: &Range<usize>) -> &'a [Element] {
+            bytemuck::cast_slice(&file.bytes()[range.clone()])
+        }
+        let data = match self.format {
+            Format::F32 => MatrixData::F32(cast::<f32>(file, &self.planes[0])),
+            Format::Bf16 => MatrixData::Bf16(cast::<bf16>(file, &self.planes[0])),
+            Format::Q8_0 => MatrixData::Q8_0 {
+                quants: cast::<i8>(file, &self.planes[0]),
+                scales: cast::<f16>(file, &self.planes[1]),
+            },
+            Format::Q4_0 => MatrixData::Q4_0 {
+                quants: cast::<u8>(file, &self.planes[0]),
+                scales: cast::<f16>(file, &self.planes[1]),
+            },
+        };
+        Matrix::new(self.rows, self.columns, data).expect("planes were checked when the matrix was found")
+    }
+
+    /// Bytes of the whole matrix.
+    pub fn bytes(&self) -> usize {
+        self.planes.iter().map(Range::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tensor_file::write_tensors;
+
+    proptest! {
+        #[test]
+        fn a_matrix_reads_back_as_packed(rows in 1usize..5, columns in 1usize..70, format in 0usize..4, seed in 0u64..9) {
+            let format = Format::ALL[format];
+            let mut random = crate::random::Random::new(seed);
+            let values: Vec<f32> = (0..rows * columns).map(|_| random.normal() as f32).collect();
+            let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("matrix.safetensors");
+            let mut tensors = BTreeMap::new();
+            insert_matrix(&mut tensors, "eager", &matrix);
+            insert_lazy_matrix(&mut tensors, "lazy", format, rows, columns, || matrix.clone());
+            write_tensors(&path, None, &tensors).unwrap();
+            let file = TensorFile::open(&path).unwrap();
+            for name in ["eager", "lazy"] {
+                let stored = StoredMatrix::find(&file, name, format, rows, columns).unwrap();
+                let (mut got, mut want) = (vec![0.0; columns], vec![0.0; columns]);
+                for row in 0..rows {
+                    stored.view(&file).dequantise_row(row, &mut got);
+                    matrix.as_view().dequantise_row(row, &mut want);
+                    prop_assert_eq!(&got, &want);
+                }
+                prop_assert!(StoredMatrix::find(&file, name, format, rows + 1, columns).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,545 @@
+//! Where everything lives: `plan.json`, one page that says for every layer how many of its
+//! hottest neurons the GPU holds, what that costs on each device, and how good the answer is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ByteSize, hardware::Hardware};
+
+/// What a solver decided, and for which machine and budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// What was optimised.
+    pub objective: Objective,
+    /// Neurons that are placed together.
+    pub group_size: usize,
+    /// How good the answer is.
+    pub solver: SolverSummary,
+    /// What may be used.
+    pub budget: Budget,
+    /// What is used, line by line.
+    pub lines: Vec<BudgetLine>,
+    /// What is used in all.
+    pub totals: Totals,
+    /// Where the output head and the last norm live. The embeddings always live on the CPU.
+    pub head: Device,
+    /// One entry per layer, in order.
+    pub layers: Vec<LayerPlan>,
+    /// The machine that the plan was made for.
+    pub hardware: Hardware,
+}
+
+/// What a plan makes as good as it can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The paper's: the most activations carried by neurons on the GPU.
+    Impact,
+}
+
+impl fmt::Display for Objective {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Impact => "impact",
+        })
+    }
+}
+
+/// A side of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    /// The graphics card and its memory.
+    Gpu,
+    /// The processor and the main memory.
+    Cpu,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Gpu => "gpu",
+            Self::Cpu => "cpu",
+        })
+    }
+}
+
+/// Which neurons of a layer are computed for a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// All of them.
+    Dense,
+    /// Every gate, then the neurons that it leaves alive.
+    Exact,
+    /// Those that the predictor expects to be alive.
+    Predicted,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Dense => "dense",
+            Self::Exact => "exact",
+            Self::Predicted => "predicted",
+        })
+    }
+}
+
+/// How good the answer is: `objective` is the plan's own value, evaluated, not the solver's word.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SolverSummary {
+    /// What found the plan: `microlp`, or `greedy` where the program was not solved in time.
+    pub backend: String,
+    /// Value of this plan.
+    pub objective: f64,
+    /// No plan within the budget is worth more.
+    pub bound: f64,
+    /// `(bound − objective) / bound`; 0 is proven optimal.
+    pub gap: f64,
+}
+
+/// What the plan may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Budget {
+    /// Memory on the GPU.
+    pub vram_bytes: u64,
+    /// Memory on the CPU.
+    pub ram_bytes: u64,
+    /// Tokens that the KV cache holds.
+    pub context_tokens: u64,
+}
+
+impl Budget {
+    /// The budget of `device`.
+    pub fn bytes(&self, device: Device) -> u64 {
+        match device {
+            Device::Gpu => self.vram_bytes,
+            Device::Cpu => self.ram_bytes,
+        }
+    }
+}
+
+/// One use of one device's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetLine {
+    /// What the memory is for: `attention`, [`HOT_NEURONS`], …
+    pub name: String,
+    /// Whose memory.
+    pub device: Device,
+    /// How much of it.
+    pub bytes: u64,
+}
+
+/// Name of the line for the neurons on the GPU.
+pub const HOT_NEURONS: &str = "hot neurons";
+/// Name of the line for the neurons on the CPU.
+pub const COLD_NEURONS: &str = "cold neurons";
+
+/// Sums over lines and layers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Totals {
+    /// Used on the GPU.
+    pub gpu_bytes: u64,
+    /// Used on the CPU.
+    pub cpu_bytes: u64,
+    /// Neurons of the model.
+    pub neuron_count: u64,
+    /// Neurons on the GPU.
+    pub hot_count: u64,
+    /// Share of all activations that the neurons on the GPU carry.
+    pub hot_share: f64,
+    /// Predicted time of one decoded token at full context.
+    pub microseconds_per_token: f64,
+}
+
+impl Totals {
+    /// What is used of `device`.
+    pub fn bytes(&self, device: Device) -> u64 {
+        match device {
+            Device::Gpu => self.gpu_bytes,
+            Device::Cpu => self.cpu_bytes,
+        }
+    }
+}
+
+/// One layer: its first `hot_count` neurons, hottest first, are the GPU's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerPlan {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Which neurons are computed.
+    pub policy: Policy,
+    /// Neurons of the layer.
+    pub neuron_count: usize,
+    /// Neurons on the GPU.
+    pub hot_count: usize,
+    /// Share of the layer's activations that they carry.
+    pub hot_share: f64,
+    /// Bytes of one neuron: its rows of gate and up and its column of down, packed.
+    pub neuron_bytes: u64,
+    /// Where the attention weights and norms live.
+    pub attention: Device,
+    /// Where the KV cache lives.
+    pub kv: Device,
+    /// Where the predictor lives; `None` where the layer has none.
+    pub predictor: Option<Device>,
+    /// Bytes of the layer on the GPU, all parts together.
+    pub gpu_bytes: u64,
+    /// Bytes of the layer on the CPU, all parts together.
+    pub cpu_bytes: u64,
+    /// Predicted work of the GPU for one token.
+    pub gpu_microseconds: f64,
+    /// Predicted work of the CPU for one token.
+    pub cpu_microseconds: f64,
+    /// Predicted cost of handing work between them.
+    pub sync_microseconds: f64,
+    /// Predicted time of the layer: less than the sum where both sides work at once.
+    pub microseconds: f64,
+}
+
+/// A plan that contradicts itself or breaks its promise; made by hand, or damaged.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// Layer entries are not 0, 1, 2, ….
+    #[error(
+        "plan entry {position} is for layer {layer}; layers must be listed in order, run `powerinfer place` again"
+    )]
+    LayerOrder {
+        /// Position in the list.
+        position: usize,
+        /// Index it carries.
+        layer: usize,
+    },
+    /// A layer with more hot neurons than neurons.
+    #[error(
+        "layer {layer} has {hot_count} hot neurons of {neuron_count}; lower `hot_count` or run `powerinfer place` again"
+    )]
+    TooManyHot {
+        /// The layer.
+        layer: usize,
+        /// Hot neurons planned.
+        hot_count: usize,
+        /// Neurons there are.
+        neuron_count: usize,
+    },
+    /// A share, time or objective that is no number, or out of range.
+    #[error("`{field}` is {value}; run `powerinfer place` again")]
+    Figure {
+        /// Name of the figure, with its layer where it has one.
+        field: String,
+        /// What was found.
+        value: f64,
+    },
+    /// Lines or layers that do not add up to the figure that stands for them.
+    #[error(
+        "`{what}` is {stated} bytes but its parts add up to {found}; run `powerinfer place` again instead of editing the plan"
+    )]
+    DoesNotAddUp {
+        /// The figure.
+        what: String,
+        /// Its value.
+        stated: u64,
+        /// The sum of the parts.
+        found: u128,
+    },
+    /// More memory used than allowed.
+    #[error("the plan needs {needed} of {device} memory but its budget is {budget}; run `powerinfer place` with a larger budget, or again with this one", needed = ByteSize(*needed), budget = ByteSize(*budget))]
+    OverBudget {
+        /// Whose memory.
+        device: Device,
+        /// Bytes used.
+        needed: u64,
+        /// Bytes allowed.
+        budget: u64,
+    },
+}
+
+impl Plan {
+    /// Checks that the plan is consistent: layers in order, no more hot neurons than neurons,
+    /// lines and layers that add up, totals within the budget.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        for (position, layer) in self.layers.iter().enumerate() {
+            layer.validate(position)?;
+        }
+        self.validate_figures()?;
+        for device in [Device::Gpu, Device::Cpu] {
+            self.validate_device(device)?;
+        }
+        let neurons = |hot: bool| {
+            let count = |layer: &LayerPlan| match hot {
+                true => layer.hot_count,
+                false => layer.neuron_count - layer.hot_count,
+            };
+            self.layers
+                .iter()
+                .map(|layer| count(layer) as u128 * u128::from(layer.neuron_bytes))
+                .sum()
+        };
+        adds_up(HOT_NEURONS, self.line(HOT_NEURONS), neurons(true))?;
+        adds_up(COLD_NEURONS, self.line(COLD_NEURONS), neurons(false))?;
+        let count = |of: fn(&LayerPlan) -> usize| self.layers.iter().map(|l| of(l) as u128).sum();
+        adds_up(
+            "totals.neuron_count",
+            self.totals.neuron_count,
+            count(|l| l.neuron_count),
+        )?;
+        adds_up(
+            "totals.hot_count",
+            self.totals.hot_count,
+            count(|l| l.hot_count),
+        )
+    }
+
+    /// Bytes of the line called `name`; 0 where there is none.
+    pub fn line(&self, name: &str) -> u64 {
+        self.lines
+            .iter()
+            .find(|line| line.name == name)
+            .map_or(0, |line| line.bytes)
+    }
+
+    fn validate_device(&self, device: Device) -> Result<(), PlanError> {
+        let stated = self.totals.bytes(device);
+        let lines = self.lines.iter().filter(|line| line.device == device);
+        let found = lines.map(|line| u128::from(line.bytes)).sum();
+        adds_up(&format!("totals.{device}_bytes"), stated, found)?;
+        let in_layers: u128 = self
+            .layers
+            .iter()
+            .map(|layer| u128::from(layer.bytes(device)))
+            .sum();
+        if in_layers > found {
+            return Err(PlanError::DoesNotAddUp {
+                what: format!("totals.{device}_bytes"),
+                stated,
+                found: in_layers,
+            });
+        }
+        let budget = self.budget.bytes(device);
+        if stated > budget {
+            return Err(PlanError::OverBudget {
+                device,
+                needed: stated,
+                budget,
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_figures(&self) -> Result<(), PlanError> {
+        let solver = &self.solver;
+        share("totals.hot_share", self.totals.hot_share)?;
+        not_negative("solver.objective", solver.objective)?;
+        not_negative("solver.bound", solver.bound)?;
+        not_negative("solver.gap", solver.gap)?;
+        not_negative(
+            "totals.microseconds_per_token",
+            self.totals.microseconds_per_token,
+        )
+    }
+}
+
+impl LayerPlan {
+    /// What the layer uses of `device`.
+    pub fn bytes(&self, device: Device) -> u64 {
+        match device {
+            Device::Gpu => self.gpu_bytes,
+            Device::Cpu => self.cpu_bytes,
+        }
+    }
+
+    fn validate(&self, position: usize) -> Result<(), PlanError> {
+        let layer = self.layer;
+        if layer != position {
+            return Err(PlanError::LayerOrder { position, layer });
+        }
+        if self.hot_count > self.neuron_count {
+            return Err(PlanError::TooManyHot {
+                layer,
+                hot_count: self.hot_count,
+                neuron_count: self.neuron_count,
+            });
+        }
+        share(&format!("layers[{layer}].hot_share"), self.hot_share)?;
+        for (name, value) in [
+            ("gpu_microseconds", self.gpu_microseconds),
+            ("cpu_microseconds", self.cpu_microseconds),
+            ("sync_microseconds", self.sync_microseconds),
+            ("microseconds", self.microseconds),
+        ] {
+            not_negative(&format!("layers[{layer}].{name}"), value)?;
+        }
+        Ok(())
+    }
+}
+
+fn adds_up(what: &str, stated: u64, found: u128) -> Result<(), PlanError> {
+    if u128::from(stated) == found {
+        return Ok(());
+    }
+    Err(PlanError::DoesNotAddUp {
+        what: what.to_owned(),
+        stated,
+        found,
+    })
+}
+
+fn share(field: &str, value: f64) -> Result<(), PlanError> {
+    figure(field, value, (0.0..=1.0).contains(&value))
+}
+
+fn not_negative(field: &str, value: f64) -> Result<(), PlanError> {
+    figure(field, value, value.is_finite() && value >= 0.0)
+}
+
+fn figure(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
+    if good {
+        return Ok(());
+    }
+    Err(PlanError::Figure {
+        field: field.to_owned(),
+        value,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware;
+
+    fn plan() -> Plan {
+        let line = |name: &str, device, bytes| BudgetLine {
+            name: name.to_owned(),
+            device,
+            bytes,
+        };
+        Plan {
+            objective: Objective::Impact,
+            group_size: 2,
+            solver: SolverSummary {
+                backend: "microlp".to_owned(),
+                objective: 1.5,
+                bound: 1.5,
+                gap: 0.0,
+            },
+            budget: Budget {
+                vram_bytes: 60,
+                ram_bytes: 50,
+                context_tokens: 16,
+            },
+            lines: vec![
+                line("attention", Device::Gpu, 40),
+                line(HOT_NEURONS, Device::Gpu, 20),
+                line(COLD_NEURONS, Device::Cpu, 20),
+                line("KV cache", Device::Cpu, 8),
+                line("embeddings", Device::Cpu, 16),
+            ],
+            totals: Totals {
+                gpu_bytes: 60,
+                cpu_bytes: 44,
+                neuron_count: 4,
+                hot_count: 2,
+                hot_share: 0.75,
+                microseconds_per_token: 3.0,
+            },
+            head: Device::Cpu,
+            layers: vec![LayerPlan {
+                layer: 0,
+                policy: Policy::Exact,
+                neuron_count: 4,
+                hot_count: 2,
+                hot_share: 0.75,
+                neuron_bytes: 10,
+                attention: Device::Gpu,
+                kv: Device::Cpu,
+                predictor: None,
+                gpu_bytes: 60,
+                cpu_bytes: 28,
+                gpu_microseconds: 1.0,
+                cpu_microseconds: 2.0,
+                sync_microseconds: 0.5,
+                microseconds: 2.5,
+            }],
+            hardware: hardware::named("pc-high").unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_consistent_plan_is_accepted_and_survives_json() {
+        let plan = plan();
+        plan.validate().unwrap();
+        let json = serde_json::to_string_pretty(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+        assert!(json.contains("\"policy\": \"exact\""), "{json}");
+    }
+
+    /// Why `plan()` is refused after `edit`.
+    fn refused(edit: fn(&mut Plan)) -> PlanError {
+        let mut plan = plan();
+        edit(&mut plan);
+        plan.validate().unwrap_err()
+    }
+
+    #[test]
+    fn an_edit_that_breaks_the_plan_is_refused() {
+        assert!(matches!(
+            refused(|plan| plan.layers[0].hot_count = 5),
+            PlanError::TooManyHot {
+                layer: 0,
+                hot_count: 5,
+                neuron_count: 4
+            }
+        ));
+        assert!(matches!(
+            refused(|plan| plan.layers[0].hot_count = 3),
+            PlanError::DoesNotAddUp { what, stated: 20, found: 30 } if what == HOT_NEURONS
+        ));
+        assert!(matches!(
+            refused(|plan| plan.lines[0].bytes += 1),
+            PlanError::DoesNotAddUp { what, .. } if what == "totals.gpu_bytes"
+        ));
+        assert!(matches!(
+            refused(|plan| plan.lines[2].bytes = u64::MAX),
+            PlanError::DoesNotAddUp { what, .. } if what == "totals.cpu_bytes"
+        ));
+        assert!(matches!(
+            refused(|plan| plan.layers[0].cpu_bytes = 45),
+            PlanError::DoesNotAddUp { what, .. } if what == "totals.cpu_bytes"
+        ));
+        assert!(matches!(
+            refused(|plan| plan.budget.vram_bytes = 59),
+            PlanError::OverBudget {
+                device: Device::Gpu,
+                needed: 60,
+                budget: 59
+            }
+        ));
+        assert!(matches!(
+            refused(|plan| plan.layers[0].layer = 1),
+            PlanError::LayerOrder {
+                position: 0,
+                layer: 1
+            }
+        ));
+        assert!(matches!(
+            refused(|plan| plan.layers[0].hot_share = 1.5),
+            PlanError::Figure { .. }
+        ));
+        assert!(matches!(
+            refused(|plan| plan.layers[0].microseconds = f64::NAN),
+            PlanError::Figure { .. }
+        ));
+        assert!(matches!(
+            refused(|plan| plan.totals.hot_count = 3),
+            PlanError::DoesNotAddUp { .. }
+        ));
+    }
+}

@@ -1,0 +1,169 @@
+//! Safetensors files, ours and others': opened by mapping, tensors borrowed, never copied.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+};
+
+use safetensors::{
+    SafeTensors,
+    tensor::{Metadata, View},
+};
+pub use safetensors::Dtype;
+
+use crate::{ArtifactError, Header, mapped_file::FileBytes, write::write_with};
+
+/// Key of our header in the file's `__metadata__`.
+const HEADER_KEY: &str = "powerinfer";
+
+/// An open safetensors file.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    bytes: FileBytes,
+    metadata: Metadata,
+    data_start: usize,
+}
+
+/// A tensor inside an open file.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TensorView<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Sizes, slowest dimension first.
+    pub shape: &'a [usize],
+    /// Row-major, little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl TensorFile {
+    /// Opens the file at `path` and checks its table of contents against its length.
+    pub fn open(path: &Path) -> Result<Self, ArtifactError> {
+        Self::from_bytes(path, FileBytes::open(path)?)
+    }
+
+    /// The same over bytes that are already there; `path` is for messages.
+    pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
+        let invalid = |reason: String| ArtifactError::NotSafetensors { path: path.to_owned(), reason };
+        let (header_length, metadata) =
+            SafeTensors::read_metadata(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let data_start = header_length + 8;
+        let expected = metadata.data_len();
+        let found = bytes.len() - data_start;
+        if expected != found {
+            return Err(invalid(format!("its table of contents speaks of {expected} bytes of data, there are {found}")));
+        }
+        Ok(Self { path: path.to_owned(), bytes, metadata, data_start })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Names of all tensors, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = self.metadata.offset_keys();
+        names.sort();
+        names
+    }
+
+    /// The tensor called `name`, if there is one.
+    pub fn find(&self, name: &str) -> Option<TensorView<'_>> {
+        let info = self.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        let bytes = &self.bytes[self.data_start + start..self.data_start + end];
+        Some(TensorView { dtype: info.dtype, shape: &info.shape, bytes })
+    }
+
+    /// The tensor called `name`, which must be there with this type and shape.
+    pub fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], ArtifactError> {
+        let view = self
+            .find(name)
+            .ok_or_else(|| ArtifactError::MissingTensor { path: self.path.clone(), tensor: name.to_owned() })?;
+        if view.dtype != dtype || view.shape != shape {
+            return Err(ArtifactError::WrongTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                expected: format!("{dtype:?} {shape:?}"),
+                found: format!("{:?} {:?}", view.dtype, view.shape),
+            });
+        }
+        Ok(view.bytes)
+    }
+
+    /// The `__metadata__` entry called `key`.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Our header, which must be there and say `format` in a version up to `supported`.
+    pub fn header(&self, format: &str, supported: u32) -> Result<Header, ArtifactError> {
+        let text = self.text(HEADER_KEY).ok_or_else(|| ArtifactError::WrongFormat {
+            path: self.path.clone(),
+            expected: format.to_owned(),
+            found: "a safetensors file without a header of ours".to_owned(),
+        })?;
+        let header: Header = serde_json::from_str(text)
+            .map_err(|source| ArtifactError::NotJson { path: self.path.clone(), source })?;
+        header.check_format(&self.path, format, supported)?;
+        Ok(header)
+    }
+}
+
+/// A tensor to be written; its bytes are asked for only when their turn comes, so that a file
+/// much larger than memory can be written.
+pub struct TensorSource<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Sizes, slowest dimension first.
+    pub shape: Vec<usize>,
+    /// Makes the bytes: row-major, little-endian, of exactly the length the shape asks for.
+    pub bytes: Box<dyn Fn() -> Cow<'a, [u8]> + 'a>,
+}
+
+impl<'a> TensorSource<'a> {
+    /// A tensor whose bytes are already there.
+    pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
+        Self { dtype, shape, bytes: Box::new(move || Cow::Borrowed(bytes)) }
+    }
+}
+
+impl View for &TensorSource<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        (self.bytes)()
+    }
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes a safetensors file with our header, beside and renamed.
+pub fn write_tensors(
+    path: &Path,
+    header: Option<&Header>,
+    tensors: &BTreeMap<String, TensorSource<'_>>,
+) -> Result<(), ArtifactError> {
+    let metadata = header.map(|header| {
+        let text = serde_json::to_string(header).expect("a header is plain JSON");
+        HashMap::from([(HEADER_KEY.to_owned(), text)])
+    });
+    write_with(path, |temporary| {
+        safetensors::serialize_to_file(tensors, metadata, temporary).map_err(|error| ArtifactError::Write {
+            path: path.to_owned(),
+            source: std::io::Error::other(error.to_string()),
+        })
+    })
+}

@@ -1,0 +1,60 @@
+//! What can go wrong with a profile.
+
+use std::path::PathBuf;
+
+use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_model::ModelError;
+
+/// A profile that cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// There is no profile at this place.
+    #[error("there is no profile in `{path}`; make one with `powerinfer profile`")]
+    Missing {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Calibration text without a token.
+    #[error("the calibration text has no tokens; give files with text by `--data`")]
+    NoTokens,
+    /// Too little text to hold some of it out.
+    #[error("the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out: give more text by `--data` or a larger `--tokens`")]
+    TooShort {
+        /// Sequences there.
+        sequences: usize,
+        /// Sequences needed.
+        needed: usize,
+    },
+    /// The activations of a layer are not numbers.
+    #[error("layer {layer} of the model gives values that are not finite; its weights are damaged")]
+    NotFinite {
+        /// The layer.
+        layer: usize,
+    },
+    /// The table of neurons is not what it should be.
+    #[error("`{path}` is not a valid table of neurons: {reason}; make the profile again")]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The model cannot be read or run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+}
+
+impl From<Interrupted> for ProfileError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Artifact(interrupted.into())
+    }
+}
+
+impl From<candle_core::Error> for ProfileError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Model(ModelError::Reference(error.to_string()))
+    }
+}

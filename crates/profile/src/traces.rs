@@ -1,0 +1,199 @@
+//! Samples of what went into an FFN and which neurons it woke: what predictors learn from.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use half::bf16;
+use powerinfer_artifact::{
+    ArtifactError, Header, TensorFile,
+    tensor_file::{Dtype, TensorSource, write_tensors},
+};
+
+use crate::Part;
+
+/// Format name in a trace file's header.
+pub(crate) const FORMAT: &str = "powerinfer-traces";
+/// Newest version of trace files read here.
+pub(crate) const VERSION: u32 = 1;
+
+/// Activity of all neurons for a number of tokens, a bit each, lowest bit first; a token begins
+/// at a byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActivityBits {
+    neurons: usize,
+    bytes: Vec<u8>,
+}
+
+impl ActivityBits {
+    /// Bytes that one token takes.
+    pub fn row_bytes(neurons: usize) -> usize {
+        neurons.div_ceil(8)
+    }
+
+    /// No tokens yet.
+    pub fn new(neurons: usize) -> Self {
+        Self { neurons, bytes: Vec::new() }
+    }
+
+    /// Appends a token's activity: a neuron is active where its value is not zero.
+    pub fn push(&mut self, activations: &[f32]) {
+        for group in activations.chunks(8) {
+            let bits = group.iter().enumerate().fold(0u8, |bits, (bit, value)| bits | u8::from(*value != 0.0) << bit);
+            self.bytes.push(bits);
+        }
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.bytes.len().checked_div(Self::row_bytes(self.neurons)).unwrap_or(0)
+    }
+
+    /// Number of neurons.
+    pub fn neurons(&self) -> usize {
+        self.neurons
+    }
+
+    /// Whether `neuron` was active on `token`.
+    pub fn is_active(&self, token: usize, neuron: usize) -> bool {
+        self.bytes[token * Self::row_bytes(self.neurons) + neuron / 8] >> (neuron % 8) & 1 == 1
+    }
+
+    /// Writes 1.0 for active and 0.0 for silent neurons of `token`.
+    pub fn expand(&self, token: usize, out: &mut [f32]) {
+        for (neuron, out) in out.iter_mut().enumerate() {
+            *out = f32::from(u8::from(self.is_active(token, neuron)));
+        }
+    }
+}
+
+/// The samples of one part of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TracePart {
+    /// Numbers per token.
+    pub hidden_size: usize,
+    /// FFN inputs after the norm, `[tokens, hidden]`.
+    pub inputs: Vec<bf16>,
+    /// Who fired.
+    pub active: ActivityBits,
+}
+
+impl TracePart {
+    /// No samples yet.
+    pub fn new(hidden_size: usize, neurons: usize) -> Self {
+        Self { hidden_size, inputs: Vec::new(), active: ActivityBits::new(neurons) }
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.active.tokens()
+    }
+
+    /// The FFN's input for `token`, `[hidden]`.
+    pub fn input(&self, token: usize) -> impl Iterator<Item = f32> + '_ {
+        self.inputs[token * self.hidden_size..][..self.hidden_size].iter().map(|value| value.to_f32())
+    }
+}
+
+/// The samples of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Traces {
+    /// For training.
+    pub training: TracePart,
+    /// For judging.
+    pub held_out: TracePart,
+}
+
+impl Traces {
+    /// No samples yet.
+    pub fn new(hidden_size: usize, neurons: usize) -> Self {
+        Self { training: TracePart::new(hidden_size, neurons), held_out: TracePart::new(hidden_size, neurons) }
+    }
+
+    /// One part.
+    pub fn part(&self, part: Part) -> &TracePart {
+        match part {
+            Part::Training => &self.training,
+            Part::HeldOut => &self.held_out,
+        }
+    }
+
+    /// One part, to be filled.
+    pub fn part_mut(&mut self, part: Part) -> &mut TracePart {
+        match part {
+            Part::Training => &mut self.training,
+            Part::HeldOut => &mut self.held_out,
+        }
+    }
+
+    /// Where a profile in `folder` keeps the samples of `layer`.
+    pub fn path(folder: &Path, layer: usize) -> PathBuf {
+        folder.join(format!("traces/layer-{layer:03}.safetensors"))
+    }
+
+    /// Writes the samples.
+    pub(crate) fn write(&self, path: &Path, header: &Header) -> Result<(), ArtifactError> {
+        let mut tensors = BTreeMap::new();
+        for part in Part::ALL {
+            let (samples, name) = (self.part(part), part.name());
+            let (tokens, neurons) = (samples.tokens(), samples.active.neurons());
+            let inputs: Vec<u8> = samples.inputs.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let inputs = TensorSource {
+                dtype: Dtype::BF16,
+                shape: vec![tokens, samples.hidden_size],
+                bytes: Box::new(move || inputs.clone().into()),
+            };
+            tensors.insert(format!("{name}.inputs"), inputs);
+            let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
+            tensors.insert(
+                format!("{name}.active"),
+                TensorSource::borrowed(Dtype::U8, shape, &samples.active.bytes),
+            );
+        }
+        write_tensors(path, Some(header), &tensors)
+    }
+
+    /// Reads the samples of a layer with these dimensions.
+    pub(crate) fn read(path: &Path, hidden_size: usize, neurons: usize) -> Result<(Self, Header), ArtifactError> {
+        let file = TensorFile::open(path)?;
+        let header = file.header(FORMAT, VERSION)?;
+        let mut traces = Self::new(hidden_size, neurons);
+        for part in Part::ALL {
+            let name = part.name();
+            let (inputs, active) = (format!("{name}.inputs"), format!("{name}.active"));
+            let tokens = file.find(&inputs).and_then(|view| view.shape.first().copied()).unwrap_or(0);
+            let inputs = file.expect(&inputs, Dtype::BF16, &[tokens, hidden_size])?;
+            let active = file.expect(&active, Dtype::U8, &[tokens, ActivityBits::row_bytes(neurons)])?;
+            *traces.part_mut(part) = TracePart {
+                hidden_size,
+                inputs: inputs.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect(),
+                active: ActivityBits { neurons, bytes: active.to_vec() },
+            };
+        }
+        Ok((traces, header))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn packed_activity_reads_back(rows in prop::collection::vec(prop::collection::vec(prop::bool::ANY, 13), 0..9)) {
+            let mut bits = ActivityBits::new(13);
+            for row in &rows {
+                bits.push(&row.iter().map(|active| f32::from(u8::from(*active)) * -0.5).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(bits.tokens(), rows.len());
+            for (token, row) in rows.iter().enumerate() {
+                for (neuron, active) in row.iter().enumerate() {
+                    prop_assert_eq!(bits.is_active(token, neuron), *active);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The reference engine against the goldens: logits, activations, greedy ids, masked logits.
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use golden::{Golden, MODELS, PROMPTS, floats};
+use powerinfer_artifact::TensorFile;
+use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_reference::{FfnObservation, FfnTap, NoTap, ReferenceModel};
+
+fn load(golden: &Golden) -> ReferenceModel {
+    ReferenceModel::load(&Checkpoint::open(&golden.folder).unwrap()).unwrap()
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Keeps what passes by.
+#[derive(Default)]
+struct Recorder(BTreeMap<String, Vec<f32>>);
+
+impl FfnTap for Recorder {
+    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+        let layer = observation.layer;
+        self.0.insert(format!("layers.{layer}.ffn_act"), flat(observation.activation));
+        self.0.insert(format!("layers.{layer}.ffn_prod"), flat(observation.product));
+        Ok(None)
+    }
+}
+
+#[test]
+fn logits_and_activations_are_those_of_the_standard_implementation() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let model = load(&golden);
+        for prompt in PROMPTS {
+            let mut recorder = Recorder::default();
+            let logits = model.run(&golden.ids(&format!("{prompt}.input_ids")), &mut recorder).unwrap();
+            let what = format!("{name} {prompt}");
+            golden.assert_close(&flat(&logits), &golden.floats(&format!("{prompt}.logits")), &what);
+            for (key, got) in &recorder.0 {
+                golden.assert_close(got, &golden.floats(&format!("{prompt}.{key}")), &format!("{what} {key}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_ids_are_exact() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let mut model = load(&golden);
+        for prompt in PROMPTS {
+            model.reset();
+            let mut logits = model.forward_last(&golden.ids(&format!("{prompt}.input_ids"))).unwrap();
+            for (step, expected) in golden.ids(&format!("{prompt}.greedy_ids")).into_iter().enumerate() {
+                let token = greedy_token(&logits);
+                assert_eq!(token, expected, "{name} {prompt} step {step}");
+                logits = model.forward_last(&[token]).unwrap();
+            }
+        }
+    }
+}
+
+/// Multiplies every product by a mask.
+struct Mask(Vec<Tensor>);
+
+impl FfnTap for Mask {
+    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+        observation.product.broadcast_mul(&self.0[observation.layer]).map(Some)
+    }
+}
+
+#[test]
+fn masked_logits_are_those_of_the_standard_implementation() {
+    let golden = Golden::open("llama-relu-gqa");
+    let model = load(&golden);
+    let sparse = TensorFile::open(&golden.folder.join("sparse.safetensors")).unwrap();
+    let mask = |name: String| {
+        let view = sparse.find(&name).unwrap();
+        let values = view.bytes.iter().map(|byte| f32::from(*byte)).collect();
+        Tensor::from_vec(values, view.shape, &Device::Cpu).unwrap()
+    };
+    for (prompt, masks, logits) in [
+        ("p17", "static30", "p17.static30.logits"),
+        ("p70", "static30", "p70.static30.logits"),
+        ("p17", "p17.token30", "p17.token30.logits"),
+        ("p17", "p17.top10", "p17.top10.logits"),
+        ("p17", "p17.active", "p17.logits"),
+    ] {
+        let mut tap = Mask((0..3).map(|layer| mask(format!("{masks}.layers.{layer}.mask"))).collect());
+        let got = model.run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap).unwrap();
+        let want = if sparse.find(logits).is_some() { floats(&sparse, logits) } else { golden.floats(logits) };
+        golden.assert_close(&flat(&got), &want, masks);
+    }
+    let dense = model.run(&golden.ids("p17.input_ids"), &mut NoTap).unwrap();
+    golden.assert_close(&flat(&dense), &golden.floats("p17.logits"), "unmasked");
+}

@@ -1,0 +1,155 @@
+//! [`ChatTemplate`]: turns a conversation into the text the model was trained on.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
+use serde::{Deserialize, Serialize};
+
+use crate::TextError;
+use crate::clock::format_time;
+use crate::python_json::to_json;
+use crate::settings::TemplateSource;
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// What they say.
+    pub content: String,
+}
+
+/// Whether the rendered text ends where the assistant is to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GenerationPrompt {
+    /// The header of an assistant turn follows the last message.
+    Add,
+    /// The text ends with the last message.
+    Omit,
+}
+
+/// A checkpoint's chat template, in Jinja as transformers runs it.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    origin: String,
+    source: String,
+    /// `bos_token`, `eos_token` and the other named tokens.
+    variables: BTreeMap<String, String>,
+}
+
+impl ChatTemplate {
+    pub(crate) fn new(template: TemplateSource, variables: BTreeMap<String, String>) -> Self {
+        Self {
+            origin: template.origin,
+            source: template.source,
+            variables,
+        }
+    }
+
+    /// The template as it is written in the checkpoint.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The text of a conversation, special tokens included: encode it with
+    /// [`SpecialTokens::Omit`](crate::SpecialTokens::Omit).
+    ///
+    /// Fails when the template cannot be parsed, refuses the messages, or trips over them.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        prompt: GenerationPrompt,
+    ) -> Result<String, TextError> {
+        let source = without_generation_blocks(&self.source);
+        let environment = environment();
+        let template = environment
+            .template_from_named_str("chat_template", &source)
+            .map_err(|source| TextError::TemplateSyntax {
+                origin: self.origin.clone(),
+                source,
+            })?;
+        let conversation = context! {
+            messages => Serde(messages),
+            add_generation_prompt => prompt == GenerationPrompt::Add,
+            ..Serde(&self.variables),
+        };
+        template
+            .render(conversation)
+            .map_err(|error| self.failure(error))
+    }
+
+    fn failure(&self, error: Error) -> TextError {
+        let origin = self.origin.clone();
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            if let Some(refusal) = inner.downcast_ref::<Refusal>() {
+                let reason = refusal.0.clone();
+                return TextError::TemplateRefused { origin, reason };
+            }
+            cause = inner.source();
+        }
+        TextError::TemplateFailed {
+            origin,
+            source: error,
+        }
+    }
+}
+
+/// What a template said when it called `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+/// The Jinja that `apply_chat_template` of transformers offers.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .expect("the default delimiters are valid");
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function(
+        "raise_exception",
+        |reason: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
+                .with_source(Refusal(reason)))
+        },
+    );
+    environment.add_function("strftime_now", |pattern: String| {
+        format_time(SystemTime::now(), &pattern)
+    });
+    environment
+}
+
+/// Turns `{% generation %}` blocks, an extension that marks what to train on, into plain scopes.
+fn without_generation_blocks(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        plain.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let word = tag
+            .trim_start_matches("{%")
+            .trim_end_matches("%}")
+            .trim_matches(['-', '+'])
+            .trim();
+        match word {
+            "generation" => plain.push_str(&tag.replace("generation", "with")),
+            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endwith")),
+            _ => plain.push_str(tag),
+        }
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain
+}

@@ -1,0 +1,247 @@
+//! [`Tokenizer`]: reads a checkpoint's tokenizer files, encodes and decodes.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::settings::{ReadFile, Settings, text_of};
+use crate::{ChatTemplate, SpecialToken, StreamDecoder, TextError};
+
+/// Whether encoding puts the model's special tokens around the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// As the model was trained: usually the beginning-of-text token in front.
+    Add,
+    /// Only what the text itself says, for a rendered chat template or the middle of a text.
+    Omit,
+}
+
+/// What decoding makes of special tokens among the ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialText {
+    /// They appear as they are written, `<s>` for instance.
+    Keep,
+    /// They leave no trace.
+    Skip,
+}
+
+/// A Hugging Face tokenizer: `tokenizer.json` and what the files beside it say.
+///
+/// `tokenizer.json` alone decides how text becomes ids; `special_tokens_map.json`,
+/// `tokenizer_config.json` and `generation_config.json` name the special tokens, and
+/// `chat_template.jinja` or `tokenizer_config.json` bring the chat template.
+#[derive(Debug)]
+pub struct Tokenizer {
+    pub(crate) inner: tokenizers::Tokenizer,
+    bos: Option<SpecialToken>,
+    eos: Option<SpecialToken>,
+    stop_ids: Vec<u32>,
+    chat_template: Option<ChatTemplate>,
+}
+
+impl Tokenizer {
+    /// The files a tokenizer is read from, the required one first.
+    pub const FILES: [&str; 5] = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ];
+
+    /// Reads the tokenizer of the checkpoint in a directory; only `tokenizer.json` must be there.
+    pub fn from_directory(directory: &Path) -> Result<Self, TextError> {
+        Self::load(directory, &|name| {
+            let path = directory.join(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                Err(source) => Err(TextError::Read { path, source }),
+            }
+        })
+    }
+
+    /// Reads the same files from wherever `read` finds them; it answers `None` for an absent one.
+    pub fn from_files<'a>(
+        read: impl Fn(&str) -> Option<Cow<'a, [u8]>> + 'a,
+    ) -> Result<Self, TextError> {
+        Self::load(Path::new(""), &|name| Ok(read(name)))
+    }
+
+    /// Reads a `tokenizer.json` that has nothing beside it: no named tokens, no chat template.
+    pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TextError> {
+        Self::from_files(|name| (name == "tokenizer.json").then_some(Cow::Borrowed(tokenizer_json)))
+    }
+
+    fn load(directory: &Path, read: &ReadFile<'_>) -> Result<Self, TextError> {
+        let inner = read_tokenizer(directory, read)?;
+        let settings = Settings::read(directory, read)?;
+
+        let bos = special_token(&inner, &settings, "bos_token", settings.bos_id)?;
+        let eos_id = settings.eos_ids.first().copied();
+        let eos = special_token(&inner, &settings, "eos_token", eos_id)?;
+
+        let mut stop_ids = settings.eos_ids;
+        stop_ids.extend(eos.as_ref().map(|token| token.id));
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+
+        // Templates write these without asking whether the model has them.
+        let text_of = |token: &Option<SpecialToken>| {
+            token
+                .as_ref()
+                .map_or_else(String::new, |token| token.text.clone())
+        };
+        let mut variables: BTreeMap<String, String> = settings
+            .special_tokens
+            .into_iter()
+            .map(|(key, (text, _))| (key, text))
+            .collect();
+        variables.insert("bos_token".to_owned(), text_of(&bos));
+        variables.insert("eos_token".to_owned(), text_of(&eos));
+
+        Ok(Self {
+            inner,
+            bos,
+            eos,
+            stop_ids,
+            chat_template: settings
+                .chat_template
+                .map(|template| ChatTemplate::new(template, variables)),
+        })
+    }
+
+    /// The ids of a text; special tokens written in the text count as such either way.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, special == SpecialTokens::Add)
+            .map_err(|source| TextError::Encode {
+                bytes: text.len(),
+                source,
+            })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of a sequence of ids, spaces as they are; bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], special: SpecialText) -> Result<String, TextError> {
+        for &id in ids {
+            self.token(id)?;
+        }
+        self.decode_known(ids, special)
+    }
+
+    /// Decodes ids as they arrive.
+    pub fn decode_stream(&self, special: SpecialText) -> StreamDecoder<'_> {
+        StreamDecoder::new(self, special)
+    }
+
+    /// How many tokens there are; ids can have gaps, and a model's output layer can be wider.
+    pub fn vocabulary_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of a token in its surface form (`Ġthe`, `▁the`, `<s>`).
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<&SpecialToken> {
+        self.bos.as_ref()
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<&SpecialToken> {
+        self.eos.as_ref()
+    }
+
+    /// The ids after which generation stops, ascending: `eos` and those of `generation_config.json`.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// The template that turns a conversation into a prompt, where the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+
+    /// The surface form of an id.
+    pub(crate) fn token(&self, id: u32) -> Result<String, TextError> {
+        self.inner
+            .id_to_token(id)
+            .ok_or_else(|| TextError::UnknownId {
+                id,
+                vocabulary_size: self.vocabulary_size(),
+            })
+    }
+
+    /// As [`Tokenizer::decode`], for ids known to be in the vocabulary.
+    pub(crate) fn decode_known(
+        &self,
+        ids: &[u32],
+        special: SpecialText,
+    ) -> Result<String, TextError> {
+        self.inner
+            .decode(ids, special == SpecialText::Skip)
+            .map_err(|source| TextError::Decode {
+                count: ids.len(),
+                source,
+            })
+    }
+}
+
+fn read_tokenizer(
+    directory: &Path,
+    read: &ReadFile<'_>,
+) -> Result<tokenizers::Tokenizer, TextError> {
+    let path = directory.join("tokenizer.json");
+    let Some(bytes) = read("tokenizer.json")? else {
+        return Err(if read("tokenizer.model")?.is_some() {
+            TextError::UnconvertedTokenizer {
+                path,
+                found: "`tokenizer.model`",
+            }
+        } else if read("vocab.json")?.is_some() && read("merges.txt")?.is_some() {
+            TextError::UnconvertedTokenizer {
+                path,
+                found: "`vocab.json` with `merges.txt`",
+            }
+        } else {
+            TextError::NoTokenizer { path }
+        });
+    };
+    let text = text_of(&bytes, &path)?;
+    let mut inner: tokenizers::Tokenizer = text
+        .parse()
+        .map_err(|source| TextError::BadTokenizer { path, source })?;
+
+    // Some files were saved with the truncation and padding of a training run in them.
+    let untruncated = inner.with_truncation(None);
+    untruncated.expect("removing truncation cannot fail");
+    inner.with_padding(None);
+    Ok(inner)
+}
+
+/// The token a settings file names, or else the one with the id `generation_config.json` gives.
+fn special_token(
+    inner: &tokenizers::Tokenizer,
+    settings: &Settings,
+    key: &'static str,
+    fallback: Option<u32>,
+) -> Result<Option<SpecialToken>, TextError> {
+    if let Some((text, path)) = settings.special_tokens.get(key) {
+        return match inner.token_to_id(text) {
+            Some(id) => Ok(Some(SpecialToken {
+                text: text.clone(),
+                id,
+            })),
+            None => Err(TextError::UnknownSpecialToken {
+                path: path.clone(),
+                key,
+                token: text.clone(),
+            }),
+        };
+    }
+    Ok(fallback.and_then(|id| inner.id_to_token(id).map(|text| SpecialToken { text, id })))
+}

@@ -1,0 +1,91 @@
+//! The tokenizers the tests run on, each with what it is known to do.
+
+// Each test target uses its part of this.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use powerinfer_text::{Message, Tokenizer};
+use serde::Deserialize;
+
+/// A tokenizer directory and its `tokenizer_golden.json`.
+pub(crate) struct GoldenTokenizer {
+    pub(crate) name: String,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) expected: Expected,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Expected {
+    pub(crate) vocab_size: usize,
+    pub(crate) cases: Vec<EncodeCase>,
+    pub(crate) decode_cases: Vec<DecodeCase>,
+    #[serde(default)]
+    pub(crate) chat_cases: Vec<ChatCase>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct EncodeCase {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) ids_no_special: Vec<u32>,
+    pub(crate) decoded: String,
+    pub(crate) decoded_with_special: String,
+    pub(crate) decoded_no_special_ids: String,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct DecodeCase {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) decoded: String,
+    pub(crate) decoded_with_special: String,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ChatCase {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) add_generation_prompt: bool,
+    pub(crate) rendered: String,
+    pub(crate) ids: Vec<u32>,
+}
+
+/// The tokenizers shipped in `tests/golden`, and the Llama 2 one where a checkout has it beside it.
+pub(crate) fn golden_tokenizers() -> &'static [GoldenTokenizer] {
+    static LOADED: LazyLock<Vec<GoldenTokenizer>> = LazyLock::new(load_all);
+    &LOADED
+}
+
+fn load_all() -> Vec<GoldenTokenizer> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut directories: Vec<PathBuf> =
+        std::fs::read_dir(workspace.join("tests/golden/tokenizers"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+    directories.sort();
+    assert_eq!(directories.len(), 10);
+
+    // Its licence keeps it out of this repository.
+    let llama2 = workspace.join("../shared/golden/tok-sp-llama2-32k");
+    if llama2.is_dir() {
+        directories.push(llama2);
+    } else {
+        println!("skipped: {} is not there", llama2.display());
+    }
+    directories.iter().map(|path| load(path)).collect()
+}
+
+/// The root of this repository.
+pub(crate) fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn load(directory: &Path) -> GoldenTokenizer {
+    let expected = std::fs::read(directory.join("tokenizer_golden.json")).unwrap();
+    GoldenTokenizer {
+        name: directory.file_name().unwrap().to_str().unwrap().to_owned(),
+        tokenizer: Tokenizer::from_directory(directory).unwrap(),
+        expected: serde_json::from_slice(&expected).unwrap(),
+    }
+}

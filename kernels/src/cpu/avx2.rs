@@ -1,0 +1,211 @@
+//! AVX2 with FMA: a block is four registers of 8 lanes.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Operation, SPAN, Simd};
+use crate::format::BLOCK;
+
+/// Proof that this processor has AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// Asks the processor.
+    pub(crate) fn detect() -> Option<Avx2> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Avx2(()))
+    }
+}
+
+/// Registers of a block.
+const REGISTERS: usize = BLOCK / 8;
+
+// The `unsafe` blocks below rest on two facts: an `Avx2` exists only where `detect` found every
+// feature that the instructions need, and unaligned loads and stores need no more than the
+// memory that the references given to them span.
+impl Simd for Avx2 {
+    type Vector = __m256;
+    type Block = [__m256; REGISTERS];
+    const LANES: usize = 8;
+    const DOT_ROWS: usize = 2;
+    const TILE_ROWS: usize = 3;
+
+    #[inline]
+    fn run<O: Operation>(self, operation: O) -> O::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn with_features<O: Operation>(simd: Avx2, operation: O) -> O::Output {
+            operation.translate(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { with_features(self, operation) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [__m256; REGISTERS] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_set1_ps(value); REGISTERS] }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; BLOCK]) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 values.
+            *register = unsafe { _mm256_loadu_ps(values.as_ptr()) };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; BLOCK]) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 values.
+            *register = unsafe {
+                let halves = _mm_loadu_si128(values.as_ptr().cast());
+                // A bf16 is the upper half of an f32.
+                _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))
+            };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q8(self, quants: &[i8; BLOCK]) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, quants) in block.iter_mut().zip(quants.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 bytes.
+            *register = unsafe {
+                let bytes = _mm_loadl_epi64(quants.as_ptr().cast());
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+            };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the features; the load takes the 8 bytes.
+            unsafe {
+                let bias = _mm256_set1_epi32(8);
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(quants.as_ptr().cast()));
+                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+                let high = _mm256_srli_epi32(bytes, 4);
+                block[register] = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, bias));
+                block[register + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, bias));
+            }
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [__m256; REGISTERS] {
+        self.multiply(self.load_q4(quants), self.splat(scale))
+    }
+
+    #[inline(always)]
+    fn store(self, block: [__m256; REGISTERS], out: &mut [f32; BLOCK]) {
+        for (register, out) in block.into_iter().zip(out.as_chunks_mut::<8>().0) {
+            // SAFETY: the token proves the features; the store fills the 8 values.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), register) };
+        }
+    }
+
+    #[inline(always)]
+    fn multiply(
+        self,
+        mut a: [__m256; REGISTERS],
+        b: [__m256; REGISTERS],
+    ) -> [__m256; REGISTERS] {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the features.
+            *a = unsafe { _mm256_mul_ps(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn multiply_add(
+        self,
+        a: [__m256; REGISTERS],
+        b: [__m256; REGISTERS],
+        mut c: [__m256; REGISTERS],
+    ) -> [__m256; REGISTERS] {
+        for ((a, b), c) in a.into_iter().zip(b).zip(&mut c) {
+            // SAFETY: the token proves the features.
+            *c = unsafe { _mm256_fmadd_ps(a, b, *c) };
+        }
+        c
+    }
+
+    #[inline(always)]
+    fn sum(self, block: [__m256; REGISTERS]) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe {
+            sum_of_eight(_mm256_add_ps(
+                _mm256_add_ps(block[0], block[2]),
+                _mm256_add_ps(block[1], block[3]),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
+        let mut padded = [f16::ZERO; SPAN];
+        let scales = match <&[f16; SPAN]>::try_from(scales) {
+            Ok(whole) => whole,
+            Err(_) => {
+                padded[..scales.len()].copy_from_slice(scales);
+                &padded
+            }
+        };
+        for (scales, out) in scales.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+            // SAFETY: the token proves the features; load and store take 8 values each.
+            unsafe {
+                let half = _mm_loadu_si128(scales.as_ptr().cast());
+                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(half));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_vector(self, values: &[f32]) -> __m256 {
+        let values = &values[..Self::LANES];
+        // SAFETY: the token proves the features; the slice is 8 long.
+        unsafe { _mm256_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store_vector(self, vector: __m256, out: &mut [f32]) {
+        let out = &mut out[..Self::LANES];
+        // SAFETY: the token proves the features; the slice is 8 long.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn multiply_add_vector(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+}
+
+/// The last three halvings of a sum.
+///
+/// # Safety
+///
+/// The processor has AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_of_eight(eight: __m256) -> f32 {
+    // SAFETY: the caller vouches for the features.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}

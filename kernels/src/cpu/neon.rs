@@ -1,0 +1,205 @@
+//! NEON: a block is eight registers of 4 lanes.
+
+use std::arch::aarch64::*;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::{Operation, SPAN, Simd};
+use crate::format::BLOCK;
+
+/// Proof that this processor has NEON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Neon(());
+
+impl Neon {
+    /// Asks the processor.
+    pub(crate) fn detect() -> Option<Neon> {
+        std::arch::is_aarch64_feature_detected!("neon").then_some(Neon(()))
+    }
+}
+
+/// Registers of a block.
+const REGISTERS: usize = BLOCK / 4;
+
+// The `unsafe` blocks below rest on two facts: a `Neon` exists only where `detect` found the
+// feature, and loads and stores need no more than the memory that the references given to them
+// span.
+impl Simd for Neon {
+    type Vector = float32x4_t;
+    type Block = [float32x4_t; REGISTERS];
+    const LANES: usize = 4;
+    const DOT_ROWS: usize = 2;
+    const TILE_ROWS: usize = 6;
+
+    #[inline]
+    fn run<O: Operation>(self, operation: O) -> O::Output {
+        #[target_feature(enable = "neon")]
+        fn with_features<O: Operation>(simd: Neon, operation: O) -> O::Output {
+            operation.translate(simd)
+        }
+        // SAFETY: the token proves the feature.
+        unsafe { with_features(self, operation) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [float32x4_t; REGISTERS] {
+        // SAFETY: the token proves the feature.
+        unsafe { [vdupq_n_f32(value); REGISTERS] }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; BLOCK]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, values) in block.iter_mut().zip(values.as_chunks::<4>().0) {
+            // SAFETY: the token proves the feature; the load takes the 4 values.
+            *register = unsafe { vld1q_f32(values.as_ptr()) };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[bf16; BLOCK]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, values) in block.iter_mut().zip(values.as_chunks::<4>().0) {
+            // SAFETY: the token proves the feature; the load takes the 4 values.
+            *register = unsafe {
+                // A bf16 is the upper half of an f32.
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(values.as_ptr().cast())))
+            };
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q8(self, quants: &[i8; BLOCK]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (pair, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the feature; the load takes the 8 bytes.
+            let [low, high] = unsafe { widen_bytes(vld1_s8(quants.as_ptr())) };
+            block[2 * pair] = low;
+            block[2 * pair + 1] = high;
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (pair, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the feature; the load takes the 8 bytes.
+            let (low, high) = unsafe {
+                let bytes = vld1_u8(quants.as_ptr());
+                let bias = vdup_n_s8(8);
+                let low = vreinterpret_s8_u8(vand_u8(bytes, vdup_n_u8(15)));
+                let high = vreinterpret_s8_u8(vshr_n_u8::<4>(bytes));
+                (
+                    widen_bytes(vsub_s8(low, bias)),
+                    widen_bytes(vsub_s8(high, bias)),
+                )
+            };
+            block[2 * pair..][..2].copy_from_slice(&low);
+            block[2 * pair + 4..][..2].copy_from_slice(&high);
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [float32x4_t; REGISTERS] {
+        self.multiply(self.load_q4(quants), self.splat(scale))
+    }
+
+    #[inline(always)]
+    fn store(self, block: [float32x4_t; REGISTERS], out: &mut [f32; BLOCK]) {
+        for (register, out) in block.into_iter().zip(out.as_chunks_mut::<4>().0) {
+            // SAFETY: the token proves the feature; the store fills the 4 values.
+            unsafe { vst1q_f32(out.as_mut_ptr(), register) };
+        }
+    }
+
+    #[inline(always)]
+    fn multiply(
+        self,
+        mut a: [float32x4_t; REGISTERS],
+        b: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vmulq_f32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn multiply_add(
+        self,
+        a: [float32x4_t; REGISTERS],
+        b: [float32x4_t; REGISTERS],
+        mut c: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for ((a, b), c) in a.into_iter().zip(b).zip(&mut c) {
+            *c = self.multiply_add_vector(a, b, *c);
+        }
+        c
+    }
+
+    #[inline(always)]
+    fn sum(self, b: [float32x4_t; REGISTERS]) -> f32 {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            // 32 lanes to 16, to 8, to 4.
+            let sixteen = [
+                vaddq_f32(b[0], b[4]),
+                vaddq_f32(b[1], b[5]),
+                vaddq_f32(b[2], b[6]),
+                vaddq_f32(b[3], b[7]),
+            ];
+            let eight = [vaddq_f32(sixteen[0], sixteen[2]), vaddq_f32(sixteen[1], sixteen[3])];
+            let four = vaddq_f32(eight[0], eight[1]);
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
+        scales.convert_to_f32_slice(&mut out[..scales.len()]);
+    }
+
+    #[inline(always)]
+    fn load_vector(self, values: &[f32]) -> float32x4_t {
+        let values = &values[..Self::LANES];
+        // SAFETY: the token proves the feature; the slice is 4 long.
+        unsafe { vld1q_f32(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store_vector(self, vector: float32x4_t, out: &mut [f32]) {
+        let out = &mut out[..Self::LANES];
+        // SAFETY: the token proves the feature; the slice is 4 long.
+        unsafe { vst1q_f32(out.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn multiply_add_vector(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: the token proves the feature.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+}
+
+/// Eight signed bytes as numbers.
+///
+/// # Safety
+///
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn widen_bytes(bytes: int8x8_t) -> [float32x4_t; 2] {
+    // SAFETY: the caller vouches for the feature.
+    unsafe {
+        let words = vmovl_s8(bytes);
+        [
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
+            vcvtq_f32_s32(vmovl_s16(vget_high_s16(words))),
+        ]
+    }
+}

@@ -1,0 +1,74 @@
+//! The specification: what every kernel computes, element by element and in this order.
+
+use std::ops::Range;
+
+use crate::Matrix;
+use crate::format::BLOCK;
+
+/// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
+/// in order; the last block is padded with zeros; then the halving sum of the 32.
+pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
+    let mut sums = [0.0; BLOCK];
+    for (block, x) in x.chunks(BLOCK).enumerate() {
+        // A quant of at most 8 bits times a scale of 11 fits in 24: weights are exact.
+        let (quants, scale) = matrix.block(row, block);
+        let weights = quants.map(|quant| quant * scale);
+        multiply_add(&mut sums, &weights, x);
+    }
+    sum(sums)
+}
+
+/// `a · b`, as [`dot_row`] of a row of `f32`.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; BLOCK];
+    for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
+        let mut weights = [0.0; BLOCK];
+        weights[..a.len()].copy_from_slice(a);
+        multiply_add(&mut sums, &weights, b);
+    }
+    sum(sums)
+}
+
+/// Adds `coefficient * matrix[row, columns]` to `out`: one fused multiply-add per column, of the
+/// unscaled number and the product of coefficient and scale.
+pub(super) fn axpy_row(
+    matrix: &Matrix<'_>,
+    row: usize,
+    coefficient: f32,
+    columns: Range<usize>,
+    out: &mut [f32],
+) {
+    let first_block = columns.start / BLOCK;
+    for (offset, out) in out.chunks_mut(BLOCK).enumerate() {
+        let (numbers, scale) = matrix.block(row, first_block + offset);
+        axpy(coefficient * scale, &numbers[..out.len()], out);
+    }
+}
+
+/// `y += alpha * x`, one fused multiply-add per element.
+pub(super) fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.iter().zip(y) {
+        *y = alpha.mul_add(*x, *y);
+    }
+}
+
+/// One block of the running sums. What `x` lacks of a block is zero.
+fn multiply_add(sums: &mut [f32; BLOCK], weights: &[f32; BLOCK], x: &[f32]) {
+    let mut padded = [0.0; BLOCK];
+    padded[..x.len()].copy_from_slice(x);
+    for ((sum, weight), x) in sums.iter_mut().zip(weights).zip(padded) {
+        *sum = weight.mul_add(x, *sum);
+    }
+}
+
+/// Adds the upper half to the lower half until one number is left.
+fn sum(mut sums: [f32; BLOCK]) -> f32 {
+    let mut half = BLOCK / 2;
+    while half > 0 {
+        for index in 0..half {
+            sums[index] += sums[index + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}

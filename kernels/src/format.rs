@@ -1,0 +1,102 @@
+//! The number formats of a weight matrix.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::KernelError;
+
+/// Columns in one block: the unit of quantisation, and of every kernel's inner loop.
+pub const BLOCK: usize = 32;
+
+/// How the numbers of a weight matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Format {
+    /// IEEE single precision, 4 bytes per weight.
+    F32,
+    /// The upper half of a single-precision number, 2 bytes per weight.
+    Bf16,
+    /// Blocks of 32 signed bytes with one `f16` scale: 34 bytes per block.
+    Q8_0,
+    /// Blocks of 32 four-bit numbers, biased by 8, with one `f16` scale: 18 bytes per block.
+    Q4_0,
+}
+
+impl Format {
+    /// Every format, widest first.
+    pub const ALL: [Format; 4] = [Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0];
+
+    /// The name in files, on the command line and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::F32 => "f32",
+            Format::Bf16 => "bf16",
+            Format::Q8_0 => "q8_0",
+            Format::Q4_0 => "q4_0",
+        }
+    }
+
+    /// Whether weights share a scale per block of 32, so that a matrix is two planes.
+    pub fn is_quantised(self) -> bool {
+        matches!(self, Format::Q8_0 | Format::Q4_0)
+    }
+
+    /// Bytes that one row takes, all planes together, padding included.
+    pub fn row_bytes(self, columns: usize) -> usize {
+        match self {
+            Format::F32 => columns * 4,
+            Format::Bf16 => columns * 2,
+            Format::Q8_0 => columns.div_ceil(BLOCK) * (BLOCK + 2),
+            Format::Q4_0 => columns.div_ceil(BLOCK) * (BLOCK / 2 + 2),
+        }
+    }
+
+    /// All names, for messages.
+    pub(crate) fn names() -> String {
+        Format::ALL.map(Format::name).join(", ")
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for Format {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        Format::ALL
+            .into_iter()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| KernelError::UnknownFormat {
+                name: name.to_owned(),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_unknown_ones_are_listed() {
+        for format in Format::ALL {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let message = "q5_0".parse::<Format>().unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "unknown weight format `q5_0`, expected one of f32, bf16, q8_0, q4_0"
+        );
+    }
+
+    #[test]
+    fn a_row_pays_for_its_last_partial_block() {
+        assert_eq!(Format::F32.row_bytes(33), 132);
+        assert_eq!(Format::Bf16.row_bytes(33), 66);
+        assert_eq!(Format::Q8_0.row_bytes(33), 68);
+        assert_eq!(Format::Q4_0.row_bytes(33), 36);
+        assert!(Format::ALL.iter().all(|format| format.row_bytes(0) == 0));
+    }
+}

@@ -1,0 +1,151 @@
+//! The instruction sets, and the choice of one at run time.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::KernelError;
+use crate::cpu::Operation;
+#[cfg(target_arch = "aarch64")]
+use crate::cpu::neon::Neon;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::{avx2::Avx2, avx512::Avx512};
+
+/// The environment variable that overrides the choice.
+const VARIABLE: &str = "POWERINFER_ISA";
+
+/// Every name, on whatever processor.
+const NAMES: [&str; 4] = ["scalar", "avx2", "avx512", "neon"];
+
+/// An instruction set that this processor has, with the kernels written for it as methods.
+///
+/// All instruction sets give the same bits; they differ in speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Isa(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
+}
+
+impl Isa {
+    /// Plain code: the specification, correct everywhere and slow.
+    pub const SCALAR: Isa = Isa(Kind::Scalar);
+
+    /// The one that `POWERINFER_ISA` names (`scalar`, `avx2`, `avx512` or `neon`), or else the
+    /// fastest. Call it once and pass the value around.
+    ///
+    /// Fails when the variable names none, or one that this processor lacks.
+    pub fn detect() -> Result<Isa, KernelError> {
+        match std::env::var_os(VARIABLE) {
+            Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
+            _ => Ok(Isa::available().pop().unwrap_or(Isa::SCALAR)),
+        }
+    }
+
+    /// All that this processor has, from the slowest to the fastest; `scalar` is always there.
+    pub fn available() -> Vec<Isa> {
+        let mut available = vec![Isa::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        available.extend(Avx2::detect().map(|avx2| Isa(Kind::Avx2(avx2))));
+        #[cfg(target_arch = "x86_64")]
+        available.extend(Avx512::detect().map(|avx512| Isa(Kind::Avx512(avx512))));
+        #[cfg(target_arch = "aarch64")]
+        available.extend(Neon::detect().map(|neon| Isa(Kind::Neon(neon))));
+        available
+    }
+
+    /// The name that `POWERINFER_ISA` takes.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon(_) => "neon",
+        }
+    }
+
+    /// Runs a kernel with these instructions.
+    pub(crate) fn run<O: Operation>(self, operation: O) -> O::Output {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        use crate::cpu::Simd;
+        match self.0 {
+            Kind::Scalar => operation.specify(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2(avx2) => avx2.run(operation),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(avx512) => avx512.run(operation),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon(neon) => neon.run(operation),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Isa, KernelError> {
+        let available = Isa::available();
+        if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
+            return Ok(*isa);
+        }
+        if !NAMES.contains(&name) {
+            return Err(KernelError::UnknownIsa {
+                name: name.to_owned(),
+            });
+        }
+        let names: Vec<_> = available.into_iter().map(Isa::name).collect();
+        Err(KernelError::UnsupportedIsa {
+            name: name.to_owned(),
+            available: names.join(", "),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_available_instruction_set_parses_back_from_its_name() {
+        for isa in Isa::available() {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+        assert_eq!(Isa::available()[0], Isa::SCALAR);
+    }
+
+    #[test]
+    fn unknown_and_missing_instruction_sets_are_told_apart() {
+        let unknown = "sse9".parse::<Isa>().unwrap_err().to_string();
+        assert_eq!(
+            unknown,
+            "unknown instruction set `sse9`, expected one of scalar, avx2, avx512, neon"
+        );
+        let foreign = if cfg!(target_arch = "aarch64") {
+            "avx2"
+        } else {
+            "neon"
+        };
+        let missing = foreign.parse::<Isa>().unwrap_err().to_string();
+        assert!(
+            missing.starts_with(&format!(
+                "this processor has no `{foreign}`, it has scalar"
+            )),
+            "{missing}"
+        );
+    }
+}

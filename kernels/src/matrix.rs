@@ -1,0 +1,207 @@
+//! A borrowed weight matrix: its shape, and the planes that hold its rows.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::format::BLOCK;
+use crate::{Format, KernelError};
+
+/// A borrowed row-major weight matrix `[rows, columns]`.
+///
+/// Plain formats are one plane of `rows * columns` numbers. Quantised formats are two planes,
+/// quants and scales, in blocks of 32 along the row; a row whose length is not a multiple of 32
+/// is padded to whole blocks, and what the padding holds never reaches a result as long as its
+/// scale is finite.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    rows: usize,
+    columns: usize,
+    data: MatrixData<'a>,
+}
+
+/// The planes of a matrix, one variant per [`Format`]. A row has `blocks = ⌈columns / 32⌉`.
+#[derive(Debug, Clone, Copy)]
+pub enum MatrixData<'a> {
+    /// `[rows, columns]`.
+    F32(&'a [f32]),
+    /// `[rows, columns]`.
+    Bf16(&'a [bf16]),
+    /// A weight is `quant * scale`.
+    Q8_0 {
+        /// `[rows, blocks, 32]`.
+        quants: &'a [i8],
+        /// `[rows, blocks]`.
+        scales: &'a [f16],
+    },
+    /// A weight is `(nibble - 8) * scale`.
+    Q4_0 {
+        /// `[rows, blocks, 16]`: byte `j` of a block holds column `j` in its low nibble and
+        /// column `j + 16` in its high nibble.
+        quants: &'a [u8],
+        /// `[rows, blocks]`.
+        scales: &'a [f16],
+    },
+}
+
+impl MatrixData<'_> {
+    /// The format whose planes these are.
+    pub fn format(&self) -> Format {
+        match self {
+            MatrixData::F32(_) => Format::F32,
+            MatrixData::Bf16(_) => Format::Bf16,
+            MatrixData::Q8_0 { .. } => Format::Q8_0,
+            MatrixData::Q4_0 { .. } => Format::Q4_0,
+        }
+    }
+}
+
+impl<'a> Matrix<'a> {
+    /// Puts a shape on planes; fails when a plane's length does not fit the shape.
+    pub fn new(rows: usize, columns: usize, data: MatrixData<'a>) -> Result<Self, KernelError> {
+        let format = data.format();
+        let blocks = columns.div_ceil(BLOCK);
+        let check = |plane, found: usize, per_row: usize| match rows.checked_mul(per_row) {
+            Some(expected) if expected == found => Ok(()),
+            expected => Err(KernelError::PlaneLength {
+                format,
+                plane,
+                rows,
+                columns,
+                expected: expected.unwrap_or(usize::MAX),
+                found,
+            }),
+        };
+        match data {
+            MatrixData::F32(values) => check("values", values.len(), columns)?,
+            MatrixData::Bf16(values) => check("values", values.len(), columns)?,
+            MatrixData::Q8_0 { quants, scales } => {
+                check("quants", quants.len(), blocks * BLOCK)?;
+                check("scales", scales.len(), blocks)?;
+            }
+            MatrixData::Q4_0 { quants, scales } => {
+                check("quants", quants.len(), blocks * (BLOCK / 2))?;
+                check("scales", scales.len(), blocks)?;
+            }
+        }
+        Ok(Matrix {
+            rows,
+            columns,
+            data,
+        })
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns, padding not counted.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The planes.
+    pub fn data(&self) -> MatrixData<'a> {
+        self.data
+    }
+
+    /// How the weights are stored.
+    pub fn format(&self) -> Format {
+        self.data.format()
+    }
+
+    /// Bytes that one row takes, all planes together.
+    pub fn row_bytes(&self) -> usize {
+        self.format().row_bytes(self.columns)
+    }
+
+    /// The rows `range` as a matrix of their own, over the same memory.
+    ///
+    /// Panics when the range does not lie within the rows.
+    pub fn rows_range(&self, range: Range<usize>) -> Matrix<'a> {
+        assert!(
+            range.start <= range.end && range.end <= self.rows,
+            "rows {range:?} of a matrix of {}",
+            self.rows
+        );
+        let of = |per_row: usize| range.start * per_row..range.end * per_row;
+        let blocks = self.blocks();
+        let data = match self.data {
+            MatrixData::F32(values) => MatrixData::F32(&values[of(self.columns)]),
+            MatrixData::Bf16(values) => MatrixData::Bf16(&values[of(self.columns)]),
+            MatrixData::Q8_0 { quants, scales } => MatrixData::Q8_0 {
+                quants: &quants[of(blocks * BLOCK)],
+                scales: &scales[of(blocks)],
+            },
+            MatrixData::Q4_0 { quants, scales } => MatrixData::Q4_0 {
+                quants: &quants[of(blocks * (BLOCK / 2))],
+                scales: &scales[of(blocks)],
+            },
+        };
+        Matrix {
+            rows: range.len(),
+            columns: self.columns,
+            data,
+        }
+    }
+
+    /// Writes row `row` to `out`, which holds `columns` entries. Exact in every format.
+    ///
+    /// Panics when the row does not exist or `out` has another length.
+    pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of a matrix of {}", self.rows);
+        assert_eq!(out.len(), self.columns, "one entry per column");
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let (quants, scale) = self.block(row, block);
+            for (out, quant) in out.iter_mut().zip(quants) {
+                *out = quant * scale;
+            }
+        }
+    }
+
+    /// Blocks of 32 that cover a row.
+    pub(crate) fn blocks(&self) -> usize {
+        self.columns.div_ceil(BLOCK)
+    }
+
+    /// Block `block` of row `row` as unscaled numbers, zero past the last column, and the scale
+    /// that makes them weights: 1 in the plain formats.
+    pub(crate) fn block(&self, row: usize, block: usize) -> ([f32; BLOCK], f32) {
+        let mut numbers = [0.0; BLOCK];
+        let start = block * BLOCK;
+        let width = BLOCK.min(self.columns - start);
+        let position = row * self.blocks() + block;
+        let scale = match self.data {
+            MatrixData::F32(values) => {
+                let values = &values[row * self.columns + start..][..width];
+                numbers[..width].copy_from_slice(values);
+                1.0
+            }
+            MatrixData::Bf16(values) => {
+                let values = &values[row * self.columns + start..][..width];
+                for (number, value) in numbers.iter_mut().zip(values) {
+                    *number = value.to_f32();
+                }
+                1.0
+            }
+            MatrixData::Q8_0 { quants, scales } => {
+                let quants = &quants[position * BLOCK..][..width];
+                for (number, quant) in numbers.iter_mut().zip(quants) {
+                    *number = f32::from(*quant);
+                }
+                scales[position].to_f32()
+            }
+            MatrixData::Q4_0 { quants, scales } => {
+                let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
+                for (column, number) in numbers[..width].iter_mut().enumerate() {
+                    let byte = quants[column % (BLOCK / 2)];
+                    let nibble = if column < BLOCK / 2 { byte & 15 } else { byte >> 4 };
+                    *number = f32::from(nibble) - 8.0;
+                }
+                scales[position].to_f32()
+            }
+        };
+        (numbers, scale)
+    }
+}

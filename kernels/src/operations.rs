@@ -1,0 +1,113 @@
+//! The kernels as methods of an instruction set: shapes are checked here, once per call.
+
+use std::ops::Range;
+
+use crate::cpu::{Axpy, AxpyRows, Dot, Gemm, Gemv, GemvRows};
+use crate::format::BLOCK;
+use crate::{Isa, Matrix};
+
+/// Every kernel panics when its slices do not fit each other. Rows are computed independently,
+/// so threads may share them in any way; a sum has the same bits on every instruction set.
+impl Isa {
+    /// `out[i] = matrix[i] · x` for all rows.
+    ///
+    /// `x` holds `columns` numbers, `out` holds `rows`.
+    pub fn gemv(&self, matrix: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), matrix.columns(), "one x per column");
+        assert_eq!(out.len(), matrix.rows(), "one output per row");
+        self.run(Gemv { matrix, x, out });
+    }
+
+    /// `out[i] = matrix[rows[i]] · x`; rows that are not listed are never read from memory.
+    ///
+    /// `x` holds `columns` numbers, `out` one per entry of `rows`. Rows may come in any order,
+    /// and more than once; one that the matrix does not have is a panic.
+    pub fn gemv_rows(&self, matrix: &Matrix<'_>, rows: &[u32], x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), matrix.columns(), "one x per column");
+        assert_eq!(out.len(), rows.len(), "one output per listed row");
+        check_rows(matrix, rows);
+        self.run(GemvRows {
+            matrix,
+            rows,
+            x,
+            out,
+        });
+    }
+
+    /// `out[c] += Σ_i coefficients[i] * matrix[rows[i], columns.start + c]`, adding the rows in
+    /// the order of the list; rows that are not listed are never read from memory.
+    ///
+    /// `coefficients` holds one number per entry of `rows`, `out` one per column of the range.
+    /// The range starts at a multiple of 32, so that threads can share the columns: the result
+    /// of a column does not depend on the range. As long as the weights of a row are finite, its
+    /// coefficient may be 0 instead of its being left out, up to the sign of a zero.
+    pub fn axpy_rows(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
+        assert!(
+            columns.start <= columns.end && columns.end <= matrix.columns(),
+            "columns {columns:?} of a matrix of {}",
+            matrix.columns()
+        );
+        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
+        assert_eq!(out.len(), columns.len(), "one output per column");
+        check_rows(matrix, rows);
+        self.run(AxpyRows {
+            matrix,
+            rows,
+            coefficients,
+            columns,
+            out,
+        });
+    }
+
+    /// `out[r, t] = matrix[r] · x[t]` for all rows and tokens, each with the bits of [`Isa::gemv`].
+    ///
+    /// `x` is `[tokens, columns]` and `out` is `[rows, tokens]`, both row-major: a thread that
+    /// takes some rows of the matrix ([`Matrix::rows_range`]) takes a contiguous part of `out`.
+    pub fn gemm(&self, matrix: &Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+        let expected = |length: usize| tokens.checked_mul(length);
+        assert_eq!(
+            Some(x.len()),
+            expected(matrix.columns()),
+            "tokens times columns of x"
+        );
+        assert_eq!(
+            Some(out.len()),
+            expected(matrix.rows()),
+            "rows times tokens of output"
+        );
+        if !out.is_empty() {
+            self.run(Gemm {
+                matrix,
+                x,
+                tokens,
+                out,
+            });
+        }
+    }
+
+    /// `a · b`, with the bits of [`Isa::gemv`] on one row of `f32`.
+    pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "vectors of one length");
+        self.run(Dot { a, b })
+    }
+
+    /// `y += alpha * x`, each element rounded once.
+    pub fn axpy(&self, alpha: f32, x: &[f32], y: &mut [f32]) {
+        assert_eq!(x.len(), y.len(), "vectors of one length");
+        self.run(Axpy { alpha, x, y });
+    }
+}
+
+fn check_rows(matrix: &Matrix<'_>, rows: &[u32]) {
+    if let Some(row) = rows.iter().find(|&&row| row as usize >= matrix.rows()) {
+        panic!("row {row} of a matrix of {}", matrix.rows());
+    }
+}

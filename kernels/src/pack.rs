@@ -1,0 +1,125 @@
+//! Packing `f32` rows into a format, and the matrix that owns the result.
+
+use half::{bf16, f16};
+
+use crate::format::BLOCK;
+use crate::{Format, Matrix, MatrixData};
+
+/// Stores `values`, `[rows, columns]` row-major, in `format`.
+///
+/// Rounds as ggml does, bit for bit. `Q8_0`: the scale is the largest magnitude over 127, quants
+/// are rounded to nearest, halves away from zero. `Q4_0`: the scale is the number of largest
+/// magnitude over -8, so that it becomes nibble 0. Quants are computed with the `f32` scale, which
+/// is then stored as `f16`. `Bf16` rounds to nearest, ties to even. In the quantised formats a NaN
+/// becomes the smallest quant or zero, and what exceeds the range of `f16` scales is lost.
+///
+/// Panics when `values` does not hold `rows * columns` numbers.
+pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
+    assert_eq!(
+        Some(values.len()),
+        rows.checked_mul(columns),
+        "values of a matrix of {rows} x {columns}"
+    );
+    let data = match format {
+        Format::F32 => OwnedData::F32(values.to_vec()),
+        Format::Bf16 => OwnedData::Bf16(values.iter().copied().map(bf16::from_f32).collect()),
+        Format::Q8_0 => {
+            let mut quants = Vec::with_capacity(rows * columns.next_multiple_of(BLOCK));
+            let scales = pack_blocks(columns, values, |block| {
+                let (packed, scale) = pack_q8_0(block);
+                quants.extend(packed);
+                scale
+            });
+            OwnedData::Q8_0 { quants, scales }
+        }
+        Format::Q4_0 => {
+            let mut quants = Vec::with_capacity(rows * columns.next_multiple_of(BLOCK) / 2);
+            let scales = pack_blocks(columns, values, |block| {
+                let (packed, scale) = pack_q4_0(block);
+                quants.extend(packed);
+                scale
+            });
+            OwnedData::Q4_0 { quants, scales }
+        }
+    };
+    OwnedMatrix {
+        rows,
+        columns,
+        data,
+    }
+}
+
+/// A weight matrix that owns its planes; [`OwnedMatrix::as_view`] lends them to the kernels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OwnedMatrix {
+    rows: usize,
+    columns: usize,
+    data: OwnedData,
+}
+
+/// The planes of [`MatrixData`], owned.
+#[derive(Debug, Clone, PartialEq)]
+enum OwnedData {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+    Q8_0 { quants: Vec<i8>, scales: Vec<f16> },
+    Q4_0 { quants: Vec<u8>, scales: Vec<f16> },
+}
+
+impl OwnedMatrix {
+    /// The matrix the kernels take.
+    pub fn as_view(&self) -> Matrix<'_> {
+        let data = match &self.data {
+            OwnedData::F32(values) => MatrixData::F32(values),
+            OwnedData::Bf16(values) => MatrixData::Bf16(values),
+            OwnedData::Q8_0 { quants, scales } => MatrixData::Q8_0 { quants, scales },
+            OwnedData::Q4_0 { quants, scales } => MatrixData::Q4_0 { quants, scales },
+        };
+        Matrix::new(self.rows, self.columns, data).expect("planes were packed for this shape")
+    }
+}
+
+/// Hands every block of every row, the last one padded with zeros, to `pack`; returns the scales.
+fn pack_blocks(
+    columns: usize,
+    values: &[f32],
+    mut pack: impl FnMut(&[f32; BLOCK]) -> f32,
+) -> Vec<f16> {
+    let mut scales = Vec::new();
+    // Without columns there is no row to cut into blocks, and `chunks` refuses a length of zero.
+    for row in values.chunks(columns.max(1)) {
+        for values in row.chunks(BLOCK) {
+            let mut block = [0.0; BLOCK];
+            block[..values.len()].copy_from_slice(values);
+            scales.push(f16::from_f32(pack(&block)));
+        }
+    }
+    scales
+}
+
+fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
+    let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let scale = largest / 127.0;
+    let inverse = inverse_of(scale);
+    (block.map(|x| (x * inverse).round() as i8), scale)
+}
+
+fn pack_q4_0(block: &[f32; BLOCK]) -> ([u8; BLOCK / 2], f32) {
+    // The first of equal magnitudes wins, so the comparison is strict.
+    let extreme = block.iter().fold(0.0f32, |extreme, &x| {
+        if x.abs() > extreme.abs() { x } else { extreme }
+    });
+    let scale = extreme / -8.0;
+    let inverse = inverse_of(scale);
+    let nibble = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+    let mut bytes = [0; BLOCK / 2];
+    for (column, byte) in bytes.iter_mut().enumerate() {
+        *byte = nibble(block[column]) | nibble(block[column + BLOCK / 2]) << 4;
+    }
+    (bytes, scale)
+}
+
+/// What ggml multiplies by instead of dividing: zero for a block of zeros.
+fn inverse_of(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}

@@ -1,0 +1,97 @@
+//! Why a problem has no plan, or is no problem.
+
+use powerinfer_artifact::{ByteSize, hardware::HardwareError, plan::Device};
+
+/// What is wrong with the input of [`place`](crate::place), or which budget is too small for it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SolveError {
+    /// A model without layers.
+    #[error("the model has no layers; profile it again")]
+    NoLayers,
+    /// A layer without neurons.
+    #[error("layer {layer} has no neurons; profile the model again")]
+    NoNeurons {
+        /// The layer.
+        layer: usize,
+    },
+    /// A frequency that is no share.
+    #[error(
+        "layer {layer}: neuron {neuron} is active with frequency {value}, which is not between 0 and 1; profile the model again"
+    )]
+    Frequency {
+        /// The layer.
+        layer: usize,
+        /// Position in the layer's list.
+        neuron: usize,
+        /// What was found.
+        value: f64,
+    },
+    /// Neurons that are not listed hottest first.
+    #[error(
+        "layer {layer}: neuron {neuron} is more active than the one before it; list neurons hottest first"
+    )]
+    NotSorted {
+        /// The layer.
+        layer: usize,
+        /// Position of the first neuron out of order.
+        neuron: usize,
+    },
+    /// A neuron that occupies nothing, or less than its gate.
+    #[error(
+        "layer {layer}: a neuron of {neuron_bytes} bytes with {gate_bytes} bytes of gate cannot be; a neuron has at least 1 byte and its gate is part of it"
+    )]
+    NeuronBytes {
+        /// The layer.
+        layer: usize,
+        /// Bytes of a whole neuron.
+        neuron_bytes: u64,
+        /// Bytes of its gate row.
+        gate_bytes: u64,
+    },
+    /// Groups of no neurons.
+    #[error("neurons cannot be placed in groups of 0; use {default}", default = crate::GROUP_SIZE)]
+    GroupSize,
+    /// Sizes whose sum does not fit in 64 bits.
+    #[error(
+        "the sizes add up to {total} bytes at layer {layer}, more than this program can count; check the model's dimensions"
+    )]
+    TooLarge {
+        /// The layer at which the sum ran over.
+        layer: usize,
+        /// The sum so far.
+        total: u128,
+    },
+    /// VRAM to use, but no GPU to use it on.
+    #[error("{} of VRAM may be used but `{hardware}` has no GPU; describe one, take a named machine such as `rtx4090`, or allow `0G`", ByteSize(*.vram_bytes))]
+    NoGpu {
+        /// The VRAM budget.
+        vram_bytes: u64,
+        /// Name of the machine.
+        hardware: String,
+    },
+    /// Hardware figures that cannot be.
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
+    /// A budget that cannot hold what must be there.
+    #[error("`{line}` ({}) does not fit: {device} memory is {} and {} is the least that works; allow {}", ByteSize(*.line_bytes), ByteSize(*.budget), ByteSize(*.needed), typed(*.needed))]
+    TooSmall {
+        /// Whose memory.
+        device: Device,
+        /// Bytes allowed.
+        budget: u64,
+        /// First line that does not fit after those before it.
+        line: String,
+        /// Bytes of that line.
+        line_bytes: u64,
+        /// Smallest budget with which there is a plan, the other one unchanged.
+        needed: u64,
+    },
+}
+
+/// `bytes` rounded up to what a person would type.
+fn typed(bytes: u64) -> String {
+    match bytes.div_ceil(1 << 20) {
+        0..=1 => format!("`{}K`", bytes.div_ceil(1 << 10)),
+        mebibytes => format!("`{mebibytes}M`"),
+    }
+}

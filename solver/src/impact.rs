@@ -1,0 +1,436 @@
+//! The paper's objective through good_lp: maximise `Σ f_i a_i` over the neurons on the GPU.
+//!
+//! ```text
+//! max  Σ_l ( M_l y_l + Σ_g f_lg x_lg )       M_l: mass of the layer's certain groups
+//!      Σ_g x_lg ≤ K_l y_l                    none is hot, or the layer is used (K_l: its open groups)
+//!      at_least ≤ Σ_l ( U_l y_l + Σ_g u_lg x_lg ) ≤ capacity          memory of both devices
+//!      x, y ∈ {0, 1}
+//! ```
+//!
+//! A layer's certain groups hold at least its `C_l` neurons, so `C_l y_l ≤ Σ a` needs no row of
+//! its own. Which groups are certain and which are out of the question follows from the relaxation
+//! and a greedy start without losing a better plan, and leaves tens of binaries out of tens of
+//! thousands.
+
+use std::{ops::RangeInclusive, time::Duration};
+
+use good_lp::{
+    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable,
+    WithInitialSolution, WithTimeLimit,
+    solvers::{SolutionStatus, microlp::microlp},
+    variable,
+};
+
+use crate::{
+    greedy,
+    program::{Levels, Program},
+    relaxation::{OpenLevels, Relaxation, blocks_by_density},
+};
+
+/// Differences below this share of the bound are rounding.
+const ROUNDING: f64 = 1e-9;
+/// Memory rows are scaled to this at most, so that the solver's tolerance stays below one byte.
+const LARGEST_ROW: f64 = 1e6;
+/// Seconds that any caller may call for ever; more overflows in the solver.
+const LONGEST_LIMIT: f64 = 1e9;
+
+/// The best choice of levels found, and how good it is known to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) choice: Vec<usize>,
+    /// Its value.
+    pub(crate) mass: f64,
+    /// No choice is worth more.
+    pub(crate) bound: f64,
+    /// The same, by the relaxation alone.
+    pub(crate) relaxation_bound: f64,
+    /// What found it.
+    pub(crate) backend: &'static str,
+    /// Groups that the integer program had to decide.
+    pub(crate) open_groups: usize,
+    /// Why the integer program was not solved to the end, if it was not.
+    pub(crate) trouble: Option<String>,
+}
+
+/// Solves the program, or returns the most bytes of hot neurons that its capacity admits when even
+/// these are fewer than required. Never worse than greedy; when the solver fails or `time_limit`
+/// passes, the best choice found so far with its bound.
+pub(crate) fn solve(program: &Program, time_limit: Duration) -> Result<Answer, u64> {
+    let blocks = blocks_by_density(program);
+    let relaxation = Relaxation::solve(program, &blocks);
+    let mut start = greedy::fill(program, &blocks);
+    if !program.allows(&start) {
+        // The CPU's memory demands more on the GPU than greed put there: begin with the most.
+        start = fullest(program, time_limit);
+        if !program.allows(&start) {
+            return Err(program.units(&start) * program.unit_bytes);
+        }
+    }
+    Ok(improve(program, &relaxation, start, time_limit))
+}
+
+/// The choice with the most bytes on the GPU.
+fn fullest(program: &Program, time_limit: Duration) -> Vec<usize> {
+    let program = program.fullest();
+    let blocks = blocks_by_density(&program);
+    let start = greedy::fill(&program, &blocks);
+    if program.units(&start) == program.capacity {
+        return start;
+    }
+    let relaxation = Relaxation::solve(&program, &blocks);
+    improve(&program, &relaxation, start, time_limit).choice
+}
+
+/// The best choice there is, from a feasible one.
+fn improve(
+    program: &Program,
+    relaxation: &Relaxation,
+    start: Vec<usize>,
+    time_limit: Duration,
+) -> Answer {
+    let start_mass = program.mass(&start);
+    let open = open_levels(program, relaxation, &start);
+    let open_groups = open
+        .iter()
+        .filter_map(|open| open.hot.clone())
+        .map(groups)
+        .sum();
+    // Rounding must not let the bound fall below a plan that exists.
+    let relaxation_bound = relaxation.bound.max(start_mass);
+    let mut answer = Answer {
+        mass: start_mass,
+        choice: start,
+        bound: relaxation_bound,
+        relaxation_bound,
+        backend: "greedy",
+        open_groups,
+        trouble: None,
+    };
+    match solve_open(program, &open, &answer.choice, time_limit) {
+        Err(error) => answer.trouble = Some(error.to_string()),
+        Ok((choice, status)) => {
+            let mass = program.mass(&choice);
+            if !program.allows(&choice) || mass < start_mass - ROUNDING * relaxation_bound {
+                answer.trouble = Some("its answer is infeasible or worse than greedy's".to_owned());
+                return answer;
+            }
+            answer.backend = "microlp";
+            // Where both are equal but for rounding, greedy's choice is the plainer one.
+            if mass > start_mass {
+                answer.choice = choice;
+                answer.mass = mass;
+            }
+            if matches!(status, SolutionStatus::Optimal) {
+                answer.bound = answer.mass;
+            } else {
+                answer.trouble = Some(format!("stopped after {time_limit:?}"));
+            }
+        }
+    }
+    answer
+}
+
+/// The levels that the integer program decides: all that a better choice than `start` could use,
+/// the start itself, and a step to each side, so that there always is a program.
+fn open_levels(program: &Program, relaxation: &Relaxation, start: &[usize]) -> Vec<OpenLevels> {
+    let slack = relaxation.bound - program.mass(start) - ROUNDING * relaxation.bound;
+    program
+        .layers
+        .iter()
+        .zip(start)
+        .map(|(levels, &level)| {
+            let mut open = relaxation.open_levels(levels, slack);
+            open.open(level.saturating_sub(1));
+            open.open(level);
+            open.open((level + 1).min(levels.0.len() - 1));
+            open
+        })
+        .collect()
+}
+
+/// Groups beyond those that come with the lowest level of a range.
+fn groups(hot: RangeInclusive<usize>) -> usize {
+    hot.end() - hot.start()
+}
+
+/// The variables of a layer that may have hot neurons.
+struct LayerVariables {
+    /// `y`: the layer's lowest open level is hot.
+    used: Variable,
+    lowest: usize,
+    /// `x`: one more group, for each open level above.
+    groups: Vec<Variable>,
+}
+
+/// States the program over the open levels and has microlp solve it from `start`.
+fn solve_open(
+    program: &Program,
+    open: &[OpenLevels],
+    start: &[usize],
+    time_limit: Duration,
+) -> Result<(Vec<usize>, SolutionStatus), ResolutionError> {
+    let mut variables = ProblemVariables::new();
+    let mut layers = Vec::with_capacity(open.len());
+    for open in open {
+        layers.push(open.hot.clone().map(|hot| LayerVariables {
+            used: variables.add(if open.none {
+                variable().binary()
+            } else {
+                variable().integer().min(1).max(1)
+            }),
+            lowest: *hot.start(),
+            groups: variables.add_vector(variable().binary(), groups(hot)),
+        }));
+    }
+
+    let scale = (LARGEST_ROW / program.capacity.max(1) as f64).min(1.0);
+    let mut mass = Expression::default();
+    let mut memory = Expression::default();
+    let mut rows = Vec::new();
+    let mut warm = Vec::new();
+    for ((layer, Levels(levels)), &start) in layers.iter().zip(&program.layers).zip(start) {
+        let Some(layer) = layer else { continue };
+        let lowest = levels[layer.lowest];
+        mass.add_mul(lowest.mass, layer.used);
+        memory.add_mul(lowest.units as f64 * scale, layer.used);
+        warm.push((layer.used, f64::from(start > 0)));
+        let mut hot_groups = Expression::default();
+        let steps = levels[layer.lowest..].windows(2);
+        for (index, (step, &group)) in steps.zip(&layer.groups).enumerate() {
+            let units = (step[1].units - step[0].units) as f64 * scale;
+            mass.add_mul(step[1].mass - step[0].mass, group);
+            memory.add_mul(units, group);
+            hot_groups.add_mul(1.0, group);
+            warm.push((group, f64::from(start > layer.lowest + index)));
+        }
+        rows.push((hot_groups - layer.groups.len() as f64 * layer.used).leq(0));
+        // Groups of one size need no order, the hottest are worth most; the smaller last group
+        // could otherwise fill a gap that hotter ones do not fit.
+        if let [others @ .., last] = &layer.groups[..] {
+            rows.extend(others.iter().map(|&other| (*last - other).leq(0)));
+        }
+    }
+    if program.at_least > 0 {
+        rows.push(memory.clone().geq(program.at_least as f64 * scale));
+    }
+    rows.push(memory.leq(program.capacity as f64 * scale));
+
+    let mut model = variables.maximise(mass).using(microlp);
+    for row in rows {
+        model.add_constraint(row);
+    }
+    let solution = model
+        .with_time_limit(time_limit.as_secs_f64().min(LONGEST_LIMIT))
+        .with_initial_solution(warm)
+        .solve()?;
+    let is_set = |variable: Variable| solution.value(variable) > 0.5;
+    let level = |layer: &LayerVariables| {
+        if !is_set(layer.used) {
+            return 0;
+        }
+        layer.lowest + layer.groups.iter().filter(|&&group| is_set(group)).count()
+    };
+    let choice = layers
+        .iter()
+        .map(|layer| layer.as_ref().map_or(0, level))
+        .collect();
+    Ok((choice, solution.status()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Layer, Problem, exhaustive, samples};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A problem small enough to try everything: uneven groups, equal and dead neurons, layers of
+    /// different sizes, hand-overs that cost nothing to more than a layer can save.
+    fn tiny() -> impl Strategy<Value = Problem> {
+        let frequency = prop_oneof![
+            (0u32..=4).prop_map(|quarter| f64::from(quarter) / 4.0),
+            0.0..1.0
+        ];
+        let layer = (proptest::collection::vec(frequency, 1..=9), 1u64..=40);
+        let layers = proptest::collection::vec(layer, 1..=3);
+        let group_size = 1usize..=4;
+        let sync = prop_oneof![Just(0.0), 0.0..6.0];
+        (layers, group_size, sync, any::<bool>()).prop_map(|(layers, group_size, sync, even)| {
+            let mut problem = samples::small();
+            problem.group_size = group_size;
+            // One byte takes a second on the CPU and half of one on the GPU.
+            problem.hardware.cpu.read_bandwidth_bytes_per_second = 1.0;
+            let gpu = problem.hardware.gpu.as_mut().unwrap();
+            gpu.read_bandwidth_bytes_per_second = 2.0;
+            let common = layers[0].1;
+            gpu.hand_over_seconds = sync * common as f64;
+            let model = problem.layers[0].clone();
+            problem.layers = layers
+                .into_iter()
+                .map(|(mut frequencies, bytes)| {
+                    frequencies.sort_by(|a, b| b.total_cmp(a));
+                    Layer {
+                        frequencies,
+                        neuron_bytes: if even { common } else { bytes },
+                        gate_bytes: 1,
+                        ..model.clone()
+                    }
+                })
+                .collect();
+            problem
+        })
+    }
+
+    fn total_bytes(problem: &Problem) -> u64 {
+        let layers = problem.layers.iter();
+        layers
+            .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
+            .sum()
+    }
+
+    /// A tiny problem, with a capacity and a lower limit as shares of its size in 1/64.
+    fn tiny_with_limits() -> impl Strategy<Value = (Problem, u64, u64)> {
+        let at_least = prop_oneof![3 => Just(0u64), 1 => 0u64..=64];
+        (tiny(), 0u64..=66, at_least).prop_map(|(problem, capacity, at_least)| {
+            let total = total_bytes(&problem);
+            (problem, total * capacity / 64, total * at_least / 64)
+        })
+    }
+
+    fn agree(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-9 * a.abs().max(1.0)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn the_answer_equals_exhaustive_search((problem, capacity, at_least) in tiny_with_limits()) {
+            let program = Program::new(&problem, capacity, at_least);
+            let truth = exhaustive::best_value(&problem, capacity, at_least);
+            match (solve(&program, LIMIT), truth) {
+                (Ok(answer), Some(truth)) => {
+                    prop_assert_eq!(answer.trouble, None);
+                    prop_assert!(agree(answer.mass, truth), "{} is not {}", answer.mass, truth);
+                    prop_assert!(program.allows(&answer.choice));
+                    prop_assert!(answer.relaxation_bound >= truth * (1.0 - 1e-9));
+                    for (layer, count) in program.hot_counts(&answer.choice).into_iter().enumerate() {
+                        prop_assert!(exhaustive::pays(&problem, layer, count));
+                    }
+                }
+                // What it says is the most must indeed be possible, and one byte more must not.
+                (Err(most), None) => {
+                    prop_assert!(most < at_least);
+                    prop_assert!(exhaustive::best_value(&problem, capacity, most).is_some());
+                    prop_assert!(exhaustive::best_value(&problem, capacity, most + 1).is_none());
+                }
+                (answer, truth) => prop_assert!(false, "{answer:?} but {truth:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn the_answer_is_never_worse_than_greedy((problem, capacity, _) in tiny_with_limits()) {
+            let program = Program::new(&problem, capacity, 0);
+            let greedy = greedy::fill(&program, &blocks_by_density(&program));
+            prop_assert!(program.allows(&greedy));
+            prop_assert!(solve(&program, LIMIT).unwrap().mass >= program.mass(&greedy));
+        }
+
+        #[test]
+        fn more_memory_is_never_worth_less(problem in tiny(), one in 0u64..=64, other in 0u64..=64) {
+            let total = total_bytes(&problem);
+            let value = |share: u64| {
+                let program = Program::new(&problem, total * share / 64, 0);
+                solve(&program, LIMIT).unwrap().mass
+            };
+            let (less, more) = (value(one.min(other)), value(one.max(other)));
+            prop_assert!(more >= less - 1e-9 * less);
+        }
+
+        #[test]
+        fn no_set_of_groups_is_better_than_the_hottest(mut problem in tiny(), capacity in 0u64..=64) {
+            for layer in &mut problem.layers {
+                let even = layer.frequencies.len().div_ceil(problem.group_size) * problem.group_size;
+                layer.frequencies.resize(even, 0.0);
+            }
+            let groups: usize = problem.layers.iter().map(|l| l.frequencies.len() / problem.group_size).sum();
+            prop_assume!(groups <= 12);
+            let capacity = total_bytes(&problem) * capacity / 64;
+            let answer = solve(&Program::new(&problem, capacity, 0), LIMIT).unwrap();
+            let truth = exhaustive::best_subset_value(&problem, capacity);
+            prop_assert!(agree(answer.mass, truth), "{} is not {}", answer.mass, truth);
+        }
+    }
+
+    #[test]
+    fn slack_constraints_leave_the_global_top_k() {
+        let mut problem = samples::shaped(8, 640, samples::power_law);
+        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        let mut groups: Vec<f64> = problem
+            .layers
+            .iter()
+            .flat_map(|layer| layer.frequencies.chunks(64).map(|group| group.iter().sum()))
+            .collect();
+        groups.sort_by(|a: &f64, b| b.total_cmp(a));
+        for count in [0, 1, 33, 79, 80] {
+            // Half a group too much memory buys nothing.
+            let program = Program::new(&problem, (64 * count as u64 + 32) * 6912, 0);
+            let answer = solve(&program, LIMIT).unwrap();
+            assert!(agree(answer.mass, groups[..count].iter().sum()));
+            assert!(
+                agree(answer.relaxation_bound, answer.mass),
+                "and the relaxation proves it"
+            );
+        }
+    }
+
+    #[test]
+    fn where_the_fewest_count_binds_the_program_beats_greedy() {
+        // Both layers need three neurons to pay. The first layer's are the hottest three, but they
+        // are larger and leave no room for a fourth; four of the second layer are worth more.
+        let frequencies = [[0.9, 0.9, 0.9, 0.0], [0.8, 0.7, 0.7, 0.7]];
+        let mut problem = samples::shaped(2, 4, |layer, neuron| frequencies[layer][neuron]);
+        problem.group_size = 1;
+        problem.layers[0].neuron_bytes = 11;
+        problem.layers[1].neuron_bytes = 10;
+        problem.hardware.cpu.read_bandwidth_bytes_per_second = 1.0;
+        let gpu = problem.hardware.gpu.as_mut().unwrap();
+        gpu.read_bandwidth_bytes_per_second = 2.0;
+        gpu.hand_over_seconds = 15.0;
+        let program = Program::new(&problem, 40, 0);
+        let greedy = greedy::fill(&program, &blocks_by_density(&program));
+        assert_eq!(program.hot_counts(&greedy), [3, 0]);
+        let answer = solve(&program, LIMIT).unwrap();
+        assert_eq!(program.hot_counts(&answer.choice), [0, 4]);
+        assert!(agree(answer.mass, 2.9) && agree(answer.bound, 2.9));
+    }
+
+    #[test]
+    fn no_time_leaves_the_greedy_plan_and_an_honest_gap() {
+        let mut problem = samples::shaped(12, 64 * 20, samples::power_law);
+        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 60e-6;
+        let total = total_bytes(&problem);
+        let mut better = 0;
+        for share in 1..16 {
+            let program = Program::new(&problem, total * share / 16, 0);
+            let hurried = solve(&program, Duration::ZERO).unwrap();
+            let best = solve(&program, LIMIT).unwrap();
+            assert_eq!(hurried.backend, "greedy");
+            assert_eq!(
+                hurried.choice,
+                greedy::fill(&program, &blocks_by_density(&program))
+            );
+            assert!(hurried.trouble.is_some());
+            assert!(hurried.bound >= best.mass * (1.0 - 1e-9));
+            assert_eq!((best.backend, best.bound), ("microlp", best.mass));
+            better += usize::from(best.mass > hurried.mass * (1.0 + 1e-6));
+        }
+        assert!(better > 0, "somewhere greed is not enough");
+    }
+}

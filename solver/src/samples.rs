@@ -1,0 +1,60 @@
+//! Problems for tests.
+
+use powerinfer_artifact::{
+    hardware,
+    plan::{Budget, Policy},
+};
+
+use crate::{GROUP_SIZE, Layer, Problem};
+
+/// Two layers of a few neurons, a generous budget, a hand-over that costs nothing.
+pub(crate) fn small() -> Problem {
+    let mut problem = shaped(2, 6, |_, neuron| 0.9 / (1.0 + neuron as f64));
+    problem.group_size = 2;
+    let gpu = problem.hardware.gpu.as_mut().unwrap();
+    gpu.hand_over_seconds = 0.0;
+    gpu.context_bytes = 1000;
+    problem
+}
+
+/// `layer_count` layers of `neuron_count` neurons with these frequencies, for the paper's PC-High.
+pub(crate) fn shaped(
+    layer_count: usize,
+    neuron_count: usize,
+    frequency: impl Fn(usize, usize) -> f64,
+) -> Problem {
+    let layers = (0..layer_count).map(|layer| Layer {
+        policy: Policy::Exact,
+        frequencies: (0..neuron_count)
+            .map(|neuron| frequency(layer, neuron))
+            .collect(),
+        neuron_bytes: 6912,
+        gate_bytes: 2304,
+        attention_bytes: 40_000,
+        predictor_bytes: 10_000,
+        kv_bytes: 30_000,
+    });
+    Problem {
+        layers: layers.collect(),
+        embedding_bytes: 100_000,
+        head_bytes: 100_000,
+        tied_head: false,
+        gpu_scratch_bytes: 5_000,
+        cpu_scratch_bytes: 5_000,
+        hidden_bytes: 4096 * 4,
+        group_size: GROUP_SIZE,
+        budget: Budget {
+            vram_bytes: 24 << 30,
+            ram_bytes: 192 << 30,
+            context_tokens: 2048,
+        },
+        hardware: hardware::named("pc-high").unwrap(),
+    }
+}
+
+/// A power law whose exponent differs from layer to layer, without two equal layers.
+pub(crate) fn power_law(layer: usize, neuron: usize) -> f64 {
+    let scale = 0.3 + 0.7 * ((layer * 37 % 101) as f64 / 101.0);
+    let exponent = 0.4 + 0.5 * ((layer * 61 % 89) as f64 / 89.0);
+    scale * (1.0 + neuron as f64 / 50.0).powf(-exponent)
+}

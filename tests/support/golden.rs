@@ -1,0 +1,63 @@
+//! The golden checkpoints: what the field's standard implementation computes with them.
+
+use std::path::{Path, PathBuf};
+
+use powerinfer_artifact::TensorFile;
+
+/// The models this program runs so far.
+pub const MODELS: [&str; 4] = ["llama-silu", "llama-relu-gqa", "llama-sharded", "llama-bf16"];
+
+/// The prompts each of them was given.
+pub const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
+
+/// A golden checkpoint and its expectations.
+pub struct Golden {
+    pub folder: PathBuf,
+    pub expected: TensorFile,
+    pub absolute: f32,
+    pub relative: f32,
+}
+
+impl Golden {
+    /// Opens the golden checkpoint called `name`.
+    pub fn open(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .map(|folder| folder.join("tests/golden/models").join(name))
+            .find(|folder| folder.is_dir())
+            .expect("the goldens are in the repository");
+        let expected = TensorFile::open(&folder.join("expected.safetensors")).unwrap();
+        let text = std::fs::read(folder.join("expected.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let tolerance = |key: &str| json["tolerance"][key].as_f64().unwrap() as f32;
+        Self { absolute: tolerance("atol"), relative: tolerance("rtol"), folder, expected }
+    }
+
+    /// A float32 tensor of the expectations.
+    pub fn floats(&self, name: &str) -> Vec<f32> {
+        floats(&self.expected, name)
+    }
+
+    /// An int64 tensor of the expectations, as token ids.
+    pub fn ids(&self, name: &str) -> Vec<u32> {
+        let bytes = self.expected.find(name).unwrap().bytes;
+        bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32).collect()
+    }
+
+    /// Fails where `got` is further from `want` than the stated tolerance.
+    pub fn assert_close(&self, got: &[f32], want: &[f32], what: &str) {
+        assert_eq!(got.len(), want.len(), "{what}: lengths");
+        for (index, (got, want)) in got.iter().zip(want).enumerate() {
+            assert!(
+                (got - want).abs() <= self.absolute + self.relative * want.abs(),
+                "{what}[{index}]: {got}, expected {want}"
+            );
+        }
+    }
+}
+
+/// A float32 tensor of `file`.
+pub fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
+    let bytes = file.find(name).unwrap_or_else(|| panic!("{name}")).bytes;
+    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
