@@ -1,4 +1,5 @@
 //! Text and task sets: what the demonstration model is trained, calibrated and examined on.
 
+pub mod demo;
 pub mod minipython;
 pub mod random;

@@ -1,5 +1,6 @@
 //! The instruction sets, and the choice of one at run time.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
 
@@ -42,7 +43,12 @@ impl Isa {
     ///
     /// Fails when the variable names none, or one that this processor lacks.
     pub fn detect() -> Result<Isa, KernelError> {
-        match std::env::var_os(VARIABLE) {
+        Isa::choose(std::env::var_os(VARIABLE).as_deref())
+    }
+
+    /// [`Isa::detect`] for a value of the variable.
+    fn choose(name: Option<&OsStr>) -> Result<Isa, KernelError> {
+        match name {
             Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
             _ => Ok(Isa::available().pop().unwrap_or(Isa::SCALAR)),
         }
@@ -129,6 +135,15 @@ mod tests {
     }
 
     #[test]
+    fn the_variable_overrides_the_choice_of_the_fastest() {
+        let fastest = Isa::available().pop().unwrap();
+        assert_eq!(Isa::choose(None), Ok(fastest));
+        assert_eq!(Isa::choose(Some(OsStr::new(""))), Ok(fastest));
+        assert_eq!(Isa::choose(Some(OsStr::new("scalar"))), Ok(Isa::SCALAR));
+        assert!(Isa::choose(Some(OsStr::new("AVX2"))).is_err());
+    }
+
+    #[test]
     fn unknown_and_missing_instruction_sets_are_told_apart() {
         let unknown = "sse9".parse::<Isa>().unwrap_err().to_string();
         assert_eq!(
@@ -142,9 +157,7 @@ mod tests {
         };
         let missing = foreign.parse::<Isa>().unwrap_err().to_string();
         assert!(
-            missing.starts_with(&format!(
-                "this processor has no `{foreign}`, it has scalar"
-            )),
+            missing.starts_with(&format!("this processor has no `{foreign}`, it has scalar")),
             "{missing}"
         );
     }

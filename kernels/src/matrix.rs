@@ -196,7 +196,11 @@ impl<'a> Matrix<'a> {
                 let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
                 for (column, number) in numbers[..width].iter_mut().enumerate() {
                     let byte = quants[column % (BLOCK / 2)];
-                    let nibble = if column < BLOCK / 2 { byte & 15 } else { byte >> 4 };
+                    let nibble = if column < BLOCK / 2 {
+                        byte & 15
+                    } else {
+                        byte >> 4
+                    };
                     *number = f32::from(nibble) - 8.0;
                 }
                 scales[position].to_f32()

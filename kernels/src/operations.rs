@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Axpy, AxpyRows, Dot, Gemm, Gemv, GemvRows};
+use crate::cpu::{Axpy, AxpyRows, Dot, Gemm, Gemv};
 use crate::format::BLOCK;
 use crate::{Isa, Matrix};
 
@@ -15,7 +15,12 @@ impl Isa {
     pub fn gemv(&self, matrix: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
         assert_eq!(x.len(), matrix.columns(), "one x per column");
         assert_eq!(out.len(), matrix.rows(), "one output per row");
-        self.run(Gemv { matrix, x, out });
+        self.run(Gemv {
+            matrix,
+            rows: None,
+            x,
+            out,
+        });
     }
 
     /// `out[i] = matrix[rows[i]] · x`; rows that are not listed are never read from memory.
@@ -26,9 +31,9 @@ impl Isa {
         assert_eq!(x.len(), matrix.columns(), "one x per column");
         assert_eq!(out.len(), rows.len(), "one output per listed row");
         check_rows(matrix, rows);
-        self.run(GemvRows {
+        self.run(Gemv {
             matrix,
-            rows,
+            rows: Some(rows),
             x,
             out,
         });
@@ -83,7 +88,10 @@ impl Isa {
             expected(matrix.rows()),
             "rows times tokens of output"
         );
-        if !out.is_empty() {
+        // Dequantising ahead gains nothing for one token.
+        if tokens == 1 {
+            self.gemv(matrix, x, out);
+        } else if !out.is_empty() {
             self.run(Gemm {
                 matrix,
                 x,

@@ -105,10 +105,13 @@ fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
 }
 
 fn pack_q4_0(block: &[f32; BLOCK]) -> ([u8; BLOCK / 2], f32) {
-    // The first of equal magnitudes wins, so the comparison is strict.
-    let extreme = block.iter().fold(0.0f32, |extreme, &x| {
-        if x.abs() > extreme.abs() { x } else { extreme }
-    });
+    let mut extreme = 0.0f32;
+    for &x in block {
+        // The first of equal magnitudes wins, so the comparison is strict.
+        if x.abs() > extreme.abs() {
+            extreme = x;
+        }
+    }
     let scale = extreme / -8.0;
     let inverse = inverse_of(scale);
     let nibble = |x: f32| ((x * inverse + 8.5) as u8).min(15);

@@ -8,9 +8,9 @@ pub(crate) fn fill(program: &Program, blocks: &[Block]) -> Vec<usize> {
     let mut choice = vec![0; program.layers.len()];
     let mut left = program.capacity;
     for block in blocks {
-        if choice[block.layer] + 1 == block.level && block.units <= left {
+        if choice[block.layer] + 1 == block.level && block.bytes <= left {
             choice[block.layer] = block.level;
-            left -= block.units;
+            left -= block.bytes;
         }
     }
     choice

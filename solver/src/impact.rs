@@ -24,11 +24,9 @@ use good_lp::{
 use crate::{
     greedy,
     program::{Levels, Program},
-    relaxation::{OpenLevels, Relaxation, blocks_by_density},
+    relaxation::{Block, ROUNDING, Relaxation, blocks_by_density},
 };
 
-/// Differences below this share of the bound are rounding.
-const ROUNDING: f64 = 1e-9;
 /// Memory rows are scaled to this at most, so that the solver's tolerance stays below one byte.
 const LARGEST_ROW: f64 = 1e6;
 /// Seconds that any caller may call for ever; more overflows in the solver.
@@ -57,60 +55,47 @@ pub(crate) struct Answer {
 /// passes, the best choice found so far with its bound.
 pub(crate) fn solve(program: &Program, time_limit: Duration) -> Result<Answer, u64> {
     let blocks = blocks_by_density(program);
-    let relaxation = Relaxation::solve(program, &blocks);
     let mut start = greedy::fill(program, &blocks);
     if !program.allows(&start) {
         // The CPU's memory demands more on the GPU than greed put there: begin with the most.
-        start = fullest(program, time_limit);
+        let fullest = program.fullest();
+        let blocks = blocks_by_density(&fullest);
+        let most = greedy::fill(&fullest, &blocks);
+        start = improve(&fullest, &blocks, most, time_limit).choice;
         if !program.allows(&start) {
-            return Err(program.units(&start) * program.unit_bytes);
+            return Err(program.bytes(&start));
         }
     }
-    Ok(improve(program, &relaxation, start, time_limit))
-}
-
-/// The choice with the most bytes on the GPU.
-fn fullest(program: &Program, time_limit: Duration) -> Vec<usize> {
-    let program = program.fullest();
-    let blocks = blocks_by_density(&program);
-    let start = greedy::fill(&program, &blocks);
-    if program.units(&start) == program.capacity {
-        return start;
-    }
-    let relaxation = Relaxation::solve(&program, &blocks);
-    improve(&program, &relaxation, start, time_limit).choice
+    Ok(improve(program, &blocks, start, time_limit))
 }
 
 /// The best choice there is, from a feasible one.
-fn improve(
-    program: &Program,
-    relaxation: &Relaxation,
-    start: Vec<usize>,
-    time_limit: Duration,
-) -> Answer {
+fn improve(program: &Program, blocks: &[Block], start: Vec<usize>, time_limit: Duration) -> Answer {
+    let mut relaxation = Relaxation::solve(program, blocks, &start);
+    // A step to each side of the start, so that there always is something to decide.
+    for ((open, Levels(levels)), &level) in
+        relaxation.open.iter_mut().zip(&program.layers).zip(&start)
+    {
+        open.open(level.saturating_sub(1));
+        open.open((level + 1).min(levels.len() - 1));
+    }
     let start_mass = program.mass(&start);
-    let open = open_levels(program, relaxation, &start);
-    let open_groups = open
-        .iter()
-        .filter_map(|open| open.hot.clone())
-        .map(groups)
-        .sum();
-    // Rounding must not let the bound fall below a plan that exists.
-    let relaxation_bound = relaxation.bound.max(start_mass);
+    let open_ranges = relaxation.open.iter().filter_map(|open| open.hot.clone());
+    let open_groups = open_ranges.map(groups).sum();
     let mut answer = Answer {
         mass: start_mass,
         choice: start,
-        bound: relaxation_bound,
-        relaxation_bound,
+        bound: relaxation.bound,
+        relaxation_bound: relaxation.bound,
         backend: "greedy",
         open_groups,
         trouble: None,
     };
-    match solve_open(program, &open, &answer.choice, time_limit) {
+    match solve_open(program, &relaxation, &answer.choice, time_limit) {
         Err(error) => answer.trouble = Some(error.to_string()),
         Ok((choice, status)) => {
             let mass = program.mass(&choice);
-            if !program.allows(&choice) || mass < start_mass - ROUNDING * relaxation_bound {
+            if !program.allows(&choice) || mass < start_mass - ROUNDING * relaxation.bound {
                 answer.trouble = Some("its answer is infeasible or worse than greedy's".to_owned());
                 return answer;
             }
@@ -130,24 +115,6 @@ fn improve(
     answer
 }
 
-/// The levels that the integer program decides: all that a better choice than `start` could use,
-/// the start itself, and a step to each side, so that there always is a program.
-fn open_levels(program: &Program, relaxation: &Relaxation, start: &[usize]) -> Vec<OpenLevels> {
-    let slack = relaxation.bound - program.mass(start) - ROUNDING * relaxation.bound;
-    program
-        .layers
-        .iter()
-        .zip(start)
-        .map(|(levels, &level)| {
-            let mut open = relaxation.open_levels(levels, slack);
-            open.open(level.saturating_sub(1));
-            open.open(level);
-            open.open((level + 1).min(levels.0.len() - 1));
-            open
-        })
-        .collect()
-}
-
 /// Groups beyond those that come with the lowest level of a range.
 fn groups(hot: RangeInclusive<usize>) -> usize {
     hot.end() - hot.start()
@@ -165,13 +132,13 @@ struct LayerVariables {
 /// States the program over the open levels and has microlp solve it from `start`.
 fn solve_open(
     program: &Program,
-    open: &[OpenLevels],
+    relaxation: &Relaxation,
     start: &[usize],
     time_limit: Duration,
 ) -> Result<(Vec<usize>, SolutionStatus), ResolutionError> {
     let mut variables = ProblemVariables::new();
-    let mut layers = Vec::with_capacity(open.len());
-    for open in open {
+    let mut layers = Vec::with_capacity(relaxation.open.len());
+    for open in &relaxation.open {
         layers.push(open.hot.clone().map(|hot| LayerVariables {
             used: variables.add(if open.none {
                 variable().binary()
@@ -183,7 +150,8 @@ fn solve_open(
         }));
     }
 
-    let scale = (LARGEST_ROW / program.capacity.max(1) as f64).min(1.0);
+    // In steps of the sizes' grid, where that is coarse enough: then all coefficients are integers.
+    let scale = (1.0 / relaxation.step as f64).min(LARGEST_ROW / relaxation.capacity.max(1) as f64);
     let mut mass = Expression::default();
     let mut memory = Expression::default();
     let mut rows = Vec::new();
@@ -192,14 +160,14 @@ fn solve_open(
         let Some(layer) = layer else { continue };
         let lowest = levels[layer.lowest];
         mass.add_mul(lowest.mass, layer.used);
-        memory.add_mul(lowest.units as f64 * scale, layer.used);
+        memory.add_mul(lowest.bytes as f64 * scale, layer.used);
         warm.push((layer.used, f64::from(start > 0)));
         let mut hot_groups = Expression::default();
         let steps = levels[layer.lowest..].windows(2);
         for (index, (step, &group)) in steps.zip(&layer.groups).enumerate() {
-            let units = (step[1].units - step[0].units) as f64 * scale;
+            let bytes = (step[1].bytes - step[0].bytes) as f64 * scale;
             mass.add_mul(step[1].mass - step[0].mass, group);
-            memory.add_mul(units, group);
+            memory.add_mul(bytes, group);
             hot_groups.add_mul(1.0, group);
             warm.push((group, f64::from(start > layer.lowest + index)));
         }
@@ -213,7 +181,7 @@ fn solve_open(
     if program.at_least > 0 {
         rows.push(memory.clone().geq(program.at_least as f64 * scale));
     }
-    rows.push(memory.leq(program.capacity as f64 * scale));
+    rows.push(memory.leq(relaxation.capacity as f64 * scale));
 
     let mut model = variables.maximise(mass).using(microlp);
     for row in rows {
@@ -414,7 +382,7 @@ mod tests {
     #[test]
     fn no_time_leaves_the_greedy_plan_and_an_honest_gap() {
         let mut problem = samples::shaped(12, 64 * 20, samples::power_law);
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 60e-6;
+        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 80e-6;
         let total = total_bytes(&problem);
         let mut better = 0;
         for share in 1..16 {

@@ -18,8 +18,9 @@ pub fn evaluate(problem: &Problem, hot_counts: &[usize]) -> f64 {
         .layers
         .iter()
         .zip(hot_counts)
-        .map(|(layer, &count)| layer.frequencies[..count].iter().sum::<f64>())
-        .sum()
+        // Plus 0, for an empty sum is −0.
+        .map(|(layer, &count)| layer.frequencies[..count].iter().sum::<f64>() + 0.0)
+        .sum::<f64>()
 }
 
 /// `C_l`, the fewest neurons of `layer` that are worth a hand-over: the smallest count with

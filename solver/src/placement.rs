@@ -27,7 +27,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             objective: Objective::Impact,
-            time_limit: Duration::from_secs(20),
+            time_limit: Duration::from_secs(10),
         }
     }
 }
@@ -174,7 +174,7 @@ fn layer_plan(
         here.map(|(_, bytes)| bytes).sum::<u64>() + layer.neurons_bytes(neurons)
     };
     let cost = cost::layer(problem, places, index, hot_count);
-    let carried = layer.frequencies[..hot_count].iter().sum();
+    let carried: f64 = layer.frequencies[..hot_count].iter().sum();
     let active = layer.frequencies.iter().sum();
     LayerPlan {
         layer: index,
@@ -203,10 +203,214 @@ fn share(part: f64, all: f64, complete: bool) -> f64 {
     if all <= 0.0 {
         return 0.0;
     }
-    ((part / all * 1e6).round() / 1e6).min(1.0)
+    ((part / all * 1e6).round() / 1e6).clamp(0.0, 1.0) + 0.0
 }
 
 /// To the nanosecond: a plan is read by people.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::plan::{COLD_NEURONS, HOT_NEURONS};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::samples;
+
+    fn placed(problem: &Problem) -> Plan {
+        place(problem, &Options::default()).unwrap().0
+    }
+
+    fn with_vram(mut problem: Problem, vram_bytes: u64) -> Problem {
+        problem.budget.vram_bytes = vram_bytes;
+        problem
+    }
+
+    #[test]
+    fn an_unlimited_budget_makes_every_neuron_hot() {
+        let mut problem = samples::shaped(3, 200, samples::power_law);
+        for hand_over in [0.0, 20e-6, 1.0] {
+            problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = hand_over;
+            let plan = placed(&problem);
+            assert!(
+                plan.layers
+                    .iter()
+                    .all(|layer| layer.hot_count == 200 && layer.hot_share == 1.0)
+            );
+            assert!(
+                plan.layers
+                    .iter()
+                    .all(|layer| layer.sync_microseconds == 0.0 || layer.layer == 0)
+            );
+            assert_eq!(plan.line(COLD_NEURONS), 0);
+            assert_eq!((plan.totals.hot_share, plan.solver.gap), (1.0, 0.0));
+        }
+    }
+
+    #[test]
+    fn no_vram_puts_everything_on_the_cpu() {
+        let problem = samples::shaped(3, 200, samples::power_law);
+        let without_gpu = |vram| {
+            let mut problem = with_vram(problem.clone(), vram);
+            problem.hardware.gpu = None;
+            problem
+        };
+        for problem in [
+            with_vram(problem.clone(), 0),
+            with_vram(problem.clone(), 1000),
+            without_gpu(0),
+        ] {
+            let plan = placed(&problem);
+            assert!(plan.lines.iter().all(|line| line.device == Device::Cpu));
+            assert_eq!((plan.totals.gpu_bytes, plan.totals.hot_count), (0, 0));
+            assert_eq!(
+                (plan.head, plan.layers[0].attention),
+                (Device::Cpu, Device::Cpu)
+            );
+            assert!(
+                plan.layers
+                    .iter()
+                    .all(|layer| layer.gpu_microseconds == 0.0)
+            );
+            assert_eq!(
+                plan.solver.objective.to_bits(),
+                0f64.to_bits(),
+                "and not −0"
+            );
+        }
+    }
+
+    #[test]
+    fn the_same_problem_gives_the_same_bytes() {
+        let problem = with_vram(samples::shaped(4, 1000, samples::power_law), 530 << 20);
+        let json = || serde_json::to_string_pretty(&placed(&problem)).unwrap();
+        assert_eq!(json(), json());
+    }
+
+    #[test]
+    fn too_little_ram_names_the_line_and_a_budget_that_works() {
+        let mut problem = samples::shaped(3, 640, samples::power_law);
+        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        for vram in [0, 512 << 20, (512 << 20) + 8_000_000] {
+            let mut problem = with_vram(problem.clone(), vram);
+            problem.budget.ram_bytes = 1_000_000;
+            let error = place(&problem, &Options::default()).unwrap_err();
+            let SolveError::TooSmall {
+                device: Device::Cpu,
+                line,
+                needed,
+                ..
+            } = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(line, COLD_NEURONS);
+            assert!(error.to_string().contains("allow `"), "{error}");
+            problem.budget.ram_bytes = *needed;
+            let plan = placed(&problem);
+            assert_eq!(plan.totals.cpu_bytes, *needed);
+            problem.budget.ram_bytes -= 1;
+            assert!(place(&problem, &Options::default()).is_err());
+            // Not even the embeddings.
+            problem.budget.ram_bytes = 50_000;
+            let error = place(&problem, &Options::default()).unwrap_err();
+            assert!(matches!(&error, SolveError::TooSmall { needed: same, .. } if same == needed));
+        }
+    }
+
+    #[test]
+    fn a_tied_head_on_the_cpu_is_the_embeddings() {
+        let mut problem = with_vram(samples::small(), 0);
+        let apart = placed(&problem).totals.cpu_bytes;
+        problem.tied_head = true;
+        assert_eq!(
+            placed(&problem).totals.cpu_bytes,
+            apart - problem.head_bytes
+        );
+        let on_gpu = placed(&with_vram(problem, 24 << 30));
+        assert_eq!(on_gpu.line("head"), 100_000);
+    }
+
+    #[test]
+    fn more_hot_neurons_are_predicted_to_be_faster() {
+        let problem = samples::shaped(4, 6400, samples::power_law);
+        let time = |vram| {
+            placed(&with_vram(problem.clone(), vram))
+                .totals
+                .microseconds_per_token
+        };
+        let reserve = reserve_bytes(&problem);
+        let times = [0, reserve + 20_000_000, reserve + 100_000_000, 24 << 30].map(time);
+        assert!(times.is_sorted_by(|a, b| a > b), "{times:?}");
+    }
+
+    #[test]
+    fn a_7b_model_is_solved_to_optimality() {
+        let mut problem = samples::shaped(32, 11008, samples::power_law);
+        for layer in &mut problem.layers {
+            layer.attention_bytes = 37_748_736;
+            layer.kv_bytes = 33_554_432;
+        }
+        problem.budget.vram_bytes = 4 << 30;
+        for hand_over in [0.0, 20e-6, 300e-6] {
+            problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = hand_over;
+            let (plan, report) = place(&problem, &Options::default()).unwrap();
+            assert_eq!(report.trouble, None);
+            assert_eq!(
+                (plan.solver.backend.as_str(), plan.solver.gap),
+                ("microlp", 0.0)
+            );
+            assert_eq!(report.group_count, 32 * 172);
+            assert!(plan.totals.hot_count > 0 && plan.totals.hot_count < 32 * 11008);
+            assert!(plan.layers.iter().all(|layer| layer.hot_count % 64 == 0));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_plan_adds_up_and_keeps_its_budget(
+            shape in (1usize..5, 1usize..300, 1usize..80),
+            vram in 0u64..16_000_000,
+            ram in 0u64..16_000_000,
+            hand_over in prop_oneof![Just(0.0), 0.0..40e-6],
+            context in 0u64..1_000_000,
+        ) {
+            let (layer_count, neuron_count, group_size) = shape;
+            let mut problem = samples::shaped(layer_count, neuron_count, samples::power_law);
+            problem.group_size = group_size;
+            problem.budget.vram_bytes = vram;
+            problem.budget.ram_bytes = ram;
+            let gpu = problem.hardware.gpu.as_mut().unwrap();
+            gpu.hand_over_seconds = hand_over;
+            gpu.context_bytes = context;
+            // In a debug build uneven groups can take the solver long; any plan will do here.
+            let options = Options { time_limit: Duration::from_millis(200), ..Options::default() };
+            match place(&problem, &options) {
+                Ok((plan, report)) => {
+                    plan.validate().unwrap();
+                    prop_assert!(plan.totals.gpu_bytes <= vram && plan.totals.cpu_bytes <= ram);
+                    let hot: Vec<usize> = plan.layers.iter().map(|layer| layer.hot_count).collect();
+                    prop_assert_eq!(plan.solver.objective, objective::evaluate(&problem, &hot));
+                    prop_assert!(plan.solver.bound >= plan.solver.objective);
+                    prop_assert!(report.gap >= 0.0 && report.gap <= 1.0);
+                    let hot_bytes: u64 = hot.iter().map(|&count| count as u64 * 6912).sum();
+                    prop_assert_eq!(plan.line(HOT_NEURONS), hot_bytes);
+                    // Every byte of the model is somewhere, once.
+                    let model = problem.embedding_bytes
+                        + problem.head_bytes
+                        + layer_count as u64 * (80_000 + 6912 * neuron_count as u64);
+                    let overhead: u64 = ["scratch", "CUDA context and reserve"]
+                        .iter()
+                        .flat_map(|name| plan.lines.iter().filter(move |line| line.name == *name))
+                        .map(|line| line.bytes)
+                        .sum();
+                    prop_assert_eq!(plan.totals.gpu_bytes + plan.totals.cpu_bytes, model + overhead);
+                }
+                Err(SolveError::TooSmall { needed, budget, .. }) => prop_assert!(needed > budget),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+    }
 }

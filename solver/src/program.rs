@@ -13,16 +13,13 @@ use crate::{Problem, objective};
 pub(crate) struct Program {
     /// The layers, in order.
     pub(crate) layers: Vec<Levels>,
-    /// The GPU holds at most this, in units.
+    /// Bytes that the GPU can hold.
     pub(crate) capacity: u64,
-    /// The CPU's cap: the GPU holds at least this, in units.
+    /// Bytes that it must hold, because the CPU cannot.
     pub(crate) at_least: u64,
-    /// Bytes of one unit, the greatest common divisor of all level sizes. Counted in units the
-    /// capacity has no remainder that nothing could ever fill, which is what makes bounds tight.
-    pub(crate) unit_bytes: u64,
 }
 
-/// The levels of one layer, coldest first. Mass is concave in units.
+/// The levels of one layer, coldest first. Mass is concave in bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Levels(pub(crate) Vec<Level>);
 
@@ -32,51 +29,41 @@ pub(crate) struct Level {
     /// Neurons in it.
     pub(crate) neurons: usize,
     /// Their size.
-    pub(crate) units: u64,
+    pub(crate) bytes: u64,
     /// What they are worth: the sum of their frequencies.
     pub(crate) mass: f64,
 }
 
 impl Program {
-    /// The program of a valid `problem` with `capacity_bytes` for hot neurons, of which at least
-    /// `at_least_bytes` must be used.
-    pub(crate) fn new(problem: &Problem, capacity_bytes: u64, at_least_bytes: u64) -> Self {
-        let counts: Vec<Vec<usize>> = (0..problem.layers.len())
-            .map(|layer| level_counts(problem, layer))
-            .collect();
-        let sizes = counts.iter().zip(&problem.layers);
-        let unit_bytes = sizes
-            .flat_map(|(counts, layer)| counts.iter().map(|&count| layer.neurons_bytes(count)))
-            .fold(0, greatest_common_divisor)
-            .max(1);
-        let layers: Vec<Levels> = counts
-            .into_iter()
-            .zip(&problem.layers)
-            .map(|(counts, layer)| {
-                let (mut summed, mut mass) = (0, 0.0);
-                Levels(
-                    counts
-                        .into_iter()
-                        .map(|neurons| {
-                            for frequency in &layer.frequencies[summed..neurons] {
-                                mass += frequency;
-                            }
-                            summed = neurons;
-                            Level {
-                                neurons,
-                                units: layer.neurons_bytes(neurons) / unit_bytes,
-                                mass,
-                            }
-                        })
-                        .collect(),
-                )
-            })
-            .collect();
-        let all: u64 = layers.iter().map(|levels| levels.top().units).sum();
+    /// The program of a valid `problem` with `capacity` bytes for hot neurons, of which at least
+    /// `at_least` must be used.
+    pub(crate) fn new(problem: &Problem, capacity: u64, at_least: u64) -> Self {
+        let levels = |layer: usize| {
+            let counts = level_counts(problem, layer);
+            let layer = &problem.layers[layer];
+            let (mut summed, mut mass) = (0, 0.0);
+            let level = |neurons: usize| {
+                for frequency in &layer.frequencies[summed..neurons] {
+                    mass += frequency;
+                }
+                summed = neurons;
+                Level {
+                    neurons,
+                    bytes: layer.neurons_bytes(neurons),
+                    mass,
+                }
+            };
+            Levels(counts.into_iter().map(level).collect())
+        };
+        let layers: Vec<Levels> = (0..problem.layers.len()).map(levels).collect();
+        let all: u64 = layers
+            .iter()
+            .filter_map(|levels| levels.0.last())
+            .map(|top| top.bytes)
+            .sum();
         Self {
-            capacity: (capacity_bytes / unit_bytes).min(all),
-            at_least: at_least_bytes.div_ceil(unit_bytes),
-            unit_bytes,
+            capacity: capacity.min(all),
+            at_least,
             layers,
         }
     }
@@ -88,15 +75,15 @@ impl Program {
         program.at_least = 0;
         for Levels(levels) in &mut program.layers {
             for level in levels {
-                level.mass = level.units as f64;
+                level.mass = level.bytes as f64;
             }
         }
         program
     }
 
     /// Size of a choice of levels.
-    pub(crate) fn units(&self, choice: &[usize]) -> u64 {
-        self.chosen(choice).map(|level| level.units).sum()
+    pub(crate) fn bytes(&self, choice: &[usize]) -> u64 {
+        self.chosen(choice).map(|level| level.bytes).sum()
     }
 
     /// Value of a choice of levels.
@@ -106,7 +93,7 @@ impl Program {
 
     /// Whether a choice respects both limits.
     pub(crate) fn allows(&self, choice: &[usize]) -> bool {
-        (self.at_least..=self.capacity).contains(&self.units(choice))
+        (self.at_least..=self.capacity).contains(&self.bytes(choice))
     }
 
     /// Neurons of each layer that a choice makes hot.
@@ -119,13 +106,6 @@ impl Program {
             .iter()
             .zip(choice)
             .map(|(Levels(levels), &level)| &levels[level])
-    }
-}
-
-impl Levels {
-    /// The level with the most hot neurons.
-    pub(crate) fn top(&self) -> &Level {
-        self.0.last().expect("every layer has level 0")
     }
 }
 
@@ -142,14 +122,6 @@ fn level_counts(problem: &Problem, layer: usize) -> Vec<usize> {
         }));
     }
     counts
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 {
-        a
-    } else {
-        greatest_common_divisor(b, a % b)
-    }
 }
 
 #[cfg(test)]
@@ -177,8 +149,6 @@ mod tests {
             .map(|levels| levels.0.iter().map(|level| level.neurons).collect())
             .collect();
         assert_eq!(neurons, [vec![0, 6, 9, 11], vec![0, 6]]);
-        assert_eq!(program.unit_bytes, 10);
-        assert_eq!((program.capacity, program.at_least), (9, 1));
         assert_eq!(program.mass(&[1, 1]), 4.5);
         assert_eq!(program.hot_counts(&[2, 0]), [9, 0]);
         assert!(program.allows(&[2, 0]) && !program.allows(&[2, 1]) && !program.allows(&[0, 0]));

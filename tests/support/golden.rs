@@ -1,4 +1,5 @@
 //! The golden checkpoints: what the field's standard implementation computes with them.
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::path::{Path, PathBuf};
 

@@ -27,7 +27,11 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
 }
 
 /// Adds the planes of `matrix` to the tensors of a file, under `name`.
-pub fn insert_matrix<'a>(tensors: &mut BTreeMap<String, TensorSource<'a>>, name: &str, matrix: &'a OwnedMatrix) {
+pub fn insert_matrix<'a, Failure>(
+    tensors: &mut BTreeMap<String, TensorSource<'a, Failure>>,
+    name: &str,
+    matrix: &'a OwnedMatrix,
+) {
     let view = matrix.as_view();
     let bytes: Vec<&[u8]> = match view.data() {
         MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
@@ -43,18 +47,18 @@ pub fn insert_matrix<'a>(tensors: &mut BTreeMap<String, TensorSource<'a>>, name:
 
 /// The planes of a matrix that will be packed when its turn to be written comes, so that a file
 /// larger than memory can be made; `pack` runs once per plane.
-pub fn insert_lazy_matrix<'a>(
-    tensors: &mut BTreeMap<String, TensorSource<'a>>,
+pub fn insert_lazy_matrix<'a, Failure: 'a>(
+    tensors: &mut BTreeMap<String, TensorSource<'a, Failure>>,
     name: &str,
     format: Format,
     rows: usize,
     columns: usize,
-    pack: impl Fn() -> OwnedMatrix + Clone + 'a,
+    pack: impl Fn() -> Result<OwnedMatrix, Failure> + Clone + 'a,
 ) {
     for (index, (suffix, dtype, per_row)) in planes(format, columns).into_iter().enumerate() {
         let pack = pack.clone();
         let bytes = move || {
-            let matrix = pack();
+            let matrix = pack()?;
             let view = matrix.as_view();
             let bytes: &[u8] = match (view.data(), index) {
                 (MatrixData::F32(values), _) => bytemuck::cast_slice(values),
@@ -63,7 +67,7 @@ pub fn insert_lazy_matrix<'a>(
                 (MatrixData::Q4_0 { quants, .. }, 0) => quants,
                 (MatrixData::Q8_0 { scales, .. } | MatrixData::Q4_0 { scales, .. }, _) => bytemuck::cast_slice(scales),
             };
-            bytes.to_vec().into()
+            Ok(bytes.to_vec().into())
         };
         let source = TensorSource { dtype, shape: vec![rows, per_row], bytes: Box::new(bytes) };
         tensors.insert(format!("{name}{suffix}"), source);
@@ -145,9 +149,9 @@ mod tests {
             let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("matrix.safetensors");
-            let mut tensors = BTreeMap::new();
+            let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
             insert_matrix(&mut tensors, "eager", &matrix);
-            insert_lazy_matrix(&mut tensors, "lazy", format, rows, columns, || matrix.clone());
+            insert_lazy_matrix(&mut tensors, "lazy", format, rows, columns, || Ok::<_, ArtifactError>(matrix.clone()));
             write_tensors(&path, None, &tensors).unwrap();
             let file = TensorFile::open(&path).unwrap();
             for name in ["eager", "lazy"] {

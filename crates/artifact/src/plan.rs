@@ -5,7 +5,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ByteSize, hardware::Hardware};
+use crate::{
+    ByteSize,
+    hardware::{self, Hardware},
+};
 
 /// What a solver decided, and for which machine and budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -263,6 +266,55 @@ pub enum PlanError {
 }
 
 impl Plan {
+    /// A plan that leaves everything on the CPU and accounts for nothing: for running weights
+    /// as they are, and for tests.
+    pub fn unplaced(layers: usize, neurons: usize, policy: Policy, context_tokens: usize) -> Self {
+        let layer = |layer| LayerPlan {
+            layer,
+            policy,
+            neuron_count: neurons,
+            hot_count: 0,
+            hot_share: 0.0,
+            neuron_bytes: 0,
+            attention: Device::Cpu,
+            kv: Device::Cpu,
+            predictor: None,
+            gpu_bytes: 0,
+            cpu_bytes: 0,
+            gpu_microseconds: 0.0,
+            cpu_microseconds: 0.0,
+            sync_microseconds: 0.0,
+            microseconds: 0.0,
+        };
+        Self {
+            objective: Objective::Impact,
+            group_size: 1,
+            solver: SolverSummary {
+                backend: "none".to_owned(),
+                objective: 0.0,
+                bound: 0.0,
+                gap: 0.0,
+            },
+            budget: Budget {
+                vram_bytes: 0,
+                ram_bytes: 0,
+                context_tokens: context_tokens as u64,
+            },
+            lines: Vec::new(),
+            totals: Totals {
+                gpu_bytes: 0,
+                cpu_bytes: 0,
+                neuron_count: layers as u64 * neurons as u64,
+                hot_count: 0,
+                hot_share: 0.0,
+                microseconds_per_token: 0.0,
+            },
+            head: Device::Cpu,
+            layers: (0..layers).map(layer).collect(),
+            hardware: hardware::named("cpu-only").expect("the machine is built in"),
+        }
+    }
+
     /// Checks that the plan is consistent: layers in order, no more hot neurons than neurons,
     /// lines and layers that add up, totals within the budget.
     pub fn validate(&self) -> Result<(), PlanError> {
@@ -413,7 +465,6 @@ fn figure(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware;
 
     fn plan() -> Plan {
         let line = |name: &str, device, bytes| BudgetLine {

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cell::RefCell,
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
@@ -119,51 +120,80 @@ impl TensorFile {
 
 /// A tensor to be written; its bytes are asked for only when their turn comes, so that a file
 /// much larger than memory can be written.
-pub struct TensorSource<'a> {
+pub struct TensorSource<'a, Failure = ArtifactError> {
     /// Element type.
     pub dtype: Dtype,
     /// Sizes, slowest dimension first.
     pub shape: Vec<usize>,
     /// Makes the bytes: row-major, little-endian, of exactly the length the shape asks for.
-    pub bytes: Box<dyn Fn() -> Cow<'a, [u8]> + 'a>,
+    pub bytes: Box<dyn Fn() -> Result<Cow<'a, [u8]>, Failure> + 'a>,
 }
 
-impl<'a> TensorSource<'a> {
+impl<'a, Failure> TensorSource<'a, Failure> {
     /// A tensor whose bytes are already there.
     pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
-        Self { dtype, shape, bytes: Box::new(move || Cow::Borrowed(bytes)) }
+        Self { dtype, shape, bytes: Box::new(move || Ok(Cow::Borrowed(bytes))) }
     }
-}
 
-impl View for &TensorSource<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
+    /// A tensor that owns its bytes.
+    pub fn owned(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self { dtype, shape, bytes: Box::new(move || Ok(Cow::Owned(bytes.clone()))) }
     }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        (self.bytes)()
-    }
-    fn data_len(&self) -> usize {
+
+    /// Bytes that the shape asks for.
+    fn length(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
     }
 }
 
+/// A source on its way into a file. The library's interface cannot fail, so the first failure
+/// is kept aside, zeros take the place of the bytes, and the file is thrown away at the end.
+struct Outgoing<'s, 'a, Failure> {
+    source: &'s TensorSource<'a, Failure>,
+    failure: &'s RefCell<Option<Failure>>,
+}
+
+impl<Failure> View for Outgoing<'_, '_, Failure> {
+    fn dtype(&self) -> Dtype {
+        self.source.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.source.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        if self.failure.borrow().is_none() {
+            match (self.source.bytes)() {
+                Ok(bytes) => return bytes,
+                Err(failure) => *self.failure.borrow_mut() = Some(failure),
+            }
+        }
+        Cow::Owned(vec![0; self.source.length()])
+    }
+    fn data_len(&self) -> usize {
+        self.source.length()
+    }
+}
+
 /// Writes a safetensors file with our header, beside and renamed.
-pub fn write_tensors(
+pub fn write_tensors<Failure: From<ArtifactError>>(
     path: &Path,
     header: Option<&Header>,
-    tensors: &BTreeMap<String, TensorSource<'_>>,
-) -> Result<(), ArtifactError> {
+    tensors: &BTreeMap<String, TensorSource<'_, Failure>>,
+) -> Result<(), Failure> {
     let metadata = header.map(|header| {
         let text = serde_json::to_string(header).expect("a header is plain JSON");
         HashMap::from([(HEADER_KEY.to_owned(), text)])
     });
     write_with(path, |temporary| {
-        safetensors::serialize_to_file(tensors, metadata, temporary).map_err(|error| ArtifactError::Write {
-            path: path.to_owned(),
-            source: std::io::Error::other(error.to_string()),
+        let failure = RefCell::new(None);
+        let outgoing = tensors.iter().map(|(name, source)| (name, Outgoing { source, failure: &failure }));
+        let written = safetensors::serialize_to_file(outgoing, metadata, temporary);
+        if let Some(failure) = failure.into_inner() {
+            return Err(failure);
+        }
+        written.map_err(|error| {
+            let source = std::io::Error::other(error.to_string());
+            ArtifactError::Write { path: path.to_owned(), source }.into()
         })
     })
 }

@@ -1,1 +1,14 @@
-//! (being written)
+//! Packs a model for running: neurons permuted hottest first, weights quantised, predictors and
+//! plan beside them, every file's digest in one manifest. And opens what it packed.
+
+mod bundle;
+mod error;
+mod manifest;
+mod pack;
+mod weights;
+
+pub use bundle::{Bundle, Verification};
+pub use error::BundleError;
+pub use manifest::{FORMAT, Manifest, VERSION};
+pub use pack::{PackInputs, pack};
+pub use weights::{StoredLayer, StoredWeights, is_permutation, neuron_bytes};

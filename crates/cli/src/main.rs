@@ -1,1 +1,127 @@
-fn main() {}
+//! The `powerinfer` command: parses, calls, prints.
+
+mod calibration_text;
+mod commands;
+mod engine;
+mod machine;
+mod model_argument;
+mod output;
+mod progress;
+
+use std::{io::ErrorKind, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use output::Output;
+use powerinfer_artifact::progress::Interrupted;
+
+use crate::commands::{
+    completions, doctor, eval, inspect, logits, place, prepare, profile, run, tokenize, train_predictors,
+};
+
+/// Runs large language models on ordinary PCs, by computing only the neurons that fire.
+///
+/// A model goes through four stages, each of which reads and writes `./<model>.powerinfer/`:
+/// `profile` measures which neurons fire, `train-predictors` learns to foresee it, `place`
+/// decides by an integer program what the GPU and what the CPU computes and packs a bundle,
+/// `run` executes it. `prepare` does the first three in one go.
+#[derive(Parser)]
+#[command(name = "powerinfer", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Say nothing but results and errors
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Say more; hides progress bars
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure which neurons fire
+    Profile(profile::ProfileArguments),
+    /// Train the predictors that foresee which neurons fire
+    TrainPredictors(train_predictors::TrainPredictorsArguments),
+    /// Decide what the GPU and what the CPU computes, and pack a bundle
+    Place(place::PlaceArguments),
+    /// Profile, train and place in one go, skipping what is done
+    Prepare(prepare::PrepareArguments),
+    /// Generate text with a bundle
+    Run(run::RunArguments),
+    /// Measure quality and speed of a bundle
+    Eval(eval::EvalArguments),
+    /// Explain an artifact
+    Inspect(inspect::InspectArguments),
+    /// Tell what this machine can do
+    Doctor(doctor::DoctorArguments),
+    /// Write the logits of a token sequence, to compare with another implementation
+    Logits(logits::LogitsArguments),
+    /// Turn text into token ids, or back
+    Tokenize(tokenize::TokenizeArguments),
+    /// Write shell completions to stdout
+    Completions(completions::CompletionsArguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output { quiet: arguments.quiet, verbose: arguments.verbose };
+    progress::listen_for_interrupts();
+    let result = match arguments.command {
+        Command::Profile(arguments) => profile::run(&arguments, output),
+        Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),
+        Command::Place(arguments) => place::run(&arguments, output),
+        Command::Prepare(arguments) => prepare::run(&arguments, output),
+        Command::Run(arguments) => run::run(&arguments, output),
+        Command::Eval(arguments) => eval::run(&arguments, output),
+        Command::Inspect(arguments) => inspect::run(&arguments, output),
+        Command::Doctor(arguments) => doctor::run(&arguments, output),
+        Command::Logits(arguments) => logits::run(&arguments, output),
+        Command::Tokenize(arguments) => tokenize::run(&arguments, output),
+        Command::Completions(arguments) => completions::run::<Arguments>(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Says what went wrong and what to do, and chooses the exit code.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    use std::io::Write;
+    if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe))
+    {
+        return ExitCode::SUCCESS; // the reader has seen enough
+    }
+    // Messages carry their causes already; one that does not is told below the first line.
+    let mut told: Vec<String> = Vec::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !told.iter().any(|line| line.contains(&cause)) {
+            told.push(cause);
+        }
+    }
+    let last = told.pop().unwrap_or_default();
+    let (last, hint) = match last.rsplit_once("; ") {
+        Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
+        None => (last, None),
+    };
+    told.push(last);
+    let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");
+    let mut stderr = anstream::stderr();
+    let _ = writeln!(stderr, "{style}error:{reset} {}", told.join("\n  "));
+    if let Some(hint) = hint {
+        let _ = writeln!(stderr, "hint: {hint}");
+    }
+    if error.chain().any(|cause| cause.is::<Interrupted>()) { ExitCode::from(130) } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,1 +1,12 @@
-//! (being written)
+//! Measures what a language model can do: functions it writes are run and judged, and the
+//! probability it gives to the right text is taken.
+
+mod completion;
+mod error;
+pub mod function_tasks;
+pub mod interpreter;
+mod likelihood;
+
+pub use completion::{Completion, complete};
+pub use error::EvalError;
+pub use likelihood::{Likelihood, continuation_likelihood};

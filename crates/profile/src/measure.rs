@@ -32,15 +32,13 @@ pub(crate) fn header(checkpoint: &Checkpoint, calibration: &Calibration, setting
 
 /// Profiles `checkpoint` over `calibration` into the folder `out`.
 ///
-/// An interrupted run with the same inputs goes on after its last finished layer. `report` is
-/// told of every layer.
+/// An interrupted run with the same inputs goes on after its last finished layer.
 pub fn measure(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
     settings: Settings,
     out: &Path,
     progress: &dyn Progress,
-    report: &mut dyn FnMut(&LayerSummary),
 ) -> Result<Profile, ProfileError> {
     let config = checkpoint.config();
     let header = header(checkpoint, calibration, settings);
@@ -86,7 +84,6 @@ pub fn measure(
         let trace_header = Header { format: traces::FORMAT.to_owned(), version: traces::VERSION, ..header.clone() };
         samples.write(&Traces::path(folder.path(), index), &trace_header)?;
         let summary = LayerSummary::of(index, &activity);
-        report(&summary);
         summaries.push(summary);
         state.activities.push(activity);
         if index + 1 < config.layer_count {

@@ -39,7 +39,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 pub(crate) fn save(folder: &Path, header: &Header, state: &State) -> Result<(), ProfileError> {
     let mut tensors = BTreeMap::new();
     let mut put = |name: String, dtype, shape, bytes: Vec<u8>| {
-        tensors.insert(name, TensorSource { dtype, shape, bytes: Box::new(move || bytes.clone().into()) });
+        tensors.insert(name, TensorSource::<ProfileError>::owned(dtype, shape, bytes));
     };
     for (layer, activity) in state.activities.iter().enumerate() {
         let neurons = vec![activity.active.len()];
@@ -53,7 +53,7 @@ pub(crate) fn save(folder: &Path, header: &Header, state: &State) -> Result<(), 
         all.extend(hidden.flatten_all()?.to_vec1::<f32>()?);
     }
     put("hidden".to_owned(), Dtype::F32, vec![all.len()], bytes(&all));
-    Ok(write_tensors(&path(folder), Some(&with_format(header)), &tensors)?)
+    write_tensors(&path(folder), Some(&with_format(header)), &tensors)
 }
 
 /// Loads the state that a run with the same `header` left in `folder`; anything else, such as

@@ -139,12 +139,8 @@ impl Traces {
             let (samples, name) = (self.part(part), part.name());
             let (tokens, neurons) = (samples.tokens(), samples.active.neurons());
             let inputs: Vec<u8> = samples.inputs.iter().flat_map(|value| value.to_le_bytes()).collect();
-            let inputs = TensorSource {
-                dtype: Dtype::BF16,
-                shape: vec![tokens, samples.hidden_size],
-                bytes: Box::new(move || inputs.clone().into()),
-            };
-            tensors.insert(format!("{name}.inputs"), inputs);
+            let shape = vec![tokens, samples.hidden_size];
+            tensors.insert(format!("{name}.inputs"), TensorSource::owned(Dtype::BF16, shape, inputs));
             let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
             tensors.insert(
                 format!("{name}.active"),

@@ -1,1 +1,21 @@
-//! (being written)
+//! Executes a bundle: a sparse forward with a KV cache, and sampling.
+//!
+//! Where a neuron is computed never changes the result beyond summation order; whether it is
+//! computed is the policy's choice, made at one place, the FFN.
+
+mod attention;
+mod error;
+mod ffn;
+mod forward;
+mod norm;
+mod rotary;
+mod sampling;
+mod statistics;
+mod threads;
+
+pub use error::RuntimeError;
+pub use ffn::PolicyChoice;
+pub use forward::{Options, Runtime};
+pub use sampling::{Sampler, SamplingSettings};
+pub use statistics::Statistics;
+pub use threads::Threads;

@@ -85,7 +85,8 @@ impl Landmarks {
         let mut pieces = source.split('\'');
         while let Some(code) = pieces.next() {
             for token in code.split(|character: char| !character.is_ascii_alphanumeric()) {
-                if let Ok(number) = token.parse() {
+                // 0 and 1 start totals and steps; they are no thresholds.
+                if let Some(number) = token.parse().ok().filter(|&number| number >= 2) {
                     landmarks.numbers.push(number);
                 }
             }
@@ -103,17 +104,7 @@ impl Landmarks {
             Kind::Str => Argument::Str(self.sentence(case, random)),
             Kind::Ints => {
                 let count = list_length(case, random);
-                // A narrow list repeats itself, which counting and comparing need.
-                let narrow = random.chance(25);
-                let offset = random.between(-3, 30);
-                Argument::Ints(
-                    (0..count)
-                        .map(|_| match narrow {
-                            true => offset + random.between(0, 6),
-                            false => self.number(random),
-                        })
-                        .collect(),
-                )
+                Argument::Ints(self.numbers_of_one_sort(count, random))
             }
             Kind::Strs => {
                 let count = list_length(case, random);
@@ -135,25 +126,49 @@ impl Landmarks {
             return 0.clamp(low, high);
         }
         let near = self.number(random);
-        match (low..=high).contains(&near) {
+        // In a wide range there is more to see than what lies round the constants.
+        let wide = high > 1000 && random.chance(70);
+        match !wide && (low..=high).contains(&near) {
             true => near,
             false => random.between(low, high),
         }
     }
 
+    /// Mixed numbers mostly; now and then all of them in a narrow band, which repeats itself, or
+    /// all multiples of one constant: what counting, comparing and `all` need.
+    fn numbers_of_one_sort(&self, count: usize, random: &mut Random) -> Vec<i64> {
+        let landmark = match self.numbers.is_empty() {
+            true => 3,
+            false => random.pick(&self.numbers),
+        };
+        let sort = random.below(8);
+        let offset = random.between(-3, 30);
+        (0..count)
+            .map(|_| match sort {
+                0 => offset + random.between(0, 4),
+                1 => landmark + random.between(-3, 3),
+                2 if landmark <= 12 => landmark * random.between(-3, 12),
+                _ => self.number(random),
+            })
+            .collect()
+    }
+
     fn number(&self, random: &mut Random) -> i64 {
-        if self.numbers.is_empty() || random.chance(30) {
+        if self.numbers.is_empty() || random.chance(25) {
             return match random.chance(50) {
                 true => random.between(-12, 20),
                 false => random.between(-60, 130),
             };
         }
         let landmark = random.pick(&self.numbers);
-        match random.below(6) {
-            0..=2 => landmark + random.between(-2, 2),
-            3 if landmark.abs() <= 20 => landmark * random.between(-3, 9),
-            4 => landmark / 2 + random.between(-1, 1),
-            5 => landmark + random.pick(&self.numbers) * random.pick(&[-1, 1]),
+        let other = random.pick(&self.numbers);
+        match random.below(10) {
+            0..=3 => landmark + random.between(-1, 1),
+            4 if landmark <= 20 => landmark * random.between(-3, 9),
+            5 => landmark / 2 + random.between(-1, 1),
+            6 => landmark + other + random.between(-1, 1),
+            7 => landmark - other + random.between(-1, 1),
+            8 => landmark / other + random.between(-1, 1),
             _ => -landmark + random.between(-1, 1),
         }
     }

@@ -29,6 +29,11 @@ pub(super) enum Condition {
     Either(Box<Condition>, Box<Condition>),
 }
 
+/// The numbers over which a condition or a mapping has to make a difference.
+pub(super) fn usual_numbers() -> Vec<i64> {
+    (-40..=140).collect()
+}
+
 /// Whether a predicate speaks of one number or of many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Count {
@@ -60,6 +65,19 @@ impl Condition {
                 Outside(low, high)
             }
             _ => Differs(random.between(0, 20)),
+        }
+    }
+
+    /// Two simple conditions, the second for what does not pass the first.
+    pub(super) fn cascade(random: &mut Random) -> (Self, Self) {
+        loop {
+            let (first, second) = (Self::simple(random), Self::simple(random));
+            let same_kind = std::mem::discriminant(&first) == std::mem::discriminant(&second);
+            let mut rest = usual_numbers();
+            rest.retain(|&value| !first.holds(value));
+            if !same_kind && second.splits(&rest) {
+                return (first, second);
+            }
         }
     }
 
@@ -95,27 +113,60 @@ impl Condition {
     }
 
     fn compound(random: &mut Random) -> Self {
-        match random.below(6) {
-            0..=1 => {
-                let (divisor, other) = coprime_divisors(random);
-                Both(
-                    Box::new(Divisible(divisor)),
-                    Box::new(NotDivisible(other)),
-                )
-            }
-            2..=3 => Both(
-                Box::new(Self::modular(random)),
-                Box::new(Self::magnitude(random)),
-            ),
-            4 => Either(
-                Box::new(Self::magnitude(random)),
-                Box::new(Self::modular(random)),
-            ),
-            _ => {
-                let (divisor, other) = coprime_divisors(random);
-                Either(Box::new(Divisible(divisor)), Box::new(Divisible(other)))
+        loop {
+            let (first, second, both) = match random.below(6) {
+                0..=1 => {
+                    let (divisor, other) = unrelated_divisors(random);
+                    (Divisible(divisor), NotDivisible(other), true)
+                }
+                2..=3 => (Self::modular(random), Self::magnitude(random), true),
+                4 => (Self::magnitude(random), Self::modular(random), false),
+                _ => {
+                    let (divisor, other) = unrelated_divisors(random);
+                    (Divisible(divisor), Divisible(other), false)
+                }
+            };
+            let compound = match both {
+                true => Both(Box::new(first.clone()), Box::new(second)),
+                false => Either(Box::new(first.clone()), Box::new(second)),
+            };
+            // The second part must matter among those that pass the first, and vice versa.
+            let (passing, failing): (Vec<i64>, Vec<i64>) = usual_numbers()
+                .into_iter()
+                .partition(|&value| first.holds(value));
+            if compound.splits(if both { &passing } else { &failing }) {
+                return compound;
             }
         }
+    }
+
+    /// Whether `value` passes, as Python sees it.
+    pub(super) fn holds(&self, value: i64) -> bool {
+        match self {
+            Even => value % 2 == 0,
+            Odd => value % 2 != 0,
+            Positive => value > 0,
+            Negative => value < 0,
+            Greater(bound) => value > *bound,
+            Less(bound) => value < *bound,
+            AtLeast(bound) => value >= *bound,
+            AtMost(bound) => value <= *bound,
+            Between(low, high) => (*low..=*high).contains(&value),
+            Outside(low, high) => !(*low..=*high).contains(&value),
+            Divisible(divisor) => value % divisor == 0,
+            NotDivisible(divisor) => value % divisor != 0,
+            Remainder(modulus, rest) => value.rem_euclid(*modulus) == *rest,
+            Differs(constant) => value != *constant,
+            Equals(constant) => value == *constant,
+            Both(first, second) => first.holds(value) && second.holds(value),
+            Either(first, second) => first.holds(value) || second.holds(value),
+        }
+    }
+
+    /// Whether some of `values` pass and some do not; otherwise the condition asks nothing.
+    pub(super) fn splits(&self, values: &[i64]) -> bool {
+        let passing = values.iter().filter(|&&value| self.holds(value)).count();
+        0 < passing && passing < values.len()
     }
 
     /// Part of the key of a combination.
@@ -191,8 +242,12 @@ impl Condition {
         match self {
             Even => "even".to_owned(),
             Odd => "odd".to_owned(),
-            Positive => random.pick(&["positive", "above zero", "positive"]).to_owned(),
-            Negative => random.pick(&["negative", "below zero", "negative"]).to_owned(),
+            Positive => random
+                .pick(&["positive", "above zero", "positive"])
+                .to_owned(),
+            Negative => random
+                .pick(&["negative", "below zero", "negative"])
+                .to_owned(),
             Greater(bound) => {
                 let words = [
                     "greater than",
@@ -297,7 +352,7 @@ fn interval(random: &mut Random) -> (i64, i64) {
 }
 
 /// Two divisors of which neither divides the other.
-fn coprime_divisors(random: &mut Random) -> (i64, i64) {
+fn unrelated_divisors(random: &mut Random) -> (i64, i64) {
     let divisor = random.between(2, 9);
     let others: Vec<i64> = (2..=9)
         .filter(|other| other % divisor != 0 && divisor % other != 0)
@@ -319,6 +374,27 @@ mod tests {
             {
                 assert_eq!(complement.complement(), Some(condition));
             }
+        }
+    }
+
+    #[test]
+    fn a_complement_holds_exactly_where_the_condition_does_not() {
+        let mut random = Random::new(4);
+        for _ in 0..500 {
+            let condition = Condition::simple(&mut random);
+            if let Some(complement) = condition.complement() {
+                for value in usual_numbers() {
+                    assert_ne!(condition.holds(value), complement.holds(value));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_compound_can_pass_and_fail() {
+        let mut random = Random::new(5);
+        for _ in 0..500 {
+            assert!(Condition::compound(&mut random).splits(&usual_numbers()));
         }
     }
 

@@ -5,23 +5,23 @@ use super::family::Family;
 
 /// How often each family is drawn, relative to the others.
 pub(super) const FAMILY_WEIGHTS: [(Family, u32); 13] = [
-    (Family::Numbers, 20),
+    (Family::Numbers, 22),
     (Family::Words, 12),
-    (Family::Letters, 10),
-    (Family::Accumulate, 9),
-    (Family::Branches, 9),
+    (Family::Letters, 12),
+    (Family::Accumulate, 8),
+    (Family::Branches, 8),
     (Family::Search, 7),
     (Family::Neighbours, 6),
     (Family::Zipped, 7),
     (Family::Counting, 7),
     (Family::Countdown, 6),
     (Family::Scalars, 7),
-    (Family::Combinations, 5),
+    (Family::Combinations, 4),
     (Family::Ranges, 6),
 ];
 
 /// How often a task has one, two, three or four steps.
-pub(super) const STEP_WEIGHTS: [u32; 4] = [18, 34, 32, 16];
+pub(super) const STEP_WEIGHTS: [u32; 4] = [22, 37, 29, 12];
 
 /// Percentage of number conditions that join two: "divisible by 3 but not by 7".
 pub(super) const COMPOUND_CONDITION_PERCENT: u32 = 22;

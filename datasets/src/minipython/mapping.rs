@@ -70,6 +70,24 @@ impl Mapping {
         }
     }
 
+    /// The changed `value`, as Python computes it.
+    pub(super) fn apply(self, value: i64) -> i64 {
+        match self {
+            Times(factor) => value * factor,
+            Add(constant) => value + constant,
+            Subtract(constant) => value - constant,
+            Square => value * value,
+            Negate => -value,
+            Absolute => value.abs(),
+            Divide(divisor) => value.div_euclid(divisor),
+            Remainder(modulus) => value.rem_euclid(modulus),
+            Cap(bound) => value.min(bound),
+            Raise(bound) => value.max(bound),
+            SubtractFrom(constant) => constant - value,
+            Distance(constant) => (value - constant).abs(),
+        }
+    }
+
     /// Part of the key of a combination.
     pub(super) fn key(self) -> String {
         match self {
@@ -212,6 +230,12 @@ mod tests {
         assert_eq!(Add(4).expression("x * 2"), "x * 2 + 4");
         assert_eq!(Square.expression("-x"), "(-x) ** 2");
         assert_eq!(SubtractFrom(9).expression("x - 1"), "9 - (x - 1)");
+    }
+
+    #[test]
+    fn division_and_remainder_round_down_as_python_does() {
+        assert_eq!(Divide(4).apply(-7), -2);
+        assert_eq!(Remainder(4).apply(-7), 1);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod reduction;
 mod split;
 mod subject;
 mod task;
+mod word_condition;
 
 use std::collections::HashSet;
 
@@ -51,4 +52,165 @@ fn draw(random: &mut Random) -> Task {
     let steps = 1 + random.weighted(&difficulty::STEP_WEIGHTS);
     let draft = family.draw(steps, random);
     Task::new(family, steps, draft, random)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    fn any_tasks(seed: u64, count: usize) -> Vec<Task> {
+        let mut random = Random::new(seed);
+        (0..count).map(|_| draw(&mut random)).collect()
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes_everywhere() {
+        let mut hasher = Sha256::new();
+        for task in tasks(Split::Training, 1).take(1000) {
+            hasher.update(task.text());
+        }
+        let digest = hasher.finalize();
+        assert_eq!(
+            format!(
+                "{:02x}{:02x}{:02x}{:02x}",
+                digest[0], digest[1], digest[2], digest[3]
+            ),
+            "00000000"
+        );
+    }
+
+    #[test]
+    fn another_seed_gives_other_tasks() {
+        let text = |seed| tasks(Split::HeldOut, seed).next().map(|task| task.text());
+        assert_ne!(text(1), text(2));
+    }
+
+    #[test]
+    fn the_splits_share_no_combination() {
+        let combinations = |split| -> HashSet<String> {
+            tasks(split, 3)
+                .take(5000)
+                .map(|task| task.combination().to_owned())
+                .collect()
+        };
+        let training = combinations(Split::Training);
+        let calibration = combinations(Split::Calibration);
+        let held_out = combinations(Split::HeldOut);
+        assert!(training.is_disjoint(&held_out));
+        assert!(training.is_disjoint(&calibration));
+        assert!(calibration.is_disjoint(&held_out));
+    }
+
+    #[test]
+    fn held_out_texts_never_occur_in_training() {
+        let training: HashSet<String> = tasks(Split::Training, 4)
+            .take(20_000)
+            .map(|task| task.text())
+            .collect();
+        let unseen = tasks(Split::HeldOut, 4).take(2000);
+        assert!(
+            unseen
+                .into_iter()
+                .all(|task| !training.contains(&task.text()))
+        );
+    }
+
+    #[test]
+    fn nine_combinations_in_ten_are_trained_on() {
+        let combinations: HashSet<String> = any_tasks(5, 20_000)
+            .iter()
+            .map(|task| task.combination().to_owned())
+            .collect();
+        let mut shares: HashMap<Split, usize> = HashMap::new();
+        for combination in &combinations {
+            *shares.entry(Split::of(combination)).or_default() += 1;
+        }
+        let percent = |split| 100.0 * shares[&split] as f64 / combinations.len() as f64;
+        assert!((percent(Split::Training) - 90.0).abs() < 1.5);
+        assert!((percent(Split::Calibration) - 5.0).abs() < 1.0);
+        assert!((percent(Split::HeldOut) - 5.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_text_is_a_prompt_and_its_solution() {
+        for task in any_tasks(6, 5000) {
+            let (prompt, solution) = (task.prompt(), task.solution());
+            assert!(prompt.starts_with(&format!("def {}(", task.entry_point())));
+            assert!(prompt.ends_with("\"\"\""), "{prompt}");
+            assert_eq!(prompt.matches("\"\"\"").count(), 2, "{prompt}");
+            assert!(solution.starts_with("\n    "), "{solution}");
+            assert!(solution.ends_with('\n') && !solution.ends_with("\n\n"));
+            assert_eq!(task.text(), format!("{prompt}{solution}"));
+            assert!(task.text().is_ascii());
+        }
+    }
+
+    #[test]
+    fn texts_are_short_and_of_the_intended_mean() {
+        let lengths: Vec<usize> = any_tasks(7, 5000)
+            .iter()
+            .map(|task| task.text().len())
+            .collect();
+        let mean = lengths.iter().sum::<usize>() / lengths.len();
+        assert!((220..=265).contains(&mean), "the mean is {mean} characters");
+        let long = lengths.iter().filter(|&&length| length > 460).count();
+        assert!(long * 50 < lengths.len(), "{long} texts are long");
+    }
+
+    #[test]
+    fn every_family_occurs_with_every_number_of_steps() {
+        let seen: HashSet<(String, usize)> = any_tasks(8, 20_000)
+            .iter()
+            .map(|task| (task.family().to_owned(), task.steps()))
+            .collect();
+        for family in Family::ALL {
+            for steps in 1..=4 {
+                let key = (family.name().to_owned(), steps);
+                assert!(seen.contains(&key), "{key:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_combination_has_one_body_up_to_names_and_constants() {
+        // Letters and digits aside, only the layout of the code remains.
+        let layout = |task: &Task| -> String {
+            let letters = |it: char| it.is_ascii_alphanumeric() || it == '_';
+            task.solution().replace(letters, "")
+        };
+        let mut layouts: HashMap<String, String> = HashMap::new();
+        for task in any_tasks(9, 30_000) {
+            let layout = layout(&task);
+            let earlier = layouts
+                .entry(task.combination().to_owned())
+                .or_insert_with(|| layout.clone());
+            assert_eq!(*earlier, layout, "{}", task.combination());
+        }
+    }
+
+    #[test]
+    fn distinct_tasks_have_distinct_combinations() {
+        let tasks = distinct_tasks(Split::HeldOut, 10, 1000);
+        let combinations: HashSet<&str> = tasks.iter().map(Task::combination).collect();
+        assert_eq!(combinations.len(), 1000);
+    }
+
+    #[test]
+    fn arguments_repeat_for_the_same_seed_and_start_at_the_edge() {
+        for task in any_tasks(11, 200) {
+            let arguments = task.arguments(5, 16);
+            assert_eq!(arguments, task.arguments(5, 16));
+            assert_eq!(arguments.len(), 16);
+            assert!(arguments[0].iter().all(|argument| match argument {
+                Argument::Int(value) => *value == 0,
+                Argument::Str(value) => value.is_empty(),
+                Argument::Ints(values) => values.is_empty(),
+                Argument::Strs(values) => values.is_empty(),
+            }));
+        }
+    }
 }

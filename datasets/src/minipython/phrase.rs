@@ -112,10 +112,7 @@ pub(super) fn narrate(
             "{}, then {last} and return {outcome}.",
             capitalised(&clauses[..clauses.len() - 1].join(", "))
         ),
-        _ => format!(
-            "{} and return {outcome}.",
-            capitalised(&clauses.join(", "))
-        ),
+        _ => format!("{} and return {outcome}.", capitalised(&clauses.join(", "))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! One step of a pipeline over numbers, and how a pipeline is told and written.
 
 use super::arrangement::Arrangement;
-use super::condition::Condition;
+use super::condition::{Condition, usual_numbers};
 use super::difficulty::COMPLEMENT_PERCENT;
 use super::mapping::Mapping;
 use super::phrase::{indented, narrate};
@@ -96,7 +96,9 @@ impl Operation {
             Map(mapping) => {
                 let object = match source {
                     Some(source) => source.each(random),
-                    None => random.pick(&["each", "each of them", "each one"]).to_owned(),
+                    None => random
+                        .pick(&["each", "each of them", "each one"])
+                        .to_owned(),
                 };
                 mapping.imperative(&object, random)
             }
@@ -185,6 +187,32 @@ impl Pipeline {
     }
 
     fn is_sensible(&self) -> bool {
+        self.every_step_matters() && self.reduction_matters()
+    }
+
+    /// Whether, number by number, every filter passes some and stops some, and every change
+    /// changes something and leaves different numbers different enough to go on with.
+    fn every_step_matters(&self) -> bool {
+        let mut values = usual_numbers();
+        self.operations.iter().all(|operation| {
+            let before = values.clone();
+            match operation {
+                Keep(condition) => {
+                    values.retain(|&value| condition.holds(value));
+                    condition.splits(&before)
+                }
+                Map(mapping) => {
+                    for value in &mut values {
+                        *value = mapping.apply(*value);
+                    }
+                    values != before && values.iter().any(|&value| value != values[0])
+                }
+                Arrange(_) => true,
+            }
+        })
+    }
+
+    fn reduction_matters(&self) -> bool {
         let changes_count = |operation: &Operation| {
             matches!(operation, Keep(_)) || matches!(operation, Arrange(it) if !it.is_order())
         };
@@ -226,6 +254,7 @@ impl Pipeline {
         let outcome = self.reduction.of_the_rest(random);
         let told_of = match self.reduction {
             Reduction::Count => None,
+            _ if !source.is_list() => None,
             Reduction::List => Some(whole),
             _ => Some(self.reduction.of(&whole, random)),
         };
@@ -283,7 +312,9 @@ impl Pipeline {
                 Keep(condition) => std::iter::once(format!("if {}:", condition.test(item)))
                     .chain(indented(inner))
                     .collect(),
-                Map(mapping) => std::iter::once(mapping.statement(item)).chain(inner).collect(),
+                Map(mapping) => std::iter::once(mapping.statement(item))
+                    .chain(inner)
+                    .collect(),
                 Arrange(_) => return None,
             };
         }

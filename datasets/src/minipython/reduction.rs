@@ -197,7 +197,12 @@ impl Reduction {
                 .pick(&["the result", "the list", "the resulting list"])
                 .to_owned(),
             Sum => random
-                .pick(&["the sum", "their sum", "the total", "the sum of the results"])
+                .pick(&[
+                    "the sum",
+                    "their sum",
+                    "the total",
+                    "the sum of the results",
+                ])
                 .to_owned(),
             Count => random
                 .pick(&["how many are left", "their number", "how many there are"])

@@ -56,8 +56,11 @@ impl Subject {
     /// A list of strings.
     pub(super) fn words(random: &mut Random) -> Self {
         let (name, item) = random.pick(&WORD_LISTS);
-        let (noun, nouns) =
-            random.pick(&[("word", "words"), ("string", "strings"), ("entry", "entries")]);
+        let (noun, nouns) = random.pick(&[
+            ("word", "words"),
+            ("string", "strings"),
+            ("entry", "entries"),
+        ]);
         Self {
             name,
             item,

@@ -19,8 +19,22 @@ pub struct Task {
 
 /// What functions are called; the name says nothing about the task.
 const FUNCTION_NAMES: [&str; 16] = [
-    "solve", "f", "compute", "func", "process", "run", "task", "calc", "answer", "work", "g",
-    "convert", "evaluate", "apply", "handle", "result_of",
+    "solve",
+    "f",
+    "compute",
+    "func",
+    "process",
+    "run",
+    "task",
+    "calc",
+    "answer",
+    "work",
+    "g",
+    "convert",
+    "evaluate",
+    "apply",
+    "handle",
+    "result_of",
 ];
 
 impl Task {

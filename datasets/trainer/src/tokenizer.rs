@@ -26,7 +26,7 @@ pub(crate) fn train(seed: u64) -> anyhow::Result<Tokenizer> {
         .vocab_size(VOCABULARY)
         .min_frequency(2)
         .special_tokens(vec![special("<s>"), special("</s>")])
-        .initial_alphabet(ByteLevel::alphabet())
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .build();
     let bytes = ByteLevel::default().add_prefix_space(false);
     let template = TemplateProcessing::builder()

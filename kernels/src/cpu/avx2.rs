@@ -118,11 +118,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn multiply(
-        self,
-        mut a: [__m256; REGISTERS],
-        b: [__m256; REGISTERS],
-    ) -> [__m256; REGISTERS] {
+    fn multiply(self, mut a: [__m256; REGISTERS], b: [__m256; REGISTERS]) -> [__m256; REGISTERS] {
         for (a, b) in a.iter_mut().zip(b) {
             // SAFETY: the token proves the features.
             *a = unsafe { _mm256_mul_ps(*a, b) };
@@ -165,7 +161,12 @@ impl Simd for Avx2 {
                 &padded
             }
         };
-        for (scales, out) in scales.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+        for (scales, out) in scales
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .zip(out.as_chunks_mut::<8>().0)
+        {
             // SAFETY: the token proves the features; load and store take 8 values each.
             unsafe {
                 let half = _mm_loadu_si128(scales.as_ptr().cast());
@@ -204,7 +205,10 @@ impl Simd for Avx2 {
 pub(super) unsafe fn sum_of_eight(eight: __m256) -> f32 {
     // SAFETY: the caller vouches for the features.
     unsafe {
-        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        let four = _mm_add_ps(
+            _mm256_castps256_ps128(eight),
+            _mm256_extractf128_ps(eight, 1),
+        );
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }

@@ -29,51 +29,34 @@ impl Operation for Dot<'_> {
     }
 }
 
-/// `out[i] = matrix[i] · x`.
+/// `out[i] = matrix[rows[i]] · x`, where no list of rows means all rows.
 pub(crate) struct Gemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
+    pub(crate) rows: Option<&'a [u32]>,
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [f32],
+}
+
+impl Gemv<'_> {
+    /// The row that output `index` is the product of.
+    #[inline(always)]
+    fn row(rows: Option<&[u32]>, index: usize) -> usize {
+        rows.map_or(index, |rows| rows[index] as usize)
+    }
 }
 
 impl Operation for Gemv<'_> {
     type Output = ();
 
     fn specify(self) {
-        for (row, out) in self.out.iter_mut().enumerate() {
-            *out = scalar::dot_row(self.matrix, row, self.x);
+        for (index, out) in self.out.iter_mut().enumerate() {
+            *out = scalar::dot_row(self.matrix, Self::row(self.rows, index), self.x);
         }
     }
 
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
-        with_weights!(self.matrix, weights => match S::DOT_ROWS {
-            4 => products::<S, _, 4>(simd, weights, |i| i, self.x, self.out),
-            _ => products::<S, _, 2>(simd, weights, |i| i, self.x, self.out),
-        });
-    }
-}
-
-/// `out[i] = matrix[rows[i]] · x`.
-pub(crate) struct GemvRows<'a> {
-    pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) rows: &'a [u32],
-    pub(crate) x: &'a [f32],
-    pub(crate) out: &'a mut [f32],
-}
-
-impl Operation for GemvRows<'_> {
-    type Output = ();
-
-    fn specify(self) {
-        for (&row, out) in self.rows.iter().zip(self.out) {
-            *out = scalar::dot_row(self.matrix, row as usize, self.x);
-        }
-    }
-
-    #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
-        let row = |i: usize| self.rows[i] as usize;
+        let row = |index| Self::row(self.rows, index);
         with_weights!(self.matrix, weights => match S::DOT_ROWS {
             4 => products::<S, _, 4>(simd, weights, row, self.x, self.out),
             _ => products::<S, _, 2>(simd, weights, row, self.x, self.out),
@@ -94,13 +77,17 @@ fn products<S: Simd, W: Weights, const R: usize>(
     let first_single = groups.len() * R;
     for (group, out) in groups.iter_mut().enumerate() {
         let mut rows = [weights.row(row(group * R), 0..x.len()); R];
-        for index in 1..R {
-            rows[index] = weights.row(row(group * R + index), 0..x.len());
+        for (index, entry) in rows.iter_mut().enumerate().skip(1) {
+            *entry = weights.row(row(group * R + index), 0..x.len());
         }
         *out = dots(simd, rows, x);
     }
     for (index, out) in singles.iter_mut().enumerate() {
-        [*out] = dots(simd, [weights.row(row(first_single + index), 0..x.len())], x);
+        [*out] = dots(
+            simd,
+            [weights.row(row(first_single + index), 0..x.len())],
+            x,
+        );
     }
 }
 

@@ -13,7 +13,6 @@
 
 use std::slice;
 
-use super::dot::gemv;
 use super::rows::{Row, Weights, with_weights};
 use super::{Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
@@ -25,7 +24,7 @@ const BATCH_TOKENS: usize = 64;
 const BATCH_ROWS: usize = 24;
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 4;
-/// Numbers of a dequantised row in the panel.
+/// Columns of a row that are in the panel at a time.
 const SPAN_COLUMNS: usize = SPAN * BLOCK;
 
 /// `out[r, t] = matrix[r] · x[t]`, with `out` `[rows, tokens]`.
@@ -51,66 +50,191 @@ impl Operation for Gemm<'_> {
 
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
-        if self.tokens == 1 {
-            gemv(simd, self.matrix, self.x, self.out);
-            return;
+        match S::TILE_ROWS {
+            6 => products::<S, 6>(simd, self),
+            _ => products::<S, 3>(simd, self),
         }
-        with_weights!(self.matrix, weights => match S::TILE_ROWS {
-            6 => products::<S, _, 6>(simd, weights, columns, self.x, self.tokens, self.out),
-            _ => products::<S, _, 3>(simd, weights, columns, self.x, self.tokens, self.out),
-        });
     }
 }
 
+/// A cache line, so that no register is loaded from two.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
 /// The whole product, with tiles of `R` rows.
 #[inline(always)]
-fn products<S: Simd, W: Weights, const R: usize>(
-    simd: S,
-    weights: W,
-    columns: usize,
-    x: &[f32],
-    tokens: usize,
-    out: &mut [f32],
-) {
+fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
     const { assert!(BATCH_ROWS.is_multiple_of(R)) };
-    let row_count = out.len() / tokens;
+    let Gemm {
+        matrix,
+        x,
+        tokens,
+        out,
+    } = gemm;
+    let columns = matrix.columns();
     let whole = columns / BLOCK;
-    let mut panel = vec![0.0; BATCH_ROWS * SPAN_COLUMNS];
-    let mut sums = vec![[0.0; BLOCK]; BATCH_ROWS * BATCH_TOKENS];
-    let mut x_rows: Vec<&[[f32; BLOCK]]> = Vec::with_capacity(BATCH_TOKENS);
+    let rest = (!columns.is_multiple_of(BLOCK)).then_some(whole);
+    let mut panel = vec![Line([0.0; 16]); BATCH_ROWS * SPAN_COLUMNS / 16];
+    let panel: &mut [f32] = bytemuck::cast_slice_mut(&mut panel);
+    let mut sums = vec![Line([0.0; 16]); BATCH_ROWS * BATCH_TOKENS * BLOCK / 16];
+    let sums: &mut [[f32; BLOCK]] = bytemuck::cast_slice_mut(&mut sums);
     let mut x_rests = [[0.0; BLOCK]; BATCH_TOKENS];
 
     for first_token in (0..tokens).step_by(BATCH_TOKENS) {
         let batch_tokens = BATCH_TOKENS.min(tokens - first_token);
-        x_rows.clear();
+        let mut x_blocks = [[].as_slice(); BATCH_TOKENS];
         for token in 0..batch_tokens {
             let x = &x[(first_token + token) * columns..][..columns];
             let (blocks, rest) = x.as_chunks();
-            x_rows.push(blocks);
+            x_blocks[token] = blocks;
             x_rests[token] = padded(rest);
         }
-        for first_row in (0..row_count).step_by(BATCH_ROWS) {
-            let batch_rows = BATCH_ROWS.min(row_count - first_row);
-            // Rows that fill up the last group hold whatever they held, for sums nobody reads.
-            let groups = batch_rows.div_ceil(R);
+        for first_row in (0..matrix.rows()).step_by(BATCH_ROWS) {
+            let batch_rows = BATCH_ROWS.min(matrix.rows() - first_row);
             sums.fill([0.0; BLOCK]);
-
-            for first_block in (0..whole).step_by(SPAN) {
-                let count = SPAN.min(whole - first_block);
-                for row in 0..batch_rows {
-                    let weights = weights.row(first_row + row, 0..columns);
-                    let group = &mut panel[row / R * R * SPAN_COLUMNS..][..R * SPAN_COLUMNS];
-                    dequantise::<S, W::Row, R>(simd, weights, first_block..first_block + count, row % R, group);
+            for first in (0..whole).step_by(SPAN).chain(rest) {
+                let count = SPAN.min(whole - first);
+                let mut x_span = [[].as_slice(); BATCH_TOKENS];
+                for token in 0..batch_tokens {
+                    x_span[token] = match count {
+                        0 => slice::from_ref(&x_rests[token]),
+                        _ => &x_blocks[token][first..first + count],
+                    };
                 }
-                for group in 0..groups {
-                    let panel = &panel[group * R * SPAN_COLUMNS..][..R * SPAN_COLUMNS];
-                    let sums = &mut sums[group * R * BATCH_TOKENS..][..R * BATCH_TOKENS];
-                    for token in 0..batch_tokens {
-                        let _ = (panel, &sums, token);
-                    }
+                with_weights!(matrix, weights => for row in 0..batch_rows {
+                    let weights = weights.row(first_row + row, 0..columns);
+                    dequantise::<S, _, R>(simd, weights, first, count, panel, row);
+                });
+                // Rows that only fill up the last group hold anything, for sums nobody reads.
+                let groups = batch_rows.div_ceil(R);
+                multiply_panel::<S, R>(simd, panel, groups, &x_span[..batch_tokens], sums);
+            }
+            for row in 0..batch_rows {
+                let out = &mut out[(first_row + row) * tokens + first_token..][..batch_tokens];
+                for (out, sums) in out.iter_mut().zip(&sums[row * BATCH_TOKENS..]) {
+                    *out = simd.sum(simd.load(sums));
                 }
             }
         }
     }
-    let _ = (out, slice::from_ref(&x_rests));
+}
+
+/// Writes `count` blocks from `first`, or the rest if there are none, as row `row` of the panel.
+#[inline(always)]
+fn dequantise<S: Simd, W: Row, const R: usize>(
+    simd: S,
+    weights: W,
+    first: usize,
+    count: usize,
+    panel: &mut [f32],
+    row: usize,
+) {
+    if count == 0 {
+        let (numbers, scale) = weights.rest(simd, first);
+        let weights = simd.multiply(numbers, simd.splat(scale));
+        write_block::<S, R>(simd, weights, panel, row, 0, 1);
+    } else {
+        let weights = weights.span(first, count);
+        let mut scales = [1.0; SPAN];
+        weights.scales(simd, &mut scales);
+        for (block, &scale) in scales[..count].iter().enumerate() {
+            let weights = weights.weights(simd, block, scale);
+            write_block::<S, R>(simd, weights, panel, row, block, count);
+        }
+    }
+}
+
+/// Writes block `block` of `count` of row `row` to the panel, register by register.
+#[inline(always)]
+fn write_block<S: Simd, const R: usize>(
+    simd: S,
+    weights: S::Block,
+    panel: &mut [f32],
+    row: usize,
+    block: usize,
+    count: usize,
+) {
+    let mut numbers = [0.0; BLOCK];
+    simd.store(weights, &mut numbers);
+    let group = &mut panel[row / R * R * SPAN_COLUMNS..];
+    for (register, numbers) in numbers.chunks_exact(S::LANES).enumerate() {
+        let position = (register * count + block) * R + row % R;
+        group[position * S::LANES..][..S::LANES].copy_from_slice(numbers);
+    }
+}
+
+/// Adds the products of the panel's rows, `R` in each group, with `x` (`[tokens, count]` blocks)
+/// to `sums`.
+#[inline(always)]
+fn multiply_panel<S: Simd, const R: usize>(
+    simd: S,
+    panel: &[f32],
+    groups: usize,
+    x: &[&[[f32; BLOCK]]],
+    sums: &mut [[f32; BLOCK]],
+) {
+    let register_numbers = x[0].len() * R * S::LANES;
+    for group in 0..groups {
+        let panel = &panel[group * R * SPAN_COLUMNS..][..R * SPAN_COLUMNS];
+        let sums = &mut sums[group * R * BATCH_TOKENS..][..R * BATCH_TOKENS];
+        for (register, panel) in panel
+            .chunks_exact(register_numbers)
+            .take(BLOCK / S::LANES)
+            .enumerate()
+        {
+            let lane = register * S::LANES;
+            let (tiles, singles) = x.as_chunks::<TILE_TOKENS>();
+            for (tile, x) in tiles.iter().enumerate() {
+                multiply_tile::<S, R, _>(simd, panel, x, lane, tile * TILE_TOKENS, sums);
+            }
+            for (token, &x) in singles.iter().enumerate() {
+                let token = tiles.len() * TILE_TOKENS + token;
+                multiply_tile::<S, R, _>(simd, panel, &[x], lane, token, sums);
+            }
+        }
+    }
+}
+
+/// The lanes from `lane` of `R` rows × `T` tokens from `token`: one register each.
+#[inline(always)]
+fn multiply_tile<S: Simd, const R: usize, const T: usize>(
+    simd: S,
+    panel: &[f32],
+    x: &[&[[f32; BLOCK]]; T],
+    lane: usize,
+    token: usize,
+    sums: &mut [[f32; BLOCK]],
+) {
+    let mut tile = [[simd.load_vector(&[0.0; BLOCK]); T]; R];
+    for row in 0..R {
+        for index in 0..T {
+            let sums = &sums[row * BATCH_TOKENS + token + index];
+            tile[row][index] = simd.load_vector(&sums[lane..]);
+        }
+    }
+    // Slices of one length, so that the loop checks nothing.
+    let count = panel.len() / (R * S::LANES);
+    let mut x = *x;
+    for x in &mut x {
+        *x = &x[..count];
+    }
+    for (block, panel) in (0..count).zip(panel.chunks_exact(R * S::LANES)) {
+        let mut weights = [simd.load_vector(panel); R];
+        for row in 1..R {
+            weights[row] = simd.load_vector(&panel[row * S::LANES..]);
+        }
+        for index in 0..T {
+            let x = simd.load_vector(&x[index][block][lane..]);
+            for row in 0..R {
+                tile[row][index] = simd.multiply_add_vector(weights[row], x, tile[row][index]);
+            }
+        }
+    }
+    for row in 0..R {
+        for index in 0..T {
+            let sums = &mut sums[row * BATCH_TOKENS + token + index];
+            simd.store_vector(tile[row][index], &mut sums[lane..]);
+        }
+    }
 }

@@ -22,7 +22,7 @@ mod rows;
 mod scalar;
 
 pub(crate) use axpy::{Axpy, AxpyRows};
-pub(crate) use dot::{Dot, Gemv, GemvRows};
+pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;
 
 use half::{bf16, f16};
@@ -49,7 +49,10 @@ pub(crate) trait Operation {
 /// Lane `i` of a block is column `i` of a block of 32 columns.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "without vector instructions only the scalar code runs")
+    allow(
+        dead_code,
+        reason = "without vector instructions only the scalar code runs"
+    )
 )]
 pub(crate) trait Simd: Copy {
     /// One register.
@@ -95,12 +98,8 @@ pub(crate) trait Simd: Copy {
     /// Writes a register to the front of `out`.
     fn store_vector(self, vector: Self::Vector, out: &mut [f32]);
     /// `a * b + c`, rounded once.
-    fn multiply_add_vector(
-        self,
-        a: Self::Vector,
-        b: Self::Vector,
-        c: Self::Vector,
-    ) -> Self::Vector;
+    fn multiply_add_vector(self, a: Self::Vector, b: Self::Vector, c: Self::Vector)
+    -> Self::Vector;
 }
 
 /// `values` followed by zeros.

@@ -154,7 +154,10 @@ impl Simd for Neon {
                 vaddq_f32(b[2], b[6]),
                 vaddq_f32(b[3], b[7]),
             ];
-            let eight = [vaddq_f32(sixteen[0], sixteen[2]), vaddq_f32(sixteen[1], sixteen[3])];
+            let eight = [
+                vaddq_f32(sixteen[0], sixteen[2]),
+                vaddq_f32(sixteen[1], sixteen[3]),
+            ];
             let four = vaddq_f32(eight[0], eight[1]);
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
             vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)

@@ -94,7 +94,7 @@ pub(in crate::minipython) fn draw(steps: usize, random: &mut Random) -> Draft {
             .iter()
             .map(|&name| Parameter {
                 name,
-                kind: Kind::Int { low: -9, high: 70 },
+                kind: Kind::Int { low: -9, high: 130 },
             })
             .collect(),
         docstring: pipeline.docstring(&source, random),

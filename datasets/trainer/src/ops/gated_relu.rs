@@ -1,7 +1,9 @@
 //! The gated FFN's middle, `h = relu(gate) · up`, with the penalty that makes it sparse.
 //!
-//! The penalty is `λ · Σ relu(gate)`; it enters through its gradient, a constant `λ` on every
-//! neuron that fires, so that it costs nothing.
+//! The penalty is `Σ_i λ_i · relu(gate_i)`; it enters through its gradient, a constant `λ_i` on
+//! every neuron that fires, so that it costs nothing. Its price rises along the layer: what is
+//! needed often settles in the cheap neurons, so that few are hot and many are cold, as in large
+//! models.
 
 use std::sync::Mutex;
 
@@ -18,9 +20,17 @@ pub(crate) struct Activity {
     pub(crate) active: Vec<u64>,
 }
 
+/// Price of the first neuron as a share of the mean price; the last costs two less this share.
+const CHEAPEST: f32 = 0.1;
+
+/// Price of neuron `index` of `width` as a share of the mean price.
+fn price(index: usize, width: usize) -> f32 {
+    CHEAPEST + 2.0 * (1.0 - CHEAPEST) * (index as f32 + 0.5) / width as f32
+}
+
 /// `gate_up [tokens, 2·ffn]`, gate first, to `[tokens, ffn]`.
 pub(crate) struct GatedRelu<'a> {
-    /// λ, per token and neuron.
+    /// Mean of λ_i over the layer, per token and neuron.
     pub(crate) penalty: f32,
     /// Where to count.
     pub(crate) activity: &'a Mutex<Activity>,
@@ -67,13 +77,14 @@ impl CustomOp1 for Gate {
 
     fn bwd(&self, gate_up: &Tensor, _out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let width = grad.dim(1)?;
+        let penalties: Vec<f32> = (0..width).map(|index| self.penalty * price(index, width)).collect();
         let out = with_values(gate_up, |values| {
             with_values(grad, |grad| {
                 let mut out = Vec::with_capacity(values.len());
                 for (row, grad) in values.chunks_exact(2 * width).zip(grad.chunks_exact(width)) {
                     let (gate, up) = row.split_at(width);
                     let fires = |gate: f32| f32::from(u8::from(gate > 0.0));
-                    out.extend((0..width).map(|i| fires(gate[i]) * (up[i] * grad[i] + self.penalty)));
+                    out.extend((0..width).map(|i| fires(gate[i]) * (up[i] * grad[i] + penalties[i])));
                     out.extend((0..width).map(|i| gate[i].max(0.0) * grad[i]));
                 }
                 Ok(out)
@@ -90,11 +101,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradient_matches_finite_differences_and_includes_the_penalty() {
+    fn prices_have_the_mean_one() {
+        let mean = (0..768).map(|index| price(index, 768)).sum::<f32>() / 768.0;
+        assert!((mean - 1.0).abs() < 1e-4, "{mean}");
+    }
+
+    #[test]
+    fn the_penalty_adds_its_price_where_a_neuron_fires() {
+        let activity = Mutex::default();
+        let gates = candle_core::Var::from_slice(&[1f32, -1.0, 0.5, 0.5], (1, 4), &Device::Cpu).unwrap();
+        let out = GatedRelu { penalty: 2.0, activity: &activity }.apply(gates.as_tensor()).unwrap();
+        let gradients = (out * 0.0).unwrap().sum_all().unwrap().backward().unwrap();
+        let gradient = gradients.get(gates.as_tensor()).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(gradient[0], [2.0 * price(0, 2), 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn gradient_matches_finite_differences() {
         let mix = Tensor::rand(-1f32, 1.0, (3, 4), &Device::Cpu).unwrap();
         let activity = Mutex::default();
-        // The penalty's own loss is added by hand on the side of the finite differences: with
-        // λ = 0 the operation alone is compared.
         super::super::check_gradient((3, 8), |x| {
             (GatedRelu { penalty: 0.0, activity: &activity }.apply(x)? * &mix)?.sum_all()
         });

@@ -1,0 +1,146 @@
+//! A bundle on disk, opened by mapping.
+
+use std::path::{Path, PathBuf};
+
+use powerinfer_artifact::{
+    ArtifactError, Digest, Header, TensorFile,
+    document::Document,
+    plan::Plan,
+    predictor_file::{self, PredictorFile},
+};
+use powerinfer_kernels::Format;
+use powerinfer_model::{Files, ModelConfig};
+
+use crate::{
+    BundleError, FORMAT, Manifest, VERSION,
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal},
+};
+
+/// How far to trust the files of a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verification {
+    /// Small files are compared with their digests, and large ones too while the whole bundle
+    /// is below a gibibyte, where that takes no noticeable time.
+    Quick,
+    /// Every byte.
+    Full,
+}
+
+/// Files up to this size are always verified.
+const SMALL: u64 = 1 << 30;
+
+/// An open bundle.
+#[derive(Debug)]
+pub struct Bundle {
+    folder: PathBuf,
+    manifest: Document<Manifest>,
+    plan: Document<Plan>,
+    quant: Format,
+    weights: TensorFile,
+    predictors: Option<PredictorFile>,
+}
+
+impl Bundle {
+    /// Opens the bundle in `folder`.
+    pub fn open(folder: &Path, verification: Verification) -> Result<Self, BundleError> {
+        let path = folder.join(MANIFEST);
+        if !path.exists() {
+            return Err(BundleError::Missing { path: folder.to_owned() });
+        }
+        let manifest = Document::<Manifest>::read(&path, FORMAT, VERSION)?;
+        check_seal(&path, &manifest)?;
+        verify(folder, &manifest.body, verification)?;
+        let quant = manifest.body.quant.parse().map_err(|_| ArtifactError::WrongFormat {
+            path: path.clone(),
+            expected: "bundle with weights this program knows (f32, bf16, q8_0, q4_0)".to_owned(),
+            found: format!("a bundle with `{}` weights", manifest.body.quant),
+        })?;
+        let plan_path = folder.join(PLAN);
+        let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
+        plan.header.check_model(&plan_path, &manifest.header.model)?;
+        plan.body.validate().map_err(|source| BundleError::Plan { path: plan_path.clone(), source })?;
+        let config = &manifest.body.config;
+        let shape = |layers: usize, neurons: usize| format!("{layers} layers of {neurons} neurons");
+        let odd = plan.body.layers.iter().find(|layer| layer.neuron_count != config.ffn_size);
+        if plan.body.layers.len() != config.layer_count || odd.is_some() {
+            return Err(BundleError::PlanShape {
+                path: plan_path,
+                expected: shape(config.layer_count, config.ffn_size),
+                found: shape(plan.body.layers.len(), odd.map_or(config.ffn_size, |layer| layer.neuron_count)),
+            });
+        }
+        let predictors = manifest.body.predictors.then(|| PredictorFile::open(folder)).transpose()?;
+        if let Some(predictors) = &predictors {
+            predictors.header().check_model(&folder.join(predictor_file::FILE), &manifest.header.model)?;
+        }
+        let weights = TensorFile::open(&folder.join(WEIGHTS))?;
+        Ok(Self { folder: folder.to_owned(), manifest, plan, quant, weights, predictors })
+    }
+
+    /// Whether `folder` holds a bundle, whole or not.
+    pub fn is_bundle(folder: &Path) -> bool {
+        folder.join(MANIFEST).exists()
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Sizes and constants of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.manifest.body.config
+    }
+
+    /// Who made it, from what.
+    pub fn header(&self) -> &Header {
+        &self.manifest.header
+    }
+
+    /// The manifest.
+    pub fn manifest_document(&self) -> &Document<Manifest> {
+        &self.manifest
+    }
+
+    /// Where everything lives.
+    pub fn plan(&self) -> &Plan {
+        &self.plan.body
+    }
+
+    /// Format of the weights.
+    pub fn quant(&self) -> Format {
+        self.quant
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &TensorFile {
+        &self.weights
+    }
+
+    /// The predictors, where there are any.
+    pub fn predictors(&self) -> Option<&PredictorFile> {
+        self.predictors.as_ref()
+    }
+
+    /// The files beside the weights: tokenizer, templates, generation settings.
+    pub fn files(&self) -> Files {
+        Files::Folder(self.folder.clone())
+    }
+}
+
+/// Compares files with the manifest's digests.
+fn verify(folder: &Path, manifest: &Manifest, verification: Verification) -> Result<(), BundleError> {
+    for (name, expected) in &manifest.files {
+        let path = folder.join(name);
+        let length = std::fs::metadata(&path).map_err(ArtifactError::read(&path))?.len();
+        if verification == Verification::Quick && length > SMALL {
+            continue;
+        }
+        let found = Digest::of_file(&path)?;
+        if found != *expected {
+            let (expected, found) = (expected.to_string(), found.to_string());
+            return Err(ArtifactError::Damaged { path, expected, found }.into());
+        }
+    }
+    Ok(())
+}

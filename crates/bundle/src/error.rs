@@ -1,0 +1,55 @@
+//! What can go wrong with a bundle.
+
+use std::path::PathBuf;
+
+use powerinfer_artifact::{ArtifactError, plan::PlanError, progress::Interrupted};
+use powerinfer_model::ModelError;
+
+/// A bundle that cannot be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// There is no bundle at this place.
+    #[error("there is no bundle in `{path}`; make one with `powerinfer place` or `powerinfer prepare`")]
+    Missing {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A plan that contradicts itself or its bundle.
+    #[error("the plan in `{path}` cannot be used: {source}")]
+    Plan {
+        /// The plan's file.
+        path: PathBuf,
+        /// The contradiction.
+        source: PlanError,
+    },
+    /// A plan for other dimensions than the bundle's.
+    #[error("the plan in `{path}` is for {found}, the bundle has {expected}; run `powerinfer place` again")]
+    PlanShape {
+        /// The plan's file.
+        path: PathBuf,
+        /// Layers and neurons of the bundle.
+        expected: String,
+        /// Layers and neurons of the plan.
+        found: String,
+    },
+    /// A neuron order that is none.
+    #[error("the order of neurons of layer {layer} in `{path}` is not a permutation; make the profile or bundle again")]
+    NotAPermutation {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+    },
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+}
+
+impl From<Interrupted> for BundleError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Artifact(interrupted.into())
+    }
+}

@@ -1,0 +1,180 @@
+//! Makes a bundle out of a checkpoint, an order of neurons, predictors and a plan.
+
+use std::{collections::BTreeMap, path::Path};
+
+use powerinfer_artifact::{
+    Digest, Header, Progress, TensorFile,
+    document::Document,
+    matrix_planes::insert_lazy_matrix,
+    plan::Plan,
+    predictor_file::{self, PredictorFile},
+    tensor_file::{Dtype, TensorSource, write_tensors},
+    write::{PartialFolder, write_file},
+};
+use powerinfer_kernels::Format;
+use powerinfer_model::{Checkpoint, LayerWeight, Weight};
+
+use crate::{
+    Bundle, BundleError, FORMAT, Manifest, VERSION, Verification,
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, sealed},
+    weights::{is_permutation, name, order_name, stored_format, stored_shape},
+};
+
+/// What goes into a bundle.
+pub struct PackInputs<'a> {
+    /// The weights.
+    pub checkpoint: &'a Checkpoint,
+    /// Per layer, neurons from the hottest to the coldest.
+    pub orders: &'a [Vec<u32>],
+    /// The predictors, where there are any.
+    pub predictors: Option<&'a PredictorFile>,
+    /// Where everything lives.
+    pub plan: Plan,
+    /// Format of the weights.
+    pub quant: Format,
+    /// Files of the checkpoint to carry along where they exist.
+    pub companions: &'a [&'a str],
+    /// Digests of what the bundle was made from, by name.
+    pub inputs: BTreeMap<String, Digest>,
+    /// Seed recorded in the header.
+    pub seed: u64,
+}
+
+/// Writes the bundle into the folder `out`, all or nothing, and opens it.
+pub fn pack(inputs: &PackInputs<'_>, out: &Path, progress: &dyn Progress) -> Result<Bundle, BundleError> {
+    let checkpoint = inputs.checkpoint;
+    let config = checkpoint.config();
+    for (layer, order) in inputs.orders.iter().enumerate() {
+        if order.len() != config.ffn_size || !is_permutation(order) {
+            return Err(BundleError::NotAPermutation { path: out.to_owned(), layer });
+        }
+    }
+    let header = |format: &str, version| {
+        let mut header = Header::new(format, version, checkpoint.identity().clone(), inputs.seed)
+            .with_setting("quant", inputs.quant.to_string());
+        header.inputs = inputs.inputs.clone();
+        header
+    };
+    let folder = PartialFolder::open(out)?;
+    folder.clear()?; // packing is quick beside profiling; it starts afresh
+
+    let mut files = BTreeMap::new();
+    let mut record = |name: &str| -> Result<(), BundleError> {
+        files.insert(name.to_owned(), Digest::of_file(&folder.path().join(name))?);
+        Ok(())
+    };
+    write_weights(inputs, &folder.path().join(WEIGHTS), progress)?;
+    record(WEIGHTS)?;
+    if let Some(predictors) = inputs.predictors {
+        write_predictors(inputs, predictors, &folder.path().join(predictor_file::FILE))?;
+        record(predictor_file::FILE)?;
+    }
+    for companion in inputs.companions {
+        if let Some(bytes) = checkpoint.files().read(companion)? {
+            write_file(&folder.path().join(companion), &bytes)?;
+            record(companion)?;
+        }
+    }
+    let plan = Document { header: header(PLAN_FORMAT, PLAN_VERSION), body: inputs.plan.clone() };
+    plan.write(&folder.path().join(PLAN))?;
+    record(PLAN)?;
+    let manifest = Manifest {
+        config: config.clone(),
+        quant: inputs.quant.to_string(),
+        predictors: inputs.predictors.is_some(),
+        files,
+        seal: None,
+    };
+    sealed(Document { header: header(FORMAT, VERSION), body: manifest }).write(&folder.path().join(MANIFEST))?;
+    folder.finish()?;
+    Bundle::open(out, Verification::Quick)
+}
+
+/// Streams every weight through memory, one at a time.
+fn write_weights(inputs: &PackInputs<'_>, path: &Path, progress: &dyn Progress) -> Result<(), BundleError> {
+    let config = inputs.checkpoint.config();
+    let weights = config.weights();
+    let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
+    for weight in weights {
+        let format = stored_format(config, weight, inputs.quant);
+        let (rows, columns) = stored_shape(config, weight);
+        insert_lazy_matrix(&mut tensors, &name(weight), format, rows, columns, move || {
+            progress.advance(1)?;
+            let values = inputs.checkpoint.read(weight)?;
+            let values = match weight {
+                Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => {
+                    permute_rows(&values, columns, &inputs.orders[layer])
+                }
+                Weight::Layer(layer, LayerWeight::Down) => columns_as_rows(&values, columns, &inputs.orders[layer]),
+                _ => values,
+            };
+            Ok(powerinfer_kernels::pack(format, rows, columns, &values))
+        });
+    }
+    progress.begin("packing", tensors.len() as u64, "tensors");
+    for (layer, order) in inputs.orders.iter().enumerate() {
+        let bytes = order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
+        tensors.insert(order_name(layer), TensorSource::owned(Dtype::U32, vec![order.len()], bytes));
+    }
+    write_tensors(path, None, &tensors)?;
+    progress.end();
+    Ok(())
+}
+
+/// The predictors with their outputs in the order of the neurons.
+fn write_predictors(inputs: &PackInputs<'_>, predictors: &PredictorFile, path: &Path) -> Result<(), BundleError> {
+    let config = inputs.checkpoint.config();
+    let file: &TensorFile = predictors.tensors();
+    let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
+    for layer in 0..config.layer_count {
+        // Finding it checks the shapes before rows are moved.
+        if predictors.find(layer, config.hidden_size, config.ffn_size)?.is_none() {
+            continue;
+        }
+        let prefix = predictor_file::tensor_name(layer, "");
+        for tensor in file.names().into_iter().filter(|tensor| tensor.starts_with(&prefix)) {
+            let Some(view) = file.find(&tensor) else { continue };
+            let (dtype, shape) = (view.dtype, view.shape.to_vec());
+            let per_neuron = !tensor[prefix.len()..].starts_with("a.");
+            let source = if per_neuron {
+                let row = view.bytes.len() / config.ffn_size;
+                let order = &inputs.orders[layer];
+                let rows = order.iter().flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
+                TensorSource::owned(dtype, shape, rows.copied().collect())
+            } else {
+                TensorSource::borrowed(dtype, shape, view.bytes)
+            };
+            tensors.insert(tensor, source);
+        }
+    }
+    let layers = serde_json::to_value(predictors.layers()).expect("summaries are plain JSON");
+    let header = predictors.header().clone().with_setting(predictor_file::LAYERS_SETTING, layers);
+    write_tensors(path, Some(&header), &tensors)
+}
+
+/// Row `i` of the result is row `order[i]` of `values`.
+fn permute_rows(values: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
+    order.iter().flat_map(|row| &values[*row as usize * columns..][..columns]).copied().collect()
+}
+
+/// Row `i` of the result, of length `rows`, is column `order[i]` of `values [rows, columns]`.
+fn columns_as_rows(values: &[f32], rows: usize, order: &[u32]) -> Vec<f32> {
+    let columns = order.len();
+    order
+        .iter()
+        .flat_map(|column| (0..rows).map(move |row| values[row * columns + *column as usize]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_columns_follow_the_order() {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(permute_rows(&values, 2, &[2, 0, 1]), [5.0, 6.0, 1.0, 2.0, 3.0, 4.0]);
+        // [2 rows, 3 columns]
+        assert_eq!(columns_as_rows(&values, 2, &[2, 0, 1]), [3.0, 6.0, 1.0, 4.0, 2.0, 5.0]);
+    }
+}

@@ -1,0 +1,180 @@
+//! `powerinfer eval`: what a bundle can do, and how fast.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{ByteSize, Progress, plan::Policy};
+use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_datasets::minipython::{Split, distinct_tasks};
+use powerinfer_eval::{
+    Likelihood, complete, continuation_likelihood,
+    function_tasks::{Verdict, judge},
+};
+use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
+use powerinfer_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::{
+    engine::{PolicyArgument, runtime},
+    model_argument::{self, DEMO, bundle_folder},
+    output::{Output, Table, percent, print, print_json},
+    progress::Bar,
+};
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalArguments {
+    #[command(subcommand)]
+    measure: Measure,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Measure {
+    /// Held-out function tasks: pass@1, perplexity and speed under each policy
+    Tasks(TasksArguments),
+}
+
+/// Which tasks, under which policies.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  powerinfer eval tasks demo --count 200")]
+struct TasksArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
+    #[arg(default_value = DEMO)]
+    bundle: String,
+    /// Number of tasks, all of combinations that the demo was not trained on
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    count: usize,
+    /// Policies to compare
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "dense,exact,predicted")]
+    policy: Vec<PolicyArgument>,
+    /// Threads to compute with
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+    /// Most tokens of a solution
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 200)]
+    max_tokens: usize,
+    /// Seed of the choice of tasks and of their inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one policy does.
+struct Row {
+    policy: Policy,
+    passed: usize,
+    tasks: usize,
+    likelihood: Likelihood,
+    decoded: Statistics,
+    decode: Duration,
+    completions: Vec<Vec<u32>>,
+}
+
+pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
+    match &arguments.measure {
+        Measure::Tasks(arguments) => tasks(arguments, output),
+    }
+}
+
+fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
+    if arguments.count == 0 {
+        bail!("`--count` is 0; give at least one task");
+    }
+    let folder = bundle_folder(&arguments.bundle);
+    let tokenizer = {
+        let bundle = Bundle::open(&folder, Verification::Quick)?;
+        model_argument::tokenizer(&bundle.files())?
+    };
+    let mut rows: Vec<Row> = Vec::new();
+    for policy in &arguments.policy {
+        let bundle = Bundle::open(&folder, Verification::Quick)?;
+        let quiet = Output { quiet: output.quiet || !rows.is_empty(), ..output };
+        let mut model = runtime(bundle, PolicyChoice::Forced((*policy).into()), arguments.threads, quiet)?;
+        rows.push(measure(&mut model, &tokenizer, (*policy).into(), arguments, output)?);
+    }
+    if arguments.json {
+        let rows: Vec<Value> = rows.iter().map(|row| row.to_json(&rows[0])).collect();
+        return print_json(&json!({ "tasks": arguments.count, "seed": arguments.seed, "policies": rows }));
+    }
+    let mut table = Table::new(&[
+        "policy", "tokens/s", "read per token", "FFN neurons", "pass@1", "perplexity", "same text",
+    ]);
+    for row in &rows {
+        table.row(vec![
+            row.policy.to_string(),
+            format!("{:.0}", row.tokens_per_second()),
+            ByteSize(row.decoded.bytes_per_token() as u64).to_string(),
+            percent(row.decoded.computed_share()),
+            format!("{} ({}/{})", percent(row.passed as f64 / row.tasks as f64), row.passed, row.tasks),
+            format!("{:.4}", row.likelihood.perplexity()),
+            format!("{}/{}", row.same_as(&rows[0]), row.tasks),
+        ]);
+    }
+    print(table.to_string())?;
+    output.say(format!(
+        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the true one on 16 inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
+        arguments.count, arguments.threads, rows[0].likelihood.tokens, rows[0].policy
+    ));
+    Ok(())
+}
+
+/// Lets the model solve every task.
+fn measure(
+    model: &mut Runtime,
+    tokenizer: &Tokenizer,
+    policy: Policy,
+    arguments: &TasksArguments,
+    output: Output,
+) -> Result<Row> {
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count);
+    let mut row = Row {
+        policy,
+        passed: 0,
+        tasks: tasks.len(),
+        likelihood: Likelihood::default(),
+        decoded: Statistics::default(),
+        decode: Duration::ZERO,
+        completions: Vec::new(),
+    };
+    let bar = Bar::new(output);
+    bar.begin(&policy.to_string(), tasks.len() as u64, "tasks");
+    for task in &tasks {
+        let completion = complete(model, tokenizer, task.prompt(), arguments.max_tokens, |model| {
+            model.take_statistics();
+        })?;
+        row.decoded += model.take_statistics();
+        row.decode += completion.decode;
+        row.passed += usize::from(judge(task, &completion.text, arguments.seed) == Verdict::Passed);
+        row.likelihood += continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
+        row.completions.push(completion.tokens);
+        bar.advance(1)?;
+    }
+    bar.end();
+    Ok(row)
+}
+
+impl Row {
+    fn tokens_per_second(&self) -> f64 {
+        self.decoded.tokens as f64 / self.decode.as_secs_f64().max(1e-9)
+    }
+
+    /// Completions that are equal to those of `other`.
+    fn same_as(&self, other: &Self) -> usize {
+        self.completions.iter().zip(&other.completions).filter(|(a, b)| a == b).count()
+    }
+
+    fn to_json(&self, first: &Self) -> Value {
+        json!({
+            "policy": self.policy.to_string(),
+            "tokens_per_second": self.tokens_per_second(),
+            "bytes_per_token": self.decoded.bytes_per_token(),
+            "ffn_neurons_computed": self.decoded.computed_share(),
+            "passed": self.passed,
+            "pass_at_1": self.passed as f64 / self.tasks as f64,
+            "perplexity": self.likelihood.perplexity(),
+            "same_completions_as_first": self.same_as(first),
+        })
+    }
+}

@@ -1,0 +1,234 @@
+//! `powerinfer inspect`: what an artifact is, who made it from what, and whether it is whole.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::{
+    ByteSize, Header, TensorFile,
+    document::Document,
+    plan::Plan,
+    predictor_file::{self, PredictorFile},
+};
+use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_model::{Checkpoint, Weight};
+use powerinfer_profile::Profile;
+use serde_json::{Value, json};
+
+use super::train_predictors;
+use crate::{
+    model_argument,
+    output::{Output, percent, print, print_json},
+};
+
+/// What to look at.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  powerinfer inspect demo.powerinfer/bundle --verify")]
+pub(crate) struct InspectArguments {
+    /// Profile, predictors, bundle, plan or model; or a folder with several of them
+    path: PathBuf,
+    /// Recompute every digest
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found: for people and for programs.
+struct Report {
+    text: String,
+    json: Value,
+}
+
+pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
+    let report = inspect(&arguments.path, arguments.verify)?;
+    if arguments.json {
+        return print_json(&report.json);
+    }
+    print(report.text)?;
+    if arguments.verify {
+        output.say("every digest is right");
+    }
+    Ok(())
+}
+
+/// Finds out what `path` is.
+fn inspect(path: &Path, verify: bool) -> Result<Report> {
+    if !path.exists() {
+        if path == Path::new(model_argument::DEMO) {
+            return model(&model_argument::open_checkpoint(model_argument::DEMO)?, verify);
+        }
+        bail!("`{}` does not exist; `powerinfer inspect` takes a folder or file made by powerinfer", path.display());
+    }
+    let inside = |name: &str| path.join(name).exists();
+    if path.is_file() {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("safetensors") => tensors(path),
+            Some("json") => document(path, verify),
+            _ => bail!(
+                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json and models",
+                path.display()
+            ),
+        }
+    } else if inside("manifest.json") {
+        bundle(path, verify)
+    } else if inside("profile.json") {
+        profile(path, verify)
+    } else if inside(predictor_file::FILE) {
+        predictors(&path.join(predictor_file::FILE))
+    } else if inside("config.json") {
+        model(&Checkpoint::open(path)?, verify)
+    } else {
+        work_folder(path, verify)
+    }
+}
+
+/// A folder with profile, predictors and bundle in it.
+fn work_folder(path: &Path, verify: bool) -> Result<Report> {
+    let mut text = String::new();
+    let mut json = serde_json::Map::new();
+    for name in ["profile", "predictors", "bundle"] {
+        if path.join(name).is_dir() {
+            let report = inspect(&path.join(name), verify)?;
+            text.push_str(&format!("{name}\n{}\n", report.text));
+            json.insert(name.to_owned(), report.json);
+        }
+    }
+    if json.is_empty() {
+        bail!("there is nothing made by powerinfer in `{}`; make something with `powerinfer prepare`", path.display());
+    }
+    Ok(Report { text: text.trim_end().to_owned() + "\n", json: json.into() })
+}
+
+/// The lines that every artifact has.
+fn describe(header: &Header) -> String {
+    let mut text = format!(
+        "  {} version {}, by {}\n  model        {}\n  fingerprint  {}\n",
+        header.format, header.version, header.tool, header.model.name, header.model.fingerprint
+    );
+    for (name, digest) in &header.inputs {
+        text.push_str(&format!("  {name:<11}  {digest}\n"));
+    }
+    let settings: Vec<String> = header.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    text.push_str(&format!("  settings     seed {}{}\n", header.seed, settings.iter().fold(String::new(), |all, one| all + ", " + one)));
+    text
+}
+
+fn profile(path: &Path, verify: bool) -> Result<Report> {
+    let profile = Profile::open(path)?;
+    if verify {
+        profile.verify()?;
+    }
+    let body = profile.document();
+    let mean = body.layers.iter().map(|layer| layer.sparsity).sum::<f64>() / body.layers.len().max(1) as f64;
+    let text = format!(
+        "{}  tokens       {} in {} sequences, {} held out\n  neurons      {} in each of {} layers, {} of activations are zero\n{}",
+        describe(profile.header()),
+        body.tokens,
+        body.sequences,
+        body.held_out_tokens,
+        body.ffn_size,
+        body.layers.len(),
+        percent(mean),
+        super::profile::table(&body.layers),
+    );
+    Ok(Report { text, json: json!({ "header": profile.header(), "profile": body }) })
+}
+
+fn predictors(path: &Path) -> Result<Report> {
+    let file = PredictorFile::open_file(path)?;
+    let text = format!("{}{}", describe(file.header()), train_predictors::table(file.layers()));
+    Ok(Report { text, json: json!({ "header": file.header(), "layers": file.layers() }) })
+}
+
+fn bundle(path: &Path, verify: bool) -> Result<Report> {
+    let verification = if verify { Verification::Full } else { Verification::Quick };
+    let bundle = Bundle::open(path, verification)?;
+    let manifest = &bundle.manifest_document().body;
+    let plan = bundle.plan();
+    let mut text = format!(
+        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}\n",
+        describe(bundle.header()),
+        manifest.quant,
+        plan.totals.hot_count,
+        plan.totals.neuron_count,
+        ByteSize(plan.totals.gpu_bytes),
+        ByteSize(plan.totals.cpu_bytes),
+        plan.budget.context_tokens,
+    );
+    for (name, digest) in &manifest.files {
+        let length = std::fs::metadata(path.join(name)).map_or(0, |metadata| metadata.len());
+        text.push_str(&format!("  {name:<26} {:>10}  {digest}\n", ByteSize(length).to_string()));
+    }
+    let predictors = bundle.predictors().map(PredictorFile::layers);
+    Ok(Report { text, json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors }) })
+}
+
+fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
+    let config = checkpoint.config();
+    let mut parameters = 0usize;
+    for weight in config.weights() {
+        parameters += config.shape(weight).iter().product::<usize>();
+        if verify {
+            checkpoint.read(weight)?; // every value is there and finite
+        }
+    }
+    let ffn: usize = config
+        .weights()
+        .into_iter()
+        .filter(|weight| {
+            use powerinfer_model::LayerWeight::{Down, Gate, Up};
+            matches!(weight, Weight::Layer(_, Gate | Up | Down))
+        })
+        .map(|weight| config.shape(weight).iter().product::<usize>())
+        .sum();
+    let identity = checkpoint.identity();
+    let text = format!(
+        "  model        {}\n  fingerprint  {}\n  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} heads on {} key and value heads\n  activation   {:?}, vocabulary {}, context {}\n",
+        identity.name,
+        identity.fingerprint,
+        parameters as f64 / 1e6,
+        percent(ffn as f64 / parameters as f64),
+        config.layer_count,
+        config.hidden_size,
+        config.ffn_size,
+        config.head_count,
+        config.kv_head_count,
+        config.activation,
+        config.vocabulary_size,
+        config.context_length,
+    );
+    Ok(Report { text, json: json!({ "model": identity, "config": config, "parameters": parameters }) })
+}
+
+/// A safetensors file: predictors, or anything with tensors.
+fn tensors(path: &Path) -> Result<Report> {
+    if let Ok(report) = predictors(path) {
+        return Ok(report);
+    }
+    let file = TensorFile::open(path)?;
+    let mut text = String::new();
+    let mut entries = Vec::new();
+    for name in file.names() {
+        let Some(view) = file.find(&name) else { continue };
+        text.push_str(&format!("  {name:<40} {:?} {:?}\n", view.dtype, view.shape));
+        entries.push(json!({ "name": name, "dtype": format!("{:?}", view.dtype), "shape": view.shape }));
+    }
+    Ok(Report { text, json: json!({ "tensors": entries }) })
+}
+
+/// A JSON file of ours.
+fn document(path: &Path, verify: bool) -> Result<Report> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    match name {
+        "manifest.json" => bundle(folder, verify),
+        "profile.json" => profile(folder, verify),
+        _ => {
+            let plan = Document::<Plan>::read(path, "powerinfer-plan", 1)?;
+            plan.body.validate().with_context(|| format!("`{}` cannot be used", path.display()))?;
+            let text = format!("{}{}", describe(&plan.header), super::place::describe(&plan.body));
+            Ok(Report { text, json: json!(plan) })
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `powerinfer logits`: what a model says to a token sequence, for comparison with others.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{Plan, Policy},
+    progress::Silent,
+    tensor_file::{Dtype, TensorSource, write_tensors},
+};
+use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_kernels::Format;
+use powerinfer_model::{Checkpoint, LanguageModel};
+use powerinfer_reference::ReferenceModel;
+use powerinfer_runtime::PolicyChoice;
+
+use crate::{
+    engine::{EngineArguments, PolicyArgument, open_runtime, runtime},
+    model_argument::{self, bundle_folder},
+    output::Output,
+};
+
+/// Which forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// candle, dense, float32; takes a model
+    Reference,
+    /// Ours; takes a bundle, or a model whose weights it packs as float32
+    Runtime,
+}
+
+/// Which logits to write, and where to.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  powerinfer logits ./my-model --ids 1,15,27 --engine reference --out logits.safetensors")]
+pub(crate) struct LogitsArguments {
+    /// Model folder, bundle, or `demo`
+    #[arg(default_value = model_argument::DEMO)]
+    model: String,
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    ids: Vec<u32>,
+    /// Which forward pass [default: runtime for a bundle, reference for a model]
+    #[arg(long)]
+    engine: Option<Engine>,
+    #[command(flatten)]
+    execution: EngineArguments,
+    /// File to write: tensor `logits`, float32, [tokens, vocabulary]
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
+    let given = Path::new(&arguments.model);
+    let is_bundle = Bundle::is_bundle(given) || Bundle::is_bundle(&given.join("bundle"));
+    let engine = arguments.engine.unwrap_or(if is_bundle { Engine::Runtime } else { Engine::Reference });
+    let policy = arguments.execution.policy;
+    let (logits, vocabulary) = match (engine, is_bundle) {
+        (Engine::Runtime, true) => forward(open_runtime(&arguments.model, &arguments.execution, output)?, &arguments.ids)?,
+        (Engine::Runtime, false) => {
+            let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+            let policy: Policy = policy.unwrap_or(PolicyArgument::Dense).into();
+            if policy == Policy::Predicted {
+                bail!("a model has no predictors; prepare it and give the bundle for `--policy predicted`");
+            }
+            let folder = tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
+            let bundle = pack_plain(&checkpoint, &folder.path().join("bundle"))?;
+            let threads = arguments.execution.thread_count();
+            forward(runtime(bundle, PolicyChoice::Forced(policy), threads, output)?, &arguments.ids)?
+        }
+        (Engine::Reference, false) => {
+            if policy.is_some_and(|policy| policy != PolicyArgument::Dense) {
+                bail!("the reference engine is dense; use `--engine runtime` for a policy");
+            }
+            forward(ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model)?)?, &arguments.ids)?
+        }
+        (Engine::Reference, true) => bail!(
+            "`{}` is a bundle, which the reference engine cannot read; give the model it was made from",
+            bundle_folder(&arguments.model).display()
+        ),
+    };
+    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let shape = vec![arguments.ids.len(), vocabulary];
+    let tensors = BTreeMap::from([("logits".to_owned(), TensorSource::<anyhow::Error>::owned(Dtype::F32, shape, bytes))]);
+    write_tensors(&arguments.out, None, &tensors)?;
+    output.say(format!(
+        "logits of {} tokens written to `{}`, {}",
+        arguments.ids.len(),
+        arguments.out.display(),
+        ByteSize(logits.len() as u64 * 4)
+    ));
+    Ok(())
+}
+
+/// All logits of one sequence, and the size of the vocabulary.
+fn forward(mut model: impl LanguageModel, ids: &[u32]) -> Result<(Vec<f32>, usize)> {
+    let logits = model.forward(ids)?;
+    Ok((logits, model.config().vocabulary_size))
+}
+
+/// Packs a model as it is, in float32, everything on the CPU, for one run.
+fn pack_plain(checkpoint: &Checkpoint, out: &Path) -> Result<Bundle> {
+    let config = checkpoint.config();
+    let order: Vec<u32> = (0..config.ffn_size as u32).collect();
+    let inputs = PackInputs {
+        checkpoint,
+        orders: &vec![order; config.layer_count],
+        predictors: None,
+        plan: Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, config.context_length),
+        quant: Format::F32,
+        companions: &[],
+        inputs: BTreeMap::new(),
+        seed: 0,
+    };
+    Ok(pack(&inputs, out, &Silent)?)
+}

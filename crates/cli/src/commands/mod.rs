@@ -1,0 +1,13 @@
+//! One subcommand, one file.
+
+pub(crate) mod completions;
+pub(crate) mod doctor;
+pub(crate) mod eval;
+pub(crate) mod inspect;
+pub(crate) mod logits;
+pub(crate) mod place;
+pub(crate) mod prepare;
+pub(crate) mod profile;
+pub(crate) mod run;
+pub(crate) mod tokenize;
+pub(crate) mod train_predictors;

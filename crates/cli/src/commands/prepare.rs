@@ -1,0 +1,91 @@
+//! `powerinfer prepare`: all stages in order, each skipped when it is done.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use powerinfer_artifact::predictor_file::PredictorFile;
+use powerinfer_kernels::Isa;
+use powerinfer_predictor::{is_current, train};
+use powerinfer_profile::{Profile, measure};
+
+use super::{
+    place::{self, BudgetArguments},
+    profile::{self, TraceArguments},
+    train_predictors::{self, TrainingArguments},
+};
+use crate::{
+    calibration_text::{CalibrationArguments, calibration, check_paths},
+    model_argument,
+    output::Output,
+    progress::Bar,
+};
+
+/// The flags of all stages.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
+pub(crate) struct PrepareArguments {
+    /// Model folder, or `demo`
+    #[arg(default_value = model_argument::DEMO)]
+    model: String,
+    /// Folder for profile, predictors and bundle [default: ./<model>.powerinfer]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Seed of every random choice
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    calibration: CalibrationArguments,
+    #[command(flatten)]
+    tracing: TraceArguments,
+    #[command(flatten)]
+    training: TrainingArguments,
+    #[command(flatten)]
+    budget: BudgetArguments,
+}
+
+pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
+    check_paths(&arguments.calibration.data)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let name = checkpoint.identity().name.clone();
+    let folder = arguments.out.clone().unwrap_or_else(|| model_argument::work_folder(&name));
+    let tokenizer = model_argument::tokenizer(checkpoint.files())?;
+    let seed = arguments.seed;
+    let calibration =
+        calibration(&arguments.calibration, checkpoint.files(), checkpoint.config(), &tokenizer, seed)?;
+    let bar = Bar::new(output);
+
+    let settings = arguments.tracing.settings(seed);
+    let out = folder.join("profile");
+    let profile = if Profile::is_current(&out, &checkpoint, &calibration, settings) {
+        output.say(format!("profile: `{}` is up to date", out.display()));
+        Profile::open(&out)?
+    } else {
+        let profile = measure(&checkpoint, &calibration, settings, &out, &bar)?;
+        profile::say_result(&checkpoint, &profile, output);
+        profile
+    };
+
+    let settings = arguments.training.settings(arguments.budget.quant, seed);
+    let out = folder.join("predictors");
+    let predictors = if !profile.document().has_exact_zeros {
+        None
+    } else if is_current(&out, &profile, settings)? {
+        output.say(format!("predictors: `{}` is up to date", out.display()));
+        Some(PredictorFile::open(&out)?)
+    } else {
+        let predictors = train(&profile, settings, Isa::detect()?, &out, &bar)?;
+        train_predictors::say_result(&predictors, settings.recall, output);
+        Some(predictors)
+    };
+
+    let placement = place::solve(&checkpoint, &profile, predictors, &arguments.budget)?;
+    let out = folder.join("bundle");
+    if placement.is_packed(&checkpoint, &out) {
+        output.say(format!("bundle: `{}` is up to date", out.display()));
+    } else {
+        placement.say_result(output);
+        placement.pack(&checkpoint, &out, output)?;
+    }
+    output.say(format!("ready: `powerinfer run {}`", folder.display()));
+    Ok(())
+}

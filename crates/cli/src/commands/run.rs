@@ -1,0 +1,335 @@
+//! `powerinfer run`: text from a bundle.
+
+use std::{
+    io::{BufRead, IsTerminal, Read},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::{ByteSize, progress::Interrupted};
+use powerinfer_datasets::minipython::{Split, distinct_tasks};
+use powerinfer_model::{Files, LanguageModel};
+use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics};
+use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    engine::{EngineArguments, open_runtime},
+    model_argument::{self, DEMO},
+    output::{Output, percent, print, print_json},
+    progress::interrupted,
+};
+
+/// What to run, on which prompt, and how to choose tokens.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo")]
+pub(crate) struct RunArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
+    #[arg(default_value = DEMO)]
+    bundle: String,
+    /// Text to continue [default: stdin; for `demo` without any, an example]
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Chat line by line; a line that ends in `\` goes on
+    #[arg(short, long, conflicts_with = "prompt")]
+    interactive: bool,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", default_value_t = 256)]
+    max_tokens: usize,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Write the prompt before its continuation
+    #[arg(long)]
+    echo: bool,
+    /// Print one JSON document when done
+    #[arg(long, conflicts_with = "interactive")]
+    json: bool,
+}
+
+/// How to choose tokens; what is not given comes from the model's `generation_config.json`.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArguments {
+    /// Divide the logits by this; 0 takes the likeliest token [default: the model's, else 0]
+    #[arg(long, alias = "temp", value_name = "T")]
+    temperature: Option<f32>,
+    /// Choose among the K likeliest tokens; 0 for all
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Choose among tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Make tokens of the last 64 less likely by this factor; 1 for not at all
+    #[arg(long, value_name = "R")]
+    repeat_penalty: Option<f32>,
+    /// Seed of every random choice
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// Sampling defaults of a model.
+#[derive(Debug, Default, Deserialize)]
+struct GenerationConfig {
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+impl SamplingArguments {
+    /// Flags first, then the model's own settings where it says to sample, then greedy.
+    fn settings(&self, files: &Files) -> Result<SamplingSettings> {
+        let model: GenerationConfig = match files.read("generation_config.json")? {
+            None => GenerationConfig::default(),
+            Some(bytes) => serde_json::from_slice(&bytes).context("`generation_config.json` is not as expected")?,
+        };
+        let sampled = model.do_sample.unwrap_or(false);
+        let none = SamplingSettings::default();
+        Ok(SamplingSettings {
+            temperature: self
+                .temperature
+                .or(model.temperature.filter(|_| sampled))
+                .unwrap_or(if sampled { 1.0 } else { none.temperature }),
+            top_k: self.top_k.or(model.top_k.filter(|_| sampled)).unwrap_or(none.top_k),
+            top_p: self.top_p.or(model.top_p.filter(|_| sampled)).unwrap_or(none.top_p),
+            min_p: self.min_p.or(model.min_p.filter(|_| sampled)).unwrap_or(none.min_p),
+            repeat_penalty: self.repeat_penalty.or(model.repetition_penalty).unwrap_or(none.repeat_penalty),
+            seed: self.seed,
+            ..none
+        })
+    }
+}
+
+/// What one generation took.
+#[derive(Debug, Default)]
+struct Timing {
+    prompt_tokens: usize,
+    prompt: Duration,
+    generated_tokens: usize,
+    decode: Duration,
+    decoded: Statistics,
+}
+
+pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
+    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    let files = model.bundle().files();
+    let tokenizer = model_argument::tokenizer(&files)?;
+    let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
+    sampler()?; // bad settings are told before any work
+    let is_demo = model.bundle().header().model.name == DEMO;
+    let prompt = match read_prompt(arguments, is_demo)? {
+        Prompt::Text(text) => text,
+        Prompt::Example(text) => {
+            output.say("no prompt given, so here is a task that the model was not trained on; `--prompt` gives another");
+            print(&text)?;
+            text
+        }
+        Prompt::Interactive => return chat(arguments, &mut model, &tokenizer, sampler()?, output),
+    };
+    if arguments.echo && !arguments.json {
+        print(&prompt)?;
+    }
+    let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
+    let mut completion = String::new();
+    let json = arguments.json;
+    let timing = generate(&mut model, &tokenizer, &mut sampler()?, &ids, arguments.max_tokens, &mut |piece| {
+        completion.push_str(piece);
+        if json { Ok(()) } else { print(piece) }
+    })?;
+    if json {
+        print_json(&json!({
+            "prompt": prompt,
+            "completion": completion,
+            "prompt_tokens": timing.prompt_tokens,
+            "generated_tokens": timing.generated_tokens,
+            "prompt_tokens_per_second": rate(timing.prompt_tokens, timing.prompt),
+            "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
+            "ffn_neurons_computed": timing.decoded.computed_share(),
+            "bytes_per_token": timing.decoded.bytes_per_token(),
+        }))?;
+    } else if !completion.ends_with('\n') {
+        print("\n")?;
+    }
+    output.say(timing.describe());
+    if interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Where the prompt comes from.
+enum Prompt {
+    Text(String),
+    Example(String),
+    Interactive,
+}
+
+/// `--prompt`, or what stdin holds, or an example where neither is there.
+fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
+    if arguments.interactive {
+        return Ok(Prompt::Interactive);
+    }
+    if let Some(prompt) = &arguments.prompt {
+        return Ok(Prompt::Text(prompt.clone()));
+    }
+    if !std::io::stdin().is_terminal() {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).context("cannot read the prompt from stdin")?;
+        let Ok(text) = String::from_utf8(bytes) else {
+            bail!("stdin is not UTF-8 text; convert it first");
+        };
+        // A text file ends in a newline that is not part of the prompt.
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        if !text.is_empty() {
+            return Ok(Prompt::Text(text.to_owned()));
+        }
+    }
+    if is_demo {
+        let task = distinct_tasks(Split::HeldOut, 1, 1).remove(0);
+        return Ok(Prompt::Example(task.prompt().to_owned()));
+    }
+    if std::io::stdin().is_terminal() {
+        return Ok(Prompt::Interactive);
+    }
+    bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
+}
+
+/// Generates until the text ends, the tokens or the context are used up, or Ctrl-C.
+fn generate(
+    model: &mut Runtime,
+    tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
+    ids: &[u32],
+    max_tokens: usize,
+    write: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Timing> {
+    if ids.is_empty() {
+        bail!("the prompt has no tokens; give some text with `--prompt`");
+    }
+    let mut timing = Timing { prompt_tokens: ids.len(), ..Timing::default() };
+    ids.iter().for_each(|id| sampler.remember(*id));
+    model.take_statistics();
+    let started = Instant::now();
+    let mut logits = model.forward_last(ids)?;
+    timing.prompt = started.elapsed();
+    model.take_statistics();
+
+    let stops = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
+    let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
+    let known = tokenizer.vocabulary_size();
+    let started = Instant::now();
+    while timing.generated_tokens < max_tokens && !interrupted() {
+        // Rows of the head beyond the tokenizer's vocabulary are padding and mean nothing.
+        let token = sampler.sample(&logits[..known.min(logits.len())]);
+        timing.generated_tokens += 1;
+        if stops.contains(&token) {
+            break;
+        }
+        if let Some(piece) = decoder.push(token)? {
+            write(&piece)?;
+        }
+        if model.position() >= model.context_limit() {
+            break;
+        }
+        logits = model.forward_last(&[token])?;
+    }
+    timing.decode = started.elapsed();
+    timing.decoded = model.take_statistics();
+    if let Some(piece) = decoder.finish()? {
+        write(&piece)?;
+    }
+    Ok(timing)
+}
+
+/// Tokens per second.
+fn rate(tokens: usize, time: Duration) -> f64 {
+    tokens as f64 / time.as_secs_f64().max(1e-9)
+}
+
+impl Timing {
+    /// One line of figures.
+    fn describe(&self) -> String {
+        format!(
+            "prompt: {} tokens, {:.0} tokens/s; decode: {} tokens, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
+            self.prompt_tokens,
+            rate(self.prompt_tokens, self.prompt),
+            self.generated_tokens,
+            rate(self.generated_tokens, self.decode),
+            percent(self.decoded.computed_share()),
+            ByteSize(self.decoded.bytes_per_token() as u64),
+        )
+    }
+}
+
+/// Reads a line, answers, and so on until the input ends. With a chat template the lines are a
+/// conversation; without one each is a text of its own to continue.
+fn chat(
+    arguments: &RunArguments,
+    model: &mut Runtime,
+    tokenizer: &Tokenizer,
+    mut sampler: Sampler,
+    output: Output,
+) -> Result<()> {
+    let template = tokenizer.chat_template();
+    output.say(match template {
+        Some(_) => "a message a line; an empty line or Ctrl-D ends",
+        None => "this model has no chat template: each line is a text to continue; an empty line or Ctrl-D ends",
+    });
+    let mut messages: Vec<Message> = Vec::new();
+    while let Some(line) = read_message(output)? {
+        let ids = match template {
+            Some(template) => {
+                messages.push(Message { role: "user".to_owned(), content: line });
+                let text = template.render(&messages, GenerationPrompt::Add)?;
+                tokenizer.encode(&text, SpecialTokens::Omit)?
+            }
+            None => tokenizer.encode(&line, SpecialTokens::Add)?,
+        };
+        model.reset();
+        let mut answer = String::new();
+        let timing = generate(model, tokenizer, &mut sampler, &ids, arguments.max_tokens, &mut |piece| {
+            answer.push_str(piece);
+            print(piece)
+        })?;
+        if !answer.ends_with('\n') {
+            print("\n")?;
+        }
+        output.say(timing.describe());
+        messages.push(Message { role: "assistant".to_owned(), content: answer });
+        if interrupted() {
+            return Err(Interrupted.into());
+        }
+    }
+    Ok(())
+}
+
+/// A message: a line, with those that follow where it ends in `\`; `None` at the end.
+fn read_message(output: Output) -> Result<Option<String>> {
+    use std::io::Write;
+    let mut message = String::new();
+    loop {
+        if std::io::stdin().is_terminal() && !output.quiet {
+            let _ = write!(anstream::stderr(), "{}", if message.is_empty() { "> " } else { "… " });
+        }
+        let mut line = String::new();
+        if std::io::stdin().lock().read_line(&mut line).context("cannot read stdin")? == 0 {
+            return Ok((!message.is_empty()).then_some(message));
+        }
+        let line = line.trim_end_matches(['\n', '\r']);
+        match line.strip_suffix('\\') {
+            Some(part) => {
+                message.push_str(part);
+                message.push('\n');
+            }
+            None => {
+                message.push_str(line);
+                return Ok((!message.is_empty()).then_some(message));
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `powerinfer tokenize`: text to token ids and back, byte for byte.
+
+use std::io::Read;
+
+use anyhow::{Context, Result, bail};
+use powerinfer_text::{SpecialText, SpecialTokens};
+
+use crate::{model_argument, output::Output};
+
+/// What to tokenise with.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode")]
+pub(crate) struct TokenizeArguments {
+    /// Model folder (its tokenizer files are enough), or `demo`
+    #[arg(default_value = model_argument::DEMO)]
+    model: String,
+    /// Read a JSON array of ids and write text
+    #[arg(long)]
+    decode: bool,
+    /// Do not add the special tokens that the tokenizer puts round a text
+    #[arg(long, conflicts_with = "decode")]
+    no_special: bool,
+    /// Write special tokens too; without it, decoding gives back the text that was encoded
+    #[arg(long, requires = "decode")]
+    keep_special: bool,
+}
+
+pub(crate) fn run(arguments: &TokenizeArguments, _output: Output) -> Result<()> {
+    let tokenizer = model_argument::tokenizer(&model_argument::files(&arguments.model)?)?;
+    let mut input = Vec::new();
+    std::io::stdin().read_to_end(&mut input).context("cannot read stdin")?;
+    let Ok(text) = String::from_utf8(input) else {
+        bail!("stdin is not UTF-8 text; convert it first");
+    };
+    if arguments.decode {
+        let ids: Vec<u32> = serde_json::from_str(&text).context("stdin is not a JSON array of token ids, such as `[1, 2, 3]`")?;
+        let special = if arguments.keep_special { SpecialText::Keep } else { SpecialText::Skip };
+        crate::output::print(tokenizer.decode(&ids, special)?)
+    } else {
+        let special = if arguments.no_special { SpecialTokens::Omit } else { SpecialTokens::Add };
+        let ids = tokenizer.encode(&text, special)?;
+        crate::output::print(format!("{}\n", serde_json::to_string(&ids)?))
+    }
+}

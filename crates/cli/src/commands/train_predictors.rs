@@ -1,0 +1,119 @@
+//! `powerinfer train-predictors`: learn to foresee which neurons fire.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{ByteSize, predictor_file::{PredictorFile, PredictorSummary}};
+use powerinfer_kernels::{Format, Isa};
+use powerinfer_predictor::{Settings, train};
+use powerinfer_profile::Profile;
+use serde_json::json;
+
+use crate::{
+    model_argument,
+    output::{Output, Table, percent, print, print_json},
+    progress::Bar,
+};
+
+/// Which predictors to train, from what, and where to.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  powerinfer train-predictors demo --recall 0.98")]
+pub(crate) struct TrainPredictorsArguments {
+    /// Model folder, or `demo`
+    #[arg(default_value = model_argument::DEMO)]
+    model: String,
+    /// Folder of the profile [default: ./<model>.powerinfer/profile]
+    #[arg(long, value_name = "DIR")]
+    profile: Option<PathBuf>,
+    #[command(flatten)]
+    training: TrainingArguments,
+    /// Folder to write the predictors to [default: ./<model>.powerinfer/predictors]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Format the weights will have, which says what computing a neuron costs
+    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
+    quant: Format,
+    /// Seed of every random choice
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// How to train.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrainingArguments {
+    /// Share of active neurons that must be predicted on held-out tokens
+    #[arg(long, value_name = "SHARE", default_value_t = 0.95)]
+    recall: f64,
+    /// Optimiser steps per network
+    #[arg(long, value_name = "N", default_value_t = 1200)]
+    steps: usize,
+}
+
+impl TrainingArguments {
+    /// The settings of the stage.
+    pub(crate) fn settings(&self, quant: Format, seed: u64) -> Settings {
+        Settings { recall: self.recall, steps: self.steps, quant, seed }
+    }
+}
+
+pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Result<()> {
+    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let folder = model_argument::work_folder(&checkpoint.identity().name);
+    let profile = Profile::open(&arguments.profile.clone().unwrap_or_else(|| folder.join("profile")))?;
+    profile.check_model(checkpoint.identity())?;
+    if !profile.document().has_exact_zeros {
+        bail!(
+            "the activation of `{}` is never exactly zero, so there is nothing to foresee; go on with `powerinfer place`, which runs it dense",
+            checkpoint.identity().name
+        );
+    }
+    let out = arguments.out.clone().unwrap_or_else(|| folder.join("predictors"));
+    let settings = arguments.training.settings(arguments.quant, arguments.seed);
+    let predictors = train(&profile, settings, Isa::detect()?, &out, &Bar::new(output))?;
+    if arguments.json {
+        return print_json(&json!({ "header": predictors.header(), "layers": predictors.layers() }));
+    }
+    print(table(predictors.layers()))?;
+    say_result(&predictors, arguments.training.recall, output);
+    Ok(())
+}
+
+/// A row per layer.
+pub(crate) fn table(layers: &[PredictorSummary]) -> String {
+    let mut table = Table::new(&["layer", "rank", "bytes", "recall", "precision", "predicted zeros", "true zeros"]);
+    for layer in layers {
+        table.row(vec![
+            layer.layer.to_string(),
+            layer.rank.to_string(),
+            ByteSize(layer.bytes).to_string(),
+            percent(layer.recall),
+            percent(layer.precision),
+            percent(layer.predicted_sparsity),
+            percent(layer.sparsity),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Says how good the predictors are, and where they are.
+pub(crate) fn say_result(predictors: &PredictorFile, target: f64, output: Output) {
+    let layers = predictors.layers();
+    let bytes = layers.iter().map(|layer| layer.bytes).sum();
+    output.say(format!(
+        "trained {} predictors, {} in all; written to `{}`",
+        layers.len(),
+        ByteSize(bytes),
+        predictors.path().display()
+    ));
+    let short: Vec<String> =
+        layers.iter().filter(|layer| layer.recall < target).map(|layer| layer.layer.to_string()).collect();
+    if !short.is_empty() {
+        output.say(format!(
+            "held-out recall is below the target of {target} in layer(s) {}; profile more tokens or train more steps",
+            short.join(", ")
+        ));
+    }
+}

@@ -1,0 +1,60 @@
+//! What this machine is: processor, memory, graphics card.
+
+use std::{fs, hint::black_box, time::Instant};
+
+/// The processor's name.
+pub(crate) fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Bytes of memory: all of it, and what is free for use; `None` where the system does not tell.
+pub(crate) fn memory() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = |key: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim_start_matches(':').split_whitespace().next()?.parse().ok()
+    };
+    Some((kibibytes("MemTotal")? << 10, kibibytes("MemAvailable")? << 10))
+}
+
+/// The graphics card, or why there is none, in words that fit behind a colon.
+pub(crate) fn gpu_status() -> String {
+    let Ok(version) = fs::read_to_string("/proc/driver/nvidia/version") else {
+        return "no NVIDIA driver is loaded on this machine".to_owned();
+    };
+    let driver = version.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    format!(
+        "NVIDIA driver {} found, but this build has no CUDA kernels yet",
+        driver.unwrap_or("of unknown version")
+    )
+}
+
+/// Bytes per second that `threads` threads read from memory together: the best of some passes
+/// over a buffer that fits no cache.
+pub(crate) fn read_bandwidth(threads: usize) -> f64 {
+    const WORDS: usize = 32 << 20; // 256 MiB
+    const PASSES: usize = 5;
+    let buffer: Vec<u64> = (0..WORDS as u64).collect();
+    let chunk = WORDS.div_ceil(threads.max(1));
+    let mut best = 0f64;
+    for _ in 0..PASSES {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for part in buffer.chunks(chunk) {
+                scope.spawn(move || {
+                    let mut sums = [0u64; 16];
+                    for words in part.chunks_exact(16) {
+                        for (sum, word) in sums.iter_mut().zip(words) {
+                            *sum = sum.wrapping_add(*word);
+                        }
+                    }
+                    black_box(sums);
+                });
+            }
+        });
+        best = best.max((WORDS * 8) as f64 / started.elapsed().as_secs_f64());
+    }
+    best
+}

@@ -1,0 +1,115 @@
+//! Where words go: data to stdout, talk to stderr, tables that line up.
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::Result;
+
+/// How much to say, and whether a person or a program listens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    /// Say nothing that was not asked for.
+    pub(crate) quiet: bool,
+    /// Say more than usual.
+    pub(crate) verbose: bool,
+}
+
+impl Output {
+    /// Whether progress bars make sense.
+    pub(crate) fn shows_progress(self) -> bool {
+        !self.quiet && !self.verbose && std::io::stderr().is_terminal()
+    }
+
+    /// A line of talk.
+    pub(crate) fn say(self, line: impl AsRef<str>) {
+        if !self.quiet {
+            // Nobody listening on stderr is no reason to stop.
+            let _ = writeln!(anstream::stderr(), "{}", line.as_ref());
+        }
+    }
+
+    /// A line of talk for those who want to know more.
+    pub(crate) fn detail(self, line: impl AsRef<str>) {
+        if self.verbose {
+            self.say(line);
+        }
+    }
+}
+
+/// Writes data to stdout.
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_ref())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// Writes one JSON document to stdout.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    print(text)
+}
+
+/// A table: the first column is flush left, the others flush right.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        Self { rows: vec![headings.iter().map(|heading| (*heading).to_owned()).collect()] }
+    }
+
+    /// Adds a row with as many cells as there are headings.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.rows[0].len());
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let padding = " ".repeat(width(column) - cell.chars().count());
+                let cell = if column == 0 { format!("{cell}{padding}") } else { format!("  {padding}{cell}") };
+                line.push_str(&cell);
+            }
+            writeln!(formatter, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A share as a percentage.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// A curve of shares as a line of blocks, such as `▁▃▅▇█`.
+pub(crate) fn sparkline(shares: &[f64]) -> String {
+    const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    shares.iter().map(|share| BLOCKS[((share * 8.0) as usize).min(7)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["layer", "share"]);
+        table.row(vec!["0".to_owned(), percent(0.5)]);
+        table.row(vec!["10".to_owned(), percent(1.0)]);
+        assert_eq!(table.to_string(), "layer    share\n0       50.0 %\n10     100.0 %\n");
+    }
+
+    #[test]
+    fn a_sparkline_spans_its_range() {
+        assert_eq!(sparkline(&[0.0, 0.5, 1.0]), "▁▅█");
+    }
+}

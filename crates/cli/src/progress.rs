@@ -1,0 +1,88 @@
+//! The progress bar, and Ctrl-C.
+
+use std::sync::{
+    OnceLock, RwLock,
+    atomic::{AtomicBool, Ordering},
+};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use powerinfer_artifact::progress::{Interrupted, Progress};
+
+use crate::output::Output;
+
+/// Set once, by Ctrl-C.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the user asked to stop.
+pub(crate) fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Lets the first Ctrl-C finish what is being written, and the second end the program at once.
+pub(crate) fn listen_for_interrupts() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        // Without a handler the program still ends on Ctrl-C; files are whole either way.
+        let _ = ctrlc::set_handler(|| {
+            if INTERRUPTED.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        });
+    });
+}
+
+/// Draws a bar on a terminal; elsewhere only notes are shown.
+pub(crate) struct Bar {
+    output: Output,
+    bar: RwLock<ProgressBar>,
+}
+
+impl Bar {
+    /// A bar that appears when work begins.
+    pub(crate) fn new(output: Output) -> Self {
+        Self { output, bar: RwLock::new(ProgressBar::hidden()) }
+    }
+
+    fn with(&self, act: impl FnOnce(&ProgressBar)) {
+        act(&self.bar.read().unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+}
+
+impl Progress for Bar {
+    fn begin(&self, title: &str, total: u64, unit: &'static str) {
+        let target = if self.output.shows_progress() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let template =
+            format!("{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{per_sec:.0}} {unit}/s  {{eta}} left");
+        let bar = ProgressBar::with_draw_target(Some(total), target).with_message(title.to_owned());
+        if let Ok(style) = ProgressStyle::with_template(&template.replace("{per_sec:.0} ", "{rate} ")) {
+            let style = style.with_key("rate", |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
+                let _ = write!(text, "{:.0}", state.per_sec());
+            });
+            bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        *self.bar.write().unwrap_or_else(std::sync::PoisonError::into_inner) = bar;
+    }
+
+    fn advance(&self, count: u64) -> Result<(), Interrupted> {
+        self.with(|bar| bar.inc(count));
+        if interrupted() {
+            self.with(ProgressBar::abandon);
+            return Err(Interrupted);
+        }
+        Ok(())
+    }
+
+    fn note(&self, line: &str) {
+        self.with(|bar| bar.suspend(|| self.output.say(line)));
+    }
+
+    fn end(&self) {
+        self.with(ProgressBar::finish_and_clear);
+    }
+}

@@ -1,0 +1,82 @@
+//! The likelihood a model gives to a text.
+
+use std::ops::AddAssign;
+
+use powerinfer_model::LanguageModel;
+use powerinfer_text::{SpecialTokens, Tokenizer};
+
+use crate::EvalError;
+
+/// The sum of −log p over some tokens, in nats.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Likelihood {
+    /// Σ −ln p.
+    pub negative_log: f64,
+    /// Tokens summed over.
+    pub tokens: u64,
+}
+
+impl Likelihood {
+    /// `exp` of the mean: perplexity per token.
+    pub fn perplexity(&self) -> f64 {
+        (self.negative_log / self.tokens.max(1) as f64).exp()
+    }
+}
+
+impl AddAssign for Likelihood {
+    fn add_assign(&mut self, other: Self) {
+        self.negative_log += other.negative_log;
+        self.tokens += other.tokens;
+    }
+}
+
+/// The likelihood of `continuation`, and of the text's end after it, given `prompt`.
+///
+/// The sequence begins with whatever the tokenizer puts first; no window slides, the whole text
+/// must fit the context.
+pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
+    model: &mut Model,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    continuation: &str,
+) -> Result<Likelihood, EvalError> {
+    let given = tokenizer.encode(prompt, SpecialTokens::Add)?;
+    let mut ids = tokenizer.encode(&format!("{prompt}{continuation}"), SpecialTokens::Add)?;
+    if !ids.starts_with(&given) || given.is_empty() {
+        return Err(EvalError::Boundary { prompt: prompt.to_owned() });
+    }
+    ids.extend(tokenizer.eos().map(|end| end.id));
+    model.reset();
+    let logits = model.forward(&ids[..ids.len() - 1])?;
+    let vocabulary = model.config().vocabulary_size;
+    let mut total = Likelihood::default();
+    for (row, target) in logits.chunks_exact(vocabulary).zip(&ids[1..]).skip(given.len() - 1) {
+        total += Likelihood { negative_log: negative_log_probability(row, *target), tokens: 1 };
+    }
+    Ok(total)
+}
+
+/// `−ln softmax(logits)[target]`, in float64.
+fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    largest + sum.ln() - f64::from(logits[target as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_sum_to_one() {
+        let logits = [1.0f32, -2.0, 300.0, 299.0];
+        let sum: f64 = (0..4).map(|target| (-negative_log_probability(&logits, target)).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn perplexity_of_equal_chances_is_their_number() {
+        let likelihood = Likelihood { negative_log: 3.0 * 7f64.ln(), tokens: 3 };
+        assert!((likelihood.perplexity() - 7.0).abs() < 1e-9);
+    }
+}

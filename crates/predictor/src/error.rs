@@ -1,0 +1,45 @@
+//! What can go wrong with predictors.
+
+use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_profile::ProfileError;
+
+/// Predictors that cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictorError {
+    /// A target outside (0, 1].
+    #[error("a recall of {0} cannot be asked for; give a number above 0 and at most 1, such as 0.95")]
+    Recall(f64),
+    /// Too few samples in the profile.
+    #[error("layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed; profile more tokens with `--tokens`")]
+    TooFewSamples {
+        /// The layer.
+        layer: usize,
+        /// Samples to learn from.
+        training: usize,
+        /// Samples to judge on.
+        held_out: usize,
+        /// Samples needed.
+        needed: usize,
+    },
+    /// The loss is no number any more.
+    #[error("training the predictor of layer {layer} diverged; try another `--seed`")]
+    Diverged {
+        /// The layer.
+        layer: usize,
+    },
+    /// The tensor library failed.
+    #[error("training a predictor failed: {0}")]
+    Candle(#[from] candle_core::Error),
+    /// The profile cannot be read.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+}
+
+impl From<Interrupted> for PredictorError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Artifact(interrupted.into())
+    }
+}

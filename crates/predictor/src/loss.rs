@@ -1,0 +1,90 @@
+//! Weighted binary cross-entropy on logits, with its gradient written out.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, bail};
+
+/// Mean over all entries of `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))`, where w is `positive_weight`
+/// for y = 1 and 1 for y = 0; `labels` are zeros and ones in the order of `logits`.
+pub(crate) fn binary_cross_entropy(logits: &Tensor, labels: Vec<f32>, positive_weight: f32) -> Result<Tensor> {
+    logits.apply_op1(BinaryCrossEntropy { labels, positive_weight })
+}
+
+struct BinaryCrossEntropy {
+    labels: Vec<f32>,
+    positive_weight: f32,
+}
+
+impl BinaryCrossEntropy {
+    fn weight(&self, label: f32) -> f32 {
+        1.0 + (self.positive_weight - 1.0) * label
+    }
+}
+
+fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    match (storage, layout.contiguous_offsets()) {
+        (CpuStorage::F32(values), Some((start, end))) => Ok(&values[start..end]),
+        _ => bail!("contiguous float32 logits expected"),
+    }
+}
+
+impl CustomOp1 for BinaryCrossEntropy {
+    fn name(&self) -> &'static str {
+        "binary-cross-entropy"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let logits = values(storage, layout)?;
+        let mut total = 0f64;
+        for (logit, label) in logits.iter().zip(&self.labels) {
+            // −log σ(z) for y = 1 and −log(1−σ(z)) = −log σ(−z) for y = 0, without overflow.
+            let margin = if *label > 0.5 { *logit } else { -*logit };
+            let miss = (-margin.abs()).exp().ln_1p() + (-margin).max(0.0);
+            total += f64::from(miss * self.weight(*label));
+        }
+        Ok((CpuStorage::F32(vec![(total / logits.len() as f64) as f32]), Shape::from(())))
+    }
+
+    fn bwd(&self, logits: &Tensor, _loss: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let scale = grad.to_scalar::<f32>()? / logits.elem_count() as f32;
+        let contiguous = logits.contiguous()?;
+        let (storage, layout) = contiguous.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { bail!("logits on the CPU expected") };
+        let gradient = values(storage, layout)?
+            .iter()
+            .zip(&self.labels)
+            .map(|(logit, label)| (1.0 / (1.0 + (-logit).exp()) - label) * self.weight(*label) * scale)
+            .collect();
+        Ok(Some(Tensor::from_vec(gradient, logits.shape(), logits.device())?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    #[test]
+    fn loss_and_gradient_match_the_definition() {
+        let logits = [-3.0f32, -0.5, 0.0, 0.7, 4.0, 40.0];
+        let labels = vec![0.0f32, 1.0, 0.0, 1.0, 1.0, 0.0];
+        let weight = 2.5;
+        let variable = Var::from_slice(&logits, (2, 3), &Device::Cpu).unwrap();
+        let loss = binary_cross_entropy(variable.as_tensor(), labels.clone(), weight).unwrap();
+        let expected: f64 = logits
+            .iter()
+            .zip(&labels)
+            .map(|(z, y)| {
+                let p = 1.0 / (1.0 + (-f64::from(*z)).exp());
+                if *y > 0.5 { -p.ln() * f64::from(weight) } else { -(1.0 - p).max(1e-300).ln().max(-40.0) }
+            })
+            .sum::<f64>()
+            / 6.0;
+        assert!((f64::from(loss.to_scalar::<f32>().unwrap()) - expected).abs() < 1e-2 * expected);
+        let gradient = loss.backward().unwrap().get(variable.as_tensor()).unwrap().flatten_all().unwrap();
+        for ((got, z), y) in gradient.to_vec1::<f32>().unwrap().iter().zip(&logits).zip(&labels) {
+            let w = if *y > 0.5 { weight } else { 1.0 };
+            let want = (1.0 / (1.0 + (-z).exp()) - y) * w / 6.0;
+            assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Causal grouped-query attention over a KV cache.
+
+use powerinfer_kernels::Isa;
+use powerinfer_model::ModelConfig;
+
+/// Keys and values of one layer, one run of positions per head, in float32.
+#[derive(Debug, Default)]
+pub(crate) struct LayerCache {
+    /// Per key and value head: `[positions, head_size]`.
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl LayerCache {
+    pub(crate) fn new(kv_heads: usize) -> Self {
+        Self { keys: vec![Vec::new(); kv_heads], values: vec![Vec::new(); kv_heads] }
+    }
+
+    /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
+    pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
+        let size = key.len() / self.keys.len();
+        for (head, cache) in self.keys.iter_mut().enumerate() {
+            cache.extend(&key[head * size..][..size]);
+        }
+        for (head, cache) in self.values.iter_mut().enumerate() {
+            cache.extend(&value[head * size..][..size]);
+        }
+    }
+
+    /// Forgets every position.
+    pub(crate) fn clear(&mut self) {
+        self.keys.iter_mut().chain(&mut self.values).for_each(Vec::clear);
+    }
+
+    /// Bytes that one look over all positions reads.
+    pub(crate) fn bytes(&self) -> usize {
+        self.keys.iter().chain(&self.values).map(|cache| size_of_val(&cache[..])).sum()
+    }
+}
+
+/// Mixes values for one token: `query` and `out` are `[heads, head_size]`; the token's own key
+/// and value are in the cache already.
+pub(crate) fn attend(
+    isa: Isa,
+    config: &ModelConfig,
+    cache: &LayerCache,
+    query: &[f32],
+    scores: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let size = config.head_size;
+    let group = config.head_count / config.kv_head_count;
+    let scale = 1.0 / (size as f32).sqrt();
+    for (head, (query, out)) in query.chunks_exact(size).zip(out.chunks_exact_mut(size)).enumerate() {
+        let (keys, values) = (&cache.keys[head / group], &cache.values[head / group]);
+        scores.clear();
+        scores.extend(keys.chunks_exact(size).map(|key| isa.dot(query, key) * scale));
+        softmax(scores);
+        out.fill(0.0);
+        for (weight, value) in scores.iter().zip(values.chunks_exact(size)) {
+            isa.axpy(*weight, value, out);
+        }
+    }
+}
+
+/// `e^x / Σ e^x`, without overflow.
+fn softmax(values: &mut [f32]) {
+    let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for value in values.iter_mut() {
+        *value = (*value - largest).exp();
+        sum += *value;
+    }
+    values.iter_mut().for_each(|value| *value /= sum);
+}

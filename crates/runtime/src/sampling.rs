@@ -1,0 +1,192 @@
+//! Chooses the next token from logits.
+
+use powerinfer_artifact::random::Random;
+use powerinfer_model::greedy_token;
+
+use crate::RuntimeError;
+
+/// How a token is chosen; the default is greedy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingSettings {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k largest; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set whose probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of recent tokens; 1 does nothing.
+    pub repeat_penalty: f32,
+    /// Recent tokens that the penalty looks at.
+    pub repeat_window: usize,
+    /// Seed of every choice.
+    pub seed: u64,
+}
+
+impl Default for SamplingSettings {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, repeat_window: 64, seed: 0 }
+    }
+}
+
+/// Chooses tokens; the same seed and logits give the same tokens.
+#[derive(Debug)]
+pub struct Sampler {
+    settings: SamplingSettings,
+    random: Random,
+    recent: Vec<u32>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its random stream; refuses settings out of range.
+    pub fn new(settings: SamplingSettings) -> Result<Self, RuntimeError> {
+        let check = |setting, value: f32, good: bool, expected| {
+            if good { Ok(()) } else { Err(RuntimeError::Sampling { setting, value, expected }) }
+        };
+        let SamplingSettings { temperature, top_p, min_p, repeat_penalty, .. } = settings;
+        check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "it must be 0 or more")?;
+        check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "it must be above 0 and at most 1")?;
+        check("min-p", min_p, (0.0..=1.0).contains(&min_p), "it must lie between 0 and 1")?;
+        let penalty = repeat_penalty.is_finite() && repeat_penalty > 0.0;
+        check("repeat-penalty", repeat_penalty, penalty, "it must be above 0; 1 switches it off")?;
+        Ok(Self { random: Random::new(settings.seed), settings, recent: Vec::new() })
+    }
+
+    /// Remembers `token` for the repeat penalty.
+    pub fn remember(&mut self, token: u32) {
+        self.recent.push(token);
+        let surplus = self.recent.len().saturating_sub(self.settings.repeat_window);
+        self.recent.drain(..surplus);
+    }
+
+    /// Chooses the next token and remembers it.
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        let token = self.choose(logits);
+        self.remember(token);
+        token
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> u32 {
+        let settings = &self.settings;
+        let mut logits = logits.to_vec();
+        if settings.repeat_penalty != 1.0 {
+            let mut seen = self.recent.clone();
+            seen.sort_unstable();
+            seen.dedup();
+            for token in seen {
+                if let Some(logit) = logits.get_mut(token as usize) {
+                    *logit = if *logit > 0.0 { *logit / settings.repeat_penalty } else { *logit * settings.repeat_penalty };
+                }
+            }
+        }
+        if settings.temperature == 0.0 {
+            return greedy_token(&logits);
+        }
+        // Candidates from the likeliest down; equals in the order of their ids.
+        let mut candidates: Vec<(u32, f32)> = logits.iter().enumerate().map(|(id, logit)| (id as u32, *logit)).collect();
+        candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if settings.top_k > 0 {
+            candidates.truncate(settings.top_k);
+        }
+        let largest = candidates[0].1;
+        for (_, value) in &mut candidates {
+            *value = ((*value - largest) / settings.temperature).exp();
+        }
+        candidates.retain(|(_, weight)| *weight >= settings.min_p);
+        let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
+        let mut sum = 0.0;
+        let kept = candidates.iter().position(|(_, weight)| {
+            sum += weight;
+            sum >= settings.top_p * total
+        });
+        candidates.truncate(kept.map_or(candidates.len(), |last| last + 1));
+        let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
+        let mut left = self.random.unit() as f32 * total;
+        for (token, weight) in &candidates {
+            left -= weight;
+            if left < 0.0 {
+                return *token;
+            }
+        }
+        candidates[candidates.len() - 1].0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sampler(change: impl FnOnce(&mut SamplingSettings)) -> Sampler {
+        let mut settings = SamplingSettings { temperature: 1.0, ..SamplingSettings::default() };
+        change(&mut settings);
+        Sampler::new(settings).unwrap()
+    }
+
+    #[test]
+    fn frequencies_follow_the_probabilities() {
+        let logits = [0.0f32, 2f32.ln(), 4f32.ln(), f32::NEG_INFINITY];
+        let mut sampler = sampler(|_| ());
+        let mut counts = [0; 4];
+        for _ in 0..7000 {
+            counts[sampler.sample(&logits) as usize] += 1;
+        }
+        for (count, expected) in counts.iter().zip([1000, 2000, 4000, 0]) {
+            assert!((*count as i32 - expected).abs() < 200, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn filters_keep_what_they_say() {
+        let logits = [0.0f32, 2f32.ln(), 4f32.ln(), 3f32.ln()];
+        let kept = |change: fn(&mut SamplingSettings)| {
+            let mut sampler = sampler(change);
+            let mut kept: Vec<u32> = (0..500).map(|_| sampler.sample(&logits)).collect();
+            kept.sort_unstable();
+            kept.dedup();
+            kept
+        };
+        assert_eq!(kept(|settings| settings.top_k = 2), [2, 3]);
+        assert_eq!(kept(|settings| settings.top_p = 0.3), [2]);
+        assert_eq!(kept(|settings| settings.top_p = 0.5), [2, 3]);
+        assert_eq!(kept(|settings| settings.min_p = 0.4), [1, 2, 3]);
+        assert_eq!(kept(|settings| settings.temperature = 1e-6), [2]);
+    }
+
+    #[test]
+    fn the_repeat_penalty_makes_way_for_others() {
+        let mut sampler = Sampler::new(SamplingSettings { repeat_penalty: 3.0, ..Default::default() }).unwrap();
+        let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&[2.0, 1.5, 1.0])).collect();
+        assert_eq!(tokens, [0, 1, 2]);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused_by_name() {
+        for (settings, name) in [
+            (SamplingSettings { temperature: -1.0, ..Default::default() }, "temperature"),
+            (SamplingSettings { temperature: f32::NAN, ..Default::default() }, "temperature"),
+            (SamplingSettings { top_p: 0.0, ..Default::default() }, "top-p"),
+            (SamplingSettings { min_p: 1.5, ..Default::default() }, "min-p"),
+            (SamplingSettings { repeat_penalty: 0.0, ..Default::default() }, "repeat-penalty"),
+        ] {
+            let message = Sampler::new(settings).unwrap_err().to_string();
+            assert!(message.contains(name), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_seed_gives_the_same_tokens(
+            logits in prop::collection::vec(-9.0f32..9.0, 1..30), seed in 0u64..100, k in 0usize..40,
+        ) {
+            let run = || {
+                let mut sampler = sampler(|settings| { settings.seed = seed; settings.top_k = k; settings.top_p = 0.9; });
+                (0..10).map(|_| sampler.sample(&logits)).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(run(), run());
+            prop_assert!(run().iter().all(|token| (*token as usize) < logits.len()));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What a forward pass read and computed.
+
+use std::ops::AddAssign;
+
+/// Counted over some tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Statistics {
+    /// Tokens that went through.
+    pub tokens: u64,
+    /// FFN neurons computed, all layers.
+    pub neurons_computed: u64,
+    /// FFN neurons there are, all layers, each token.
+    pub neurons: u64,
+    /// Bytes of weights and of the KV cache read.
+    pub bytes_read: u64,
+}
+
+impl Statistics {
+    /// Share of neurons that were computed.
+    pub fn computed_share(&self) -> f64 {
+        if self.neurons == 0 { 0.0 } else { self.neurons_computed as f64 / self.neurons as f64 }
+    }
+
+    /// Mean bytes read for a token.
+    pub fn bytes_per_token(&self) -> f64 {
+        if self.tokens == 0 { 0.0 } else { self.bytes_read as f64 / self.tokens as f64 }
+    }
+}
+
+impl AddAssign for Statistics {
+    fn add_assign(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.neurons_computed += other.neurons_computed;
+        self.neurons += other.neurons;
+        self.bytes_read += other.bytes_read;
+    }
+}

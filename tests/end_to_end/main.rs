@@ -1,0 +1,9 @@
+//! The command line as a user sees it.
+#![allow(clippy::unwrap_used)]
+
+mod bad_input;
+mod command_line;
+mod goldens;
+mod pipeline;
+mod readme;
+mod sandbox;

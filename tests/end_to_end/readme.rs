@@ -1,0 +1,64 @@
+//! The README is true: its commands run as they stand there, and the files it names exist.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::sandbox::Sandbox;
+
+fn readme() -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap()
+}
+
+/// Lines after `$ ` in the blocks marked as console sessions.
+fn console_commands() -> Vec<String> {
+    let text = readme();
+    let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn commands_run_as_they_stand_there() {
+    let sandbox = Sandbox::new();
+    let commands = console_commands();
+    assert!(commands.len() >= 4, "{commands:?}");
+    let bin = Path::new(env!("CARGO_BIN_EXE_powerinfer"));
+    let path = format!("{}:{}", bin.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    for command in commands {
+        let output = Command::new("bash")
+            .args(["-c", &command])
+            .current_dir(sandbox.path(""))
+            .env("PATH", &path)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn the_demo_script_prints_its_table() {
+    let sandbox = Sandbox::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output = Command::new("bash")
+        .arg(root.join("scripts/demo.sh"))
+        .arg("4")
+        .env("POWERINFER", env!("CARGO_BIN_EXE_powerinfer"))
+        .env("DEMO_FOLDER", crate::sandbox::prepared_demo())
+        .current_dir(sandbox.path(""))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    for part in ["def ", "policy", "dense", "exact", "predicted", "pass@1", "perplexity"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn files_it_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = readme();
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    for link in links.filter(|link| !link.starts_with("http") && !link.starts_with('#')) {
+        assert!(root.join(link).exists(), "{link}");
+    }
+}

@@ -1,0 +1,147 @@
+//! A folder of its own for each test, and the program run in it.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+/// What a run left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// The run went well.
+    #[track_caller]
+    pub(crate) fn good(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        self
+    }
+
+    /// The run failed with this code, without a panic, in a message that has all `parts`.
+    #[track_caller]
+    pub(crate) fn bad(self, code: i32, parts: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{}{}", self.text(), self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        assert!(self.stderr.contains("error: "), "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "`{part}` is not in: {}", self.stderr);
+        }
+        self
+    }
+}
+
+/// A temporary folder.
+pub(crate) struct Sandbox {
+    folder: tempfile::TempDir,
+}
+
+impl Sandbox {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs `powerinfer` here; an argument `@x` stands for the path of x in this folder.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Run {
+        self.run_with(arguments, b"")
+    }
+
+    pub(crate) fn run_with(&self, arguments: &[&str], stdin: &[u8]) -> Run {
+        let mut child = self
+            .command(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let stdin = stdin.to_vec();
+        // A program that fails early does not read its input.
+        let writer = std::thread::spawn(move || { let _ = input.write_all(&stdin); });
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap();
+        Run {
+            code: output.status.code().unwrap_or(-1),
+            stdout: output.stdout,
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_powerinfer"));
+        command.current_dir(self.folder.path()).env("NO_COLOR", "1").env_remove("POWERINFER_ISA");
+        for argument in arguments {
+            match argument.strip_prefix('@') {
+                Some(name) => command.arg(self.path(name)),
+                None => command.arg(argument),
+            };
+        }
+        command
+    }
+
+    /// A copy of the golden checkpoint called `name`, to be spoilt.
+    pub(crate) fn copy_model(&self, name: &str) -> PathBuf {
+        let folder = self.path(name);
+        copy_folder(&golden_model(name), &folder);
+        folder
+    }
+
+    /// A copy of the prepared demo.
+    pub(crate) fn copy_demo(&self) -> PathBuf {
+        let folder = self.path("demo.powerinfer");
+        copy_folder(prepared_demo(), &folder);
+        folder
+    }
+}
+
+/// The golden checkpoint called `name`.
+pub(crate) fn golden_model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
+}
+
+/// Copies a folder with everything in it.
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Flags that make preparing quick; quality is another test's business.
+pub(crate) const QUICK: [&str; 6] = ["--tokens", "5000", "--steps", "80", "--trace-tokens", "2000"];
+
+/// The demo, prepared once for all tests of this program.
+pub(crate) fn prepared_demo() -> &'static Path {
+    static FOLDER: OnceLock<(Sandbox, PathBuf)> = OnceLock::new();
+    let (_, folder) = FOLDER.get_or_init(|| {
+        let sandbox = Sandbox::new();
+        let arguments = [&["prepare", "demo", "--vram", "24G"][..], &QUICK].concat();
+        sandbox.run(&arguments).good();
+        let folder = sandbox.path("demo.powerinfer");
+        (sandbox, folder)
+    });
+    folder
+}

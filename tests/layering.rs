@@ -1,0 +1,84 @@
+//! Nouns below, verbs above, one way down; and the runtime stays light.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+};
+
+/// Our crates from the bottom up; a crate may depend on those before it alone.
+const LADDER: [&str; 13] = [
+    "powerinfer-kernels",
+    "powerinfer-artifact",
+    "powerinfer-model",
+    "powerinfer-text",
+    "powerinfer-datasets",
+    "powerinfer-reference",
+    "powerinfer-profile",
+    "powerinfer-predictor",
+    "powerinfer-solver",
+    "powerinfer-bundle",
+    "powerinfer-runtime",
+    "powerinfer-eval",
+    "powerinfer-cli",
+];
+
+/// What must never be linked into a program that only runs bundles.
+const HEAVY: [&str; 7] = ["candle-core", "candle-nn", "polars", "tokenizers", "good_lp", "microlp", "monty"];
+
+/// Normal dependencies of every package, by name.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: BTreeMap<&str, &str> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+        .collect();
+    let normal = |dependency: &&serde_json::Value| {
+        dependency["dep_kinds"].as_array().unwrap().iter().any(|kind| kind["kind"].is_null())
+    };
+    metadata["resolve"]["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| {
+            let of_node = node["deps"].as_array().unwrap().iter().filter(normal);
+            let of_node = of_node.map(|dependency| names[dependency["pkg"].as_str().unwrap()].to_owned());
+            (names[node["id"].as_str().unwrap()].to_owned(), of_node.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn no_edge_points_up() {
+    let dependencies = dependencies();
+    for (rung, package) in LADDER.iter().enumerate() {
+        let above = &LADDER[rung..];
+        for dependency in &dependencies[*package] {
+            assert!(!above.contains(&dependency.as_str()), "{package} depends on {dependency}, which is above it");
+        }
+    }
+}
+
+#[test]
+fn the_runtime_stays_light() {
+    let dependencies = dependencies();
+    let mut reached = BTreeSet::new();
+    let mut open = vec!["powerinfer-runtime".to_owned()];
+    while let Some(package) = open.pop() {
+        if reached.insert(package.clone()) {
+            open.extend(dependencies[&package].iter().cloned());
+        }
+    }
+    for heavy in HEAVY {
+        assert!(dependencies.contains_key(heavy), "{heavy} is not in the workspace any more; mend this list");
+        assert!(!reached.contains(heavy), "the runtime pulls in {heavy}");
+    }
+}
