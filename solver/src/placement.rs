@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use powerinfer_artifact::plan::{Device, LayerPlan, Objective, Plan, SolverSummary, Totals};
+use serde::Serialize;
 
 use crate::{
     Problem, SolveError,
@@ -34,7 +35,7 @@ impl Default for Options {
 
 /// How the solving went: what a plan must not hold because it differs from run to run, or because
 /// it only explains.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SolveReport {
     /// What found the plan: `microlp` or `greedy`.
     pub backend: String,

@@ -163,7 +163,7 @@ fn sizes_and_settings_out_of_range() {
     sandbox.run(&["place", "demo", "--vram", "1G", "--hardware", "abacus"]).bad(1, &["abacus", "rtx4090"]);
     sandbox.run(&["place", "demo", "--vram", "0G", "--ram", "1K"]).bad(1, &["KiB"]);
     sandbox.run(&["train-predictors", "demo", "--recall", "1.5"]).bad(1, &["1.5"]);
-    sandbox.run(&["run", "demo", "--temperature", "-1"]).bad(2, &["--temperature"]);
+    sandbox.run(&["run", "demo", "--temperature", "-1"]).bad(1, &["--temperature", "-1"]);
     sandbox.run(&["run", "demo", "--top-p", "7", "--prompt", "x"]).bad(1, &["top-p"]);
     sandbox.run(&["logits", "demo", "--ids", "1,99999", "--out", "@x"]).bad(1, &["99999", "1024"]);
     sandbox.run(&["logits", "demo", "--ids", "1,x", "--out", "@x"]).bad(2, &["--ids"]);

@@ -55,7 +55,7 @@ fn placement_does_not_change_the_text() {
     let mut texts = Vec::new();
     let mut hot_counts = Vec::new();
     // Nothing, some, and everything on the GPU: its context alone takes 512 MiB.
-    for vram in ["0G", "514M", "24G"] {
+    for vram in ["0G", "517M", "24G"] {
         let place = sandbox.run(&["place", "demo", "--vram", vram, "--json"]).good();
         hot_counts.push(place.json()["plan"]["totals"]["hot_count"].as_u64().unwrap());
         for policy in ["exact", "predicted"] {

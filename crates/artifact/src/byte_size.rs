@@ -42,6 +42,7 @@ impl FromStr for ByteSize {
         let (prefix, base) = match unit.strip_suffix('B') {
             None => (unit.as_str(), 1024f64),
             Some(prefix) => match prefix.strip_suffix('I') {
+                Some("") => return Err(malformed()),
                 Some(prefix) => (prefix, 1024.0),
                 None => (prefix, 1000.0),
             },

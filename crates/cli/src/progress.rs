@@ -14,18 +14,30 @@ use crate::output::Output;
 /// Set once, by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// Set while the program waits for a person: nothing is half done then.
+static WAITING: AtomicBool = AtomicBool::new(false);
+
+/// Runs `wait`, which waits for input; Ctrl-C ends the program at once meanwhile.
+pub(crate) fn while_waiting<Output>(wait: impl FnOnce() -> Output) -> Output {
+    WAITING.store(true, Ordering::Relaxed);
+    let output = wait();
+    WAITING.store(false, Ordering::Relaxed);
+    output
+}
+
 /// Whether the user asked to stop.
 pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
 /// Lets the first Ctrl-C finish what is being written, and the second end the program at once.
+/// While the program waits for input the first one does.
 pub(crate) fn listen_for_interrupts() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         // Without a handler the program still ends on Ctrl-C; files are whole either way.
         let _ = ctrlc::set_handler(|| {
-            if INTERRUPTED.swap(true, Ordering::Relaxed) {
+            if INTERRUPTED.swap(true, Ordering::Relaxed) || WAITING.load(Ordering::Relaxed) {
                 std::process::exit(130);
             }
         });

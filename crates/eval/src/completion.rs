@@ -44,5 +44,9 @@ pub fn complete<Model: LanguageModel + ?Sized>(
         logits = model.forward_last(&[token])?;
     }
     let decode = started.elapsed();
-    Ok(Completion { text: tokenizer.decode(&tokens, SpecialText::Skip)?, tokens, decode })
+    Ok(Completion {
+        text: tokenizer.decode(&tokens, SpecialText::Skip)?,
+        tokens,
+        decode,
+    })
 }

@@ -8,7 +8,9 @@ use powerinfer_text::TextError;
 pub enum EvalError {
     /// A prompt whose tokens are no prefix of the whole text's tokens: what follows it cannot be
     /// scored token by token.
-    #[error("the tokens of the prompt `{prompt}` are not a prefix of those of the whole text; end the prompt at a token boundary")]
+    #[error(
+        "the tokens of the prompt `{prompt}` are not a prefix of those of the whole text; end the prompt at a token boundary"
+    )]
     Boundary {
         /// The prompt.
         prompt: String,

@@ -43,15 +43,24 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
     let given = tokenizer.encode(prompt, SpecialTokens::Add)?;
     let mut ids = tokenizer.encode(&format!("{prompt}{continuation}"), SpecialTokens::Add)?;
     if !ids.starts_with(&given) || given.is_empty() {
-        return Err(EvalError::Boundary { prompt: prompt.to_owned() });
+        return Err(EvalError::Boundary {
+            prompt: prompt.to_owned(),
+        });
     }
     ids.extend(tokenizer.eos().map(|end| end.id));
     model.reset();
     let logits = model.forward(&ids[..ids.len() - 1])?;
     let vocabulary = model.config().vocabulary_size;
     let mut total = Likelihood::default();
-    for (row, target) in logits.chunks_exact(vocabulary).zip(&ids[1..]).skip(given.len() - 1) {
-        total += Likelihood { negative_log: negative_log_probability(row, *target), tokens: 1 };
+    for (row, target) in logits
+        .chunks_exact(vocabulary)
+        .zip(&ids[1..])
+        .skip(given.len() - 1)
+    {
+        total += Likelihood {
+            negative_log: negative_log_probability(row, *target),
+            tokens: 1,
+        };
     }
     Ok(total)
 }
@@ -59,7 +68,10 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
 /// `−ln softmax(logits)[target]`, in float64.
 fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| (f64::from(*logit) - largest).exp())
+        .sum();
     largest + sum.ln() - f64::from(logits[target as usize])
 }
 
@@ -70,13 +82,18 @@ mod tests {
     #[test]
     fn probabilities_sum_to_one() {
         let logits = [1.0f32, -2.0, 300.0, 299.0];
-        let sum: f64 = (0..4).map(|target| (-negative_log_probability(&logits, target)).exp()).sum();
+        let sum: f64 = (0..4)
+            .map(|target| (-negative_log_probability(&logits, target)).exp())
+            .sum();
         assert!((sum - 1.0).abs() < 1e-12);
     }
 
     #[test]
     fn perplexity_of_equal_chances_is_their_number() {
-        let likelihood = Likelihood { negative_log: 3.0 * 7f64.ln(), tokens: 3 };
+        let likelihood = Likelihood {
+            negative_log: 3.0 * 7f64.ln(),
+            tokens: 3,
+        };
         assert!((likelihood.perplexity() - 7.0).abs() < 1e-9);
     }
 }

@@ -164,7 +164,7 @@ fn write_layer(
         held_out_tokens: quality.tokens as u64,
     };
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
-    Ok(write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)?)
+    write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)
 }
 
 /// Puts all layers into one file.
@@ -182,5 +182,5 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
         }
     }
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
-    Ok(write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)?)
+    write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)
 }

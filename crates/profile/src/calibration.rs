@@ -67,7 +67,7 @@ impl Calibration {
                     return Err(ProfileError::TooShort { sequences: few, needed: HELD_OUT_EVERY });
                 }
                 let pieces = sequences.concat();
-                let shorter = total.div_ceil(HELD_OUT_EVERY);
+                let shorter = total / HELD_OUT_EVERY;
                 Ok(Self { sequences: pieces.chunks(shorter).map(<[u32]>::to_vec).collect() })
             }
             _ => Ok(Self { sequences }),
@@ -116,6 +116,10 @@ mod tests {
     fn one_long_text_still_has_a_held_out_part() {
         let calibration = Calibration::new([(0..60).collect()], 512, 1000).unwrap();
         assert!(calibration.tokens(Part::HeldOut) > 0);
+        for length in 10..40 {
+            let calibration = Calibration::new([(0..length).collect()], 512, 1000).unwrap();
+            assert!(calibration.tokens(Part::HeldOut) > 0, "{length} tokens");
+        }
         assert!(matches!(Calibration::new([vec![1, 2]], 512, 1000), Err(ProfileError::TooShort { .. })));
         assert!(matches!(Calibration::new([vec![]], 512, 1000), Err(ProfileError::NoTokens)));
     }

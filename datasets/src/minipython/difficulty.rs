@@ -21,7 +21,7 @@ pub(super) const FAMILY_WEIGHTS: [(Family, u32); 13] = [
 ];
 
 /// How often a task has one, two, three or four steps.
-pub(super) const STEP_WEIGHTS: [u32; 4] = [22, 37, 29, 12];
+pub(super) const STEP_WEIGHTS: [u32; 4] = [34, 38, 21, 7];
 
 /// Percentage of number conditions that join two: "divisible by 3 but not by 7".
 pub(super) const COMPOUND_CONDITION_PERCENT: u32 = 22;

@@ -6,6 +6,7 @@
 
 mod argument;
 mod arrangement;
+mod character;
 mod condition;
 mod difficulty;
 mod draft;
@@ -20,6 +21,7 @@ mod split;
 mod subject;
 mod task;
 mod word_condition;
+mod word_mapping;
 
 use std::collections::HashSet;
 
@@ -79,7 +81,7 @@ mod tests {
                 "{:02x}{:02x}{:02x}{:02x}",
                 digest[0], digest[1], digest[2], digest[3]
             ),
-            "00000000"
+            "02d187d3"
         );
     }
 

@@ -20,10 +20,10 @@ struct Arguments {
     #[arg(long, default_value = "datasets/demo")]
     out: PathBuf,
     /// Training tokens in all.
-    #[arg(long, default_value_t = 5_500_000)]
+    #[arg(long, default_value_t = 4_500_000)]
     tokens: usize,
     /// Tokens per optimiser step.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 3072)]
     batch: usize,
     /// Largest learning rate of the schedule.
     #[arg(long, default_value_t = 3e-3)]

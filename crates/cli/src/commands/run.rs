@@ -18,7 +18,7 @@ use crate::{
     engine::{EngineArguments, open_runtime},
     model_argument::{self, DEMO},
     output::{Output, percent, print, print_json},
-    progress::interrupted,
+    progress::{interrupted, while_waiting},
 };
 
 /// What to run, on which prompt, and how to choose tokens.
@@ -54,19 +54,19 @@ pub(crate) struct RunArguments {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArguments {
     /// Divide the logits by this; 0 takes the likeliest token [default: the model's, else 0]
-    #[arg(long, alias = "temp", value_name = "T")]
+    #[arg(long, alias = "temp", value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Choose among the K likeliest tokens; 0 for all
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Choose among the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Choose among tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Make tokens of the last 64 less likely by this factor; 1 for not at all
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Seed of every random choice
     #[arg(short, long, default_value_t = 0)]
@@ -179,7 +179,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     }
     if !std::io::stdin().is_terminal() {
         let mut bytes = Vec::new();
-        std::io::stdin().read_to_end(&mut bytes).context("cannot read the prompt from stdin")?;
+        while_waiting(|| std::io::stdin().read_to_end(&mut bytes)).context("cannot read the prompt from stdin")?;
         let Ok(text) = String::from_utf8(bytes) else {
             bail!("stdin is not UTF-8 text; convert it first");
         };
@@ -317,7 +317,8 @@ fn read_message(output: Output) -> Result<Option<String>> {
             let _ = write!(anstream::stderr(), "{}", if message.is_empty() { "> " } else { "… " });
         }
         let mut line = String::new();
-        if std::io::stdin().lock().read_line(&mut line).context("cannot read stdin")? == 0 {
+        let read = while_waiting(|| std::io::stdin().lock().read_line(&mut line)).context("cannot read stdin")?;
+        if read == 0 {
             return Ok((!message.is_empty()).then_some(message));
         }
         let line = line.trim_end_matches(['\n', '\r']);

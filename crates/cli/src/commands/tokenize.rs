@@ -5,7 +5,7 @@ use std::io::Read;
 use anyhow::{Context, Result, bail};
 use powerinfer_text::{SpecialText, SpecialTokens};
 
-use crate::{model_argument, output::Output};
+use crate::{model_argument, output::Output, progress::while_waiting};
 
 /// What to tokenise with.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) struct TokenizeArguments {
 pub(crate) fn run(arguments: &TokenizeArguments, _output: Output) -> Result<()> {
     let tokenizer = model_argument::tokenizer(&model_argument::files(&arguments.model)?)?;
     let mut input = Vec::new();
-    std::io::stdin().read_to_end(&mut input).context("cannot read stdin")?;
+    while_waiting(|| std::io::stdin().read_to_end(&mut input)).context("cannot read stdin")?;
     let Ok(text) = String::from_utf8(input) else {
         bail!("stdin is not UTF-8 text; convert it first");
     };

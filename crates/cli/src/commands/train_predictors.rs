@@ -45,7 +45,7 @@ pub(crate) struct TrainPredictorsArguments {
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Share of active neurons that must be predicted on held-out tokens
-    #[arg(long, value_name = "SHARE", default_value_t = 0.95)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.95, allow_negative_numbers = true)]
     recall: f64,
     /// Optimiser steps per network
     #[arg(long, value_name = "N", default_value_t = 1200)]
