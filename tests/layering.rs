@@ -24,7 +24,15 @@ const LADDER: [&str; 13] = [
 ];
 
 /// What must never be linked into a program that only runs bundles.
-const HEAVY: [&str; 7] = ["candle-core", "candle-nn", "polars", "tokenizers", "good_lp", "microlp", "monty"];
+const HEAVY: [&str; 7] = [
+    "candle-core",
+    "candle-nn",
+    "polars",
+    "tokenizers",
+    "good_lp",
+    "microlp",
+    "monty",
+];
 
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
@@ -33,16 +41,29 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let names: BTreeMap<&str, &str> = metadata["packages"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+        .map(|package| {
+            (
+                package["id"].as_str().unwrap(),
+                package["name"].as_str().unwrap(),
+            )
+        })
         .collect();
     let normal = |dependency: &&serde_json::Value| {
-        dependency["dep_kinds"].as_array().unwrap().iter().any(|kind| kind["kind"].is_null())
+        dependency["dep_kinds"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|kind| kind["kind"].is_null())
     };
     metadata["resolve"]["nodes"]
         .as_array()
@@ -50,8 +71,12 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         .iter()
         .map(|node| {
             let of_node = node["deps"].as_array().unwrap().iter().filter(normal);
-            let of_node = of_node.map(|dependency| names[dependency["pkg"].as_str().unwrap()].to_owned());
-            (names[node["id"].as_str().unwrap()].to_owned(), of_node.collect())
+            let of_node =
+                of_node.map(|dependency| names[dependency["pkg"].as_str().unwrap()].to_owned());
+            (
+                names[node["id"].as_str().unwrap()].to_owned(),
+                of_node.collect(),
+            )
         })
         .collect()
 }
@@ -62,7 +87,10 @@ fn no_edge_points_up() {
     for (rung, package) in LADDER.iter().enumerate() {
         let above = &LADDER[rung..];
         for dependency in &dependencies[*package] {
-            assert!(!above.contains(&dependency.as_str()), "{package} depends on {dependency}, which is above it");
+            assert!(
+                !above.contains(&dependency.as_str()),
+                "{package} depends on {dependency}, which is above it"
+            );
         }
     }
 }
@@ -78,7 +106,10 @@ fn the_runtime_stays_light() {
         }
     }
     for heavy in HEAVY {
-        assert!(dependencies.contains_key(heavy), "{heavy} is not in the workspace any more; mend this list");
+        assert!(
+            dependencies.contains_key(heavy),
+            "{heavy} is not in the workspace any more; mend this list"
+        );
         assert!(!reached.contains(heavy), "the runtime pulls in {heavy}");
     }
 }

@@ -21,11 +21,17 @@ fn replace(path: &Path, from: &str, to: &str) {
 #[test]
 fn what_is_no_checkpoint() {
     let sandbox = Sandbox::new();
-    sandbox.run(&["profile", "./nowhere"]).bad(1, &["./nowhere", "hint"]);
+    sandbox
+        .run(&["profile", "./nowhere"])
+        .bad(1, &["./nowhere", "hint"]);
     fs::create_dir(sandbox.path("empty")).unwrap();
-    sandbox.run(&["profile", "empty"]).bad(1, &["empty", "config.json", "hint"]);
+    sandbox
+        .run(&["profile", "empty"])
+        .bad(1, &["empty", "config.json", "hint"]);
     fs::write(sandbox.path("empty/config.json"), "{").unwrap();
-    sandbox.run(&["profile", "empty"]).bad(1, &["config.json", "JSON"]);
+    sandbox
+        .run(&["profile", "empty"])
+        .bad(1, &["config.json", "JSON"]);
 }
 
 #[test]
@@ -35,15 +41,28 @@ fn a_shard_missing_cut_or_outside() {
     let shard = model.join("model-00002-of-00002.safetensors");
     let whole = fs::read(&shard).unwrap();
     fs::write(&shard, &whole[..whole.len() - 100]).unwrap();
-    sandbox.run(&["inspect", "llama-sharded"]).bad(1, &["model-00002-of-00002.safetensors", "hint"]);
+    sandbox
+        .run(&["inspect", "llama-sharded"])
+        .bad(1, &["model-00002-of-00002.safetensors", "hint"]);
     fs::write(&shard, &whole[..20]).unwrap();
-    sandbox.run(&["inspect", "llama-sharded"]).bad(1, &["model-00002-of-00002.safetensors"]);
+    sandbox
+        .run(&["inspect", "llama-sharded"])
+        .bad(1, &["model-00002-of-00002.safetensors"]);
     fs::remove_file(&shard).unwrap();
-    sandbox.run(&["inspect", "llama-sharded"]).bad(1, &["model-00002-of-00002.safetensors", "download it again"]);
+    sandbox.run(&["inspect", "llama-sharded"]).bad(
+        1,
+        &["model-00002-of-00002.safetensors", "download it again"],
+    );
     fs::write(&shard, &whole).unwrap();
     sandbox.run(&["inspect", "llama-sharded"]).good();
-    replace(&model.join("model.safetensors.index.json"), "model-00002-of-00002", "../model-00002-of-00002");
-    sandbox.run(&["inspect", "llama-sharded"]).bad(1, &["../model-00002-of-00002", "refusing"]);
+    replace(
+        &model.join("model.safetensors.index.json"),
+        "model-00002-of-00002",
+        "../model-00002-of-00002",
+    );
+    sandbox
+        .run(&["inspect", "llama-sharded"])
+        .bad(1, &["../model-00002-of-00002", "refusing"]);
 }
 
 #[test]
@@ -55,9 +74,22 @@ fn a_weight_that_is_no_number() {
         let end = bytes.len();
         bytes[end - 2..].copy_from_slice(&half::bf16::NAN.to_le_bytes());
     });
-    fs::write(sandbox.path("text.txt"), "some text to calibrate on ".repeat(50)).unwrap();
-    let arguments = ["prepare", "llama-bf16", "--data", "text.txt", "--vram", "0G"];
-    sandbox.run(&arguments).bad(1, &["NaN", "model.safetensors", "tensor `model."]);
+    fs::write(
+        sandbox.path("text.txt"),
+        "some text to calibrate on ".repeat(50),
+    )
+    .unwrap();
+    let arguments = [
+        "prepare",
+        "llama-bf16",
+        "--data",
+        "text.txt",
+        "--vram",
+        "0G",
+    ];
+    sandbox
+        .run(&arguments)
+        .bad(1, &["NaN", "model.safetensors", "tensor `model."]);
     assert!(!sandbox.path("llama-bf16.powerinfer/bundle").exists());
 }
 
@@ -68,12 +100,32 @@ fn a_configuration_that_cannot_be_run() {
     let config = model.join("config.json");
     let good = fs::read(&config).unwrap();
     for (from, to, parts) in [
-        ("LlamaForCausalLM", "RwkvForCausalLM", ["RwkvForCausalLM", "supported"]),
+        (
+            "LlamaForCausalLM",
+            "RwkvForCausalLM",
+            ["RwkvForCausalLM", "supported"],
+        ),
         ("\"silu\"", "\"gelu\"", ["hidden_act", "gelu"]),
-        ("\"intermediate_size\": 172", "\"intermediate_size\": 173", ["[173, 64]", "[172, 64]"]),
-        ("\"vocab_size\": 640", "\"vocab_size\": 99999999999", ["vocab_size", "no model"]),
-        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", ["model.layers.2", "incomplete"]),
-        ("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"yarn\"}", ["rope_scaling", "yarn"]),
+        (
+            "\"intermediate_size\": 172",
+            "\"intermediate_size\": 173",
+            ["[173, 64]", "[172, 64]"],
+        ),
+        (
+            "\"vocab_size\": 640",
+            "\"vocab_size\": 99999999999",
+            ["vocab_size", "no model"],
+        ),
+        (
+            "\"num_hidden_layers\": 2",
+            "\"num_hidden_layers\": 3",
+            ["model.layers.2", "incomplete"],
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_scaling\": {\"rope_type\": \"yarn\"}",
+            ["rope_scaling", "yarn"],
+        ),
     ] {
         fs::write(&config, &good).unwrap();
         replace(&config, from, to);
@@ -87,17 +139,37 @@ fn text_that_is_none() {
     fs::write(sandbox.path("empty.txt"), " \n").unwrap();
     fs::write(sandbox.path("latin1.txt"), b"caf\xe9").unwrap();
     fs::create_dir(sandbox.path("folder")).unwrap();
-    sandbox.run(&["profile", "demo", "--data", "empty.txt"]).bad(1, &["empty.txt", "empty"]);
-    sandbox.run(&["profile", "demo", "--data", "latin1.txt"]).bad(1, &["latin1.txt", "UTF-8"]);
-    sandbox.run(&["profile", "demo", "--data", "missing.txt"]).bad(1, &["missing.txt", "does not exist"]);
-    sandbox.run(&["profile", "demo", "--data", "folder"]).bad(1, &["folder", "no text files"]);
-    sandbox.run(&["profile", "demo", "--tokens", "3"]).bad(1, &["--tokens"]);
-    sandbox.run(&["profile", "demo", "--tokens", "0"]).bad(1, &["no tokens"]);
+    sandbox
+        .run(&["profile", "demo", "--data", "empty.txt"])
+        .bad(1, &["empty.txt", "empty"]);
+    sandbox
+        .run(&["profile", "demo", "--data", "latin1.txt"])
+        .bad(1, &["latin1.txt", "UTF-8"]);
+    sandbox
+        .run(&["profile", "demo", "--data", "missing.txt"])
+        .bad(1, &["missing.txt", "does not exist"]);
+    sandbox
+        .run(&["profile", "demo", "--data", "folder"])
+        .bad(1, &["folder", "no text files"]);
+    sandbox
+        .run(&["profile", "demo", "--tokens", "3"])
+        .bad(1, &["--tokens"]);
+    sandbox
+        .run(&["profile", "demo", "--tokens", "0"])
+        .bad(1, &["no tokens"]);
     let silu = golden_model("llama-silu");
-    sandbox.run(&["profile", silu.to_str().unwrap()]).bad(1, &["--data"]);
-    sandbox.run_with(&["tokenize", "demo"], b"\xff").bad(1, &["UTF-8"]);
-    sandbox.run_with(&["tokenize", "demo", "--decode"], b"[1, 99999]").bad(1, &["99999"]);
-    sandbox.run_with(&["tokenize", "demo", "--decode"], b"one").bad(1, &["JSON array"]);
+    sandbox
+        .run(&["profile", silu.to_str().unwrap()])
+        .bad(1, &["--data"]);
+    sandbox
+        .run_with(&["tokenize", "demo"], b"\xff")
+        .bad(1, &["UTF-8"]);
+    sandbox
+        .run_with(&["tokenize", "demo", "--decode"], b"[1, 99999]")
+        .bad(1, &["99999"]);
+    sandbox
+        .run_with(&["tokenize", "demo", "--decode"], b"one")
+        .bad(1, &["JSON array"]);
 }
 
 #[test]
@@ -108,9 +180,15 @@ fn artifacts_of_another_model() {
     let relu = golden_model("llama-relu-gqa");
     let (relu, profile) = (relu.to_str().unwrap(), profile.to_str().unwrap());
     for command in ["train-predictors", "place"] {
-        let vram: &[&str] = if command == "place" { &["--vram", "1G"] } else { &[] };
+        let vram: &[&str] = if command == "place" {
+            &["--vram", "1G"]
+        } else {
+            &[]
+        };
         let arguments = [&[command, relu, "--profile", profile][..], vram].concat();
-        sandbox.run(&arguments).bad(1, &["another model", "demo @ b3:", "llama-relu-gqa @ b3:"]);
+        sandbox
+            .run(&arguments)
+            .bad(1, &["another model", "demo @ b3:", "llama-relu-gqa @ b3:"]);
     }
 }
 
@@ -118,7 +196,13 @@ fn artifacts_of_another_model() {
 fn a_bundle_with_one_byte_flipped() {
     let sandbox = Sandbox::new();
     let folder = sandbox.copy_demo();
-    let files = ["weights.safetensors", "predictors.safetensors", "plan.json", "tokenizer.json", "manifest.json"];
+    let files = [
+        "weights.safetensors",
+        "predictors.safetensors",
+        "plan.json",
+        "tokenizer.json",
+        "manifest.json",
+    ];
     for name in files {
         let path = folder.join("bundle").join(name);
         let good = fs::read(&path).unwrap();
@@ -129,23 +213,43 @@ fn a_bundle_with_one_byte_flipped() {
             fs::write(&path, &good).unwrap();
         }
     }
-    sandbox.run(&["run", "demo", "--prompt", "def", "-n", "1"]).good();
-    edit(&folder.join("profile/neurons.parquet"), |bytes| bytes[100] ^= 1);
-    sandbox.run(&["inspect", "demo.powerinfer", "--verify"]).bad(1, &["neurons.parquet", "damaged"]);
+    sandbox
+        .run(&["run", "demo", "--prompt", "def", "-n", "1"])
+        .good();
+    edit(&folder.join("profile/neurons.parquet"), |bytes| {
+        bytes[100] ^= 1
+    });
+    sandbox
+        .run(&["inspect", "demo.powerinfer", "--verify"])
+        .bad(1, &["neurons.parquet", "damaged"]);
 }
 
 #[test]
 fn a_bundle_that_is_missing_newer_or_cut() {
     let sandbox = Sandbox::new();
-    sandbox.run(&["run", "demo"]).bad(1, &["no bundle", "powerinfer prepare"]);
+    sandbox
+        .run(&["run", "demo"])
+        .bad(1, &["no bundle", "powerinfer prepare"]);
     let folder = sandbox.copy_demo();
     let manifest = folder.join("bundle/manifest.json");
     replace(&manifest, "\"version\": 1", "\"version\": 7");
     replace(&manifest, "powerinfer 0.1.0", "powerinfer 9.9.9");
-    sandbox.run(&["run", "demo"]).bad(1, &["manifest.json", "version 7", "update powerinfer", "powerinfer 9.9.9"]);
+    sandbox.run(&["run", "demo"]).bad(
+        1,
+        &[
+            "manifest.json",
+            "version 7",
+            "update powerinfer",
+            "powerinfer 9.9.9",
+        ],
+    );
     let folder = sandbox.copy_demo();
-    edit(&folder.join("bundle/weights.safetensors"), |bytes| bytes.truncate(1000));
-    sandbox.run(&["run", "demo"]).bad(1, &["weights.safetensors"]);
+    edit(&folder.join("bundle/weights.safetensors"), |bytes| {
+        bytes.truncate(1000)
+    });
+    sandbox
+        .run(&["run", "demo"])
+        .bad(1, &["weights.safetensors"]);
     fs::remove_file(folder.join("bundle/plan.json")).unwrap();
     sandbox.run(&["run", "demo"]).bad(1, &["plan.json"]);
 }
@@ -155,19 +259,41 @@ fn sizes_and_settings_out_of_range() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for (value, code) in [("24X", 2), ("-1G", 2), ("", 2), ("G", 2)] {
-        sandbox.run(&["place", "demo", &format!("--vram={value}")]).bad(code, &["--vram"]);
+        sandbox
+            .run(&["place", "demo", &format!("--vram={value}")])
+            .bad(code, &["--vram"]);
     }
     sandbox.run(&["place", "demo"]).bad(2, &["--vram"]);
-    sandbox.run(&["place", "demo", "--vram", "1G", "--quant", "q5_k"]).bad(2, &["q5_k"]);
-    sandbox.run(&["place", "demo", "--vram", "1G", "--context", "100000"]).bad(1, &["--context", "512"]);
-    sandbox.run(&["place", "demo", "--vram", "1G", "--hardware", "abacus"]).bad(1, &["abacus", "rtx4090"]);
-    sandbox.run(&["place", "demo", "--vram", "0G", "--ram", "1K"]).bad(1, &["KiB"]);
-    sandbox.run(&["train-predictors", "demo", "--recall", "1.5"]).bad(1, &["1.5"]);
-    sandbox.run(&["run", "demo", "--temperature", "-1"]).bad(1, &["--temperature", "-1"]);
-    sandbox.run(&["run", "demo", "--top-p", "7", "--prompt", "x"]).bad(1, &["top-p"]);
-    sandbox.run(&["logits", "demo", "--ids", "1,99999", "--out", "@x"]).bad(1, &["99999", "1024"]);
-    sandbox.run(&["logits", "demo", "--ids", "1,x", "--out", "@x"]).bad(2, &["--ids"]);
-    sandbox.run(&["eval", "tasks", "demo", "--count", "0"]).bad(1, &["--count"]);
+    sandbox
+        .run(&["place", "demo", "--vram", "1G", "--quant", "q5_k"])
+        .bad(2, &["q5_k"]);
+    sandbox
+        .run(&["place", "demo", "--vram", "1G", "--context", "100000"])
+        .bad(1, &["--context", "512"]);
+    sandbox
+        .run(&["place", "demo", "--vram", "1G", "--hardware", "abacus"])
+        .bad(1, &["abacus", "rtx4090"]);
+    sandbox
+        .run(&["place", "demo", "--vram", "0G", "--ram", "1K"])
+        .bad(1, &["KiB"]);
+    sandbox
+        .run(&["train-predictors", "demo", "--recall", "1.5"])
+        .bad(1, &["1.5"]);
+    sandbox
+        .run(&["run", "demo", "--temperature", "-1"])
+        .bad(1, &["--temperature", "-1"]);
+    sandbox
+        .run(&["run", "demo", "--top-p", "7", "--prompt", "x"])
+        .bad(1, &["top-p"]);
+    sandbox
+        .run(&["logits", "demo", "--ids", "1,99999", "--out", "@x"])
+        .bad(1, &["99999", "1024"]);
+    sandbox
+        .run(&["logits", "demo", "--ids", "1,x", "--out", "@x"])
+        .bad(2, &["--ids"]);
+    sandbox
+        .run(&["eval", "tasks", "demo", "--count", "0"])
+        .bad(1, &["--count"]);
     sandbox.run(&["frobnicate"]).bad(2, &["frobnicate"]);
 }
 
@@ -176,9 +302,13 @@ fn a_prompt_that_does_not_fit() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let long = "def f(x): ".repeat(200);
-    sandbox.run(&["run", "demo", "--prompt", &long]).bad(1, &["512", "shorten the prompt"]);
+    sandbox
+        .run(&["run", "demo", "--prompt", &long])
+        .bad(1, &["512", "shorten the prompt"]);
     // A prompt of no text still has the token that begins every text.
-    sandbox.run(&["run", "demo", "--prompt", "", "-n", "2"]).good();
+    sandbox
+        .run(&["run", "demo", "--prompt", "", "-n", "2"])
+        .good();
 }
 
 #[cfg(unix)]
@@ -186,13 +316,31 @@ fn a_prompt_that_does_not_fit() {
 fn a_folder_that_cannot_be_written() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("file"), "not a folder").unwrap();
-    sandbox.run(&["profile", "demo", "--tokens", "100", "--out", "file/profile"]).bad(1, &["file", "cannot write"]);
+    sandbox
+        .run(&[
+            "profile",
+            "demo",
+            "--tokens",
+            "100",
+            "--out",
+            "file/profile",
+        ])
+        .bad(1, &["file", "cannot write"]);
     assert_eq!(fs::read(sandbox.path("file")).unwrap(), b"not a folder");
     // A device that is always full; nothing that was there may be lost.
     if Path::new("/dev/full").exists() {
         sandbox.copy_demo();
-        let run = sandbox.command(&["tokenize", "demo"]).stdout(fs::File::create("/dev/full").unwrap()).output().unwrap();
-        assert_eq!(run.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.stderr));
+        let run = sandbox
+            .command(&["tokenize", "demo"])
+            .stdout(fs::File::create("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(
+            run.status.code(),
+            Some(1),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
     }
 }
 
@@ -201,8 +349,18 @@ fn a_folder_that_cannot_be_written() {
 fn a_reader_that_stops_reading_is_no_error() {
     use std::process::Stdio;
     let sandbox = Sandbox::new();
-    let mut child = sandbox.command(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = sandbox
+        .command(&["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

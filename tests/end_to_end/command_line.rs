@@ -22,9 +22,16 @@ fn help_is_as_it_was() {
     let sandbox = Sandbox::new();
     let mut help = String::new();
     for command in COMMANDS {
-        let mut arguments: Vec<&str> = Some(command).filter(|command| !command.is_empty()).into_iter().collect();
+        let mut arguments: Vec<&str> = Some(command)
+            .filter(|command| !command.is_empty())
+            .into_iter()
+            .collect();
         arguments.push("--help");
-        help.push_str(&format!("$ powerinfer {}\n{}\n", arguments.join(" "), sandbox.run(&arguments).good().text()));
+        help.push_str(&format!(
+            "$ powerinfer {}\n{}\n",
+            arguments.join(" "),
+            sandbox.run(&arguments).good().text()
+        ));
     }
     insta::with_settings!({ snapshot_path => "snapshots", prepend_module_to_snapshot => false }, {
         insta::assert_snapshot!("help", help);
@@ -34,9 +41,19 @@ fn help_is_as_it_was() {
 #[test]
 fn every_command_has_an_example() {
     let sandbox = Sandbox::new();
-    for command in COMMANDS.iter().filter(|command| !["eval"].contains(command)) {
-        let arguments: Vec<&str> = Some(*command).filter(|command| !command.is_empty()).into_iter().chain(["--help"]).collect();
-        assert!(sandbox.run(&arguments).good().text().contains("Example"), "{command}");
+    for command in COMMANDS
+        .iter()
+        .filter(|command| !["eval"].contains(command))
+    {
+        let arguments: Vec<&str> = Some(*command)
+            .filter(|command| !command.is_empty())
+            .into_iter()
+            .chain(["--help"])
+            .collect();
+        assert!(
+            sandbox.run(&arguments).good().text().contains("Example"),
+            "{command}"
+        );
     }
 }
 
@@ -44,10 +61,19 @@ fn every_command_has_an_example() {
 fn the_plan_is_as_it_was() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let place = sandbox.run(&["place", "demo", "--vram", "24G", "--ram", "8G", "--dry-run"]).good();
+    let place = sandbox
+        .run(&["place", "demo", "--vram", "24G", "--ram", "8G", "--dry-run"])
+        .good();
     let text = place.text();
     // Everything but the figures that depend on the profile.
-    for part in ["layer", "policy", "hot neurons", "KV cache", "total, of 24.0 GiB", "total, of 8.0 GiB"] {
+    for part in [
+        "layer",
+        "policy",
+        "hot neurons",
+        "KV cache",
+        "total, of 24.0 GiB",
+        "total, of 8.0 GiB",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(place.stderr.contains("gap 0.000 %"), "{}", place.stderr);
@@ -76,8 +102,14 @@ fn a_prompt_comes_from_stdin_too_and_chat_answers_each_line() {
     let run = |arguments: &[&str], stdin: &[u8]| sandbox.run_with(arguments, stdin).good().text();
     let flag = run(&["run", "--prompt", "def f(xs):", "-n", "8"], b"");
     assert_eq!(run(&["run", "-n", "8"], b"def f(xs):\n"), flag);
-    assert_eq!(run(&["run", "-n", "8", "--echo"], b"def f(xs):\n"), format!("def f(xs):{flag}"));
-    assert_eq!(run(&["run", "-n", "8", "-i"], b"def f(xs):\ndef f(xs):\n"), flag.repeat(2));
+    assert_eq!(
+        run(&["run", "-n", "8", "--echo"], b"def f(xs):\n"),
+        format!("def f(xs):{flag}")
+    );
+    assert_eq!(
+        run(&["run", "-n", "8", "-i"], b"def f(xs):\ndef f(xs):\n"),
+        flag.repeat(2)
+    );
 }
 
 #[test]
@@ -85,7 +117,19 @@ fn sampling_repeats_with_its_seed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let run = |seed: &str| {
-        let arguments = ["run", "--prompt", "def", "-n", "30", "--temperature", "2", "--top-k", "50", "--seed", seed];
+        let arguments = [
+            "run",
+            "--prompt",
+            "def",
+            "-n",
+            "30",
+            "--temperature",
+            "2",
+            "--top-k",
+            "50",
+            "--seed",
+            seed,
+        ];
         sandbox.run(&arguments).good().text()
     };
     assert_eq!(run("1"), run("1"));
@@ -96,6 +140,13 @@ fn sampling_repeats_with_its_seed() {
 fn completions_know_the_commands() {
     let sandbox = Sandbox::new();
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        assert!(sandbox.run(&["completions", shell]).good().text().contains("train-predictors"), "{shell}");
+        assert!(
+            sandbox
+                .run(&["completions", shell])
+                .good()
+                .text()
+                .contains("train-predictors"),
+            "{shell}"
+        );
     }
 }

@@ -14,16 +14,32 @@ fn logits_of_both_engines_are_those_of_the_standard_implementation() {
     for name in MODELS {
         let golden = Golden::open(name);
         for prompt in PROMPTS {
-            let ids: Vec<String> =
-                golden.ids(&format!("{prompt}.input_ids")).iter().map(ToString::to_string).collect();
+            let ids: Vec<String> = golden
+                .ids(&format!("{prompt}.input_ids"))
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             for engine in ["reference", "runtime"] {
                 let model = golden.folder.to_str().unwrap();
                 sandbox
-                    .run(&["logits", model, "--ids", &ids.join(","), "--engine", engine, "--out", "@logits.safetensors"])
+                    .run(&[
+                        "logits",
+                        model,
+                        "--ids",
+                        &ids.join(","),
+                        "--engine",
+                        engine,
+                        "--out",
+                        "@logits.safetensors",
+                    ])
                     .good();
                 let file = TensorFile::open(&sandbox.path("logits.safetensors")).unwrap();
                 let want = golden.floats(&format!("{prompt}.logits"));
-                golden.assert_close(&floats(&file, "logits"), &want, &format!("{name} {prompt} {engine}"));
+                golden.assert_close(
+                    &floats(&file, "logits"),
+                    &want,
+                    &format!("{name} {prompt} {engine}"),
+                );
             }
         }
     }
@@ -32,10 +48,18 @@ fn logits_of_both_engines_are_those_of_the_standard_implementation() {
 #[test]
 fn a_text_goes_there_and_back() {
     let sandbox = Sandbox::new();
-    for text in ["def f(xs):\n    \"\"\"Return the sum.\"\"\"\n", "  héllo 🙂  \n\n", ""] {
+    for text in [
+        "def f(xs):\n    \"\"\"Return the sum.\"\"\"\n",
+        "  héllo 🙂  \n\n",
+        "",
+    ] {
         for model in ["demo", golden_model("llama-silu").as_str()] {
-            let ids = sandbox.run_with(&["tokenize", model], text.as_bytes()).good();
-            let back = sandbox.run_with(&["tokenize", model, "--decode"], &ids.stdout).good();
+            let ids = sandbox
+                .run_with(&["tokenize", model], text.as_bytes())
+                .good();
+            let back = sandbox
+                .run_with(&["tokenize", model, "--decode"], &ids.stdout)
+                .good();
             assert_eq!(back.text(), text, "{model}");
         }
     }
@@ -50,12 +74,18 @@ fn prompts_become_the_ids_of_the_goldens() {
         let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
         for prompt in json["prompts"].as_array().unwrap() {
             let text = prompt["text"].as_str().unwrap();
-            let ids = sandbox.run_with(&["tokenize", &golden_model(name)], text.as_bytes()).good().json();
+            let ids = sandbox
+                .run_with(&["tokenize", &golden_model(name)], text.as_bytes())
+                .good()
+                .json();
             assert_eq!(ids, prompt["input_ids"], "{name}: {text:?}");
         }
     }
 }
 
 fn golden_model(name: &str) -> String {
-    crate::sandbox::golden_model(name).to_str().unwrap().to_owned()
+    crate::sandbox::golden_model(name)
+        .to_str()
+        .unwrap()
+        .to_owned()
 }

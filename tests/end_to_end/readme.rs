@@ -11,8 +11,15 @@ fn readme() -> String {
 /// Lines after `$ ` in the blocks marked as console sessions.
 fn console_commands() -> Vec<String> {
     let text = readme();
-    let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
-    blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned).collect()
+    let blocks = text
+        .split("```console\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next());
+    blocks
+        .flat_map(str::lines)
+        .filter_map(|line| line.strip_prefix("$ "))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -21,7 +28,11 @@ fn commands_run_as_they_stand_there() {
     let commands = console_commands();
     assert!(commands.len() >= 4, "{commands:?}");
     let bin = Path::new(env!("CARGO_BIN_EXE_powerinfer"));
-    let path = format!("{}:{}", bin.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        bin.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     for command in commands {
         let output = Command::new("bash")
             .args(["-c", &command])
@@ -30,7 +41,11 @@ fn commands_run_as_they_stand_there() {
             .stdin(std::process::Stdio::null())
             .output()
             .unwrap();
-        assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{command}\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }
 
@@ -47,8 +62,20 @@ fn the_demo_script_prints_its_table() {
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    for part in ["def ", "policy", "dense", "exact", "predicted", "pass@1", "perplexity"] {
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for part in [
+        "def ",
+        "policy",
+        "dense",
+        "exact",
+        "predicted",
+        "pass@1",
+        "perplexity",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -57,7 +84,10 @@ fn the_demo_script_prints_its_table() {
 fn files_it_names_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = readme();
-    let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let links = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
     for link in links.filter(|link| !link.starts_with("http") && !link.starts_with('#')) {
         assert!(root.join(link).exists(), "{link}");
     }

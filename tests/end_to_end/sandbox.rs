@@ -21,7 +21,8 @@ impl Run {
     }
 
     pub(crate) fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+        serde_json::from_slice(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// The run went well.
@@ -38,7 +39,11 @@ impl Run {
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         assert!(self.stderr.contains("error: "), "{}", self.stderr);
         for part in parts {
-            assert!(self.stderr.contains(part), "`{part}` is not in: {}", self.stderr);
+            assert!(
+                self.stderr.contains(part),
+                "`{part}` is not in: {}",
+                self.stderr
+            );
         }
         self
     }
@@ -51,7 +56,9 @@ pub(crate) struct Sandbox {
 
 impl Sandbox {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -74,7 +81,9 @@ impl Sandbox {
         let mut input = child.stdin.take().unwrap();
         let stdin = stdin.to_vec();
         // A program that fails early does not read its input.
-        let writer = std::thread::spawn(move || { let _ = input.write_all(&stdin); });
+        let writer = std::thread::spawn(move || {
+            let _ = input.write_all(&stdin);
+        });
         let output = child.wait_with_output().unwrap();
         writer.join().unwrap();
         Run {
@@ -86,7 +95,10 @@ impl Sandbox {
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_powerinfer"));
-        command.current_dir(self.folder.path()).env("NO_COLOR", "1").env_remove("POWERINFER_ISA");
+        command
+            .current_dir(self.folder.path())
+            .env("NO_COLOR", "1")
+            .env_remove("POWERINFER_ISA");
         for argument in arguments {
             match argument.strip_prefix('@') {
                 Some(name) => command.arg(self.path(name)),
@@ -113,7 +125,9 @@ impl Sandbox {
 
 /// The golden checkpoint called `name`.
 pub(crate) fn golden_model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/golden/models")
+        .join(name)
 }
 
 /// Copies a folder with everything in it.
@@ -131,7 +145,14 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// Flags that make preparing quick; quality is another test's business.
-pub(crate) const QUICK: [&str; 6] = ["--tokens", "5000", "--steps", "80", "--trace-tokens", "2000"];
+pub(crate) const QUICK: [&str; 6] = [
+    "--tokens",
+    "5000",
+    "--steps",
+    "30",
+    "--trace-tokens",
+    "2000",
+];
 
 /// The demo, prepared once for all tests of this program.
 pub(crate) fn prepared_demo() -> &'static Path {

@@ -6,7 +6,12 @@ use std::path::{Path, PathBuf};
 use powerinfer_artifact::TensorFile;
 
 /// The models this program runs so far.
-pub const MODELS: [&str; 4] = ["llama-silu", "llama-relu-gqa", "llama-sharded", "llama-bf16"];
+pub const MODELS: [&str; 4] = [
+    "llama-silu",
+    "llama-relu-gqa",
+    "llama-sharded",
+    "llama-bf16",
+];
 
 /// The prompts each of them was given.
 pub const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
@@ -31,7 +36,12 @@ impl Golden {
         let text = std::fs::read(folder.join("expected.json")).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let tolerance = |key: &str| json["tolerance"][key].as_f64().unwrap() as f32;
-        Self { absolute: tolerance("atol"), relative: tolerance("rtol"), folder, expected }
+        Self {
+            absolute: tolerance("atol"),
+            relative: tolerance("rtol"),
+            folder,
+            expected,
+        }
     }
 
     /// A float32 tensor of the expectations.
@@ -42,7 +52,10 @@ impl Golden {
     /// An int64 tensor of the expectations, as token ids.
     pub fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.expected.find(name).unwrap().bytes;
-        bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32).collect()
+        bytes
+            .chunks_exact(8)
+            .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32)
+            .collect()
     }
 
     /// Fails where `got` is further from `want` than the stated tolerance.
@@ -60,5 +73,8 @@ impl Golden {
 /// A float32 tensor of `file`.
 pub fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
     let bytes = file.find(name).unwrap_or_else(|| panic!("{name}")).bytes;
-    bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    bytes
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
 }

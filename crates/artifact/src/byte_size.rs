@@ -5,7 +5,9 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 /// A number of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
 
@@ -20,7 +22,9 @@ impl ByteSize {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ByteSizeError {
     /// Not a number followed by a unit.
-    #[error("`{0}` is not a size; write a number and a unit, such as `24G`, `24GiB` (2³⁰ bytes each) or `24GB` (10⁹)")]
+    #[error(
+        "`{0}` is not a size; write a number and a unit, such as `24G`, `24GiB` (2³⁰ bytes each) or `24GB` (10⁹)"
+    )]
     Malformed(String),
     /// More than 2⁶⁴−1 bytes.
     #[error("`{0}` is more than this program can count")]
@@ -100,10 +104,15 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
-        for text in ["", "24X", "G", "-1G", "1..2G", "inf", "NaN", "1e9", "24GiBB", "24IB"] {
+        for text in [
+            "", "24X", "G", "-1G", "1..2G", "inf", "NaN", "1e9", "24GiBB", "24IB",
+        ] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
-        assert!(matches!("99999999T".parse::<ByteSize>(), Err(ByteSizeError::TooLarge(_))));
+        assert!(matches!(
+            "99999999T".parse::<ByteSize>(),
+            Err(ByteSizeError::TooLarge(_))
+        ));
     }
 
     proptest! {

@@ -33,14 +33,18 @@ impl Digest {
 
     /// The first 64 bits as a number, for seeds derived from content.
     pub fn leading_bits(&self) -> u64 {
-        self.0[..8].iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+        self.0[..8]
+            .iter()
+            .fold(0, |bits, byte| bits << 8 | u64::from(*byte))
     }
 }
 
 impl fmt::Display for Digest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("b3:")?;
-        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+        self.0
+            .iter()
+            .try_for_each(|byte| write!(formatter, "{byte:02x}"))
     }
 }
 

@@ -30,8 +30,16 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
     }
 
     /// Reads a document from `bytes`; `path` is for messages.
-    pub fn parse(bytes: &[u8], path: &Path, format: &str, supported: u32) -> Result<Self, ArtifactError> {
-        let not_json = |source| ArtifactError::NotJson { path: path.to_owned(), source };
+    pub fn parse(
+        bytes: &[u8],
+        path: &Path,
+        format: &str,
+        supported: u32,
+    ) -> Result<Self, ArtifactError> {
+        let not_json = |source| ArtifactError::NotJson {
+            path: path.to_owned(),
+            source,
+        };
         let only: HeaderOnly = serde_json::from_slice(bytes).map_err(not_json)?;
         let header = only.header.ok_or_else(|| ArtifactError::WrongFormat {
             path: path.to_owned(),

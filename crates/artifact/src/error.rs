@@ -24,7 +24,9 @@ pub enum ArtifactError {
         source: std::io::Error,
     },
     /// The file is no tensor file, or a damaged one.
-    #[error("`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again")]
+    #[error(
+        "`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again"
+    )]
     NotSafetensors {
         /// The file.
         path: PathBuf,
@@ -78,7 +80,9 @@ pub enum ArtifactError {
         found: String,
     },
     /// The file was written by a newer program.
-    #[error("`{path}` is {format} version {found}, this program reads up to version {supported}; update powerinfer (the file was written by {tool})")]
+    #[error(
+        "`{path}` is {format} version {found}, this program reads up to version {supported}; update powerinfer (the file was written by {tool})"
+    )]
     TooNew {
         /// The file.
         path: PathBuf,
@@ -92,7 +96,9 @@ pub enum ArtifactError {
         tool: String,
     },
     /// The file was made for another model.
-    #[error("`{path}` was made for another model: it belongs to {found}, the model here is {expected}; make it again for this model")]
+    #[error(
+        "`{path}` was made for another model: it belongs to {found}, the model here is {expected}; make it again for this model"
+    )]
     OtherModel {
         /// The file.
         path: PathBuf,
@@ -102,7 +108,9 @@ pub enum ArtifactError {
         found: Box<ModelIdentity>,
     },
     /// The bytes are not those that the manifest promises.
-    #[error("`{path}` is damaged: its digest is {found}, the manifest says {expected}; make it again")]
+    #[error(
+        "`{path}` is damaged: its digest is {found}, the manifest says {expected}; make it again"
+    )]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -119,11 +127,17 @@ pub enum ArtifactError {
 impl ArtifactError {
     /// For `map_err` on a failed read of `path`.
     pub fn read(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Read { path: path.to_owned(), source }
+        move |source| Self::Read {
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// For `map_err` on a failed write of `path`.
     pub fn write(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Write { path: path.to_owned(), source }
+        move |source| Self::Write {
+            path: path.to_owned(),
+            source,
+        }
     }
 }

@@ -70,7 +70,12 @@ impl Header {
     }
 
     /// Refuses another format than `format` and versions above `supported`.
-    pub fn check_format(&self, path: &Path, format: &str, supported: u32) -> Result<(), ArtifactError> {
+    pub fn check_format(
+        &self,
+        path: &Path,
+        format: &str,
+        supported: u32,
+    ) -> Result<(), ArtifactError> {
         if self.format != format {
             return Err(ArtifactError::WrongFormat {
                 path: path.to_owned(),

@@ -21,8 +21,14 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
     match format {
         Format::F32 => vec![("", Dtype::F32, columns)],
         Format::Bf16 => vec![("", Dtype::BF16, columns)],
-        Format::Q8_0 => vec![(".quants", Dtype::I8, blocks * BLOCK), (".scales", Dtype::F16, blocks)],
-        Format::Q4_0 => vec![(".quants", Dtype::U8, blocks * BLOCK / 2), (".scales", Dtype::F16, blocks)],
+        Format::Q8_0 => vec![
+            (".quants", Dtype::I8, blocks * BLOCK),
+            (".scales", Dtype::F16, blocks),
+        ],
+        Format::Q4_0 => vec![
+            (".quants", Dtype::U8, blocks * BLOCK / 2),
+            (".scales", Dtype::F16, blocks),
+        ],
     }
 }
 
@@ -36,10 +42,14 @@ pub fn insert_matrix<'a, Failure>(
     let bytes: Vec<&[u8]> = match view.data() {
         MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
         MatrixData::Bf16(values) => vec![bytemuck::cast_slice(values)],
-        MatrixData::Q8_0 { quants, scales } => vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)],
+        MatrixData::Q8_0 { quants, scales } => {
+            vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)]
+        }
         MatrixData::Q4_0 { quants, scales } => vec![quants, bytemuck::cast_slice(scales)],
     };
-    for ((suffix, dtype, per_row), bytes) in planes(view.format(), view.columns()).into_iter().zip(bytes) {
+    for ((suffix, dtype, per_row), bytes) in
+        planes(view.format(), view.columns()).into_iter().zip(bytes)
+    {
         let source = TensorSource::borrowed(dtype, vec![view.rows(), per_row], bytes);
         tensors.insert(format!("{name}{suffix}"), source);
     }
@@ -65,11 +75,17 @@ pub fn insert_lazy_matrix<'a, Failure: 'a>(
                 (MatrixData::Bf16(values), _) => bytemuck::cast_slice(values),
                 (MatrixData::Q8_0 { quants, .. }, 0) => bytemuck::cast_slice(quants),
                 (MatrixData::Q4_0 { quants, .. }, 0) => quants,
-                (MatrixData::Q8_0 { scales, .. } | MatrixData::Q4_0 { scales, .. }, _) => bytemuck::cast_slice(scales),
+                (MatrixData::Q8_0 { scales, .. } | MatrixData::Q4_0 { scales, .. }, _) => {
+                    bytemuck::cast_slice(scales)
+                }
             };
             Ok(bytes.to_vec().into())
         };
-        let source = TensorSource { dtype, shape: vec![rows, per_row], bytes: Box::new(bytes) };
+        let source = TensorSource {
+            dtype,
+            shape: vec![rows, per_row],
+            bytes: Box::new(bytes),
+        };
         tensors.insert(format!("{name}{suffix}"), source);
     }
 }
@@ -99,12 +115,20 @@ impl StoredMatrix {
             let bytes = file.expect(&tensor, dtype, &[rows, per_row])?;
             let element = dtype.bitsize() / 8;
             if !(bytes.as_ptr() as usize).is_multiple_of(element) {
-                return Err(ArtifactError::Unaligned { path: file.path().to_owned(), tensor });
+                return Err(ArtifactError::Unaligned {
+                    path: file.path().to_owned(),
+                    tensor,
+                });
             }
             let offset = bytes.as_ptr() as usize - start;
             ranges.push(offset..offset + bytes.len());
         }
-        Ok(Self { format, rows, columns, planes: ranges })
+        Ok(Self {
+            format,
+            rows,
+            columns,
+            planes: ranges,
+        })
     }
 
     /// The matrix, borrowed from the `file` it was found in.
@@ -124,7 +148,8 @@ impl StoredMatrix {
                 scales: cast::<f16>(file, &self.planes[1]),
             },
         };
-        Matrix::new(self.rows, self.columns, data).expect("planes were checked when the matrix was found")
+        Matrix::new(self.rows, self.columns, data)
+            .expect("planes were checked when the matrix was found")
     }
 
     /// Bytes of the whole matrix.

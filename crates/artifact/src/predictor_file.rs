@@ -80,9 +80,15 @@ impl PredictorFile {
         let file = TensorFile::open(path)?;
         let mut header = file.header(FORMAT, VERSION)?;
         let layers = header.settings.remove(LAYERS_SETTING).unwrap_or_default();
-        let layers = serde_json::from_value(layers)
-            .map_err(|source| ArtifactError::NotJson { path: path.to_owned(), source })?;
-        Ok(Self { file, header, layers })
+        let layers = serde_json::from_value(layers).map_err(|source| ArtifactError::NotJson {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            file,
+            header,
+            layers,
+        })
     }
 
     /// The underlying tensors.
@@ -106,8 +112,15 @@ impl PredictorFile {
     }
 
     /// The predictor of `layer` for a model with these dimensions; `None` where it has none.
-    pub fn find(&self, layer: usize, hidden: usize, neurons: usize) -> Result<Option<StoredPredictor>, ArtifactError> {
-        let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else { return Ok(None) };
+    pub fn find(
+        &self,
+        layer: usize,
+        hidden: usize,
+        neurons: usize,
+    ) -> Result<Option<StoredPredictor>, ArtifactError> {
+        let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else {
+            return Ok(None);
+        };
         find_predictor(&self.file, layer, summary.rank, hidden, neurons).map(Some)
     }
 }

@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use safetensors::Dtype;
 use safetensors::{
     SafeTensors,
     tensor::{Metadata, View},
 };
-pub use safetensors::Dtype;
 
 use crate::{ArtifactError, Header, mapped_file::FileBytes, write::write_with};
 
@@ -46,16 +46,26 @@ impl TensorFile {
 
     /// The same over bytes that are already there; `path` is for messages.
     pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
-        let invalid = |reason: String| ArtifactError::NotSafetensors { path: path.to_owned(), reason };
+        let invalid = |reason: String| ArtifactError::NotSafetensors {
+            path: path.to_owned(),
+            reason,
+        };
         let (header_length, metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|error| invalid(error.to_string()))?;
         let data_start = header_length + 8;
         let expected = metadata.data_len();
         let found = bytes.len() - data_start;
         if expected != found {
-            return Err(invalid(format!("its table of contents speaks of {expected} bytes of data, there are {found}")));
+            return Err(invalid(format!(
+                "its table of contents speaks of {expected} bytes of data, there are {found}"
+            )));
         }
-        Ok(Self { path: path.to_owned(), bytes, metadata, data_start })
+        Ok(Self {
+            path: path.to_owned(),
+            bytes,
+            metadata,
+            data_start,
+        })
     }
 
     /// Where the file is.
@@ -80,14 +90,26 @@ impl TensorFile {
         let info = self.metadata.info(name)?;
         let (start, end) = info.data_offsets;
         let bytes = &self.bytes[self.data_start + start..self.data_start + end];
-        Some(TensorView { dtype: info.dtype, shape: &info.shape, bytes })
+        Some(TensorView {
+            dtype: info.dtype,
+            shape: &info.shape,
+            bytes,
+        })
     }
 
     /// The tensor called `name`, which must be there with this type and shape.
-    pub fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], ArtifactError> {
+    pub fn expect(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+    ) -> Result<&[u8], ArtifactError> {
         let view = self
             .find(name)
-            .ok_or_else(|| ArtifactError::MissingTensor { path: self.path.clone(), tensor: name.to_owned() })?;
+            .ok_or_else(|| ArtifactError::MissingTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+            })?;
         if view.dtype != dtype || view.shape != shape {
             return Err(ArtifactError::WrongTensor {
                 path: self.path.clone(),
@@ -101,18 +123,27 @@ impl TensorFile {
 
     /// The `__metadata__` entry called `key`.
     pub fn text(&self, key: &str) -> Option<&str> {
-        self.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+        self.metadata
+            .metadata()
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
     }
 
     /// Our header, which must be there and say `format` in a version up to `supported`.
     pub fn header(&self, format: &str, supported: u32) -> Result<Header, ArtifactError> {
-        let text = self.text(HEADER_KEY).ok_or_else(|| ArtifactError::WrongFormat {
-            path: self.path.clone(),
-            expected: format.to_owned(),
-            found: "a safetensors file without a header of ours".to_owned(),
-        })?;
-        let header: Header = serde_json::from_str(text)
-            .map_err(|source| ArtifactError::NotJson { path: self.path.clone(), source })?;
+        let text = self
+            .text(HEADER_KEY)
+            .ok_or_else(|| ArtifactError::WrongFormat {
+                path: self.path.clone(),
+                expected: format.to_owned(),
+                found: "a safetensors file without a header of ours".to_owned(),
+            })?;
+        let header: Header =
+            serde_json::from_str(text).map_err(|source| ArtifactError::NotJson {
+                path: self.path.clone(),
+                source,
+            })?;
         header.check_format(&self.path, format, supported)?;
         Ok(header)
     }
@@ -132,12 +163,20 @@ pub struct TensorSource<'a, Failure = ArtifactError> {
 impl<'a, Failure> TensorSource<'a, Failure> {
     /// A tensor whose bytes are already there.
     pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
-        Self { dtype, shape, bytes: Box::new(move || Ok(Cow::Borrowed(bytes))) }
+        Self {
+            dtype,
+            shape,
+            bytes: Box::new(move || Ok(Cow::Borrowed(bytes))),
+        }
     }
 
     /// A tensor that owns its bytes.
     pub fn owned(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
-        Self { dtype, shape, bytes: Box::new(move || Ok(Cow::Owned(bytes.clone()))) }
+        Self {
+            dtype,
+            shape,
+            bytes: Box::new(move || Ok(Cow::Owned(bytes.clone()))),
+        }
     }
 
     /// Bytes that the shape asks for.
@@ -186,14 +225,26 @@ pub fn write_tensors<Failure: From<ArtifactError>>(
     });
     write_with(path, |temporary| {
         let failure = RefCell::new(None);
-        let outgoing = tensors.iter().map(|(name, source)| (name, Outgoing { source, failure: &failure }));
+        let outgoing = tensors.iter().map(|(name, source)| {
+            (
+                name,
+                Outgoing {
+                    source,
+                    failure: &failure,
+                },
+            )
+        });
         let written = safetensors::serialize_to_file(outgoing, metadata, temporary);
         if let Some(failure) = failure.into_inner() {
             return Err(failure);
         }
         written.map_err(|error| {
             let source = std::io::Error::other(error.to_string());
-            ArtifactError::Write { path: path.to_owned(), source }.into()
+            ArtifactError::Write {
+                path: path.to_owned(),
+                source,
+            }
+            .into()
         })
     })
 }

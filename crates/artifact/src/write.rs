@@ -30,13 +30,20 @@ fn beside(path: &Path) -> Result<NamedTempFile, ArtifactError> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(folder).map_err(ArtifactError::write(path))
+    builder
+        .tempfile_in(folder)
+        .map_err(ArtifactError::write(path))
 }
 
 /// Flushes `file` to the disk and gives it its name.
 fn persist(file: NamedTempFile, path: &Path) -> Result<(), ArtifactError> {
-    file.as_file().sync_all().map_err(ArtifactError::write(path))?;
-    file.persist(path).map_err(|error| ArtifactError::Write { path: path.to_owned(), source: error.error })?;
+    file.as_file()
+        .sync_all()
+        .map_err(ArtifactError::write(path))?;
+    file.persist(path).map_err(|error| ArtifactError::Write {
+        path: path.to_owned(),
+        source: error.error,
+    })?;
     Ok(())
 }
 
@@ -60,7 +67,10 @@ pub fn write_with<Failure: From<ArtifactError>>(
     handle.sync_all().map_err(ArtifactError::write(path))?;
     temporary
         .persist(path)
-        .map_err(|error| ArtifactError::Write { path: path.to_owned(), source: error.error })?;
+        .map_err(|error| ArtifactError::Write {
+            path: path.to_owned(),
+            source: error.error,
+        })?;
     Ok(())
 }
 
@@ -127,11 +137,18 @@ mod tests {
         write_file(&path, b"old").unwrap();
         let result = write_with(&path, |temporary| {
             fs::write(temporary, b"half").unwrap();
-            Err(ArtifactError::MissingTensor { path: temporary.to_owned(), tensor: "x".to_owned() })
+            Err(ArtifactError::MissingTensor {
+                path: temporary.to_owned(),
+                tensor: "x".to_owned(),
+            })
         });
         assert!(result.is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
     }
 
     #[test]
@@ -142,7 +159,10 @@ mod tests {
         write_file(&first.path().join("layer-000"), b"done").unwrap();
         assert!(!target.exists());
         let second = PartialFolder::open(&target).unwrap();
-        assert!(second.path().join("layer-000").exists(), "an earlier run's work is still there");
+        assert!(
+            second.path().join("layer-000").exists(),
+            "an earlier run's work is still there"
+        );
         second.finish().unwrap();
         assert!(target.join("layer-000").exists());
         let third = PartialFolder::open(&target).unwrap();

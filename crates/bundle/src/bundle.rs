@@ -45,36 +45,67 @@ impl Bundle {
     pub fn open(folder: &Path, verification: Verification) -> Result<Self, BundleError> {
         let path = folder.join(MANIFEST);
         if !path.exists() {
-            return Err(BundleError::Missing { path: folder.to_owned() });
+            return Err(BundleError::Missing {
+                path: folder.to_owned(),
+            });
         }
         let manifest = Document::<Manifest>::read(&path, FORMAT, VERSION)?;
         check_seal(&path, &manifest)?;
         verify(folder, &manifest.body, verification)?;
-        let quant = manifest.body.quant.parse().map_err(|_| ArtifactError::WrongFormat {
-            path: path.clone(),
-            expected: "bundle with weights this program knows (f32, bf16, q8_0, q4_0)".to_owned(),
-            found: format!("a bundle with `{}` weights", manifest.body.quant),
-        })?;
+        let quant = manifest
+            .body
+            .quant
+            .parse()
+            .map_err(|_| ArtifactError::WrongFormat {
+                path: path.clone(),
+                expected: "bundle with weights this program knows (f32, bf16, q8_0, q4_0)"
+                    .to_owned(),
+                found: format!("a bundle with `{}` weights", manifest.body.quant),
+            })?;
         let plan_path = folder.join(PLAN);
         let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
-        plan.header.check_model(&plan_path, &manifest.header.model)?;
-        plan.body.validate().map_err(|source| BundleError::Plan { path: plan_path.clone(), source })?;
+        plan.header
+            .check_model(&plan_path, &manifest.header.model)?;
+        plan.body.validate().map_err(|source| BundleError::Plan {
+            path: plan_path.clone(),
+            source,
+        })?;
         let config = &manifest.body.config;
         let shape = |layers: usize, neurons: usize| format!("{layers} layers of {neurons} neurons");
-        let odd = plan.body.layers.iter().find(|layer| layer.neuron_count != config.ffn_size);
+        let odd = plan
+            .body
+            .layers
+            .iter()
+            .find(|layer| layer.neuron_count != config.ffn_size);
         if plan.body.layers.len() != config.layer_count || odd.is_some() {
             return Err(BundleError::PlanShape {
                 path: plan_path,
                 expected: shape(config.layer_count, config.ffn_size),
-                found: shape(plan.body.layers.len(), odd.map_or(config.ffn_size, |layer| layer.neuron_count)),
+                found: shape(
+                    plan.body.layers.len(),
+                    odd.map_or(config.ffn_size, |layer| layer.neuron_count),
+                ),
             });
         }
-        let predictors = manifest.body.predictors.then(|| PredictorFile::open(folder)).transpose()?;
+        let predictors = manifest
+            .body
+            .predictors
+            .then(|| PredictorFile::open(folder))
+            .transpose()?;
         if let Some(predictors) = &predictors {
-            predictors.header().check_model(&folder.join(predictor_file::FILE), &manifest.header.model)?;
+            predictors
+                .header()
+                .check_model(&folder.join(predictor_file::FILE), &manifest.header.model)?;
         }
         let weights = TensorFile::open(&folder.join(WEIGHTS))?;
-        Ok(Self { folder: folder.to_owned(), manifest, plan, quant, weights, predictors })
+        Ok(Self {
+            folder: folder.to_owned(),
+            manifest,
+            plan,
+            quant,
+            weights,
+            predictors,
+        })
     }
 
     /// Whether `folder` holds a bundle, whole or not.
@@ -129,17 +160,28 @@ impl Bundle {
 }
 
 /// Compares files with the manifest's digests.
-fn verify(folder: &Path, manifest: &Manifest, verification: Verification) -> Result<(), BundleError> {
+fn verify(
+    folder: &Path,
+    manifest: &Manifest,
+    verification: Verification,
+) -> Result<(), BundleError> {
     for (name, expected) in &manifest.files {
         let path = folder.join(name);
-        let length = std::fs::metadata(&path).map_err(ArtifactError::read(&path))?.len();
+        let length = std::fs::metadata(&path)
+            .map_err(ArtifactError::read(&path))?
+            .len();
         if verification == Verification::Quick && length > SMALL {
             continue;
         }
         let found = Digest::of_file(&path)?;
         if found != *expected {
             let (expected, found) = (expected.to_string(), found.to_string());
-            return Err(ArtifactError::Damaged { path, expected, found }.into());
+            return Err(ArtifactError::Damaged {
+                path,
+                expected,
+                found,
+            }
+            .into());
         }
     }
     Ok(())

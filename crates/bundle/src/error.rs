@@ -9,7 +9,9 @@ use powerinfer_model::ModelError;
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// There is no bundle at this place.
-    #[error("there is no bundle in `{path}`; make one with `powerinfer place` or `powerinfer prepare`")]
+    #[error(
+        "there is no bundle in `{path}`; make one with `powerinfer place` or `powerinfer prepare`"
+    )]
     Missing {
         /// The folder.
         path: PathBuf,
@@ -23,7 +25,9 @@ pub enum BundleError {
         source: PlanError,
     },
     /// A plan for other dimensions than the bundle's.
-    #[error("the plan in `{path}` is for {found}, the bundle has {expected}; run `powerinfer place` again")]
+    #[error(
+        "the plan in `{path}` is for {found}, the bundle has {expected}; run `powerinfer place` again"
+    )]
     PlanShape {
         /// The plan's file.
         path: PathBuf,
@@ -33,7 +37,9 @@ pub enum BundleError {
         found: String,
     },
     /// A neuron order that is none.
-    #[error("the order of neurons of layer {layer} in `{path}` is not a permutation; make the profile or bundle again")]
+    #[error(
+        "the order of neurons of layer {layer} in `{path}` is not a permutation; make the profile or bundle again"
+    )]
     NotAPermutation {
         /// The file.
         path: PathBuf,

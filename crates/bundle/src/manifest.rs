@@ -46,7 +46,12 @@ pub(crate) fn check_seal(path: &Path, document: &Document<Manifest>) -> Result<(
     if found == expected {
         return Ok(());
     }
-    let text = |seal: Option<Digest>| seal.map_or_else(|| "missing".to_owned(), |seal| seal.to_string());
+    let text =
+        |seal: Option<Digest>| seal.map_or_else(|| "missing".to_owned(), |seal| seal.to_string());
     // The seal in the file is the promise, the recomputed one is what is there.
-    Err(ArtifactError::Damaged { path: path.to_owned(), expected: text(found), found: text(expected) })
+    Err(ArtifactError::Damaged {
+        path: path.to_owned(),
+        expected: text(found),
+        found: text(expected),
+    })
 }

@@ -41,12 +41,19 @@ pub struct PackInputs<'a> {
 }
 
 /// Writes the bundle into the folder `out`, all or nothing, and opens it.
-pub fn pack(inputs: &PackInputs<'_>, out: &Path, progress: &dyn Progress) -> Result<Bundle, BundleError> {
+pub fn pack(
+    inputs: &PackInputs<'_>,
+    out: &Path,
+    progress: &dyn Progress,
+) -> Result<Bundle, BundleError> {
     let checkpoint = inputs.checkpoint;
     let config = checkpoint.config();
     for (layer, order) in inputs.orders.iter().enumerate() {
         if order.len() != config.ffn_size || !is_permutation(order) {
-            return Err(BundleError::NotAPermutation { path: out.to_owned(), layer });
+            return Err(BundleError::NotAPermutation {
+                path: out.to_owned(),
+                layer,
+            });
         }
     }
     let header = |format: &str, version| {
@@ -66,7 +73,11 @@ pub fn pack(inputs: &PackInputs<'_>, out: &Path, progress: &dyn Progress) -> Res
     write_weights(inputs, &folder.path().join(WEIGHTS), progress)?;
     record(WEIGHTS)?;
     if let Some(predictors) = inputs.predictors {
-        write_predictors(inputs, predictors, &folder.path().join(predictor_file::FILE))?;
+        write_predictors(
+            inputs,
+            predictors,
+            &folder.path().join(predictor_file::FILE),
+        )?;
         record(predictor_file::FILE)?;
     }
     for companion in inputs.companions {
@@ -75,7 +86,10 @@ pub fn pack(inputs: &PackInputs<'_>, out: &Path, progress: &dyn Progress) -> Res
             record(companion)?;
         }
     }
-    let plan = Document { header: header(PLAN_FORMAT, PLAN_VERSION), body: inputs.plan.clone() };
+    let plan = Document {
+        header: header(PLAN_FORMAT, PLAN_VERSION),
+        body: inputs.plan.clone(),
+    };
     plan.write(&folder.path().join(PLAN))?;
     record(PLAN)?;
     let manifest = Manifest {
@@ -85,36 +99,59 @@ pub fn pack(inputs: &PackInputs<'_>, out: &Path, progress: &dyn Progress) -> Res
         files,
         seal: None,
     };
-    sealed(Document { header: header(FORMAT, VERSION), body: manifest }).write(&folder.path().join(MANIFEST))?;
+    sealed(Document {
+        header: header(FORMAT, VERSION),
+        body: manifest,
+    })
+    .write(&folder.path().join(MANIFEST))?;
     folder.finish()?;
     Bundle::open(out, Verification::Quick)
 }
 
 /// Streams every weight through memory, one at a time.
-fn write_weights(inputs: &PackInputs<'_>, path: &Path, progress: &dyn Progress) -> Result<(), BundleError> {
+fn write_weights(
+    inputs: &PackInputs<'_>,
+    path: &Path,
+    progress: &dyn Progress,
+) -> Result<(), BundleError> {
     let config = inputs.checkpoint.config();
     let weights = config.weights();
     let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
     for weight in weights {
         let format = stored_format(config, weight, inputs.quant);
         let (rows, columns) = stored_shape(config, weight);
-        insert_lazy_matrix(&mut tensors, &name(weight), format, rows, columns, move || {
-            progress.advance(1)?;
-            let values = inputs.checkpoint.read(weight)?;
-            let values = match weight {
-                Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => {
-                    permute_rows(&values, columns, &inputs.orders[layer])
-                }
-                Weight::Layer(layer, LayerWeight::Down) => columns_as_rows(&values, columns, &inputs.orders[layer]),
-                _ => values,
-            };
-            Ok(powerinfer_kernels::pack(format, rows, columns, &values))
-        });
+        insert_lazy_matrix(
+            &mut tensors,
+            &name(weight),
+            format,
+            rows,
+            columns,
+            move || {
+                progress.advance(1)?;
+                let values = inputs.checkpoint.read(weight)?;
+                let values = match weight {
+                    Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => {
+                        permute_rows(&values, columns, &inputs.orders[layer])
+                    }
+                    Weight::Layer(layer, LayerWeight::Down) => {
+                        columns_as_rows(&values, columns, &inputs.orders[layer])
+                    }
+                    _ => values,
+                };
+                Ok(powerinfer_kernels::pack(format, rows, columns, &values))
+            },
+        );
     }
     progress.begin("packing", tensors.len() as u64, "tensors");
     for (layer, order) in inputs.orders.iter().enumerate() {
-        let bytes = order.iter().flat_map(|neuron| neuron.to_le_bytes()).collect();
-        tensors.insert(order_name(layer), TensorSource::owned(Dtype::U32, vec![order.len()], bytes));
+        let bytes = order
+            .iter()
+            .flat_map(|neuron| neuron.to_le_bytes())
+            .collect();
+        tensors.insert(
+            order_name(layer),
+            TensorSource::owned(Dtype::U32, vec![order.len()], bytes),
+        );
     }
     write_tensors(path, None, &tensors)?;
     progress.end();
@@ -122,24 +159,39 @@ fn write_weights(inputs: &PackInputs<'_>, path: &Path, progress: &dyn Progress) 
 }
 
 /// The predictors with their outputs in the order of the neurons.
-fn write_predictors(inputs: &PackInputs<'_>, predictors: &PredictorFile, path: &Path) -> Result<(), BundleError> {
+fn write_predictors(
+    inputs: &PackInputs<'_>,
+    predictors: &PredictorFile,
+    path: &Path,
+) -> Result<(), BundleError> {
     let config = inputs.checkpoint.config();
     let file: &TensorFile = predictors.tensors();
     let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
     for layer in 0..config.layer_count {
         // Finding it checks the shapes before rows are moved.
-        if predictors.find(layer, config.hidden_size, config.ffn_size)?.is_none() {
+        if predictors
+            .find(layer, config.hidden_size, config.ffn_size)?
+            .is_none()
+        {
             continue;
         }
         let prefix = predictor_file::tensor_name(layer, "");
-        for tensor in file.names().into_iter().filter(|tensor| tensor.starts_with(&prefix)) {
-            let Some(view) = file.find(&tensor) else { continue };
+        for tensor in file
+            .names()
+            .into_iter()
+            .filter(|tensor| tensor.starts_with(&prefix))
+        {
+            let Some(view) = file.find(&tensor) else {
+                continue;
+            };
             let (dtype, shape) = (view.dtype, view.shape.to_vec());
             let per_neuron = !tensor[prefix.len()..].starts_with("a.");
             let source = if per_neuron {
                 let row = view.bytes.len() / config.ffn_size;
                 let order = &inputs.orders[layer];
-                let rows = order.iter().flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
+                let rows = order
+                    .iter()
+                    .flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
                 TensorSource::owned(dtype, shape, rows.copied().collect())
             } else {
                 TensorSource::borrowed(dtype, shape, view.bytes)
@@ -148,13 +200,20 @@ fn write_predictors(inputs: &PackInputs<'_>, predictors: &PredictorFile, path: &
         }
     }
     let layers = serde_json::to_value(predictors.layers()).expect("summaries are plain JSON");
-    let header = predictors.header().clone().with_setting(predictor_file::LAYERS_SETTING, layers);
+    let header = predictors
+        .header()
+        .clone()
+        .with_setting(predictor_file::LAYERS_SETTING, layers);
     write_tensors(path, Some(&header), &tensors)
 }
 
 /// Row `i` of the result is row `order[i]` of `values`.
 fn permute_rows(values: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
-    order.iter().flat_map(|row| &values[*row as usize * columns..][..columns]).copied().collect()
+    order
+        .iter()
+        .flat_map(|row| &values[*row as usize * columns..][..columns])
+        .copied()
+        .collect()
 }
 
 /// Row `i` of the result, of length `rows`, is column `order[i]` of `values [rows, columns]`.
@@ -173,8 +232,14 @@ mod tests {
     #[test]
     fn rows_and_columns_follow_the_order() {
         let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-        assert_eq!(permute_rows(&values, 2, &[2, 0, 1]), [5.0, 6.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(
+            permute_rows(&values, 2, &[2, 0, 1]),
+            [5.0, 6.0, 1.0, 2.0, 3.0, 4.0]
+        );
         // [2 rows, 3 columns]
-        assert_eq!(columns_as_rows(&values, 2, &[2, 0, 1]), [3.0, 6.0, 1.0, 4.0, 2.0, 5.0]);
+        assert_eq!(
+            columns_as_rows(&values, 2, &[2, 0, 1]),
+            [3.0, 6.0, 1.0, 4.0, 2.0, 5.0]
+        );
     }
 }

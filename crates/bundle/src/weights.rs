@@ -5,9 +5,7 @@
 //! checkpoint each row is. Norms are float32.
 
 use powerinfer_artifact::{
-    ArtifactError, TensorFile,
-    matrix_planes::StoredMatrix,
-    tensor_file::Dtype,
+    ArtifactError, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype,
 };
 use powerinfer_kernels::Format;
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
@@ -52,7 +50,11 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight) -> (usize, usiz
 
 /// Format a weight is stored in: norms stay in float32.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
-    if config.shape(weight).len() == 1 { Format::F32 } else { quant }
+    if config.shape(weight).len() == 1 {
+        Format::F32
+    } else {
+        quant
+    }
 }
 
 /// Bytes of one neuron: its rows of gate, up and (transposed) down.
@@ -63,7 +65,10 @@ pub fn neuron_bytes(config: &ModelConfig, quant: Format) -> u64 {
 /// Whether `order` names each of 0, 1, 2, … once.
 pub fn is_permutation(order: &[u32]) -> bool {
     let mut seen = vec![false; order.len()];
-    order.iter().all(|index| seen.get_mut(*index as usize).is_some_and(|seen| !std::mem::replace(seen, true)))
+    order.iter().all(|index| {
+        seen.get_mut(*index as usize)
+            .is_some_and(|seen| !std::mem::replace(seen, true))
+    })
 }
 
 /// Where a layer's weights lie.
@@ -106,10 +111,20 @@ pub struct StoredWeights {
 
 impl StoredWeights {
     /// Finds every weight of a model like `config` in `file`.
-    pub fn find(file: &TensorFile, config: &ModelConfig, quant: Format) -> Result<Self, BundleError> {
+    pub fn find(
+        file: &TensorFile,
+        config: &ModelConfig,
+        quant: Format,
+    ) -> Result<Self, BundleError> {
         let matrix = |weight| -> Result<StoredMatrix, ArtifactError> {
             let (rows, columns) = stored_shape(config, weight);
-            StoredMatrix::find(file, &name(weight), stored_format(config, weight, quant), rows, columns)
+            StoredMatrix::find(
+                file,
+                &name(weight),
+                stored_format(config, weight, quant),
+                rows,
+                columns,
+            )
         };
         let norm = |weight| -> Result<Vec<f32>, ArtifactError> {
             let mut values = vec![0.0; config.hidden_size];
@@ -121,10 +136,15 @@ impl StoredWeights {
                 let matrix = |weight| matrix(Weight::Layer(layer, weight));
                 let norm = |weight| norm(Weight::Layer(layer, weight));
                 let order = file.expect(&order_name(layer), Dtype::U32, &[config.ffn_size])?;
-                let neurons: Vec<u32> =
-                    order.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+                let neurons: Vec<u32> = order
+                    .chunks_exact(4)
+                    .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                    .collect();
                 if !is_permutation(&neurons) {
-                    return Err(BundleError::NotAPermutation { path: file.path().to_owned(), layer });
+                    return Err(BundleError::NotAPermutation {
+                        path: file.path().to_owned(),
+                        layer,
+                    });
                 }
                 Ok(StoredLayer {
                     attention_norm: norm(LayerWeight::AttentionNorm)?,
@@ -142,7 +162,11 @@ impl StoredWeights {
             .collect::<Result<_, BundleError>>()?;
         let embedding = matrix(Weight::Embedding)?;
         Ok(Self {
-            head: if config.tied_embeddings { embedding.clone() } else { matrix(Weight::Head)? },
+            head: if config.tied_embeddings {
+                embedding.clone()
+            } else {
+                matrix(Weight::Head)?
+            },
             embedding,
             layers,
             final_norm: norm(Weight::FinalNorm)?,

@@ -36,7 +36,10 @@ pub(crate) fn calibration(
 ) -> Result<Calibration> {
     let encode = |text: &str| -> Result<Vec<u32>> {
         let mut ids = tokenizer.encode(text, SpecialTokens::Add)?;
-        if let Some(token) = ids.iter().find(|token| **token as usize >= config.vocabulary_size) {
+        if let Some(token) = ids
+            .iter()
+            .find(|token| **token as usize >= config.vocabulary_size)
+        {
             bail!(
                 "the tokenizer gives token {token}, the model has {} tokens; they do not belong together",
                 config.vocabulary_size
@@ -68,9 +71,13 @@ pub(crate) fn calibration(
         if count >= arguments.tokens {
             break;
         }
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            bail!("`{}` is not UTF-8 text; convert it, or leave it out", path.display());
+            bail!(
+                "`{}` is not UTF-8 text; convert it, or leave it out",
+                path.display()
+            );
         };
         if text.trim().is_empty() {
             bail!("`{}` is empty; give a file with text", path.display());
@@ -91,17 +98,26 @@ fn text_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             files.push(path.clone());
             continue;
         }
-        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let entries =
+            std::fs::read_dir(path).with_context(|| format!("cannot read `{}`", path.display()))?;
         let mut inside = Vec::new();
         for entry in entries {
-            let file = entry.with_context(|| format!("cannot read `{}`", path.display()))?.path();
-            let ending = file.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+            let file = entry
+                .with_context(|| format!("cannot read `{}`", path.display()))?
+                .path();
+            let ending = file
+                .extension()
+                .map(|ending| ending.to_string_lossy().to_lowercase());
             if file.is_file() && ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) {
                 inside.push(file);
             }
         }
         if inside.is_empty() {
-            bail!("`{}` has no text files ({}); give files by name", path.display(), ENDINGS.join(", "));
+            bail!(
+                "`{}` has no text files ({}); give files by name",
+                path.display(),
+                ENDINGS.join(", ")
+            );
         }
         inside.sort();
         files.extend(inside);
@@ -113,7 +129,10 @@ fn text_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 pub(crate) fn check_paths(paths: &[PathBuf]) -> Result<()> {
     for path in paths {
         if !Path::exists(path) {
-            bail!("`{}` does not exist; `--data` takes text files or folders of them", path.display());
+            bail!(
+                "`{}` does not exist; `--data` takes text files or folders of them",
+                path.display()
+            );
         }
     }
     Ok(())

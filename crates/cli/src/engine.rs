@@ -51,14 +51,25 @@ impl EngineArguments {
 }
 
 /// Opens the bundle meant by `argument` and makes it ready.
-pub(crate) fn open_runtime(argument: &str, engine: &EngineArguments, output: Output) -> Result<Runtime> {
+pub(crate) fn open_runtime(
+    argument: &str,
+    engine: &EngineArguments,
+    output: Output,
+) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    let policy = engine.policy.map_or(PolicyChoice::Planned, |policy| PolicyChoice::Forced(policy.into()));
+    let policy = engine.policy.map_or(PolicyChoice::Planned, |policy| {
+        PolicyChoice::Forced(policy.into())
+    });
     runtime(bundle, policy, engine.thread_count(), output)
 }
 
 /// Makes an open bundle ready.
-pub(crate) fn runtime(bundle: Bundle, policy: PolicyChoice, threads: usize, output: Output) -> Result<Runtime> {
+pub(crate) fn runtime(
+    bundle: Bundle,
+    policy: PolicyChoice,
+    threads: usize,
+    output: Output,
+) -> Result<Runtime> {
     let hot = bundle.plan().totals.hot_count;
     if hot > 0 {
         output.say(format!(
@@ -68,5 +79,11 @@ pub(crate) fn runtime(bundle: Bundle, policy: PolicyChoice, threads: usize, outp
     }
     let isa = Isa::detect()?;
     output.detail(format!("kernels: {}, threads: {threads}", isa.name()));
-    Ok(Runtime::new(bundle, Options { threads: Threads::new(isa, threads)?, policy })?)
+    Ok(Runtime::new(
+        bundle,
+        Options {
+            threads: Threads::new(isa, threads)?,
+            policy,
+        },
+    )?)
 }

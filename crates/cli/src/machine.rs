@@ -5,8 +5,13 @@ use std::{fs, hint::black_box, time::Instant};
 /// The processor's name.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    name.map_or_else(
+        || std::env::consts::ARCH.to_owned(),
+        |(_, name)| name.trim().to_owned(),
+    )
 }
 
 /// Bytes of memory: all of it, and what is free for use; `None` where the system does not tell.
@@ -14,9 +19,16 @@ pub(crate) fn memory() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = |key: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim_start_matches(':').split_whitespace().next()?.parse().ok()
+        line.trim_start_matches(':')
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
     };
-    Some((kibibytes("MemTotal")? << 10, kibibytes("MemAvailable")? << 10))
+    Some((
+        kibibytes("MemTotal")? << 10,
+        kibibytes("MemAvailable")? << 10,
+    ))
 }
 
 /// The graphics card, or why there is none, in words that fit behind a colon.
@@ -24,7 +36,9 @@ pub(crate) fn gpu_status() -> String {
     let Ok(version) = fs::read_to_string("/proc/driver/nvidia/version") else {
         return "no NVIDIA driver is loaded on this machine".to_owned();
     };
-    let driver = version.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    let driver = version
+        .split_whitespace()
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
     format!(
         "NVIDIA driver {} found, but this build has no CUDA kernels yet",
         driver.unwrap_or("of unknown version")

@@ -12,10 +12,10 @@ use std::{io::ErrorKind, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use output::Output;
-use powerinfer_artifact::progress::Interrupted;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, place, prepare, profile, run, tokenize, train_predictors,
+    completions, doctor, eval, inspect, logits, place, prepare, profile, run, tokenize,
+    train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.
@@ -25,7 +25,12 @@ use crate::commands::{
 /// decides by an integer program what the GPU and what the CPU computes and packs a bundle,
 /// `run` executes it. `prepare` does the first three in one go.
 #[derive(Parser)]
-#[command(name = "powerinfer", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "powerinfer",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 #[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
 struct Arguments {
     #[command(subcommand)]
@@ -66,7 +71,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let output = Output { quiet: arguments.quiet, verbose: arguments.verbose };
+    let output = Output {
+        quiet: arguments.quiet,
+        verbose: arguments.verbose,
+    };
     progress::listen_for_interrupts();
     let result = match arguments.command {
         Command::Profile(arguments) => profile::run(&arguments, output),
@@ -90,8 +98,11 @@ fn main() -> ExitCode {
 /// Says what went wrong and what to do, and chooses the exit code.
 fn fail(error: &anyhow::Error) -> ExitCode {
     use std::io::Write;
-    if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe))
-    {
+    if error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+    }) {
         return ExitCode::SUCCESS; // the reader has seen enough
     }
     // Messages carry their causes already; one that does not is told below the first line.
@@ -113,7 +124,11 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(hint) = hint {
         let _ = writeln!(stderr, "hint: {hint}");
     }
-    if error.chain().any(|cause| cause.is::<Interrupted>()) { ExitCode::from(130) } else { ExitCode::FAILURE }
+    if progress::interrupted() {
+        ExitCode::from(130)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 #[cfg(test)]

@@ -20,10 +20,16 @@ pub(crate) fn files(model: &str) -> Result<Files> {
     let folder = Path::new(model);
     // A folder called `demo` right here is meant when it is there and holds a model.
     if model == DEMO && !folder.join("config.json").exists() {
-        return Ok(Files::Embedded { name: DEMO, files: powerinfer_datasets::demo::FILES });
+        return Ok(Files::Embedded {
+            name: DEMO,
+            files: powerinfer_datasets::demo::FILES,
+        });
     }
     if !folder.is_dir() {
-        return Err(powerinfer_model::ModelError::NoSuchFolder { path: folder.to_owned() }.into());
+        return Err(powerinfer_model::ModelError::NoSuchFolder {
+            path: folder.to_owned(),
+        }
+        .into());
     }
     Ok(Files::Folder(folder.to_owned()))
 }
@@ -37,11 +43,24 @@ pub(crate) fn work_folder(name: &str) -> PathBuf {
 /// in it, or the name of a model whose work folder is here.
 pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     let given = PathBuf::from(argument);
-    let name = given.file_name().map_or_else(|| argument.to_owned(), |name| name.to_string_lossy().into_owned());
-    [given.clone(), given.join("bundle"), work_folder(&name).join("bundle")]
-        .into_iter()
-        .find(|folder| Bundle::is_bundle(folder))
-        .unwrap_or_else(|| if given.is_dir() { given } else { work_folder(&name).join("bundle") })
+    let name = given.file_name().map_or_else(
+        || argument.to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    );
+    [
+        given.clone(),
+        given.join("bundle"),
+        work_folder(&name).join("bundle"),
+    ]
+    .into_iter()
+    .find(|folder| Bundle::is_bundle(folder))
+    .unwrap_or_else(|| {
+        if given.is_dir() {
+            given
+        } else {
+            work_folder(&name).join("bundle")
+        }
+    })
 }
 
 /// The tokenizer among `files`.
@@ -49,6 +68,12 @@ pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
     if let Files::Folder(folder) = files {
         return Ok(Tokenizer::from_directory(folder)?);
     }
-    let read = |name: &str| files.read(name).ok().flatten().map(|bytes| bytes.to_vec().into());
+    let read = |name: &str| {
+        files
+            .read(name)
+            .ok()
+            .flatten()
+            .map(|bytes| bytes.to_vec().into())
+    };
     Tokenizer::from_files(read).with_context(|| format!("the tokenizer of `{}`", files.name()))
 }

@@ -59,7 +59,14 @@ pub(crate) struct Table {
 impl Table {
     /// A table with these headings.
     pub(crate) fn new(headings: &[&str]) -> Self {
-        Self { rows: vec![headings.iter().map(|heading| (*heading).to_owned()).collect()] }
+        Self {
+            rows: vec![
+                headings
+                    .iter()
+                    .map(|heading| (*heading).to_owned())
+                    .collect(),
+            ],
+        }
     }
 
     /// Adds a row with as many cells as there are headings.
@@ -71,12 +78,22 @@ impl Table {
 
 impl std::fmt::Display for Table {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         for row in &self.rows {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
                 let padding = " ".repeat(width(column) - cell.chars().count());
-                let cell = if column == 0 { format!("{cell}{padding}") } else { format!("  {padding}{cell}") };
+                let cell = if column == 0 {
+                    format!("{cell}{padding}")
+                } else {
+                    format!("  {padding}{cell}")
+                };
                 line.push_str(&cell);
             }
             writeln!(formatter, "{}", line.trim_end())?;
@@ -93,7 +110,10 @@ pub(crate) fn percent(share: f64) -> String {
 /// A curve of shares as a line of blocks, such as `▁▃▅▇█`.
 pub(crate) fn sparkline(shares: &[f64]) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    shares.iter().map(|share| BLOCKS[((share * 8.0) as usize).min(7)]).collect()
+    shares
+        .iter()
+        .map(|share| BLOCKS[((share * 8.0) as usize).min(7)])
+        .collect()
 }
 
 #[cfg(test)]
@@ -105,7 +125,10 @@ mod tests {
         let mut table = Table::new(&["layer", "share"]);
         table.row(vec!["0".to_owned(), percent(0.5)]);
         table.row(vec!["10".to_owned(), percent(1.0)]);
-        assert_eq!(table.to_string(), "layer    share\n0       50.0 %\n10     100.0 %\n");
+        assert_eq!(
+            table.to_string(),
+            "layer    share\n0       50.0 %\n10     100.0 %\n"
+        );
     }
 
     #[test]

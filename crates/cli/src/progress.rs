@@ -53,11 +53,17 @@ pub(crate) struct Bar {
 impl Bar {
     /// A bar that appears when work begins.
     pub(crate) fn new(output: Output) -> Self {
-        Self { output, bar: RwLock::new(ProgressBar::hidden()) }
+        Self {
+            output,
+            bar: RwLock::new(ProgressBar::hidden()),
+        }
     }
 
     fn with(&self, act: impl FnOnce(&ProgressBar)) {
-        act(&self.bar.read().unwrap_or_else(std::sync::PoisonError::into_inner));
+        act(&self
+            .bar
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner));
     }
 }
 
@@ -68,17 +74,24 @@ impl Progress for Bar {
         } else {
             ProgressDrawTarget::hidden()
         };
-        let template =
-            format!("{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{per_sec:.0}} {unit}/s  {{eta}} left");
+        let template = format!(
+            "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{eta}} left"
+        );
         let bar = ProgressBar::with_draw_target(Some(total), target).with_message(title.to_owned());
-        if let Ok(style) = ProgressStyle::with_template(&template.replace("{per_sec:.0} ", "{rate} ")) {
-            let style = style.with_key("rate", |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
-                let _ = write!(text, "{:.0}", state.per_sec());
-            });
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            let style = style.with_key(
+                "rate",
+                |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
+                    let _ = write!(text, "{:.0}", state.per_sec());
+                },
+            );
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
         }
         bar.enable_steady_tick(Duration::from_millis(200));
-        *self.bar.write().unwrap_or_else(std::sync::PoisonError::into_inner) = bar;
+        *self
+            .bar
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = bar;
     }
 
     fn advance(&self, count: u64) -> Result<(), Interrupted> {

@@ -9,7 +9,12 @@ use powerinfer_model::{Checkpoint, Files};
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
-    let read = |name: &str| demo::FILES.iter().find(|(file, _)| *file == name).map(|(_, bytes)| (*bytes).into());
+    let read = |name: &str| {
+        demo::FILES
+            .iter()
+            .find(|(file, _)| *file == name)
+            .map(|(_, bytes)| (*bytes).into())
+    };
     Tokenizer::from_files(read).unwrap()
 }
 
@@ -21,16 +26,32 @@ fn the_tokens_of_a_prompt_are_a_prefix_of_those_of_the_text() {
             let prompt = tokenizer.encode(task.prompt(), SpecialTokens::Add).unwrap();
             let text = tokenizer.encode(&task.text(), SpecialTokens::Add).unwrap();
             assert!(text.starts_with(&prompt), "{}", task.text());
-            assert_eq!(tokenizer.decode(&text, SpecialText::Skip).unwrap(), task.text());
+            assert_eq!(
+                tokenizer.decode(&text, SpecialText::Skip).unwrap(),
+                task.text()
+            );
         }
     }
 }
 
 #[test]
 fn the_tokenizer_fits_the_checkpoint() {
-    let checkpoint = Checkpoint::from_files(Files::Embedded { name: "demo", files: demo::FILES }).unwrap();
+    let checkpoint = Checkpoint::from_files(Files::Embedded {
+        name: "demo",
+        files: demo::FILES,
+    })
+    .unwrap();
     let tokenizer = tokenizer();
-    assert_eq!(checkpoint.config().vocabulary_size, tokenizer.vocabulary_size());
-    assert_eq!(checkpoint.config().end_of_text, [tokenizer.eos().unwrap().id]);
-    assert_eq!(tokenizer.encode("", SpecialTokens::Add).unwrap(), [tokenizer.bos().unwrap().id]);
+    assert_eq!(
+        checkpoint.config().vocabulary_size,
+        tokenizer.vocabulary_size()
+    );
+    assert_eq!(
+        checkpoint.config().end_of_text,
+        [tokenizer.eos().unwrap().id]
+    );
+    assert_eq!(
+        tokenizer.encode("", SpecialTokens::Add).unwrap(),
+        [tokenizer.bos().unwrap().id]
+    );
 }

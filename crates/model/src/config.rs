@@ -115,7 +115,10 @@ impl ModelConfig {
     /// Parses `config.json`; `path` is for messages.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, ModelError> {
         let raw: RawConfig = serde_json::from_slice(bytes).map_err(|source| {
-            powerinfer_artifact::ArtifactError::NotJson { path: path.to_owned(), source }
+            powerinfer_artifact::ArtifactError::NotJson {
+                path: path.to_owned(),
+                source,
+            }
         })?;
         let unsupported = |key: &str, value: String, supported: &str| ModelError::Unsupported {
             path: path.to_owned(),
@@ -123,36 +126,64 @@ impl ModelConfig {
             value: format!("`{value}`"),
             supported: supported.to_owned(),
         };
-        let bad = |reason: String| ModelError::BadConfig { path: path.to_owned(), reason };
+        let bad = |reason: String| ModelError::BadConfig {
+            path: path.to_owned(),
+            reason,
+        };
         let need = |key: &str, value: Option<usize>| match value {
             None => Err(bad(format!("the key `{key}` is missing"))),
             Some(0) => Err(bad(format!("`{key}` is 0"))),
             // No model has a dimension of a billion; a product of such numbers would overflow.
-            Some(value) if value > 1 << 30 => Err(bad(format!("`{key}` is {value}, which no model has"))),
+            Some(value) if value > 1 << 30 => {
+                Err(bad(format!("`{key}` is {value}, which no model has")))
+            }
             Some(value) => Ok(value),
         };
 
         let architecture = raw.architectures.unwrap_or_default().join(", ");
         if architecture != "LlamaForCausalLM" {
-            return Err(unsupported("architectures", architecture, "supported: LlamaForCausalLM"));
+            return Err(unsupported(
+                "architectures",
+                architecture,
+                "supported: LlamaForCausalLM",
+            ));
         }
         let activation = match raw.hidden_act.as_deref() {
             Some("relu") => Activation::Relu,
             None | Some("silu" | "swish") => Activation::Silu,
-            Some(other) => return Err(unsupported("hidden_act", other.to_owned(), "supported: relu, silu")),
+            Some(other) => {
+                return Err(unsupported(
+                    "hidden_act",
+                    other.to_owned(),
+                    "supported: relu, silu",
+                ));
+            }
         };
-        let scaling = raw.rope_scaling.filter(|value| !value.is_null()).map(|value| value.to_string());
-        let rope_type = raw.rope_parameters.as_ref().and_then(|rope| rope.rope_type.clone());
+        let scaling = raw
+            .rope_scaling
+            .filter(|value| !value.is_null())
+            .map(|value| value.to_string());
+        let rope_type = raw
+            .rope_parameters
+            .as_ref()
+            .and_then(|rope| rope.rope_type.clone());
         if let Some(scaling) = scaling.or(rope_type.filter(|kind| kind != "default")) {
             return Err(unsupported("rope_scaling", scaling, "supported: none"));
         }
-        for (key, value) in [("attention_bias", raw.attention_bias), ("mlp_bias", raw.mlp_bias)] {
+        for (key, value) in [
+            ("attention_bias", raw.attention_bias),
+            ("mlp_bias", raw.mlp_bias),
+        ] {
             if value == Some(true) {
                 return Err(unsupported(key, "true".to_owned(), "supported: false"));
             }
         }
         if let Some(window) = raw.sliding_window {
-            return Err(unsupported("sliding_window", window.to_string(), "supported: null"));
+            return Err(unsupported(
+                "sliding_window",
+                window.to_string(),
+                "supported: null",
+            ));
         }
 
         let hidden_size = need("hidden_size", raw.hidden_size)?;
@@ -173,12 +204,24 @@ impl ModelConfig {
             )));
         }
         if head_size % 2 != 0 {
-            return Err(bad(format!("a head of {head_size} numbers cannot be rotated in pairs")));
+            return Err(bad(format!(
+                "a head of {head_size} numbers cannot be rotated in pairs"
+            )));
         }
         let norm_epsilon = raw.rms_norm_eps.unwrap_or(1e-6);
-        let rope_theta = raw.rope_parameters.and_then(|rope| rope.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
-        if !(norm_epsilon.is_finite() && norm_epsilon >= 0.0 && rope_theta.is_finite() && rope_theta > 0.0) {
-            return Err(bad(format!("`rms_norm_eps` {norm_epsilon} or `rope_theta` {rope_theta} is out of range")));
+        let rope_theta = raw
+            .rope_parameters
+            .and_then(|rope| rope.rope_theta)
+            .or(raw.rope_theta)
+            .unwrap_or(10_000.0);
+        if !(norm_epsilon.is_finite()
+            && norm_epsilon >= 0.0
+            && rope_theta.is_finite()
+            && rope_theta > 0.0)
+        {
+            return Err(bad(format!(
+                "`rms_norm_eps` {norm_epsilon} or `rope_theta` {rope_theta} is out of range"
+            )));
         }
         Ok(Self {
             hidden_size,
@@ -188,7 +231,10 @@ impl ModelConfig {
             head_size,
             ffn_size: need("intermediate_size", raw.intermediate_size)?,
             vocabulary_size: need("vocab_size", raw.vocab_size)?,
-            context_length: need("max_position_embeddings", raw.max_position_embeddings.or(Some(2048)))?,
+            context_length: need(
+                "max_position_embeddings",
+                raw.max_position_embeddings.or(Some(2048)),
+            )?,
             activation,
             norm_epsilon,
             rope_theta,
@@ -243,13 +289,23 @@ mod tests {
     #[test]
     fn absent_keys_take_the_defaults_of_the_family() {
         let config = parse(&PLAIN.replace("KEYS", "")).unwrap();
-        assert_eq!((config.kv_head_count, config.head_size, config.tied_embeddings), (4, 16, false));
+        assert_eq!(
+            (
+                config.kv_head_count,
+                config.head_size,
+                config.tied_embeddings
+            ),
+            (4, 16, false)
+        );
         assert_eq!((config.rope_theta, config.norm_epsilon), (10_000.0, 1e-6));
     }
 
     #[test]
     fn both_layouts_of_the_rotary_settings_are_read() {
-        for keys in [r#","rope_theta":5e5"#, r#","rope_parameters":{"rope_theta":5e5,"rope_type":"default"}"#] {
+        for keys in [
+            r#","rope_theta":5e5"#,
+            r#","rope_parameters":{"rope_theta":5e5,"rope_type":"default"}"#,
+        ] {
             assert_eq!(parse(&PLAIN.replace("KEYS", keys)).unwrap().rope_theta, 5e5);
         }
     }
@@ -257,7 +313,10 @@ mod tests {
     #[test]
     fn what_changes_the_mathematics_is_refused_by_name() {
         for (keys, named) in [
-            (r#","rope_scaling":{"rope_type":"llama3","factor":8}"#, "rope_scaling"),
+            (
+                r#","rope_scaling":{"rope_type":"llama3","factor":8}"#,
+                "rope_scaling",
+            ),
             (r#","rope_parameters":{"rope_type":"yarn"}"#, "rope_scaling"),
             (r#","attention_bias":true"#, "attention_bias"),
             (r#","mlp_bias":true"#, "mlp_bias"),
@@ -265,12 +324,20 @@ mod tests {
             (r#","num_key_value_heads":3"#, "num_key_value_heads"),
             (r#","num_key_value_heads":0"#, "num_key_value_heads"),
             (r#","head_dim":15"#, "rotated in pairs"),
-            (r#","max_position_embeddings":99999999999"#, "max_position_embeddings"),
+            (
+                r#","max_position_embeddings":99999999999"#,
+                "max_position_embeddings",
+            ),
         ] {
             let message = parse(&PLAIN.replace("KEYS", keys)).unwrap_err().to_string();
             assert!(message.contains(named), "{message}");
         }
-        let message = parse(&PLAIN.replace("LlamaFor", "MambaFor").replace("KEYS", "")).unwrap_err().to_string();
-        assert!(message.contains("MambaForCausalLM") && message.contains("LlamaForCausalLM"), "{message}");
+        let message = parse(&PLAIN.replace("LlamaFor", "MambaFor").replace("KEYS", ""))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("MambaForCausalLM") && message.contains("LlamaForCausalLM"),
+            "{message}"
+        );
     }
 }

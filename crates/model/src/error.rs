@@ -8,13 +8,17 @@ use powerinfer_artifact::ArtifactError;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// There is no such folder.
-    #[error("`{path}` is not a folder; a model is a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or the word `demo`")]
+    #[error(
+        "`{path}` is not a folder; a model is a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or the word `demo`"
+    )]
     NoSuchFolder {
         /// What was asked for.
         path: PathBuf,
     },
     /// A file that every checkpoint has is missing.
-    #[error("`{folder}` is not a checkpoint: it has no `{file}`; point to a Hugging Face model folder")]
+    #[error(
+        "`{folder}` is not a checkpoint: it has no `{file}`; point to a Hugging Face model folder"
+    )]
     MissingFile {
         /// The folder.
         folder: PathBuf,
@@ -22,7 +26,9 @@ pub enum ModelError {
         file: String,
     },
     /// A shard named by the index is missing.
-    #[error("`{folder}` lacks the shard `{shard}` that `model.safetensors.index.json` names; download it again")]
+    #[error(
+        "`{folder}` lacks the shard `{shard}` that `model.safetensors.index.json` names; download it again"
+    )]
     MissingShard {
         /// The folder.
         folder: PathBuf,
@@ -30,7 +36,9 @@ pub enum ModelError {
         shard: String,
     },
     /// A shard name that leaves the folder.
-    #[error("`{path}` places tensor `{tensor}` in `{shard}`, which is not a file name inside the folder; refusing to open it")]
+    #[error(
+        "`{path}` places tensor `{tensor}` in `{shard}`, which is not a file name inside the folder; refusing to open it"
+    )]
     ShardOutside {
         /// The index file.
         path: PathBuf,
@@ -68,7 +76,9 @@ pub enum ModelError {
         tensor: String,
     },
     /// A tensor that contradicts the configuration.
-    #[error("tensor `{tensor}` in `{path}` has shape {found:?}, `config.json` asks for {expected:?}; the files do not belong together")]
+    #[error(
+        "tensor `{tensor}` in `{path}` has shape {found:?}, `config.json` asks for {expected:?}; the files do not belong together"
+    )]
     WrongShape {
         /// The file.
         path: PathBuf,
@@ -80,7 +90,9 @@ pub enum ModelError {
         found: Vec<usize>,
     },
     /// A tensor in an element type we cannot read.
-    #[error("tensor `{tensor}` in `{path}` is stored as {found}; only F32, F16 and BF16 weights can be read")]
+    #[error(
+        "tensor `{tensor}` in `{path}` is stored as {found}; only F32, F16 and BF16 weights can be read"
+    )]
     WrongType {
         /// The file.
         path: PathBuf,
@@ -90,7 +102,9 @@ pub enum ModelError {
         found: String,
     },
     /// A weight that is no number.
-    #[error("tensor `{tensor}` in `{path}` has the value {value} at index {index}; the checkpoint is damaged, download or train it again")]
+    #[error(
+        "tensor `{tensor}` in `{path}` has the value {value} at index {index}; the checkpoint is damaged, download or train it again"
+    )]
     NotFinite {
         /// The file.
         path: PathBuf,
@@ -102,7 +116,9 @@ pub enum ModelError {
         value: f32,
     },
     /// A token id past the vocabulary.
-    #[error("token id {token} is not in the vocabulary of {vocabulary} tokens; the tokenizer belongs to another model")]
+    #[error(
+        "token id {token} is not in the vocabulary of {vocabulary} tokens; the tokenizer belongs to another model"
+    )]
     TokenOutside {
         /// The id.
         token: u32,
@@ -110,7 +126,9 @@ pub enum ModelError {
         vocabulary: usize,
     },
     /// More tokens than the context holds.
-    #[error("{asked} tokens do not fit the context of {limit}; shorten the prompt or generate fewer tokens")]
+    #[error(
+        "{asked} tokens do not fit the context of {limit}; shorten the prompt or generate fewer tokens"
+    )]
     ContextFull {
         /// Tokens in all.
         asked: usize,

@@ -24,7 +24,11 @@ impl Files {
         match self {
             Self::Folder(folder) => {
                 let path = folder.join(name);
-                if path.exists() { FileBytes::open(&path).map(Some) } else { Ok(None) }
+                if path.exists() {
+                    FileBytes::open(&path).map(Some)
+                } else {
+                    Ok(None)
+                }
             }
             Self::Embedded { files, .. } => Ok(files
                 .iter()
@@ -47,7 +51,10 @@ impl Files {
             Self::Embedded { name, .. } => (*name).to_owned(),
             Self::Folder(folder) => {
                 let full = folder.canonicalize().unwrap_or_else(|_| folder.clone());
-                full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+                full.file_name().map_or_else(
+                    || "model".to_owned(),
+                    |name| name.to_string_lossy().into_owned(),
+                )
             }
         }
     }

@@ -43,13 +43,22 @@ pub(crate) fn calibrate(network: &Network, held_out: &TracePart, target: f64, is
     for_tokens(1, &mut |token, logits| {
         tokens += 1;
         for (neuron, logit) in logits.iter().enumerate() {
-            let (fires, foreseen) = (held_out.active.is_active(token, neuron), *logit >= threshold);
+            let (fires, foreseen) = (
+                held_out.active.is_active(token, neuron),
+                *logit >= threshold,
+            );
             active += usize::from(fires);
             predicted += usize::from(foreseen);
             both += usize::from(fires && foreseen);
         }
     });
-    let share = |part: usize, whole: usize| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
+    let share = |part: usize, whole: usize| {
+        if whole == 0 {
+            1.0
+        } else {
+            part as f64 / whole as f64
+        }
+    };
     Quality {
         threshold,
         recall: share(both, active),

@@ -7,10 +7,14 @@ use powerinfer_profile::ProfileError;
 #[derive(Debug, thiserror::Error)]
 pub enum PredictorError {
     /// A target outside (0, 1].
-    #[error("a recall of {0} cannot be asked for; give a number above 0 and at most 1, such as 0.95")]
+    #[error(
+        "a recall of {0} cannot be asked for; give a number above 0 and at most 1, such as 0.95"
+    )]
     Recall(f64),
     /// Too few samples in the profile.
-    #[error("layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed; profile more tokens with `--tokens`")]
+    #[error(
+        "layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed; profile more tokens with `--tokens`"
+    )]
     TooFewSamples {
         /// The layer.
         layer: usize,

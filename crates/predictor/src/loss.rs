@@ -1,29 +1,28 @@
-//! Weighted binary cross-entropy on logits, with its gradient written out.
+//! Weighted binary cross-entropy on logits, value and gradient in one pass.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, bail};
+use std::sync::Mutex;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
 /// Mean over all entries of `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))`, where w is `positive_weight`
 /// for y = 1 and 1 for y = 0; `labels` are zeros and ones in the order of `logits`.
-pub(crate) fn binary_cross_entropy(logits: &Tensor, labels: Vec<f32>, positive_weight: f32) -> Result<Tensor> {
-    logits.apply_op1(BinaryCrossEntropy { labels, positive_weight })
+pub(crate) fn binary_cross_entropy(
+    logits: &Tensor,
+    labels: Vec<f32>,
+    positive_weight: f32,
+) -> Result<Tensor> {
+    logits.apply_op1(BinaryCrossEntropy {
+        labels,
+        positive_weight,
+        gradient: Mutex::default(),
+    })
 }
 
 struct BinaryCrossEntropy {
     labels: Vec<f32>,
     positive_weight: f32,
-}
-
-impl BinaryCrossEntropy {
-    fn weight(&self, label: f32) -> f32 {
-        1.0 + (self.positive_weight - 1.0) * label
-    }
-}
-
-fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    match (storage, layout.contiguous_offsets()) {
-        (CpuStorage::F32(values), Some((start, end))) => Ok(&values[start..end]),
-        _ => bail!("contiguous float32 logits expected"),
-    }
+    /// Left by the forward pass, which has every exponential at hand.
+    gradient: Mutex<Vec<f32>>,
 }
 
 impl CustomOp1 for BinaryCrossEntropy {
@@ -32,28 +31,34 @@ impl CustomOp1 for BinaryCrossEntropy {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let logits = values(storage, layout)?;
+        let (CpuStorage::F32(values), Some((start, end))) = (storage, layout.contiguous_offsets())
+        else {
+            bail!("contiguous float32 logits expected");
+        };
+        let logits = &values[start..end];
+        let scale = 1.0 / logits.len() as f32;
+        let mut gradient = Vec::with_capacity(logits.len());
         let mut total = 0f64;
         for (logit, label) in logits.iter().zip(&self.labels) {
-            // −log σ(z) for y = 1 and −log(1−σ(z)) = −log σ(−z) for y = 0, without overflow.
+            // With e = exp(−|z|) ≤ 1 nothing overflows: σ(|z|) = 1/(1+e).
+            let e = (-logit.abs()).exp();
+            let probability = if *logit >= 0.0 { 1.0 } else { e } / (1.0 + e);
+            let weight = 1.0 + (self.positive_weight - 1.0) * label;
+            gradient.push((probability - label) * weight * scale);
             let margin = if *label > 0.5 { *logit } else { -*logit };
-            let miss = (-margin.abs()).exp().ln_1p() + (-margin).max(0.0);
-            total += f64::from(miss * self.weight(*label));
+            total += f64::from((e.ln_1p() + (-margin).max(0.0)) * weight);
         }
-        Ok((CpuStorage::F32(vec![(total / logits.len() as f64) as f32]), Shape::from(())))
+        *self.gradient.lock().expect("one thread runs the operation") = gradient;
+        let mean = (total / logits.len() as f64) as f32;
+        Ok((CpuStorage::F32(vec![mean]), Shape::from(())))
     }
 
     fn bwd(&self, logits: &Tensor, _loss: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let scale = grad.to_scalar::<f32>()? / logits.elem_count() as f32;
-        let contiguous = logits.contiguous()?;
-        let (storage, layout) = contiguous.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { bail!("logits on the CPU expected") };
-        let gradient = values(storage, layout)?
-            .iter()
-            .zip(&self.labels)
-            .map(|(logit, label)| (1.0 / (1.0 + (-logit).exp()) - label) * self.weight(*label) * scale)
-            .collect();
-        Ok(Some(Tensor::from_vec(gradient, logits.shape(), logits.device())?))
+        let outer = grad.to_scalar::<f32>()?;
+        let gradient =
+            std::mem::take(&mut *self.gradient.lock().expect("one thread runs the operation"));
+        let gradient = Tensor::from_vec(gradient, logits.shape(), logits.device())?;
+        Ok(Some((gradient * f64::from(outer))?))
     }
 }
 
@@ -75,13 +80,29 @@ mod tests {
             .zip(&labels)
             .map(|(z, y)| {
                 let p = 1.0 / (1.0 + (-f64::from(*z)).exp());
-                if *y > 0.5 { -p.ln() * f64::from(weight) } else { -(1.0 - p).max(1e-300).ln().max(-40.0) }
+                if *y > 0.5 {
+                    -p.ln() * f64::from(weight)
+                } else {
+                    -(1.0 - p).max(1e-300).ln().max(-40.0)
+                }
             })
             .sum::<f64>()
             / 6.0;
         assert!((f64::from(loss.to_scalar::<f32>().unwrap()) - expected).abs() < 1e-2 * expected);
-        let gradient = loss.backward().unwrap().get(variable.as_tensor()).unwrap().flatten_all().unwrap();
-        for ((got, z), y) in gradient.to_vec1::<f32>().unwrap().iter().zip(&logits).zip(&labels) {
+        let gradient = loss
+            .backward()
+            .unwrap()
+            .get(variable.as_tensor())
+            .unwrap()
+            .flatten_all()
+            .unwrap();
+        for ((got, z), y) in gradient
+            .to_vec1::<f32>()
+            .unwrap()
+            .iter()
+            .zip(&logits)
+            .zip(&labels)
+        {
             let w = if *y > 0.5 { weight } else { 1.0 };
             let want = (1.0 / (1.0 + (-z).exp()) - y) * w / 6.0;
             assert!((got - want).abs() < 1e-6, "{got} {want}");

@@ -49,33 +49,56 @@ impl Network {
         let mut random = Random::new(schedule.seed);
         let mut normal = |rows: usize, columns: usize| {
             let deviation = 1.0 / (columns as f64).sqrt();
-            let values: Vec<f32> = (0..rows * columns).map(|_| (random.normal() * deviation) as f32).collect();
+            let values: Vec<f32> = (0..rows * columns)
+                .map(|_| (random.normal() * deviation) as f32)
+                .collect();
             Var::from_vec(values, (rows, columns), &Device::Cpu)
         };
         let (a, b) = (normal(rank, hidden)?, normal(neurons, rank)?);
         let (bias, density) = log_odds(samples);
         let bias = Var::from_vec(bias, neurons, &Device::Cpu)?;
         // Between equal weights (1) and equal shares of the loss ((1−d)/d): their geometric mean.
-        let positive_weight = ((1.0 - density) / density.max(1e-4)).sqrt().clamp(1.0, 30.0) as f32;
-        let parameters = ParamsAdamW { lr: LEARNING_RATE, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 1e-3 };
+        let positive_weight = ((1.0 - density) / density.max(1e-4))
+            .sqrt()
+            .clamp(1.0, 30.0) as f32;
+        let parameters = ParamsAdamW {
+            lr: LEARNING_RATE,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 1e-3,
+        };
         let mut optimizer = AdamW::new(vec![a.clone(), b.clone(), bias.clone()], parameters)?;
 
         let tokens = samples.tokens();
         for step in 0..schedule.steps {
             let progress = step as f64 / schedule.steps as f64;
             let warm = ((step + 1) as f64 / 20.0).min(1.0);
-            optimizer.set_learning_rate(LEARNING_RATE * warm * (0.5 + 0.5 * (std::f64::consts::PI * progress).cos()));
-            let batch: Vec<usize> = (0..BATCH.min(tokens)).map(|_| random.below(tokens)).collect();
-            let inputs: Vec<f32> = batch.iter().flat_map(|token| samples.input(*token)).collect();
+            optimizer.set_learning_rate(
+                LEARNING_RATE * warm * (0.5 + 0.5 * (std::f64::consts::PI * progress).cos()),
+            );
+            let batch: Vec<usize> = (0..BATCH.min(tokens))
+                .map(|_| random.below(tokens))
+                .collect();
+            let inputs: Vec<f32> = batch
+                .iter()
+                .flat_map(|token| samples.input(*token))
+                .collect();
             let mut labels = vec![0.0; batch.len() * neurons];
             for (token, labels) in batch.iter().zip(labels.chunks_exact_mut(neurons)) {
                 samples.active.expand(*token, labels);
             }
             let x = Tensor::from_vec(inputs, (batch.len(), hidden), &Device::Cpu)?;
-            let logits = x.matmul(&a.t()?)?.relu()?.matmul(&b.t()?)?.broadcast_add(&bias)?;
+            let logits = x
+                .matmul(&a.t()?)?
+                .relu()?
+                .matmul(&b.t()?)?
+                .broadcast_add(&bias)?;
             let loss = binary_cross_entropy(&logits, labels, positive_weight)?;
             if !loss.to_scalar::<f32>()?.is_finite() {
-                return Err(PredictorError::Diverged { layer: schedule.layer });
+                return Err(PredictorError::Diverged {
+                    layer: schedule.layer,
+                });
             }
             optimizer.backward_step(&loss)?;
             between()?;
@@ -94,7 +117,10 @@ impl Network {
         isa.gemv(&self.a.as_view(), x, middle);
         middle.iter_mut().for_each(|value| *value = value.max(0.0));
         isa.gemv(&self.b.as_view(), middle, logits);
-        logits.iter_mut().zip(&self.bias).for_each(|(logit, bias)| *logit += bias);
+        logits
+            .iter_mut()
+            .zip(&self.bias)
+            .for_each(|(logit, bias)| *logit += bias);
     }
 }
 
@@ -108,6 +134,10 @@ fn log_odds(samples: &TracePart) -> (Vec<f32>, f64) {
         }
     }
     let total: usize = fired.iter().sum();
-    let odds = |count: &usize| ((*count as f64 + 1.0) / ((tokens - count) as f64 + 1.0)).ln() as f32;
-    (fired.iter().map(odds).collect(), total as f64 / (tokens * neurons).max(1) as f64)
+    let odds =
+        |count: &usize| ((*count as f64 + 1.0) / ((tokens - count) as f64 + 1.0)).ln() as f32;
+    (
+        fired.iter().map(odds).collect(),
+        total as f64 / (tokens * neurons).max(1) as f64,
+    )
 }

@@ -4,9 +4,11 @@ use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
-    predictor_file::{FILE, FORMAT, LAYERS_SETTING, PredictorFile, PredictorSummary, VERSION, tensor_name},
-    tensor_file::{Dtype, TensorSource, write_tensors},
     matrix_planes::insert_matrix,
+    predictor_file::{
+        FILE, FORMAT, LAYERS_SETTING, PredictorFile, PredictorSummary, VERSION, tensor_name,
+    },
+    tensor_file::{Dtype, TensorSource, write_tensors},
     write::PartialFolder,
 };
 use powerinfer_kernels::{Format, Isa, pack};
@@ -20,6 +22,8 @@ use crate::{
 
 /// Fewest samples of each part to learn and judge from.
 const FEWEST_SAMPLES: usize = 16;
+/// Share of the bytes that a wider predictor must save to be worth training the next.
+const WORTHWHILE: f64 = 0.02;
 /// Narrowest predictor; ranks grow from here by half.
 const FIRST_RANK: usize = 32;
 
@@ -37,15 +41,24 @@ pub struct Settings {
 }
 
 fn header(profile: &Profile, settings: Settings) -> Result<Header, PredictorError> {
-    Ok(Header::new(FORMAT, VERSION, profile.header().model.clone(), settings.seed)
-        .with_input("profile", profile.digest()?)
-        .with_setting("recall", settings.recall)
-        .with_setting("steps", settings.steps)
-        .with_setting("quant", settings.quant.to_string()))
+    Ok(Header::new(
+        FORMAT,
+        VERSION,
+        profile.header().model.clone(),
+        settings.seed,
+    )
+    .with_input("profile", profile.digest()?)
+    .with_setting("recall", settings.recall)
+    .with_setting("steps", settings.steps)
+    .with_setting("quant", settings.quant.to_string()))
 }
 
 /// Whether the predictors in `folder` were made from these inputs.
-pub fn is_current(folder: &Path, profile: &Profile, settings: Settings) -> Result<bool, PredictorError> {
+pub fn is_current(
+    folder: &Path,
+    profile: &Profile,
+    settings: Settings,
+) -> Result<bool, PredictorError> {
     let expected = header(profile, settings)?;
     Ok(PredictorFile::open(folder).is_ok_and(|file| *file.header() == expected))
 }
@@ -74,7 +87,10 @@ pub fn train(
     if files.is_empty() {
         folder.clear()?;
     } else {
-        progress.note(&format!("going on after layer {} of an interrupted run", files.len()));
+        progress.note(&format!(
+            "going on after layer {} of an interrupted run",
+            files.len()
+        ));
     }
 
     progress.begin("training predictors", layer_count as u64, "layers");
@@ -101,7 +117,9 @@ pub fn train(
 
 /// The file of a layer that a run with the same header finished.
 fn finished_layer(path: &Path, header: &Header) -> Option<PredictorFile> {
-    PredictorFile::open_file(path).ok().filter(|file| file.header() == header)
+    PredictorFile::open_file(path)
+        .ok()
+        .filter(|file| file.header() == header)
 }
 
 /// Grows the rank while predictor and predicted neurons together get cheaper to read.
@@ -114,22 +132,44 @@ fn best_network(
 ) -> Result<(Network, Quality), PredictorError> {
     let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
     if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
-        return Err(PredictorError::TooFewSamples { layer, training, held_out, needed: FEWEST_SAMPLES });
+        return Err(PredictorError::TooFewSamples {
+            layer,
+            training,
+            held_out,
+            needed: FEWEST_SAMPLES,
+        });
     }
-    let (hidden, neurons) = (traces.training.hidden_size, traces.training.active.neurons());
+    let (hidden, neurons) = (
+        traces.training.hidden_size,
+        traces.training.active.neurons(),
+    );
     let neuron_bytes = 3 * settings.quant.row_bytes(hidden);
     let mut best: Option<(f64, Network, Quality)> = None;
     let mut rank = FIRST_RANK;
     while rank <= hidden.max(FIRST_RANK) {
-        let seed = Digest::of_parts([settings.seed, layer as u64, rank as u64].map(u64::to_le_bytes).iter().map(|b| &b[..]))
-            .leading_bits();
-        let schedule = Schedule { steps: settings.steps, seed, layer };
-        let network = Network::train(&traces.training, rank, schedule, || Ok(progress.advance(0)?))?;
+        let seed = Digest::of_parts(
+            [settings.seed, layer as u64, rank as u64]
+                .map(u64::to_le_bytes)
+                .iter()
+                .map(|b| &b[..]),
+        )
+        .leading_bits();
+        let schedule = Schedule {
+            steps: settings.steps,
+            seed,
+            layer,
+        };
+        let network = Network::train(
+            &traces.training,
+            rank,
+            schedule,
+            || Ok(progress.advance(0)?),
+        )?;
         let quality = calibrate(&network, &traces.held_out, settings.recall, isa);
         let cost = Network::bytes(rank, hidden, neurons) as f64
             + quality.predicted_density * (neurons * neuron_bytes) as f64;
         match &best {
-            Some((lowest, ..)) if cost >= *lowest => break,
+            Some((lowest, ..)) if cost >= (1.0 - WORTHWHILE) * lowest => break,
             _ => best = Some((cost, network, quality)),
         }
         rank += (rank / 2).next_multiple_of(32);
@@ -151,7 +191,11 @@ fn write_layer(
     insert_matrix(&mut tensors, &tensor_name(layer, "a"), &network.a);
     insert_matrix(&mut tensors, &tensor_name(layer, "b"), &network.b);
     insert_matrix(&mut tensors, &tensor_name(layer, "bias"), &bias);
-    let bytes = Network::bytes(network.rank, network.a.as_view().columns(), network.bias.len());
+    let bytes = Network::bytes(
+        network.rank,
+        network.a.as_view().columns(),
+        network.bias.len(),
+    );
     let summary = PredictorSummary {
         layer,
         rank: network.rank,
@@ -164,7 +208,11 @@ fn write_layer(
         held_out_tokens: quality.tokens as u64,
     };
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
-    write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)
+    write_tensors(
+        path,
+        Some(&header.clone().with_setting(LAYERS_SETTING, layers)),
+        &tensors,
+    )
 }
 
 /// Puts all layers into one file.
@@ -182,5 +230,9 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
         }
     }
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
-    write_tensors(path, Some(&header.clone().with_setting(LAYERS_SETTING, layers)), &tensors)
+    write_tensors(
+        path,
+        Some(&header.clone().with_setting(LAYERS_SETTING, layers)),
+        &tensors,
+    )
 }

@@ -17,7 +17,10 @@ impl LayerActivity {
     /// Share of tokens on which each neuron fired.
     pub fn frequencies(&self) -> Vec<f64> {
         let tokens = self.tokens.max(1) as f64;
-        self.active.iter().map(|active| *active as f64 / tokens).collect()
+        self.active
+            .iter()
+            .map(|active| *active as f64 / tokens)
+            .collect()
     }
 
     /// Share of all activations that are exactly zero.
@@ -28,7 +31,8 @@ impl LayerActivity {
 
     /// Share of neurons that never fired.
     pub fn dead(&self) -> f64 {
-        self.active.iter().filter(|active| **active == 0).count() as f64 / self.active.len().max(1) as f64
+        self.active.iter().filter(|active| **active == 0).count() as f64
+            / self.active.len().max(1) as f64
     }
 
     /// Neurons from the most to the least frequent; equals keep their order.
@@ -44,7 +48,11 @@ impl LayerActivity {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let total: u64 = counts.iter().sum();
         let carried: u64 = counts.iter().take(neurons).sum();
-        if total == 0 { 0.0 } else { carried as f64 / total as f64 }
+        if total == 0 {
+            0.0
+        } else {
+            carried as f64 / total as f64
+        }
     }
 
     /// Smallest share of neurons that carries at least `share` of all activations.

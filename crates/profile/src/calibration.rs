@@ -64,11 +64,16 @@ impl Calibration {
                 // A single long text still has parts: its sequences are cut shorter.
                 let total: usize = sequences.iter().map(Vec::len).sum();
                 if total < 2 * HELD_OUT_EVERY {
-                    return Err(ProfileError::TooShort { sequences: few, needed: HELD_OUT_EVERY });
+                    return Err(ProfileError::TooShort {
+                        sequences: few,
+                        needed: HELD_OUT_EVERY,
+                    });
                 }
                 let pieces = sequences.concat();
                 let shorter = total / HELD_OUT_EVERY;
-                Ok(Self { sequences: pieces.chunks(shorter).map(<[u32]>::to_vec).collect() })
+                Ok(Self {
+                    sequences: pieces.chunks(shorter).map(<[u32]>::to_vec).collect(),
+                })
             }
             _ => Ok(Self { sequences }),
         }
@@ -77,14 +82,24 @@ impl Calibration {
     /// The sequences and what each is for.
     pub fn sequences(&self) -> impl Iterator<Item = (&[u32], Part)> {
         let part = |index: usize| {
-            if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 { Part::HeldOut } else { Part::Training }
+            if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 {
+                Part::HeldOut
+            } else {
+                Part::Training
+            }
         };
-        self.sequences.iter().enumerate().map(move |(index, sequence)| (&sequence[..], part(index)))
+        self.sequences
+            .iter()
+            .enumerate()
+            .map(move |(index, sequence)| (&sequence[..], part(index)))
     }
 
     /// Tokens of one part.
     pub fn tokens(&self, wanted: Part) -> usize {
-        self.sequences().filter(|(_, part)| *part == wanted).map(|(sequence, _)| sequence.len()).sum()
+        self.sequences()
+            .filter(|(_, part)| *part == wanted)
+            .map(|(sequence, _)| sequence.len())
+            .sum()
     }
 
     /// A digest of the text as the model sees it.
@@ -92,7 +107,12 @@ impl Calibration {
         let bytes: Vec<Vec<u8>> = self
             .sequences
             .iter()
-            .map(|sequence| sequence.iter().flat_map(|token| token.to_le_bytes()).collect())
+            .map(|sequence| {
+                sequence
+                    .iter()
+                    .flat_map(|token| token.to_le_bytes())
+                    .collect()
+            })
             .collect();
         Digest::of_parts(bytes.iter().map(Vec::as_slice))
     }
@@ -106,10 +126,17 @@ mod tests {
     fn a_fifth_is_held_out_and_the_limit_holds() {
         let documents = (0..100).map(|document| vec![document; 7]);
         let calibration = Calibration::new(documents, 5, 200).unwrap();
-        assert_eq!(calibration.tokens(Part::Training) + calibration.tokens(Part::HeldOut), 200);
+        assert_eq!(
+            calibration.tokens(Part::Training) + calibration.tokens(Part::HeldOut),
+            200
+        );
         let held_out = calibration.tokens(Part::HeldOut);
         assert!((30..=50).contains(&held_out), "{held_out}");
-        assert!(calibration.sequences().all(|(sequence, _)| sequence.len() <= 5));
+        assert!(
+            calibration
+                .sequences()
+                .all(|(sequence, _)| sequence.len() <= 5)
+        );
     }
 
     #[test]
@@ -120,7 +147,13 @@ mod tests {
             let calibration = Calibration::new([(0..length).collect()], 512, 1000).unwrap();
             assert!(calibration.tokens(Part::HeldOut) > 0, "{length} tokens");
         }
-        assert!(matches!(Calibration::new([vec![1, 2]], 512, 1000), Err(ProfileError::TooShort { .. })));
-        assert!(matches!(Calibration::new([vec![]], 512, 1000), Err(ProfileError::NoTokens)));
+        assert!(matches!(
+            Calibration::new([vec![1, 2]], 512, 1000),
+            Err(ProfileError::TooShort { .. })
+        ));
+        assert!(matches!(
+            Calibration::new([vec![]], 512, 1000),
+            Err(ProfileError::NoTokens)
+        ));
     }
 }

@@ -18,7 +18,9 @@ pub enum ProfileError {
     #[error("the calibration text has no tokens; give files with text by `--data`")]
     NoTokens,
     /// Too little text to hold some of it out.
-    #[error("the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out: give more text by `--data` or a larger `--tokens`")]
+    #[error(
+        "the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out: give more text by `--data` or a larger `--tokens`"
+    )]
     TooShort {
         /// Sequences there.
         sequences: usize,

@@ -24,10 +24,19 @@ pub struct Settings {
 }
 
 /// The header of a profile of `checkpoint` over `calibration`.
-pub(crate) fn header(checkpoint: &Checkpoint, calibration: &Calibration, settings: Settings) -> Header {
-    Header::new(profile::FORMAT, profile::VERSION, checkpoint.identity().clone(), settings.seed)
-        .with_input("calibration", calibration.digest())
-        .with_setting("trace_tokens", settings.trace_tokens)
+pub(crate) fn header(
+    checkpoint: &Checkpoint,
+    calibration: &Calibration,
+    settings: Settings,
+) -> Header {
+    Header::new(
+        profile::FORMAT,
+        profile::VERSION,
+        checkpoint.identity().clone(),
+        settings.seed,
+    )
+    .with_input("calibration", calibration.digest())
+    .with_setting("trace_tokens", settings.trace_tokens)
 }
 
 /// Profiles `checkpoint` over `calibration` into the folder `out`.
@@ -43,12 +52,18 @@ pub fn measure(
     let config = checkpoint.config();
     let header = header(checkpoint, calibration, settings);
     let folder = PartialFolder::open(out)?;
-    let lengths: Vec<usize> = calibration.sequences().map(|(sequence, _)| sequence.len()).collect();
+    let lengths: Vec<usize> = calibration
+        .sequences()
+        .map(|(sequence, _)| sequence.len())
+        .collect();
     let tokens: usize = lengths.iter().sum();
 
     let mut state = match resume::load(folder.path(), &header, &lengths, config.hidden_size) {
         Some(state) => {
-            progress.note(&format!("going on after layer {} of an interrupted run", state.activities.len()));
+            progress.note(&format!(
+                "going on after layer {} of an interrupted run",
+                state.activities.len()
+            ));
             state
         }
         None => {
@@ -58,10 +73,16 @@ pub fn measure(
                 .sequences()
                 .map(|(sequence, _)| ends.embed(sequence))
                 .collect::<Result<_, _>>()?;
-            State { activities: Vec::new(), hidden }
+            State {
+                activities: Vec::new(),
+                hidden,
+            }
         }
     };
-    let sampling = |part, wanted| Sampling { wanted, total: calibration.tokens(part) };
+    let sampling = |part, wanted| Sampling {
+        wanted,
+        total: calibration.tokens(part),
+    };
     let sampling = [
         sampling(Part::Training, settings.trace_tokens),
         sampling(Part::HeldOut, settings.trace_tokens.div_ceil(4)),
@@ -69,8 +90,12 @@ pub fn measure(
 
     progress.begin("profiling", (tokens * config.layer_count) as u64, "tokens");
     progress.advance((tokens * state.activities.len()) as u64)?;
-    let mut summaries: Vec<LayerSummary> =
-        state.activities.iter().enumerate().map(|(layer, activity)| LayerSummary::of(layer, activity)).collect();
+    let mut summaries: Vec<LayerSummary> = state
+        .activities
+        .iter()
+        .enumerate()
+        .map(|(layer, activity)| LayerSummary::of(layer, activity))
+        .collect();
     for index in state.activities.len()..config.layer_count {
         let layer = Layer::load(checkpoint, index)?;
         let norms = layer.contribution_norms()?;
@@ -80,8 +105,14 @@ pub fn measure(
             *hidden = layer.forward(hidden, &mut observer)?;
             progress.advance(sequence.len() as u64)?;
         }
-        let (activity, samples) = observer.finish().ok_or(ProfileError::NotFinite { layer: index })?;
-        let trace_header = Header { format: traces::FORMAT.to_owned(), version: traces::VERSION, ..header.clone() };
+        let (activity, samples) = observer
+            .finish()
+            .ok_or(ProfileError::NotFinite { layer: index })?;
+        let trace_header = Header {
+            format: traces::FORMAT.to_owned(),
+            version: traces::VERSION,
+            ..header.clone()
+        };
         samples.write(&Traces::path(folder.path(), index), &trace_header)?;
         let summary = LayerSummary::of(index, &activity);
         summaries.push(summary);

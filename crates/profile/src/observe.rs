@@ -35,7 +35,11 @@ pub(crate) struct Observer<'a> {
 
 impl<'a> Observer<'a> {
     /// Starts with nothing seen; `sampling` is per part.
-    pub(crate) fn new(contribution_norms: &'a [f32], hidden_size: usize, sampling: [Sampling; 2]) -> Self {
+    pub(crate) fn new(
+        contribution_norms: &'a [f32],
+        hidden_size: usize,
+        sampling: [Sampling; 2],
+    ) -> Self {
         let neurons = contribution_norms.len();
         Self {
             contribution_norms,
@@ -54,18 +58,34 @@ impl<'a> Observer<'a> {
         let tokens = (self.seen[0] + self.seen[1]) as u64;
         let mean = |sum: f64| (sum / tokens.max(1) as f64) as f32;
         let magnitude: Vec<f32> = self.magnitude.iter().map(|sum| mean(*sum)).collect();
-        let contribution = magnitude.iter().zip(self.contribution_norms).map(|(mean, norm)| mean * norm).collect();
-        self.finite
-            .then_some((LayerActivity { tokens, active: self.active, magnitude, contribution }, self.traces))
+        let contribution = magnitude
+            .iter()
+            .zip(self.contribution_norms)
+            .map(|(mean, norm)| mean * norm)
+            .collect();
+        self.finite.then_some((
+            LayerActivity {
+                tokens,
+                active: self.active,
+                magnitude,
+                contribution,
+            },
+            self.traces,
+        ))
     }
 }
 
 /// Calls `read` with the contiguous values of `tensor`.
-fn with_values<Output>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Output) -> candle_core::Result<Output> {
+fn with_values<Output>(
+    tensor: &Tensor,
+    read: impl FnOnce(&[f32]) -> Output,
+) -> candle_core::Result<Output> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => Ok(read(&values[start..end])),
+        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
+            Ok(read(&values[start..end]))
+        }
         _ => bail!("a contiguous float32 tensor on the CPU expected"),
     }
 }
@@ -101,7 +121,9 @@ impl FfnTap for Observer<'_> {
         with_values(observation.input, |input| {
             for (index, row) in input.chunks_exact(hidden_size).enumerate() {
                 if sampling.takes(first + index) {
-                    samples.inputs.extend(row.iter().map(|value| bf16::from_f32(*value)));
+                    samples
+                        .inputs
+                        .extend(row.iter().map(|value| bf16::from_f32(*value)));
                 }
             }
         })?;

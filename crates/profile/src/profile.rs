@@ -6,8 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use polars::prelude::{Column, DataFrame, ParquetCompression, ParquetReader, ParquetWriter, PolarsError, SerReader};
-use powerinfer_artifact::{ArtifactError, Digest, Header, ModelIdentity, document::Document, write::write_with};
+use polars::prelude::{
+    Column, DataFrame, ParquetCompression, ParquetReader, ParquetWriter, PolarsError, SerReader,
+};
+use powerinfer_artifact::{
+    ArtifactError, Digest, Header, ModelIdentity, document::Document, write::write_with,
+};
 use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +48,9 @@ impl LayerSummary {
             sparsity: activity.sparsity(),
             neurons_for_80_percent: activity.neurons_for(0.8),
             dead: activity.dead(),
-            cumulative: (1..=10).map(|tenth| activity.share_of_hottest(neurons * tenth / 10)).collect(),
+            cumulative: (1..=10)
+                .map(|tenth| activity.share_of_hottest(neurons * tenth / 10))
+                .collect(),
         }
     }
 }
@@ -85,20 +91,32 @@ impl Profile {
     pub fn open(folder: &Path) -> Result<Self, ProfileError> {
         let path = folder.join(DOCUMENT);
         if !path.exists() {
-            return Err(ProfileError::Missing { path: folder.to_owned() });
+            return Err(ProfileError::Missing {
+                path: folder.to_owned(),
+            });
         }
         let document = Document::<ProfileDocument>::read(&path, FORMAT, VERSION)?;
         let table = folder.join(TABLE);
         let body = &document.body;
         check_digest(folder, TABLE, body)?;
         let activities = read_table(&table, body.layers.len(), body.ffn_size)?;
-        Ok(Self { folder: folder.to_owned(), document, activities })
+        Ok(Self {
+            folder: folder.to_owned(),
+            document,
+            activities,
+        })
     }
 
     /// Whether the profile in `folder` was made from these inputs.
-    pub fn is_current(folder: &Path, checkpoint: &Checkpoint, calibration: &Calibration, settings: Settings) -> bool {
-        Self::open(folder)
-            .is_ok_and(|profile| *profile.header() == measure::header(checkpoint, calibration, settings))
+    pub fn is_current(
+        folder: &Path,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+    ) -> bool {
+        Self::open(folder).is_ok_and(|profile| {
+            *profile.header() == measure::header(checkpoint, calibration, settings)
+        })
     }
 
     /// Writes document and table into `folder`, beside the traces that are there.
@@ -112,14 +130,22 @@ impl Profile {
         let traces = (0..activities.len()).map(|layer| Traces::path(Path::new(""), layer));
         for file in std::iter::once(PathBuf::from(TABLE)).chain(traces) {
             let digest = Digest::of_file(&folder.join(&file))?;
-            document.files.insert(file.to_string_lossy().into_owned(), digest);
+            document
+                .files
+                .insert(file.to_string_lossy().into_owned(), digest);
         }
-        Ok(Document { header, body: document }.write(&folder.join(DOCUMENT))?)
+        Ok(Document {
+            header,
+            body: document,
+        }
+        .write(&folder.join(DOCUMENT))?)
     }
 
     /// Refuses a profile of another model.
     pub fn check_model(&self, model: &ModelIdentity) -> Result<(), ProfileError> {
-        Ok(self.header().check_model(&self.folder.join(DOCUMENT), model)?)
+        Ok(self
+            .header()
+            .check_model(&self.folder.join(DOCUMENT), model)?)
     }
 
     /// Who made it, from what.
@@ -169,31 +195,69 @@ impl Profile {
 fn check_digest(folder: &Path, file: &str, document: &ProfileDocument) -> Result<(), ProfileError> {
     let path = folder.join(file);
     let found = Digest::of_file(&path)?;
-    let expected = document.files.get(file).map_or_else(|| "missing".to_owned(), ToString::to_string);
+    let expected = document
+        .files
+        .get(file)
+        .map_or_else(|| "missing".to_owned(), ToString::to_string);
     if expected == found.to_string() {
         return Ok(());
     }
-    Err(ArtifactError::Damaged { path, expected, found: found.to_string() }.into())
+    Err(ArtifactError::Damaged {
+        path,
+        expected,
+        found: found.to_string(),
+    }
+    .into())
 }
 
 /// Writes a row per neuron.
 fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(), ProfileError> {
-    let failed = |error: PolarsError| ProfileError::Table { path: path.to_owned(), reason: error.to_string() };
-    let rows = || activities.iter().enumerate().flat_map(|(layer, activity)| {
-        (0..activity.active.len()).map(move |neuron| (layer, neuron, activity))
-    });
+    let failed = |error: PolarsError| ProfileError::Table {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let rows = || {
+        activities.iter().enumerate().flat_map(|(layer, activity)| {
+            (0..activity.active.len()).map(move |neuron| (layer, neuron, activity))
+        })
+    };
     let count = rows().count();
     let mut frame = DataFrame::new(
         count,
         vec![
-            Column::new("layer".into(), rows().map(|(layer, ..)| layer as u32).collect::<Vec<_>>()),
-            Column::new("neuron".into(), rows().map(|(_, neuron, _)| neuron as u32).collect::<Vec<_>>()),
-            Column::new("tokens".into(), rows().map(|(.., activity)| activity.tokens).collect::<Vec<_>>()),
-            Column::new("active".into(), rows().map(|(_, neuron, a)| a.active[neuron]).collect::<Vec<_>>()),
-            Column::new("mean_magnitude".into(), rows().map(|(_, neuron, a)| a.magnitude[neuron]).collect::<Vec<_>>()),
+            Column::new(
+                "layer".into(),
+                rows().map(|(layer, ..)| layer as u32).collect::<Vec<_>>(),
+            ),
+            Column::new(
+                "neuron".into(),
+                rows()
+                    .map(|(_, neuron, _)| neuron as u32)
+                    .collect::<Vec<_>>(),
+            ),
+            Column::new(
+                "tokens".into(),
+                rows()
+                    .map(|(.., activity)| activity.tokens)
+                    .collect::<Vec<_>>(),
+            ),
+            Column::new(
+                "active".into(),
+                rows()
+                    .map(|(_, neuron, a)| a.active[neuron])
+                    .collect::<Vec<_>>(),
+            ),
+            Column::new(
+                "mean_magnitude".into(),
+                rows()
+                    .map(|(_, neuron, a)| a.magnitude[neuron])
+                    .collect::<Vec<_>>(),
+            ),
             Column::new(
                 "mean_contribution".into(),
-                rows().map(|(_, neuron, a)| a.contribution[neuron]).collect::<Vec<_>>(),
+                rows()
+                    .map(|(_, neuron, a)| a.contribution[neuron])
+                    .collect::<Vec<_>>(),
             ),
         ],
     )
@@ -209,25 +273,57 @@ fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(), ProfileE
 }
 
 /// Reads the table of a model with these dimensions.
-fn read_table(path: &Path, layers: usize, neurons: usize) -> Result<Vec<LayerActivity>, ProfileError> {
-    let wrong = |reason: String| ProfileError::Table { path: path.to_owned(), reason };
+fn read_table(
+    path: &Path,
+    layers: usize,
+    neurons: usize,
+) -> Result<Vec<LayerActivity>, ProfileError> {
+    let wrong = |reason: String| ProfileError::Table {
+        path: path.to_owned(),
+        reason,
+    };
     let failed = |error: PolarsError| wrong(error.to_string());
     let file = File::open(path).map_err(ArtifactError::read(path))?;
     let frame = ParquetReader::new(file).finish().map_err(failed)?;
     let integers = |name: &str| -> Result<Vec<u64>, ProfileError> {
-        Ok(frame.column(name).and_then(|column| column.u64().cloned()).map_err(failed)?.into_no_null_iter().collect())
+        Ok(frame
+            .column(name)
+            .and_then(|column| column.u64().cloned())
+            .map_err(failed)?
+            .into_no_null_iter()
+            .collect())
     };
     let floats = |name: &str| -> Result<Vec<f32>, ProfileError> {
-        Ok(frame.column(name).and_then(|column| column.f32().cloned()).map_err(failed)?.into_no_null_iter().collect())
+        Ok(frame
+            .column(name)
+            .and_then(|column| column.f32().cloned())
+            .map_err(failed)?
+            .into_no_null_iter()
+            .collect())
     };
     let (tokens, active) = (integers("tokens")?, integers("active")?);
     let (magnitude, contribution) = (floats("mean_magnitude")?, floats("mean_contribution")?);
     let rows = layers * neurons;
-    if neurons == 0 || [tokens.len(), active.len(), magnitude.len(), contribution.len()] != [rows; 4] {
-        return Err(wrong(format!("it should have {rows} rows without gaps ({layers} layers of {neurons} neurons)")));
+    if neurons == 0
+        || [
+            tokens.len(),
+            active.len(),
+            magnitude.len(),
+            contribution.len(),
+        ] != [rows; 4]
+    {
+        return Err(wrong(format!(
+            "it should have {rows} rows without gaps ({layers} layers of {neurons} neurons)"
+        )));
     }
-    if active.iter().zip(&tokens).any(|(active, tokens)| active > tokens) {
-        return Err(wrong("a neuron is active on more tokens than there were".to_owned()));
+    if active
+        .iter()
+        .zip(&tokens)
+        .any(|(active, tokens)| active > tokens)
+    {
+        return Err(wrong(
+            "a neuron is active on more tokens than there were".to_owned(),
+        ));
     }
     Ok((0..layers)
         .map(|layer| {

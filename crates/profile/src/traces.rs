@@ -34,20 +34,28 @@ impl ActivityBits {
 
     /// No tokens yet.
     pub fn new(neurons: usize) -> Self {
-        Self { neurons, bytes: Vec::new() }
+        Self {
+            neurons,
+            bytes: Vec::new(),
+        }
     }
 
     /// Appends a token's activity: a neuron is active where its value is not zero.
     pub fn push(&mut self, activations: &[f32]) {
         for group in activations.chunks(8) {
-            let bits = group.iter().enumerate().fold(0u8, |bits, (bit, value)| bits | u8::from(*value != 0.0) << bit);
+            let bits = group.iter().enumerate().fold(0u8, |bits, (bit, value)| {
+                bits | u8::from(*value != 0.0) << bit
+            });
             self.bytes.push(bits);
         }
     }
 
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
-        self.bytes.len().checked_div(Self::row_bytes(self.neurons)).unwrap_or(0)
+        self.bytes
+            .len()
+            .checked_div(Self::row_bytes(self.neurons))
+            .unwrap_or(0)
     }
 
     /// Number of neurons.
@@ -62,8 +70,11 @@ impl ActivityBits {
 
     /// Writes 1.0 for active and 0.0 for silent neurons of `token`.
     pub fn expand(&self, token: usize, out: &mut [f32]) {
-        for (neuron, out) in out.iter_mut().enumerate() {
-            *out = f32::from(u8::from(self.is_active(token, neuron)));
+        let row = &self.bytes[token * Self::row_bytes(self.neurons)..];
+        for (byte, out) in row.iter().zip(out.chunks_mut(8)) {
+            for (bit, out) in out.iter_mut().enumerate() {
+                *out = f32::from(byte >> bit & 1);
+            }
         }
     }
 }
@@ -82,7 +93,11 @@ pub struct TracePart {
 impl TracePart {
     /// No samples yet.
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
-        Self { hidden_size, inputs: Vec::new(), active: ActivityBits::new(neurons) }
+        Self {
+            hidden_size,
+            inputs: Vec::new(),
+            active: ActivityBits::new(neurons),
+        }
     }
 
     /// Number of tokens.
@@ -92,7 +107,9 @@ impl TracePart {
 
     /// The FFN's input for `token`, `[hidden]`.
     pub fn input(&self, token: usize) -> impl Iterator<Item = f32> + '_ {
-        self.inputs[token * self.hidden_size..][..self.hidden_size].iter().map(|value| value.to_f32())
+        self.inputs[token * self.hidden_size..][..self.hidden_size]
+            .iter()
+            .map(|value| value.to_f32())
     }
 }
 
@@ -108,7 +125,10 @@ pub struct Traces {
 impl Traces {
     /// No samples yet.
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
-        Self { training: TracePart::new(hidden_size, neurons), held_out: TracePart::new(hidden_size, neurons) }
+        Self {
+            training: TracePart::new(hidden_size, neurons),
+            held_out: TracePart::new(hidden_size, neurons),
+        }
     }
 
     /// One part.
@@ -138,9 +158,16 @@ impl Traces {
         for part in Part::ALL {
             let (samples, name) = (self.part(part), part.name());
             let (tokens, neurons) = (samples.tokens(), samples.active.neurons());
-            let inputs: Vec<u8> = samples.inputs.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let inputs: Vec<u8> = samples
+                .inputs
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
             let shape = vec![tokens, samples.hidden_size];
-            tensors.insert(format!("{name}.inputs"), TensorSource::owned(Dtype::BF16, shape, inputs));
+            tensors.insert(
+                format!("{name}.inputs"),
+                TensorSource::owned(Dtype::BF16, shape, inputs),
+            );
             let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
             tensors.insert(
                 format!("{name}.active"),
@@ -151,20 +178,37 @@ impl Traces {
     }
 
     /// Reads the samples of a layer with these dimensions.
-    pub(crate) fn read(path: &Path, hidden_size: usize, neurons: usize) -> Result<(Self, Header), ArtifactError> {
+    pub(crate) fn read(
+        path: &Path,
+        hidden_size: usize,
+        neurons: usize,
+    ) -> Result<(Self, Header), ArtifactError> {
         let file = TensorFile::open(path)?;
         let header = file.header(FORMAT, VERSION)?;
         let mut traces = Self::new(hidden_size, neurons);
         for part in Part::ALL {
             let name = part.name();
             let (inputs, active) = (format!("{name}.inputs"), format!("{name}.active"));
-            let tokens = file.find(&inputs).and_then(|view| view.shape.first().copied()).unwrap_or(0);
+            let tokens = file
+                .find(&inputs)
+                .and_then(|view| view.shape.first().copied())
+                .unwrap_or(0);
             let inputs = file.expect(&inputs, Dtype::BF16, &[tokens, hidden_size])?;
-            let active = file.expect(&active, Dtype::U8, &[tokens, ActivityBits::row_bytes(neurons)])?;
+            let active = file.expect(
+                &active,
+                Dtype::U8,
+                &[tokens, ActivityBits::row_bytes(neurons)],
+            )?;
             *traces.part_mut(part) = TracePart {
                 hidden_size,
-                inputs: inputs.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect(),
-                active: ActivityBits { neurons, bytes: active.to_vec() },
+                inputs: inputs
+                    .chunks_exact(2)
+                    .map(|b| bf16::from_le_bytes([b[0], b[1]]))
+                    .collect(),
+                active: ActivityBits {
+                    neurons,
+                    bytes: active.to_vec(),
+                },
             };
         }
         Ok((traces, header))
@@ -185,9 +229,12 @@ mod tests {
                 bits.push(&row.iter().map(|active| f32::from(u8::from(*active)) * -0.5).collect::<Vec<_>>());
             }
             prop_assert_eq!(bits.tokens(), rows.len());
+            let mut expanded = [9.0; 13];
             for (token, row) in rows.iter().enumerate() {
+                bits.expand(token, &mut expanded);
                 for (neuron, active) in row.iter().enumerate() {
                     prop_assert_eq!(bits.is_active(token, neuron), *active);
+                    prop_assert_eq!(expanded[neuron], f32::from(u8::from(*active)));
                 }
             }
         }

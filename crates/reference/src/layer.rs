@@ -21,7 +21,8 @@ fn load(checkpoint: &Checkpoint, weight: Weight) -> std::result::Result<Tensor, 
 /// `x · w / √(mean(x²) + ε)` over the last dimension.
 fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
     let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
-    x.broadcast_div(&(mean_square + f64::from(epsilon))?.sqrt()?)?.broadcast_mul(weight)
+    x.broadcast_div(&(mean_square + f64::from(epsilon))?.sqrt()?)?
+        .broadcast_mul(weight)
 }
 
 /// The weights of one decoder layer.
@@ -60,7 +61,11 @@ impl Layer {
     }
 
     /// Runs one sequence, `[tokens, hidden]`, from its first position.
-    pub fn forward(&self, hidden: &Tensor, tap: &mut dyn FfnTap) -> std::result::Result<Tensor, ModelError> {
+    pub fn forward(
+        &self,
+        hidden: &Tensor,
+        tap: &mut dyn FfnTap,
+    ) -> std::result::Result<Tensor, ModelError> {
         self.run(hidden, tap).map_err(failed)
     }
 
@@ -74,16 +79,27 @@ impl Layer {
 
     /// Causal grouped-query attention with rotary positions.
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
-        let ModelConfig { head_count, kv_head_count, head_size, .. } = self.config;
+        let ModelConfig {
+            head_count,
+            kv_head_count,
+            head_size,
+            ..
+        } = self.config;
         let tokens = x.dim(0)?;
         // [heads, tokens, head_size]
         let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
-            x.matmul(&weight.t()?)?.reshape((tokens, heads, head_size))?.transpose(0, 1)?.contiguous()
+            x.matmul(&weight.t()?)?
+                .reshape((tokens, heads, head_size))?
+                .transpose(0, 1)?
+                .contiguous()
         };
         let (cosine, sine) = self.rotation(tokens)?;
         let rotate = |heads: Tensor| -> Result<Tensor> {
             let half = head_size / 2;
-            let (first, second) = (heads.narrow(D::Minus1, 0, half)?, heads.narrow(D::Minus1, half, half)?);
+            let (first, second) = (
+                heads.narrow(D::Minus1, 0, half)?,
+                heads.narrow(D::Minus1, half, half)?,
+            );
             let turned = [
                 (first.broadcast_mul(&cosine)? - second.broadcast_mul(&sine)?)?,
                 (first.broadcast_mul(&sine)? + second.broadcast_mul(&cosine)?)?,
@@ -97,10 +113,17 @@ impl Layer {
         let group = head_count / kv_head_count;
         let query = query.reshape((kv_head_count, group * tokens, head_size))?;
         let scores = (query.matmul(&key.t()?)? * (1.0 / (head_size as f64).sqrt()))?;
-        let scores = scores.reshape((head_count, tokens, tokens))?.broadcast_add(&causal_mask(tokens)?)?;
-        let weights = softmax_last_dim(&scores)?.reshape((kv_head_count, group * tokens, tokens))?;
-        let mixed = weights.matmul(&value)?.reshape((head_count, tokens, head_size))?;
-        let mixed = mixed.transpose(0, 1)?.reshape((tokens, head_count * head_size))?;
+        let scores = scores
+            .reshape((head_count, tokens, tokens))?
+            .broadcast_add(&causal_mask(tokens)?)?;
+        let weights =
+            softmax_last_dim(&scores)?.reshape((kv_head_count, group * tokens, tokens))?;
+        let mixed = weights
+            .matmul(&value)?
+            .reshape((head_count, tokens, head_size))?;
+        let mixed = mixed
+            .transpose(0, 1)?
+            .reshape((tokens, head_count * head_size))?;
         mixed.matmul(&self.output.t()?)
     }
 
@@ -127,8 +150,12 @@ impl Layer {
             Activation::Silu => gate.silu()?,
         };
         let product = (&activation * x.matmul(&self.up.t()?)?)?;
-        let observation =
-            FfnObservation { layer: self.index, input: x, activation: &activation, product: &product };
+        let observation = FfnObservation {
+            layer: self.index,
+            input: x,
+            activation: &activation,
+            product: &product,
+        };
         let replaced = tap.tap(&observation)?;
         replaced.unwrap_or(product).matmul(&self.down.t()?)
     }
@@ -136,7 +163,10 @@ impl Layer {
     /// L2 norm of every neuron's column of the down projection, `[ffn]`: what a unit of its
     /// activation contributes.
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
-        let norms = self.down.sqr().and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
+        let norms = self
+            .down
+            .sqr()
+            .and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
         norms.map_err(failed)
     }
 }
@@ -144,7 +174,13 @@ impl Layer {
 /// 0 where a query may look, −∞ at later positions: `[tokens, tokens]`.
 fn causal_mask(tokens: usize) -> Result<Tensor> {
     let mask = (0..tokens * tokens)
-        .map(|index| if index % tokens > index / tokens { f32::NEG_INFINITY } else { 0.0 })
+        .map(|index| {
+            if index % tokens > index / tokens {
+                f32::NEG_INFINITY
+            } else {
+                0.0
+            }
+        })
         .collect();
     Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)
 }
@@ -163,14 +199,29 @@ impl Ends {
     pub fn load(checkpoint: &Checkpoint) -> std::result::Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let embedding = load(checkpoint, Weight::Embedding)?;
-        let head = if config.tied_embeddings { embedding.clone() } else { load(checkpoint, Weight::Head)? };
-        Ok(Self { embedding, head, final_norm: load(checkpoint, Weight::FinalNorm)?, config })
+        let head = if config.tied_embeddings {
+            embedding.clone()
+        } else {
+            load(checkpoint, Weight::Head)?
+        };
+        Ok(Self {
+            embedding,
+            head,
+            final_norm: load(checkpoint, Weight::FinalNorm)?,
+            config,
+        })
     }
 
     /// Embeds a sequence: `[tokens, hidden]`.
     pub fn embed(&self, tokens: &[u32]) -> std::result::Result<Tensor, ModelError> {
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.config.vocabulary_size) {
-            return Err(ModelError::TokenOutside { token: *token, vocabulary: self.config.vocabulary_size });
+        if let Some(token) = tokens
+            .iter()
+            .find(|token| **token as usize >= self.config.vocabulary_size)
+        {
+            return Err(ModelError::TokenOutside {
+                token: *token,
+                vocabulary: self.config.vocabulary_size,
+            });
         }
         let ids = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu).map_err(failed)?;
         self.embedding.index_select(&ids, 0).map_err(failed)

@@ -19,8 +19,15 @@ impl ReferenceModel {
     /// Loads every weight.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
-        let layers = (0..config.layer_count).map(|index| Layer::load(checkpoint, index)).collect::<Result<_, _>>()?;
-        Ok(Self { ends: Ends::load(checkpoint)?, layers, sequence: Vec::new(), config })
+        let layers = (0..config.layer_count)
+            .map(|index| Layer::load(checkpoint, index))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            ends: Ends::load(checkpoint)?,
+            layers,
+            sequence: Vec::new(),
+            config,
+        })
     }
 
     /// Logits of a whole sequence, `[tokens, vocabulary]`, with every FFN going past `tap`.
@@ -41,14 +48,19 @@ impl LanguageModel for ReferenceModel {
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let asked = self.sequence.len() + tokens.len();
         if asked > self.config.context_length {
-            return Err(ModelError::ContextFull { asked, limit: self.config.context_length });
+            return Err(ModelError::ContextFull {
+                asked,
+                limit: self.config.context_length,
+            });
         }
         if tokens.is_empty() {
             return Ok(Vec::new());
         }
         let sequence = [&self.sequence, tokens].concat();
         let logits = self.run(&sequence, &mut NoTap)?;
-        let new = logits.narrow(0, self.sequence.len(), tokens.len()).and_then(|new| new.flatten_all()?.to_vec1());
+        let new = logits
+            .narrow(0, self.sequence.len(), tokens.len())
+            .and_then(|new| new.flatten_all()?.to_vec1());
         let new = new.map_err(failed)?;
         self.sequence = sequence;
         Ok(new)

@@ -26,8 +26,14 @@ struct Recorder(BTreeMap<String, Vec<f32>>);
 impl FfnTap for Recorder {
     fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let layer = observation.layer;
-        self.0.insert(format!("layers.{layer}.ffn_act"), flat(observation.activation));
-        self.0.insert(format!("layers.{layer}.ffn_prod"), flat(observation.product));
+        self.0.insert(
+            format!("layers.{layer}.ffn_act"),
+            flat(observation.activation),
+        );
+        self.0.insert(
+            format!("layers.{layer}.ffn_prod"),
+            flat(observation.product),
+        );
         Ok(None)
     }
 }
@@ -39,11 +45,21 @@ fn logits_and_activations_are_those_of_the_standard_implementation() {
         let model = load(&golden);
         for prompt in PROMPTS {
             let mut recorder = Recorder::default();
-            let logits = model.run(&golden.ids(&format!("{prompt}.input_ids")), &mut recorder).unwrap();
+            let logits = model
+                .run(&golden.ids(&format!("{prompt}.input_ids")), &mut recorder)
+                .unwrap();
             let what = format!("{name} {prompt}");
-            golden.assert_close(&flat(&logits), &golden.floats(&format!("{prompt}.logits")), &what);
+            golden.assert_close(
+                &flat(&logits),
+                &golden.floats(&format!("{prompt}.logits")),
+                &what,
+            );
             for (key, got) in &recorder.0 {
-                golden.assert_close(got, &golden.floats(&format!("{prompt}.{key}")), &format!("{what} {key}"));
+                golden.assert_close(
+                    got,
+                    &golden.floats(&format!("{prompt}.{key}")),
+                    &format!("{what} {key}"),
+                );
             }
         }
     }
@@ -56,8 +72,14 @@ fn greedy_ids_are_exact() {
         let mut model = load(&golden);
         for prompt in PROMPTS {
             model.reset();
-            let mut logits = model.forward_last(&golden.ids(&format!("{prompt}.input_ids"))).unwrap();
-            for (step, expected) in golden.ids(&format!("{prompt}.greedy_ids")).into_iter().enumerate() {
+            let mut logits = model
+                .forward_last(&golden.ids(&format!("{prompt}.input_ids")))
+                .unwrap();
+            for (step, expected) in golden
+                .ids(&format!("{prompt}.greedy_ids"))
+                .into_iter()
+                .enumerate()
+            {
                 let token = greedy_token(&logits);
                 assert_eq!(token, expected, "{name} {prompt} step {step}");
                 logits = model.forward_last(&[token]).unwrap();
@@ -71,7 +93,10 @@ struct Mask(Vec<Tensor>);
 
 impl FfnTap for Mask {
     fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
-        observation.product.broadcast_mul(&self.0[observation.layer]).map(Some)
+        observation
+            .product
+            .broadcast_mul(&self.0[observation.layer])
+            .map(Some)
     }
 }
 
@@ -92,9 +117,19 @@ fn masked_logits_are_those_of_the_standard_implementation() {
         ("p17", "p17.top10", "p17.top10.logits"),
         ("p17", "p17.active", "p17.logits"),
     ] {
-        let mut tap = Mask((0..3).map(|layer| mask(format!("{masks}.layers.{layer}.mask"))).collect());
-        let got = model.run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap).unwrap();
-        let want = if sparse.find(logits).is_some() { floats(&sparse, logits) } else { golden.floats(logits) };
+        let mut tap = Mask(
+            (0..3)
+                .map(|layer| mask(format!("{masks}.layers.{layer}.mask")))
+                .collect(),
+        );
+        let got = model
+            .run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap)
+            .unwrap();
+        let want = if sparse.find(logits).is_some() {
+            floats(&sparse, logits)
+        } else {
+            golden.floats(logits)
+        };
         golden.assert_close(&flat(&got), &want, masks);
     }
     let dense = model.run(&golden.ids("p17.input_ids"), &mut NoTap).unwrap();

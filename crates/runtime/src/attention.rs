@@ -13,7 +13,10 @@ pub(crate) struct LayerCache {
 
 impl LayerCache {
     pub(crate) fn new(kv_heads: usize) -> Self {
-        Self { keys: vec![Vec::new(); kv_heads], values: vec![Vec::new(); kv_heads] }
+        Self {
+            keys: vec![Vec::new(); kv_heads],
+            values: vec![Vec::new(); kv_heads],
+        }
     }
 
     /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
@@ -29,12 +32,19 @@ impl LayerCache {
 
     /// Forgets every position.
     pub(crate) fn clear(&mut self) {
-        self.keys.iter_mut().chain(&mut self.values).for_each(Vec::clear);
+        self.keys
+            .iter_mut()
+            .chain(&mut self.values)
+            .for_each(Vec::clear);
     }
 
     /// Bytes that one look over all positions reads.
     pub(crate) fn bytes(&self) -> usize {
-        self.keys.iter().chain(&self.values).map(|cache| size_of_val(&cache[..])).sum()
+        self.keys
+            .iter()
+            .chain(&self.values)
+            .map(|cache| size_of_val(&cache[..]))
+            .sum()
     }
 }
 
@@ -51,10 +61,17 @@ pub(crate) fn attend(
     let size = config.head_size;
     let group = config.head_count / config.kv_head_count;
     let scale = 1.0 / (size as f32).sqrt();
-    for (head, (query, out)) in query.chunks_exact(size).zip(out.chunks_exact_mut(size)).enumerate() {
+    for (head, (query, out)) in query
+        .chunks_exact(size)
+        .zip(out.chunks_exact_mut(size))
+        .enumerate()
+    {
         let (keys, values) = (&cache.keys[head / group], &cache.values[head / group]);
         scores.clear();
-        scores.extend(keys.chunks_exact(size).map(|key| isa.dot(query, key) * scale));
+        scores.extend(
+            keys.chunks_exact(size)
+                .map(|key| isa.dot(query, key) * scale),
+        );
         softmax(scores);
         out.fill(0.0);
         for (weight, value) in scores.iter().zip(values.chunks_exact(size)) {

@@ -10,7 +10,9 @@ use powerinfer_kernels::KernelError;
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// The predicted policy without predictors.
-    #[error("the bundle in `{folder}` has no predictor for layer {layer}, so `--policy predicted` cannot run; use `exact` or `dense`, or train predictors and place again")]
+    #[error(
+        "the bundle in `{folder}` has no predictor for layer {layer}, so `--policy predicted` cannot run; use `exact` or `dense`, or train predictors and place again"
+    )]
     NoPredictor {
         /// The bundle.
         folder: PathBuf,

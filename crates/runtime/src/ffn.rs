@@ -79,13 +79,23 @@ impl Ffn<'_> {
             if side.is_empty() {
                 continue;
             }
-            let (mut gates, mut ups) = (vec![0.0; tokens * side.len()], vec![0.0; tokens * side.len()]);
+            let (mut gates, mut ups) = (
+                vec![0.0; tokens * side.len()],
+                vec![0.0; tokens * side.len()],
+            );
             threads.gemm(&self.gate.rows_range(side.clone()), x, tokens, &mut gates);
             threads.gemm(&self.up.rows_range(side.clone()), x, tokens, &mut ups);
             let mut read = side.len() * (self.gate.row_bytes() + self.up.row_bytes());
-            let per_token = gates.chunks_exact(side.len()).zip(ups.chunks_exact(side.len()));
+            let per_token = gates
+                .chunks_exact(side.len())
+                .zip(ups.chunks_exact(side.len()));
             for ((gates, ups), hidden) in per_token.zip(hidden.chunks_exact_mut(size)) {
-                let Scratch { gate, rows, partial, .. } = scratch;
+                let Scratch {
+                    gate,
+                    rows,
+                    partial,
+                    ..
+                } = scratch;
                 gate.clear();
                 rows.clear();
                 for (index, (value, up)) in gates.iter().zip(ups).enumerate() {
@@ -98,7 +108,10 @@ impl Ffn<'_> {
                 partial.clear();
                 partial.resize(size, 0.0);
                 threads.axpy_rows(&self.down, rows, gate, partial);
-                hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += *partial);
+                hidden
+                    .iter_mut()
+                    .zip(partial)
+                    .for_each(|(hidden, partial)| *hidden += *partial);
                 read += rows.len() * self.down.row_bytes();
                 statistics.neurons_computed += rows.len() as u64;
             }
@@ -120,7 +133,10 @@ impl Ffn<'_> {
     ) {
         let neurons = self.gate.rows();
         statistics.neurons += neurons as u64;
-        let predictor = self.predictor.as_ref().filter(|_| self.policy == Policy::Predicted);
+        let predictor = self
+            .predictor
+            .as_ref()
+            .filter(|_| self.policy == Policy::Predicted);
         if let Some(predictor) = predictor {
             predictor.run(threads, x, scratch, statistics);
         }
@@ -130,8 +146,18 @@ impl Ffn<'_> {
             }
             scratch.partial.clear();
             scratch.partial.resize(hidden.len(), 0.0);
-            self.side(threads, x, side, predictor.map(|predictor| predictor.threshold), scratch, statistics);
-            hidden.iter_mut().zip(&scratch.partial).for_each(|(hidden, partial)| *hidden += partial);
+            self.side(
+                threads,
+                x,
+                side,
+                predictor.map(|predictor| predictor.threshold),
+                scratch,
+                statistics,
+            );
+            hidden
+                .iter_mut()
+                .zip(&scratch.partial)
+                .for_each(|(hidden, partial)| *hidden += partial);
         }
     }
 
@@ -145,7 +171,14 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let Scratch { gate, up, rows, partial, logits, .. } = scratch;
+        let Scratch {
+            gate,
+            up,
+            rows,
+            partial,
+            logits,
+            ..
+        } = scratch;
         rows.clear();
         rows.extend(side.start as u32..side.end as u32);
         if let Some(threshold) = threshold {
@@ -160,7 +193,8 @@ impl Ffn<'_> {
             threads.gemv_rows(&self.gate, rows, x, gate);
         }
         let mut read = rows.len() * self.gate.row_bytes();
-        gate.iter_mut().for_each(|gate| *gate = self.activation.apply(*gate));
+        gate.iter_mut()
+            .for_each(|gate| *gate = self.activation.apply(*gate));
         if self.policy != Policy::Dense {
             let mut alive = gate.iter().map(|gate| *gate != 0.0);
             rows.retain(|_| alive.next().unwrap_or(false));
@@ -178,14 +212,23 @@ impl Ffn<'_> {
 
 impl Predictor<'_> {
     /// Leaves a logit per neuron in `scratch.logits`: `B · relu(A · x) + b`.
-    fn run(&self, threads: &Threads, x: &[f32], scratch: &mut Scratch, statistics: &mut Statistics) {
+    fn run(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        scratch: &mut Scratch,
+        statistics: &mut Statistics,
+    ) {
         let Scratch { middle, logits, .. } = scratch;
         middle.resize(self.a.rows(), 0.0);
         threads.gemv(&self.a, x, middle);
         middle.iter_mut().for_each(|value| *value = value.max(0.0));
         logits.resize(self.b.rows(), 0.0);
         threads.gemv(&self.b, middle, logits);
-        logits.iter_mut().zip(self.bias).for_each(|(logit, bias)| *logit += *bias);
+        logits
+            .iter_mut()
+            .zip(self.bias)
+            .for_each(|(logit, bias)| *logit += *bias);
         let [a, b] = [&self.a, &self.b].map(|matrix| matrix.rows() * matrix.row_bytes());
         statistics.bytes_read += (a + b + size_of_val(self.bias)) as u64;
     }

@@ -54,12 +54,24 @@ struct LayerPredictor {
 
 impl LayerPredictor {
     /// The predictor of `layer`, if `file` has one.
-    fn find(file: &PredictorFile, layer: usize, config: &ModelConfig) -> Result<Option<Self>, RuntimeError> {
-        let Some(stored) = file.find(layer, config.hidden_size, config.ffn_size)? else { return Ok(None) };
+    fn find(
+        file: &PredictorFile,
+        layer: usize,
+        config: &ModelConfig,
+    ) -> Result<Option<Self>, RuntimeError> {
+        let Some(stored) = file.find(layer, config.hidden_size, config.ffn_size)? else {
+            return Ok(None);
+        };
         let bias_view = stored.bias.view(file.tensors());
         let mut bias = vec![0.0; config.ffn_size];
-        bias.iter_mut().enumerate().for_each(|(row, bias)| bias_view.dequantise_row(row, std::slice::from_mut(bias)));
-        Ok(Some(Self { stored, bias, threshold: file.layers()[layer].threshold }))
+        bias.iter_mut()
+            .enumerate()
+            .for_each(|(row, bias)| bias_view.dequantise_row(row, std::slice::from_mut(bias)));
+        Ok(Some(Self {
+            stored,
+            bias,
+            threshold: file.layers()[layer].threshold,
+        }))
     }
 }
 
@@ -76,17 +88,27 @@ impl Runtime {
             });
         }
         let policies: Vec<Policy> = match options.policy {
-            PolicyChoice::Planned => bundle.plan().layers.iter().map(|layer| layer.policy).collect(),
+            PolicyChoice::Planned => bundle
+                .plan()
+                .layers
+                .iter()
+                .map(|layer| layer.policy)
+                .collect(),
             PolicyChoice::Forced(policy) => vec![policy; config.layer_count],
         };
         let unpredicted = |(policy, predictor): (&Policy, &Option<LayerPredictor>)| {
             *policy == Policy::Predicted && predictor.is_none()
         };
         if let Some(layer) = policies.iter().zip(&predictors).position(unpredicted) {
-            return Err(RuntimeError::NoPredictor { folder: bundle.folder().to_owned(), layer });
+            return Err(RuntimeError::NoPredictor {
+                folder: bundle.folder().to_owned(),
+                layer,
+            });
         }
         Ok(Self {
-            cache: (0..config.layer_count).map(|_| LayerCache::new(config.kv_head_count)).collect(),
+            cache: (0..config.layer_count)
+                .map(|_| LayerCache::new(config.kv_head_count))
+                .collect(),
             rotary: Rotary::new(&config),
             threads: options.threads,
             position: 0,
@@ -117,15 +139,25 @@ impl Runtime {
 
     /// Tokens that fit the context that the plan made room for.
     pub fn context_limit(&self) -> usize {
-        self.config.context_length.min(self.bundle.plan().budget.context_tokens as usize)
+        self.config
+            .context_length
+            .min(self.bundle.plan().budget.context_tokens as usize)
     }
 
     /// Runs `tokens`, one batch; returns the hidden states after the last layer, `[tokens, hidden]`.
     fn layers(&mut self, tokens: &[u32]) -> Vec<f32> {
         let file = self.bundle.weights();
         let count = tokens.len();
-        let ModelConfig { hidden_size, norm_epsilon, head_size, .. } = self.config;
-        let (queries, keys) = (self.config.head_count * head_size, self.config.kv_head_count * head_size);
+        let ModelConfig {
+            hidden_size,
+            norm_epsilon,
+            head_size,
+            ..
+        } = self.config;
+        let (queries, keys) = (
+            self.config.head_count * head_size,
+            self.config.kv_head_count * head_size,
+        );
         let mut read = 0;
         let view = |stored: &StoredMatrix| stored.view(file);
 
@@ -145,7 +177,11 @@ impl Runtime {
         for (index, layer) in self.weights.layers.iter().enumerate() {
             // Attention: norm, query, key and value of all tokens at once.
             norm_all(&hidden, &layer.attention_norm, norm_epsilon, &mut normed);
-            for (stored, out) in [(&layer.query, &mut query), (&layer.key, &mut key), (&layer.value, &mut value)] {
+            for (stored, out) in [
+                (&layer.query, &mut query),
+                (&layer.key, &mut key),
+                (&layer.value, &mut value),
+            ] {
                 self.threads.gemm(&view(stored), &normed, count, out);
                 read += stored.bytes();
             }
@@ -153,28 +189,43 @@ impl Runtime {
             let cache = &mut self.cache[index];
             for token in 0..count {
                 let position = self.position + token;
-                let (query, key) = (&mut query[token * queries..][..queries], &mut key[token * keys..][..keys]);
+                let (query, key) = (
+                    &mut query[token * queries..][..queries],
+                    &mut key[token * keys..][..keys],
+                );
                 self.rotary.rotate(query, position);
                 self.rotary.rotate(key, position);
                 cache.push(key, &value[token * keys..][..keys]);
                 let mixed = &mut mixed[token * queries..][..queries];
-                attend(self.threads.isa(), &self.config, cache, query, &mut scores, mixed);
+                attend(
+                    self.threads.isa(),
+                    &self.config,
+                    cache,
+                    query,
+                    &mut scores,
+                    mixed,
+                );
                 read += cache.bytes();
             }
-            self.threads.gemm(&view(&layer.output), &mixed, count, &mut added);
+            self.threads
+                .gemm(&view(&layer.output), &mixed, count, &mut added);
             read += layer.output.bytes();
-            hidden.iter_mut().zip(&added).for_each(|(hidden, added)| *hidden += added);
+            hidden
+                .iter_mut()
+                .zip(&added)
+                .for_each(|(hidden, added)| *hidden += added);
 
             // FFN: norm, then whatever neurons the policy asks for.
             norm_all(&hidden, &layer.ffn_norm, norm_epsilon, &mut normed);
-            let predictor = self.predictors[index].as_ref().zip(self.bundle.predictors()).map(|(predictor, file)| {
-                Predictor {
+            let predictor = self.predictors[index]
+                .as_ref()
+                .zip(self.bundle.predictors())
+                .map(|(predictor, file)| Predictor {
                     a: predictor.stored.a.view(file.tensors()),
                     b: predictor.stored.b.view(file.tensors()),
                     bias: &predictor.bias,
                     threshold: predictor.threshold,
-                }
-            });
+                });
             let ffn = Ffn {
                 gate: view(&layer.gate),
                 up: view(&layer.up),
@@ -184,7 +235,13 @@ impl Runtime {
                 predictor,
                 hot_count: self.bundle.plan().layers[index].hot_count,
             };
-            ffn.run_batch(&self.threads, &normed, &mut hidden, &mut self.scratch, &mut self.statistics);
+            ffn.run_batch(
+                &self.threads,
+                &normed,
+                &mut hidden,
+                &mut self.scratch,
+                &mut self.statistics,
+            );
         }
         self.position += count;
         self.statistics.tokens += count as u64;
@@ -197,7 +254,12 @@ impl Runtime {
         let head = self.weights.head.view(self.bundle.weights());
         let count = hidden.len() / self.config.hidden_size;
         let mut normed = vec![0.0; hidden.len()];
-        norm_all(hidden, &self.weights.final_norm, self.config.norm_epsilon, &mut normed);
+        norm_all(
+            hidden,
+            &self.weights.final_norm,
+            self.config.norm_epsilon,
+            &mut normed,
+        );
         let mut logits = vec![0.0; count * head.rows()];
         self.threads.gemm(&head, &normed, count, &mut logits);
         self.statistics.bytes_read += self.weights.head.bytes() as u64;
@@ -208,7 +270,10 @@ impl Runtime {
     fn check(&self, tokens: &[u32]) -> Result<(), ModelError> {
         let vocabulary = self.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(ModelError::TokenOutside { token: *token, vocabulary });
+            return Err(ModelError::TokenOutside {
+                token: *token,
+                vocabulary,
+            });
         }
         let (asked, limit) = (self.position + tokens.len(), self.context_limit());
         if asked > limit {
@@ -220,7 +285,10 @@ impl Runtime {
 
 /// Normalises each token's hidden state.
 fn norm_all(hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    for (x, out) in hidden.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+    for (x, out) in hidden
+        .chunks_exact(weight.len())
+        .zip(out.chunks_exact_mut(weight.len()))
+    {
         rms_norm(x, weight, epsilon, out);
     }
 }

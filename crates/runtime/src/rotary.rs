@@ -13,15 +13,22 @@ impl Rotary {
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let half = config.head_size / 2;
         let theta = f64::from(config.rope_theta);
-        Self { frequencies: (0..half).map(|pair| theta.powf(-(pair as f64) / half as f64)).collect() }
+        Self {
+            frequencies: (0..half)
+                .map(|pair| theta.powf(-(pair as f64) / half as f64))
+                .collect(),
+        }
     }
 
     /// Rotates every head in `heads` as at `position`.
     pub(crate) fn rotate(&self, heads: &mut [f32], position: usize) {
         let half = self.frequencies.len();
         // The angle is rounded to float32 before its sine is taken, as the standard does.
-        let angles: Vec<(f32, f32)> =
-            self.frequencies.iter().map(|frequency| ((position as f64 * frequency) as f32).sin_cos()).collect();
+        let angles: Vec<(f32, f32)> = self
+            .frequencies
+            .iter()
+            .map(|frequency| ((position as f64 * frequency) as f32).sin_cos())
+            .collect();
         for head in heads.chunks_exact_mut(2 * half) {
             let (first, second) = head.split_at_mut(half);
             for ((a, b), (sine, cosine)) in first.iter_mut().zip(second).zip(&angles) {
@@ -37,7 +44,9 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_depends_on_distance_alone() {
-        let rotary = Rotary { frequencies: vec![1.0, 0.1] };
+        let rotary = Rotary {
+            frequencies: vec![1.0, 0.1],
+        };
         let turned = |position| {
             let mut head = [1.0, 2.0, -3.0, 0.5];
             rotary.rotate(&mut head, position);

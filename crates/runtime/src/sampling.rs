@@ -26,7 +26,15 @@ pub struct SamplingSettings {
 
 impl Default for SamplingSettings {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, repeat_window: 64, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            repeat_window: 64,
+            seed: 0,
+        }
     }
 }
 
@@ -42,21 +50,62 @@ impl Sampler {
     /// A sampler at the start of its random stream; refuses settings out of range.
     pub fn new(settings: SamplingSettings) -> Result<Self, RuntimeError> {
         let check = |setting, value: f32, good: bool, expected| {
-            if good { Ok(()) } else { Err(RuntimeError::Sampling { setting, value, expected }) }
+            if good {
+                Ok(())
+            } else {
+                Err(RuntimeError::Sampling {
+                    setting,
+                    value,
+                    expected,
+                })
+            }
         };
-        let SamplingSettings { temperature, top_p, min_p, repeat_penalty, .. } = settings;
-        check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "it must be 0 or more")?;
-        check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "it must be above 0 and at most 1")?;
-        check("min-p", min_p, (0.0..=1.0).contains(&min_p), "it must lie between 0 and 1")?;
+        let SamplingSettings {
+            temperature,
+            top_p,
+            min_p,
+            repeat_penalty,
+            ..
+        } = settings;
+        check(
+            "temperature",
+            temperature,
+            temperature.is_finite() && temperature >= 0.0,
+            "it must be 0 or more",
+        )?;
+        check(
+            "top-p",
+            top_p,
+            top_p > 0.0 && top_p <= 1.0,
+            "it must be above 0 and at most 1",
+        )?;
+        check(
+            "min-p",
+            min_p,
+            (0.0..=1.0).contains(&min_p),
+            "it must lie between 0 and 1",
+        )?;
         let penalty = repeat_penalty.is_finite() && repeat_penalty > 0.0;
-        check("repeat-penalty", repeat_penalty, penalty, "it must be above 0; 1 switches it off")?;
-        Ok(Self { random: Random::new(settings.seed), settings, recent: Vec::new() })
+        check(
+            "repeat-penalty",
+            repeat_penalty,
+            penalty,
+            "it must be above 0; 1 switches it off",
+        )?;
+        Ok(Self {
+            random: Random::new(settings.seed),
+            settings,
+            recent: Vec::new(),
+        })
     }
 
     /// Remembers `token` for the repeat penalty.
     pub fn remember(&mut self, token: u32) {
         self.recent.push(token);
-        let surplus = self.recent.len().saturating_sub(self.settings.repeat_window);
+        let surplus = self
+            .recent
+            .len()
+            .saturating_sub(self.settings.repeat_window);
         self.recent.drain(..surplus);
     }
 
@@ -76,7 +125,11 @@ impl Sampler {
             seen.dedup();
             for token in seen {
                 if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit = if *logit > 0.0 { *logit / settings.repeat_penalty } else { *logit * settings.repeat_penalty };
+                    *logit = if *logit > 0.0 {
+                        *logit / settings.repeat_penalty
+                    } else {
+                        *logit * settings.repeat_penalty
+                    };
                 }
             }
         }
@@ -84,7 +137,11 @@ impl Sampler {
             return greedy_token(&logits);
         }
         // Candidates from the likeliest down; equals in the order of their ids.
-        let mut candidates: Vec<(u32, f32)> = logits.iter().enumerate().map(|(id, logit)| (id as u32, *logit)).collect();
+        let mut candidates: Vec<(u32, f32)> = logits
+            .iter()
+            .enumerate()
+            .map(|(id, logit)| (id as u32, *logit))
+            .collect();
         candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if settings.top_k > 0 {
             candidates.truncate(settings.top_k);
@@ -120,7 +177,10 @@ mod tests {
     use super::*;
 
     fn sampler(change: impl FnOnce(&mut SamplingSettings)) -> Sampler {
-        let mut settings = SamplingSettings { temperature: 1.0, ..SamplingSettings::default() };
+        let mut settings = SamplingSettings {
+            temperature: 1.0,
+            ..SamplingSettings::default()
+        };
         change(&mut settings);
         Sampler::new(settings).unwrap()
     }
@@ -157,7 +217,11 @@ mod tests {
 
     #[test]
     fn the_repeat_penalty_makes_way_for_others() {
-        let mut sampler = Sampler::new(SamplingSettings { repeat_penalty: 3.0, ..Default::default() }).unwrap();
+        let mut sampler = Sampler::new(SamplingSettings {
+            repeat_penalty: 3.0,
+            ..Default::default()
+        })
+        .unwrap();
         let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&[2.0, 1.5, 1.0])).collect();
         assert_eq!(tokens, [0, 1, 2]);
     }
@@ -165,11 +229,41 @@ mod tests {
     #[test]
     fn settings_out_of_range_are_refused_by_name() {
         for (settings, name) in [
-            (SamplingSettings { temperature: -1.0, ..Default::default() }, "temperature"),
-            (SamplingSettings { temperature: f32::NAN, ..Default::default() }, "temperature"),
-            (SamplingSettings { top_p: 0.0, ..Default::default() }, "top-p"),
-            (SamplingSettings { min_p: 1.5, ..Default::default() }, "min-p"),
-            (SamplingSettings { repeat_penalty: 0.0, ..Default::default() }, "repeat-penalty"),
+            (
+                SamplingSettings {
+                    temperature: -1.0,
+                    ..Default::default()
+                },
+                "temperature",
+            ),
+            (
+                SamplingSettings {
+                    temperature: f32::NAN,
+                    ..Default::default()
+                },
+                "temperature",
+            ),
+            (
+                SamplingSettings {
+                    top_p: 0.0,
+                    ..Default::default()
+                },
+                "top-p",
+            ),
+            (
+                SamplingSettings {
+                    min_p: 1.5,
+                    ..Default::default()
+                },
+                "min-p",
+            ),
+            (
+                SamplingSettings {
+                    repeat_penalty: 0.0,
+                    ..Default::default()
+                },
+                "repeat-penalty",
+            ),
         ] {
             let message = Sampler::new(settings).unwrap_err().to_string();
             assert!(message.contains(name), "{message}");

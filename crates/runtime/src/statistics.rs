@@ -18,12 +18,20 @@ pub struct Statistics {
 impl Statistics {
     /// Share of neurons that were computed.
     pub fn computed_share(&self) -> f64 {
-        if self.neurons == 0 { 0.0 } else { self.neurons_computed as f64 / self.neurons as f64 }
+        if self.neurons == 0 {
+            0.0
+        } else {
+            self.neurons_computed as f64 / self.neurons as f64
+        }
     }
 
     /// Mean bytes read for a token.
     pub fn bytes_per_token(&self) -> f64 {
-        if self.tokens == 0 { 0.0 } else { self.bytes_read as f64 / self.tokens as f64 }
+        if self.tokens == 0 {
+            0.0
+        } else {
+            self.bytes_read as f64 / self.tokens as f64
+        }
     }
 }
 

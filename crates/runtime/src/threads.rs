@@ -23,7 +23,14 @@ impl Threads {
         let count = count.max(1);
         let build = || rayon::ThreadPoolBuilder::new().num_threads(count).build();
         let pool = (count > 1).then(build).transpose();
-        Ok(Self { isa, count, pool: pool.map_err(|source| RuntimeError::Threads { threads: count, source })? })
+        Ok(Self {
+            isa,
+            count,
+            pool: pool.map_err(|source| RuntimeError::Threads {
+                threads: count,
+                source,
+            })?,
+        })
     }
 
     /// The instruction set in use.
@@ -48,10 +55,13 @@ impl Threads {
         };
         let chunk = matrix.rows().div_ceil(self.count);
         pool.install(|| {
-            out.par_chunks_mut(chunk).enumerate().for_each(|(index, out)| {
-                let start = index * chunk;
-                self.isa.gemv(&matrix.rows_range(start..start + out.len()), x, out);
-            });
+            out.par_chunks_mut(chunk)
+                .enumerate()
+                .for_each(|(index, out)| {
+                    let start = index * chunk;
+                    self.isa
+                        .gemv(&matrix.rows_range(start..start + out.len()), x, out);
+                });
         });
     }
 
@@ -69,17 +79,28 @@ impl Threads {
     }
 
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in the order given.
-    pub(crate) fn axpy_rows(&self, matrix: &Matrix<'_>, rows: &[u32], coefficients: &[f32], out: &mut [f32]) {
+    pub(crate) fn axpy_rows(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        out: &mut [f32],
+    ) {
         let columns = matrix.columns();
         let Some(pool) = self.pool_for(rows.len() * matrix.row_bytes()) else {
-            return self.isa.axpy_rows(matrix, rows, coefficients, 0..columns, out);
+            return self
+                .isa
+                .axpy_rows(matrix, rows, coefficients, 0..columns, out);
         };
         let chunk = columns.div_ceil(self.count).next_multiple_of(BLOCK);
         pool.install(|| {
-            out.par_chunks_mut(chunk).enumerate().for_each(|(index, out)| {
-                let start = index * chunk;
-                self.isa.axpy_rows(matrix, rows, coefficients, start..start + out.len(), out);
-            });
+            out.par_chunks_mut(chunk)
+                .enumerate()
+                .for_each(|(index, out)| {
+                    let start = index * chunk;
+                    self.isa
+                        .axpy_rows(matrix, rows, coefficients, start..start + out.len(), out);
+                });
         });
     }
 
@@ -95,11 +116,14 @@ impl Threads {
             Some(pool) => {
                 let chunk = rows.div_ceil(self.count);
                 pool.install(|| {
-                    transposed.par_chunks_mut(chunk * tokens).enumerate().for_each(|(index, out)| {
-                        let start = index * chunk;
-                        let part = matrix.rows_range(start..start + out.len() / tokens);
-                        self.isa.gemm(&part, x, tokens, out);
-                    });
+                    transposed
+                        .par_chunks_mut(chunk * tokens)
+                        .enumerate()
+                        .for_each(|(index, out)| {
+                            let start = index * chunk;
+                            let part = matrix.rows_range(start..start + out.len() / tokens);
+                            self.isa.gemm(&part, x, tokens, out);
+                        });
                 });
             }
         }
@@ -121,21 +145,36 @@ mod tests {
     #[test]
     fn results_have_the_same_bits_on_any_number_of_threads() {
         let mut random = Random::new(1);
-        let mut normal = |count: usize| (0..count).map(|_| random.normal() as f32).collect::<Vec<_>>();
+        let mut normal = |count: usize| {
+            (0..count)
+                .map(|_| random.normal() as f32)
+                .collect::<Vec<_>>()
+        };
         let (rows, columns, tokens) = (1031, 800, 3);
         let matrix = pack(Format::Q8_0, rows, columns, &normal(rows * columns));
         let (matrix, x, coefficients) = (matrix.as_view(), normal(tokens * columns), normal(rows));
         let listed: Vec<u32> = (0..rows as u32).collect();
         let run = |count| {
             let threads = Threads::new(Isa::SCALAR, count).unwrap();
-            let mut out = [vec![0.0; rows], vec![0.0; rows], vec![0.0; columns], vec![0.0; tokens * rows]];
+            let mut out = [
+                vec![0.0; rows],
+                vec![0.0; rows],
+                vec![0.0; columns],
+                vec![0.0; tokens * rows],
+            ];
             threads.gemv(&matrix, &x[..columns], &mut out[0]);
             threads.gemv_rows(&matrix, &listed, &x[..columns], &mut out[1]);
             threads.axpy_rows(&matrix, &listed, &coefficients, &mut out[2]);
             threads.gemm(&matrix, &x, tokens, &mut out[3]);
-            out.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            out.concat()
+                .into_iter()
+                .map(f32::to_bits)
+                .collect::<Vec<_>>()
         };
-        assert!(matrix.rows() * matrix.row_bytes() >= WORTH_SPLITTING, "large enough to be shared");
+        assert!(
+            matrix.rows() * matrix.row_bytes() >= WORTH_SPLITTING,
+            "large enough to be shared"
+        );
         assert_eq!(run(1), run(2));
         assert_eq!(run(1), run(7));
     }

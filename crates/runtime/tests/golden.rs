@@ -18,8 +18,15 @@ use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.
 fn plan(checkpoint: &Checkpoint, hot: usize) -> Plan {
     let config = checkpoint.config();
-    let mut plan = Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, config.context_length);
-    plan.layers.iter_mut().for_each(|layer| layer.hot_count = hot);
+    let mut plan = Plan::unplaced(
+        config.layer_count,
+        config.ffn_size,
+        Policy::Dense,
+        config.context_length,
+    );
+    plan.layers
+        .iter_mut()
+        .for_each(|layer| layer.hot_count = hot);
     plan.totals.hot_count = (config.layer_count * hot) as u64;
     plan
 }
@@ -47,7 +54,14 @@ fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: 
     let bundle = bundle(golden, quant, hot, &folder.path().join("bundle"));
     let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
     // The files stay mapped after the folder is gone.
-    Runtime::new(bundle, Options { threads, policy: PolicyChoice::Forced(policy) }).unwrap()
+    Runtime::new(
+        bundle,
+        Options {
+            threads,
+            policy: PolicyChoice::Forced(policy),
+        },
+    )
+    .unwrap()
 }
 
 #[test]
@@ -58,7 +72,9 @@ fn logits_are_those_of_the_standard_implementation() {
             let mut model = runtime(&golden, Format::F32, 70, policy, 2);
             for prompt in PROMPTS {
                 model.reset();
-                let logits = model.forward(&golden.ids(&format!("{prompt}.input_ids"))).unwrap();
+                let logits = model
+                    .forward(&golden.ids(&format!("{prompt}.input_ids")))
+                    .unwrap();
                 let what = format!("{name} {prompt} {policy}");
                 golden.assert_close(&logits, &golden.floats(&format!("{prompt}.logits")), &what);
             }
@@ -87,7 +103,11 @@ fn greedy_ids_are_exact() {
         let mut model = runtime(&golden, Format::F32, 100, Policy::Exact, 1);
         for prompt in PROMPTS {
             let expected = golden.ids(&format!("{prompt}.greedy_ids"));
-            let (tokens, logits) = greedy(&mut model, &golden.ids(&format!("{prompt}.input_ids")), expected.len());
+            let (tokens, logits) = greedy(
+                &mut model,
+                &golden.ids(&format!("{prompt}.input_ids")),
+                expected.len(),
+            );
             assert_eq!(tokens, expected, "{name} {prompt}");
             if prompt == "p17" {
                 golden.assert_close(&logits, &golden.floats("p17.greedy_logits"), name);
@@ -101,8 +121,16 @@ fn exact_is_dense_bit_for_bit_in_every_format() {
     let golden = Golden::open("llama-relu-gqa");
     let prompt = golden.ids("p17.input_ids");
     for quant in Format::ALL {
-        let dense = greedy(&mut runtime(&golden, quant, 64, Policy::Dense, 1), &prompt, 24);
-        let exact = greedy(&mut runtime(&golden, quant, 64, Policy::Exact, 1), &prompt, 24);
+        let dense = greedy(
+            &mut runtime(&golden, quant, 64, Policy::Dense, 1),
+            &prompt,
+            24,
+        );
+        let exact = greedy(
+            &mut runtime(&golden, quant, 64, Policy::Exact, 1),
+            &prompt,
+            24,
+        );
         assert_eq!(dense, exact, "{quant}");
     }
 }
@@ -111,11 +139,18 @@ fn exact_is_dense_bit_for_bit_in_every_format() {
 fn placement_and_threads_do_not_change_tokens() {
     let golden = Golden::open("llama-relu-gqa");
     let prompt = golden.ids("p70.input_ids");
-    let (expected, logits) = greedy(&mut runtime(&golden, Format::Q8_0, 0, Policy::Exact, 1), &prompt, 24);
+    let (expected, logits) = greedy(
+        &mut runtime(&golden, Format::Q8_0, 0, Policy::Exact, 1),
+        &prompt,
+        24,
+    );
     for hot in [0, 1, 86, 171, 172] {
         for threads in [1, 2, 5] {
-            let (tokens, moved) =
-                greedy(&mut runtime(&golden, Format::Q8_0, hot, Policy::Exact, threads), &prompt, 24);
+            let (tokens, moved) = greedy(
+                &mut runtime(&golden, Format::Q8_0, hot, Policy::Exact, threads),
+                &prompt,
+                24,
+            );
             assert_eq!(tokens, expected, "{hot} hot, {threads} threads");
             golden.assert_close(&moved, &logits, "logits");
         }
@@ -129,11 +164,15 @@ fn a_prompt_in_pieces_is_a_prompt() {
     let mut model = runtime(&golden, Format::Q4_0, 100, Policy::Dense, 1);
     let whole = model.forward(&prompt).unwrap();
     model.reset();
-    let pieces: Vec<f32> = [1usize, 7, 62].iter().scan(0, |start, length| {
-        let piece = model.forward(&prompt[*start..*start + length]).unwrap();
-        *start += length;
-        Some(piece)
-    }).flatten().collect();
+    let pieces: Vec<f32> = [1usize, 7, 62]
+        .iter()
+        .scan(0, |start, length| {
+            let piece = model.forward(&prompt[*start..*start + length]).unwrap();
+            *start += length;
+            Some(piece)
+        })
+        .flatten()
+        .collect();
     assert_eq!(whole, pieces);
 }
 
@@ -151,11 +190,18 @@ fn statistics_count_what_is_read() {
         assert_eq!((statistics.tokens, statistics.neurons), (1, 3 * 172));
         read.push(statistics);
     }
-    let neuron = neuron_bytes(Checkpoint::open(&golden.folder).unwrap().config(), Format::F32);
+    let neuron = neuron_bytes(
+        Checkpoint::open(&golden.folder).unwrap().config(),
+        Format::F32,
+    );
     let skipped = read[0].neurons_computed - read[1].neurons_computed;
     assert_eq!(read[0].neurons_computed, 3 * 172);
     assert!(skipped > 0, "a ReLU model has silent neurons");
-    assert_eq!(read[0].bytes_read - read[1].bytes_read, skipped * neuron * 2 / 3, "exact skips up and down");
+    assert_eq!(
+        read[0].bytes_read - read[1].bytes_read,
+        skipped * neuron * 2 / 3,
+        "exact skips up and down"
+    );
 }
 
 #[test]
@@ -175,7 +221,10 @@ fn predicted_without_predictors_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(&golden, Format::F32, 0, &folder.path().join("bundle"));
     let threads = Threads::new(Isa::SCALAR, 1).unwrap();
-    let options = Options { threads, policy: PolicyChoice::Forced(Policy::Predicted) };
+    let options = Options {
+        threads,
+        policy: PolicyChoice::Forced(Policy::Predicted),
+    };
     let error = Runtime::new(bundle, options).unwrap_err().to_string();
     assert!(error.contains("predictor"), "{error}");
 }

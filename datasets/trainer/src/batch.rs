@@ -28,13 +28,18 @@ pub(crate) struct Batch {
 impl Batch {
     /// An empty batch.
     pub(crate) fn new() -> Self {
-        Self { bounds: vec![0], ..Self::default() }
+        Self {
+            bounds: vec![0],
+            ..Self::default()
+        }
     }
 
     /// Appends a task's text. Its prompt's tokens are a prefix of the whole text's tokens.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, task: &Task) -> anyhow::Result<()> {
         let encode = |text: &str| -> anyhow::Result<Vec<u32>> {
-            let encoding = tokenizer.encode_fast(text, false).map_err(|error| anyhow!("{error}"))?;
+            let encoding = tokenizer
+                .encode_fast(text, false)
+                .map_err(|error| anyhow!("{error}"))?;
             Ok(encoding.get_ids().to_vec())
         };
         let prompt = encode(task.prompt())?.len() + 1;
@@ -44,7 +49,8 @@ impl Batch {
         let start = self.tokens.len();
         self.tokens.extend(&ids[..ids.len() - 1]);
         self.targets.extend(&ids[1..]);
-        self.weights.extend((1..ids.len()).map(|index| if index < prompt { PROMPT_WEIGHT } else { 1.0 }));
+        self.weights
+            .extend((1..ids.len()).map(|index| if index < prompt { PROMPT_WEIGHT } else { 1.0 }));
         self.bounds.push(self.tokens.len());
         self.solutions.push(start + prompt - 1);
         Ok(())
@@ -58,7 +64,9 @@ impl Batch {
     ) -> anyhow::Result<Self> {
         let mut batch = Self::new();
         while batch.tokens.len() < tokens {
-            let task = tasks.next().ok_or_else(|| anyhow!("the task generator ended"))?;
+            let task = tasks
+                .next()
+                .ok_or_else(|| anyhow!("the task generator ended"))?;
             batch.push(tokenizer, &task)?;
         }
         Ok(batch)

@@ -53,7 +53,9 @@ pub(crate) fn export(model: &Model, tokenizer: &Tokenizer, folder: &Path) -> any
     ] {
         write(&folder.join(name), format!("{value:#}\n").as_bytes())?;
     }
-    let text = tokenizer.to_string(false).map_err(|error| anyhow!("{error}"))?;
+    let text = tokenizer
+        .to_string(false)
+        .map_err(|error| anyhow!("{error}"))?;
     write(&folder.join("tokenizer.json"), text.as_bytes())?;
     write(&folder.join("model.safetensors"), &weights(model)?)
 }
@@ -65,16 +67,37 @@ fn weights(model: &Model) -> anyhow::Result<Vec<u8>> {
         tensors.insert(name, tensor.to_dtype(DType::BF16)?);
         Ok(())
     };
-    put("model.embed_tokens.weight".to_owned(), model.embedding.as_tensor().clone())?;
-    put("model.norm.weight".to_owned(), model.final_norm.as_tensor().clone())?;
+    put(
+        "model.embed_tokens.weight".to_owned(),
+        model.embedding.as_tensor().clone(),
+    )?;
+    put(
+        "model.norm.weight".to_owned(),
+        model.final_norm.as_tensor().clone(),
+    )?;
     for (index, layer) in model.layers.iter().enumerate() {
         let name = |part: &str| format!("model.layers.{index}.{part}.weight");
         let (queries, keys) = (HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE);
-        put(name("input_layernorm"), layer.attention_norm.as_tensor().clone())?;
-        put(name("post_attention_layernorm"), layer.ffn_norm.as_tensor().clone())?;
-        put(name("self_attn.q_proj"), layer.query_key_value.narrow(0, 0, queries)?)?;
-        put(name("self_attn.k_proj"), layer.query_key_value.narrow(0, queries, keys)?)?;
-        put(name("self_attn.v_proj"), layer.query_key_value.narrow(0, queries + keys, keys)?)?;
+        put(
+            name("input_layernorm"),
+            layer.attention_norm.as_tensor().clone(),
+        )?;
+        put(
+            name("post_attention_layernorm"),
+            layer.ffn_norm.as_tensor().clone(),
+        )?;
+        put(
+            name("self_attn.q_proj"),
+            layer.query_key_value.narrow(0, 0, queries)?,
+        )?;
+        put(
+            name("self_attn.k_proj"),
+            layer.query_key_value.narrow(0, queries, keys)?,
+        )?;
+        put(
+            name("self_attn.v_proj"),
+            layer.query_key_value.narrow(0, queries + keys, keys)?,
+        )?;
         put(name("self_attn.o_proj"), layer.output.as_tensor().clone())?;
         put(name("mlp.gate_proj"), layer.gate_up.narrow(0, 0, FFN)?)?;
         put(name("mlp.up_proj"), layer.gate_up.narrow(0, FFN, FFN)?)?;
@@ -87,6 +110,7 @@ fn weights(model: &Model) -> anyhow::Result<Vec<u8>> {
 /// Writes beside the target and renames.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let beside = path.with_extension("partial");
-    std::fs::write(&beside, bytes).with_context(|| format!("cannot write `{}`", beside.display()))?;
+    std::fs::write(&beside, bytes)
+        .with_context(|| format!("cannot write `{}`", beside.display()))?;
     std::fs::rename(&beside, path).with_context(|| format!("cannot write `{}`", path.display()))
 }

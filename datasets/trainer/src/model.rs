@@ -62,9 +62,14 @@ impl Initialiser {
 impl Model {
     /// A model with random parameters.
     pub(crate) fn new(vocabulary: usize, seed: u64) -> Result<Self> {
-        let mut start = Initialiser { random: powerinfer_artifact::random::Random::new(seed) };
+        let mut start = Initialiser {
+            random: powerinfer_artifact::random::Random::new(seed),
+        };
         // Matrices that write to the residual stream start smaller by √(2·layers), as in GPT-2.
-        let (read, write) = (1.0 / (HIDDEN as f64).sqrt(), 0.5 / ((2 * LAYERS) as f64).sqrt());
+        let (read, write) = (
+            1.0 / (HIDDEN as f64).sqrt(),
+            0.5 / ((2 * LAYERS) as f64).sqrt(),
+        );
         let heads = (HEADS + 2 * KV_HEADS) * HEAD_SIZE;
         let embedding = start.matrix(vocabulary, HIDDEN, 0.05)?;
         let layers = (0..LAYERS)
@@ -72,14 +77,22 @@ impl Model {
                 Ok(Layer {
                     attention_norm: start.ones()?,
                     query_key_value: start.matrix(heads, HIDDEN, read)?,
-                    output: start.matrix(HIDDEN, HEADS * HEAD_SIZE, write / ((HEADS * HEAD_SIZE) as f64).sqrt())?,
+                    output: start.matrix(
+                        HIDDEN,
+                        HEADS * HEAD_SIZE,
+                        write / ((HEADS * HEAD_SIZE) as f64).sqrt(),
+                    )?,
                     ffn_norm: start.ones()?,
                     gate_up: start.matrix(2 * FFN, HIDDEN, read)?,
                     down: start.matrix(HIDDEN, FFN, write / (FFN as f64).sqrt())?,
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { embedding, layers, final_norm: start.ones()? })
+        Ok(Self {
+            embedding,
+            layers,
+            final_norm: start.ones()?,
+        })
     }
 
     /// Every parameter; matrices first, norms after, for weight decay.
@@ -87,14 +100,27 @@ impl Model {
         let mut matrices = vec![self.embedding.clone()];
         let mut norms = vec![self.final_norm.clone()];
         for layer in &self.layers {
-            matrices.extend([&layer.query_key_value, &layer.output, &layer.gate_up, &layer.down].map(Var::clone));
+            matrices.extend(
+                [
+                    &layer.query_key_value,
+                    &layer.output,
+                    &layer.gate_up,
+                    &layer.down,
+                ]
+                .map(Var::clone),
+            );
             norms.extend([&layer.attention_norm, &layer.ffn_norm].map(Var::clone));
         }
         (matrices, norms)
     }
 
     /// Logits at every token of `batch`; `penalties` has λ per layer, `activity` counts per layer.
-    pub(crate) fn logits(&self, batch: &Batch, penalties: &[f32], activity: &[Mutex<Activity>]) -> Result<Tensor> {
+    pub(crate) fn logits(
+        &self,
+        batch: &Batch,
+        penalties: &[f32],
+        activity: &[Mutex<Activity>],
+    ) -> Result<Tensor> {
         let attention = Attention {
             heads: HEADS,
             kv_heads: KV_HEADS,
@@ -106,11 +132,17 @@ impl Model {
         let mut hidden = self.embedding.index_select(&tokens, 0)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = rms_norm(&hidden, &layer.attention_norm)?;
-            let mixed = normed.matmul(&layer.query_key_value.t()?)?.apply_op1(attention.clone())?;
+            let mixed = normed
+                .matmul(&layer.query_key_value.t()?)?
+                .apply_op1(attention.clone())?;
             hidden = (hidden + mixed.matmul(&layer.output.t()?)?)?;
             let normed = rms_norm(&hidden, &layer.ffn_norm)?;
             let gate_up = normed.matmul(&layer.gate_up.t()?)?;
-            let gated = GatedRelu { penalty: penalties[index], activity: &activity[index] }.apply(&gate_up)?;
+            let gated = GatedRelu {
+                penalty: penalties[index],
+                activity: &activity[index],
+            }
+            .apply(&gate_up)?;
             hidden = (hidden + gated.matmul(&layer.down.t()?)?)?;
         }
         rms_norm(&hidden, &self.final_norm)?.matmul(&self.embedding.t()?)

@@ -34,16 +34,26 @@ pub(crate) fn train(seed: u64) -> anyhow::Result<Tokenizer> {
         .map_err(|error| anyhow!("{error}"))?
         .special_tokens(vec![("<s>", BEGIN)])
         .build()?;
-    let mut tokenizer = TokenizerBuilder::<BPE, NFC, PreTokenizerWrapper, TemplateProcessing, ByteLevel>::new()
-        .with_model(BPE::default())
-        .with_normalizer(None)
-        .with_pre_tokenizer(Some(Sequence::new(vec![Digits::new(true).into(), bytes.into()]).into()))
-        .with_post_processor(Some(template))
-        .with_decoder(Some(bytes))
-        .build()
+    let mut tokenizer =
+        TokenizerBuilder::<BPE, NFC, PreTokenizerWrapper, TemplateProcessing, ByteLevel>::new()
+            .with_model(BPE::default())
+            .with_normalizer(None)
+            .with_pre_tokenizer(Some(
+                Sequence::new(vec![Digits::new(true).into(), bytes.into()]).into(),
+            ))
+            .with_post_processor(Some(template))
+            .with_decoder(Some(bytes))
+            .build()
+            .map_err(|error| anyhow!("{error}"))?;
+    let texts: Vec<String> = tasks(Split::Training, seed)
+        .take(30_000)
+        .map(|task| task.text())
+        .collect();
+    tokenizer
+        .train(&mut trainer, texts.into_iter())
         .map_err(|error| anyhow!("{error}"))?;
-    let texts: Vec<String> = tasks(Split::Training, seed).take(30_000).map(|task| task.text()).collect();
-    tokenizer.train(&mut trainer, texts.into_iter()).map_err(|error| anyhow!("{error}"))?;
-    let text = tokenizer.to_string(false).map_err(|error| anyhow!("{error}"))?;
+    let text = tokenizer
+        .to_string(false)
+        .map_err(|error| anyhow!("{error}"))?;
     text.parse().map_err(|error| anyhow!("{error}"))
 }

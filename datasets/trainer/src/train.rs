@@ -1,12 +1,6 @@
 //! The training loop.
 
-use std::{
-    f64::consts::PI,
-    io::Write,
-    path::PathBuf,
-    sync::Mutex,
-    time::Instant,
-};
+use std::{f64::consts::PI, io::Write, path::PathBuf, sync::Mutex, time::Instant};
 
 use anyhow::{Context, anyhow};
 use candle_core::backprop::GradStore;
@@ -48,8 +42,17 @@ pub(crate) struct Settings {
 pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Result<()> {
     let model = Model::new(tokenizer.get_vocab_size(true), settings.seed)?;
     let (matrices, norms) = model.parameters();
-    let adam = |weight_decay| ParamsAdamW { lr: 0.0, beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay };
-    let mut optimizers = [AdamW::new(matrices.clone(), adam(0.1))?, AdamW::new(norms.clone(), adam(0.0))?];
+    let adam = |weight_decay| ParamsAdamW {
+        lr: 0.0,
+        beta1: 0.9,
+        beta2: 0.98,
+        eps: 1e-8,
+        weight_decay,
+    };
+    let mut optimizers = [
+        AdamW::new(matrices.clone(), adam(0.1))?,
+        AdamW::new(norms.clone(), adam(0.0))?,
+    ];
     let parameters = [matrices, norms].concat();
 
     let held_out = {
@@ -60,7 +63,8 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         batch
     };
     let log_path = settings.out.join("training-log.jsonl");
-    let mut log = std::fs::File::create(&log_path).with_context(|| format!("cannot write `{}`", log_path.display()))?;
+    let mut log = std::fs::File::create(&log_path)
+        .with_context(|| format!("cannot write `{}`", log_path.display()))?;
 
     let mut stream = tasks(Split::Training, settings.seed);
     // λ per layer, moved by a controller until the layer is as sparse as asked.
@@ -70,7 +74,9 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
     while seen < settings.tokens {
         let progress = seen as f64 / settings.tokens as f64;
         let rate = settings.learning_rate * schedule(step, progress);
-        optimizers.iter_mut().for_each(|optimizer| optimizer.set_learning_rate(rate));
+        optimizers
+            .iter_mut()
+            .for_each(|optimizer| optimizer.set_learning_rate(rate));
 
         let shards = (0..SHARDS)
             .map(|_| Batch::fill(tokenizer, &mut stream, settings.batch / SHARDS))
@@ -93,7 +99,11 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         step += 1;
         if step % REPORT_EVERY == 0 || seen >= settings.tokens {
             let report = evaluate(&model, &held_out)?;
-            let steps = if step % REPORT_EVERY == 0 { REPORT_EVERY } else { step % REPORT_EVERY };
+            let steps = if step % REPORT_EVERY == 0 {
+                REPORT_EVERY
+            } else {
+                step % REPORT_EVERY
+            };
             let line = json!({
                 "step": step,
                 "tokens": seen,
@@ -147,7 +157,14 @@ fn gradients(
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a training thread panicked"))?).collect()
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow!("a training thread panicked"))?
+            })
+            .collect()
     });
     let mut results = results.into_iter();
     let (mut loss, mut total) = results.next().ok_or_else(|| anyhow!("no shard"))??;
@@ -164,14 +181,22 @@ fn gradients(
     }
     let mut square = 0f64;
     for parameter in parameters {
-        let gradient = total.get(parameter).ok_or_else(|| anyhow!("a parameter has no gradient"))?;
+        let gradient = total
+            .get(parameter)
+            .ok_or_else(|| anyhow!("a parameter has no gradient"))?;
         square += f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?);
     }
     let norm = square.sqrt() / shards.len() as f64;
-    anyhow::ensure!(norm.is_finite(), "the gradient is not finite; lower the learning rate");
+    anyhow::ensure!(
+        norm.is_finite(),
+        "the gradient is not finite; lower the learning rate"
+    );
     let scale = (GRADIENT_LIMIT / norm).min(1.0) / shards.len() as f64;
     for parameter in parameters {
-        let scaled = total.get(parameter).map(|gradient| gradient * scale).transpose()?;
+        let scaled = total
+            .get(parameter)
+            .map(|gradient| gradient * scale)
+            .transpose()?;
         if let Some(scaled) = scaled {
             total.insert(parameter, scaled);
         }
@@ -197,7 +222,9 @@ struct Report {
 /// all along the solution, greedy decoding writes just that solution.
 fn evaluate(model: &Model, batch: &Batch) -> anyhow::Result<Report> {
     let activity: [Mutex<Activity>; LAYERS] = Default::default();
-    let logits = model.logits(batch, &[0.0; LAYERS], &activity)?.to_vec2::<f32>()?;
+    let logits = model
+        .logits(batch, &[0.0; LAYERS], &activity)?
+        .to_vec2::<f32>()?;
     let (mut loss, mut tokens, mut matches) = (0f64, 0, 0);
     for (text, solution) in batch.bounds.windows(2).zip(&batch.solutions) {
         let mut exact = true;
@@ -224,11 +251,20 @@ fn evaluate(model: &Model, batch: &Batch) -> anyhow::Result<Report> {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let total: u64 = counts.iter().sum();
         let mut covered = 0;
-        let needed = counts.iter().take_while(|count| { let go = covered * 10 < total * 8; covered += **count; go }).count();
+        let needed = counts
+            .iter()
+            .take_while(|count| {
+                let go = covered * 10 < total * 8;
+                covered += **count;
+                go
+            })
+            .count();
         let silent = counts.iter().filter(|count| **count == 0).count();
         let round = |share: f64| (share * 1e4).round() / 1e4;
         report.zeros.push(round(1.0 - mean_activity(&activity)));
-        report.concentration.push(round(needed as f64 / counts.len() as f64));
+        report
+            .concentration
+            .push(round(needed as f64 / counts.len() as f64));
         report.dead.push(round(silent as f64 / counts.len() as f64));
     }
     Ok(report)

@@ -6,7 +6,9 @@ use clap_complete::Shell;
 
 /// Which shell.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer completions bash > /etc/bash_completion.d/powerinfer")]
+#[command(
+    after_help = "Example:\n  powerinfer completions bash > /etc/bash_completion.d/powerinfer"
+)]
 pub(crate) struct CompletionsArguments {
     /// The shell to complete for
     shell: Shell,
@@ -14,6 +16,11 @@ pub(crate) struct CompletionsArguments {
 
 pub(crate) fn run<Arguments: CommandFactory>(arguments: &CompletionsArguments) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Arguments::command(), "powerinfer", &mut script);
+    clap_complete::generate(
+        arguments.shell,
+        &mut Arguments::command(),
+        "powerinfer",
+        &mut script,
+    );
     crate::output::print(script)
 }

@@ -45,7 +45,12 @@ struct TasksArguments {
     #[arg(long, value_name = "N", default_value_t = 200)]
     count: usize,
     /// Policies to compare
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "dense,exact,predicted")]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        value_delimiter = ',',
+        default_value = "dense,exact,predicted"
+    )]
     policy: Vec<PolicyArgument>,
     /// Threads to compute with
     #[arg(short, long, value_name = "N", default_value_t = 1)]
@@ -90,16 +95,38 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     let mut rows: Vec<Row> = Vec::new();
     for policy in &arguments.policy {
         let bundle = Bundle::open(&folder, Verification::Quick)?;
-        let quiet = Output { quiet: output.quiet || !rows.is_empty(), ..output };
-        let mut model = runtime(bundle, PolicyChoice::Forced((*policy).into()), arguments.threads, quiet)?;
-        rows.push(measure(&mut model, &tokenizer, (*policy).into(), arguments, output)?);
+        let quiet = Output {
+            quiet: output.quiet || !rows.is_empty(),
+            ..output
+        };
+        let mut model = runtime(
+            bundle,
+            PolicyChoice::Forced((*policy).into()),
+            arguments.threads,
+            quiet,
+        )?;
+        rows.push(measure(
+            &mut model,
+            &tokenizer,
+            (*policy).into(),
+            arguments,
+            output,
+        )?);
     }
     if arguments.json {
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(&rows[0])).collect();
-        return print_json(&json!({ "tasks": arguments.count, "seed": arguments.seed, "policies": rows }));
+        return print_json(
+            &json!({ "tasks": arguments.count, "seed": arguments.seed, "policies": rows }),
+        );
     }
     let mut table = Table::new(&[
-        "policy", "tokens/s", "read per token", "FFN neurons", "pass@1", "perplexity", "same text",
+        "policy",
+        "tokens/s",
+        "read per token",
+        "FFN neurons",
+        "pass@1",
+        "perplexity",
+        "same text",
     ]);
     for row in &rows {
         table.row(vec![
@@ -107,7 +134,12 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             format!("{:.0}", row.tokens_per_second()),
             ByteSize(row.decoded.bytes_per_token() as u64).to_string(),
             percent(row.decoded.computed_share()),
-            format!("{} ({}/{})", percent(row.passed as f64 / row.tasks as f64), row.passed, row.tasks),
+            format!(
+                "{} ({}/{})",
+                percent(row.passed as f64 / row.tasks as f64),
+                row.passed,
+                row.tasks
+            ),
             format!("{:.4}", row.likelihood.perplexity()),
             format!("{}/{}", row.same_as(&rows[0]), row.tasks),
         ]);
@@ -141,13 +173,20 @@ fn measure(
     let bar = Bar::new(output);
     bar.begin(&policy.to_string(), tasks.len() as u64, "tasks");
     for task in &tasks {
-        let completion = complete(model, tokenizer, task.prompt(), arguments.max_tokens, |model| {
-            model.take_statistics();
-        })?;
+        let completion = complete(
+            model,
+            tokenizer,
+            task.prompt(),
+            arguments.max_tokens,
+            |model| {
+                model.take_statistics();
+            },
+        )?;
         row.decoded += model.take_statistics();
         row.decode += completion.decode;
         row.passed += usize::from(judge(task, &completion.text, arguments.seed) == Verdict::Passed);
-        row.likelihood += continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
+        row.likelihood +=
+            continuation_likelihood(model, tokenizer, task.prompt(), task.solution())?;
         row.completions.push(completion.tokens);
         bar.advance(1)?;
     }
@@ -162,7 +201,11 @@ impl Row {
 
     /// Completions that are equal to those of `other`.
     fn same_as(&self, other: &Self) -> usize {
-        self.completions.iter().zip(&other.completions).filter(|(a, b)| a == b).count()
+        self.completions
+            .iter()
+            .zip(&other.completions)
+            .filter(|(a, b)| a == b)
+            .count()
     }
 
     fn to_json(&self, first: &Self) -> Value {

@@ -56,9 +56,15 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
 fn inspect(path: &Path, verify: bool) -> Result<Report> {
     if !path.exists() {
         if path == Path::new(model_argument::DEMO) {
-            return model(&model_argument::open_checkpoint(model_argument::DEMO)?, verify);
+            return model(
+                &model_argument::open_checkpoint(model_argument::DEMO)?,
+                verify,
+            );
         }
-        bail!("`{}` does not exist; `powerinfer inspect` takes a folder or file made by powerinfer", path.display());
+        bail!(
+            "`{}` does not exist; `powerinfer inspect` takes a folder or file made by powerinfer",
+            path.display()
+        );
     }
     let inside = |name: &str| path.join(name).exists();
     if path.is_file() {
@@ -95,9 +101,15 @@ fn work_folder(path: &Path, verify: bool) -> Result<Report> {
         }
     }
     if json.is_empty() {
-        bail!("there is nothing made by powerinfer in `{}`; make something with `powerinfer prepare`", path.display());
+        bail!(
+            "there is nothing made by powerinfer in `{}`; make something with `powerinfer prepare`",
+            path.display()
+        );
     }
-    Ok(Report { text: text.trim_end().to_owned() + "\n", json: json.into() })
+    Ok(Report {
+        text: text.trim_end().to_owned() + "\n",
+        json: json.into(),
+    })
 }
 
 /// The lines that every artifact has.
@@ -109,8 +121,18 @@ fn describe(header: &Header) -> String {
     for (name, digest) in &header.inputs {
         text.push_str(&format!("  {name:<11}  {digest}\n"));
     }
-    let settings: Vec<String> = header.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    text.push_str(&format!("  settings     seed {}{}\n", header.seed, settings.iter().fold(String::new(), |all, one| all + ", " + one)));
+    let settings: Vec<String> = header
+        .settings
+        .iter()
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    text.push_str(&format!(
+        "  settings     seed {}{}\n",
+        header.seed,
+        settings
+            .iter()
+            .fold(String::new(), |all, one| all + ", " + one)
+    ));
     text
 }
 
@@ -120,7 +142,8 @@ fn profile(path: &Path, verify: bool) -> Result<Report> {
         profile.verify()?;
     }
     let body = profile.document();
-    let mean = body.layers.iter().map(|layer| layer.sparsity).sum::<f64>() / body.layers.len().max(1) as f64;
+    let mean = body.layers.iter().map(|layer| layer.sparsity).sum::<f64>()
+        / body.layers.len().max(1) as f64;
     let text = format!(
         "{}  tokens       {} in {} sequences, {} held out\n  neurons      {} in each of {} layers, {} of activations are zero\n{}",
         describe(profile.header()),
@@ -132,17 +155,31 @@ fn profile(path: &Path, verify: bool) -> Result<Report> {
         percent(mean),
         super::profile::table(&body.layers),
     );
-    Ok(Report { text, json: json!({ "header": profile.header(), "profile": body }) })
+    Ok(Report {
+        text,
+        json: json!({ "header": profile.header(), "profile": body }),
+    })
 }
 
 fn predictors(path: &Path) -> Result<Report> {
     let file = PredictorFile::open_file(path)?;
-    let text = format!("{}{}", describe(file.header()), train_predictors::table(file.layers()));
-    Ok(Report { text, json: json!({ "header": file.header(), "layers": file.layers() }) })
+    let text = format!(
+        "{}{}",
+        describe(file.header()),
+        train_predictors::table(file.layers())
+    );
+    Ok(Report {
+        text,
+        json: json!({ "header": file.header(), "layers": file.layers() }),
+    })
 }
 
 fn bundle(path: &Path, verify: bool) -> Result<Report> {
-    let verification = if verify { Verification::Full } else { Verification::Quick };
+    let verification = if verify {
+        Verification::Full
+    } else {
+        Verification::Quick
+    };
     let bundle = Bundle::open(path, verification)?;
     let manifest = &bundle.manifest_document().body;
     let plan = bundle.plan();
@@ -158,10 +195,16 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     );
     for (name, digest) in &manifest.files {
         let length = std::fs::metadata(path.join(name)).map_or(0, |metadata| metadata.len());
-        text.push_str(&format!("  {name:<26} {:>10}  {digest}\n", ByteSize(length).to_string()));
+        text.push_str(&format!(
+            "  {name:<26} {:>10}  {digest}\n",
+            ByteSize(length).to_string()
+        ));
     }
     let predictors = bundle.predictors().map(PredictorFile::layers);
-    Ok(Report { text, json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors }) })
+    Ok(Report {
+        text,
+        json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors }),
+    })
 }
 
 fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
@@ -198,7 +241,10 @@ fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
         config.vocabulary_size,
         config.context_length,
     );
-    Ok(Report { text, json: json!({ "model": identity, "config": config, "parameters": parameters }) })
+    Ok(Report {
+        text,
+        json: json!({ "model": identity, "config": config, "parameters": parameters }),
+    })
 }
 
 /// A safetensors file: predictors, or anything with tensors.
@@ -210,25 +256,47 @@ fn tensors(path: &Path) -> Result<Report> {
     let mut text = String::new();
     let mut entries = Vec::new();
     for name in file.names() {
-        let Some(view) = file.find(&name) else { continue };
+        let Some(view) = file.find(&name) else {
+            continue;
+        };
         text.push_str(&format!("  {name:<40} {:?} {:?}\n", view.dtype, view.shape));
-        entries.push(json!({ "name": name, "dtype": format!("{:?}", view.dtype), "shape": view.shape }));
+        entries.push(
+            json!({ "name": name, "dtype": format!("{:?}", view.dtype), "shape": view.shape }),
+        );
     }
-    Ok(Report { text, json: json!({ "tensors": entries }) })
+    Ok(Report {
+        text,
+        json: json!({ "tensors": entries }),
+    })
 }
 
 /// A JSON file of ours.
 fn document(path: &Path, verify: bool) -> Result<Report> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let folder = path
+        .parent()
+        .filter(|folder| *folder != Path::new(""))
+        .unwrap_or(Path::new("."));
     match name {
         "manifest.json" => bundle(folder, verify),
         "profile.json" => profile(folder, verify),
         _ => {
             let plan = Document::<Plan>::read(path, "powerinfer-plan", 1)?;
-            plan.body.validate().with_context(|| format!("`{}` cannot be used", path.display()))?;
-            let text = format!("{}{}", describe(&plan.header), super::place::describe(&plan.body));
-            Ok(Report { text, json: json!(plan) })
+            plan.body
+                .validate()
+                .with_context(|| format!("`{}` cannot be used", path.display()))?;
+            let text = format!(
+                "{}{}",
+                describe(&plan.header),
+                super::place::describe(&plan.body)
+            );
+            Ok(Report {
+                text,
+                json: json!(plan),
+            })
         }
     }
 }

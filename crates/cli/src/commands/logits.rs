@@ -36,7 +36,9 @@ enum Engine {
 
 /// Which logits to write, and where to.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer logits ./my-model --ids 1,15,27 --engine reference --out logits.safetensors")]
+#[command(
+    after_help = "Example:\n  powerinfer logits ./my-model --ids 1,15,27 --engine reference --out logits.safetensors"
+)]
 pub(crate) struct LogitsArguments {
     /// Model folder, bundle, or `demo`
     #[arg(default_value = model_argument::DEMO)]
@@ -57,35 +59,57 @@ pub(crate) struct LogitsArguments {
 pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
     let given = Path::new(&arguments.model);
     let is_bundle = Bundle::is_bundle(given) || Bundle::is_bundle(&given.join("bundle"));
-    let engine = arguments.engine.unwrap_or(if is_bundle { Engine::Runtime } else { Engine::Reference });
+    let engine = arguments.engine.unwrap_or(if is_bundle {
+        Engine::Runtime
+    } else {
+        Engine::Reference
+    });
     let policy = arguments.execution.policy;
     let (logits, vocabulary) = match (engine, is_bundle) {
-        (Engine::Runtime, true) => forward(open_runtime(&arguments.model, &arguments.execution, output)?, &arguments.ids)?,
+        (Engine::Runtime, true) => forward(
+            open_runtime(&arguments.model, &arguments.execution, output)?,
+            &arguments.ids,
+        )?,
         (Engine::Runtime, false) => {
             let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
             let policy: Policy = policy.unwrap_or(PolicyArgument::Dense).into();
             if policy == Policy::Predicted {
-                bail!("a model has no predictors; prepare it and give the bundle for `--policy predicted`");
+                bail!(
+                    "a model has no predictors; prepare it and give the bundle for `--policy predicted`"
+                );
             }
-            let folder = tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
+            let folder = tempfile::tempdir()
+                .context("cannot make a temporary folder for the packed weights")?;
             let bundle = pack_plain(&checkpoint, &folder.path().join("bundle"))?;
             let threads = arguments.execution.thread_count();
-            forward(runtime(bundle, PolicyChoice::Forced(policy), threads, output)?, &arguments.ids)?
+            forward(
+                runtime(bundle, PolicyChoice::Forced(policy), threads, output)?,
+                &arguments.ids,
+            )?
         }
         (Engine::Reference, false) => {
             if policy.is_some_and(|policy| policy != PolicyArgument::Dense) {
                 bail!("the reference engine is dense; use `--engine runtime` for a policy");
             }
-            forward(ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model)?)?, &arguments.ids)?
+            forward(
+                ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model)?)?,
+                &arguments.ids,
+            )?
         }
         (Engine::Reference, true) => bail!(
             "`{}` is a bundle, which the reference engine cannot read; give the model it was made from",
             bundle_folder(&arguments.model).display()
         ),
     };
-    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let bytes: Vec<u8> = logits
+        .iter()
+        .flat_map(|logit| logit.to_le_bytes())
+        .collect();
     let shape = vec![arguments.ids.len(), vocabulary];
-    let tensors = BTreeMap::from([("logits".to_owned(), TensorSource::<anyhow::Error>::owned(Dtype::F32, shape, bytes))]);
+    let tensors = BTreeMap::from([(
+        "logits".to_owned(),
+        TensorSource::<anyhow::Error>::owned(Dtype::F32, shape, bytes),
+    )]);
     write_tensors(&arguments.out, None, &tensors)?;
     output.say(format!(
         "logits of {} tokens written to `{}`, {}",
@@ -110,7 +134,12 @@ fn pack_plain(checkpoint: &Checkpoint, out: &Path) -> Result<Bundle> {
         checkpoint,
         orders: &vec![order; config.layer_count],
         predictors: None,
-        plan: Plan::unplaced(config.layer_count, config.ffn_size, Policy::Dense, config.context_length),
+        plan: Plan::unplaced(
+            config.layer_count,
+            config.ffn_size,
+            Policy::Dense,
+            config.context_length,
+        ),
         quant: Format::F32,
         companions: &[],
         inputs: BTreeMap::new(),

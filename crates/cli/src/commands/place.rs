@@ -33,7 +33,9 @@ const ASSUMED_HARDWARE: &str = "rtx4090";
 
 /// What to place, within what, and where to.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run")]
+#[command(
+    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run"
+)]
 pub(crate) struct PlaceArguments {
     /// Model folder, or `demo`
     #[arg(default_value = model_argument::DEMO)]
@@ -92,12 +94,20 @@ pub(crate) struct Placement {
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
-    let profile = Profile::open(&arguments.profile.clone().unwrap_or_else(|| folder.join("profile")))?;
+    let profile = Profile::open(
+        &arguments
+            .profile
+            .clone()
+            .unwrap_or_else(|| folder.join("profile")),
+    )?;
     let predictors = match &arguments.predictors {
         Some(folder) => Some(PredictorFile::open(folder)?),
         None => {
             let folder = folder.join("predictors");
-            folder.exists().then(|| PredictorFile::open(&folder)).transpose()?
+            folder
+                .exists()
+                .then(|| PredictorFile::open(&folder))
+                .transpose()?
         }
     };
     let placement = solve(&checkpoint, &profile, predictors, &arguments.budget)?;
@@ -106,11 +116,16 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     }
     placement.say_result(output);
     if !arguments.dry_run {
-        let out = arguments.out.clone().unwrap_or_else(|| folder.join("bundle"));
+        let out = arguments
+            .out
+            .clone()
+            .unwrap_or_else(|| folder.join("bundle"));
         placement.pack(&checkpoint, &out, output)?;
     }
     if arguments.json {
-        print_json(&json!({ "plan": placement.plan, "solve_seconds": placement.report.solve_seconds }))?;
+        print_json(
+            &json!({ "plan": placement.plan, "solve_seconds": placement.report.solve_seconds }),
+        )?;
     }
     Ok(())
 }
@@ -125,26 +140,59 @@ pub(crate) fn solve(
     profile.check_model(checkpoint.identity())?;
     let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
     if let Some(predictors) = &predictors {
-        predictors.header().check_model(&predictors.path(), checkpoint.identity())?;
-        inputs.insert("predictors".to_owned(), Digest::of_file(&predictors.path())?);
+        predictors
+            .header()
+            .check_model(&predictors.path(), checkpoint.identity())?;
+        inputs.insert(
+            "predictors".to_owned(),
+            Digest::of_file(&predictors.path())?,
+        );
     }
     let config = checkpoint.config();
-    let context = arguments.context.unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
+    let context = arguments
+        .context
+        .unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
     if context == 0 || context > config.context_length {
-        bail!("`--context` is {context}; this model was made for 1 to {} tokens", config.context_length);
+        bail!(
+            "`--context` is {context}; this model was made for 1 to {} tokens",
+            config.context_length
+        );
     }
     let hardware = read_hardware(&arguments.hardware)?;
     let ram = arguments
         .ram
         .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
         .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
-    let budget =
-        Budget { vram_bytes: arguments.vram.0, ram_bytes: ram.0, context_tokens: context as u64 };
-    let orders: Vec<Vec<u32>> = profile.activities().iter().map(|activity| activity.hottest_first()).collect();
-    let problem = problem(checkpoint, profile, predictors.as_ref(), &orders, budget, hardware, arguments.quant);
+    let budget = Budget {
+        vram_bytes: arguments.vram.0,
+        ram_bytes: ram.0,
+        context_tokens: context as u64,
+    };
+    let orders: Vec<Vec<u32>> = profile
+        .activities()
+        .iter()
+        .map(|activity| activity.hottest_first())
+        .collect();
+    let problem = problem(
+        checkpoint,
+        profile,
+        predictors.as_ref(),
+        &orders,
+        budget,
+        hardware,
+        arguments.quant,
+    );
     let (plan, report) = place(&problem, &Options::default())?;
     let seed = profile.header().seed;
-    Ok(Placement { plan, report, orders, predictors, inputs, quant: arguments.quant, seed })
+    Ok(Placement {
+        plan,
+        report,
+        orders,
+        predictors,
+        inputs,
+        quant: arguments.quant,
+        seed,
+    })
 }
 
 /// The machine called `name`, or described in the JSON file of that name.
@@ -154,11 +202,14 @@ fn read_hardware(name: &str) -> Result<Hardware> {
     }
     let path = Path::new(name);
     if !path.exists() {
-        bail!("there is no machine called `{name}` and no such file; known are {}", hardware::NAMES.join(", "));
+        bail!(
+            "there is no machine called `{name}` and no such file; known are {}",
+            hardware::NAMES.join(", ")
+        );
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
-    let hardware: Hardware =
-        serde_json::from_str(&text).with_context(|| format!("`{name}` does not describe a machine"))?;
+    let hardware: Hardware = serde_json::from_str(&text)
+        .with_context(|| format!("`{name}` does not describe a machine"))?;
     hardware.validate()?;
     Ok(hardware)
 }
@@ -194,17 +245,32 @@ fn problem(
         .iter()
         .enumerate()
         .map(|(index, activity)| {
-            let summary = predictors.and_then(|file| file.layers().get(index)).filter(|summary| summary.rank > 0);
+            let summary = predictors
+                .and_then(|file| file.layers().get(index))
+                .filter(|summary| summary.rank > 0);
             let frequencies = activity.frequencies();
             Layer {
-                policy: policy(config.activation.has_exact_zeros(), activity.sparsity(), summary, neuron, config.ffn_size),
-                frequencies: orders[index].iter().map(|neuron| frequencies[*neuron as usize]).collect(),
+                policy: policy(
+                    config.activation.has_exact_zeros(),
+                    activity.sparsity(),
+                    summary,
+                    neuron,
+                    config.ffn_size,
+                ),
+                frequencies: orders[index]
+                    .iter()
+                    .map(|neuron| frequencies[*neuron as usize])
+                    .collect(),
                 neuron_bytes: neuron,
                 gate_bytes: neuron / 3,
-                attention_bytes: attention.iter().map(|weight| bytes(Weight::Layer(index, *weight))).sum(),
+                attention_bytes: attention
+                    .iter()
+                    .map(|weight| bytes(Weight::Layer(index, *weight)))
+                    .sum(),
                 predictor_bytes: summary.map_or(0, |summary| summary.bytes),
                 // Keys and values in float32.
-                kv_bytes: budget.context_tokens * (2 * config.kv_head_count * config.head_size * 4) as u64,
+                kv_bytes: budget.context_tokens
+                    * (2 * config.kv_head_count * config.head_size * 4) as u64,
             }
         })
         .collect();
@@ -251,7 +317,16 @@ fn policy(
 /// The plan as a table, and the account of both memories.
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut table = Table::new(&[
-        "layer", "policy", "hot neurons", "carry", "on GPU", "on CPU", "GPU µs", "CPU µs", "sync µs", "layer µs",
+        "layer",
+        "policy",
+        "hot neurons",
+        "carry",
+        "on GPU",
+        "on CPU",
+        "GPU µs",
+        "CPU µs",
+        "sync µs",
+        "layer µs",
     ]);
     for layer in &plan.layers {
         table.row(vec![
@@ -269,7 +344,11 @@ pub(crate) fn describe(plan: &Plan) -> String {
     }
     let mut lines = Table::new(&["memory", "where", "bytes"]);
     for line in &plan.lines {
-        lines.row(vec![line.name.clone(), line.device.to_string(), ByteSize(line.bytes).to_string()]);
+        lines.row(vec![
+            line.name.clone(),
+            line.device.to_string(),
+            ByteSize(line.bytes).to_string(),
+        ]);
     }
     for device in [Device::Gpu, Device::Cpu] {
         lines.row(vec![
@@ -295,7 +374,9 @@ impl Placement {
             100.0 * report.gap
         ));
         if let Some(trouble) = &report.trouble {
-            output.say(format!("the integer program was not solved to the end: {trouble}"));
+            output.say(format!(
+                "the integer program was not solved to the end: {trouble}"
+            ));
         }
         if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
             output.say(format!(
@@ -312,12 +393,14 @@ impl Placement {
 
     /// Whether the bundle in `out` was made from the same inputs and has the same plan.
     pub(crate) fn is_packed(&self, checkpoint: &Checkpoint, out: &Path) -> bool {
-        powerinfer_bundle::Bundle::open(out, powerinfer_bundle::Verification::Quick).is_ok_and(|bundle| {
-            bundle.header().model.fingerprint == checkpoint.identity().fingerprint
-                && bundle.header().inputs == self.inputs
-                && bundle.quant() == self.quant
-                && *bundle.plan() == self.plan
-        })
+        powerinfer_bundle::Bundle::open(out, powerinfer_bundle::Verification::Quick).is_ok_and(
+            |bundle| {
+                bundle.header().model.fingerprint == checkpoint.identity().fingerprint
+                    && bundle.header().inputs == self.inputs
+                    && bundle.quant() == self.quant
+                    && *bundle.plan() == self.plan
+            },
+        )
     }
 
     /// Writes the bundle.

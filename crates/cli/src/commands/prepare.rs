@@ -47,11 +47,19 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
     let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
     let name = checkpoint.identity().name.clone();
-    let folder = arguments.out.clone().unwrap_or_else(|| model_argument::work_folder(&name));
+    let folder = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| model_argument::work_folder(&name));
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let seed = arguments.seed;
-    let calibration =
-        calibration(&arguments.calibration, checkpoint.files(), checkpoint.config(), &tokenizer, seed)?;
+    let calibration = calibration(
+        &arguments.calibration,
+        checkpoint.files(),
+        checkpoint.config(),
+        &tokenizer,
+        seed,
+    )?;
     let bar = Bar::new(output);
 
     let settings = arguments.tracing.settings(seed);

@@ -16,7 +16,9 @@ use crate::{
 
 /// What to profile, on what, and where to.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000")]
+#[command(
+    after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"
+)]
 pub(crate) struct ProfileArguments {
     /// Model folder, or `demo`
     #[arg(default_value = model_argument::DEMO)]
@@ -47,20 +49,27 @@ pub(crate) struct TraceArguments {
 impl TraceArguments {
     /// The settings of the stage.
     pub(crate) fn settings(&self, seed: u64) -> Settings {
-        Settings { trace_tokens: self.trace_tokens, seed }
+        Settings {
+            trace_tokens: self.trace_tokens,
+            seed,
+        }
     }
 }
 
 pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
     let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
-    let out = arguments
-        .out
-        .clone()
-        .unwrap_or_else(|| model_argument::work_folder(&checkpoint.identity().name).join("profile"));
+    let out = arguments.out.clone().unwrap_or_else(|| {
+        model_argument::work_folder(&checkpoint.identity().name).join("profile")
+    });
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
-    let calibration =
-        calibration(&arguments.calibration, checkpoint.files(), checkpoint.config(), &tokenizer, arguments.seed)?;
+    let calibration = calibration(
+        &arguments.calibration,
+        checkpoint.files(),
+        checkpoint.config(),
+        &tokenizer,
+        arguments.seed,
+    )?;
     let settings = arguments.tracing.settings(arguments.seed);
     let profile = measure(&checkpoint, &calibration, settings, &out, &Bar::new(output))?;
     if arguments.json {
@@ -73,7 +82,13 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
 
 /// A row per layer.
 pub(crate) fn table(layers: &[LayerSummary]) -> String {
-    let mut table = Table::new(&["layer", "zeros", "neurons for 80 %", "never fired", "activations by tenths"]);
+    let mut table = Table::new(&[
+        "layer",
+        "zeros",
+        "neurons for 80 %",
+        "never fired",
+        "activations by tenths",
+    ]);
     for layer in layers {
         table.row(vec![
             layer.layer.to_string(),

@@ -23,7 +23,9 @@ use crate::{
 
 /// What to run, on which prompt, and how to choose tokens.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo")]
+#[command(
+    after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo"
+)]
 pub(crate) struct RunArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
@@ -35,7 +37,13 @@ pub(crate) struct RunArguments {
     #[arg(short, long, conflicts_with = "prompt")]
     interactive: bool,
     /// Most tokens to generate
-    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", default_value_t = 256)]
+    #[arg(
+        short = 'n',
+        long,
+        alias = "n-predict",
+        value_name = "N",
+        default_value_t = 256
+    )]
     max_tokens: usize,
     #[command(flatten)]
     sampling: SamplingArguments,
@@ -89,7 +97,8 @@ impl SamplingArguments {
     fn settings(&self, files: &Files) -> Result<SamplingSettings> {
         let model: GenerationConfig = match files.read("generation_config.json")? {
             None => GenerationConfig::default(),
-            Some(bytes) => serde_json::from_slice(&bytes).context("`generation_config.json` is not as expected")?,
+            Some(bytes) => serde_json::from_slice(&bytes)
+                .context("`generation_config.json` is not as expected")?,
         };
         let sampled = model.do_sample.unwrap_or(false);
         let none = SamplingSettings::default();
@@ -98,10 +107,22 @@ impl SamplingArguments {
                 .temperature
                 .or(model.temperature.filter(|_| sampled))
                 .unwrap_or(if sampled { 1.0 } else { none.temperature }),
-            top_k: self.top_k.or(model.top_k.filter(|_| sampled)).unwrap_or(none.top_k),
-            top_p: self.top_p.or(model.top_p.filter(|_| sampled)).unwrap_or(none.top_p),
-            min_p: self.min_p.or(model.min_p.filter(|_| sampled)).unwrap_or(none.min_p),
-            repeat_penalty: self.repeat_penalty.or(model.repetition_penalty).unwrap_or(none.repeat_penalty),
+            top_k: self
+                .top_k
+                .or(model.top_k.filter(|_| sampled))
+                .unwrap_or(none.top_k),
+            top_p: self
+                .top_p
+                .or(model.top_p.filter(|_| sampled))
+                .unwrap_or(none.top_p),
+            min_p: self
+                .min_p
+                .or(model.min_p.filter(|_| sampled))
+                .unwrap_or(none.min_p),
+            repeat_penalty: self
+                .repeat_penalty
+                .or(model.repetition_penalty)
+                .unwrap_or(none.repeat_penalty),
             seed: self.seed,
             ..none
         })
@@ -140,10 +161,17 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
     let mut completion = String::new();
     let json = arguments.json;
-    let timing = generate(&mut model, &tokenizer, &mut sampler()?, &ids, arguments.max_tokens, &mut |piece| {
-        completion.push_str(piece);
-        if json { Ok(()) } else { print(piece) }
-    })?;
+    let timing = generate(
+        &mut model,
+        &tokenizer,
+        &mut sampler()?,
+        &ids,
+        arguments.max_tokens,
+        &mut |piece| {
+            completion.push_str(piece);
+            if json { Ok(()) } else { print(piece) }
+        },
+    )?;
     if json {
         print_json(&json!({
             "prompt": prompt,
@@ -159,7 +187,11 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         print("\n")?;
     }
     output.say(timing.describe());
-    if interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+    if interrupted() {
+        Err(Interrupted.into())
+    } else {
+        Ok(())
+    }
 }
 
 /// Where the prompt comes from.
@@ -179,7 +211,8 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     }
     if !std::io::stdin().is_terminal() {
         let mut bytes = Vec::new();
-        while_waiting(|| std::io::stdin().read_to_end(&mut bytes)).context("cannot read the prompt from stdin")?;
+        while_waiting(|| std::io::stdin().read_to_end(&mut bytes))
+            .context("cannot read the prompt from stdin")?;
         let Ok(text) = String::from_utf8(bytes) else {
             bail!("stdin is not UTF-8 text; convert it first");
         };
@@ -211,7 +244,10 @@ fn generate(
     if ids.is_empty() {
         bail!("the prompt has no tokens; give some text with `--prompt`");
     }
-    let mut timing = Timing { prompt_tokens: ids.len(), ..Timing::default() };
+    let mut timing = Timing {
+        prompt_tokens: ids.len(),
+        ..Timing::default()
+    };
     ids.iter().for_each(|id| sampler.remember(*id));
     model.take_statistics();
     let started = Instant::now();
@@ -284,7 +320,10 @@ fn chat(
     while let Some(line) = read_message(output)? {
         let ids = match template {
             Some(template) => {
-                messages.push(Message { role: "user".to_owned(), content: line });
+                messages.push(Message {
+                    role: "user".to_owned(),
+                    content: line,
+                });
                 let text = template.render(&messages, GenerationPrompt::Add)?;
                 tokenizer.encode(&text, SpecialTokens::Omit)?
             }
@@ -292,15 +331,25 @@ fn chat(
         };
         model.reset();
         let mut answer = String::new();
-        let timing = generate(model, tokenizer, &mut sampler, &ids, arguments.max_tokens, &mut |piece| {
-            answer.push_str(piece);
-            print(piece)
-        })?;
+        let timing = generate(
+            model,
+            tokenizer,
+            &mut sampler,
+            &ids,
+            arguments.max_tokens,
+            &mut |piece| {
+                answer.push_str(piece);
+                print(piece)
+            },
+        )?;
         if !answer.ends_with('\n') {
             print("\n")?;
         }
         output.say(timing.describe());
-        messages.push(Message { role: "assistant".to_owned(), content: answer });
+        messages.push(Message {
+            role: "assistant".to_owned(),
+            content: answer,
+        });
         if interrupted() {
             return Err(Interrupted.into());
         }
@@ -314,10 +363,15 @@ fn read_message(output: Output) -> Result<Option<String>> {
     let mut message = String::new();
     loop {
         if std::io::stdin().is_terminal() && !output.quiet {
-            let _ = write!(anstream::stderr(), "{}", if message.is_empty() { "> " } else { "… " });
+            let _ = write!(
+                anstream::stderr(),
+                "{}",
+                if message.is_empty() { "> " } else { "… " }
+            );
         }
         let mut line = String::new();
-        let read = while_waiting(|| std::io::stdin().lock().read_line(&mut line)).context("cannot read stdin")?;
+        let read = while_waiting(|| std::io::stdin().lock().read_line(&mut line))
+            .context("cannot read stdin")?;
         if read == 0 {
             return Ok((!message.is_empty()).then_some(message));
         }

@@ -9,7 +9,9 @@ use crate::{model_argument, output::Output, progress::while_waiting};
 
 /// What to tokenise with.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode")]
+#[command(
+    after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode"
+)]
 pub(crate) struct TokenizeArguments {
     /// Model folder (its tokenizer files are enough), or `demo`
     #[arg(default_value = model_argument::DEMO)]
@@ -33,11 +35,20 @@ pub(crate) fn run(arguments: &TokenizeArguments, _output: Output) -> Result<()> 
         bail!("stdin is not UTF-8 text; convert it first");
     };
     if arguments.decode {
-        let ids: Vec<u32> = serde_json::from_str(&text).context("stdin is not a JSON array of token ids, such as `[1, 2, 3]`")?;
-        let special = if arguments.keep_special { SpecialText::Keep } else { SpecialText::Skip };
+        let ids: Vec<u32> = serde_json::from_str(&text)
+            .context("stdin is not a JSON array of token ids, such as `[1, 2, 3]`")?;
+        let special = if arguments.keep_special {
+            SpecialText::Keep
+        } else {
+            SpecialText::Skip
+        };
         crate::output::print(tokenizer.decode(&ids, special)?)
     } else {
-        let special = if arguments.no_special { SpecialTokens::Omit } else { SpecialTokens::Add };
+        let special = if arguments.no_special {
+            SpecialTokens::Omit
+        } else {
+            SpecialTokens::Add
+        };
         let ids = tokenizer.encode(&text, special)?;
         crate::output::print(format!("{}\n", serde_json::to_string(&ids)?))
     }

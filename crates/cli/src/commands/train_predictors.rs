@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, predictor_file::{PredictorFile, PredictorSummary}};
+use powerinfer_artifact::{
+    ByteSize,
+    predictor_file::{PredictorFile, PredictorSummary},
+};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_predictor::{Settings, train};
 use powerinfer_profile::Profile;
@@ -45,24 +48,39 @@ pub(crate) struct TrainPredictorsArguments {
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Share of active neurons that must be predicted on held-out tokens
-    #[arg(long, value_name = "SHARE", default_value_t = 0.95, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value_t = 0.95,
+        allow_negative_numbers = true
+    )]
     recall: f64,
     /// Optimiser steps per network
-    #[arg(long, value_name = "N", default_value_t = 1200)]
+    #[arg(long, value_name = "N", default_value_t = 400)]
     steps: usize,
 }
 
 impl TrainingArguments {
     /// The settings of the stage.
     pub(crate) fn settings(&self, quant: Format, seed: u64) -> Settings {
-        Settings { recall: self.recall, steps: self.steps, quant, seed }
+        Settings {
+            recall: self.recall,
+            steps: self.steps,
+            quant,
+            seed,
+        }
     }
 }
 
 pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Result<()> {
     let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
-    let profile = Profile::open(&arguments.profile.clone().unwrap_or_else(|| folder.join("profile")))?;
+    let profile = Profile::open(
+        &arguments
+            .profile
+            .clone()
+            .unwrap_or_else(|| folder.join("profile")),
+    )?;
     profile.check_model(checkpoint.identity())?;
     if !profile.document().has_exact_zeros {
         bail!(
@@ -70,11 +88,16 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
             checkpoint.identity().name
         );
     }
-    let out = arguments.out.clone().unwrap_or_else(|| folder.join("predictors"));
+    let out = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| folder.join("predictors"));
     let settings = arguments.training.settings(arguments.quant, arguments.seed);
     let predictors = train(&profile, settings, Isa::detect()?, &out, &Bar::new(output))?;
     if arguments.json {
-        return print_json(&json!({ "header": predictors.header(), "layers": predictors.layers() }));
+        return print_json(
+            &json!({ "header": predictors.header(), "layers": predictors.layers() }),
+        );
     }
     print(table(predictors.layers()))?;
     say_result(&predictors, arguments.training.recall, output);
@@ -83,7 +106,15 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
 
 /// A row per layer.
 pub(crate) fn table(layers: &[PredictorSummary]) -> String {
-    let mut table = Table::new(&["layer", "rank", "bytes", "recall", "precision", "predicted zeros", "true zeros"]);
+    let mut table = Table::new(&[
+        "layer",
+        "rank",
+        "bytes",
+        "recall",
+        "precision",
+        "predicted zeros",
+        "true zeros",
+    ]);
     for layer in layers {
         table.row(vec![
             layer.layer.to_string(),
@@ -108,8 +139,11 @@ pub(crate) fn say_result(predictors: &PredictorFile, target: f64, output: Output
         ByteSize(bytes),
         predictors.path().display()
     ));
-    let short: Vec<String> =
-        layers.iter().filter(|layer| layer.recall < target).map(|layer| layer.layer.to_string()).collect();
+    let short: Vec<String> = layers
+        .iter()
+        .filter(|layer| layer.recall < target)
+        .map(|layer| layer.layer.to_string())
+        .collect();
     if !short.is_empty() {
         output.say(format!(
             "held-out recall is below the target of {target} in layer(s) {}; profile more tokens or train more steps",

@@ -61,7 +61,9 @@ impl Attention {
     fn angles(&self, position: usize) -> Vec<(f32, f32)> {
         let half = self.head_size / 2;
         let frequency = |pair: usize| self.theta.powf(-(pair as f32) / half as f32);
-        (0..half).map(|pair| (position as f32 * frequency(pair)).sin_cos()).collect()
+        (0..half)
+            .map(|pair| (position as f32 * frequency(pair)).sin_cos())
+            .collect()
     }
 
     /// Rotates `head` by `angles`: pairs (i, i + half), as Llama checkpoints have it.
@@ -78,7 +80,10 @@ impl Attention {
     /// Rotated queries and keys of the text whose rows of qkv are `rows`.
     fn rotated(&self, rows: &[f32]) -> Rotated {
         let (queries, keys) = (self.heads * self.head_size, self.kv_heads * self.head_size);
-        let mut rotated = Rotated { queries: Vec::new(), keys: Vec::new() };
+        let mut rotated = Rotated {
+            queries: Vec::new(),
+            keys: Vec::new(),
+        };
         for (position, row) in rows.chunks_exact(self.width()).enumerate() {
             rotated.queries.extend(&row[..queries]);
             rotated.keys.extend(&row[queries..queries + keys]);
@@ -103,7 +108,11 @@ impl Attention {
         let scale = 1.0 / (size as f32).sqrt();
         out.clear();
         out.extend((0..=position).map(|key| {
-            scale * dot(query, &rotated.keys[(key * self.kv_heads + kv_head) * size..][..size])
+            scale
+                * dot(
+                    query,
+                    &rotated.keys[(key * self.kv_heads + kv_head) * size..][..size],
+                )
         }));
         let largest = out.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut sum = 0.0;
@@ -166,17 +175,28 @@ impl CustomOp1 for Attention {
                                 let (grad, out) = (&grad[at..at + size], &out[at..at + size]);
                                 // d score_j = p_j (grad·v_j − grad·out), from the softmax.
                                 let mean = dot(grad, out);
-                                let query = &rotated.queries[(position * self.heads + head) * size..][..size];
+                                let query = &rotated.queries
+                                    [(position * self.heads + head) * size..][..size];
                                 let mut query_grad = vec![0f32; size];
                                 for (key, weight) in weights.iter().enumerate() {
                                     let value_at = key * width + value_offset + kv_head * size;
-                                    let score_grad =
-                                        weight * (dot(grad, &rows[value_at..value_at + size]) - mean) * scale;
-                                    add_scaled(*weight, grad, &mut result[value_at..value_at + size]);
-                                    let rotated_key = &rotated.keys[(key * self.kv_heads + kv_head) * size..][..size];
+                                    let score_grad = weight
+                                        * (dot(grad, &rows[value_at..value_at + size]) - mean)
+                                        * scale;
+                                    add_scaled(
+                                        *weight,
+                                        grad,
+                                        &mut result[value_at..value_at + size],
+                                    );
+                                    let rotated_key = &rotated.keys
+                                        [(key * self.kv_heads + kv_head) * size..][..size];
                                     add_scaled(score_grad, rotated_key, &mut query_grad);
                                     let key_at = key * width + key_offset + kv_head * size;
-                                    add_scaled(score_grad, query, &mut result[key_at..key_at + size]);
+                                    add_scaled(
+                                        score_grad,
+                                        query,
+                                        &mut result[key_at..key_at + size],
+                                    );
                                 }
                                 let query_at = position * width + head * size;
                                 result[query_at..query_at + size].copy_from_slice(&query_grad);
@@ -205,18 +225,39 @@ mod tests {
 
     #[test]
     fn gradient_matches_finite_differences() {
-        let attention = Attention { heads: 2, kv_heads: 1, head_size: 8, theta: 100.0, bounds: vec![0, 3, 4, 9] };
+        let attention = Attention {
+            heads: 2,
+            kv_heads: 1,
+            head_size: 8,
+            theta: 100.0,
+            bounds: vec![0, 3, 4, 9],
+        };
         let mix = Tensor::rand(-1f32, 1.0, (9, 16), &Device::Cpu).unwrap();
-        super::super::check_gradient((9, 32), |x| (x.apply_op1(attention.clone())? * &mix)?.sum_all());
+        super::super::check_gradient((9, 32), |x| {
+            (x.apply_op1(attention.clone())? * &mix)?.sum_all()
+        });
     }
 
     #[test]
     fn texts_do_not_see_each_other() {
-        let attention = |bounds| Attention { heads: 2, kv_heads: 1, head_size: 8, theta: 100.0, bounds };
+        let attention = |bounds| Attention {
+            heads: 2,
+            kv_heads: 1,
+            head_size: 8,
+            theta: 100.0,
+            bounds,
+        };
         let both = Tensor::rand(-1f32, 1.0, (7, 32), &Device::Cpu).unwrap();
         let second = both.narrow(0, 3, 4).unwrap().contiguous().unwrap();
-        let together = both.apply_op1(attention(vec![0, 3, 7])).unwrap().narrow(0, 3, 4).unwrap();
+        let together = both
+            .apply_op1(attention(vec![0, 3, 7]))
+            .unwrap()
+            .narrow(0, 3, 4)
+            .unwrap();
         let alone = second.apply_op1(attention(vec![0, 4])).unwrap();
-        assert_eq!(together.to_vec2::<f32>().unwrap(), alone.to_vec2::<f32>().unwrap());
+        assert_eq!(
+            together.to_vec2::<f32>().unwrap(),
+            alone.to_vec2::<f32>().unwrap()
+        );
     }
 }

@@ -8,7 +8,10 @@ use super::{values, with_values};
 pub(crate) fn cross_entropy(logits: &Tensor, targets: &[u32], weights: &[f32]) -> Result<Tensor> {
     let total: f32 = weights.iter().sum();
     let weights = weights.iter().map(|weight| weight / total).collect();
-    logits.apply_op1(CrossEntropy { targets: targets.to_vec(), weights })
+    logits.apply_op1(CrossEntropy {
+        targets: targets.to_vec(),
+        weights,
+    })
 }
 
 struct CrossEntropy {
@@ -51,7 +54,11 @@ impl CustomOp1 for CrossEntropy {
             }
             Ok(out)
         })?;
-        Ok(Some(Tensor::from_vec(out, logits.shape(), logits.device())?))
+        Ok(Some(Tensor::from_vec(
+            out,
+            logits.shape(),
+            logits.device(),
+        )?))
     }
 }
 
@@ -61,6 +68,8 @@ mod tests {
 
     #[test]
     fn gradient_matches_finite_differences() {
-        super::super::check_gradient((4, 6), |x| cross_entropy(x, &[5, 0, 3, 3], &[1.0, 0.2, 1.0, 2.0]));
+        super::super::check_gradient((4, 6), |x| {
+            cross_entropy(x, &[5, 0, 3, 3], &[1.0, 0.2, 1.0, 2.0])
+        });
     }
 }

@@ -41,7 +41,10 @@ impl GatedRelu<'_> {
     pub(crate) fn apply(self, gate_up: &Tensor) -> Result<Tensor> {
         let width = gate_up.dim(1)? / 2;
         with_values(gate_up, |values| {
-            let mut counted = self.activity.lock().expect("no thread panics while counting");
+            let mut counted = self
+                .activity
+                .lock()
+                .expect("no thread panics while counting");
             counted.active.resize(width, 0);
             for row in values.chunks_exact(2 * width) {
                 counted.tokens += 1;
@@ -51,7 +54,9 @@ impl GatedRelu<'_> {
             }
             Ok(())
         })?;
-        gate_up.apply_op1(Gate { penalty: self.penalty })
+        gate_up.apply_op1(Gate {
+            penalty: self.penalty,
+        })
     }
 }
 
@@ -77,20 +82,28 @@ impl CustomOp1 for Gate {
 
     fn bwd(&self, gate_up: &Tensor, _out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let width = grad.dim(1)?;
-        let penalties: Vec<f32> = (0..width).map(|index| self.penalty * price(index, width)).collect();
+        let penalties: Vec<f32> = (0..width)
+            .map(|index| self.penalty * price(index, width))
+            .collect();
         let out = with_values(gate_up, |values| {
             with_values(grad, |grad| {
                 let mut out = Vec::with_capacity(values.len());
                 for (row, grad) in values.chunks_exact(2 * width).zip(grad.chunks_exact(width)) {
                     let (gate, up) = row.split_at(width);
                     let fires = |gate: f32| f32::from(u8::from(gate > 0.0));
-                    out.extend((0..width).map(|i| fires(gate[i]) * (up[i] * grad[i] + penalties[i])));
+                    out.extend(
+                        (0..width).map(|i| fires(gate[i]) * (up[i] * grad[i] + penalties[i])),
+                    );
                     out.extend((0..width).map(|i| gate[i].max(0.0) * grad[i]));
                 }
                 Ok(out)
             })
         })?;
-        Ok(Some(Tensor::from_vec(out, gate_up.shape(), gate_up.device())?))
+        Ok(Some(Tensor::from_vec(
+            out,
+            gate_up.shape(),
+            gate_up.device(),
+        )?))
     }
 }
 
@@ -109,10 +122,20 @@ mod tests {
     #[test]
     fn the_penalty_adds_its_price_where_a_neuron_fires() {
         let activity = Mutex::default();
-        let gates = candle_core::Var::from_slice(&[1f32, -1.0, 0.5, 0.5], (1, 4), &Device::Cpu).unwrap();
-        let out = GatedRelu { penalty: 2.0, activity: &activity }.apply(gates.as_tensor()).unwrap();
+        let gates =
+            candle_core::Var::from_slice(&[1f32, -1.0, 0.5, 0.5], (1, 4), &Device::Cpu).unwrap();
+        let out = GatedRelu {
+            penalty: 2.0,
+            activity: &activity,
+        }
+        .apply(gates.as_tensor())
+        .unwrap();
         let gradients = (out * 0.0).unwrap().sum_all().unwrap().backward().unwrap();
-        let gradient = gradients.get(gates.as_tensor()).unwrap().to_vec2::<f32>().unwrap();
+        let gradient = gradients
+            .get(gates.as_tensor())
+            .unwrap()
+            .to_vec2::<f32>()
+            .unwrap();
         assert_eq!(gradient[0], [2.0 * price(0, 2), 0.0, 0.0, 0.0]);
     }
 
@@ -121,7 +144,13 @@ mod tests {
         let mix = Tensor::rand(-1f32, 1.0, (3, 4), &Device::Cpu).unwrap();
         let activity = Mutex::default();
         super::super::check_gradient((3, 8), |x| {
-            (GatedRelu { penalty: 0.0, activity: &activity }.apply(x)? * &mix)?.sum_all()
+            (GatedRelu {
+                penalty: 0.0,
+                activity: &activity,
+            }
+            .apply(x)?
+                * &mix)?
+                .sum_all()
         });
     }
 }

@@ -10,7 +10,9 @@ use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 
 /// The contiguous float32 values behind a storage.
 pub(crate) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    let CpuStorage::F32(values) = storage else { bail!("float32 expected") };
+    let CpuStorage::F32(values) = storage else {
+        bail!("float32 expected")
+    };
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&values[start..end]),
         None => bail!("contiguous tensor expected"),
@@ -18,7 +20,10 @@ pub(crate) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a
 }
 
 /// Calls `read` with the values of a tensor.
-pub(crate) fn with_values<Output>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<Output>) -> Result<Output> {
+pub(crate) fn with_values<Output>(
+    tensor: &Tensor,
+    read: impl FnOnce(&[f32]) -> Result<Output>,
+) -> Result<Output> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
@@ -32,14 +37,22 @@ pub(crate) fn with_values<Output>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> 
 pub(crate) fn check_gradient(shape: (usize, usize), loss: impl Fn(&Tensor) -> Result<Tensor>) {
     use candle_core::{Device, Var};
     let count = shape.0 * shape.1;
-    let start: Vec<f32> = (0..count).map(|index| ((index * 37 % 101) as f32 / 50.0 - 1.0) * 0.9 + 0.013).collect();
+    let start: Vec<f32> = (0..count)
+        .map(|index| ((index * 37 % 101) as f32 / 50.0 - 1.0) * 0.9 + 0.013)
+        .collect();
     let evaluate = |values: &[f32]| -> f32 {
         let tensor = Tensor::from_slice(values, shape, &Device::Cpu).unwrap();
         loss(&tensor).unwrap().to_scalar().unwrap()
     };
     let variable = Var::from_slice(&start, shape, &Device::Cpu).unwrap();
     let gradients = loss(variable.as_tensor()).unwrap().backward().unwrap();
-    let gradient = gradients.get(variable.as_tensor()).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let gradient = gradients
+        .get(variable.as_tensor())
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1::<f32>()
+        .unwrap();
     for index in 0..count {
         let step = 3e-3;
         let mut moved = start.clone();

@@ -25,7 +25,13 @@ impl CustomOp2 for RmsNorm {
         "rms-norm"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, w: &CpuStorage, lw: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        lx: &Layout,
+        w: &CpuStorage,
+        lw: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (values(x, lx)?, values(w, lw)?);
         let mut out = Vec::with_capacity(x.len());
         for row in x.chunks_exact(weight.len()) {
@@ -35,7 +41,13 @@ impl CustomOp2 for RmsNorm {
         Ok((CpuStorage::F32(out), lx.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, w: &Tensor, _out: &Tensor, grad: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        _out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let width = w.elem_count();
         let (dx, dw) = with_values(x, |x| {
             with_values(w, |weight| {
@@ -50,7 +62,9 @@ impl CustomOp2 for RmsNorm {
                             dw[column] += grad[column] * row[column] * scale;
                         }
                         let pull = along * scale * scale * scale / width as f32;
-                        dx.extend((0..width).map(|column| grad[column] * weight[column] * scale - row[column] * pull));
+                        dx.extend((0..width).map(|column| {
+                            grad[column] * weight[column] * scale - row[column] * pull
+                        }));
                     }
                     Ok((dx, dw))
                 })
@@ -75,6 +89,8 @@ mod tests {
         let mix = Tensor::rand(-1f32, 1.0, (3, 5), &Device::Cpu).unwrap();
         super::super::check_gradient((3, 5), |x| (rms_norm(x, &weight)? * &mix)?.sum_all());
         let x = Tensor::rand(-1f32, 1.0, (3, 5), &Device::Cpu).unwrap();
-        super::super::check_gradient((1, 5), |w| (rms_norm(&x, &w.flatten_all()?)? * &mix)?.sum_all());
+        super::super::check_gradient((1, 5), |w| {
+            (rms_norm(&x, &w.flatten_all()?)? * &mix)?.sum_all()
+        });
     }
 }
