@@ -22,51 +22,35 @@ fn console_commands() -> Vec<String> {
         .collect()
 }
 
+/// One test, because the script finds what the commands prepared.
 #[test]
-fn commands_run_as_they_stand_there() {
+fn commands_run_as_they_stand_there_and_the_demo_script_prints_its_table() {
     let sandbox = Sandbox::new();
     let commands = console_commands();
     assert!(commands.len() >= 4, "{commands:?}");
-    let bin = Path::new(env!("CARGO_BIN_EXE_powerinfer"));
-    let path = format!(
-        "{}:{}",
-        bin.parent().unwrap().display(),
-        std::env::var("PATH").unwrap()
-    );
-    for command in commands {
+    let program = Path::new(env!("CARGO_BIN_EXE_powerinfer"));
+    let folder = program.parent().unwrap().display();
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let run = |command: &str| {
         let output = Command::new("bash")
-            .args(["-c", &command])
+            .args(["-c", command])
             .current_dir(sandbox.path(""))
             .env("PATH", &path)
+            .env("POWERINFER", program)
+            .env("DEMO_FOLDER", sandbox.path("demo.powerinfer"))
             .stdin(std::process::Stdio::null())
             .output()
             .unwrap();
-        assert!(
-            output.status.success(),
-            "{command}\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{command}\n{errors}");
+        String::from_utf8(output.stdout).unwrap() + &errors
+    };
+    for command in &commands {
+        run(command);
     }
-}
-
-#[test]
-fn the_demo_script_prints_its_table() {
-    let sandbox = Sandbox::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let output = Command::new("bash")
-        .arg(root.join("scripts/demo.sh"))
-        .arg("4")
-        .env("POWERINFER", env!("CARGO_BIN_EXE_powerinfer"))
-        .env("DEMO_FOLDER", crate::sandbox::prepared_demo())
-        .current_dir(sandbox.path(""))
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let text = run(&format!("{} 4", root.join("scripts/demo.sh").display()));
+    assert_eq!(text.matches("up to date").count(), 3, "{text}");
     for part in [
         "def ",
         "policy",

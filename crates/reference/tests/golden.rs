@@ -1,4 +1,5 @@
 //! The reference engine against the goldens: logits, activations, greedy ids, masked logits.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;

@@ -189,12 +189,12 @@ mod tests {
     fn frequencies_follow_the_probabilities() {
         let logits = [0.0f32, 2f32.ln(), 4f32.ln(), f32::NEG_INFINITY];
         let mut sampler = sampler(|_| ());
-        let mut counts = [0; 4];
+        let mut counts = [0i32; 4];
         for _ in 0..7000 {
             counts[sampler.sample(&logits) as usize] += 1;
         }
         for (count, expected) in counts.iter().zip([1000, 2000, 4000, 0]) {
-            assert!((*count as i32 - expected).abs() < 200, "{counts:?}");
+            assert!((count - expected).abs() < 200, "{counts:?}");
         }
     }
 

@@ -1,4 +1,5 @@
 //! The runtime against the goldens and against the reference engine, on bundles packed here.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;

@@ -228,8 +228,9 @@ fn evaluate(model: &Model, batch: &Batch) -> anyhow::Result<Report> {
     let (mut loss, mut tokens, mut matches) = (0f64, 0, 0);
     for (text, solution) in batch.bounds.windows(2).zip(&batch.solutions) {
         let mut exact = true;
-        for index in *solution..text[1] {
-            let (row, target) = (&logits[index], batch.targets[index] as usize);
+        let range = *solution..text[1];
+        for (row, target) in logits[range.clone()].iter().zip(&batch.targets[range]) {
+            let target = *target as usize;
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f32 = row.iter().map(|x| (x - largest).exp()).sum();
             loss += f64::from(largest + sum.ln() - row[target]);
