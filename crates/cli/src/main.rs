@@ -1,5 +1,8 @@
 //! The `powerinfer` command: parses, calls, prints.
 
+// Doc comments are help texts here, with `<placeholders>`.
+#![allow(rustdoc::invalid_html_tags)]
+
 mod calibration_text;
 mod commands;
 mod engine;

@@ -8,7 +8,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     Likelihood, complete, continuation_likelihood,
-    function_tasks::{Verdict, judge},
+    function_tasks::{CASES, Verdict, judge},
 };
 use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_text::Tokenizer;
@@ -146,7 +146,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     }
     print(table.to_string())?;
     output.say(format!(
-        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the true one on 16 inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
+        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the true one on {CASES} inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
         arguments.count, arguments.threads, rows[0].likelihood.tokens, rows[0].policy
     ));
     Ok(())
