@@ -130,7 +130,14 @@ mod tests {
         }
         .apply(gates.as_tensor())
         .unwrap();
-        let gradients = (out * 0.0).unwrap().sum_all().unwrap().backward().unwrap();
+        // Nothing comes from behind, so the penalty alone is left.
+        let nothing = Tensor::zeros((1, 2), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let gradients = (out * nothing)
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .backward()
+            .unwrap();
         let gradient = gradients
             .get(gates.as_tensor())
             .unwrap()
