@@ -2,4 +2,5 @@
 
 pub mod demo;
 pub mod minipython;
-pub mod random;
+
+use powerinfer_artifact::random;
