@@ -5,13 +5,33 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_artifact::TensorFile;
 
-/// The models this program runs so far.
-pub const MODELS: [&str; 4] = [
-    "llama-silu",
-    "llama-relu-gqa",
-    "llama-sharded",
+/// Every golden checkpoint.
+pub const MODELS: [&str; 21] = [
+    "falcon-new-relu",
+    "falcon-old-7b",
+    "falcon-rw-alibi",
+    "gemma",
+    "gptneox",
     "llama-bf16",
+    "llama-bias",
+    "llama-bin-only",
+    "llama-relu-gqa",
+    "llama-rope3",
+    "llama-rope3-v5config",
+    "llama-sharded",
+    "llama-silu",
+    "llama-tied-headdim",
+    "mistral-swa-relu",
+    "opt-fp16",
+    "opt-postln-proj",
+    "opt-preln",
+    "phi",
+    "qwen2-bias-tied",
+    "qwen3-qknorm",
 ];
+
+/// The models with logits of masked FFNs.
+pub const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 
 /// The prompts each of them was given.
 pub const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];

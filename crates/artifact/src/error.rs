@@ -95,6 +95,20 @@ pub enum ArtifactError {
         /// The program that wrote it.
         tool: String,
     },
+    /// The file was written by an older program in a form no longer read.
+    #[error(
+        "`{path}` is {format} version {found}, this program reads version {supported}; make it again"
+    )]
+    TooOld {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: String,
+        /// Its version.
+        found: u32,
+        /// The version known here.
+        supported: u32,
+    },
     /// The file was made for another model.
     #[error(
         "`{path}` was made for another model: it belongs to {found}, the model here is {expected}; make it again for this model"

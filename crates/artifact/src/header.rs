@@ -69,7 +69,7 @@ impl Header {
         self
     }
 
-    /// Refuses another format than `format` and versions above `supported`.
+    /// Refuses another format than `format` and other versions than `supported`.
     pub fn check_format(
         &self,
         path: &Path,
@@ -90,6 +90,14 @@ impl Header {
                 found: self.version,
                 supported,
                 tool: self.tool.clone(),
+            });
+        }
+        if self.version < supported {
+            return Err(ArtifactError::TooOld {
+                path: path.to_owned(),
+                format: format.to_owned(),
+                found: self.version,
+                supported,
             });
         }
         Ok(())

@@ -11,4 +11,7 @@ pub use bundle::{Bundle, Verification};
 pub use error::BundleError;
 pub use manifest::{FORMAT, Manifest, VERSION};
 pub use pack::{PackInputs, pack};
-pub use weights::{StoredLayer, StoredWeights, is_permutation, neuron_bytes};
+pub use weights::{
+    StoredLayer, StoredLinear, StoredNorm, StoredWeights, is_permutation, neuron_bytes,
+    weight_bytes,
+};

@@ -133,6 +133,9 @@ fn write_weights(
                     Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => {
                         permute_rows(&values, columns, &inputs.orders[layer])
                     }
+                    Weight::Layer(layer, LayerWeight::GateBias | LayerWeight::UpBias) => {
+                        permute_rows(&values, 1, &inputs.orders[layer])
+                    }
                     Weight::Layer(layer, LayerWeight::Down) => {
                         columns_as_rows(&values, columns, &inputs.orders[layer])
                     }

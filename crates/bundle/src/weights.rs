@@ -2,7 +2,9 @@
 //!
 //! Every matrix is packed in the bundle's format. The FFN's three matrices have one row a
 //! neuron (down is transposed), in one order, hottest first; `neurons` says which neuron of the
-//! checkpoint each row is. Norms are float32.
+//! checkpoint each row is. Norms, biases and learned positions are float32.
+
+use std::collections::HashSet;
 
 use powerinfer_artifact::{
     ArtifactError, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype,
@@ -16,20 +18,38 @@ use crate::BundleError;
 pub(crate) fn name(weight: Weight) -> String {
     let (layer, weight) = match weight {
         Weight::Embedding => return "embedding".to_owned(),
+        Weight::Positions => return "positions".to_owned(),
+        Weight::ProjectIn => return "project_in".to_owned(),
+        Weight::ProjectOut => return "project_out".to_owned(),
         Weight::FinalNorm => return "final_norm".to_owned(),
+        Weight::FinalNormBias => return "final_norm.bias".to_owned(),
         Weight::Head => return "head".to_owned(),
+        Weight::HeadBias => return "head.bias".to_owned(),
         Weight::Layer(layer, weight) => (layer, weight),
     };
     let part = match weight {
         LayerWeight::AttentionNorm => "attention_norm",
+        LayerWeight::AttentionNormBias => "attention_norm.bias",
         LayerWeight::Query => "query",
+        LayerWeight::QueryBias => "query.bias",
         LayerWeight::Key => "key",
+        LayerWeight::KeyBias => "key.bias",
         LayerWeight::Value => "value",
+        LayerWeight::ValueBias => "value.bias",
+        LayerWeight::QueryNorm => "query_norm",
+        LayerWeight::QueryNormBias => "query_norm.bias",
+        LayerWeight::KeyNorm => "key_norm",
+        LayerWeight::KeyNormBias => "key_norm.bias",
         LayerWeight::Output => "output",
+        LayerWeight::OutputBias => "output.bias",
         LayerWeight::FfnNorm => "ffn_norm",
+        LayerWeight::FfnNormBias => "ffn_norm.bias",
         LayerWeight::Gate => "gate",
+        LayerWeight::GateBias => "gate.bias",
         LayerWeight::Up => "up",
+        LayerWeight::UpBias => "up.bias",
         LayerWeight::Down => "down",
+        LayerWeight::DownBias => "down.bias",
     };
     format!("layers.{layer}.{part}")
 }
@@ -48,18 +68,29 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight) -> (usize, usiz
     }
 }
 
-/// Format a weight is stored in: norms stay in float32.
+/// Format a weight is stored in: norms, biases and positions, small as they are, stay in float32.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
-    if config.shape(weight).len() == 1 {
+    if config.shape(weight).len() == 1 || weight == Weight::Positions {
         Format::F32
     } else {
         quant
     }
 }
 
-/// Bytes of one neuron: its rows of gate, up and (transposed) down.
+/// Bytes of a weight in a bundle whose matrices are in the format `quant`.
+pub fn weight_bytes(config: &ModelConfig, weight: Weight, quant: Format) -> u64 {
+    let (rows, columns) = stored_shape(config, weight);
+    (rows * stored_format(config, weight, quant).row_bytes(columns)) as u64
+}
+
+/// Bytes of one neuron: its rows of gate, up and (transposed) down, and its biases.
 pub fn neuron_bytes(config: &ModelConfig, quant: Format) -> u64 {
-    3 * quant.row_bytes(config.hidden_size) as u64
+    let biases = [LayerWeight::GateBias, LayerWeight::UpBias]
+        .into_iter()
+        .filter(|bias| config.has(*bias))
+        .count();
+    let rows = config.matrices_per_neuron() * quant.row_bytes(config.hidden_size);
+    (rows + biases * size_of::<f32>()) as u64
 }
 
 /// Whether `order` names each of 0, 1, 2, … once.
@@ -71,27 +102,54 @@ pub fn is_permutation(order: &[u32]) -> bool {
     })
 }
 
+/// Weight and bias of a norm.
+#[derive(Debug, Clone)]
+pub struct StoredNorm {
+    /// The weight.
+    pub weight: Vec<f32>,
+    /// The bias, where the kind of norm has one.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A matrix and its bias.
+#[derive(Debug, Clone)]
+pub struct StoredLinear {
+    /// Where the matrix lies.
+    pub matrix: StoredMatrix,
+    /// One number a row (of down: a column), where there is one.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl StoredLinear {
+    /// Bytes that a look at the whole of it reads.
+    pub fn bytes(&self) -> usize {
+        self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
+    }
+}
+
 /// Where a layer's weights lie.
 #[derive(Debug, Clone)]
 pub struct StoredLayer {
-    /// Norm before attention.
-    pub attention_norm: Vec<f32>,
+    /// Norm of attention.
+    pub attention_norm: StoredNorm,
     /// `[heads·head_size, hidden]`.
-    pub query: StoredMatrix,
+    pub query: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
-    pub key: StoredMatrix,
+    pub key: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
-    pub value: StoredMatrix,
+    pub value: StoredLinear,
+    /// Norms of each query and each key head.
+    pub head_norms: Option<[StoredNorm; 2]>,
     /// `[hidden, heads·head_size]`.
-    pub output: StoredMatrix,
-    /// Norm before the FFN.
-    pub ffn_norm: Vec<f32>,
+    pub output: StoredLinear,
+    /// Norm of the FFN, where it has its own.
+    pub ffn_norm: Option<StoredNorm>,
     /// `[neurons, hidden]`, hottest first.
-    pub gate: StoredMatrix,
-    /// `[neurons, hidden]`, hottest first.
-    pub up: StoredMatrix,
-    /// `[neurons, hidden]`, hottest first.
-    pub down: StoredMatrix,
+    pub gate: StoredLinear,
+    /// `[neurons, hidden]`, hottest first, where the FFN is gated.
+    pub up: Option<StoredLinear>,
+    /// `[neurons, hidden]`, hottest first; the bias is `[hidden]`.
+    pub down: StoredLinear,
     /// Which neuron of the checkpoint each row is.
     pub neurons: Vec<u32>,
 }
@@ -99,14 +157,108 @@ pub struct StoredLayer {
 /// Where all weights lie.
 #[derive(Debug, Clone)]
 pub struct StoredWeights {
-    /// `[vocabulary, hidden]`.
+    /// `[vocabulary, embedding]`.
     pub embedding: StoredMatrix,
+    /// `[hidden, embedding]`, where they differ.
+    pub project_in: Option<StoredLinear>,
+    /// `[positions, hidden]`, where they are learned.
+    pub positions: Option<StoredMatrix>,
     /// One entry a layer.
     pub layers: Vec<StoredLayer>,
     /// Norm before the head.
-    pub final_norm: Vec<f32>,
-    /// `[vocabulary, hidden]`; the embedding where they are tied.
-    pub head: StoredMatrix,
+    pub final_norm: Option<StoredNorm>,
+    /// `[embedding, hidden]`, where they differ.
+    pub project_out: Option<StoredLinear>,
+    /// `[vocabulary, embedding]`; the embedding where they are tied.
+    pub head: StoredLinear,
+}
+
+/// Finds weights of one model in one file.
+struct Finder<'a> {
+    file: &'a TensorFile,
+    config: &'a ModelConfig,
+    quant: Format,
+    present: HashSet<Weight>,
+}
+
+impl Finder<'_> {
+    fn matrix(&self, weight: Weight) -> Result<StoredMatrix, ArtifactError> {
+        let (rows, columns) = stored_shape(self.config, weight);
+        let format = stored_format(self.config, weight, self.quant);
+        StoredMatrix::find(self.file, &name(weight), format, rows, columns)
+    }
+
+    fn matrix_if(&self, weight: Weight) -> Result<Option<StoredMatrix>, ArtifactError> {
+        let present = self.present.contains(&weight);
+        present.then(|| self.matrix(weight)).transpose()
+    }
+
+    fn vector(&self, weight: Weight) -> Result<Option<Vec<f32>>, ArtifactError> {
+        let Some(stored) = self.matrix_if(weight)? else {
+            return Ok(None);
+        };
+        let view = stored.view(self.file);
+        let mut values = vec![0.0; view.columns()];
+        view.dequantise_row(0, &mut values);
+        Ok(Some(values))
+    }
+
+    fn norm(&self, weight: Weight, bias: Weight) -> Result<Option<StoredNorm>, ArtifactError> {
+        let bias = self.vector(bias)?;
+        Ok(self
+            .vector(weight)?
+            .map(|weight| StoredNorm { weight, bias }))
+    }
+
+    fn linear(&self, weight: Weight, bias: Weight) -> Result<StoredLinear, ArtifactError> {
+        Ok(StoredLinear {
+            matrix: self.matrix(weight)?,
+            bias: self.vector(bias)?,
+        })
+    }
+
+    /// A matrix without bias, where the model has it.
+    fn plain(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
+        let matrix = self.matrix_if(weight)?;
+        Ok(matrix.map(|matrix| StoredLinear { matrix, bias: None }))
+    }
+
+    fn layer(&self, layer: usize) -> Result<StoredLayer, BundleError> {
+        let at = |weight| Weight::Layer(layer, weight);
+        let linear = |weight, bias| self.linear(at(weight), at(bias));
+        let norm = |weight, bias| self.norm(at(weight), at(bias));
+        let shape = [self.config.ffn_size];
+        let order = self.file.expect(&order_name(layer), Dtype::U32, &shape)?;
+        let neurons: Vec<u32> = order
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        if !is_permutation(&neurons) {
+            return Err(BundleError::NotAPermutation {
+                path: self.file.path().to_owned(),
+                layer,
+            });
+        }
+        let up = self.config.is_gated();
+        Ok(StoredLayer {
+            attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?
+                .expect("every layer has a norm of attention"),
+            query: linear(LayerWeight::Query, LayerWeight::QueryBias)?,
+            key: linear(LayerWeight::Key, LayerWeight::KeyBias)?,
+            value: linear(LayerWeight::Value, LayerWeight::ValueBias)?,
+            head_norms: norm(LayerWeight::QueryNorm, LayerWeight::QueryNormBias)?
+                .zip(norm(LayerWeight::KeyNorm, LayerWeight::KeyNormBias)?)
+                .map(|(query, key)| [query, key]),
+            output: linear(LayerWeight::Output, LayerWeight::OutputBias)?,
+            ffn_norm: norm(LayerWeight::FfnNorm, LayerWeight::FfnNormBias)?,
+            gate: linear(LayerWeight::Gate, LayerWeight::GateBias)?,
+            up: up
+                .then(|| linear(LayerWeight::Up, LayerWeight::UpBias))
+                .transpose()?,
+            down: linear(LayerWeight::Down, LayerWeight::DownBias)?,
+            neurons,
+        })
+    }
 }
 
 impl StoredWeights {
@@ -116,60 +268,28 @@ impl StoredWeights {
         config: &ModelConfig,
         quant: Format,
     ) -> Result<Self, BundleError> {
-        let matrix = |weight| -> Result<StoredMatrix, ArtifactError> {
-            let (rows, columns) = stored_shape(config, weight);
-            StoredMatrix::find(
-                file,
-                &name(weight),
-                stored_format(config, weight, quant),
-                rows,
-                columns,
-            )
+        let finder = Finder {
+            file,
+            config,
+            quant,
+            present: config.weights().into_iter().collect(),
         };
-        let norm = |weight| -> Result<Vec<f32>, ArtifactError> {
-            let mut values = vec![0.0; config.hidden_size];
-            matrix(weight)?.view(file).dequantise_row(0, &mut values);
-            Ok(values)
-        };
-        let layers = (0..config.layer_count)
-            .map(|layer| {
-                let matrix = |weight| matrix(Weight::Layer(layer, weight));
-                let norm = |weight| norm(Weight::Layer(layer, weight));
-                let order = file.expect(&order_name(layer), Dtype::U32, &[config.ffn_size])?;
-                let neurons: Vec<u32> = order
-                    .chunks_exact(4)
-                    .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                    .collect();
-                if !is_permutation(&neurons) {
-                    return Err(BundleError::NotAPermutation {
-                        path: file.path().to_owned(),
-                        layer,
-                    });
-                }
-                Ok(StoredLayer {
-                    attention_norm: norm(LayerWeight::AttentionNorm)?,
-                    query: matrix(LayerWeight::Query)?,
-                    key: matrix(LayerWeight::Key)?,
-                    value: matrix(LayerWeight::Value)?,
-                    output: matrix(LayerWeight::Output)?,
-                    ffn_norm: norm(LayerWeight::FfnNorm)?,
-                    gate: matrix(LayerWeight::Gate)?,
-                    up: matrix(LayerWeight::Up)?,
-                    down: matrix(LayerWeight::Down)?,
-                    neurons,
-                })
-            })
-            .collect::<Result<_, BundleError>>()?;
-        let embedding = matrix(Weight::Embedding)?;
+        let embedding = finder.matrix(Weight::Embedding)?;
         Ok(Self {
-            head: if config.tied_embeddings {
-                embedding.clone()
-            } else {
-                matrix(Weight::Head)?
+            project_in: finder.plain(Weight::ProjectIn)?,
+            positions: finder.matrix_if(Weight::Positions)?,
+            layers: (0..config.layer_count)
+                .map(|layer| finder.layer(layer))
+                .collect::<Result<_, _>>()?,
+            final_norm: finder.norm(Weight::FinalNorm, Weight::FinalNormBias)?,
+            project_out: finder.plain(Weight::ProjectOut)?,
+            head: StoredLinear {
+                matrix: finder
+                    .matrix_if(Weight::Head)?
+                    .unwrap_or_else(|| embedding.clone()),
+                bias: finder.vector(Weight::HeadBias)?,
             },
             embedding,
-            layers,
-            final_norm: norm(Weight::FinalNorm)?,
         })
     }
 }

@@ -1,22 +1,28 @@
-//! A Hugging Face checkpoint: a configuration and named tensors in one or more safetensors files.
+//! A checkpoint: a configuration, and tensors in some container.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
-use half::{bf16, f16};
-use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile, tensor_file::Dtype};
+use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
 use serde::Deserialize;
 
-use crate::{Files, ModelConfig, ModelError, Weight, config::OneOrMany};
+use crate::{
+    Files, ModelConfig, ModelError, Weight,
+    container::{Container, Safetensors},
+    families,
+    pickle::Pickles,
+    source::Source,
+};
 
 /// An open checkpoint whose tensors are all there, in the shapes the configuration asks for.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Files,
     config: ModelConfig,
-    shards: Vec<TensorFile>,
+    container: Box<dyn Container>,
+    sources: fn(&ModelConfig, Weight) -> Source,
     identity: ModelIdentity,
 }
 
@@ -24,6 +30,14 @@ pub struct Checkpoint {
 #[derive(Deserialize)]
 struct ShardIndex {
     weight_map: BTreeMap<String, String>,
+}
+
+/// A token id, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
 }
 
 /// What generation takes from `generation_config.json`.
@@ -43,44 +57,65 @@ impl Checkpoint {
         Self::from_files(Files::Folder(folder.to_owned()))
     }
 
-    /// Opens the checkpoint that consists of `files`.
+    /// Opens the checkpoint that consists of `files`, its weights in safetensors or, where there
+    /// are none, in PyTorch's own files.
     pub fn from_files(files: Files) -> Result<Self, ModelError> {
         let folder = files.folder().to_owned();
         let missing = |file: &str| ModelError::MissingFile {
             folder: folder.clone(),
             file: file.to_owned(),
         };
+        if files.read("config.json")?.is_none() {
+            return Err(missing("config.json"));
+        }
+        let container: Box<dyn Container> = match open_shards(&files, &folder)? {
+            Some(shards) => Box::new(Safetensors { shards }),
+            None => match Pickles::open(&files, &folder)? {
+                Some(pickles) => Box::new(pickles),
+                None => return Err(missing("model.safetensors")),
+            },
+        };
+        Self::from_container(files, container)
+    }
+
+    /// Opens the checkpoint whose weights are in `container`, under the names that its family
+    /// gives them, and whose other parts are in `files`.
+    pub fn from_container(files: Files, container: Box<dyn Container>) -> Result<Self, ModelError> {
+        let folder = files.folder().to_owned();
         let config_bytes = files
             .read("config.json")?
-            .ok_or_else(|| missing("config.json"))?;
+            .ok_or_else(|| ModelError::MissingFile {
+                folder: folder.clone(),
+                file: "config.json".to_owned(),
+            })?;
         let mut config = ModelConfig::parse(&config_bytes, &folder.join("config.json"))?;
         if let Some(bytes) = files.read("generation_config.json")? {
             let path = folder.join("generation_config.json");
             let generation: GenerationConfig = serde_json::from_slice(&bytes)
                 .map_err(|source| ArtifactError::NotJson { path, source })?;
-            if let Some(end_of_text) = generation.eos_token_id {
-                config.end_of_text = end_of_text.into();
+            match generation.eos_token_id {
+                Some(OneOrMany::One(token)) => config.end_of_text = vec![token],
+                Some(OneOrMany::Many(tokens)) => config.end_of_text = tokens,
+                None => {}
             }
         }
-        let shards = open_shards(&files, &folder)?;
-        let fingerprint = fingerprint(&config_bytes, &shards);
+        let family = families::named(&config.family).expect("a configuration names its family");
         let identity = ModelIdentity {
             name: files.name(),
-            fingerprint,
+            fingerprint: fingerprint(&config_bytes, container.as_ref())?,
         };
         let checkpoint = Self {
             files,
             config,
-            shards,
+            container,
+            sources: family.source,
             identity,
         };
-        for weight in checkpoint.config.weights() {
-            checkpoint.check(weight)?;
-        }
+        checkpoint.check(family.spare)?;
         Ok(checkpoint)
     }
 
-    /// Sizes and constants.
+    /// Sizes, constants and structure.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -97,156 +132,142 @@ impl Checkpoint {
 
     /// Reads one weight as float32, row-major; a NaN or infinite value is an error.
     pub fn read(&self, weight: Weight) -> Result<Vec<f32>, ModelError> {
-        let name = weight.name();
-        let (shard, view) = self.find(&name)?;
-        let values: Vec<f32> = match view.dtype {
-            Dtype::F32 => view
-                .bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Dtype::F16 => view
-                .bytes
-                .chunks_exact(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            Dtype::BF16 => view
-                .bytes
-                .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            other => {
-                return Err(ModelError::WrongType {
-                    path: shard.path().to_owned(),
-                    tensor: name,
-                    found: format!("{other:?}"),
-                });
-            }
+        let wanted = self.config.shape(weight);
+        let source = (self.sources)(&self.config, weight);
+        let name = match &source {
+            Source::Constant(value) => return Ok(vec![*value; wanted.iter().product()]),
+            Source::Tensor { name, .. } => self.resolve(name)?,
         };
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(index) => Err(ModelError::NotFinite {
-                path: shard.path().to_owned(),
+        let values = self.container.read(&name)?;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(ModelError::NotFinite {
+                path: self.container.path(&name),
+                value: values[index],
                 tensor: name,
                 index,
-                value: values[index],
-            }),
+            });
         }
+        Ok(source.apply(values, &wanted))
     }
 
-    /// The tensor called `name` and the file it is in.
-    fn find(
-        &self,
-        name: &str,
-    ) -> Result<
-        (
-            &TensorFile,
-            powerinfer_artifact::tensor_file::TensorView<'_>,
-        ),
-        ModelError,
-    > {
-        self.shards
-            .iter()
-            .find_map(|shard| shard.find(name).map(|view| (shard, view)))
+    /// The name under which the container has the tensor that a family calls `name`: checkpoints
+    /// of a bare decoder leave out the first part, the name of the model around it.
+    fn resolve(&self, name: &str) -> Result<String, ModelError> {
+        let bare = name.split_once('.').map_or(name, |(_, bare)| bare);
+        [name, bare]
+            .into_iter()
+            .find(|name| self.container.shape(name).is_some())
+            .map(str::to_owned)
             .ok_or_else(|| ModelError::MissingTensor {
-                folder: self.files.folder().to_owned(),
+                path: self.files.folder().to_owned(),
                 tensor: name.to_owned(),
             })
     }
 
-    /// Checks that `weight` is there in the right shape.
-    fn check(&self, weight: Weight) -> Result<(), ModelError> {
-        let name = weight.name();
-        let (shard, view) = self.find(&name)?;
-        let expected = self.config.shape(weight);
-        if view.shape != expected {
-            return Err(ModelError::WrongShape {
-                path: shard.path().to_owned(),
-                tensor: name,
-                expected,
-                found: view.shape.to_vec(),
-            });
+    /// Checks that every weight is there in the right shape, and that nothing is left over but
+    /// tensors whose names end as in `spare`.
+    fn check(&self, spare: &[&str]) -> Result<(), ModelError> {
+        let mut used = BTreeSet::new();
+        for weight in self.config.weights() {
+            let source = (self.sources)(&self.config, weight);
+            let Source::Tensor { name, .. } = &source else {
+                continue;
+            };
+            let name = self.resolve(name)?;
+            let expected = source.tensor_shape(&self.config.shape(weight));
+            let found = self.container.shape(&name).unwrap_or_default();
+            if found != expected {
+                return Err(ModelError::WrongShape {
+                    path: self.container.path(&name),
+                    tensor: name,
+                    expected,
+                    found,
+                });
+            }
+            used.insert(name);
         }
-        Ok(())
+        // Where embeddings are tied, a stored head repeats them.
+        if let Source::Tensor { name, .. } = (self.sources)(&self.config, Weight::Head) {
+            used.extend(self.resolve(&name).ok());
+        }
+        let mut names = self.container.names();
+        names.sort();
+        let left = names.into_iter().find(|name| {
+            !used.contains(name) && !spare.iter().any(|ending| name.ends_with(ending))
+        });
+        match left {
+            None => Ok(()),
+            Some(tensor) => Err(ModelError::LeftOver {
+                path: self.container.path(&tensor),
+                family: self.config.family.clone(),
+                tensor,
+            }),
+        }
     }
 }
 
-/// Opens `model.safetensors`, or the shards that the index names.
-fn open_shards(files: &Files, folder: &Path) -> Result<Vec<TensorFile>, ModelError> {
+/// Opens `model.safetensors`, or the shards that the index names; none where there is neither.
+fn open_shards(files: &Files, folder: &Path) -> Result<Option<Vec<TensorFile>>, ModelError> {
     const INDEX: &str = "model.safetensors.index.json";
     const SINGLE: &str = "model.safetensors";
     if let Some(bytes) = files.read(SINGLE)? {
-        return Ok(vec![TensorFile::from_bytes(&folder.join(SINGLE), bytes)?]);
+        let file = TensorFile::from_bytes(&folder.join(SINGLE), bytes)?;
+        return Ok(Some(vec![file]));
     }
     let Some(bytes) = files.read(INDEX)? else {
-        return Err(ModelError::MissingFile {
-            folder: folder.to_owned(),
-            file: SINGLE.to_owned(),
-        });
+        return Ok(None);
     };
-    let path = folder.join(INDEX);
-    let index: ShardIndex =
-        serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
-            path: path.clone(),
-            source,
-        })?;
-    let mut names: Vec<&String> = Vec::new();
-    for (tensor, shard) in &index.weight_map {
-        if Path::new(shard).file_name() != Some(shard.as_ref()) {
-            return Err(ModelError::ShardOutside {
-                path,
-                tensor: tensor.clone(),
-                shard: shard.clone(),
-            });
-        }
-        names.push(shard);
-    }
-    names.sort();
-    names.dedup();
-    names
+    let shards = shard_names(&folder.join(INDEX), &bytes)?
         .into_iter()
         .map(|shard| {
-            let bytes = files.read(shard)?.ok_or_else(|| ModelError::MissingShard {
-                folder: folder.to_owned(),
-                shard: shard.clone(),
-            })?;
+            let bytes = files
+                .read(&shard)?
+                .ok_or_else(|| ModelError::MissingShard {
+                    folder: folder.to_owned(),
+                    index: INDEX.to_owned(),
+                    shard: shard.clone(),
+                })?;
             let path: PathBuf = folder.join(shard);
             Ok(TensorFile::from_bytes(&path, bytes)?)
         })
-        .collect()
+        .collect::<Result<_, ModelError>>()?;
+    Ok(Some(shards))
+}
+
+/// Names of the files that the index in `path` lists, sorted; one that leaves the folder is an
+/// error.
+pub(crate) fn shard_names(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
+    let index: ShardIndex =
+        serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
+            path: path.to_owned(),
+            source,
+        })?;
+    let mut names = BTreeSet::new();
+    for (tensor, shard) in index.weight_map {
+        if Path::new(&shard).file_name() != Some(shard.as_ref()) {
+            return Err(ModelError::ShardOutside {
+                path: path.to_owned(),
+                tensor,
+                shard,
+            });
+        }
+        names.insert(shard);
+    }
+    Ok(names.into_iter().collect())
 }
 
 /// A digest that tells models apart without reading hundreds of gigabytes: the configuration,
-/// every tensor's name, type and shape, and sixteen evenly spread samples of 4 KiB of its data
-/// (all of it where it is smaller). The bundle's manifest has digests of every byte.
-fn fingerprint(config: &[u8], shards: &[TensorFile]) -> Digest {
-    const SAMPLE: usize = 4096;
-    const SAMPLES: usize = 16;
-    let mut tensors: Vec<(String, Digest)> = Vec::new();
-    for shard in shards {
-        for name in shard.names() {
-            let Some(view) = shard.find(&name) else {
-                continue;
-            };
-            let kind = format!("{name} {:?} {:?}", view.dtype, view.shape);
-            let mut parts = vec![kind.as_bytes()];
-            if view.bytes.len() <= SAMPLE * SAMPLES {
-                parts.push(view.bytes);
-            } else {
-                let step = (view.bytes.len() - SAMPLE) / (SAMPLES - 1);
-                parts.extend(
-                    (0..SAMPLES).map(|index| &view.bytes[index * step..index * step + SAMPLE]),
-                );
-            }
-            let digest = Digest::of_parts(parts);
-            tensors.push((name, digest));
-        }
-    }
+/// every tensor's name, type and shape, and samples of its data. The bundle's manifest has
+/// digests of every byte.
+fn fingerprint(config: &[u8], container: &dyn Container) -> Result<Digest, ModelError> {
     // By name, so that sharding the same weights differently does not make another model.
-    tensors.sort();
-    let digests: Vec<String> = tensors
+    let mut names = container.names();
+    names.sort();
+    let digests = names
         .iter()
-        .map(|(_, digest)| digest.to_string())
-        .collect();
-    Digest::of_parts(std::iter::once(config).chain(digests.iter().map(String::as_bytes)))
+        .map(|name| container.digest(name).map(|digest| digest.to_string()))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Digest::of_parts(
+        std::iter::once(config).chain(digests.iter().map(String::as_bytes)),
+    ))
 }

@@ -26,12 +26,12 @@ pub enum ModelError {
         file: String,
     },
     /// A shard named by the index is missing.
-    #[error(
-        "`{folder}` lacks the shard `{shard}` that `model.safetensors.index.json` names; download it again"
-    )]
+    #[error("`{folder}` lacks the shard `{shard}` that `{index}` names; download it again")]
     MissingShard {
         /// The folder.
         folder: PathBuf,
+        /// The index file.
+        index: String,
         /// The shard.
         shard: String,
     },
@@ -59,6 +59,30 @@ pub enum ModelError {
         /// What would be.
         supported: String,
     },
+    /// A key that no family description reads and that may change what is computed.
+    #[error(
+        "`{path}`: the key `{key}` ({value}) is unknown and may change what the model computes; remove it if it does not"
+    )]
+    UnknownKey {
+        /// The configuration.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A tensor that the model has no use for.
+    #[error(
+        "tensor `{tensor}` in `{path}` is left over: a model of the family {family} with this `config.json` does not have it; the files do not belong together"
+    )]
+    LeftOver {
+        /// The file.
+        path: PathBuf,
+        /// The family.
+        family: String,
+        /// The tensor.
+        tensor: String,
+    },
     /// A configuration that contradicts itself.
     #[error("`{path}`: {reason}")]
     BadConfig {
@@ -68,10 +92,10 @@ pub enum ModelError {
         reason: String,
     },
     /// A tensor that must be there is in none of the files.
-    #[error("`{folder}` has no tensor `{tensor}`; the checkpoint is incomplete, download it again")]
+    #[error("`{path}` has no tensor `{tensor}`; the checkpoint is incomplete, download it again")]
     MissingTensor {
-        /// The folder.
-        folder: PathBuf,
+        /// The folder or file.
+        path: PathBuf,
         /// The tensor.
         tensor: String,
     },
@@ -100,6 +124,22 @@ pub enum ModelError {
         tensor: String,
         /// The element type.
         found: String,
+    },
+    /// A GGUF file that is damaged or of a kind that is not read.
+    #[error("`{path}` cannot be read as GGUF: {reason}")]
+    BadGguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// A pickle that is damaged or holds more than tensors.
+    #[error("`{path}` cannot be read as PyTorch weights: {reason}")]
+    BadPickle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
     },
     /// A weight that is no number.
     #[error(

@@ -1,16 +1,25 @@
 //! Checkpoints that others own: `config.json`, safetensors, tensor names; and what a language
 //! model is to the rest of the program.
 
+mod activation;
 mod checkpoint;
 mod config;
+pub mod container;
 mod error;
+mod families;
 mod files;
+mod keys;
 mod language_model;
+mod pickle;
+mod rotary;
+mod source;
 mod weight;
 
+pub use activation::Activation;
 pub use checkpoint::Checkpoint;
-pub use config::{Activation, ModelConfig};
+pub use config::{Biases, Block, FfnKind, ModelConfig, NormKind, Positions};
 pub use error::ModelError;
 pub use files::Files;
 pub use language_model::{LanguageModel, greedy_token};
+pub use rotary::Rotary;
 pub use weight::{LayerWeight, Weight};

@@ -1,76 +1,74 @@
-//! The weights of a decoder, and what checkpoints call them.
+//! The weights of a decoder.
 
 /// One tensor of the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Weight {
-    /// Token embeddings, `[vocabulary, hidden]`.
+    /// Token embeddings, `[vocabulary, embedding]`.
     Embedding,
+    /// Learned positions, `[positions, hidden]`.
+    Positions,
+    /// From the embedding's width to the hidden one, `[hidden, embedding]`.
+    ProjectIn,
+    /// From the hidden width to the embedding's, `[embedding, hidden]`.
+    ProjectOut,
     /// Weight of the norm before the head, `[hidden]`.
     FinalNorm,
-    /// Output head, `[vocabulary, hidden]`; absent where embeddings are tied.
+    /// Bias of that norm, `[hidden]`.
+    FinalNormBias,
+    /// Output head, `[vocabulary, embedding]`; absent where embeddings are tied.
     Head,
+    /// Bias of the head, `[vocabulary]`.
+    HeadBias,
     /// A tensor of a layer.
     Layer(usize, LayerWeight),
 }
 
 /// One tensor of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerWeight {
-    /// Norm before attention, `[hidden]`.
+    /// Norm of attention, `[hidden]`.
     AttentionNorm,
+    /// Its bias, `[hidden]`.
+    AttentionNormBias,
     /// Query projection, `[heads·head_size, hidden]`.
     Query,
+    /// Its bias.
+    QueryBias,
     /// Key projection, `[kv_heads·head_size, hidden]`.
     Key,
+    /// Its bias.
+    KeyBias,
     /// Value projection, like the key's.
     Value,
+    /// Its bias.
+    ValueBias,
+    /// Norm of each query head, `[head_size]`.
+    QueryNorm,
+    /// Its bias, `[head_size]`.
+    QueryNormBias,
+    /// Norm of each key head, `[head_size]`.
+    KeyNorm,
+    /// Its bias, `[head_size]`.
+    KeyNormBias,
     /// Output projection of attention, `[hidden, heads·head_size]`.
     Output,
-    /// Norm before the FFN, `[hidden]`.
+    /// Its bias, `[hidden]`.
+    OutputBias,
+    /// Norm of the FFN, `[hidden]`.
     FfnNorm,
-    /// Gate projection, one row a neuron, `[ffn, hidden]`.
+    /// Its bias, `[hidden]`.
+    FfnNormBias,
+    /// The projection that the activation function is applied to, one row a neuron,
+    /// `[ffn, hidden]`: the gate, or an ungated FFN's first matrix.
     Gate,
-    /// Up projection, one row a neuron, `[ffn, hidden]`.
+    /// Its bias, `[ffn]`.
+    GateBias,
+    /// Up projection of a gated FFN, one row a neuron, `[ffn, hidden]`.
     Up,
+    /// Its bias, `[ffn]`.
+    UpBias,
     /// Down projection, one column a neuron, `[hidden, ffn]`.
     Down,
-}
-
-impl LayerWeight {
-    /// All of them, in the order of the forward pass.
-    pub const ALL: [Self; 9] = [
-        Self::AttentionNorm,
-        Self::Query,
-        Self::Key,
-        Self::Value,
-        Self::Output,
-        Self::FfnNorm,
-        Self::Gate,
-        Self::Up,
-        Self::Down,
-    ];
-}
-
-impl Weight {
-    /// The tensor's name in a Hugging Face checkpoint of the Llama family.
-    pub fn name(self) -> String {
-        let (layer, weight) = match self {
-            Self::Embedding => return "model.embed_tokens.weight".to_owned(),
-            Self::FinalNorm => return "model.norm.weight".to_owned(),
-            Self::Head => return "lm_head.weight".to_owned(),
-            Self::Layer(layer, weight) => (layer, weight),
-        };
-        let part = match weight {
-            LayerWeight::AttentionNorm => "input_layernorm",
-            LayerWeight::Query => "self_attn.q_proj",
-            LayerWeight::Key => "self_attn.k_proj",
-            LayerWeight::Value => "self_attn.v_proj",
-            LayerWeight::Output => "self_attn.o_proj",
-            LayerWeight::FfnNorm => "post_attention_layernorm",
-            LayerWeight::Gate => "mlp.gate_proj",
-            LayerWeight::Up => "mlp.up_proj",
-            LayerWeight::Down => "mlp.down_proj",
-        };
-        format!("model.layers.{layer}.{part}.weight")
-    }
+    /// Its bias, `[hidden]`.
+    DownBias,
 }

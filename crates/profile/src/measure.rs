@@ -4,7 +4,7 @@ use std::path::Path;
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::{Ends, Layer};
+use powerinfer_reference::{Beginning, Layer};
 
 use crate::{
     Calibration, LayerSummary, Part, Profile, ProfileDocument, ProfileError, Traces,
@@ -68,10 +68,10 @@ pub fn measure(
         }
         None => {
             folder.clear()?;
-            let ends = Ends::load(checkpoint)?;
+            let beginning = Beginning::load(checkpoint)?;
             let hidden = calibration
                 .sequences()
-                .map(|(sequence, _)| ends.embed(sequence))
+                .map(|(sequence, _)| beginning.embed(sequence))
                 .collect::<Result<_, _>>()?;
             State {
                 activities: Vec::new(),

@@ -96,26 +96,24 @@ impl FfnTap for Observer<'_> {
         let (part, first) = (self.part as usize, self.seen[self.part as usize]);
         let sampling = self.sampling[part];
         let samples = self.traces.part_mut(self.part);
-        let tokens = with_values(observation.activation, |activation| {
-            for (index, row) in activation.chunks_exact(neurons).enumerate() {
-                for (count, value) in self.active.iter_mut().zip(row) {
-                    *count += u64::from(*value != 0.0);
-                }
-                if sampling.takes(first + index) {
-                    samples.active.push(row);
-                }
-            }
-            activation.len() / neurons
-        })?;
-        with_values(observation.product, |product| {
-            for row in product.chunks_exact(neurons) {
+        // A neuron is active where it contributes: what decides is the product, not the gate
+        // alone, since with a ReLU on both either may silence it.
+        let tokens = with_values(observation.product, |product| {
+            for (index, row) in product.chunks_exact(neurons).enumerate() {
                 let mut sum = 0.0;
-                for (total, value) in self.magnitude.iter_mut().zip(row) {
+                for ((count, total), value) in
+                    self.active.iter_mut().zip(&mut self.magnitude).zip(row)
+                {
+                    *count += u64::from(*value != 0.0);
                     sum += value;
                     *total += f64::from(value.abs());
                 }
                 self.finite &= sum.is_finite();
+                if sampling.takes(first + index) {
+                    samples.active.push(row);
+                }
             }
+            product.len() / neurons
         })?;
         let hidden_size = samples.hidden_size;
         with_values(observation.input, |input| {

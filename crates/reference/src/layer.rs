@@ -1,62 +1,40 @@
 //! One decoder layer, loaded and run on its own, so that a model larger than memory can be
-//! streamed through it; and the two ends of the model.
+//! streamed through it.
+
+use std::collections::HashMap;
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
-use powerinfer_model::{Activation, Checkpoint, LayerWeight, ModelConfig, ModelError, Weight};
+use powerinfer_model::{
+    Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight,
+};
 
-use crate::{FfnObservation, FfnTap};
-
-/// candle's errors as ours.
-pub(crate) fn failed(error: candle_core::Error) -> ModelError {
-    ModelError::Reference(error.to_string())
-}
-
-/// Reads a weight as a float32 tensor.
-fn load(checkpoint: &Checkpoint, weight: Weight) -> std::result::Result<Tensor, ModelError> {
-    let values = checkpoint.read(weight)?;
-    Tensor::from_vec(values, checkpoint.config().shape(weight), &Device::Cpu).map_err(failed)
-}
-
-/// `x · w / √(mean(x²) + ε)` over the last dimension.
-fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
-    let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
-    x.broadcast_div(&(mean_square + f64::from(epsilon))?.sqrt()?)?
-        .broadcast_mul(weight)
-}
+use crate::{
+    FfnObservation, FfnTap,
+    operations::{activate, failed, linear, load, norm},
+};
 
 /// The weights of one decoder layer.
 #[derive(Debug)]
 pub struct Layer {
     index: usize,
     config: ModelConfig,
-    attention_norm: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    ffn_norm: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+    weights: HashMap<LayerWeight, Tensor>,
 }
 
 impl Layer {
     /// Loads layer `index`.
     pub fn load(checkpoint: &Checkpoint, index: usize) -> std::result::Result<Self, ModelError> {
-        let load = |weight| load(checkpoint, Weight::Layer(index, weight));
+        let weights = checkpoint
+            .config()
+            .layer_weights()
+            .into_iter()
+            .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
+            .collect::<std::result::Result<_, ModelError>>()?;
         Ok(Self {
             index,
             config: checkpoint.config().clone(),
-            attention_norm: load(LayerWeight::AttentionNorm)?,
-            query: load(LayerWeight::Query)?,
-            key: load(LayerWeight::Key)?,
-            value: load(LayerWeight::Value)?,
-            output: load(LayerWeight::Output)?,
-            ffn_norm: load(LayerWeight::FfnNorm)?,
-            gate: load(LayerWeight::Gate)?,
-            up: load(LayerWeight::Up)?,
-            down: load(LayerWeight::Down)?,
+            weights,
         })
     }
 
@@ -70,14 +48,46 @@ impl Layer {
     }
 
     fn run(&self, hidden: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
-        let epsilon = self.config.norm_epsilon;
-        let attended = self.attention(&rms_norm(hidden, &self.attention_norm, epsilon)?)?;
-        let hidden = (hidden + attended)?;
-        let mixed = self.ffn(&rms_norm(&hidden, &self.ffn_norm, epsilon)?, tap)?;
-        hidden + mixed
+        let attention_norm = |x: &Tensor| {
+            self.norm(
+                x,
+                LayerWeight::AttentionNorm,
+                LayerWeight::AttentionNormBias,
+            )
+        };
+        let ffn_norm = |x: &Tensor| self.norm(x, LayerWeight::FfnNorm, LayerWeight::FfnNormBias);
+        match self.config.block {
+            Block::PreNorm => {
+                let hidden = (hidden + self.attention(&attention_norm(hidden)?)?)?;
+                &hidden + self.ffn(&ffn_norm(&hidden)?, tap)?
+            }
+            Block::PostNorm => {
+                let hidden = attention_norm(&(hidden + self.attention(hidden)?)?)?;
+                ffn_norm(&(&hidden + self.ffn(&hidden, tap)?)?)
+            }
+            Block::Parallel => {
+                let attended = self.attention(&attention_norm(hidden)?)?;
+                (hidden + attended)? + self.ffn(&ffn_norm(hidden)?, tap)?
+            }
+            Block::ParallelSharedNorm => {
+                let normed = attention_norm(hidden)?;
+                (hidden + self.attention(&normed)?)? + self.ffn(&normed, tap)?
+            }
+        }
     }
 
-    /// Causal grouped-query attention with rotary positions.
+    /// `x` through a norm over its last dimension.
+    fn norm(&self, x: &Tensor, weight: LayerWeight, bias: LayerWeight) -> Result<Tensor> {
+        let bias = self.weights.get(&bias);
+        norm(&self.config, x, &self.weights[&weight], bias)
+    }
+
+    /// `x · Wᵀ + b`.
+    fn linear(&self, x: &Tensor, weight: LayerWeight, bias: LayerWeight) -> Result<Tensor> {
+        linear(x, &self.weights[&weight], self.weights.get(&bias))
+    }
+
+    /// Causal grouped-query attention.
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
         let ModelConfig {
             head_count,
@@ -87,35 +97,38 @@ impl Layer {
         } = self.config;
         let tokens = x.dim(0)?;
         // [heads, tokens, head_size]
-        let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
-            x.matmul(&weight.t()?)?
+        let heads = |projected: Tensor, heads: usize| -> Result<Tensor> {
+            projected
                 .reshape((tokens, heads, head_size))?
                 .transpose(0, 1)?
                 .contiguous()
         };
-        let (cosine, sine) = self.rotation(tokens)?;
-        let rotate = |heads: Tensor| -> Result<Tensor> {
-            let half = head_size / 2;
-            let (first, second) = (
-                heads.narrow(D::Minus1, 0, half)?,
-                heads.narrow(D::Minus1, half, half)?,
-            );
-            let turned = [
-                (first.broadcast_mul(&cosine)? - second.broadcast_mul(&sine)?)?,
-                (first.broadcast_mul(&sine)? + second.broadcast_mul(&cosine)?)?,
-            ];
-            Tensor::cat(&turned, D::Minus1)
-        };
-        let query = rotate(project(&self.query, head_count)?)?;
-        let key = rotate(project(&self.key, kv_head_count)?)?;
-        let value = project(&self.value, kv_head_count)?;
+        let query = self.linear(x, LayerWeight::Query, LayerWeight::QueryBias)?;
+        let key = self.linear(x, LayerWeight::Key, LayerWeight::KeyBias)?;
+        let value = self.linear(x, LayerWeight::Value, LayerWeight::ValueBias)?;
+        let mut query = heads(query, head_count)?;
+        let mut key = heads(key, kv_head_count)?;
+        let value = heads(value, kv_head_count)?;
+        if self.config.query_key_norm {
+            query = self.norm(&query, LayerWeight::QueryNorm, LayerWeight::QueryNormBias)?;
+            key = self.norm(&key, LayerWeight::KeyNorm, LayerWeight::KeyNormBias)?;
+        }
+        if let Positions::Rotary(rotary) = &self.config.positions {
+            (query, key) = (rotate(rotary, &query)?, rotate(rotary, &key)?);
+        }
         // Every key and value head serves `group` query heads side by side.
         let group = head_count / kv_head_count;
         let query = query.reshape((kv_head_count, group * tokens, head_size))?;
-        let scores = (query.matmul(&key.t()?)? * (1.0 / (head_size as f64).sqrt()))?;
-        let scores = scores
-            .reshape((head_count, tokens, tokens))?
-            .broadcast_add(&causal_mask(tokens)?)?;
+        let scores = query
+            .matmul(&key.t()?)?
+            .reshape((head_count, tokens, tokens))?;
+        let scores = match &self.config.positions {
+            Positions::Alibi { slopes } => scores.broadcast_add(&alibi(slopes, tokens)?)?,
+            _ => scores,
+        };
+        let scores = (scores * (1.0 / (head_size as f64).sqrt()))?;
+        let window = self.config.attention_windows[self.index];
+        let scores = scores.broadcast_add(&causal_mask(tokens, window)?)?;
         let weights =
             softmax_last_dim(&scores)?.reshape((kv_head_count, group * tokens, tokens))?;
         let mixed = weights
@@ -124,113 +137,89 @@ impl Layer {
         let mixed = mixed
             .transpose(0, 1)?
             .reshape((tokens, head_count * head_size))?;
-        mixed.matmul(&self.output.t()?)
+        self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
     }
 
-    /// Cosines and sines of the rotary angles, `[tokens, head_size / 2]` each.
-    fn rotation(&self, tokens: usize) -> Result<(Tensor, Tensor)> {
-        let half = self.config.head_size / 2;
-        let theta = f64::from(self.config.rope_theta);
-        let mut angles = Vec::with_capacity(tokens * half);
-        for position in 0..tokens {
-            for pair in 0..half {
-                let frequency = theta.powf(-(pair as f64) / half as f64);
-                angles.push((position as f64 * frequency) as f32);
-            }
-        }
-        let angles = Tensor::from_vec(angles, (tokens, half), &Device::Cpu)?;
-        Ok((angles.cos()?, angles.sin()?))
-    }
-
-    /// The gated FFN: `down · (act(gate·x) ⊙ up·x)`.
+    /// The FFN: `down · h`, with a neuron's `h` as [`FfnKind`] says.
     fn ffn(&self, x: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
-        let gate = x.matmul(&self.gate.t()?)?;
-        let activation = match self.config.activation {
-            Activation::Relu => gate.relu()?,
-            Activation::Silu => gate.silu()?,
+        let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
+        let activation = activate(self.config.activation, &gate)?;
+        let product = match self.config.ffn {
+            FfnKind::Plain => activation.clone(),
+            FfnKind::Gated => {
+                (&activation * self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?)?
+            }
+            FfnKind::DoublyGated => {
+                let up = self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?;
+                (&activation * activate(self.config.activation, &up)?)?
+            }
         };
-        let product = (&activation * x.matmul(&self.up.t()?)?)?;
         let observation = FfnObservation {
             layer: self.index,
             input: x,
             activation: &activation,
             product: &product,
         };
-        let replaced = tap.tap(&observation)?;
-        replaced.unwrap_or(product).matmul(&self.down.t()?)
+        let product = tap.tap(&observation)?.unwrap_or(product);
+        self.linear(&product, LayerWeight::Down, LayerWeight::DownBias)
     }
 
     /// L2 norm of every neuron's column of the down projection, `[ffn]`: what a unit of its
     /// activation contributes.
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
-        let norms = self
-            .down
+        let norms = self.weights[&LayerWeight::Down]
             .sqr()
             .and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
         norms.map_err(failed)
     }
 }
 
-/// 0 where a query may look, −∞ at later positions: `[tokens, tokens]`.
-fn causal_mask(tokens: usize) -> Result<Tensor> {
+/// Rotates `heads [heads, tokens, head_size]` from position 0 on.
+fn rotate(rotary: &Rotary, heads: &Tensor) -> Result<Tensor> {
+    let (tokens, size) = (heads.dim(1)?, heads.dim(2)?);
+    let pairs = rotary.frequencies.len();
+    let angles = (0..tokens)
+        .flat_map(|position| {
+            rotary
+                .frequencies
+                .iter()
+                .map(move |frequency| (position as f64 * frequency) as f32)
+        })
+        .collect();
+    let angles = Tensor::from_vec(angles, (tokens, pairs), &Device::Cpu)?;
+    let magnitude = f64::from(rotary.magnitude);
+    let (cosine, sine) = ((angles.cos()? * magnitude)?, (angles.sin()? * magnitude)?);
+    let first = heads.narrow(D::Minus1, 0, pairs)?;
+    let second = heads.narrow(D::Minus1, pairs, pairs)?;
+    let mut parts = vec![
+        (first.broadcast_mul(&cosine)? - second.broadcast_mul(&sine)?)?,
+        (first.broadcast_mul(&sine)? + second.broadcast_mul(&cosine)?)?,
+    ];
+    if 2 * pairs < size {
+        parts.push(heads.narrow(D::Minus1, 2 * pairs, size - 2 * pairs)?);
+    }
+    Tensor::cat(&parts, D::Minus1)
+}
+
+/// Slope · key position, rounded to bfloat16 as in the models' own code: `[heads, 1, tokens]`.
+fn alibi(slopes: &[f32], tokens: usize) -> Result<Tensor> {
+    let biases = slopes
+        .iter()
+        .flat_map(|slope| {
+            (0..tokens).map(move |key| half::bf16::from_f32(slope * key as f32).to_f32())
+        })
+        .collect();
+    Tensor::from_vec(biases, (slopes.len(), 1, tokens), &Device::Cpu)
+}
+
+/// 0 where a query may look, −∞ at later positions and before its window: `[tokens, tokens]`.
+fn causal_mask(tokens: usize, window: Option<usize>) -> Result<Tensor> {
     let mask = (0..tokens * tokens)
         .map(|index| {
-            if index % tokens > index / tokens {
-                f32::NEG_INFINITY
-            } else {
-                0.0
-            }
+            let (query, key) = (index / tokens, index % tokens);
+            let seen = key <= query && window.is_none_or(|window| query < key + window);
+            if seen { 0.0 } else { f32::NEG_INFINITY }
         })
         .collect();
     Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)
-}
-
-/// What stands before the first layer and after the last.
-#[derive(Debug)]
-pub struct Ends {
-    config: ModelConfig,
-    embedding: Tensor,
-    final_norm: Tensor,
-    head: Tensor,
-}
-
-impl Ends {
-    /// Loads embedding, final norm and head.
-    pub fn load(checkpoint: &Checkpoint) -> std::result::Result<Self, ModelError> {
-        let config = checkpoint.config().clone();
-        let embedding = load(checkpoint, Weight::Embedding)?;
-        let head = if config.tied_embeddings {
-            embedding.clone()
-        } else {
-            load(checkpoint, Weight::Head)?
-        };
-        Ok(Self {
-            embedding,
-            head,
-            final_norm: load(checkpoint, Weight::FinalNorm)?,
-            config,
-        })
-    }
-
-    /// Embeds a sequence: `[tokens, hidden]`.
-    pub fn embed(&self, tokens: &[u32]) -> std::result::Result<Tensor, ModelError> {
-        if let Some(token) = tokens
-            .iter()
-            .find(|token| **token as usize >= self.config.vocabulary_size)
-        {
-            return Err(ModelError::TokenOutside {
-                token: *token,
-                vocabulary: self.config.vocabulary_size,
-            });
-        }
-        let ids = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu).map_err(failed)?;
-        self.embedding.index_select(&ids, 0).map_err(failed)
-    }
-
-    /// Logits from the last layer's output: `[tokens, vocabulary]`.
-    pub fn logits(&self, hidden: &Tensor) -> std::result::Result<Tensor, ModelError> {
-        rms_norm(hidden, &self.final_norm, self.config.norm_epsilon)
-            .and_then(|normed| normed.matmul(&self.head.t()?))
-            .map_err(failed)
-    }
 }

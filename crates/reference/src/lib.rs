@@ -1,10 +1,13 @@
 //! The dense forward in candle: the oracle that the sparse runtime answers to, and the engine
 //! that profiles a model one layer at a time.
 
+mod ends;
 mod layer;
 mod model;
+mod operations;
 mod tap;
 
-pub use layer::{Ends, Layer};
+pub use ends::{Beginning, Head};
+pub use layer::Layer;
 pub use model::ReferenceModel;
 pub use tap::{FfnObservation, FfnTap, NoTap};

@@ -3,15 +3,16 @@
 use candle_core::Tensor;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 
-use crate::{Ends, FfnTap, Layer, NoTap, layer::failed};
+use crate::{Beginning, FfnTap, Head, Layer, NoTap, operations::failed};
 
 /// A dense model without a cache: each call runs the whole sequence again, which is slow and
 /// leaves little to get wrong.
 #[derive(Debug)]
 pub struct ReferenceModel {
     config: ModelConfig,
-    ends: Ends,
+    beginning: Beginning,
     layers: Vec<Layer>,
+    head: Head,
     sequence: Vec<u32>,
 }
 
@@ -23,8 +24,9 @@ impl ReferenceModel {
             .map(|index| Layer::load(checkpoint, index))
             .collect::<Result<_, _>>()?;
         Ok(Self {
-            ends: Ends::load(checkpoint)?,
+            beginning: Beginning::load(checkpoint)?,
             layers,
+            head: Head::load(checkpoint)?,
             sequence: Vec::new(),
             config,
         })
@@ -32,11 +34,11 @@ impl ReferenceModel {
 
     /// Logits of a whole sequence, `[tokens, vocabulary]`, with every FFN going past `tap`.
     pub fn run(&self, tokens: &[u32], tap: &mut dyn FfnTap) -> Result<Tensor, ModelError> {
-        let mut hidden = self.ends.embed(tokens)?;
+        let mut hidden = self.beginning.embed(tokens)?;
         for layer in &self.layers {
             hidden = layer.forward(&hidden, tap)?;
         }
-        self.ends.logits(&hidden)
+        self.head.logits(&hidden)
     }
 }
 

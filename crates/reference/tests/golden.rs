@@ -7,7 +7,7 @@ mod golden;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use golden::{Golden, MODELS, PROMPTS, floats};
+use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::TensorFile;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, NoTap, ReferenceModel};
@@ -56,6 +56,11 @@ fn logits_and_activations_are_those_of_the_standard_implementation() {
                 &what,
             );
             for (key, got) in &recorder.0 {
+                // Products stand there for gated models, all of them for one prompt.
+                if golden.expected.find(&format!("{prompt}.{key}")).is_none() {
+                    assert!(prompt != "p17" || key.ends_with("prod"), "{what} {key}");
+                    continue;
+                }
                 golden.assert_close(
                     got,
                     &golden.floats(&format!("{prompt}.{key}")),
@@ -103,36 +108,36 @@ impl FfnTap for Mask {
 
 #[test]
 fn masked_logits_are_those_of_the_standard_implementation() {
-    let golden = Golden::open("llama-relu-gqa");
-    let model = load(&golden);
-    let sparse = TensorFile::open(&golden.folder.join("sparse.safetensors")).unwrap();
-    let mask = |name: String| {
-        let view = sparse.find(&name).unwrap();
-        let values = view.bytes.iter().map(|byte| f32::from(*byte)).collect();
-        Tensor::from_vec(values, view.shape, &Device::Cpu).unwrap()
-    };
-    for (prompt, masks, logits) in [
-        ("p17", "static30", "p17.static30.logits"),
-        ("p70", "static30", "p70.static30.logits"),
-        ("p17", "p17.token30", "p17.token30.logits"),
-        ("p17", "p17.top10", "p17.top10.logits"),
-        ("p17", "p17.active", "p17.logits"),
-    ] {
-        let mut tap = Mask(
-            (0..3)
-                .map(|layer| mask(format!("{masks}.layers.{layer}.mask")))
-                .collect(),
-        );
-        let got = model
-            .run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap)
-            .unwrap();
-        let want = if sparse.find(logits).is_some() {
-            floats(&sparse, logits)
-        } else {
-            golden.floats(logits)
+    for name in SPARSE_MODELS {
+        let golden = Golden::open(name);
+        let model = load(&golden);
+        let layers = model.config().layer_count;
+        let sparse = TensorFile::open(&golden.folder.join("sparse.safetensors")).unwrap();
+        let mask = |name: String| {
+            let view = sparse.find(&name).unwrap();
+            let values = view.bytes.iter().map(|byte| f32::from(*byte)).collect();
+            Tensor::from_vec(values, view.shape, &Device::Cpu).unwrap()
         };
-        golden.assert_close(&flat(&got), &want, masks);
+        for (prompt, masks, logits) in [
+            ("p17", "static30", "p17.static30.logits"),
+            ("p70", "static30", "p70.static30.logits"),
+            ("p17", "p17.token30", "p17.token30.logits"),
+            ("p17", "p17.top10", "p17.top10.logits"),
+            ("p17", "p17.active", "p17.logits"),
+        ] {
+            let masks = |layer| mask(format!("{masks}.layers.{layer}.mask"));
+            let mut tap = Mask((0..layers).map(masks).collect());
+            let got = model
+                .run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap)
+                .unwrap();
+            let want = if sparse.find(logits).is_some() {
+                floats(&sparse, logits)
+            } else {
+                golden.floats(logits)
+            };
+            golden.assert_close(&flat(&got), &want, &format!("{name} {logits}"));
+        }
+        let dense = model.run(&golden.ids("p17.input_ids"), &mut NoTap).unwrap();
+        golden.assert_close(&flat(&dense), &golden.floats("p17.logits"), "unmasked");
     }
-    let dense = model.run(&golden.ids("p17.input_ids"), &mut NoTap).unwrap();
-    golden.assert_close(&flat(&dense), &golden.floats("p17.logits"), "unmasked");
 }

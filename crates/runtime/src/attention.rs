@@ -1,5 +1,6 @@
 //! Causal grouped-query attention over a KV cache.
 
+use half::bf16;
 use powerinfer_kernels::Isa;
 use powerinfer_model::ModelConfig;
 
@@ -37,47 +38,57 @@ impl LayerCache {
             .chain(&mut self.values)
             .for_each(Vec::clear);
     }
+}
 
-    /// Bytes that one look over all positions reads.
-    pub(crate) fn bytes(&self) -> usize {
-        self.keys
-            .iter()
-            .chain(&self.values)
-            .map(|cache| size_of_val(&cache[..]))
-            .sum()
-    }
+/// What attention does besides dotting: how far it looks back, and ALiBi's slopes.
+pub(crate) struct Reach<'a> {
+    /// Positions a token sees, itself among them; none means all.
+    pub(crate) window: Option<usize>,
+    /// One slope a head.
+    pub(crate) slopes: Option<&'a [f32]>,
 }
 
 /// Mixes values for one token: `query` and `out` are `[heads, head_size]`; the token's own key
-/// and value are in the cache already.
+/// and value are the last in the cache. Returns the bytes of the cache that were read.
 pub(crate) fn attend(
     isa: Isa,
     config: &ModelConfig,
+    reach: &Reach<'_>,
     cache: &LayerCache,
     query: &[f32],
     scores: &mut Vec<f32>,
     out: &mut [f32],
-) {
+) -> usize {
     let size = config.head_size;
     let group = config.head_count / config.kv_head_count;
     let scale = 1.0 / (size as f32).sqrt();
+    let positions = cache.keys[0].len() / size;
+    let first = reach
+        .window
+        .map_or(0, |window| positions.saturating_sub(window));
     for (head, (query, out)) in query
         .chunks_exact(size)
         .zip(out.chunks_exact_mut(size))
         .enumerate()
     {
-        let (keys, values) = (&cache.keys[head / group], &cache.values[head / group]);
+        let keys = &cache.keys[head / group][first * size..];
+        let values = &cache.values[head / group][first * size..];
         scores.clear();
-        scores.extend(
-            keys.chunks_exact(size)
-                .map(|key| isa.dot(query, key) * scale),
-        );
+        scores.extend(keys.chunks_exact(size).map(|key| isa.dot(query, key)));
+        if let Some(slopes) = reach.slopes {
+            for (key, score) in scores.iter_mut().enumerate() {
+                // Rounded as in the models' own code.
+                *score += bf16::from_f32(slopes[head] * (first + key) as f32).to_f32();
+            }
+        }
+        scores.iter_mut().for_each(|score| *score *= scale);
         softmax(scores);
         out.fill(0.0);
         for (weight, value) in scores.iter().zip(values.chunks_exact(size)) {
             isa.axpy(*weight, value, out);
         }
     }
+    2 * (positions - first) * config.kv_head_count * size * size_of::<f32>()
 }
 
 /// `e^x / Σ e^x`, without overflow.

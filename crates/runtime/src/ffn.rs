@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use powerinfer_artifact::plan::Policy;
+use powerinfer_artifact::{TensorFile, plan::Policy};
+use powerinfer_bundle::StoredLinear;
 use powerinfer_kernels::Matrix;
-use powerinfer_model::Activation;
+use powerinfer_model::{Activation, FfnKind};
 
 use crate::{Statistics, Threads};
 
@@ -18,12 +19,56 @@ pub enum PolicyChoice {
     Forced(Policy),
 }
 
+/// A matrix and its bias, borrowed for a forward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Linear<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
+impl<'a> Linear<'a> {
+    /// The matrix that `stored` says lies in `file`.
+    pub(crate) fn of(stored: &'a StoredLinear, file: &'a TensorFile) -> Self {
+        Self {
+            matrix: stored.matrix.view(file),
+            bias: stored.bias.as_deref(),
+        }
+    }
+
+    /// Bytes that one row and its bias take.
+    fn row_bytes(&self) -> usize {
+        self.matrix.row_bytes() + self.bias.map_or(0, |_| size_of::<f32>())
+    }
+
+    /// Adds the biases of the rows from `first` on to their products.
+    fn add_bias(&self, first: usize, products: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            let bias = &bias[first..];
+            products
+                .iter_mut()
+                .zip(bias)
+                .for_each(|(x, bias)| *x += bias);
+        }
+    }
+
+    /// Adds the biases of `rows` to their products.
+    fn add_bias_of(&self, rows: &[u32], products: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            for (product, row) in products.iter_mut().zip(rows) {
+                *product += bias[*row as usize];
+            }
+        }
+    }
+}
+
 /// A layer's FFN, borrowed for a forward pass; rows of all matrices are neurons, hottest first.
 pub(crate) struct Ffn<'a> {
-    pub(crate) gate: Matrix<'a>,
-    pub(crate) up: Matrix<'a>,
+    pub(crate) gate: Linear<'a>,
+    /// Where the FFN is gated.
+    pub(crate) up: Option<Linear<'a>>,
     /// Transposed: row i is what neuron i adds to the hidden state.
-    pub(crate) down: Matrix<'a>,
+    pub(crate) down: Linear<'a>,
+    pub(crate) kind: FfnKind,
     pub(crate) activation: Activation,
     pub(crate) policy: Policy,
     /// Needed by [`Policy::Predicted`].
@@ -65,31 +110,40 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let size = self.gate.columns();
+        let size = self.gate.matrix.columns();
         let tokens = x.len() / size;
+        if let Some(bias) = self.down.bias {
+            for hidden in hidden.chunks_exact_mut(size) {
+                hidden.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+            }
+            statistics.bytes_read += size_of_val(bias) as u64;
+        }
         if tokens == 1 || self.policy == Policy::Predicted {
             for (x, hidden) in x.chunks_exact(size).zip(hidden.chunks_exact_mut(size)) {
                 self.run(threads, x, hidden, scratch, statistics);
             }
             return;
         }
-        let neurons = self.gate.rows();
+        let neurons = self.gate.matrix.rows();
         statistics.neurons += (tokens * neurons) as u64;
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if side.is_empty() {
                 continue;
             }
-            let (mut gates, mut ups) = (
-                vec![0.0; tokens * side.len()],
-                vec![0.0; tokens * side.len()],
-            );
-            threads.gemm(&self.gate.rows_range(side.clone()), x, tokens, &mut gates);
-            threads.gemm(&self.up.rows_range(side.clone()), x, tokens, &mut ups);
-            let mut read = side.len() * (self.gate.row_bytes() + self.up.row_bytes());
-            let per_token = gates
-                .chunks_exact(side.len())
-                .zip(ups.chunks_exact(side.len()));
-            for ((gates, ups), hidden) in per_token.zip(hidden.chunks_exact_mut(size)) {
+            let mut read = 0;
+            let mut all = |linear: &Linear<'_>| {
+                let mut products = vec![0.0; tokens * side.len()];
+                let rows = linear.matrix.rows_range(side.clone());
+                threads.gemm(&rows, x, tokens, &mut products);
+                for products in products.chunks_exact_mut(side.len()) {
+                    linear.add_bias(side.start, products);
+                }
+                read += side.len() * linear.row_bytes();
+                products
+            };
+            let gates = all(&self.gate);
+            let ups = self.up.as_ref().map(all);
+            for (token, hidden) in hidden.chunks_exact_mut(size).enumerate() {
                 let Scratch {
                     gate,
                     rows,
@@ -98,24 +152,35 @@ impl Ffn<'_> {
                 } = scratch;
                 gate.clear();
                 rows.clear();
-                for (index, (value, up)) in gates.iter().zip(ups).enumerate() {
-                    let value = self.activation.apply(*value);
+                for index in 0..side.len() {
+                    let place = token * side.len() + index;
+                    let up = ups.as_ref().map(|ups| ups[place]);
+                    let value = self.neuron(self.activation.apply(gates[place]), up);
                     if value != 0.0 || self.policy == Policy::Dense {
                         rows.push((side.start + index) as u32);
-                        gate.push(value * up);
+                        gate.push(value);
                     }
                 }
                 partial.clear();
                 partial.resize(size, 0.0);
-                threads.axpy_rows(&self.down, rows, gate, partial);
+                threads.axpy_rows(&self.down.matrix, rows, gate, partial);
                 hidden
                     .iter_mut()
                     .zip(partial)
                     .for_each(|(hidden, partial)| *hidden += *partial);
-                read += rows.len() * self.down.row_bytes();
+                read += rows.len() * self.down.matrix.row_bytes();
                 statistics.neurons_computed += rows.len() as u64;
             }
             statistics.bytes_read += read as u64;
+        }
+    }
+
+    /// What a neuron multiplies its row of down by: its activation, its up product if it has one.
+    fn neuron(&self, activation: f32, up: Option<f32>) -> f32 {
+        match (self.kind, up) {
+            (FfnKind::DoublyGated, Some(up)) => activation * self.activation.apply(up),
+            (_, Some(up)) => activation * up,
+            (_, None) => activation,
         }
     }
 
@@ -131,7 +196,7 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let neurons = self.gate.rows();
+        let neurons = self.gate.matrix.rows();
         statistics.neurons += neurons as u64;
         let predictor = self
             .predictor
@@ -184,29 +249,44 @@ impl Ffn<'_> {
         if let Some(threshold) = threshold {
             rows.retain(|row| logits[*row as usize] >= threshold);
         }
-        // Gate first: for a ReLU a neuron whose gate is silent contributes exactly nothing, so
-        // the other two thirds of its weights need not be read.
+        // Gate first: a neuron whose gate is exactly zero contributes exactly nothing, so the
+        // rest of its weights need not be read.
         gate.resize(rows.len(), 0.0);
         if rows.len() == side.len() {
-            threads.gemv(&self.gate.rows_range(side), x, gate);
+            threads.gemv(&self.gate.matrix.rows_range(side.clone()), x, gate);
+            self.gate.add_bias(side.start, gate);
         } else {
-            threads.gemv_rows(&self.gate, rows, x, gate);
+            threads.gemv_rows(&self.gate.matrix, rows, x, gate);
+            self.gate.add_bias_of(rows, gate);
         }
         let mut read = rows.len() * self.gate.row_bytes();
         gate.iter_mut()
             .for_each(|gate| *gate = self.activation.apply(*gate));
-        if self.policy != Policy::Dense {
-            let mut alive = gate.iter().map(|gate| *gate != 0.0);
-            rows.retain(|_| alive.next().unwrap_or(false));
-            gate.retain(|gate| *gate != 0.0);
+        self.drop_silent(rows, gate);
+        if let Some(linear) = &self.up {
+            up.resize(rows.len(), 0.0);
+            threads.gemv_rows(&linear.matrix, rows, x, up);
+            linear.add_bias_of(rows, up);
+            read += rows.len() * linear.row_bytes();
+            gate.iter_mut()
+                .zip(up)
+                .for_each(|(gate, up)| *gate = self.neuron(*gate, Some(*up)));
+            self.drop_silent(rows, gate);
         }
-        up.resize(rows.len(), 0.0);
-        threads.gemv_rows(&self.up, rows, x, up);
-        gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= *up);
-        threads.axpy_rows(&self.down, rows, gate, partial);
-        read += rows.len() * (self.up.row_bytes() + self.down.row_bytes());
+        threads.axpy_rows(&self.down.matrix, rows, gate, partial);
+        read += rows.len() * self.down.matrix.row_bytes();
         statistics.neurons_computed += rows.len() as u64;
         statistics.bytes_read += read as u64;
+    }
+
+    /// Keeps the rows whose value is not exactly zero, unless everything is to be computed.
+    fn drop_silent(&self, rows: &mut Vec<u32>, values: &mut Vec<f32>) {
+        if self.policy == Policy::Dense {
+            return;
+        }
+        let mut alive = values.iter().map(|value| *value != 0.0);
+        rows.retain(|_| alive.next().unwrap_or(false));
+        values.retain(|value| *value != 0.0);
     }
 }
 

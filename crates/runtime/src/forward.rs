@@ -1,19 +1,20 @@
 //! The forward pass: one page, one comment per step.
 
+use std::sync::Arc;
+
 use powerinfer_artifact::{
-    matrix_planes::StoredMatrix,
     plan::Policy,
     predictor_file::{PredictorFile, StoredPredictor},
 };
-use powerinfer_bundle::{Bundle, StoredWeights};
-use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
+use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
+use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
     PolicyChoice, RuntimeError, Statistics, Threads,
-    attention::{LayerCache, attend},
-    ffn::{Ffn, Predictor, Scratch},
-    norm::rms_norm,
-    rotary::Rotary,
+    attention::{LayerCache, Reach, attend},
+    ffn::{Ffn, Linear, Predictor, Scratch},
+    norm::norm_all,
+    rotary::rotate,
 };
 
 /// Tokens of a prompt that go through a layer together.
@@ -33,11 +34,10 @@ pub struct Options {
 pub struct Runtime {
     bundle: Bundle,
     config: ModelConfig,
-    weights: StoredWeights,
+    weights: Arc<StoredWeights>,
     predictors: Vec<Option<LayerPredictor>>,
     policies: Vec<Policy>,
     threads: Threads,
-    rotary: Rotary,
     cache: Vec<LayerCache>,
     position: usize,
     statistics: Statistics,
@@ -109,13 +109,12 @@ impl Runtime {
             cache: (0..config.layer_count)
                 .map(|_| LayerCache::new(config.kv_head_count))
                 .collect(),
-            rotary: Rotary::new(&config),
             threads: options.threads,
             position: 0,
             statistics: Statistics::default(),
             scratch: Scratch::default(),
             bundle,
-            weights,
+            weights: Arc::new(weights),
             predictors,
             policies,
             config,
@@ -146,124 +145,183 @@ impl Runtime {
 
     /// Runs `tokens`, one batch; returns the hidden states after the last layer, `[tokens, hidden]`.
     fn layers(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let file = self.bundle.weights();
-        let count = tokens.len();
-        let ModelConfig {
-            hidden_size,
-            norm_epsilon,
-            head_size,
-            ..
-        } = self.config;
-        let (queries, keys) = (
-            self.config.head_count * head_size,
-            self.config.kv_head_count * head_size,
-        );
-        let mut read = 0;
-        let view = |stored: &StoredMatrix| stored.view(file);
-
-        // Each token starts as its row of the embedding.
-        let embedding = view(&self.weights.embedding);
-        let mut hidden = vec![0.0; count * hidden_size];
-        for (token, hidden) in tokens.iter().zip(hidden.chunks_exact_mut(hidden_size)) {
-            embedding.dequantise_row(*token as usize, hidden);
-            read += embedding.row_bytes();
-        }
-
-        let mut normed = vec![0.0; count * hidden_size];
-        let (mut query, mut mixed) = (vec![0.0; count * queries], vec![0.0; count * queries]);
-        let (mut key, mut value) = (vec![0.0; count * keys], vec![0.0; count * keys]);
-        let mut added = vec![0.0; count * hidden_size];
-        let mut scores = Vec::new();
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            // Attention: norm, query, key and value of all tokens at once.
-            norm_all(&hidden, &layer.attention_norm, norm_epsilon, &mut normed);
-            for (stored, out) in [
-                (&layer.query, &mut query),
-                (&layer.key, &mut key),
-                (&layer.value, &mut value),
-            ] {
-                self.threads.gemm(&view(stored), &normed, count, out);
-                read += stored.bytes();
+        let weights = Arc::clone(&self.weights);
+        let mut hidden = self.embed(&weights, tokens);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            // Attention sees the hidden state through a norm, or as it is where norms come after.
+            let mut input = hidden.clone();
+            if self.config.block != Block::PostNorm {
+                self.norm(&layer.attention_norm, &mut input);
             }
-            // Positions enter by rotation; each token sees itself and what came before it.
-            let cache = &mut self.cache[index];
-            for token in 0..count {
-                let position = self.position + token;
-                let (query, key) = (
-                    &mut query[token * queries..][..queries],
-                    &mut key[token * keys..][..keys],
-                );
-                self.rotary.rotate(query, position);
-                self.rotary.rotate(key, position);
-                cache.push(key, &value[token * keys..][..keys]);
-                let mixed = &mut mixed[token * queries..][..queries];
-                attend(
-                    self.threads.isa(),
-                    &self.config,
-                    cache,
-                    query,
-                    &mut scores,
-                    mixed,
-                );
-                read += cache.bytes();
-            }
-            self.threads
-                .gemm(&view(&layer.output), &mixed, count, &mut added);
-            read += layer.output.bytes();
-            hidden
-                .iter_mut()
-                .zip(&added)
-                .for_each(|(hidden, added)| *hidden += added);
+            let attended = self.attention(index, layer, &input);
 
-            // FFN: norm, then whatever neurons the policy asks for.
-            norm_all(&hidden, &layer.ffn_norm, norm_epsilon, &mut normed);
-            let predictor = self.predictors[index]
-                .as_ref()
-                .zip(self.bundle.predictors())
-                .map(|(predictor, file)| Predictor {
-                    a: predictor.stored.a.view(file.tensors()),
-                    b: predictor.stored.b.view(file.tensors()),
-                    bias: &predictor.bias,
-                    threshold: predictor.threshold,
-                });
-            let ffn = Ffn {
-                gate: view(&layer.gate),
-                up: view(&layer.up),
-                down: view(&layer.down),
-                activation: self.config.activation,
-                policy: self.policies[index],
-                predictor,
-                hot_count: self.bundle.plan().layers[index].hot_count,
-            };
-            ffn.run_batch(
-                &self.threads,
-                &normed,
-                &mut hidden,
-                &mut self.scratch,
-                &mut self.statistics,
-            );
+            // The FFN runs after attention was added, or beside it on the same hidden state.
+            match (self.config.block, &layer.ffn_norm) {
+                (Block::ParallelSharedNorm, _) => add(&mut hidden, &attended),
+                (Block::Parallel, norm) => {
+                    input.clone_from(&hidden);
+                    add(&mut hidden, &attended);
+                    norm.iter().for_each(|norm| self.norm(norm, &mut input));
+                }
+                (Block::PreNorm, norm) => {
+                    add(&mut hidden, &attended);
+                    input.clone_from(&hidden);
+                    norm.iter().for_each(|norm| self.norm(norm, &mut input));
+                }
+                (Block::PostNorm, _) => {
+                    add(&mut hidden, &attended);
+                    self.norm(&layer.attention_norm, &mut hidden);
+                    input.clone_from(&hidden);
+                }
+            }
+
+            // It computes whatever neurons the policy asks for.
+            self.ffn(index, layer, &input, &mut hidden);
+            if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
+                self.norm(norm, &mut hidden);
+            }
         }
-        self.position += count;
-        self.statistics.tokens += count as u64;
+        self.position += tokens.len();
+        self.statistics.tokens += tokens.len() as u64;
+        hidden
+    }
+
+    /// Each token's row of the embedding, with its position where positions are learned.
+    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32]) -> Vec<f32> {
+        let (count, width) = (tokens.len(), self.config.embedding_size);
+        let table = weights.embedding.view(self.bundle.weights());
+        let mut embedded = vec![0.0; count * width];
+        for (token, out) in tokens.iter().zip(embedded.chunks_exact_mut(width)) {
+            table.dequantise_row(*token as usize, out);
+            out.iter_mut()
+                .for_each(|value| *value *= self.config.embedding_scale);
+        }
+        let mut read = count * table.row_bytes();
+        let mut hidden = match &weights.project_in {
+            None => embedded,
+            Some(project) => self.linear(project, &embedded),
+        };
+        if let (Some(table), Positions::Learned { offset }) =
+            (&weights.positions, &self.config.positions)
+        {
+            let table = table.view(self.bundle.weights());
+            let mut row = vec![0.0; self.config.hidden_size];
+            for (index, hidden) in hidden.chunks_exact_mut(row.len()).enumerate() {
+                table.dequantise_row(self.position + index + offset, &mut row);
+                add(hidden, &row);
+            }
+            read += count * table.row_bytes();
+        }
         self.statistics.bytes_read += read as u64;
         hidden
     }
 
+    /// What attention adds for the tokens whose inputs are `x [tokens, hidden]`.
+    fn attention(&mut self, index: usize, layer: &StoredLayer, x: &[f32]) -> Vec<f32> {
+        // Query, key and value of all tokens at once.
+        let mut query = self.linear(&layer.query, x);
+        let mut key = self.linear(&layer.key, x);
+        let value = self.linear(&layer.value, x);
+        if let Some([query_norm, key_norm]) = &layer.head_norms {
+            self.norm(query_norm, &mut query);
+            self.norm(key_norm, &mut key);
+        }
+        let count = x.len() / self.config.hidden_size;
+        let (queries, keys) = (query.len() / count, key.len() / count);
+        let reach = Reach {
+            window: self.config.attention_windows[index],
+            slopes: match &self.config.positions {
+                Positions::Alibi { slopes } => Some(slopes),
+                _ => None,
+            },
+        };
+        // Each token sees itself and what came before it.
+        let cache = &mut self.cache[index];
+        let mut mixed = vec![0.0; query.len()];
+        let (mut scores, mut read) = (Vec::new(), 0);
+        for token in 0..count {
+            let query = &mut query[token * queries..][..queries];
+            let key = &mut key[token * keys..][..keys];
+            if let Positions::Rotary(rotary) = &self.config.positions {
+                for heads in [&mut *query, &mut *key] {
+                    rotate(rotary, heads, self.config.head_size, self.position + token);
+                }
+            }
+            cache.push(key, &value[token * keys..][..keys]);
+            read += attend(
+                self.threads.isa(),
+                &self.config,
+                &reach,
+                cache,
+                query,
+                &mut scores,
+                &mut mixed[token * queries..][..queries],
+            );
+        }
+        self.statistics.bytes_read += read as u64;
+        self.linear(&layer.output, &mixed)
+    }
+
+    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`.
+    fn ffn(&mut self, index: usize, layer: &StoredLayer, x: &[f32], hidden: &mut [f32]) {
+        let file = self.bundle.weights();
+        let predictor = self.predictors[index]
+            .as_ref()
+            .zip(self.bundle.predictors())
+            .map(|(predictor, file)| Predictor {
+                a: predictor.stored.a.view(file.tensors()),
+                b: predictor.stored.b.view(file.tensors()),
+                bias: &predictor.bias,
+                threshold: predictor.threshold,
+            });
+        let ffn = Ffn {
+            gate: Linear::of(&layer.gate, file),
+            up: layer.up.as_ref().map(|up| Linear::of(up, file)),
+            down: Linear::of(&layer.down, file),
+            kind: self.config.ffn,
+            activation: self.config.activation,
+            policy: self.policies[index],
+            predictor,
+            hot_count: self.bundle.plan().layers[index].hot_count,
+        };
+        ffn.run_batch(
+            &self.threads,
+            x,
+            hidden,
+            &mut self.scratch,
+            &mut self.statistics,
+        );
+    }
+
+    /// `x · Wᵀ + b` for `x [tokens, columns]`.
+    fn linear(&mut self, stored: &StoredLinear, x: &[f32]) -> Vec<f32> {
+        let matrix = stored.matrix.view(self.bundle.weights());
+        let count = x.len() / matrix.columns();
+        let mut out = vec![0.0; count * matrix.rows()];
+        self.threads.gemm(&matrix, x, count, &mut out);
+        if let Some(bias) = &stored.bias {
+            out.chunks_exact_mut(bias.len())
+                .for_each(|out| add(out, bias));
+        }
+        self.statistics.bytes_read += stored.bytes() as u64;
+        out
+    }
+
+    fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
+        norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
+    }
+
     /// Logits of the hidden states of some tokens, `[tokens, vocabulary]`.
     fn head(&mut self, hidden: &[f32]) -> Vec<f32> {
-        let head = self.weights.head.view(self.bundle.weights());
-        let count = hidden.len() / self.config.hidden_size;
-        let mut normed = vec![0.0; hidden.len()];
-        norm_all(
-            hidden,
-            &self.weights.final_norm,
-            self.config.norm_epsilon,
-            &mut normed,
-        );
-        let mut logits = vec![0.0; count * head.rows()];
-        self.threads.gemm(&head, &normed, count, &mut logits);
-        self.statistics.bytes_read += self.weights.head.bytes() as u64;
-        logits
+        let weights = Arc::clone(&self.weights);
+        let mut x = hidden.to_vec();
+        if let Some(norm) = &weights.final_norm {
+            self.norm(norm, &mut x);
+        }
+        if let Some(project) = &weights.project_out {
+            x = self.linear(project, &x);
+        }
+        self.linear(&weights.head, &x)
     }
 
     /// Refuses tokens outside the vocabulary and beyond the context.
@@ -283,14 +341,9 @@ impl Runtime {
     }
 }
 
-/// Normalises each token's hidden state.
-fn norm_all(hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    for (x, out) in hidden
-        .chunks_exact(weight.len())
-        .zip(out.chunks_exact_mut(weight.len()))
-    {
-        rms_norm(x, weight, epsilon, out);
-    }
+/// Adds `x` to `sum`.
+fn add(sum: &mut [f32], x: &[f32]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }
 
 impl LanguageModel for Runtime {

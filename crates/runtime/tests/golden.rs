@@ -6,10 +6,14 @@ mod golden;
 
 use std::{collections::BTreeMap, path::Path};
 
-use golden::{Golden, MODELS, PROMPTS};
+use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::{
+    ArtifactError, Header, TensorFile,
+    matrix_planes::insert_lazy_matrix,
     plan::{Plan, Policy},
+    predictor_file::{self, PredictorFile, PredictorSummary, tensor_name},
     progress::Silent,
+    tensor_file::{TensorSource, write_tensors},
 };
 use powerinfer_bundle::{Bundle, PackInputs, neuron_bytes, pack};
 use powerinfer_kernels::{Format, Isa};
@@ -34,13 +38,23 @@ fn plan(checkpoint: &Checkpoint, hot: usize) -> Plan {
 
 /// Packs with neurons in reverse order, so that a permutation left out shows.
 fn bundle(golden: &Golden, quant: Format, hot: usize, out: &Path) -> Bundle {
+    bundle_with(golden, quant, hot, None, out)
+}
+
+fn bundle_with(
+    golden: &Golden,
+    quant: Format,
+    hot: usize,
+    predictors: Option<&PredictorFile>,
+    out: &Path,
+) -> Bundle {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let config = checkpoint.config();
     let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
     let inputs = PackInputs {
         checkpoint: &checkpoint,
         orders: &vec![order; config.layer_count],
-        predictors: None,
+        predictors,
         plan: plan(&checkpoint, hot),
         quant,
         companions: &[],
@@ -117,11 +131,114 @@ fn greedy_ids_are_exact() {
     }
 }
 
+/// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
+fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let hidden = checkpoint.config().hidden_size;
+    let mut tensors: BTreeMap<String, TensorSource<'_, ArtifactError>> = BTreeMap::new();
+    let mut summaries = Vec::new();
+    for (layer, mask) in masks.iter().enumerate() {
+        let bias = mask
+            .iter()
+            .map(|keep| if *keep { 1.0 } else { -1.0 })
+            .collect();
+        for (part, format, rows, columns, values) in [
+            ("a", Format::Q8_0, 32, hidden, vec![0.5; 32 * hidden]),
+            (
+                "b",
+                Format::Q8_0,
+                mask.len(),
+                32,
+                vec![0.0; 32 * mask.len()],
+            ),
+            ("bias", Format::F32, mask.len(), 1, bias),
+        ] {
+            insert_lazy_matrix(
+                &mut tensors,
+                &tensor_name(layer, part),
+                format,
+                rows,
+                columns,
+                move || Ok(powerinfer_kernels::pack(format, rows, columns, &values)),
+            );
+        }
+        summaries.push(PredictorSummary {
+            layer,
+            rank: 32,
+            threshold: 0.0,
+            bytes: 0,
+            recall: 0.0,
+            precision: 0.0,
+            predicted_sparsity: 0.0,
+            sparsity: 0.0,
+            held_out_tokens: 0,
+        });
+    }
+    let identity = checkpoint.identity().clone();
+    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
+        .with_setting(
+            predictor_file::LAYERS_SETTING,
+            serde_json::to_value(&summaries).unwrap(),
+        );
+    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
+    PredictorFile::open(folder).unwrap()
+}
+
+#[test]
+fn masked_logits_are_those_of_the_standard_implementation() {
+    for name in SPARSE_MODELS {
+        let golden = Golden::open(name);
+        let layers = Checkpoint::open(&golden.folder)
+            .unwrap()
+            .config()
+            .layer_count;
+        let sparse = TensorFile::open(&golden.folder.join("sparse.safetensors")).unwrap();
+        let static30: Vec<Vec<bool>> = (0..layers)
+            .map(|layer| {
+                let view = sparse
+                    .find(&format!("static30.layers.{layer}.mask"))
+                    .unwrap();
+                view.bytes.iter().map(|keep| *keep == 1).collect()
+            })
+            .collect();
+        let none = static30
+            .iter()
+            .map(|mask| vec![false; mask.len()])
+            .collect();
+        for (masks, cases) in [
+            (
+                static30,
+                &["p17.static30.logits", "p70.static30.logits"][..],
+            ),
+            (none, &["p17.none.logits"]),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let predictors = fixed_predictors(&golden, &masks, folder.path());
+            let out = folder.path().join("bundle");
+            let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
+            let options = Options {
+                threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
+                policy: PolicyChoice::Forced(Policy::Predicted),
+            };
+            let mut model = Runtime::new(bundle, options).unwrap();
+            for case in cases {
+                model.reset();
+                let prompt = format!("{}.input_ids", case.split_once('.').unwrap().0);
+                let logits = model.forward(&golden.ids(&prompt)).unwrap();
+                golden.assert_close(&logits, &floats(&sparse, case), &format!("{name} {case}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn exact_is_dense_bit_for_bit_in_every_format() {
-    let golden = Golden::open("llama-relu-gqa");
-    let prompt = golden.ids("p17.input_ids");
-    for quant in Format::ALL {
+    for (name, quant) in SPARSE_MODELS
+        .into_iter()
+        .flat_map(|name| Format::ALL.map(|quant| (name, quant)))
+    {
+        let golden = Golden::open(name);
+        let prompt = golden.ids("p17.input_ids");
         let dense = greedy(
             &mut runtime(&golden, quant, 64, Policy::Dense, 1),
             &prompt,
@@ -132,7 +249,7 @@ fn exact_is_dense_bit_for_bit_in_every_format() {
             &prompt,
             24,
         );
-        assert_eq!(dense, exact, "{quant}");
+        assert_eq!(dense, exact, "{name} {quant}");
     }
 }
 

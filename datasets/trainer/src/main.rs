@@ -4,6 +4,7 @@
 mod batch;
 mod export;
 mod model;
+mod muon;
 mod ops;
 mod tokenizer;
 mod train;
@@ -20,13 +21,13 @@ struct Arguments {
     #[arg(long, default_value = "datasets/demo")]
     out: PathBuf,
     /// Training tokens in all.
-    #[arg(long, default_value_t = 4_500_000)]
+    #[arg(long, default_value_t = 7_000_000)]
     tokens: usize,
     /// Tokens per optimiser step.
     #[arg(long, default_value_t = 3072)]
     batch: usize,
     /// Largest learning rate of the schedule.
-    #[arg(long, default_value_t = 3e-3)]
+    #[arg(long, default_value_t = 5e-3)]
     learning_rate: f64,
     /// Share of FFN activations that the penalty drives to zero.
     #[arg(long, default_value_t = 0.93)]

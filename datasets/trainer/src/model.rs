@@ -8,7 +8,7 @@ use crate::{
     batch::Batch,
     ops::{
         attention::Attention,
-        gated_relu::{Activity, GatedRelu},
+        gated_relu::{Activity, GatedRelu, Penalty},
         rms_norm::rms_norm,
     },
 };
@@ -95,30 +95,35 @@ impl Model {
         })
     }
 
-    /// Every parameter; matrices first, norms after, for weight decay.
-    pub(crate) fn parameters(&self) -> (Vec<Var>, Vec<Var>) {
-        let mut matrices = vec![self.embedding.clone()];
-        let mut norms = vec![self.final_norm.clone()];
-        for layer in &self.layers {
-            matrices.extend(
+    /// The layers' weight matrices, each with the rows of every matrix it stacks.
+    pub(crate) fn matrices(&self) -> Vec<(&Var, Vec<usize>)> {
+        let (heads, kv_heads) = (HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE);
+        self.layers
+            .iter()
+            .flat_map(|layer| {
                 [
-                    &layer.query_key_value,
-                    &layer.output,
-                    &layer.gate_up,
-                    &layer.down,
+                    (&layer.query_key_value, vec![heads, kv_heads, kv_heads]),
+                    (&layer.output, vec![HIDDEN]),
+                    (&layer.gate_up, vec![FFN, FFN]),
+                    (&layer.down, vec![HIDDEN]),
                 ]
-                .map(Var::clone),
-            );
-            norms.extend([&layer.attention_norm, &layer.ffn_norm].map(Var::clone));
-        }
-        (matrices, norms)
+            })
+            .collect()
     }
 
-    /// Logits at every token of `batch`; `penalties` has λ per layer, `activity` counts per layer.
+    /// The norms' weights.
+    pub(crate) fn norms(&self) -> Vec<Var> {
+        let of_layer = |layer: &Layer| [layer.attention_norm.clone(), layer.ffn_norm.clone()];
+        let mut norms: Vec<Var> = self.layers.iter().flat_map(of_layer).collect();
+        norms.push(self.final_norm.clone());
+        norms
+    }
+
+    /// Logits at every token of `batch`; `penalties` has λ per layer and band, `activity` counts per layer.
     pub(crate) fn logits(
         &self,
         batch: &Batch,
-        penalties: &[f32],
+        penalties: &[Penalty],
         activity: &[Mutex<Activity>],
     ) -> Result<Tensor> {
         let attention = Attention {
@@ -139,7 +144,7 @@ impl Model {
             let normed = rms_norm(&hidden, &layer.ffn_norm)?;
             let gate_up = normed.matmul(&layer.gate_up.t()?)?;
             let gated = GatedRelu {
-                penalty: penalties[index],
+                penalty: &penalties[index],
                 activity: &activity[index],
             }
             .apply(&gate_up)?;

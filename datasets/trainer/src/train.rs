@@ -13,7 +13,11 @@ use crate::{
     batch::Batch,
     export::export,
     model::{LAYERS, Model},
-    ops::{cross_entropy::cross_entropy, gated_relu::Activity},
+    muon::Muon,
+    ops::{
+        cross_entropy::cross_entropy,
+        gated_relu::{Activity, BANDS, Penalty},
+    },
 };
 
 /// Micro-batches per step, each on a thread of its own; a fixed number, so that the result does
@@ -25,6 +29,8 @@ const REPORT_EVERY: usize = 100;
 const WARM_UP: usize = 60;
 /// Share of the training over which the sparsity asked for rises from a half to its goal.
 const SPARSITY_RAMP: f64 = 0.4;
+/// How much less often the neurons of a band fire than those of the band before.
+const BAND_RATIO: f64 = 0.5;
 /// Norm beyond which a gradient is shortened.
 const GRADIENT_LIMIT: f64 = 1.0;
 
@@ -41,7 +47,11 @@ pub(crate) struct Settings {
 /// Trains the model and writes checkpoint and log.
 pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Result<()> {
     let model = Model::new(tokenizer.get_vocab_size(true), settings.seed)?;
-    let (matrices, norms) = model.parameters();
+    let mut matrices = model
+        .matrices()
+        .into_iter()
+        .map(|(weights, rows)| Muon::new(weights, &rows))
+        .collect::<candle_core::Result<Vec<_>>>()?;
     let adam = |weight_decay| ParamsAdamW {
         lr: 0.0,
         beta1: 0.9,
@@ -49,11 +59,18 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         eps: 1e-8,
         weight_decay,
     };
-    let mut optimizers = [
-        AdamW::new(matrices.clone(), adam(0.1))?,
-        AdamW::new(norms.clone(), adam(0.0))?,
+    let mut others = [
+        AdamW::new(vec![model.embedding.clone()], adam(0.1))?,
+        AdamW::new(model.norms(), adam(0.0))?,
     ];
-    let parameters = [matrices, norms].concat();
+    let mut parameters = model.norms();
+    parameters.push(model.embedding.clone());
+    parameters.extend(
+        model
+            .matrices()
+            .into_iter()
+            .map(|(weights, _)| weights.clone()),
+    );
 
     let held_out = {
         let mut batch = Batch::new();
@@ -67,16 +84,14 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         .with_context(|| format!("cannot write `{}`", log_path.display()))?;
 
     let mut stream = tasks(Split::Training, settings.seed);
-    // λ per layer, moved by a controller until the layer is as sparse as asked.
-    let mut penalties = [1e-7f32; LAYERS];
+    // λ per layer and band, moved by a controller until the band is as sparse as asked.
+    let mut penalties = [[1e-7f32; BANDS]; LAYERS];
+    let activity_goals = activity_goals(1.0 - settings.sparsity);
     let (mut seen, mut step, mut window_loss) = (0, 0, 0.0);
     let started = Instant::now();
     while seen < settings.tokens {
         let progress = seen as f64 / settings.tokens as f64;
         let rate = settings.learning_rate * schedule(step, progress);
-        optimizers
-            .iter_mut()
-            .for_each(|optimizer| optimizer.set_learning_rate(rate));
 
         let shards = (0..SHARDS)
             .map(|_| Batch::fill(tokenizer, &mut stream, settings.batch / SHARDS))
@@ -84,16 +99,21 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         seen += shards.iter().map(|shard| shard.tokens.len()).sum::<usize>();
         let activity: [Mutex<Activity>; LAYERS] = Default::default();
         let (loss, gradients) = gradients(&model, &parameters, &shards, &penalties, &activity)?;
-        for optimizer in &mut optimizers {
+        for optimizer in &mut others {
+            optimizer.set_learning_rate(rate);
             optimizer.step(&gradients)?;
         }
+        step_all(&mut matrices, &gradients, rate)?;
         window_loss += loss;
 
-        let goal = 0.5 + (settings.sparsity - 0.5) * (progress / SPARSITY_RAMP).min(1.0);
+        let ramp = (progress / SPARSITY_RAMP).min(1.0);
         for (penalty, activity) in penalties.iter_mut().zip(&activity) {
-            let silent = 1.0 - mean_activity(&activity.lock().expect("no thread panicked"));
-            let correction = (0.5 * (goal - silent)).clamp(-0.05, 0.05);
-            *penalty = (f64::from(*penalty) * correction.exp()).clamp(1e-10, 1e-4) as f32;
+            let shares = activity.lock().expect("no thread panicked").by_band();
+            for ((penalty, share), goal) in penalty.iter_mut().zip(shares).zip(activity_goals) {
+                let goal = 0.5 + (goal - 0.5) * ramp;
+                let correction = (0.1 * (share / goal - 1.0)).clamp(-0.05, 0.05);
+                *penalty = (f64::from(*penalty) * correction.exp()).clamp(1e-10, 1e-4) as f32;
+            }
         }
 
         step += 1;
@@ -115,7 +135,7 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
                 "zeros_per_layer": report.zeros,
                 "neurons_for_80_percent_per_layer": report.concentration,
                 "dead_neurons_per_layer": report.dead,
-                "penalty_per_layer": penalties,
+                "penalty_per_layer_and_band": penalties,
             });
             window_loss = 0.0;
             writeln!(log, "{line}")?;
@@ -124,6 +144,35 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         }
     }
     Ok(())
+}
+
+/// How often the neurons of each band are to fire: a geometric series whose mean is `mean`.
+fn activity_goals(mean: f64) -> [f64; BANDS] {
+    let shares: [f64; BANDS] = std::array::from_fn(|band| BAND_RATIO.powi(band as i32));
+    let sum: f64 = shares.iter().sum();
+    shares.map(|share| mean * share * BANDS as f64 / sum)
+}
+
+/// Steps all `matrices`, on as many threads as there are micro-batches.
+fn step_all(matrices: &mut [Muon], gradients: &GradStore, rate: f64) -> anyhow::Result<()> {
+    let share = matrices.len().div_ceil(SHARDS);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = matrices
+            .chunks_mut(share)
+            .map(|matrices| {
+                scope.spawn(move || {
+                    matrices
+                        .iter_mut()
+                        .try_for_each(|matrix| matrix.step(gradients, rate))
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .map_err(|_| anyhow!("a training thread panicked"))?
+        })
+    })
 }
 
 /// Warm-up, then a cosine down to nothing.
@@ -143,7 +192,7 @@ fn gradients(
     model: &Model,
     parameters: &[candle_core::Var],
     shards: &[Batch],
-    penalties: &[f32],
+    penalties: &[Penalty],
     activity: &[Mutex<Activity>],
 ) -> anyhow::Result<(f64, GradStore)> {
     let results: Vec<anyhow::Result<(f64, GradStore)>> = std::thread::scope(|scope| {
@@ -223,7 +272,7 @@ struct Report {
 fn evaluate(model: &Model, batch: &Batch) -> anyhow::Result<Report> {
     let activity: [Mutex<Activity>; LAYERS] = Default::default();
     let logits = model
-        .logits(batch, &[0.0; LAYERS], &activity)?
+        .logits(batch, &[[0.0; BANDS]; LAYERS], &activity)?
         .to_vec2::<f32>()?;
     let (mut loss, mut tokens, mut matches) = (0f64, 0, 0);
     for (text, solution) in batch.bounds.windows(2).zip(&batch.solutions) {

@@ -12,7 +12,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Plan, Policy},
     predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{PackInputs, neuron_bytes, pack};
+use powerinfer_bundle::{PackInputs, neuron_bytes, pack, weight_bytes};
 use powerinfer_kernels::Format;
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 use powerinfer_profile::Profile;
@@ -225,20 +225,29 @@ fn problem(
     quant: Format,
 ) -> Problem {
     let config = checkpoint.config();
-    let bytes = |weight: Weight| -> u64 {
-        match config.shape(weight)[..] {
-            [rows, columns] => (rows * quant.row_bytes(columns)) as u64,
-            ref norm => norm.iter().product::<usize>() as u64 * 4,
-        }
+    let bytes = |weight: Weight| weight_bytes(config, weight, quant);
+    let all = config.weights();
+    let sum = |weights: &[Weight]| -> u64 {
+        let present = weights.iter().filter(|weight| all.contains(weight));
+        present.map(|weight| bytes(*weight)).sum()
     };
-    let attention = [
-        LayerWeight::AttentionNorm,
-        LayerWeight::Query,
-        LayerWeight::Key,
-        LayerWeight::Value,
-        LayerWeight::Output,
-        LayerWeight::FfnNorm,
-    ];
+    // Whatever of a layer is not its neurons: attention, norms, the bias of what the FFN adds.
+    let attention: Vec<LayerWeight> = config
+        .layer_weights()
+        .into_iter()
+        .filter(|weight| {
+            !matches!(
+                weight,
+                LayerWeight::Gate
+                    | LayerWeight::GateBias
+                    | LayerWeight::Up
+                    | LayerWeight::UpBias
+                    | LayerWeight::Down
+            )
+        })
+        .collect();
+    // What the gate, which comes first, is of a neuron's bytes.
+    let gate_share = 1.0 / config.matrices_per_neuron() as f64;
     let neuron = neuron_bytes(config, quant);
     let layers = profile
         .activities()
@@ -255,6 +264,7 @@ fn problem(
                     activity.sparsity(),
                     summary,
                     neuron,
+                    gate_share,
                     config.ffn_size,
                 ),
                 frequencies: orders[index]
@@ -262,7 +272,7 @@ fn problem(
                     .map(|neuron| frequencies[*neuron as usize])
                     .collect(),
                 neuron_bytes: neuron,
-                gate_bytes: neuron / 3,
+                gate_bytes: neuron / config.matrices_per_neuron() as u64,
                 attention_bytes: attention
                     .iter()
                     .map(|weight| bytes(Weight::Layer(index, *weight)))
@@ -278,8 +288,14 @@ fn problem(
     let scratch = (config.ffn_size * 4 + config.vocabulary_size) as u64 * 4 + 8 * hidden_bytes;
     Problem {
         layers,
-        embedding_bytes: bytes(Weight::Embedding),
-        head_bytes: bytes(Weight::Head) + bytes(Weight::FinalNorm),
+        embedding_bytes: sum(&[Weight::Embedding, Weight::Positions, Weight::ProjectIn]),
+        head_bytes: bytes(Weight::Head)
+            + sum(&[
+                Weight::FinalNorm,
+                Weight::FinalNormBias,
+                Weight::ProjectOut,
+                Weight::HeadBias,
+            ]),
         tied_head: config.tied_embeddings,
         gpu_scratch_bytes: scratch,
         cpu_scratch_bytes: scratch,
@@ -296,17 +312,19 @@ fn policy(
     sparsity: f64,
     predictor: Option<&powerinfer_artifact::predictor_file::PredictorSummary>,
     neuron_bytes: u64,
+    gate_share: f64,
     neurons: usize,
 ) -> Policy {
     if !exact_zeros {
         return Policy::Dense;
     }
     let all = (neurons as u64 * neuron_bytes) as f64;
-    let exact = all * (1.0 / 3.0 + 2.0 / 3.0 * (1.0 - sparsity));
+    let exact = all * (gate_share + (1.0 - gate_share) * (1.0 - sparsity));
     // Of a predicted neuron the gate is read, up and down only where the gate agrees.
     let predicted = predictor.map(|summary| {
         let density = 1.0 - summary.predicted_sparsity;
-        summary.bytes as f64 + all * density * (1.0 / 3.0 + 2.0 / 3.0 * summary.precision)
+        let read = gate_share + (1.0 - gate_share) * summary.precision;
+        summary.bytes as f64 + all * density * read
     });
     match predicted {
         Some(predicted) if predicted < exact => Policy::Predicted,

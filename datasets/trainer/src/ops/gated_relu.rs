@@ -1,9 +1,9 @@
 //! The gated FFN's middle, `h = relu(gate) · up`, with the penalty that makes it sparse.
 //!
 //! The penalty is `Σ_i λ_i · relu(gate_i)`; it enters through its gradient, a constant `λ_i` on
-//! every neuron that fires, so that it costs nothing. Its price rises along the layer: what is
-//! needed often settles in the cheap neurons, so that few are hot and many are cold, as in large
-//! models.
+//! every neuron that fires, so that it costs nothing. λ is shared by a band of neurons: with a
+//! price for each band, what is needed often settles in the cheap ones, so that few neurons are
+//! hot and many are cold, as in large models.
 
 use std::sync::Mutex;
 
@@ -20,18 +20,27 @@ pub(crate) struct Activity {
     pub(crate) active: Vec<u64>,
 }
 
-/// Price of the first neuron as a share of the mean price; the last costs two less this share.
-const CHEAPEST: f32 = 0.1;
+/// Bands of neighbouring neurons that share a price.
+pub(crate) const BANDS: usize = 8;
 
-/// Price of neuron `index` of `width` as a share of the mean price.
-fn price(index: usize, width: usize) -> f32 {
-    CHEAPEST + 2.0 * (1.0 - CHEAPEST) * (index as f32 + 0.5) / width as f32
+/// λ of each band, per token and neuron.
+pub(crate) type Penalty = [f32; BANDS];
+
+impl Activity {
+    /// Share of its neurons that fire, for each band.
+    pub(crate) fn by_band(&self) -> [f64; BANDS] {
+        let width = self.active.len() / BANDS;
+        std::array::from_fn(|band| {
+            let fired: u64 = self.active[band * width..][..width].iter().sum();
+            fired as f64 / (self.tokens as f64 * width as f64)
+        })
+    }
 }
 
 /// `gate_up [tokens, 2·ffn]`, gate first, to `[tokens, ffn]`.
 pub(crate) struct GatedRelu<'a> {
-    /// Mean of λ_i over the layer, per token and neuron.
-    pub(crate) penalty: f32,
+    /// What firing costs.
+    pub(crate) penalty: &'a Penalty,
     /// Where to count.
     pub(crate) activity: &'a Mutex<Activity>,
 }
@@ -55,13 +64,13 @@ impl GatedRelu<'_> {
             Ok(())
         })?;
         gate_up.apply_op1(Gate {
-            penalty: self.penalty,
+            penalty: *self.penalty,
         })
     }
 }
 
 struct Gate {
-    penalty: f32,
+    penalty: Penalty,
 }
 
 impl CustomOp1 for Gate {
@@ -83,7 +92,7 @@ impl CustomOp1 for Gate {
     fn bwd(&self, gate_up: &Tensor, _out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let width = grad.dim(1)?;
         let penalties: Vec<f32> = (0..width)
-            .map(|index| self.penalty * price(index, width))
+            .map(|index| self.penalty[index * BANDS / width])
             .collect();
         let out = with_values(gate_up, |values| {
             with_values(grad, |grad| {
@@ -114,24 +123,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prices_have_the_mean_one() {
-        let mean = (0..768).map(|index| price(index, 768)).sum::<f32>() / 768.0;
-        assert!((mean - 1.0).abs() < 1e-4, "{mean}");
-    }
-
-    #[test]
-    fn the_penalty_adds_its_price_where_a_neuron_fires() {
+    fn the_penalty_adds_its_bands_price_where_a_neuron_fires() {
         let activity = Mutex::default();
-        let gates =
-            candle_core::Var::from_slice(&[1f32, -1.0, 0.5, 0.5], (1, 4), &Device::Cpu).unwrap();
+        let mut gates = [1f32; 4 * BANDS];
+        gates[3] = -1.0;
+        let gates = candle_core::Var::from_slice(&gates, (1, 4 * BANDS), &Device::Cpu).unwrap();
+        let penalty = std::array::from_fn(|band| band as f32 + 1.0);
         let out = GatedRelu {
-            penalty: 2.0,
+            penalty: &penalty,
             activity: &activity,
         }
         .apply(gates.as_tensor())
         .unwrap();
         // Nothing comes from behind, so the penalty alone is left.
-        let nothing = Tensor::zeros((1, 2), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let nothing = Tensor::zeros((1, 2 * BANDS), candle_core::DType::F32, &Device::Cpu).unwrap();
         let gradients = (out * nothing)
             .unwrap()
             .sum_all()
@@ -143,7 +148,10 @@ mod tests {
             .unwrap()
             .to_vec2::<f32>()
             .unwrap();
-        assert_eq!(gradient[0], [2.0 * price(0, 2), 0.0, 0.0, 0.0]);
+        assert_eq!(gradient[0][..6], [1.0, 1.0, 2.0, 0.0, 3.0, 3.0]);
+        assert_eq!(gradient[0][2 * BANDS..], [0.0; 2 * BANDS]);
+        let shares = activity.lock().unwrap().by_band();
+        assert_eq!(shares[..3], [1.0, 0.5, 1.0]);
     }
 
     #[test]
@@ -152,7 +160,7 @@ mod tests {
         let activity = Mutex::default();
         super::super::check_gradient((3, 8), |x| {
             (GatedRelu {
-                penalty: 0.0,
+                penalty: &[0.0; BANDS],
                 activity: &activity,
             }
             .apply(x)?

@@ -1,0 +1,116 @@
+//! What holds a checkpoint's tensors, whatever the file format.
+
+use std::path::PathBuf;
+
+use half::{bf16, f16};
+use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
+
+use crate::ModelError;
+
+/// Named tensors that can be read as float32.
+///
+/// The safetensors and GGUF containers are in this crate; formats whose readers are heavy
+/// implement it elsewhere.
+pub trait Container: std::fmt::Debug + Send + Sync {
+    /// Names of all tensors, in no particular order.
+    fn names(&self) -> Vec<String>;
+
+    /// Shape of the tensor called `name`, rows first; none where there is no such tensor.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The file that the tensor called `name` is in.
+    fn path(&self, name: &str) -> PathBuf;
+
+    /// The values of the tensor called `name`, row-major.
+    fn read(&self, name: &str) -> Result<Vec<f32>, ModelError>;
+
+    /// A digest of the tensor's name, type, shape and samples of its data, for fingerprints.
+    fn digest(&self, name: &str) -> Result<Digest, ModelError>;
+}
+
+/// A digest of `kind` (name, type, shape) and sixteen evenly spread samples of 4 KiB of `bytes`,
+/// or all of it where it is smaller.
+pub fn sampled_digest(kind: &str, bytes: &[u8]) -> Digest {
+    const SAMPLE: usize = 4096;
+    const SAMPLES: usize = 16;
+    let mut parts = vec![kind.as_bytes()];
+    if bytes.len() <= SAMPLE * SAMPLES {
+        parts.push(bytes);
+    } else {
+        let step = (bytes.len() - SAMPLE) / (SAMPLES - 1);
+        parts.extend((0..SAMPLES).map(|index| &bytes[index * step..index * step + SAMPLE]));
+    }
+    Digest::of_parts(parts)
+}
+
+/// One or more safetensors files.
+#[derive(Debug)]
+pub(crate) struct Safetensors {
+    pub(crate) shards: Vec<TensorFile>,
+}
+
+impl Safetensors {
+    /// The shard that has `name`.
+    fn shard(&self, name: &str) -> Option<&TensorFile> {
+        self.shards.iter().find(|shard| shard.find(name).is_some())
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        ModelError::MissingTensor {
+            path: self.path(name),
+            tensor: name.to_owned(),
+        }
+    }
+}
+
+impl Container for Safetensors {
+    fn names(&self) -> Vec<String> {
+        self.shards.iter().flat_map(TensorFile::names).collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let view = self.shard(name)?.find(name)?;
+        Some(view.shape.to_vec())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        let shard = self.shard(name).or(self.shards.first());
+        shard.map_or_else(PathBuf::new, |shard| shard.path().to_owned())
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let view = self.shard(name).and_then(|shard| shard.find(name));
+        let view = view.ok_or_else(|| self.missing(name))?;
+        Ok(match view.dtype {
+            Dtype::F32 => view
+                .bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Dtype::F16 => view
+                .bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            Dtype::BF16 => view
+                .bytes
+                .chunks_exact(2)
+                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            other => {
+                return Err(ModelError::WrongType {
+                    path: self.path(name),
+                    tensor: name.to_owned(),
+                    found: format!("{other:?}"),
+                });
+            }
+        })
+    }
+
+    fn digest(&self, name: &str) -> Result<Digest, ModelError> {
+        let view = self.shard(name).and_then(|shard| shard.find(name));
+        let view = view.ok_or_else(|| self.missing(name))?;
+        let kind = format!("{name} {:?} {:?}", view.dtype, view.shape);
+        Ok(sampled_digest(&kind, view.bytes))
+    }
+}

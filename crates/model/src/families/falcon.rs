@@ -1,0 +1,175 @@
+//! Falcon in its three shapes: 40B and 180B (new), 7B (multi-query, one norm), and the RefinedWeb
+//! models (ALiBi, one part after the other).
+
+use half::bf16;
+
+use crate::{
+    Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions, Weight,
+    families::{
+        Family,
+        llama::{activation, head_size},
+        of_layer,
+    },
+    keys::Keys,
+    rotary::{RotaryDefaults, rotary},
+    source::{Change, Fused, Source, fused_by_group},
+};
+
+/// Falcon; its first checkpoints call themselves RefinedWeb (RW).
+pub(super) const FALCON: Family = Family {
+    name: "falcon",
+    architectures: &["FalconForCausalLM", "RWForCausalLM"],
+    describe: |keys| {
+        let hidden_size = keys.size_or(&["hidden_size", "n_embed"], 4544)?;
+        let layer_count = keys.size_or(&["num_hidden_layers", "n_layer"], 32)?;
+        let head_count = keys.size_or(&["num_attention_heads", "n_head"], 71)?;
+        let head_size = head_size(keys, hidden_size, head_count)?;
+        let new = keys.flag("new_decoder_architecture", false)?;
+        let multi_query = keys.flag("multi_query", true)?;
+        let kv_heads = keys.size_or(&["num_kv_heads", "n_head_kv"], head_count)?;
+        let parallel = keys.flag("parallel_attn", true)? || new;
+        let norms = keys.size("num_ln_in_parallel_attn")?.unwrap_or(2);
+        let context_length = keys.size_or(&["max_position_embeddings"], 2048)?;
+        let biased = keys.flag("bias", false)?;
+        let rotary = rotary(keys, head_size, context_length, &RotaryDefaults::USUAL)?;
+        Ok(ModelConfig {
+            family: "falcon".to_owned(),
+            hidden_size,
+            embedding_size: hidden_size,
+            embedding_scale: 1.0,
+            layer_count,
+            head_count,
+            kv_head_count: match (new, multi_query) {
+                (true, _) => kv_heads,
+                (false, true) => 1,
+                (false, false) => head_count,
+            },
+            head_size,
+            ffn_size: keys.size_or(&["ffn_hidden_size"], 4 * hidden_size)?,
+            vocabulary_size: keys.size_or(&["vocab_size"], 65024)?,
+            context_length,
+            positions: if keys.flag("alibi", false)? {
+                Positions::Alibi {
+                    slopes: slopes(head_count, alibi_strength(keys)?),
+                }
+            } else {
+                Positions::Rotary(rotary)
+            },
+            attention_windows: vec![None; layer_count],
+            block: match (parallel, new && norms == 2) {
+                (false, _) => Block::PreNorm,
+                (true, true) => Block::Parallel,
+                (true, false) => Block::ParallelSharedNorm,
+            },
+            norm: NormKind::Layer,
+            norm_epsilon: keys.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+            query_key_norm: false,
+            final_norm: true,
+            ffn: FfnKind::Plain,
+            activation: activation(keys, "activation", "gelu")?,
+            biases: Biases {
+                query_key_value: biased,
+                attention_output: biased,
+                ffn: biased,
+                head: false,
+            },
+            tied_embeddings: keys.flag("tie_word_embeddings", true)?,
+            end_of_text: keys.token_ids("eos_token_id")?,
+        })
+    },
+    source,
+    spare: &["rotary_emb.inv_freq"],
+};
+
+/// How often the reference implementation adds the bias.
+///
+/// Its eager attention, which our goldens come from, adds it to the scores and once more in the
+/// mask; its fused attention (`sdpa`), and the code the models were trained with, add it once.
+/// A configuration that names the fused one gets that.
+fn alibi_strength(keys: &Keys<'_>) -> Result<f64, ModelError> {
+    let attention = match keys.text("_attn_implementation")? {
+        None => keys.text("attn_implementation")?,
+        stated => stated,
+    };
+    Ok(match attention {
+        None | Some("eager") => 2.0,
+        Some(_) => 1.0,
+    })
+}
+
+/// ALiBi's slopes times `strength`: a geometric series over the heads, rounded to bfloat16 as
+/// the models were trained with.
+fn slopes(heads: usize, strength: f64) -> Vec<f32> {
+    let power = if heads.is_power_of_two() {
+        heads
+    } else {
+        heads.next_power_of_two() / 2
+    };
+    let base = |count: usize| 2f64.powf(-8.0 / count as f64);
+    let usual = (1..=power).map(|head| base(power).powi(head as i32));
+    // Heads beyond a power of two take every second slope of the next longer series.
+    let further = (0..heads - power).map(|head| base(2 * power).powi(2 * head as i32 + 1));
+    usual
+        .chain(further)
+        .map(|slope| bf16::from_f64(slope * strength).to_f32())
+        .collect()
+}
+
+fn source(config: &ModelConfig, weight: Weight) -> Source {
+    let (layer, weight) = match weight {
+        Weight::Embedding => return Source::whole("transformer.word_embeddings.weight"),
+        Weight::FinalNorm => return Source::whole("transformer.ln_f.weight"),
+        Weight::FinalNormBias => return Source::whole("transformer.ln_f.bias"),
+        Weight::Head => return Source::whole("lm_head.weight"),
+        Weight::Layer(layer, weight) => (layer, weight),
+        other => unreachable!("Falcon has no {other:?}"),
+    };
+    let fused = |part, end: &str| Source::Tensor {
+        name: format!("transformer.h.{layer}.self_attention.query_key_value.{end}"),
+        rows: fused_by_group(
+            part,
+            config.head_count,
+            config.kv_head_count,
+            config.head_size,
+        ),
+        change: Change::None,
+    };
+    let two_norms = config.block == Block::Parallel;
+    let name = match weight {
+        LayerWeight::AttentionNorm if two_norms => "ln_attn.weight",
+        LayerWeight::AttentionNormBias if two_norms => "ln_attn.bias",
+        LayerWeight::FfnNorm if two_norms => "ln_mlp.weight",
+        LayerWeight::FfnNormBias if two_norms => "ln_mlp.bias",
+        LayerWeight::AttentionNorm => "input_layernorm.weight",
+        LayerWeight::AttentionNormBias => "input_layernorm.bias",
+        LayerWeight::FfnNorm => "post_attention_layernorm.weight",
+        LayerWeight::FfnNormBias => "post_attention_layernorm.bias",
+        LayerWeight::Query => return fused(Fused::Query, "weight"),
+        LayerWeight::QueryBias => return fused(Fused::Query, "bias"),
+        LayerWeight::Key => return fused(Fused::Key, "weight"),
+        LayerWeight::KeyBias => return fused(Fused::Key, "bias"),
+        LayerWeight::Value => return fused(Fused::Value, "weight"),
+        LayerWeight::ValueBias => return fused(Fused::Value, "bias"),
+        LayerWeight::Output => "self_attention.dense.weight",
+        LayerWeight::OutputBias => "self_attention.dense.bias",
+        LayerWeight::Gate => "mlp.dense_h_to_4h.weight",
+        LayerWeight::GateBias => "mlp.dense_h_to_4h.bias",
+        LayerWeight::Down => "mlp.dense_4h_to_h.weight",
+        LayerWeight::DownBias => "mlp.dense_4h_to_h.bias",
+        other => unreachable!("Falcon has no {other:?}"),
+    };
+    of_layer("transformer.h", layer, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_fall_by_halves_and_fill_up_between() {
+        assert_eq!(slopes(8, 1.0)[..3], [0.5, 0.25, 0.125]);
+        assert_eq!(slopes(4, 1.0), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
+        // Two more than four: the first and third slope of eight.
+        assert_eq!(slopes(6, 2.0)[4..], [1.0, 0.25]);
+    }
+}

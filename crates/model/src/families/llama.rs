@@ -1,0 +1,179 @@
+//! Llama, and what others built on it: RMS norms, rotary positions, a gated FFN, one after the
+//! other.
+
+use crate::{
+    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
+    Weight,
+    families::{Family, of_layer},
+    keys::Keys,
+    rotary::{RotaryDefaults, rotary},
+    source::Source,
+};
+
+/// Llama 1 to 3 and everything that says so, ReluLLaMA among them.
+pub(super) const LLAMA: Family = Family {
+    name: "llama",
+    architectures: &["LlamaForCausalLM", "LLaMAForCausalLM"],
+    describe: |keys| {
+        let mut config = llama_like(keys, "llama", &LLAMA_DEFAULTS)?;
+        let attention_bias = keys.flag("attention_bias", false)?;
+        config.biases = Biases {
+            query_key_value: attention_bias,
+            attention_output: attention_bias,
+            ffn: keys.flag("mlp_bias", false)?,
+            head: false,
+        };
+        Ok(config)
+    },
+    source: |_, weight| llama_names(weight),
+    spare: SPARE,
+};
+
+/// ProSparse: Llama under a name of its own, with FATReLU.
+pub(super) const SPARSE_LLAMA: Family = Family {
+    name: "sparse_llama",
+    architectures: &["SparseLlamaForCausalLM", "ProSparseLlamaForCausalLM"],
+    describe: |keys| llama_like(keys, "sparse_llama", &LLAMA_DEFAULTS),
+    ..LLAMA
+};
+
+/// Tensors of older checkpoints that repeat what the configuration says.
+pub(super) const SPARE: &[&str] = &["rotary_emb.inv_freq"];
+
+/// What a Llama-like family takes where its configuration is silent.
+pub(super) struct Defaults {
+    pub(super) hidden_size: usize,
+    pub(super) layers: usize,
+    pub(super) heads: usize,
+    /// Key and value heads; none means as many as heads.
+    pub(super) kv_heads: Option<usize>,
+    /// Size of a head; none means hidden size over heads.
+    pub(super) head_size: Option<usize>,
+    pub(super) ffn_size: usize,
+    pub(super) vocabulary: usize,
+    pub(super) context: usize,
+    pub(super) tied: bool,
+}
+
+pub(super) const LLAMA_DEFAULTS: Defaults = Defaults {
+    hidden_size: 4096,
+    layers: 32,
+    heads: 32,
+    kv_heads: None,
+    head_size: None,
+    ffn_size: 11008,
+    vocabulary: 32000,
+    context: 2048,
+    tied: false,
+};
+
+/// A configuration with Llama's keys; biases and windows are for the family to add.
+pub(super) fn llama_like(
+    keys: &Keys<'_>,
+    family: &str,
+    defaults: &Defaults,
+) -> Result<ModelConfig, ModelError> {
+    let hidden_size = keys.size_or(&["hidden_size"], defaults.hidden_size)?;
+    let layer_count = keys.size_or(&["num_hidden_layers"], defaults.layers)?;
+    let head_count = keys.size_or(&["num_attention_heads"], defaults.heads)?;
+    let stated = keys.size("head_dim")?.or(defaults.head_size);
+    let head_size = match stated {
+        Some(size) => size,
+        None => head_size(keys, hidden_size, head_count)?,
+    };
+    let kv_default = if keys.has("num_key_value_heads") {
+        head_count // a null says so
+    } else {
+        defaults.kv_heads.unwrap_or(head_count)
+    };
+    let context_length = keys.size_or(&["max_position_embeddings"], defaults.context)?;
+    Ok(ModelConfig {
+        family: family.to_owned(),
+        hidden_size,
+        embedding_size: hidden_size,
+        embedding_scale: 1.0,
+        layer_count,
+        head_count,
+        kv_head_count: keys.size_or(&["num_key_value_heads"], kv_default)?,
+        head_size,
+        ffn_size: keys.size_or(&["intermediate_size"], defaults.ffn_size)?,
+        vocabulary_size: keys.size_or(&["vocab_size"], defaults.vocabulary)?,
+        context_length,
+        positions: Positions::Rotary(rotary(
+            keys,
+            head_size,
+            context_length,
+            &RotaryDefaults::USUAL,
+        )?),
+        attention_windows: vec![None; layer_count],
+        block: Block::PreNorm,
+        norm: NormKind::RootMeanSquare,
+        norm_epsilon: keys.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        query_key_norm: false,
+        final_norm: true,
+        ffn: FfnKind::Gated,
+        activation: activation(keys, "hidden_act", "silu")?,
+        biases: Biases::default(),
+        tied_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,
+        end_of_text: keys.token_ids("eos_token_id")?,
+    })
+}
+
+/// Hidden size over heads, which must come out even.
+pub(super) fn head_size(
+    keys: &Keys<'_>,
+    hidden_size: usize,
+    heads: usize,
+) -> Result<usize, ModelError> {
+    if hidden_size.is_multiple_of(heads) {
+        return Ok(hidden_size / heads);
+    }
+    Err(keys.bad(format!(
+        "the hidden size {hidden_size} is not a multiple of {heads} attention heads"
+    )))
+}
+
+/// The activation function that `key` names.
+pub(super) fn activation(
+    keys: &Keys<'_>,
+    key: &str,
+    default: &str,
+) -> Result<Activation, ModelError> {
+    let name = keys.text(key)?.unwrap_or(default);
+    let parameter = keys.number("hidden_act_param")?;
+    Activation::named(name, parameter.map(|parameter| parameter as f32))
+        .ok_or_else(|| keys.unsupported(key, name, Activation::NAMES))
+}
+
+/// What Llama checkpoints call a weight.
+pub(super) fn llama_names(weight: Weight) -> Source {
+    let (layer, weight) = match weight {
+        Weight::Embedding => return Source::whole("model.embed_tokens.weight"),
+        Weight::FinalNorm => return Source::whole("model.norm.weight"),
+        Weight::Head => return Source::whole("lm_head.weight"),
+        Weight::Layer(layer, weight) => (layer, weight),
+        other => unreachable!("Llama has no {other:?}"),
+    };
+    let name = match weight {
+        LayerWeight::AttentionNorm => "input_layernorm.weight",
+        LayerWeight::Query => "self_attn.q_proj.weight",
+        LayerWeight::QueryBias => "self_attn.q_proj.bias",
+        LayerWeight::Key => "self_attn.k_proj.weight",
+        LayerWeight::KeyBias => "self_attn.k_proj.bias",
+        LayerWeight::Value => "self_attn.v_proj.weight",
+        LayerWeight::ValueBias => "self_attn.v_proj.bias",
+        LayerWeight::QueryNorm => "self_attn.q_norm.weight",
+        LayerWeight::KeyNorm => "self_attn.k_norm.weight",
+        LayerWeight::Output => "self_attn.o_proj.weight",
+        LayerWeight::OutputBias => "self_attn.o_proj.bias",
+        LayerWeight::FfnNorm => "post_attention_layernorm.weight",
+        LayerWeight::Gate => "mlp.gate_proj.weight",
+        LayerWeight::GateBias => "mlp.gate_proj.bias",
+        LayerWeight::Up => "mlp.up_proj.weight",
+        LayerWeight::UpBias => "mlp.up_proj.bias",
+        LayerWeight::Down => "mlp.down_proj.weight",
+        LayerWeight::DownBias => "mlp.down_proj.bias",
+        other => unreachable!("Llama has no {other:?}"),
+    };
+    of_layer("model.layers", layer, name)
+}

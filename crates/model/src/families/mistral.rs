@@ -1,0 +1,37 @@
+//! Mistral: Llama with a sliding window.
+
+use crate::{
+    ModelConfig, ModelError,
+    families::{
+        Family,
+        llama::{Defaults, LLAMA_DEFAULTS, SPARE, llama_like, llama_names},
+    },
+    keys::Keys,
+};
+
+/// Mistral 7B and its kin.
+pub(super) const MISTRAL: Family = Family {
+    name: "mistral",
+    architectures: &["MistralForCausalLM"],
+    describe: |keys| mistral_like(keys, "mistral"),
+    source: |_, weight| llama_names(weight),
+    spare: SPARE,
+};
+
+/// A configuration with Mistral's keys.
+pub(super) fn mistral_like(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
+    const DEFAULTS: Defaults = Defaults {
+        ffn_size: 14336,
+        kv_heads: Some(8),
+        context: 4096 * 32,
+        ..LLAMA_DEFAULTS
+    };
+    const WINDOW: usize = 4096;
+    let mut config = llama_like(keys, family, &DEFAULTS)?;
+    let window = match keys.size("sliding_window")? {
+        None if !keys.has("sliding_window") => Some(WINDOW),
+        window => window, // a null says that there is none
+    };
+    config.attention_windows = vec![window; config.layer_count];
+    Ok(config)
+}

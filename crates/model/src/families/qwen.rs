@@ -1,0 +1,89 @@
+//! Qwen2 (bias on queries, keys and values) and Qwen3 (a norm on each query and key head).
+
+use crate::{
+    Biases, ModelConfig, ModelError,
+    families::{
+        Family,
+        llama::{Defaults, LLAMA_DEFAULTS, SPARE, llama_like, llama_names},
+    },
+    keys::Keys,
+};
+
+const DEFAULTS: Defaults = Defaults {
+    ffn_size: 22016,
+    kv_heads: Some(32),
+    vocabulary: 151_936,
+    context: 32_768,
+    ..LLAMA_DEFAULTS
+};
+
+/// Qwen 2 and 2.5.
+pub(super) const QWEN2: Family = Family {
+    name: "qwen2",
+    architectures: &["Qwen2ForCausalLM"],
+    describe: |keys| {
+        let mut config = llama_like(keys, "qwen2", &DEFAULTS)?;
+        config.biases.query_key_value = true;
+        windows(keys, &mut config)?;
+        Ok(config)
+    },
+    source: |_, weight| llama_names(weight),
+    spare: SPARE,
+};
+
+/// Qwen 3.
+pub(super) const QWEN3: Family = Family {
+    name: "qwen3",
+    architectures: &["Qwen3ForCausalLM"],
+    describe: |keys| {
+        let defaults = Defaults {
+            head_size: Some(128),
+            ..DEFAULTS
+        };
+        let mut config = llama_like(keys, "qwen3", &defaults)?;
+        let attention_bias = keys.flag("attention_bias", false)?;
+        config.query_key_norm = true;
+        config.biases = Biases {
+            query_key_value: attention_bias,
+            attention_output: attention_bias,
+            ..Biases::default()
+        };
+        windows(keys, &mut config)?;
+        Ok(config)
+    },
+    source: |_, weight| llama_names(weight),
+    spare: SPARE,
+};
+
+/// The sliding windows: off unless asked for, then on the layers that `layer_types` names or
+/// from `max_window_layers` on.
+fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
+    let asked = keys.flag("use_sliding_window", false)?;
+    let window = keys.size("sliding_window")?.unwrap_or(4096);
+    let first = match keys.value("max_window_layers") {
+        Some(serde_json::Value::Number(first)) => first.as_u64().unwrap_or(u64::MAX) as usize,
+        _ => 28,
+    };
+    let types = match keys.value("layer_types") {
+        Some(serde_json::Value::Array(types)) => Some(types),
+        _ => None,
+    };
+    for (layer, slot) in config.attention_windows.iter_mut().enumerate() {
+        let sliding = match types {
+            None => layer >= first,
+            Some(types) => match types.get(layer).and_then(serde_json::Value::as_str) {
+                Some("sliding_attention") => true,
+                Some("full_attention") => false,
+                other => {
+                    return Err(keys.unsupported(
+                        "layer_types",
+                        other.unwrap_or("shorter than the layers"),
+                        "full_attention, sliding_attention",
+                    ));
+                }
+            },
+        };
+        *slot = (asked && sliding).then_some(window);
+    }
+    Ok(())
+}

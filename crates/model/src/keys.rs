@@ -1,0 +1,307 @@
+//! The keys of a `config.json`, read so that none goes unnoticed.
+//!
+//! A key that nobody asked for may change what the model computes; guessing that it does not
+//! would give wrong answers without a word. So every key is either used, known to be harmless,
+//! neutral in value, or an error.
+
+use std::{cell::RefCell, collections::BTreeSet, path::Path};
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+
+/// Keys that say nothing about what a forward pass computes: provenance, training, and the
+/// generation settings that older files kept here.
+const HARMLESS: &[&str] = &[
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "custom_pipelines",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "init_device",
+    "init_std",
+    "initializer_factor",
+    "initializer_range",
+    "is_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "layerdrop",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "max_sequence_length",
+    "min_length",
+    "model_type",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_logits_to_keep",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "pruned_heads",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "tokenizer_model_max_length",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_bfloat16",
+    "use_cache",
+    "use_return_dict",
+];
+
+/// Whether a key is harmless in whatever family.
+fn is_harmless(key: &str) -> bool {
+    HARMLESS.contains(&key)
+        || key.starts_with('_')
+        || key.ends_with("_token_id")
+        || key.ends_with("dropout")
+        || key.ends_with("_pdrop")
+        || key.ends_with("drop_prob")
+        || key.starts_with("powerinfer")
+        || key.starts_with("unsloth")
+}
+
+/// Whether a value is what an absent key means: nothing, no, none.
+fn is_neutral(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+        Value::Bool(true) => false,
+    }
+}
+
+/// The object in a configuration file, and which of its keys were asked for.
+#[derive(Debug)]
+pub(crate) struct Keys<'a> {
+    path: &'a Path,
+    map: &'a Map<String, Value>,
+    used: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+        Self {
+            path,
+            map,
+            used: RefCell::default(),
+        }
+    }
+
+    /// The keys of an object inside this one, under their own names.
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Keys::new(self.path, map))),
+            Some(other) => Err(self.wrong(key, other, "an object")),
+        }
+    }
+
+    /// The value of `key`; a null is no value.
+    pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.used.borrow_mut().insert(key.to_owned());
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is there, even as null, which says "none" where an absent key says
+    /// "as usual".
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// A size: at least one, and no larger than any model has.
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        match value.as_u64() {
+            Some(0) => Err(self.bad(format!("`{key}` is 0"))),
+            // No model has a dimension of a billion; a product of such numbers would overflow.
+            Some(size) if size > 1 << 30 => {
+                Err(self.bad(format!("`{key}` is {size}, which no model has")))
+            }
+            Some(size) => Ok(Some(size as usize)),
+            None => Err(self.wrong(key, value, "a whole number")),
+        }
+    }
+
+    /// A size, under the first of its names that is there.
+    pub(crate) fn size_or(&self, names: &[&str], default: usize) -> Result<usize, ModelError> {
+        for name in names {
+            if let Some(size) = self.size(name)? {
+                return Ok(size);
+            }
+        }
+        Ok(default)
+    }
+
+    /// A truth value.
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.wrong(key, other, "true or false")),
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(value) => match value.as_f64().filter(|number| number.is_finite()) {
+                Some(number) => Ok(Some(number)),
+                None => Err(self.wrong(key, value, "a number")),
+            },
+        }
+    }
+
+    /// A number greater than zero.
+    pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.number(key)? {
+            Some(number) if number <= 0.0 => {
+                Err(self.bad(format!("`{key}` is {number}, it must be greater than 0")))
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// A text.
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(key, other, "a text")),
+        }
+    }
+
+    /// Token ids: one, or a list.
+    pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        let id = |value: &Value| {
+            value
+                .as_u64()
+                .and_then(|id| u32::try_from(id).ok())
+                .ok_or_else(|| self.wrong(key, value, "a token id, or a list of them"))
+        };
+        match self.value(key) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(ids)) => ids.iter().map(id).collect(),
+            Some(one) => Ok(vec![id(one)?]),
+        }
+    }
+
+    /// Fails on a key that was never asked for and could matter.
+    pub(crate) fn finish(&self) -> Result<(), ModelError> {
+        let used = self.used.borrow();
+        let unknown = self
+            .map
+            .iter()
+            .find(|(key, value)| !used.contains(*key) && !is_harmless(key) && !is_neutral(value));
+        match unknown {
+            None => Ok(()),
+            Some((key, value)) => Err(ModelError::UnknownKey {
+                path: self.path.to_owned(),
+                key: key.clone(),
+                value: shown(value),
+            }),
+        }
+    }
+
+    /// A configuration that contradicts itself.
+    pub(crate) fn bad(&self, reason: String) -> ModelError {
+        ModelError::BadConfig {
+            path: self.path.to_owned(),
+            reason,
+        }
+    }
+
+    /// A value that this program cannot serve.
+    pub(crate) fn unsupported(&self, key: &str, value: &str, supported: &str) -> ModelError {
+        ModelError::Unsupported {
+            path: self.path.to_owned(),
+            key: format!("`{key}`"),
+            value: format!("`{value}`"),
+            supported: format!("supported: {supported}"),
+        }
+    }
+
+    fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
+        self.bad(format!("`{key}` is {}, expected {expected}", shown(value)))
+    }
+}
+
+/// A value, cut short for a message.
+fn shown(value: &Value) -> String {
+    const LONGEST: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(text: &str) -> Map<String, Value> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_key_nobody_asked_for_is_an_error_unless_it_says_nothing() {
+        let path = Path::new("config.json");
+        let harmless = map(
+            r#"{"model_type":"x","resid_pdrop":0.1,"bos_token_id":4,"scale":null,"softcap":0.0,"experts":false,"_x":3}"#,
+        );
+        Keys::new(path, &harmless).finish().unwrap();
+        let matters = map(r#"{"attn_logit_softcapping":50.0}"#);
+        let keys = Keys::new(path, &matters);
+        let message = keys.finish().unwrap_err().to_string();
+        assert!(message.contains("attn_logit_softcapping"), "{message}");
+        keys.number("attn_logit_softcapping").unwrap();
+        keys.finish().unwrap();
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_are_named() {
+        let map = map(r#"{"a":"x","b":0,"c":99999999999,"d":-1,"e":1.5,"f":[1,"x"],"g":-2.0}"#);
+        let keys = Keys::new(Path::new("config.json"), &map);
+        for key in ["a", "b", "c", "d", "e"] {
+            let message = keys.size(key).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{key}`")), "{message}");
+        }
+        assert!(keys.flag("a", true).is_err() && keys.number("a").is_err());
+        assert!(keys.text("b").is_err() && keys.object("a").is_err());
+        assert!(keys.token_ids("f").is_err() && keys.positive("g").is_err());
+        assert_eq!(keys.token_ids("none").unwrap(), Vec::<u32>::new());
+    }
+}

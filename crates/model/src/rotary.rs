@@ -1,0 +1,260 @@
+//! Rotary positions: the frequencies of the pairs, after whatever stretching the checkpoint asks for.
+
+use std::f64::consts::TAU;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ModelError, keys::Keys};
+
+/// Rotary positions (Su et al. 2021): of each head's first `2·pairs` numbers, number i turns
+/// with number i + pairs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rotary {
+    /// Angle per position of each pair.
+    pub frequencies: Vec<f64>,
+    /// Factor on sines and cosines (YaRN's attention factor); 1 for all else.
+    pub magnitude: f32,
+}
+
+impl Rotary {
+    /// How many numbers of each head are rotated.
+    pub fn width(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// θ^(−i/pairs) for every pair of `width` numbers.
+    fn plain(theta: f64, width: usize) -> Self {
+        let pairs = width / 2;
+        Self {
+            frequencies: (0..pairs)
+                .map(|pair| theta.powf(-(pair as f64) / pairs as f64))
+                .collect(),
+            magnitude: 1.0,
+        }
+    }
+}
+
+/// What a family says about its rotary positions where `config.json` is silent.
+pub(crate) struct RotaryDefaults {
+    pub(crate) theta: f64,
+    pub(crate) theta_key: &'static str,
+    /// Share of each head that is rotated, and the key that may say so.
+    pub(crate) share: f64,
+    pub(crate) share_key: Option<&'static str>,
+}
+
+impl RotaryDefaults {
+    /// θ = 10,000 under `rope_theta`, whole heads.
+    pub(crate) const USUAL: Self = Self {
+        theta: 10_000.0,
+        theta_key: "rope_theta",
+        share: 1.0,
+        share_key: None,
+    };
+}
+
+/// Reads the rotary settings in both layouts: keys at the top beside `rope_scaling`, or all in
+/// one object `rope_parameters`.
+pub(crate) fn rotary(
+    keys: &Keys<'_>,
+    head_size: usize,
+    context_length: usize,
+    defaults: &RotaryDefaults,
+) -> Result<Rotary, ModelError> {
+    let newer = keys.object("rope_parameters")?;
+    let older = keys.object("rope_scaling")?;
+    let inner = newer.as_ref().or(older.as_ref());
+    let inside = |key: &str| inner.map_or(Ok(None), |inner| inner.positive(key));
+    let theta = match (inside("rope_theta")?, keys.positive(defaults.theta_key)?) {
+        (Some(theta), _) | (None, Some(theta)) => theta,
+        (None, None) => match keys.positive("rope_theta")? {
+            Some(theta) => theta,
+            None => defaults.theta,
+        },
+    };
+    keys.positive("rope_theta")?; // some files state it twice
+    let mut share = inside("partial_rotary_factor")?.unwrap_or(defaults.share);
+    if let Some(key) = defaults.share_key {
+        share = keys.positive(key)?.unwrap_or(share);
+        share = keys.positive("partial_rotary_factor")?.unwrap_or(share);
+    }
+    let width = (head_size as f64 * share) as usize;
+    if share > 1.0 || width == 0 || !width.is_multiple_of(2) {
+        return Err(keys.bad(format!(
+            "{width} of a head's {head_size} numbers cannot be rotated in pairs"
+        )));
+    }
+    let Some(scaling) = inner else {
+        return Ok(Rotary::plain(theta, width));
+    };
+    let kind = match scaling.text("rope_type")? {
+        Some(kind) => Some(kind),
+        None => scaling.text("type")?,
+    };
+    scaling.text("type")?;
+    let rotary = match kind {
+        None | Some("default") => Rotary::plain(theta, width),
+        Some("linear") => linear(theta, width, factor(scaling)?),
+        Some("llama3") => llama3(theta, width, scaling, context_length)?,
+        Some("yarn") => yarn(theta, width, scaling, context_length)?,
+        Some(other) => {
+            return Err(keys.unsupported("rope_scaling", other, "default, linear, llama3, yarn"));
+        }
+    };
+    scaling.finish()?;
+    Ok(rotary)
+}
+
+fn factor(scaling: &Keys<'_>) -> Result<f64, ModelError> {
+    scaling
+        .positive("factor")?
+        .ok_or_else(|| scaling.bad("the key `factor` of `rope_scaling` is missing".to_owned()))
+}
+
+/// Positions pressed together (Chen et al. 2023).
+fn linear(theta: f64, width: usize, factor: f64) -> Rotary {
+    let mut rotary = Rotary::plain(theta, width);
+    rotary
+        .frequencies
+        .iter_mut()
+        .for_each(|frequency| *frequency /= factor);
+    rotary
+}
+
+/// Llama 3.1: slow pairs are slowed by the factor, fast ones left, those between blended.
+fn llama3(
+    theta: f64,
+    width: usize,
+    scaling: &Keys<'_>,
+    context_length: usize,
+) -> Result<Rotary, ModelError> {
+    let factor = factor(scaling)?;
+    let low = scaling.positive("low_freq_factor")?.unwrap_or(1.0);
+    let high = scaling.positive("high_freq_factor")?.unwrap_or(4.0);
+    let original = scaling
+        .size("original_max_position_embeddings")?
+        .unwrap_or(context_length) as f64;
+    if high <= low {
+        return Err(scaling.bad(format!(
+            "`high_freq_factor` {high} is not above `low_freq_factor` {low}"
+        )));
+    }
+    let mut rotary = Rotary::plain(theta, width);
+    for frequency in &mut rotary.frequencies {
+        let turns = original * *frequency / TAU;
+        let blend = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        *frequency = (1.0 - blend) * *frequency / factor + blend * *frequency;
+    }
+    Ok(rotary)
+}
+
+/// YaRN (Peng et al. 2023, §3.2): interpolation below `beta_slow` turns over the original
+/// context, none above `beta_fast`, a ramp over the pairs between.
+fn yarn(
+    theta: f64,
+    width: usize,
+    scaling: &Keys<'_>,
+    context_length: usize,
+) -> Result<Rotary, ModelError> {
+    let factor = factor(scaling)?;
+    let original = scaling
+        .size("original_max_position_embeddings")?
+        .unwrap_or(context_length) as f64;
+    let fast = scaling.positive("beta_fast")?.unwrap_or(32.0);
+    let slow = scaling.positive("beta_slow")?.unwrap_or(1.0);
+    let magnitude = |scale: f64| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * scale * factor.ln() + 1.0
+        }
+    };
+    let scales = (
+        scaling.number("mscale")?.filter(|scale| *scale != 0.0),
+        scaling
+            .number("mscale_all_dim")?
+            .filter(|scale| *scale != 0.0),
+    );
+    let stated = scaling.positive("attention_factor")?;
+    let attention = match (stated, scales) {
+        (Some(stated), _) => stated,
+        (None, (Some(scale), Some(all))) => magnitude(scale) / magnitude(all),
+        (None, _) => magnitude(1.0),
+    };
+    // The pair that turns so many times over the original context.
+    let pair_of = |turns: f64| width as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (mut first, mut last) = (pair_of(fast), pair_of(slow));
+    if scaling.flag("truncate", true)? {
+        (first, last) = (first.floor(), last.ceil());
+    }
+    let (first, mut last) = (first.max(0.0), last.min(width as f64 - 1.0));
+    if first == last {
+        last += 0.001; // a ramp needs some length
+    }
+    let mut rotary = Rotary::plain(theta, width);
+    rotary.magnitude = attention as f32;
+    for (pair, frequency) in rotary.frequencies.iter_mut().enumerate() {
+        let pressed = ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0);
+        *frequency = pressed * *frequency / factor + (1.0 - pressed) * *frequency;
+    }
+    Ok(rotary)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Rotary, ModelError> {
+        let map = serde_json::from_str(text).unwrap();
+        let keys = Keys::new(Path::new("config.json"), &map);
+        let rotary = rotary(&keys, 8, 4096, &RotaryDefaults::USUAL)?;
+        keys.finish()?;
+        Ok(rotary)
+    }
+
+    #[test]
+    fn both_layouts_say_the_same() {
+        let older = read(r#"{"rope_theta":5e5,"rope_scaling":{"type":"linear","factor":4.0}}"#);
+        let newer =
+            read(r#"{"rope_parameters":{"rope_theta":5e5,"rope_type":"linear","factor":4.0}}"#);
+        assert_eq!(older.unwrap(), newer.unwrap());
+        let plain = read("{}").unwrap();
+        assert_eq!(plain.frequencies, [1.0, 0.1, 0.01, 0.001]);
+    }
+
+    #[test]
+    fn fast_pairs_keep_their_frequency_and_slow_ones_are_pressed() {
+        for kind in [
+            r#"{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":1024}"#,
+            r#"{"rope_type":"yarn","factor":8.0,"original_max_position_embeddings":1024}"#,
+        ] {
+            let scaled = read(&format!(r#"{{"rope_scaling":{kind}}}"#)).unwrap();
+            assert_eq!(scaled.frequencies[0], 1.0);
+            assert!((scaled.frequencies[3] - 0.001 / 8.0).abs() < 1e-12);
+            assert_eq!(scaled.magnitude > 1.0, kind.contains("yarn"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        for (text, named) in [
+            (
+                r#"{"rope_scaling":{"type":"dynamic","factor":2.0}}"#,
+                "dynamic",
+            ),
+            (r#"{"rope_scaling":{"rope_type":"linear"}}"#, "factor"),
+            (
+                r#"{"rope_scaling":{"type":"linear","factor":2.0,"long_factor":[1.0]}}"#,
+                "long_factor",
+            ),
+            (r#"{"rope_theta":-1.0}"#, "rope_theta"),
+            (r#"{"rope_scaling":"linear"}"#, "rope_scaling"),
+            (r#"{"partial_rotary_factor":0.5}"#, "partial_rotary_factor"),
+        ] {
+            let message = read(text).unwrap_err().to_string();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+}

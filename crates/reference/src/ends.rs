@@ -1,0 +1,119 @@
+//! What stands before the first layer and after the last.
+
+use candle_core::{Device, Tensor};
+use powerinfer_model::{Checkpoint, ModelConfig, ModelError, Positions, Weight};
+
+use crate::operations::{failed, linear, load, norm};
+
+/// Reads a weight that a model may not have.
+fn load_if(
+    present: bool,
+    checkpoint: &Checkpoint,
+    weight: Weight,
+) -> Result<Option<Tensor>, ModelError> {
+    present.then(|| load(checkpoint, weight)).transpose()
+}
+
+/// Embeddings and whatever is done to them before the first layer.
+#[derive(Debug)]
+pub struct Beginning {
+    config: ModelConfig,
+    embedding: Tensor,
+    project_in: Option<Tensor>,
+    positions: Option<Tensor>,
+}
+
+impl Beginning {
+    /// Loads the weights.
+    pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        let config = checkpoint.config().clone();
+        let projected = config.embedding_size != config.hidden_size;
+        let learned = matches!(config.positions, Positions::Learned { .. });
+        Ok(Self {
+            embedding: load(checkpoint, Weight::Embedding)?,
+            project_in: load_if(projected, checkpoint, Weight::ProjectIn)?,
+            positions: load_if(learned, checkpoint, Weight::Positions)?,
+            config,
+        })
+    }
+
+    /// Embeds a sequence: `[tokens, hidden]`.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, ModelError> {
+        let vocabulary = self.config.vocabulary_size;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(ModelError::TokenOutside {
+                token: *token,
+                vocabulary,
+            });
+        }
+        self.run(tokens).map_err(failed)
+    }
+
+    fn run(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
+        let ids = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu)?;
+        let embedded = self.embedding.index_select(&ids, 0)?;
+        let scaled = (embedded * f64::from(self.config.embedding_scale))?;
+        let hidden = match &self.project_in {
+            None => scaled,
+            Some(project) => linear(&scaled, project, None)?,
+        };
+        match (&self.positions, &self.config.positions) {
+            (Some(table), Positions::Learned { offset }) => {
+                hidden + table.narrow(0, *offset, tokens.len())?
+            }
+            _ => Ok(hidden),
+        }
+    }
+}
+
+/// The final norm and the head.
+#[derive(Debug)]
+pub struct Head {
+    config: ModelConfig,
+    norm: Option<Tensor>,
+    norm_bias: Option<Tensor>,
+    project_out: Option<Tensor>,
+    head: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Head {
+    /// Loads the weights.
+    pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        let config = checkpoint.config().clone();
+        let weights = config.weights();
+        let load_if = |weight| load_if(weights.contains(&weight), checkpoint, weight);
+        Ok(Self {
+            norm: load_if(Weight::FinalNorm)?,
+            norm_bias: load_if(Weight::FinalNormBias)?,
+            project_out: load_if(Weight::ProjectOut)?,
+            bias: load_if(Weight::HeadBias)?,
+            head: load(
+                checkpoint,
+                if config.tied_embeddings {
+                    Weight::Embedding
+                } else {
+                    Weight::Head
+                },
+            )?,
+            config,
+        })
+    }
+
+    /// Logits from the last layer's output: `[tokens, vocabulary]`.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, ModelError> {
+        self.run(hidden).map_err(failed)
+    }
+
+    fn run(&self, hidden: &Tensor) -> candle_core::Result<Tensor> {
+        let normed = match &self.norm {
+            None => hidden.clone(),
+            Some(weight) => norm(&self.config, hidden, weight, self.norm_bias.as_ref())?,
+        };
+        let narrow = match &self.project_out {
+            None => normed,
+            Some(project) => linear(&normed, project, None)?,
+        };
+        linear(&narrow, &self.head, self.bias.as_ref())
+    }
+}

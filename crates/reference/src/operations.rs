@@ -1,0 +1,63 @@
+//! The operations that layers and ends share.
+
+use candle_core::{D, Device, Result, Tensor};
+use powerinfer_model::{Activation, Checkpoint, ModelConfig, ModelError, NormKind, Weight};
+
+/// candle's errors as ours.
+pub(crate) fn failed(error: candle_core::Error) -> ModelError {
+    ModelError::Reference(error.to_string())
+}
+
+/// Reads a weight as a float32 tensor.
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    weight: Weight,
+) -> std::result::Result<Tensor, ModelError> {
+    let values = checkpoint.read(weight)?;
+    Tensor::from_vec(values, checkpoint.config().shape(weight), &Device::Cpu).map_err(failed)
+}
+
+/// `x · Wᵀ + b`, with or without bias.
+pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let product = x.matmul(&weight.t()?)?;
+    match bias {
+        None => Ok(product),
+        Some(bias) => product.broadcast_add(bias),
+    }
+}
+
+/// The model's kind of norm over the last dimension.
+pub(crate) fn norm(
+    config: &ModelConfig,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let centred = match config.norm {
+        NormKind::RootMeanSquare => x.clone(),
+        NormKind::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+    };
+    let mean_square = centred.sqr()?.mean_keepdim(D::Minus1)?;
+    let normed = centred
+        .broadcast_div(&(mean_square + f64::from(config.norm_epsilon))?.sqrt()?)?
+        .broadcast_mul(weight)?;
+    match bias {
+        None => Ok(normed),
+        Some(bias) => normed.broadcast_add(bias),
+    }
+}
+
+/// The activation function, element by element.
+pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    match activation {
+        Activation::Relu => x.relu(),
+        Activation::SquaredRelu => x.relu()?.sqr(),
+        Activation::FatRelu { threshold } => {
+            let passes = x.ge(threshold)?.to_dtype(x.dtype())?;
+            x * passes
+        }
+        Activation::Silu => x.silu(),
+        Activation::GeluErf => x.gelu_erf(),
+        Activation::GeluTanh => x.gelu(),
+    }
+}
