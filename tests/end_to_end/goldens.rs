@@ -1,9 +1,6 @@
 //! The goldens from the command line: `logits` and `tokenize` in both engines.
 
-#[path = "../support/golden.rs"]
-mod golden;
-
-use golden::{Golden, MODELS, PROMPTS, floats};
+use crate::golden::{Golden, MODELS, PROMPTS, floats};
 use powerinfer_artifact::TensorFile;
 
 use crate::sandbox::Sandbox;

@@ -3,6 +3,10 @@
 
 mod bad_input;
 mod command_line;
+mod families;
+mod gguf;
+#[path = "../support/golden.rs"]
+mod golden;
 mod goldens;
 mod pipeline;
 mod readme;

@@ -1,6 +1,11 @@
 //! The bytes of a file, mapped into memory; this module fences the workspace's one `mmap`.
 
-use std::{fs::File, ops::Deref, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    ops::{Deref, Range},
+    path::Path,
+    sync::Arc,
+};
 
 use memmap2::Mmap;
 
@@ -13,6 +18,8 @@ pub enum FileBytes {
     Mapped(Arc<Mmap>),
     /// Bytes embedded in the program.
     Embedded(&'static [u8]),
+    /// Bytes made while the program runs.
+    Owned(Arc<[u8]>),
 }
 
 impl FileBytes {
@@ -32,6 +39,35 @@ impl FileBytes {
     }
 }
 
+impl FileBytes {
+    /// Gives the memory behind `range` back: the bytes stay readable, from the file. Whoever
+    /// streams a file larger than memory says so of what it is done with.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Self::Mapped(mapped) = self {
+            // The system wants whole pages; those shared with neighbours stay.
+            const PAGE: usize = 1 << 16;
+            let start = range.start.next_multiple_of(PAGE);
+            let end = range.end.min(mapped.len()) / PAGE * PAGE;
+            if start < end {
+                // SAFETY: the mapping is of a file and read-only, so pages that are dropped are
+                // read from it again when they are touched; nothing can be lost.
+                #[allow(unsafe_code)]
+                let advised = unsafe {
+                    mapped.unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        start,
+                        end - start,
+                    )
+                };
+                drop(advised); // a hint: a system that does not take it loses nothing
+            }
+        }
+        #[cfg(not(unix))]
+        drop(range);
+    }
+}
+
 impl Deref for FileBytes {
     type Target = [u8];
 
@@ -39,6 +75,7 @@ impl Deref for FileBytes {
         match self {
             Self::Mapped(mapped) => mapped,
             Self::Embedded(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
         }
     }
 }

@@ -97,6 +97,15 @@ impl TensorFile {
         })
     }
 
+    /// Gives the memory behind the tensor called `name` back; it can still be read.
+    pub fn release(&self, name: &str) {
+        if let Some(info) = self.metadata.info(name) {
+            let (start, end) = info.data_offsets;
+            self.bytes
+                .release(self.data_start + start..self.data_start + end);
+        }
+    }
+
     /// The tensor called `name`, which must be there with this type and shape.
     pub fn expect(
         &self,

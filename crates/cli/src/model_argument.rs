@@ -10,7 +10,7 @@ use powerinfer_text::Tokenizer;
 /// The word for the model that is embedded in the program.
 pub(crate) const DEMO: &str = "demo";
 
-/// Opens the checkpoint called `model`: a folder, or the word `demo`.
+/// Opens the checkpoint called `model`: a folder, a GGUF file, or the word `demo`.
 pub(crate) fn open_checkpoint(model: &str) -> Result<Checkpoint> {
     Ok(Checkpoint::from_files(files(model)?)?)
 }
@@ -25,13 +25,7 @@ pub(crate) fn files(model: &str) -> Result<Files> {
             files: powerinfer_datasets::demo::FILES,
         });
     }
-    if !folder.is_dir() {
-        return Err(powerinfer_model::ModelError::NoSuchFolder {
-            path: folder.to_owned(),
-        }
-        .into());
-    }
-    Ok(Files::Folder(folder.to_owned()))
+    Ok(Files::open(folder)?)
 }
 
 /// The folder for the artifacts of the model called `name`: `./<name>.powerinfer`.

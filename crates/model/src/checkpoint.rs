@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
@@ -12,6 +13,7 @@ use crate::{
     Files, ModelConfig, ModelError, Weight,
     container::{Container, Safetensors},
     families,
+    gguf::{self, Layout},
     pickle::Pickles,
     source::Source,
 };
@@ -22,8 +24,26 @@ pub struct Checkpoint {
     files: Files,
     config: ModelConfig,
     container: Box<dyn Container>,
-    sources: fn(&ModelConfig, Weight) -> Source,
+    naming: Naming,
     identity: ModelIdentity,
+}
+
+/// Who says where a weight is.
+#[derive(Debug, Clone, Copy)]
+enum Naming {
+    /// The model's family.
+    Family(fn(&ModelConfig, Weight) -> Source),
+    /// The conventions of GGUF.
+    Gguf(Layout),
+}
+
+impl Naming {
+    fn source(self, config: &ModelConfig, weight: Weight) -> Source {
+        match self {
+            Self::Family(source) => source(config, weight),
+            Self::Gguf(layout) => layout.source(config, weight),
+        }
+    }
 }
 
 /// `model.safetensors.index.json`.
@@ -47,19 +67,19 @@ struct GenerationConfig {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`.
-    pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        if !folder.is_dir() {
-            return Err(ModelError::NoSuchFolder {
-                path: folder.to_owned(),
-            });
-        }
-        Self::from_files(Files::Folder(folder.to_owned()))
+    /// Opens the checkpoint at `path`: a folder, or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::from_files(Files::open(path)?)
     }
 
     /// Opens the checkpoint that consists of `files`, its weights in safetensors or, where there
     /// are none, in PyTorch's own files.
     pub fn from_files(files: Files) -> Result<Self, ModelError> {
+        if let Files::Gguf(gguf) = &files {
+            let gguf = Arc::clone(gguf);
+            let naming = Naming::Gguf(gguf.layout());
+            return Self::from_container(files, Box::new(gguf), Some(naming));
+        }
         let folder = files.folder().to_owned();
         let missing = |file: &str| ModelError::MissingFile {
             folder: folder.clone(),
@@ -75,22 +95,25 @@ impl Checkpoint {
                 None => return Err(missing("model.safetensors")),
             },
         };
-        Self::from_container(files, container)
+        Self::from_container(files, container, None)
     }
 
     /// Opens the checkpoint whose weights are in `container`, under the names that its family
-    /// gives them, and whose other parts are in `files`.
-    pub fn from_container(files: Files, container: Box<dyn Container>) -> Result<Self, ModelError> {
-        let folder = files.folder().to_owned();
+    /// gives them unless there is another `naming`, and whose other parts are in `files`.
+    fn from_container(
+        files: Files,
+        container: Box<dyn Container>,
+        naming: Option<Naming>,
+    ) -> Result<Self, ModelError> {
         let config_bytes = files
             .read("config.json")?
             .ok_or_else(|| ModelError::MissingFile {
-                folder: folder.clone(),
+                folder: files.folder().to_owned(),
                 file: "config.json".to_owned(),
             })?;
-        let mut config = ModelConfig::parse(&config_bytes, &folder.join("config.json"))?;
+        let mut config = ModelConfig::parse(&config_bytes, &files.path("config.json"))?;
         if let Some(bytes) = files.read("generation_config.json")? {
-            let path = folder.join("generation_config.json");
+            let path = files.path("generation_config.json");
             let generation: GenerationConfig = serde_json::from_slice(&bytes)
                 .map_err(|source| ArtifactError::NotJson { path, source })?;
             match generation.eos_token_id {
@@ -108,10 +131,14 @@ impl Checkpoint {
             files,
             config,
             container,
-            sources: family.source,
+            naming: naming.unwrap_or(Naming::Family(family.source)),
             identity,
         };
-        checkpoint.check(family.spare)?;
+        let spare = match checkpoint.naming {
+            Naming::Family(_) => family.spare,
+            Naming::Gguf(_) => gguf::SPARE,
+        };
+        checkpoint.check(spare)?;
         Ok(checkpoint)
     }
 
@@ -133,21 +160,54 @@ impl Checkpoint {
     /// Reads one weight as float32, row-major; a NaN or infinite value is an error.
     pub fn read(&self, weight: Weight) -> Result<Vec<f32>, ModelError> {
         let wanted = self.config.shape(weight);
-        let source = (self.sources)(&self.config, weight);
+        let source = self.naming.source(&self.config, weight);
         let name = match &source {
             Source::Constant(value) => return Ok(vec![*value; wanted.iter().product()]),
             Source::Tensor { name, .. } => self.resolve(name)?,
         };
         let values = self.container.read(&name)?;
-        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-            return Err(ModelError::NotFinite {
-                path: self.container.path(&name),
-                value: values[index],
-                tensor: name,
-                index,
+        self.check_finite(&name, 0, &values)?;
+        Ok(source.apply(values, &wanted))
+    }
+
+    /// The rows of the embedding that `tokens` name, in their order: `[tokens, embedding]`.
+    ///
+    /// The table of a large vocabulary is larger than any layer; this never holds it whole.
+    pub fn embedding_rows(&self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let vocabulary = self.config.vocabulary_size;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(ModelError::TokenOutside {
+                token: *token,
+                vocabulary,
             });
         }
-        Ok(source.apply(values, &wanted))
+        let source = self.naming.source(&self.config, Weight::Embedding);
+        let Source::Tensor { name, .. } = &source else {
+            unreachable!("embeddings are stored");
+        };
+        let name = self.resolve(name)?;
+        let width = self.config.embedding_size;
+        let mut values = Vec::with_capacity(tokens.len() * width);
+        for run in tokens.chunk_by(|a, b| a + 1 == *b) {
+            let first = run[0] as usize;
+            let rows = self.container.read_rows(&name, first..first + run.len())?;
+            self.check_finite(&name, first * width, &rows)?;
+            values.extend(rows);
+        }
+        Ok(values)
+    }
+
+    /// Fails on a NaN or an infinity; `first` is where in the tensor the values begin.
+    fn check_finite(&self, name: &str, first: usize, values: &[f32]) -> Result<(), ModelError> {
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(index) => Err(ModelError::NotFinite {
+                path: self.container.path(name),
+                tensor: name.to_owned(),
+                index: first + index,
+                value: values[index],
+            }),
+        }
     }
 
     /// The name under which the container has the tensor that a family calls `name`: checkpoints
@@ -169,7 +229,7 @@ impl Checkpoint {
     fn check(&self, spare: &[&str]) -> Result<(), ModelError> {
         let mut used = BTreeSet::new();
         for weight in self.config.weights() {
-            let source = (self.sources)(&self.config, weight);
+            let source = self.naming.source(&self.config, weight);
             let Source::Tensor { name, .. } = &source else {
                 continue;
             };
@@ -187,7 +247,7 @@ impl Checkpoint {
             used.insert(name);
         }
         // Where embeddings are tied, a stored head repeats them.
-        if let Source::Tensor { name, .. } = (self.sources)(&self.config, Weight::Head) {
+        if let Source::Tensor { name, .. } = self.naming.source(&self.config, Weight::Head) {
             used.extend(self.resolve(&name).ok());
         }
         let mut names = self.container.names();

@@ -1,6 +1,6 @@
 //! What holds a checkpoint's tensors, whatever the file format.
 
-use std::path::PathBuf;
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use half::{bf16, f16};
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
@@ -24,8 +24,41 @@ pub trait Container: std::fmt::Debug + Send + Sync {
     /// The values of the tensor called `name`, row-major.
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError>;
 
+    /// The values of some rows of the tensor called `name`, which has two dimensions.
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let width = self.shape(name).and_then(|shape| shape.last().copied());
+        let width = width.unwrap_or(0);
+        Ok(self.read(name)?[rows.start * width..rows.end * width].to_vec())
+    }
+
     /// A digest of the tensor's name, type, shape and samples of its data, for fingerprints.
     fn digest(&self, name: &str) -> Result<Digest, ModelError>;
+}
+
+impl<Inner: Container + ?Sized> Container for Arc<Inner> {
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        (**self).shape(name)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        (**self).path(name)
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        (**self).read(name)
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        (**self).read_rows(name, rows)
+    }
+
+    fn digest(&self, name: &str) -> Result<Digest, ModelError> {
+        (**self).digest(name)
+    }
 }
 
 /// A digest of `kind` (name, type, shape) and sixteen evenly spread samples of 4 KiB of `bytes`,
@@ -55,6 +88,31 @@ impl Safetensors {
         self.shards.iter().find(|shard| shard.find(name).is_some())
     }
 
+    /// Stored numbers as float32.
+    fn values(&self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
+        Ok(match dtype {
+            Dtype::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Dtype::F16 => bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            Dtype::BF16 => bytes
+                .chunks_exact(2)
+                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            other => {
+                return Err(ModelError::WrongType {
+                    path: self.path(name),
+                    tensor: name.to_owned(),
+                    found: format!("{other:?}"),
+                });
+            }
+        })
+    }
+
     fn missing(&self, name: &str) -> ModelError {
         ModelError::MissingTensor {
             path: self.path(name),
@@ -79,32 +137,22 @@ impl Container for Safetensors {
     }
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        let view = self.shard(name).and_then(|shard| shard.find(name));
-        let view = view.ok_or_else(|| self.missing(name))?;
-        Ok(match view.dtype {
-            Dtype::F32 => view
-                .bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Dtype::F16 => view
-                .bytes
-                .chunks_exact(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            Dtype::BF16 => view
-                .bytes
-                .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            other => {
-                return Err(ModelError::WrongType {
-                    path: self.path(name),
-                    tensor: name.to_owned(),
-                    found: format!("{other:?}"),
-                });
-            }
-        })
+        let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
+        let view = shard.find(name).ok_or_else(|| self.missing(name))?;
+        let values = self.values(name, view.dtype, view.bytes);
+        shard.release(name); // a model may be larger than memory, and is read once
+        values
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
+        let view = shard.find(name).ok_or_else(|| self.missing(name))?;
+        let row = view.bytes.len() / view.shape.first().copied().unwrap_or(1).max(1);
+        self.values(
+            name,
+            view.dtype,
+            &view.bytes[rows.start * row..rows.end * row],
+        )
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {

@@ -7,9 +7,9 @@ use powerinfer_artifact::ArtifactError;
 /// A checkpoint that cannot be used, or a request to a model that it cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// There is no such folder.
+    /// There is no such folder or file.
     #[error(
-        "`{path}` is not a folder; a model is a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or the word `demo`"
+        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, or the word `demo`"
     )]
     NoSuchFolder {
         /// What was asked for.

@@ -1,8 +1,13 @@
-//! Where a checkpoint's files come from: a folder, or the program itself.
+//! Where a checkpoint's files come from: a folder, a GGUF file, or the program itself.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use powerinfer_artifact::{ArtifactError, mapped_file::FileBytes};
+
+use crate::{ModelError, gguf::Gguf};
 
 /// A set of named files.
 #[derive(Debug, Clone)]
@@ -16,9 +21,30 @@ pub enum Files {
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
     },
+    /// A GGUF file, whose metadata are read as the files they stand for.
+    Gguf(Arc<Gguf>),
 }
 
 impl Files {
+    /// The files at `path`: a folder, a GGUF file, or a folder with nothing but one.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if path.is_file() {
+            return Ok(Self::Gguf(Arc::new(Gguf::open(path)?)));
+        }
+        if !path.is_dir() {
+            return Err(ModelError::NoSuchFolder {
+                path: path.to_owned(),
+            });
+        }
+        let is_plain = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+            .iter()
+            .any(|file| path.join(file).exists());
+        match &gguf_files(path)[..] {
+            [file] if !is_plain => Ok(Self::Gguf(Arc::new(Gguf::open(file)?))),
+            _ => Ok(Self::Folder(path.to_owned())),
+        }
+    }
+
     /// The file called `name`, or `None` where there is none.
     pub fn read(&self, name: &str) -> Result<Option<FileBytes>, ArtifactError> {
         match self {
@@ -34,6 +60,15 @@ impl Files {
                 .iter()
                 .find(|(file, _)| *file == name)
                 .map(|(_, bytes)| FileBytes::Embedded(bytes))),
+            Self::Gguf(gguf) => Ok(gguf.file(name).map(FileBytes::Owned)),
+        }
+    }
+
+    /// Where the file called `name` is, for messages.
+    pub fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Gguf(gguf) => gguf.path().to_owned(),
+            _ => self.folder().join(name),
         }
     }
 
@@ -42,6 +77,7 @@ impl Files {
         match self {
             Self::Folder(folder) => folder,
             Self::Embedded { name, .. } => Path::new(name),
+            Self::Gguf(gguf) => gguf.path(),
         }
     }
 
@@ -49,6 +85,10 @@ impl Files {
     pub fn name(&self) -> String {
         match self {
             Self::Embedded { name, .. } => (*name).to_owned(),
+            Self::Gguf(gguf) => gguf.path().file_stem().map_or_else(
+                || "model".to_owned(),
+                |name| name.to_string_lossy().into_owned(),
+            ),
             Self::Folder(folder) => {
                 let full = folder.canonicalize().unwrap_or_else(|_| folder.clone());
                 full.file_name().map_or_else(
@@ -58,4 +98,18 @@ impl Files {
             }
         }
     }
+}
+
+/// The GGUF files of a folder.
+fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        })
+        .collect();
+    files.sort();
+    files
 }

@@ -184,6 +184,17 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A list of finite numbers; an absent one is empty.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<f64>, ModelError> {
+        match self.value(key) {
+            None => Ok(Vec::new()),
+            Some(value) => value
+                .as_array()
+                .and_then(|items| items.iter().map(Value::as_f64).collect())
+                .ok_or_else(|| self.wrong(key, value, "a list of numbers")),
+        }
+    }
+
     /// A number greater than zero.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {

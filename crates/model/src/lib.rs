@@ -8,6 +8,7 @@ pub mod container;
 mod error;
 mod families;
 mod files;
+mod gguf;
 mod keys;
 mod language_model;
 mod pickle;

@@ -96,6 +96,7 @@ pub(crate) fn rotary(
         None | Some("default") => Rotary::plain(theta, width),
         Some("linear") => linear(theta, width, factor(scaling)?),
         Some("llama3") => llama3(theta, width, scaling, context_length)?,
+        Some(DIVISORS) => divided(theta, width, scaling)?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
         Some(other) => {
             return Err(keys.unsupported("rope_scaling", other, "default, linear, llama3, yarn"));
@@ -109,6 +110,26 @@ fn factor(scaling: &Keys<'_>) -> Result<f64, ModelError> {
     scaling
         .positive("factor")?
         .ok_or_else(|| scaling.bad("the key `factor` of `rope_scaling` is missing".to_owned()))
+}
+
+/// The `rope_type` under which a GGUF file's own divisors are passed on.
+pub(crate) const DIVISORS: &str = "divisors";
+
+/// Each frequency divided by a number of its own.
+fn divided(theta: f64, width: usize, scaling: &Keys<'_>) -> Result<Rotary, ModelError> {
+    let divisors = scaling.numbers("divisors")?;
+    let mut rotary = Rotary::plain(theta, width);
+    if divisors.len() != rotary.frequencies.len() || divisors.contains(&0.0) {
+        return Err(scaling.bad(format!(
+            "{} rotary frequencies have {} divisors, none of which may be 0",
+            rotary.frequencies.len(),
+            divisors.len()
+        )));
+    }
+    for (frequency, divisor) in rotary.frequencies.iter_mut().zip(divisors) {
+        *frequency /= divisor;
+    }
+    Ok(rotary)
 }
 
 /// Positions pressed together (Chen et al. 2023).

@@ -68,7 +68,8 @@ pub fn measure(
         }
         None => {
             folder.clear()?;
-            let beginning = Beginning::load(checkpoint)?;
+            let tokens = calibration.sequences().flat_map(|(sequence, _)| sequence);
+            let beginning = Beginning::load_for(checkpoint, tokens)?;
             let hidden = calibration
                 .sequences()
                 .map(|(sequence, _)| beginning.embed(sequence))

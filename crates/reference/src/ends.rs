@@ -1,5 +1,7 @@
 //! What stands before the first layer and after the last.
 
+use std::collections::{BTreeSet, HashMap};
+
 use candle_core::{Device, Tensor};
 use powerinfer_model::{Checkpoint, ModelConfig, ModelError, Positions, Weight};
 
@@ -18,7 +20,10 @@ fn load_if(
 #[derive(Debug)]
 pub struct Beginning {
     config: ModelConfig,
-    embedding: Tensor,
+    /// `[rows, embedding]`.
+    table: Tensor,
+    /// Which row of the table each token has, where it does not have all.
+    rows: Option<HashMap<u32, u32>>,
     project_in: Option<Tensor>,
     positions: Option<Tensor>,
 }
@@ -26,11 +31,34 @@ pub struct Beginning {
 impl Beginning {
     /// Loads the weights.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        Self::with_table(checkpoint, load(checkpoint, Weight::Embedding)?, None)
+    }
+
+    /// Loads what it takes to embed `tokens` and no others.
+    pub fn load_for<'a>(
+        checkpoint: &Checkpoint,
+        tokens: impl IntoIterator<Item = &'a u32>,
+    ) -> Result<Self, ModelError> {
+        let tokens: BTreeSet<u32> = tokens.into_iter().copied().collect();
+        let tokens: Vec<u32> = tokens.into_iter().collect();
+        let values = checkpoint.embedding_rows(&tokens)?;
+        let shape = (tokens.len(), checkpoint.config().embedding_size);
+        let table = Tensor::from_vec(values, shape, &Device::Cpu).map_err(failed)?;
+        let rows = tokens.into_iter().zip(0..).collect();
+        Self::with_table(checkpoint, table, Some(rows))
+    }
+
+    fn with_table(
+        checkpoint: &Checkpoint,
+        table: Tensor,
+        rows: Option<HashMap<u32, u32>>,
+    ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let projected = config.embedding_size != config.hidden_size;
         let learned = matches!(config.positions, Positions::Learned { .. });
         Ok(Self {
-            embedding: load(checkpoint, Weight::Embedding)?,
+            table,
+            rows,
             project_in: load_if(projected, checkpoint, Weight::ProjectIn)?,
             positions: load_if(learned, checkpoint, Weight::Positions)?,
             config,
@@ -40,26 +68,31 @@ impl Beginning {
     /// Embeds a sequence: `[tokens, hidden]`.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, ModelError> {
         let vocabulary = self.config.vocabulary_size;
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(ModelError::TokenOutside {
+        let row = |token: &u32| match &self.rows {
+            None => (*token as usize).lt(&vocabulary).then_some(*token),
+            Some(rows) => rows.get(token).copied(),
+        };
+        let rows = tokens.iter().map(|token| {
+            row(token).ok_or(ModelError::TokenOutside {
                 token: *token,
                 vocabulary,
-            });
-        }
-        self.run(tokens).map_err(failed)
+            })
+        });
+        self.run(rows.collect::<Result<_, _>>()?).map_err(failed)
     }
 
-    fn run(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
-        let ids = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu)?;
-        let embedded = self.embedding.index_select(&ids, 0)?;
-        let scaled = (embedded * f64::from(self.config.embedding_scale))?;
+    fn run(&self, rows: Vec<u32>) -> candle_core::Result<Tensor> {
+        let count = rows.len();
+        let rows = Tensor::from_vec(rows, count, &Device::Cpu)?;
+        let scale = f64::from(self.config.embedding_scale);
+        let embedded = (self.table.index_select(&rows, 0)? * scale)?;
         let hidden = match &self.project_in {
-            None => scaled,
-            Some(project) => linear(&scaled, project, None)?,
+            None => embedded,
+            Some(project) => linear(&embedded, project, None)?,
         };
         match (&self.positions, &self.config.positions) {
             (Some(table), Positions::Learned { offset }) => {
-                hidden + table.narrow(0, *offset, tokens.len())?
+                hidden + table.narrow(0, *offset, count)?
             }
             _ => Ok(hidden),
         }

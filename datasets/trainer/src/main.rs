@@ -21,7 +21,7 @@ struct Arguments {
     #[arg(long, default_value = "datasets/demo")]
     out: PathBuf,
     /// Training tokens in all.
-    #[arg(long, default_value_t = 7_000_000)]
+    #[arg(long, default_value_t = 4_500_000)]
     tokens: usize,
     /// Tokens per optimiser step.
     #[arg(long, default_value_t = 3072)]

@@ -71,6 +71,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => tensors(path),
             Some("json") => document(path, verify),
+            Some("gguf") => model(&Checkpoint::open(path)?, verify),
             _ => bail!(
                 "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json and models",
                 path.display()

@@ -1,0 +1,327 @@
+//! GGUF metadata said as a `config.json`, so that the families read both.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::{
+    ModelError,
+    gguf::{GgufFile, Value, bad},
+    rotary,
+};
+
+/// What an architecture of GGUF is called in `config.json`, and which keys say what.
+pub(super) struct Architecture {
+    /// `general.architecture`.
+    pub(super) name: &'static str,
+    /// The same in `architectures`.
+    hugging_face: &'static str,
+    /// Metadata keys, after the architecture's name, and the configuration's key for each.
+    keys: &'static [(&'static str, &'static str)],
+    /// Whether queries and keys are stored for rotation of neighbours.
+    pub(super) rotates_neighbours: bool,
+    /// What is said nowhere in a file, or in one of the original PowerInfer.
+    fixed: fn(powerinfer: bool) -> Json,
+}
+
+const COMMON: &[(&str, &str)] = &[
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("attention.head_count", "num_attention_heads"),
+    ("vocab_size", "vocab_size"),
+];
+
+const LLAMA: &[(&str, &str)] = &[
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("rope.freq_base", "rope_theta"),
+];
+
+/// Every architecture that is read.
+static ALL: [Architecture; 9] = [
+    Architecture {
+        name: "llama",
+        hugging_face: "LlamaForCausalLM",
+        keys: LLAMA,
+        rotates_neighbours: true,
+        // The original PowerInfer runs Llamas with ReLU; its files do not say so.
+        fixed: |powerinfer| json!({ "hidden_act": if powerinfer { "relu" } else { "silu" } }),
+    },
+    Architecture {
+        name: "bamboo",
+        hugging_face: "BambooForCausalLM",
+        keys: LLAMA,
+        rotates_neighbours: true,
+        fixed: |_| json!({ "hidden_act": "relu", "sliding_window": null }),
+    },
+    Architecture {
+        name: "qwen2",
+        hugging_face: "Qwen2ForCausalLM",
+        keys: LLAMA,
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "qwen3",
+        hugging_face: "Qwen3ForCausalLM",
+        keys: LLAMA,
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "gemma",
+        hugging_face: "GemmaForCausalLM",
+        keys: LLAMA,
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "gptneox",
+        hugging_face: "GPTNeoXForCausalLM",
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            ("use_parallel_residual", "use_parallel_residual"),
+            ("rope.freq_base", "rotary_emb_base"),
+        ],
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "phi2",
+        hugging_face: "PhiForCausalLM",
+        keys: &[
+            ("feed_forward_length", "intermediate_size"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            ("rope.freq_base", "rope_theta"),
+        ],
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+    Architecture {
+        name: "falcon",
+        hugging_face: "FalconForCausalLM",
+        keys: &[
+            ("feed_forward_length", "ffn_hidden_size"),
+            ("attention.head_count_kv", "num_kv_heads"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+            ("rope.freq_base", "rope_theta"),
+        ],
+        rotates_neighbours: false,
+        fixed: |powerinfer| {
+            json!({
+                "activation": if powerinfer { "relu" } else { "gelu" },
+                "new_decoder_architecture": true,
+            })
+        },
+    },
+    Architecture {
+        name: "opt",
+        hugging_face: "OPTForCausalLM",
+        // OPT's ε is the same in all checkpoints; the family has it.
+        keys: &[
+            ("feed_forward_length", "ffn_dim"),
+            ("attention.layer_norm_epsilon", "_layer_norm_epsilon"),
+        ],
+        rotates_neighbours: false,
+        fixed: |_| json!({}),
+    },
+];
+
+/// Keys, after the architecture's name, that are read apart or repeat what others say.
+const UNDERSTOOD: &[&str] = &[
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "tensor_data_layout",
+];
+
+/// A tensor by which each rotary frequency is divided.
+pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
+
+/// The architecture of a file.
+pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, ModelError> {
+    let name = file
+        .value("general.architecture")
+        .and_then(Value::as_text)
+        .ok_or_else(|| bad(file, "the key `general.architecture` is missing".to_owned()))?;
+    let known = ALL.iter().find(|architecture| architecture.name == name);
+    known.ok_or_else(|| ModelError::Unsupported {
+        path: file.path().to_owned(),
+        key: "`general.architecture`".to_owned(),
+        value: format!("`{name}`"),
+        supported: format!(
+            "supported: {}",
+            ALL.each_ref().map(|known| known.name).join(", ")
+        ),
+    })
+}
+
+/// A value as JSON; an array of equal values, one a layer, as that value.
+fn plain(value: &Value) -> Option<Json> {
+    Some(match value {
+        Value::Unsigned(number) => json!(number),
+        Value::Signed(number) => json!(number),
+        Value::Float(number) => json!(number),
+        Value::Bool(flag) => json!(flag),
+        Value::Text(text) => json!(text),
+        Value::Array(items) => {
+            let first = plain(items.first()?)?;
+            let all = items
+                .iter()
+                .all(|item| plain(item).as_ref() == Some(&first));
+            all.then_some(first)?
+        }
+    })
+}
+
+/// The `config.json` that says what the metadata of `file` says.
+pub(super) fn configuration(
+    file: &GgufFile,
+    architecture: &Architecture,
+) -> Result<Json, ModelError> {
+    let mut config = Map::new();
+    config.insert(
+        "architectures".to_owned(),
+        json!([architecture.hugging_face]),
+    );
+    let fixed = (architecture.fixed)(file.is_powerinfer());
+    config.extend(fixed.as_object().cloned().unwrap_or_default());
+    let prefix = format!("{}.", architecture.name);
+    for (key, name) in COMMON.iter().chain(architecture.keys) {
+        let Some(value) = file.value(&format!("{prefix}{key}")) else {
+            continue;
+        };
+        let value = plain(value).ok_or_else(|| {
+            let reason = format!("`{prefix}{key}` differs from layer to layer");
+            bad(file, format!("{reason}, which is not supported"))
+        })?;
+        config.insert((*name).to_owned(), value);
+    }
+    check_keys(file, architecture, &prefix)?;
+
+    // What the tensors say.
+    let has = |name: &str| file.shape(name).is_some();
+    config.insert(
+        "tie_word_embeddings".to_owned(),
+        json!(!has("output.weight")),
+    );
+    if let Some([vocabulary, _]) = file.shape("token_embd.weight").as_deref() {
+        config.insert("vocab_size".to_owned(), json!(vocabulary));
+    }
+    let attention_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
+    match architecture.name {
+        "llama" => {
+            config.insert("attention_bias".to_owned(), json!(attention_bias));
+            config.insert("mlp_bias".to_owned(), json!(has("blk.0.ffn_up.bias")));
+        }
+        "qwen3" | "gemma" => {
+            config.insert("attention_bias".to_owned(), json!(attention_bias));
+        }
+        "falcon" => {
+            // Falcon 7B and 40B differ in this norm; their fused rows are alike in GGUF.
+            let norms = if has("blk.0.attn_norm_2.weight") {
+                2
+            } else {
+                1
+            };
+            config.insert("num_ln_in_parallel_attn".to_owned(), json!(norms));
+        }
+        _ => {}
+    }
+    rotation(file, architecture, &mut config)?;
+    if let Some(id) = file
+        .value("tokenizer.ggml.eos_token_id")
+        .and_then(Value::as_u64)
+    {
+        config.insert("eos_token_id".to_owned(), json!(id));
+    }
+    Ok(Json::Object(config))
+}
+
+/// Fails on a key of the architecture that nobody reads: it may change what is computed.
+fn check_keys(
+    file: &GgufFile,
+    architecture: &Architecture,
+    prefix: &str,
+) -> Result<(), ModelError> {
+    for (key, value) in file.entries() {
+        let Some(rest) = key.strip_prefix(prefix) else {
+            continue;
+        };
+        let mut mapped = COMMON.iter().chain(architecture.keys);
+        let neutral = match value {
+            Value::Unsigned(0) | Value::Signed(0) | Value::Bool(false) => true,
+            Value::Float(number) => *number == 0.0,
+            _ => false,
+        };
+        if !neutral && !UNDERSTOOD.contains(&rest) && !mapped.any(|(known, _)| *known == rest) {
+            return Err(ModelError::UnknownKey {
+                path: file.path().to_owned(),
+                key: key.to_owned(),
+                value: plain(value).unwrap_or_default().to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the metadata says about rotary positions.
+fn rotation(
+    file: &GgufFile,
+    architecture: &Architecture,
+    config: &mut Map<String, Json>,
+) -> Result<(), ModelError> {
+    let value = |key: &str| file.value(&format!("{}.{key}", architecture.name));
+    let number = |key: &str| value(key).and_then(Value::as_f64);
+    let size = |key: &str| config.get(key).and_then(Json::as_f64);
+    let shared = size("hidden_size").zip(size("num_attention_heads"));
+    let head_size = number("attention.key_length").or(shared.map(|(hidden, heads)| hidden / heads));
+    let head_size = head_size.unwrap_or(0.0);
+    if let Some(values) = number("attention.value_length").filter(|values| *values != head_size) {
+        let reason = format!("keys have {head_size} and values {values} numbers per head");
+        return Err(bad(file, format!("{reason}, which is not supported")));
+    }
+    let share = number("rope.dimension_count").map_or(1.0, |rotated| rotated / head_size);
+    match architecture.name {
+        "gptneox" => drop(config.insert("rotary_pct".to_owned(), json!(share))),
+        "phi2" => drop(config.insert("partial_rotary_factor".to_owned(), json!(share))),
+        _ if share == 1.0 || architecture.name == "opt" => {}
+        _ => {
+            let reason = format!("only {share} of each head is rotated");
+            return Err(bad(
+                file,
+                format!("{reason}, which its architecture does not do"),
+            ));
+        }
+    }
+    let kind = value("rope.scaling.type").and_then(Value::as_text);
+    let factor = number("rope.scaling.factor").or(number("rope.scale_linear"));
+    let scaling = if file.shape(ROPE_DIVISORS).is_some() {
+        json!({ "rope_type": rotary::DIVISORS, "divisors": file.read(ROPE_DIVISORS)? })
+    } else {
+        match (kind, factor) {
+            (Some("none"), _) | (None, None) => return Ok(()),
+            (None, factor) => json!({ "rope_type": "linear", "factor": factor }),
+            (Some(kind), factor) => json!({
+                "rope_type": kind,
+                "factor": factor,
+                "attention_factor": number("rope.scaling.attn_factor"),
+                "original_max_position_embeddings":
+                    value("rope.scaling.original_context_length").and_then(Value::as_u64),
+            }),
+        }
+    };
+    config.insert("rope_scaling".to_owned(), scaling);
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! GGUF: a model in one file, weights quantised, with tokenizer and settings as metadata.
+//!
+//! What the metadata say is said again as the files of a Hugging Face folder (`config.json`,
+//! `tokenizer.json`, …), so that everything behind this module knows one layout only.
+
+mod configuration;
+mod dequantise;
+mod file;
+mod names;
+mod tokenizer;
+mod value;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use powerinfer_artifact::{Digest, mapped_file::FileBytes};
+
+use crate::{ModelError, container::Container};
+pub(crate) use file::GgufFile;
+pub(crate) use names::Layout;
+pub(crate) use value::Value;
+
+/// Ends of names of tensors that are no weights of ours: rotary divisors, which are read with
+/// the configuration, and the predictors of the original PowerInfer.
+pub(crate) const SPARE: &[&str] = &[configuration::ROPE_DIVISORS, ".fc1.weight", ".fc2.weight"];
+
+/// An open GGUF file and the files it stands for.
+#[derive(Debug)]
+pub struct Gguf {
+    file: GgufFile,
+    layout: Layout,
+    generated: BTreeMap<&'static str, Arc<[u8]>>,
+}
+
+impl Gguf {
+    /// Opens the file at `path` and reads its metadata.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let file = GgufFile::from_bytes(path, FileBytes::open(path)?)?;
+        let architecture = configuration::architecture(&file)?;
+        let mut generated = BTreeMap::new();
+        let mut add = |name, json: &serde_json::Value| {
+            generated.insert(name, Arc::from(json.to_string().into_bytes()));
+        };
+        add(
+            "config.json",
+            &configuration::configuration(&file, architecture)?,
+        );
+        if let Some((tokenizer, config)) = tokenizer::tokenizer(&file)? {
+            add("tokenizer.json", &tokenizer);
+            add("tokenizer_config.json", &config);
+        }
+        let layout = Layout::of(architecture, |name| file.shape(name).is_some());
+        Ok(Self {
+            file,
+            layout,
+            generated,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The file that the metadata stand for under `name`.
+    pub(crate) fn file(&self, name: &str) -> Option<Arc<[u8]>> {
+        self.generated.get(name).cloned()
+    }
+
+    /// What its tensors are called.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+}
+
+impl Container for Gguf {
+    fn names(&self) -> Vec<String> {
+        self.file.names()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.file.shape(name)
+    }
+
+    fn path(&self, _name: &str) -> PathBuf {
+        self.file.path().to_owned()
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        self.file.read(name)
+    }
+
+    fn digest(&self, name: &str) -> Result<Digest, ModelError> {
+        self.file.digest(name)
+    }
+}
+
+/// An error about `file`.
+fn bad(file: &GgufFile, reason: String) -> ModelError {
+    ModelError::BadGguf {
+        path: file.path().to_owned(),
+        reason,
+    }
+}

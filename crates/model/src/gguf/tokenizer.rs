@@ -1,0 +1,310 @@
+//! The tokenizer in a GGUF file, said as a `tokenizer.json` and a `tokenizer_config.json`.
+
+use std::collections::HashMap;
+
+use serde_json::{Value as Json, json};
+
+use crate::{
+    ModelError,
+    gguf::{GgufFile, Value, bad},
+};
+
+/// Kinds of tokens, as ggml numbers them.
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+
+/// A word that is never split by the space in front, as the models with `▁` have it.
+const SPACE: &str = "\u{2581}";
+
+/// What the metadata says about the vocabulary.
+struct Vocabulary<'a> {
+    file: &'a GgufFile,
+    tokens: Vec<&'a str>,
+    kinds: Vec<u64>,
+}
+
+/// `tokenizer.json` and `tokenizer_config.json`; none where the file has no tokenizer.
+pub(super) fn tokenizer(file: &GgufFile) -> Result<Option<(Json, Json)>, ModelError> {
+    let Some(model) = text(file, "model") else {
+        return Ok(None);
+    };
+    let vocabulary = Vocabulary::read(file)?;
+    let tokenizer = match model {
+        "llama" => vocabulary.sentence_pieces()?,
+        "gpt2" => vocabulary.byte_level()?,
+        other => {
+            return Err(ModelError::Unsupported {
+                path: file.path().to_owned(),
+                key: "`tokenizer.ggml.model`".to_owned(),
+                value: format!("`{other}`"),
+                supported: "supported: llama, gpt2".to_owned(),
+            });
+        }
+    };
+    let special = |key: &str| vocabulary.special(key).map(|(_, token)| token);
+    let config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special("bos_token_id"),
+        "eos_token": special("eos_token_id"),
+        "unk_token": special("unknown_token_id"),
+        "pad_token": special("padding_token_id"),
+        "chat_template": file.value("tokenizer.chat_template").and_then(Value::as_text),
+        "clean_up_tokenization_spaces": false,
+    });
+    Ok(Some((tokenizer, config)))
+}
+
+/// A text under `tokenizer.ggml.`.
+fn text<'a>(file: &'a GgufFile, key: &str) -> Option<&'a str> {
+    file.value(&format!("tokenizer.ggml.{key}"))?.as_text()
+}
+
+/// A truth value under `tokenizer.ggml.`.
+fn flag(file: &GgufFile, key: &str) -> Option<bool> {
+    file.value(&format!("tokenizer.ggml.{key}"))?.as_bool()
+}
+
+/// A list under `tokenizer.ggml.`, each item as `item` reads it.
+fn list<'a, Item>(
+    file: &'a GgufFile,
+    key: &str,
+    item: impl Fn(&'a Value) -> Option<Item>,
+) -> Result<Option<Vec<Item>>, ModelError> {
+    let key = format!("tokenizer.ggml.{key}");
+    let Some(value) = file.value(&key) else {
+        return Ok(None);
+    };
+    value
+        .as_array()
+        .and_then(|items| items.iter().map(item).collect())
+        .map(Some)
+        .ok_or_else(|| bad(file, format!("`{key}` is not a list of what it should be")))
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(file: &'a GgufFile) -> Result<Self, ModelError> {
+        let tokens = list(file, "tokens", Value::as_text)?.ok_or_else(|| {
+            bad(
+                file,
+                "the key `tokenizer.ggml.tokens` is missing".to_owned(),
+            )
+        })?;
+        let kinds = list(file, "token_type", Value::as_u64)?.unwrap_or(vec![1; tokens.len()]);
+        if kinds.len() != tokens.len() {
+            let (tokens, kinds) = (tokens.len(), kinds.len());
+            return Err(bad(
+                file,
+                format!("{tokens} tokens have {kinds} `token_type`s"),
+            ));
+        }
+        Ok(Self {
+            file,
+            tokens,
+            kinds,
+        })
+    }
+
+    /// The token whose id stands under `key`.
+    fn special(&self, key: &str) -> Option<(u64, &'a str)> {
+        let id = self
+            .file
+            .value(&format!("tokenizer.ggml.{key}"))?
+            .as_u64()?;
+        let token = self.tokens.get(usize::try_from(id).ok()?)?;
+        Some((id, token))
+    }
+
+    fn ids(&self) -> HashMap<&'a str, usize> {
+        let pairs = self.tokens.iter().enumerate();
+        pairs.map(|(id, token)| (*token, id)).collect()
+    }
+
+    /// Ids by token, as the model part of `tokenizer.json` has them.
+    fn vocab(&self) -> Json {
+        let pairs = self.tokens.iter().enumerate();
+        Json::Object(
+            pairs
+                .map(|(id, token)| ((*token).to_owned(), json!(id)))
+                .collect(),
+        )
+    }
+
+    /// Tokens that are found before the text is split.
+    fn added_tokens(&self) -> Vec<Json> {
+        let kinds = self.kinds.iter().zip(&self.tokens).enumerate();
+        kinds
+            .filter(|(_, (kind, _))| [UNKNOWN, CONTROL, USER_DEFINED].contains(kind))
+            .map(|(id, (kind, token))| {
+                json!({
+                    "id": id, "content": token, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": *kind != USER_DEFINED,
+                })
+            })
+            .collect()
+    }
+
+    /// Puts the beginning and the end of a text where the file asks for them.
+    fn post_processor(&self, begins: bool) -> Json {
+        let part = |asked: bool, key: &str| self.special(key).filter(|_| asked);
+        let begin = part(
+            flag(self.file, "add_bos_token").unwrap_or(begins),
+            "bos_token_id",
+        );
+        let end = part(
+            flag(self.file, "add_eos_token").unwrap_or(false),
+            "eos_token_id",
+        );
+        let token =
+            |token: &str, kind: u8| json!({ "SpecialToken": { "id": token, "type_id": kind } });
+        let around = |name: &str, kind: u8| {
+            let begin = begin.iter().map(|(_, text)| token(text, kind));
+            let end = end.iter().map(|(_, text)| token(text, kind));
+            let sequence = json!({ "Sequence": { "id": name, "type_id": kind } });
+            begin.chain([sequence]).chain(end).collect::<Vec<_>>()
+        };
+        let specials = begin.iter().chain(&end).map(|(id, text)| {
+            let entry = json!({ "id": text, "ids": [id], "tokens": [text] });
+            ((*text).to_owned(), entry)
+        });
+        let pair = [around("A", 0), around("B", 1)].concat();
+        json!({
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": pair,
+            "special_tokens": specials.collect::<serde_json::Map<_, _>>(),
+        })
+    }
+
+    /// SentencePiece's byte-pair encoding: pieces with scores, `▁` for a space, bytes for what
+    /// no piece covers.
+    fn sentence_pieces(&self) -> Result<Json, ModelError> {
+        let scores = list(self.file, "scores", Value::as_f64)?
+            .filter(|scores| scores.len() == self.tokens.len())
+            .ok_or_else(|| {
+                bad(
+                    self.file,
+                    "`tokenizer.ggml.scores` does not give each token a score".to_owned(),
+                )
+            })?;
+        let prefix = flag(self.file, "add_space_prefix").unwrap_or(true);
+        let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+        let mut normalizers = vec![replace(" ", SPACE)];
+        let mut decoders = vec![
+            replace(SPACE, " "),
+            json!({ "type": "ByteFallback" }),
+            json!({ "type": "Fuse" }),
+        ];
+        if prefix {
+            normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
+            decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+        }
+        let unknown = self.special("unknown_token_id").map(|(_, token)| token);
+        let unknown = unknown.or_else(|| {
+            let id = self.kinds.iter().position(|kind| *kind == UNKNOWN)?;
+            Some(self.tokens[id])
+        });
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added_tokens(),
+            "normalizer": { "type": "Sequence", "normalizers": normalizers },
+            "pre_tokenizer": null,
+            "post_processor": self.post_processor(true),
+            "decoder": { "type": "Sequence", "decoders": decoders },
+            "model": {
+                "type": "BPE", "unk_token": unknown, "fuse_unk": true, "byte_fallback": true,
+                "vocab": self.vocab(), "merges": self.merges(&scores),
+            },
+        }))
+    }
+
+    /// The merges that pieces with scores stand for: every way to make a piece of two others,
+    /// the better pieces first.
+    fn merges(&self, scores: &[f64]) -> Vec<Json> {
+        let ids = self.ids();
+        let mut merges = Vec::new();
+        for (piece, score) in self.tokens.iter().zip(scores) {
+            for (cut, _) in piece.char_indices().skip(1) {
+                let (left, right) = piece.split_at(cut);
+                if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
+                    merges.push((*score, *left_id, *right_id, left, right));
+                }
+            }
+        }
+        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        let pairs = merges.into_iter();
+        pairs
+            .map(|(_, _, _, left, right)| json!([left, right]))
+            .collect()
+    }
+
+    /// GPT-2's byte-level byte-pair encoding, with the splitting that `tokenizer.ggml.pre` names.
+    fn byte_level(&self) -> Result<Json, ModelError> {
+        let merges = list(self.file, "merges", Value::as_text)?.ok_or_else(|| {
+            bad(
+                self.file,
+                "the key `tokenizer.ggml.merges` is missing".to_owned(),
+            )
+        })?;
+        let name = text(self.file, "pre").unwrap_or("gpt-2");
+        let bytes = |regex: bool| {
+            json!({
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": regex,
+            })
+        };
+        let split = |digits: &str| {
+            let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
+            let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+            let regex = format!("{words}{digits}{rest}");
+            let split = json!({
+                "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
+                "invert": false,
+            });
+            json!({ "type": "Sequence", "pretokenizers": [split, bytes(false)] })
+        };
+        let splitting = match name {
+            "gpt-2" | "default" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
+            "qwen2" => split(r"\p{N}"),
+            "llama-bpe" | "llama3" | "llama-v3" => split(r"\p{N}{1,3}"),
+            "falcon" => json!({
+                "type": "Sequence",
+                "pretokenizers": [
+                    { "type": "Punctuation", "behavior": "Contiguous" },
+                    bytes(true),
+                    { "type": "Digits", "individual_digits": false },
+                    {
+                        "type": "Split", "pattern": { "Regex": "[0-9][0-9][0-9]" },
+                        "behavior": "Isolated", "invert": false,
+                    },
+                ],
+            }),
+            other => {
+                return Err(ModelError::Unsupported {
+                    path: self.file.path().to_owned(),
+                    key: "`tokenizer.ggml.pre`".to_owned(),
+                    value: format!("`{other}`"),
+                    supported: "supported: gpt-2, qwen2, llama-bpe, falcon".to_owned(),
+                });
+            }
+        };
+        let merges: Vec<Json> = merges
+            .iter()
+            .filter_map(|merge| merge.split_once(' '))
+            .map(|(left, right)| json!([left, right]))
+            .collect();
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added_tokens(),
+            // Qwen's own tokenizer composes characters, which the file does not say.
+            "normalizer": (name == "qwen2").then(|| json!({ "type": "NFC" })),
+            "pre_tokenizer": splitting,
+            "post_processor": self.post_processor(name == "llama-bpe"),
+            "decoder": bytes(true),
+            "model": {
+                "type": "BPE", "unk_token": null, "fuse_unk": false, "byte_fallback": false,
+                "ignore_merges": name == "llama-bpe", "vocab": self.vocab(), "merges": merges,
+            },
+        }))
+    }
+}

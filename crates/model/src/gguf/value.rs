@@ -1,0 +1,300 @@
+//! The metadata of a GGUF file, and the cursor that reads lengths without trusting them.
+
+/// A metadata value; numbers of every width are widened.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Unsigned(u64),
+    Signed(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    /// Values of one type, which is not an array again.
+    Array(Vec<Value>),
+}
+
+impl Value {
+    /// The whole number that it is, where that is not negative.
+    pub(crate) fn as_u64(&self) -> Option<u64> {
+        match self {
+            Self::Unsigned(number) => Some(*number),
+            Self::Signed(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// The number that it is, of whatever kind.
+    pub(crate) fn as_f64(&self) -> Option<f64> {
+        match self {
+            Self::Float(number) => Some(*number),
+            Self::Unsigned(number) => Some(*number as f64),
+            Self::Signed(number) => Some(*number as f64),
+            _ => None,
+        }
+    }
+
+    /// The text that it is.
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The truth value that it is.
+    pub(crate) fn as_bool(&self) -> Option<bool> {
+        match self {
+            Self::Bool(truth) => Some(*truth),
+            _ => None,
+        }
+    }
+
+    /// The items of the array that it is.
+    pub(crate) fn as_array(&self) -> Option<&[Value]> {
+        match self {
+            Self::Array(items) => Some(items),
+            _ => None,
+        }
+    }
+
+    /// Reads a value's type and the value; what is wrong with it otherwise.
+    pub(super) fn read(cursor: &mut Cursor) -> Result<Self, String> {
+        let kind = Kind::numbered(cursor.u32()?)?;
+        if kind != Kind::Array {
+            return Self::read_one(cursor, kind);
+        }
+        let kind = Kind::numbered(cursor.u32()?)?;
+        let count = cursor.count(kind.least_bytes())?;
+        cursor.items_left = cursor
+            .items_left
+            .checked_sub(count)
+            .ok_or_else(|| format!("its {count} items are more than a vocabulary can need"))?;
+        // Collecting results grows by what was read, so that a count alone allocates nothing.
+        let items = (0..count).map(|_| Self::read_one(cursor, kind));
+        Ok(Self::Array(items.collect::<Result<_, _>>()?))
+    }
+
+    fn read_one(cursor: &mut Cursor, kind: Kind) -> Result<Self, String> {
+        Ok(match kind {
+            Kind::U8 => Self::Unsigned(u8::from_le_bytes(cursor.array()?).into()),
+            Kind::U16 => Self::Unsigned(u16::from_le_bytes(cursor.array()?).into()),
+            Kind::U32 => Self::Unsigned(cursor.u32()?.into()),
+            Kind::U64 => Self::Unsigned(cursor.u64()?),
+            Kind::I8 => Self::Signed(i8::from_le_bytes(cursor.array()?).into()),
+            Kind::I16 => Self::Signed(i16::from_le_bytes(cursor.array()?).into()),
+            Kind::I32 => Self::Signed(i32::from_le_bytes(cursor.array()?).into()),
+            Kind::I64 => Self::Signed(i64::from_le_bytes(cursor.array()?)),
+            Kind::F32 => Self::Float(f32::from_le_bytes(cursor.array()?).into()),
+            Kind::F64 => Self::Float(f64::from_le_bytes(cursor.array()?)),
+            Kind::Bool => match cursor.array()? {
+                [0] => Self::Bool(false),
+                [1] => Self::Bool(true),
+                [other] => return Err(format!("a truth value is {other}, neither 0 nor 1")),
+            },
+            Kind::Text => Self::Text(cursor.text()?),
+            // Refusing nesting bounds the recursion.
+            Kind::Array => return Err("it is an array of arrays, which is not read".to_owned()),
+        })
+    }
+}
+
+/// The types of metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Text,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    fn numbered(number: u32) -> Result<Self, String> {
+        Ok(match number {
+            0 => Self::U8,
+            1 => Self::I8,
+            2 => Self::U16,
+            3 => Self::I16,
+            4 => Self::U32,
+            5 => Self::I32,
+            6 => Self::F32,
+            7 => Self::Bool,
+            8 => Self::Text,
+            9 => Self::Array,
+            10 => Self::U64,
+            11 => Self::I64,
+            12 => Self::F64,
+            other => return Err(format!("its type {other} is unknown")),
+        })
+    }
+
+    /// Bytes that a value takes at least.
+    fn least_bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+            Self::Text => 8,   // its length
+            Self::Array => 12, // its type and length
+        }
+    }
+}
+
+/// Reads little-endian numbers and texts, never beyond the end.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    /// How many array items may still be read. A vocabulary of a million tokens has four million;
+    /// without a limit, arrays of bytes would take many times the file's size in memory.
+    items_left: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            bytes,
+            position: 0,
+            items_left: 1 << 24,
+        }
+    }
+
+    /// How many bytes were read.
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
+        let rest = &self.bytes[self.position..];
+        let taken = rest.get(..count).ok_or_else(|| {
+            let place = self.position;
+            format!("{count} bytes are to come at byte {place}, and the file ends before that")
+        })?;
+        self.position += count;
+        Ok(taken)
+    }
+
+    pub(super) fn array<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH], String> {
+        let mut array = [0; LENGTH];
+        array.copy_from_slice(self.take(LENGTH)?);
+        Ok(array)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count of things that take `least_bytes` each, which the rest of the file can hold.
+    pub(super) fn count(&mut self, least_bytes: usize) -> Result<usize, String> {
+        let count = self.u64()?;
+        let rest = self.bytes.len() - self.position;
+        usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= rest / least_bytes)
+            .ok_or_else(|| {
+                let needed = if least_bytes == 1 { "bytes" } else { "items" };
+                format!("{count} {needed} are said to follow, and the file has {rest} bytes left")
+            })
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, String> {
+        let length = self.count(1)?;
+        let bytes = self.take(length)?.to_vec();
+        String::from_utf8(bytes).map_err(|_| "a text is not UTF-8".to_owned())
+    }
+}
+
+/// A key or name for a message: of bounded length, and harmless to a terminal.
+pub(super) fn shown(name: &str) -> String {
+    const LONGEST: usize = 80;
+    let shown: String = name.escape_debug().take(LONGEST).collect();
+    let more = if name.chars().nth(LONGEST).is_some() {
+        "…"
+    } else {
+        ""
+    };
+    format!("`{shown}{more}`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(kind: u32, bytes: &[u8]) -> Result<Value, String> {
+        let bytes = [&kind.to_le_bytes(), bytes].concat();
+        Value::read(&mut Cursor::new(&bytes))
+    }
+
+    #[test]
+    fn every_type_is_read() {
+        let text = [&3u64.to_le_bytes()[..], "né".as_bytes()].concat();
+        for (kind, bytes, value) in [
+            (0, &[200][..], Value::Unsigned(200)),
+            (1, &[200], Value::Signed(-56)),
+            (2, &[1, 2], Value::Unsigned(513)),
+            (3, &[0, 128], Value::Signed(-32768)),
+            (4, &u32::MAX.to_le_bytes(), Value::Unsigned(4_294_967_295)),
+            (5, &(-7i32).to_le_bytes(), Value::Signed(-7)),
+            (6, &1e-5f32.to_le_bytes(), Value::Float(f64::from(1e-5f32))),
+            (7, &[1], Value::Bool(true)),
+            (8, &text, Value::Text("né".to_owned())),
+            (10, &u64::MAX.to_le_bytes(), Value::Unsigned(u64::MAX)),
+            (11, &i64::MIN.to_le_bytes(), Value::Signed(i64::MIN)),
+            (12, &0.1f64.to_le_bytes(), Value::Float(0.1)),
+        ] {
+            assert_eq!(read(kind, bytes).unwrap(), value, "type {kind}");
+            assert!(read(kind, &bytes[1..]).is_err(), "type {kind} cut off");
+            let mut array = kind.to_le_bytes().to_vec();
+            array.extend(2u64.to_le_bytes());
+            array.extend([bytes, bytes].concat());
+            let expected = Value::Array(vec![value.clone(), value]);
+            assert_eq!(read(9, &array).unwrap(), expected, "array of {kind}");
+            array.pop();
+            assert!(read(9, &array).is_err(), "array of {kind} cut off");
+        }
+    }
+
+    #[test]
+    fn accessors_give_what_the_value_is() {
+        assert_eq!(Value::Unsigned(3).as_u64(), Some(3));
+        assert_eq!(Value::Signed(3).as_u64(), Some(3));
+        assert_eq!(Value::Signed(-3).as_u64(), None);
+        assert_eq!(Value::Float(0.5).as_f64(), Some(0.5));
+        assert_eq!(Value::Unsigned(3).as_f64(), Some(3.0));
+        assert_eq!(Value::Bool(true).as_bool(), Some(true));
+        assert_eq!(Value::Unsigned(1).as_bool(), None);
+        assert_eq!(Value::Text("a".to_owned()).as_text(), Some("a"));
+        let array = Value::Array(vec![Value::Bool(false)]);
+        assert_eq!(array.as_array(), Some(&[Value::Bool(false)][..]));
+        assert_eq!(array.as_text(), None);
+    }
+
+    #[test]
+    fn more_items_than_a_vocabulary_needs_are_refused() {
+        let count = (1usize << 24) + 1;
+        let mut bytes = 0u32.to_le_bytes().to_vec();
+        bytes.extend((count as u64).to_le_bytes());
+        bytes.resize(bytes.len() + count, 0);
+        let message = read(9, &bytes).unwrap_err();
+        assert!(message.contains("16777217 items"), "{message}");
+    }
+
+    #[test]
+    fn names_in_messages_are_short_and_printable() {
+        assert_eq!(shown("a.weight"), "`a.weight`");
+        assert_eq!(shown("\u{1b}[2J"), "`\\u{1b}[2J`");
+        assert!(shown(&"x".repeat(5000)).len() < 100);
+    }
+}
