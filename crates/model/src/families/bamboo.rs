@@ -17,6 +17,7 @@ pub(super) const BAMBOO: Family = Family {
         "BambooForCausalLM",
         "TurboSparseMistralForCausalLM",
         "TurbosparseMistralForCausalLM",
+        "TurboSparseForCausalLM",
     ],
     describe: |keys| {
         let mut config = mistral_like(keys, "bamboo")?;

@@ -66,7 +66,11 @@ pub(super) const FALCON: Family = Family {
             query_key_norm: false,
             final_norm: true,
             ffn: FfnKind::Plain,
-            activation: activation(keys, "activation", "gelu")?,
+            // ReluFalcon is older than the key `activation`.
+            activation: match keys.text("hidden_act")? {
+                Some(_) => activation(keys, "hidden_act", "gelu")?,
+                None => activation(keys, "activation", "gelu")?,
+            },
             biases: Biases {
                 query_key_value: biased,
                 attention_output: biased,
