@@ -37,7 +37,7 @@ const ASSUMED_HARDWARE: &str = "rtx4090";
     after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model folder, or `demo`
+    /// Model: a folder, a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]

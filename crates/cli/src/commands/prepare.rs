@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
 pub(crate) struct PrepareArguments {
-    /// Model folder, or `demo`
+    /// Model: a folder, a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder for profile, predictors and bundle [default: ./<model>.powerinfer]

@@ -20,7 +20,7 @@ use crate::{
     after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"
 )]
 pub(crate) struct ProfileArguments {
-    /// Model folder, or `demo`
+    /// Model: a folder, a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use crate::{model_argument, output::Output, progress::while_waiting};
     after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode"
 )]
 pub(crate) struct TokenizeArguments {
-    /// Model folder (its tokenizer files are enough), or `demo`
+    /// Model: a folder (its tokenizer files are enough), a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Read a JSON array of ids and write text

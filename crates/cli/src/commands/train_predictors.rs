@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer train-predictors demo --recall 0.98")]
 pub(crate) struct TrainPredictorsArguments {
-    /// Model folder, or `demo`
+    /// Model: a folder, a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
