@@ -76,7 +76,30 @@ impl GgufFile {
     /// The values of the tensor called `name`, row-major; fails where its type is not read.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let tensor = self.expect(name)?;
-        let encoding = tensor.encoding;
+        let values = self.decode(name, tensor.encoding, tensor.data.clone());
+        self.bytes.release(tensor.data.clone()); // a model may be larger than memory
+        values
+    }
+
+    /// The values of some rows of a tensor; rows are whole blocks.
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.expect(name)?;
+        let count = tensor.shape.first().copied().unwrap_or(1).max(1);
+        let row = tensor.data.len() / count;
+        let start = tensor.data.start;
+        self.decode(
+            name,
+            tensor.encoding,
+            start + rows.start * row..start + rows.end * row,
+        )
+    }
+
+    fn decode(
+        &self,
+        name: &str,
+        encoding: Encoding,
+        data: Range<usize>,
+    ) -> Result<Vec<f32>, ModelError> {
         let decode = encoding.decode.ok_or_else(|| ModelError::BadGguf {
             path: self.path.clone(),
             reason: format!(
@@ -85,7 +108,7 @@ impl GgufFile {
                 encoding.name
             ),
         })?;
-        let bytes = &self.bytes[tensor.data.clone()];
+        let bytes = &self.bytes[data];
         let mut values = vec![0.0; bytes.len() / encoding.block_bytes * encoding.block_length];
         decode(bytes, &mut values);
         Ok(values)
@@ -122,6 +145,10 @@ impl Container for GgufFile {
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         self.read(name)
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        self.read_rows(name, rows)
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
@@ -417,7 +444,7 @@ mod tests {
     /// Opens `bytes` and reads whatever is in them.
     fn read_all(bytes: Vec<u8>) -> Result<(), ModelError> {
         // Only static bytes need no file; a test may leak them.
-        let bytes = FileBytes::Embedded(bytes.leak());
+        let bytes = FileBytes::Owned(bytes.into());
         let file = GgufFile::from_bytes(Path::new("mutated.gguf"), bytes)?;
         for name in file.names() {
             let elements = file.shape(&name).unwrap().iter().product::<usize>();

@@ -12,6 +12,7 @@ mod value;
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -91,6 +92,10 @@ impl Container for Gguf {
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         self.file.read(name)
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        Container::read_rows(&self.file, name, rows)
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
