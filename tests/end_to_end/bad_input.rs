@@ -66,6 +66,49 @@ fn a_shard_missing_cut_or_outside() {
 }
 
 #[test]
+fn a_pickle_that_names_more_than_tensors() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-bin-only");
+    edit(&model.join("pytorch_model.bin"), |bytes| {
+        // As many letters as there were, so that nothing else moves.
+        let module = b"torch._utils";
+        let at = bytes
+            .windows(module.len())
+            .position(|window| window == module)
+            .unwrap();
+        bytes[at..at + module.len()].copy_from_slice(b"posix.system");
+    });
+    let parts = ["pytorch_model.bin", "posix.system", "only tensors are read"];
+    sandbox.run(&["inspect", "llama-bin-only"]).bad(1, &parts);
+}
+
+#[test]
+fn keys_and_tensors_that_nobody_knows() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-silu");
+    let config = model.join("config.json");
+    replace(
+        &config,
+        "\"hidden_act\"",
+        "\"residual_multiplier\": 0.5, \"hidden_act\"",
+    );
+    let parts = [
+        "config.json",
+        "residual_multiplier",
+        "may change what the model computes",
+    ];
+    sandbox.run(&["inspect", "llama-silu"]).bad(1, &parts);
+    replace(&config, "\"residual_multiplier\": 0.5, ", "");
+    replace(
+        &config,
+        "\"num_hidden_layers\": 2",
+        "\"num_hidden_layers\": 1",
+    );
+    let parts = ["model.safetensors", "`model.layers.1.", "left over"];
+    sandbox.run(&["inspect", "llama-silu"]).bad(1, &parts);
+}
+
+#[test]
 fn a_weight_that_is_no_number() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-bf16");

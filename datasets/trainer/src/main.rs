@@ -20,9 +20,13 @@ struct Arguments {
     /// Folder to write the checkpoint and `training-log.jsonl` to.
     #[arg(long, default_value = "datasets/demo")]
     out: PathBuf,
-    /// Training tokens in all.
-    #[arg(long, default_value_t = 4_500_000)]
+    /// Training tokens that the schedules of learning rate and sparsity are laid out for.
+    #[arg(long, default_value_t = 7_000_000)]
     tokens: usize,
+    /// Steps after which to stop. The default is early: a model that never fails would not show
+    /// what skipping neurons costs.
+    #[arg(long, default_value_t = 1400)]
+    steps: usize,
     /// Tokens per optimiser step.
     #[arg(long, default_value_t = 3072)]
     batch: usize,
@@ -47,6 +51,7 @@ fn main() -> anyhow::Result<()> {
         &train::Settings {
             out: arguments.out,
             tokens: arguments.tokens,
+            steps: arguments.steps,
             batch: arguments.batch,
             learning_rate: arguments.learning_rate,
             sparsity: arguments.sparsity,

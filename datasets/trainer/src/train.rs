@@ -37,7 +37,10 @@ const GRADIENT_LIMIT: f64 = 1.0;
 /// What shapes a training run.
 pub(crate) struct Settings {
     pub(crate) out: PathBuf,
+    /// Tokens that the schedules are laid out for.
     pub(crate) tokens: usize,
+    /// Steps after which to stop.
+    pub(crate) steps: usize,
     pub(crate) batch: usize,
     pub(crate) learning_rate: f64,
     pub(crate) sparsity: f64,
@@ -89,7 +92,7 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
     let activity_goals = activity_goals(1.0 - settings.sparsity);
     let (mut seen, mut step, mut window_loss) = (0, 0, 0.0);
     let started = Instant::now();
-    while seen < settings.tokens {
+    while seen < settings.tokens && step < settings.steps {
         let progress = seen as f64 / settings.tokens as f64;
         let rate = settings.learning_rate * schedule(step, progress);
 
@@ -117,7 +120,7 @@ pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Resul
         }
 
         step += 1;
-        if step % REPORT_EVERY == 0 || seen >= settings.tokens {
+        if step % REPORT_EVERY == 0 || seen >= settings.tokens || step == settings.steps {
             let report = evaluate(&model, &held_out)?;
             let steps = if step % REPORT_EVERY == 0 {
                 REPORT_EVERY

@@ -51,7 +51,7 @@ pub(crate) struct TrainingArguments {
     #[arg(
         long,
         value_name = "SHARE",
-        default_value_t = 0.95,
+        default_value_t = 0.99,
         allow_negative_numbers = true
     )]
     recall: f64,
