@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the demo checkpoint anew, on two cores in about a quarter of an hour, and writes it to datasets/demo.
+# Trains the demo checkpoint anew, on two cores in about twenty minutes, and writes it to datasets/demo.
 #
 # usage: scripts/train-demo.sh [--out DIR] [--tokens N] …      see --help
 set -euo pipefail

@@ -148,7 +148,7 @@ fn a_configuration_that_cannot_be_run() {
             "RwkvForCausalLM",
             ["RwkvForCausalLM", "supported"],
         ),
-        ("\"silu\"", "\"gelu\"", ["hidden_act", "gelu"]),
+        ("\"silu\"", "\"mish\"", ["hidden_act", "mish"]),
         (
             "\"intermediate_size\": 172",
             "\"intermediate_size\": 173",
@@ -166,8 +166,8 @@ fn a_configuration_that_cannot_be_run() {
         ),
         (
             "\"rope_scaling\": null",
-            "\"rope_scaling\": {\"rope_type\": \"yarn\"}",
-            ["rope_scaling", "yarn"],
+            "\"rope_scaling\": {\"rope_type\": \"dynamic\"}",
+            ["rope_scaling", "dynamic"],
         ),
     ] {
         fs::write(&config, &good).unwrap();
@@ -275,6 +275,9 @@ fn a_bundle_that_is_missing_newer_or_cut() {
         .bad(1, &["no bundle", "powerinfer prepare"]);
     let folder = sandbox.copy_demo();
     let manifest = folder.join("bundle/manifest.json");
+    replace(&manifest, "\"version\": 2", "\"version\": 1");
+    let parts = ["manifest.json", "version 1", "make it again"];
+    sandbox.run(&["run", "demo"]).bad(1, &parts);
     replace(&manifest, "\"version\": 1", "\"version\": 7");
     replace(&manifest, "powerinfer 0.1.0", "powerinfer 9.9.9");
     sandbox.run(&["run", "demo"]).bad(

@@ -85,9 +85,10 @@ impl Checkpoint {
             folder: folder.clone(),
             file: file.to_owned(),
         };
-        if files.read("config.json")?.is_none() {
-            return Err(missing("config.json"));
-        }
+        // What is wrong with the configuration is said before what is wrong with the weights.
+        let config = files.read("config.json")?;
+        let config = config.ok_or_else(|| missing("config.json"))?;
+        ModelConfig::parse(&config, &files.path("config.json"))?;
         let container: Box<dyn Container> = match open_shards(&files, &folder)? {
             Some(shards) => Box::new(Safetensors { shards }),
             None => match Pickles::open(&files, &folder)? {
