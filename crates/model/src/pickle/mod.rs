@@ -128,14 +128,14 @@ impl PickleFile {
             path: path.to_owned(),
             reason,
         };
-        let (mut pickle, entries) = entries(&bytes).map_err(bad)?;
-        let Some((prefix, range)) = pickle.pop() else {
+        let entries = entries(&bytes).map_err(bad)?;
+        let Some((prefix, range)) = entries.pickle else {
             return Err(bad("there is no `data.pkl` in it".to_owned()));
         };
         let mut tensors = BTreeMap::new();
         for (name, about) in machine::tensors(&bytes[range]).map_err(bad)? {
             let entry = format!("{prefix}data/{}", about.storage);
-            let Some(storage) = entries.get(&entry) else {
+            let Some(storage) = entries.others.get(&entry) else {
                 return Err(bad(format!(
                     "tensor `{name}` is said to be in `{entry}`, which is not there"
                 )));
@@ -209,14 +209,21 @@ impl PickleFile {
     }
 }
 
-type Entries = BTreeMap<String, Range<usize>>;
+/// What lies where in a zip.
+#[derive(Default)]
+struct Entries {
+    /// Its pickle, and the folder that is in.
+    pickle: Option<(String, Range<usize>)>,
+    /// Everything else by name.
+    others: BTreeMap<String, Range<usize>>,
+}
 
-/// The pickles of a zip, by the folder they are in, and where each of its stored entries lies.
-fn entries(bytes: &[u8]) -> Result<(Vec<(String, Range<usize>)>, Entries), String> {
+/// Finds the entries of a zip, which must be stored as they are.
+fn entries(bytes: &[u8]) -> Result<Entries, String> {
     let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).map_err(|error| {
         format!("it is not a zip ({error}); files saved by PyTorch before 1.6 have to be saved again by a newer one, or as safetensors")
     })?;
-    let (mut pickles, mut entries) = (Vec::new(), BTreeMap::new());
+    let mut entries = Entries::default();
     for index in 0..zip.len() {
         let entry = zip.by_index_raw(index).map_err(|error| error.to_string())?;
         let name = entry
@@ -237,11 +244,11 @@ fn entries(bytes: &[u8]) -> Result<(Vec<(String, Range<usize>)>, Entries), Strin
             return Err(format!("`{name}` in it reaches beyond the end of the file"));
         };
         match name.strip_suffix("data.pkl") {
-            Some(prefix) => pickles.push((prefix.to_owned(), range)),
+            Some(prefix) => entries.pickle = Some((prefix.to_owned(), range)),
             None => {
-                entries.insert(name, range);
+                entries.others.insert(name, range);
             }
         }
     }
-    Ok((pickles, entries))
+    Ok(entries)
 }
