@@ -1,10 +1,6 @@
 //! A checkpoint: a configuration, and tensors in some container.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
 use serde::Deserialize;
@@ -15,6 +11,7 @@ use crate::{
     families,
     gguf::{self, Layout},
     pickle::Pickles,
+    shards::shards,
     source::Source,
 };
 
@@ -44,12 +41,6 @@ impl Naming {
             Self::Gguf(layout) => layout.source(config, weight),
         }
     }
-}
-
-/// `model.safetensors.index.json`.
-#[derive(Deserialize)]
-struct ShardIndex {
-    weight_map: BTreeMap<String, String>,
 }
 
 /// A token id, or a list of them.
@@ -89,9 +80,9 @@ impl Checkpoint {
         let config = files.read("config.json")?;
         let config = config.ok_or_else(|| missing("config.json"))?;
         ModelConfig::parse(&config, &files.path("config.json"))?;
-        let container: Box<dyn Container> = match open_shards(&files, &folder)? {
+        let container: Box<dyn Container> = match open_shards(&files)? {
             Some(shards) => Box::new(Safetensors { shards }),
-            None => match Pickles::open(&files, &folder)? {
+            None => match Pickles::open(&files)? {
                 Some(pickles) => Box::new(pickles),
                 None => return Err(missing("model.safetensors")),
             },
@@ -267,54 +258,16 @@ impl Checkpoint {
     }
 }
 
-/// Opens `model.safetensors`, or the shards that the index names; none where there is neither.
-fn open_shards(files: &Files, folder: &Path) -> Result<Option<Vec<TensorFile>>, ModelError> {
-    const INDEX: &str = "model.safetensors.index.json";
-    const SINGLE: &str = "model.safetensors";
-    if let Some(bytes) = files.read(SINGLE)? {
-        let file = TensorFile::from_bytes(&folder.join(SINGLE), bytes)?;
-        return Ok(Some(vec![file]));
-    }
-    let Some(bytes) = files.read(INDEX)? else {
+/// Opens `model.safetensors`, or its shards; none where there is neither.
+fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {
+    let Some(shards) = shards(files, "model.safetensors")? else {
         return Ok(None);
     };
-    let shards = shard_names(&folder.join(INDEX), &bytes)?
+    let files = shards
         .into_iter()
-        .map(|shard| {
-            let bytes = files
-                .read(&shard)?
-                .ok_or_else(|| ModelError::MissingShard {
-                    folder: folder.to_owned(),
-                    index: INDEX.to_owned(),
-                    shard: shard.clone(),
-                })?;
-            let path: PathBuf = folder.join(shard);
-            Ok(TensorFile::from_bytes(&path, bytes)?)
-        })
+        .map(|(path, bytes)| Ok(TensorFile::from_bytes(&path, bytes)?))
         .collect::<Result<_, ModelError>>()?;
-    Ok(Some(shards))
-}
-
-/// Names of the files that the index in `path` lists, sorted; one that leaves the folder is an
-/// error.
-pub(crate) fn shard_names(path: &Path, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
-    let index: ShardIndex =
-        serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
-            path: path.to_owned(),
-            source,
-        })?;
-    let mut names = BTreeSet::new();
-    for (tensor, shard) in index.weight_map {
-        if Path::new(&shard).file_name() != Some(shard.as_ref()) {
-            return Err(ModelError::ShardOutside {
-                path: path.to_owned(),
-                tensor,
-                shard,
-            });
-        }
-        names.insert(shard);
-    }
-    Ok(names.into_iter().collect())
+    Ok(Some(files))
 }
 
 /// A digest that tells models apart without reading hundreds of gigabytes: the configuration,

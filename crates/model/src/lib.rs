@@ -13,6 +13,7 @@ mod keys;
 mod language_model;
 mod pickle;
 mod rotary;
+mod shards;
 mod source;
 mod weight;
 

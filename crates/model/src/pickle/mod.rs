@@ -17,8 +17,8 @@ use powerinfer_artifact::{Digest, mapped_file::FileBytes};
 
 use crate::{
     Files, ModelError,
-    checkpoint::shard_names,
     container::{Container, sampled_digest},
+    shards::shards,
 };
 use machine::{Element, PickledTensor};
 
@@ -29,29 +29,14 @@ pub(crate) struct Pickles {
 }
 
 impl Pickles {
-    /// Opens `pytorch_model.bin`, or the shards that its index names; none where there is neither.
-    pub(crate) fn open(files: &Files, folder: &Path) -> Result<Option<Self>, ModelError> {
-        const INDEX: &str = "pytorch_model.bin.index.json";
-        const SINGLE: &str = "pytorch_model.bin";
-        if let Some(bytes) = files.read(SINGLE)? {
-            let file = PickleFile::from_bytes(&folder.join(SINGLE), bytes)?;
-            return Ok(Some(Self { files: vec![file] }));
-        }
-        let Some(bytes) = files.read(INDEX)? else {
+    /// Opens `pytorch_model.bin`, or its shards; none where there is neither.
+    pub(crate) fn open(files: &Files) -> Result<Option<Self>, ModelError> {
+        let Some(shards) = shards(files, "pytorch_model.bin")? else {
             return Ok(None);
         };
-        let files = shard_names(&folder.join(INDEX), &bytes)?
+        let files = shards
             .into_iter()
-            .map(|shard| {
-                let bytes = files
-                    .read(&shard)?
-                    .ok_or_else(|| ModelError::MissingShard {
-                        folder: folder.to_owned(),
-                        index: INDEX.to_owned(),
-                        shard: shard.clone(),
-                    })?;
-                PickleFile::from_bytes(&folder.join(shard), bytes)
-            })
+            .map(|(path, bytes)| PickleFile::from_bytes(&path, bytes))
             .collect::<Result<_, _>>()?;
         Ok(Some(Self { files }))
     }
