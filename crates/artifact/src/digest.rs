@@ -1,10 +1,10 @@
 //! Content digests: BLAKE3, because it reads at the speed of memory; `b3sum` checks them.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, fs::File, io::Read, path::Path, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{ArtifactError, mapped_file::FileBytes};
+use crate::ArtifactError;
 
 /// The BLAKE3 digest of some bytes, shown as `b3:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,7 +18,16 @@ impl Digest {
 
     /// The digest of the file at `path`.
     pub fn of_file(path: &Path) -> Result<Self, ArtifactError> {
-        Ok(Self::of(&FileBytes::open(path)?))
+        // Read, not mapped: a bundle larger than memory should not fill it.
+        let mut file = File::open(path).map_err(ArtifactError::read(path))?;
+        let mut hasher = blake3::Hasher::new();
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut piece).map_err(ArtifactError::read(path))? {
+                0 => return Ok(Self(*hasher.finalize().as_bytes())),
+                length => hasher.update(&piece[..length]),
+            };
+        }
     }
 
     /// The digest of several byte strings; their boundaries count.

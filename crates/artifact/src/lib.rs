@@ -17,6 +17,7 @@ pub mod predictor_file;
 pub mod progress;
 pub mod random;
 pub mod tensor_file;
+pub mod tensor_writer;
 pub mod write;
 
 pub use byte_size::ByteSize;

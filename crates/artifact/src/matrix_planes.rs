@@ -9,7 +9,8 @@ use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix};
 
 use crate::{
     ArtifactError, TensorFile,
-    tensor_file::{Dtype, TensorSource},
+    tensor_file::Dtype,
+    tensor_writer::{TensorShapes, TensorSource, TensorWriter},
 };
 
 /// One plane: suffix of the tensor's name, element type, elements per row.
@@ -32,62 +33,57 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
     }
 }
 
-/// Adds the planes of `matrix` to the tensors of a file, under `name`.
-pub fn insert_matrix<'a, Failure>(
-    tensors: &mut BTreeMap<String, TensorSource<'a, Failure>>,
-    name: &str,
-    matrix: &'a OwnedMatrix,
-) {
-    let view = matrix.as_view();
-    let bytes: Vec<&[u8]> = match view.data() {
+/// The bytes of each plane of `matrix`, in the order of [`planes`].
+fn plane_bytes(matrix: &OwnedMatrix) -> Vec<&[u8]> {
+    match matrix.as_view().data() {
         MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
         MatrixData::Bf16(values) => vec![bytemuck::cast_slice(values)],
         MatrixData::Q8_0 { quants, scales } => {
             vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)]
         }
         MatrixData::Q4_0 { quants, scales } => vec![quants, bytemuck::cast_slice(scales)],
-    };
-    for ((suffix, dtype, per_row), bytes) in
-        planes(view.format(), view.columns()).into_iter().zip(bytes)
-    {
+    }
+}
+
+/// Adds the planes of `matrix` to the tensors of a file, under `name`.
+pub fn insert_matrix<'a>(
+    tensors: &mut BTreeMap<String, TensorSource<'a>>,
+    name: &str,
+    matrix: &'a OwnedMatrix,
+) {
+    let view = matrix.as_view();
+    let planes = planes(view.format(), view.columns());
+    for ((suffix, dtype, per_row), bytes) in planes.into_iter().zip(plane_bytes(matrix)) {
         let source = TensorSource::borrowed(dtype, vec![view.rows(), per_row], bytes);
         tensors.insert(format!("{name}{suffix}"), source);
     }
 }
 
-/// The planes of a matrix that will be packed when its turn to be written comes, so that a file
-/// larger than memory can be made; `pack` runs once per plane.
-pub fn insert_lazy_matrix<'a, Failure: 'a>(
-    tensors: &mut BTreeMap<String, TensorSource<'a, Failure>>,
+/// Announces the planes of a matrix whose rows [`append_rows`] will bring.
+pub fn announce_matrix(
+    shapes: &mut TensorShapes,
     name: &str,
     format: Format,
     rows: usize,
     columns: usize,
-    pack: impl Fn() -> Result<OwnedMatrix, Failure> + Clone + 'a,
 ) {
-    for (index, (suffix, dtype, per_row)) in planes(format, columns).into_iter().enumerate() {
-        let pack = pack.clone();
-        let bytes = move || {
-            let matrix = pack()?;
-            let view = matrix.as_view();
-            let bytes: &[u8] = match (view.data(), index) {
-                (MatrixData::F32(values), _) => bytemuck::cast_slice(values),
-                (MatrixData::Bf16(values), _) => bytemuck::cast_slice(values),
-                (MatrixData::Q8_0 { quants, .. }, 0) => bytemuck::cast_slice(quants),
-                (MatrixData::Q4_0 { quants, .. }, 0) => quants,
-                (MatrixData::Q8_0 { scales, .. } | MatrixData::Q4_0 { scales, .. }, _) => {
-                    bytemuck::cast_slice(scales)
-                }
-            };
-            Ok(bytes.to_vec().into())
-        };
-        let source = TensorSource {
-            dtype,
-            shape: vec![rows, per_row],
-            bytes: Box::new(bytes),
-        };
-        tensors.insert(format!("{name}{suffix}"), source);
+    for (suffix, dtype, per_row) in planes(format, columns) {
+        shapes.insert(format!("{name}{suffix}"), (dtype, vec![rows, per_row]));
     }
+}
+
+/// Appends `rows` to the matrix called `name`.
+pub fn append_rows(
+    writer: &mut TensorWriter,
+    name: &str,
+    rows: &OwnedMatrix,
+) -> Result<(), ArtifactError> {
+    let view = rows.as_view();
+    let planes = planes(view.format(), view.columns());
+    planes
+        .into_iter()
+        .zip(plane_bytes(rows))
+        .try_for_each(|((suffix, ..), bytes)| writer.append(&format!("{name}{suffix}"), bytes))
 }
 
 /// Where the planes of a matrix lie in a file, checked once so that viewing it later is free.
@@ -163,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tensor_file::write_tensors;
+    use crate::tensor_writer::{fill_tensors, write_tensors};
 
     proptest! {
         #[test]
@@ -173,22 +169,28 @@ mod tests {
             let values: Vec<f32> = (0..rows * columns).map(|_| random.normal() as f32).collect();
             let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
             let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("matrix.safetensors");
-            let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
-            insert_matrix(&mut tensors, "eager", &matrix);
-            insert_lazy_matrix(&mut tensors, "lazy", format, rows, columns, || Ok::<_, ArtifactError>(matrix.clone()));
-            write_tensors(&path, None, &tensors).unwrap();
-            let file = TensorFile::open(&path).unwrap();
-            for name in ["eager", "lazy"] {
-                let stored = StoredMatrix::find(&file, name, format, rows, columns).unwrap();
-                let (mut got, mut want) = (vec![0.0; columns], vec![0.0; columns]);
-                for row in 0..rows {
-                    stored.view(&file).dequantise_row(row, &mut got);
-                    matrix.as_view().dequantise_row(row, &mut want);
-                    prop_assert_eq!(&got, &want);
-                }
-                prop_assert!(StoredMatrix::find(&file, name, format, rows + 1, columns).is_err());
+            let (whole, by_rows) = (folder.path().join("whole"), folder.path().join("by-rows"));
+            let mut tensors = BTreeMap::new();
+            insert_matrix(&mut tensors, "matrix", &matrix);
+            write_tensors(&whole, None, &tensors).unwrap();
+            let mut shapes = TensorShapes::new();
+            announce_matrix(&mut shapes, "matrix", format, rows, columns);
+            fill_tensors(&by_rows, None, &shapes, |writer| {
+                values.chunks(columns).try_for_each(|row| {
+                    append_rows(writer, "matrix", &powerinfer_kernels::pack(format, 1, columns, row))
+                })
+            })
+            .unwrap();
+            prop_assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&by_rows).unwrap());
+            let file = TensorFile::open(&whole).unwrap();
+            let stored = StoredMatrix::find(&file, "matrix", format, rows, columns).unwrap();
+            let (mut got, mut want) = (vec![0.0; columns], vec![0.0; columns]);
+            for row in 0..rows {
+                stored.view(&file).dequantise_row(row, &mut got);
+                matrix.as_view().dequantise_row(row, &mut want);
+                prop_assert_eq!(&got, &want);
             }
+            prop_assert!(StoredMatrix::find(&file, "matrix", format, rows + 1, columns).is_err());
         }
     }
 }

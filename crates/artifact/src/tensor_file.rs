@@ -1,22 +1,14 @@
 //! Safetensors files, ours and others': opened by mapping, tensors borrowed, never copied.
 
-use std::{
-    borrow::Cow,
-    cell::RefCell,
-    collections::{BTreeMap, HashMap},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 pub use safetensors::Dtype;
-use safetensors::{
-    SafeTensors,
-    tensor::{Metadata, View},
-};
+use safetensors::{SafeTensors, tensor::Metadata};
 
-use crate::{ArtifactError, Header, mapped_file::FileBytes, write::write_with};
+use crate::{ArtifactError, Header, mapped_file::FileBytes};
 
 /// Key of our header in the file's `__metadata__`.
-const HEADER_KEY: &str = "powerinfer";
+pub(crate) const HEADER_KEY: &str = "powerinfer";
 
 /// An open safetensors file.
 #[derive(Debug)]
@@ -156,104 +148,4 @@ impl TensorFile {
         header.check_format(&self.path, format, supported)?;
         Ok(header)
     }
-}
-
-/// A tensor to be written; its bytes are asked for only when their turn comes, so that a file
-/// much larger than memory can be written.
-pub struct TensorSource<'a, Failure = ArtifactError> {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Sizes, slowest dimension first.
-    pub shape: Vec<usize>,
-    /// Makes the bytes: row-major, little-endian, of exactly the length the shape asks for.
-    pub bytes: Box<dyn Fn() -> Result<Cow<'a, [u8]>, Failure> + 'a>,
-}
-
-impl<'a, Failure> TensorSource<'a, Failure> {
-    /// A tensor whose bytes are already there.
-    pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
-        Self {
-            dtype,
-            shape,
-            bytes: Box::new(move || Ok(Cow::Borrowed(bytes))),
-        }
-    }
-
-    /// A tensor that owns its bytes.
-    pub fn owned(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
-        Self {
-            dtype,
-            shape,
-            bytes: Box::new(move || Ok(Cow::Owned(bytes.clone()))),
-        }
-    }
-
-    /// Bytes that the shape asks for.
-    fn length(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
-}
-
-/// A source on its way into a file. The library's interface cannot fail, so the first failure
-/// is kept aside, zeros take the place of the bytes, and the file is thrown away at the end.
-struct Outgoing<'s, 'a, Failure> {
-    source: &'s TensorSource<'a, Failure>,
-    failure: &'s RefCell<Option<Failure>>,
-}
-
-impl<Failure> View for Outgoing<'_, '_, Failure> {
-    fn dtype(&self) -> Dtype {
-        self.source.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.source.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        if self.failure.borrow().is_none() {
-            match (self.source.bytes)() {
-                Ok(bytes) => return bytes,
-                Err(failure) => *self.failure.borrow_mut() = Some(failure),
-            }
-        }
-        Cow::Owned(vec![0; self.source.length()])
-    }
-    fn data_len(&self) -> usize {
-        self.source.length()
-    }
-}
-
-/// Writes a safetensors file with our header, beside and renamed.
-pub fn write_tensors<Failure: From<ArtifactError>>(
-    path: &Path,
-    header: Option<&Header>,
-    tensors: &BTreeMap<String, TensorSource<'_, Failure>>,
-) -> Result<(), Failure> {
-    let metadata = header.map(|header| {
-        let text = serde_json::to_string(header).expect("a header is plain JSON");
-        HashMap::from([(HEADER_KEY.to_owned(), text)])
-    });
-    write_with(path, |temporary| {
-        let failure = RefCell::new(None);
-        let outgoing = tensors.iter().map(|(name, source)| {
-            (
-                name,
-                Outgoing {
-                    source,
-                    failure: &failure,
-                },
-            )
-        });
-        let written = safetensors::serialize_to_file(outgoing, metadata, temporary);
-        if let Some(failure) = failure.into_inner() {
-            return Err(failure);
-        }
-        written.map_err(|error| {
-            let source = std::io::Error::other(error.to_string());
-            ArtifactError::Write {
-                path: path.to_owned(),
-                source,
-            }
-            .into()
-        })
-    })
 }

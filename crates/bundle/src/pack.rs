@@ -1,18 +1,19 @@
 //! Makes a bundle out of a checkpoint, an order of neurons, predictors and a plan.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
     document::Document,
-    matrix_planes::insert_lazy_matrix,
+    matrix_planes::{announce_matrix, append_rows},
     plan::Plan,
     predictor_file::{self, PredictorFile},
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
     write::{PartialFolder, write_file},
 };
 use powerinfer_kernels::Format;
-use powerinfer_model::{Checkpoint, LayerWeight, Weight};
+use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 
 use crate::{
     Bundle, BundleError, FORMAT, Manifest, VERSION, Verification,
@@ -108,7 +109,11 @@ pub fn pack(
     Bundle::open(out, Verification::Quick)
 }
 
-/// Streams every weight through memory, one at a time.
+/// Numbers that are packed and written at a time.
+const PIECE: usize = 1 << 20;
+
+/// Streams every weight through memory: FFN matrices, whose rows move, one at a time; the others,
+/// among them tables larger than any layer, a few rows at a time.
 fn write_weights(
     inputs: &PackInputs<'_>,
     path: &Path,
@@ -116,48 +121,79 @@ fn write_weights(
 ) -> Result<(), BundleError> {
     let config = inputs.checkpoint.config();
     let weights = config.weights();
-    let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
-    for weight in weights {
-        let format = stored_format(config, weight, inputs.quant);
-        let (rows, columns) = stored_shape(config, weight);
-        insert_lazy_matrix(
-            &mut tensors,
-            &name(weight),
-            format,
-            rows,
-            columns,
-            move || {
-                progress.advance(1)?;
-                let values = inputs.checkpoint.read(weight)?;
-                let values = match weight {
-                    Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => {
-                        permute_rows(&values, columns, &inputs.orders[layer])
-                    }
-                    Weight::Layer(layer, LayerWeight::GateBias | LayerWeight::UpBias) => {
-                        permute_rows(&values, 1, &inputs.orders[layer])
-                    }
-                    Weight::Layer(layer, LayerWeight::Down) => {
-                        columns_as_rows(&values, columns, &inputs.orders[layer])
-                    }
-                    _ => values,
-                };
-                Ok(powerinfer_kernels::pack(format, rows, columns, &values))
-            },
-        );
+    let mut shapes = TensorShapes::new();
+    let mut total = 0;
+    for weight in &weights {
+        let (rows, columns) = stored_shape(config, *weight);
+        let format = stored_format(config, *weight, inputs.quant);
+        announce_matrix(&mut shapes, &name(*weight), format, rows, columns);
+        total += rows * columns;
     }
-    progress.begin("packing", tensors.len() as u64, "tensors");
     for (layer, order) in inputs.orders.iter().enumerate() {
-        let bytes = order
-            .iter()
-            .flat_map(|neuron| neuron.to_le_bytes())
-            .collect();
-        tensors.insert(
-            order_name(layer),
-            TensorSource::owned(Dtype::U32, vec![order.len()], bytes),
-        );
+        shapes.insert(order_name(layer), (Dtype::U32, vec![order.len()]));
     }
-    write_tensors(path, None, &tensors)?;
+    progress.begin("packing", total as u64, "weights");
+    fill_tensors(path, None, &shapes, |writer| {
+        for weight in weights {
+            write_weight(inputs, weight, writer, progress)?;
+        }
+        for (layer, order) in inputs.orders.iter().enumerate() {
+            let bytes: Vec<u8> = order
+                .iter()
+                .flat_map(|neuron| neuron.to_le_bytes())
+                .collect();
+            writer.append(&order_name(layer), &bytes)?;
+        }
+        Ok::<_, BundleError>(())
+    })?;
     progress.end();
+    Ok(())
+}
+
+/// Packs one weight, its neurons in their order.
+fn write_weight(
+    inputs: &PackInputs<'_>,
+    weight: Weight,
+    writer: &mut TensorWriter,
+    progress: &dyn Progress,
+) -> Result<(), BundleError> {
+    let config = inputs.checkpoint.config();
+    let (rows, columns) = stored_shape(config, weight);
+    let format = stored_format(config, weight, inputs.quant);
+    // Gives some of the stored rows, one after the other.
+    let read: Box<dyn Fn(Range<usize>) -> Result<Vec<f32>, ModelError>> = match weight {
+        Weight::Layer(
+            layer,
+            LayerWeight::Gate | LayerWeight::Up | LayerWeight::GateBias | LayerWeight::UpBias,
+        ) => {
+            let values = inputs.checkpoint.read(weight)?;
+            let order = &inputs.orders[layer];
+            // A bias is stored as one row, of one number a neuron.
+            let (width, per_row) = if rows == 1 {
+                (1, columns)
+            } else {
+                (columns, 1)
+            };
+            Box::new(move |rows| {
+                let neurons = &order[rows.start * per_row..rows.end * per_row];
+                Ok(permute_rows(&values, width, neurons))
+            })
+        }
+        Weight::Layer(layer, LayerWeight::Down) => {
+            let values = inputs.checkpoint.read(weight)?;
+            let order = &inputs.orders[layer];
+            Box::new(move |rows| Ok(columns_as_rows(&values, columns, &order[rows])))
+        }
+        _ => Box::new(move |rows| inputs.checkpoint.read_rows(weight, rows)),
+    };
+    let per_piece = (PIECE / columns.max(1)).clamp(1, rows);
+    for start in (0..rows).step_by(per_piece) {
+        let piece = start..rows.min(start + per_piece);
+        let count = piece.len();
+        let packed = powerinfer_kernels::pack(format, count, columns, &read(piece)?);
+        append_rows(writer, &name(weight), &packed)?;
+        progress.advance((count * columns) as u64)?;
+    }
     Ok(())
 }
 
@@ -169,7 +205,7 @@ fn write_predictors(
 ) -> Result<(), BundleError> {
     let config = inputs.checkpoint.config();
     let file: &TensorFile = predictors.tensors();
-    let mut tensors: BTreeMap<String, TensorSource<'_, BundleError>> = BTreeMap::new();
+    let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
     for layer in 0..config.layer_count {
         // Finding it checks the shapes before rows are moved.
         if predictors
@@ -207,7 +243,7 @@ fn write_predictors(
         .header()
         .clone()
         .with_setting(predictor_file::LAYERS_SETTING, layers);
-    write_tensors(path, Some(&header), &tensors)
+    Ok(write_tensors(path, Some(&header), &tensors)?)
 }
 
 /// Row `i` of the result is row `order[i]` of `values`.
@@ -221,7 +257,7 @@ fn permute_rows(values: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
 
 /// Row `i` of the result, of length `rows`, is column `order[i]` of `values [rows, columns]`.
 fn columns_as_rows(values: &[f32], rows: usize, order: &[u32]) -> Vec<f32> {
-    let columns = order.len();
+    let columns = values.len() / rows;
     order
         .iter()
         .flat_map(|column| (0..rows).map(move |row| values[row * columns + *column as usize]))
@@ -244,5 +280,6 @@ mod tests {
             columns_as_rows(&values, 2, &[2, 0, 1]),
             [3.0, 6.0, 1.0, 4.0, 2.0, 5.0]
         );
+        assert_eq!(columns_as_rows(&values, 2, &[1]), [2.0, 5.0]);
     }
 }

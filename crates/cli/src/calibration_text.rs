@@ -1,11 +1,14 @@
 //! Calibration text: files a person gives, or the demo's own calibration tasks.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_datasets::minipython::{Split, tasks};
 use powerinfer_model::{Files, ModelConfig};
-use powerinfer_profile::Calibration;
+use powerinfer_profile::{Amount, Calibration, Source};
 use powerinfer_text::{SpecialTokens, Tokenizer};
 
 use crate::model_argument::DEMO;
@@ -13,17 +16,78 @@ use crate::model_argument::DEMO;
 /// Longest calibration sequence.
 const SEQUENCE: usize = 512;
 
+/// Most tokens taken where the amount is `auto`.
+const AUTO_LIMIT: usize = 131_072;
+
+/// A token is longer than this many bytes so rarely that no more text is read for one.
+const BYTES_PER_TOKEN: usize = 16;
+
 /// Which text to use, and how much.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Calibration text")]
 pub(crate) struct CalibrationArguments {
-    /// Text file, or folder of text files, to calibrate on; may be given several times
+    /// Text file, or folder of text files, to calibrate on; given several times, each is a source
+    /// of its own in the report, and all give equally many tokens
     /// [default for `demo`: its own calibration tasks]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Vec<PathBuf>,
-    /// Calibration tokens
-    #[arg(long, value_name = "N", default_value_t = 32_768)]
-    pub(crate) tokens: usize,
+    /// Calibration tokens; `auto` reads until the ranking of neurons has settled and the samples
+    /// for training are there, 131072 at most
+    #[arg(long, value_name = "N|auto", default_value = "auto")]
+    pub(crate) tokens: Tokens,
+    /// With `--tokens auto`: how much of the hot sets of two independent halves of the text must
+    /// overlap, on average over the layers
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
+    pub(crate) settled: f64,
+}
+
+/// How much text to profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tokens {
+    /// So many tokens.
+    Count(usize),
+    /// As many as it takes.
+    Auto,
+}
+
+impl FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(count)) => Ok(Self::Count(count)),
+            _ => Err("give a number of tokens, or `auto`".to_owned()),
+        }
+    }
+}
+
+/// A share above 0 and up to 1.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("give a share above 0 and up to 1, such as 0.9".to_owned()),
+    }
+}
+
+impl CalibrationArguments {
+    /// How much of the text is profiled.
+    pub(crate) fn amount(&self) -> Amount {
+        match self.tokens {
+            Tokens::Count(_) => Amount::Everything,
+            Tokens::Auto => Amount::UntilSettled {
+                overlap: self.settled,
+            },
+        }
+    }
+
+    /// Most tokens that are needed.
+    fn limit(&self) -> usize {
+        match self.tokens {
+            Tokens::Count(tokens) => tokens,
+            Tokens::Auto => AUTO_LIMIT,
+        }
+    }
 }
 
 /// Reads and tokenises the text.
@@ -49,79 +113,103 @@ pub(crate) fn calibration(
         Ok(ids)
     };
     let length = SEQUENCE.min(config.context_length);
-    let mut documents = Vec::new();
-    let mut count = 0;
-    if arguments.data.is_empty() {
+    let limit = arguments.limit();
+    let sources = if arguments.data.is_empty() {
         if files.name() != DEMO {
             bail!(
                 "no calibration text for `{}`; give text like what the model will see: `--data FILE`",
                 files.name()
             );
         }
+        let mut documents = Vec::new();
+        let mut count = 0;
         for task in tasks(Split::Calibration, seed) {
-            if count >= arguments.tokens {
+            if count >= limit {
                 break;
             }
             let ids = encode(&task.text())?;
             count += ids.len();
             documents.push(ids);
         }
-    }
-    for path in text_files(&arguments.data)? {
-        if count >= arguments.tokens {
+        vec![Source {
+            name: "calibration tasks of the demo".to_owned(),
+            documents,
+        }]
+    } else {
+        let sources = arguments.data.iter().map(|path| {
+            let documents = documents(path, length, limit, &encode)?;
+            let name = path.file_name().unwrap_or(path.as_os_str());
+            let name = name.to_string_lossy().into_owned();
+            Ok(Source { name, documents })
+        });
+        sources.collect::<Result<_>>()?
+    };
+    Ok(Calibration::new(sources, length, limit)?)
+}
+
+/// The tokens of the documents at `path`: of each as many, and as many of them, as `limit` tokens
+/// in sequences of `length` could need.
+fn documents(
+    path: &Path,
+    length: usize,
+    limit: usize,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
+) -> Result<Vec<Vec<u32>>> {
+    let mut documents: Vec<Vec<u32>> = Vec::new();
+    let mut sequences = 0;
+    for file in text_files(path)? {
+        if sequences >= limit {
             break;
         }
         let bytes =
-            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        let Ok(text) = String::from_utf8(bytes) else {
+            std::fs::read(&file).with_context(|| format!("cannot read `{}`", file.display()))?;
+        let Ok(mut text) = String::from_utf8(bytes) else {
             bail!(
                 "`{}` is not UTF-8 text; convert it, or leave it out",
-                path.display()
+                file.display()
             );
         };
         if text.trim().is_empty() {
-            bail!("`{}` is empty; give a file with text", path.display());
+            bail!("`{}` is empty; give a file with text", file.display());
         }
-        let ids = encode(&text)?;
-        count += ids.len();
+        text.truncate(text.floor_char_boundary(limit.saturating_mul(BYTES_PER_TOKEN)));
+        let mut ids = encode(&text)?;
+        ids.truncate(limit);
+        // Documents take turns, so once each gives one full sequence, more documents are not read.
+        sequences += ids.len().min(length);
         documents.push(ids);
     }
-    Ok(Calibration::new(documents, length, arguments.tokens)?)
+    Ok(documents)
 }
 
-/// The files meant: files as given, folders by the text files in them, sorted.
-fn text_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// The file at `path`, or the text files in the folder there, sorted.
+fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     const ENDINGS: [&str; 6] = ["txt", "md", "py", "rs", "json", "jsonl"];
-    let mut files = Vec::new();
-    for path in paths {
-        if !path.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let entries =
-            std::fs::read_dir(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        let mut inside = Vec::new();
-        for entry in entries {
-            let file = entry
-                .with_context(|| format!("cannot read `{}`", path.display()))?
-                .path();
-            let ending = file
-                .extension()
-                .map(|ending| ending.to_string_lossy().to_lowercase());
-            if file.is_file() && ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) {
-                inside.push(file);
-            }
-        }
-        if inside.is_empty() {
-            bail!(
-                "`{}` has no text files ({}); give files by name",
-                path.display(),
-                ENDINGS.join(", ")
-            );
-        }
-        inside.sort();
-        files.extend(inside);
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
     }
+    let entries =
+        std::fs::read_dir(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let file = entry
+            .with_context(|| format!("cannot read `{}`", path.display()))?
+            .path();
+        let ending = file
+            .extension()
+            .map(|ending| ending.to_string_lossy().to_lowercase());
+        if file.is_file() && ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        bail!(
+            "`{}` has no text files ({}); give files by name",
+            path.display(),
+            ENDINGS.join(", ")
+        );
+    }
+    files.sort();
     Ok(files)
 }
 

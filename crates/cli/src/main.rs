@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 use output::Output;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, place, prepare, profile, run, tokenize,
+    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, run, tokenize,
     train_predictors,
 };
 
@@ -50,6 +50,8 @@ struct Arguments {
 enum Command {
     /// Measure which neurons fire
     Profile(profile::ProfileArguments),
+    /// Put profiles of shards, or of different texts, together
+    Merge(merge::MergeArguments),
     /// Train the predictors that foresee which neurons fire
     TrainPredictors(train_predictors::TrainPredictorsArguments),
     /// Decide what the GPU and what the CPU computes, and pack a bundle
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
     progress::listen_for_interrupts();
     let result = match arguments.command {
         Command::Profile(arguments) => profile::run(&arguments, output),
+        Command::Merge(arguments) => merge::run(&arguments, output),
         Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),
         Command::Place(arguments) => place::run(&arguments, output),
         Command::Prepare(arguments) => prepare::run(&arguments, output),

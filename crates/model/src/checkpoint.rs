@@ -1,6 +1,6 @@
 //! A checkpoint: a configuration, and tensors in some container.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
 use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
 use serde::Deserialize;
@@ -162,6 +162,29 @@ impl Checkpoint {
         Ok(source.apply(values, &wanted))
     }
 
+    /// Reads some rows of a weight as [`read`](Self::read) reads all; what has one dimension is one
+    /// row. Tables, which may be larger than any layer, are not read whole for it.
+    pub fn read_rows(&self, weight: Weight, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let shape = self.config.shape(weight);
+        let width: usize = shape.last().copied().unwrap_or(1);
+        let source = self.naming.source(&self.config, weight);
+        match source.as_stored() {
+            Some(name) if shape.len() > 1 => {
+                let name = self.resolve(name)?;
+                let values = self.container.read_rows(&name, rows.clone())?;
+                self.check_finite(&name, rows.start * width, &values)?;
+                Ok(values)
+            }
+            _ => {
+                let values = self.read(weight)?;
+                if rows.len() * width == values.len() {
+                    return Ok(values);
+                }
+                Ok(values[rows.start * width..rows.end * width].to_vec())
+            }
+        }
+    }
+
     /// The rows of the embedding that `tokens` name, in their order: `[tokens, embedding]`.
     ///
     /// The table of a large vocabulary is larger than any layer; this never holds it whole.
@@ -173,18 +196,10 @@ impl Checkpoint {
                 vocabulary,
             });
         }
-        let source = self.naming.source(&self.config, Weight::Embedding);
-        let Source::Tensor { name, .. } = &source else {
-            unreachable!("embeddings are stored");
-        };
-        let name = self.resolve(name)?;
-        let width = self.config.embedding_size;
-        let mut values = Vec::with_capacity(tokens.len() * width);
+        let mut values = Vec::with_capacity(tokens.len() * self.config.embedding_size);
         for run in tokens.chunk_by(|a, b| a + 1 == *b) {
             let first = run[0] as usize;
-            let rows = self.container.read_rows(&name, first..first + run.len())?;
-            self.check_finite(&name, first * width, &rows)?;
-            values.extend(rows);
+            values.extend(self.read_rows(Weight::Embedding, first..first + run.len())?);
         }
         Ok(values)
     }

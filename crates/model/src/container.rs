@@ -148,11 +148,10 @@ impl Container for Safetensors {
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let row = view.bytes.len() / view.shape.first().copied().unwrap_or(1).max(1);
-        self.values(
-            name,
-            view.dtype,
-            &view.bytes[rows.start * row..rows.end * row],
-        )
+        let bytes = &view.bytes[rows.start * row..rows.end * row];
+        let values = self.values(name, view.dtype, bytes);
+        shard.release(name);
+        values
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {

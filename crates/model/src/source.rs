@@ -69,6 +69,18 @@ impl Source {
         }
     }
 
+    /// The tensor's name, where the weight is all of it as it is.
+    pub(crate) fn as_stored(&self) -> Option<&str> {
+        match self {
+            Self::Tensor {
+                name,
+                rows: Rows::All,
+                change: Change::None,
+            } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Shape that the tensor must have for a weight of shape `wanted`.
     pub(crate) fn tensor_shape(&self, wanted: &[usize]) -> Vec<usize> {
         let mut shape = wanted.to_vec();

@@ -5,8 +5,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
-    ArtifactError,
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
 };
 use powerinfer_model::{Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, Weight};
 use serde_json::{Value, json};
@@ -217,7 +217,7 @@ fn parse(config: &Value) -> ModelConfig {
 fn write(model: &Published, folder: &Path) {
     let config = with(model.config.clone(), &model.tiny);
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let mut tensors: BTreeMap<String, TensorSource<'_, ArtifactError>> = BTreeMap::new();
+    let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| {
         let count: usize = shape.iter().product();
         let bytes = (0..count)

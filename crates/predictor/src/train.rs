@@ -8,7 +8,8 @@ use powerinfer_artifact::{
     predictor_file::{
         FILE, FORMAT, LAYERS_SETTING, PredictorFile, PredictorSummary, VERSION, tensor_name,
     },
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
     write::PartialFolder,
 };
 use powerinfer_kernels::{Format, Isa, pack};
@@ -208,11 +209,8 @@ fn write_layer(
         held_out_tokens: quality.tokens as u64,
     };
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
-    write_tensors(
-        path,
-        Some(&header.clone().with_setting(LAYERS_SETTING, layers)),
-        &tensors,
-    )
+    let header = header.clone().with_setting(LAYERS_SETTING, layers);
+    Ok(write_tensors(path, Some(&header), &tensors)?)
 }
 
 /// Puts all layers into one file.
@@ -230,9 +228,6 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
         }
     }
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
-    write_tensors(
-        path,
-        Some(&header.clone().with_setting(LAYERS_SETTING, layers)),
-        &tensors,
-    )
+    let header = header.clone().with_setting(LAYERS_SETTING, layers);
+    Ok(write_tensors(path, Some(&header), &tensors)?)
 }

@@ -1,6 +1,86 @@
-//! How often, and how strongly, each neuron of a layer fired.
+//! How often, how strongly and how persistently each neuron of a layer fired.
 
-/// Counts over all calibration tokens of one layer.
+use serde::{Deserialize, Serialize};
+
+/// Windows, in tokens, over which it is asked whether a neuron had fired shortly before.
+pub const LOCALITY_WINDOWS: [usize; 3] = [1, 4, 16];
+
+/// Share of a layer's neurons that hot sets are compared on.
+pub const HOT_SHARE: f64 = 0.2;
+
+/// On how many tokens each neuron fired.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Tokens that went through the layer.
+    pub tokens: u64,
+    /// Tokens on which each neuron fired.
+    pub active: Vec<u64>,
+}
+
+impl Counts {
+    /// Nothing seen yet of so many neurons.
+    pub fn new(neurons: usize) -> Self {
+        Self {
+            tokens: 0,
+            active: vec![0; neurons],
+        }
+    }
+
+    /// Adds what was seen elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        for (count, more) in self.active.iter_mut().zip(&other.active) {
+            *count += more;
+        }
+    }
+
+    /// These counts without those of a `part` of them.
+    pub fn without(&self, part: &Self) -> Self {
+        let active = self.active.iter().zip(&part.active);
+        Self {
+            tokens: self.tokens - part.tokens,
+            active: active.map(|(all, part)| all - part).collect(),
+        }
+    }
+
+    /// Jaccard similarity of the hottest [`HOT_SHARE`] of the neurons here and there: how many
+    /// are hot in both, of those that are in either.
+    ///
+    /// Equally frequent neurons are ranked in opposite orders, so that ties, of which few tokens
+    /// make many, count against the likeness and not for it.
+    pub fn overlap(&self, other: &Self) -> f64 {
+        let count = ((self.active.len() as f64 * HOT_SHARE).round() as usize).max(1);
+        let mut order: Vec<usize> = (0..self.active.len()).collect();
+        order.sort_by_key(|neuron| std::cmp::Reverse(self.active[*neuron]));
+        let mut hot = vec![false; order.len()];
+        for neuron in order.iter().take(count) {
+            hot[*neuron] = true;
+        }
+        order.sort_by_key(|neuron| std::cmp::Reverse((other.active[*neuron], *neuron)));
+        let both = order.iter().take(count).filter(|neuron| hot[**neuron]);
+        let both = both.count();
+        both as f64 / (2 * count.min(order.len()) - both).max(1) as f64
+    }
+}
+
+/// How many of the neurons that fired had fired shortly before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Reuse {
+    /// Activations of neurons that were active on at least one of the window's tokens.
+    pub reused: u64,
+    /// All activations of tokens that have a whole window before them.
+    pub active: u64,
+}
+
+impl Reuse {
+    /// Share of activations that were reused; none where no token had a whole window before it.
+    pub fn share(self) -> Option<f64> {
+        (self.active > 0).then(|| self.reused as f64 / self.active as f64)
+    }
+}
+
+/// What was seen of one layer over all calibration tokens. Activities add up: over shards, over
+/// texts, over rounds.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LayerActivity {
     /// Tokens that went through the layer.
@@ -11,9 +91,68 @@ pub struct LayerActivity {
     pub magnitude: Vec<f32>,
     /// Mean of `|h_i|·‖down_i‖`, what the neuron adds to the hidden state.
     pub contribution: Vec<f32>,
+    /// Counts over the first of two independent halves of the text.
+    pub first_half: Counts,
+    /// Counts by where the text came from.
+    pub sources: Vec<Counts>,
+    /// Reuse within each of [`LOCALITY_WINDOWS`].
+    pub locality: [Reuse; 3],
 }
 
 impl LayerActivity {
+    /// Nothing seen yet of so many neurons on text from so many sources.
+    pub fn new(neurons: usize, sources: usize) -> Self {
+        Self {
+            tokens: 0,
+            active: vec![0; neurons],
+            magnitude: vec![0.0; neurons],
+            contribution: vec![0.0; neurons],
+            first_half: Counts::new(neurons),
+            sources: vec![Counts::new(neurons); sources],
+            locality: Default::default(),
+        }
+    }
+
+    /// Adds what was seen on other text from the same sources.
+    pub fn add(&mut self, other: &Self) {
+        let all = (self.tokens + other.tokens).max(1) as f64;
+        let (here, there) = (self.tokens as f64 / all, other.tokens as f64 / all);
+        let mean = |mine: &mut [f32], theirs: &[f32]| {
+            for (mine, theirs) in mine.iter_mut().zip(theirs) {
+                *mine = (f64::from(*mine) * here + f64::from(*theirs) * there) as f32;
+            }
+        };
+        mean(&mut self.magnitude, &other.magnitude);
+        mean(&mut self.contribution, &other.contribution);
+        self.tokens += other.tokens;
+        for (count, more) in self.active.iter_mut().zip(&other.active) {
+            *count += more;
+        }
+        self.first_half.add(&other.first_half);
+        for (mine, theirs) in self.sources.iter_mut().zip(&other.sources) {
+            mine.add(theirs);
+        }
+        for (mine, theirs) in self.locality.iter_mut().zip(&other.locality) {
+            mine.reused += theirs.reused;
+            mine.active += theirs.active;
+        }
+    }
+
+    /// The counts over all text.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            tokens: self.tokens,
+            active: self.active.clone(),
+        }
+    }
+
+    /// Overlap of the hot sets of two independent halves of the text: near one where more text
+    /// would not change who is hot.
+    pub fn half_overlap(&self) -> f64 {
+        let second = self.counts().without(&self.first_half);
+        self.first_half.overlap(&second)
+    }
+
     /// Share of tokens on which each neuron fired.
     pub fn frequencies(&self) -> Vec<f64> {
         let tokens = self.tokens.max(1) as f64;
@@ -42,31 +181,51 @@ impl LayerActivity {
         order
     }
 
-    /// Share of activations carried by the hottest `neurons`.
-    pub fn share_of_hottest(&self, neurons: usize) -> f64 {
-        let mut counts = self.active.clone();
+    /// The curve of the layer's own activations.
+    pub fn skew(&self) -> Skew {
+        Skew::of(self.active.clone())
+    }
+}
+
+/// How unevenly activations are spread over neurons: the cumulative curve, hottest neuron first.
+#[derive(Debug, Clone)]
+pub struct Skew {
+    /// Activations of the hottest 1, 2, … neurons.
+    cumulative: Vec<u64>,
+}
+
+impl Skew {
+    /// Sorts and sums the counts of neurons, of one layer or of several.
+    pub fn of(mut counts: Vec<u64>) -> Self {
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        let total: u64 = counts.iter().sum();
-        let carried: u64 = counts.iter().take(neurons).sum();
-        if total == 0 {
-            0.0
-        } else {
-            carried as f64 / total as f64
+        let mut sum = 0;
+        for count in &mut counts {
+            sum += *count;
+            *count = sum;
+        }
+        Self { cumulative: counts }
+    }
+
+    /// Share of activations carried by the hottest `share` of the neurons.
+    pub fn activations_of(&self, share: f64) -> f64 {
+        let neurons = (share * self.cumulative.len() as f64) as usize;
+        let total = self.cumulative.last().copied().unwrap_or(0);
+        match neurons.min(self.cumulative.len()).checked_sub(1) {
+            Some(last) if total > 0 => self.cumulative[last] as f64 / total as f64,
+            _ => 0.0,
         }
     }
 
     /// Smallest share of neurons that carries at least `share` of all activations.
     pub fn neurons_for(&self, share: f64) -> f64 {
-        let mut counts = self.active.clone();
-        counts.sort_unstable_by(|a, b| b.cmp(a));
-        let total: u64 = counts.iter().sum();
-        let mut carried = 0;
-        let mut needed = 0;
-        while needed < counts.len() && (carried as f64) < share * total as f64 {
-            carried += counts[needed];
-            needed += 1;
+        let wanted = share * self.cumulative.last().copied().unwrap_or(0) as f64;
+        if wanted <= 0.0 {
+            return 0.0;
         }
-        needed as f64 / counts.len().max(1) as f64
+        let before = self
+            .cumulative
+            .partition_point(|carried| (*carried as f64) < wanted);
+        (before + 1).min(self.cumulative.len()) as f64 / self.cumulative.len() as f64
     }
 }
 
@@ -80,13 +239,47 @@ mod tests {
         #[test]
         fn shares_and_counts_agree(active in prop::collection::vec(0u64..50, 1..40), share in 0.0f64..1.0) {
             let activity = LayerActivity { tokens: 50, active: active.clone(), ..LayerActivity::default() };
-            let needed = (activity.neurons_for(share) * active.len() as f64).round() as usize;
-            if active.iter().any(|count| *count > 0) {
-                prop_assert!(activity.share_of_hottest(needed) >= share - 1e-12);
-                prop_assert!(needed == 0 || activity.share_of_hottest(needed - 1) < share);
+            let skew = activity.skew();
+            let needed = skew.neurons_for(share);
+            if active.iter().any(|count| *count > 0) && share > 0.0 {
+                let one = 1.0 / active.len() as f64;
+                prop_assert!(skew.activations_of(needed + one / 2.0) >= share - 1e-12);
+                prop_assert!(skew.activations_of(needed - one / 2.0) < share);
             }
             let order = activity.hottest_first();
             prop_assert!(order.windows(2).all(|pair| active[pair[0] as usize] >= active[pair[1] as usize]));
         }
+
+        #[test]
+        fn overlap_is_that_of_sorted_sets(a in prop::collection::vec(0u64..1000, 10..60), seed in 0u64..100) {
+            // Distinct counts, so that no tie decides.
+            let n = a.len() as u64;
+            let distinct = |counts: Vec<u64>| -> Vec<u64> {
+                counts.iter().enumerate().map(|(index, count)| count * n + index as u64).collect()
+            };
+            let b = a.iter().enumerate().map(|(i, count)| (count * 7 + seed * (i as u64 + 1) * 13) % 1000).collect();
+            let (a, b) = (distinct(a), distinct(b));
+            let count = ((n as f64 * HOT_SHARE).round() as usize).max(1);
+            let top = |counts: &[u64]| -> std::collections::BTreeSet<usize> {
+                let mut order: Vec<usize> = (0..counts.len()).collect();
+                order.sort_by_key(|i| std::cmp::Reverse(counts[*i]));
+                order.into_iter().take(count).collect()
+            };
+            let (x, y) = (top(&a), top(&b));
+            let expected = x.intersection(&y).count() as f64 / x.union(&y).count() as f64;
+            let (a, b) = (Counts { tokens: 1, active: a }, Counts { tokens: 1, active: b });
+            prop_assert!((a.overlap(&b) - expected).abs() < 1e-12);
+            prop_assert!((b.overlap(&a) - expected).abs() < 1e-12);
+            prop_assert!((a.overlap(&a) - 1.0).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn ties_do_not_pass_for_agreement() {
+        let counts = Counts {
+            tokens: 1,
+            active: vec![0; 100],
+        };
+        assert_eq!(counts.overlap(&counts), 0.0);
     }
 }

@@ -1,4 +1,6 @@
-//! Calibration text as token sequences, a fifth of which is held out.
+//! Calibration text as token sequences: where each comes from, and what it is for.
+
+use std::ops::Range;
 
 use powerinfer_artifact::Digest;
 
@@ -6,6 +8,9 @@ use crate::ProfileError;
 
 /// One sequence in so many is held out from training predictors.
 const HELD_OUT_EVERY: usize = 5;
+
+/// From so many documents on, the halves of a source share no document.
+const DOCUMENTS_FOR_HALVES: usize = 8;
 
 /// What a sequence is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,131 +34,332 @@ impl Part {
     }
 }
 
-/// Token sequences, each run from its first position.
+/// Documents that belong together: the tokens of each, and what a person calls them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// For reports.
+    pub name: String,
+    /// Token ids.
+    pub documents: Vec<Vec<u32>>,
+}
+
+/// Tokens that the model reads from its first position on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequence {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// Which source it comes from.
+    pub source: usize,
+    /// Whether it is of the first of two independent halves.
+    pub first_half: bool,
+    /// What it is for.
+    pub part: Part,
+}
+
+/// One of several runs that together profile all text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// Which, from 1.
+    pub index: usize,
+    /// Of how many.
+    pub count: usize,
+}
+
+impl Shard {
+    /// The one run that does everything.
+    pub const WHOLE: Self = Self { index: 1, count: 1 };
+}
+
+impl std::fmt::Display for Shard {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}", self.index, self.count)
+    }
+}
+
+impl std::str::FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('/');
+        let parts = parts.and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+        match parts {
+            Some((index, count)) if 1 <= index && index <= count => Ok(Self { index, count }),
+            _ => Err("a shard is `i/n` with 1 ≤ i ≤ n, as `3/16`".to_owned()),
+        }
+    }
+}
+
+/// Sequences from one or several sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
-    sequences: Vec<Vec<u32>>,
+    sources: Vec<String>,
+    sequences: Vec<Sequence>,
 }
 
 impl Calibration {
     /// Cuts documents into sequences of at most `length` tokens, until `tokens` are there.
     ///
-    /// Every document begins a sequence, so that what the model sees is what it would see.
-    pub fn new(
-        documents: impl IntoIterator<Item = Vec<u32>>,
-        length: usize,
-        tokens: usize,
-    ) -> Result<Self, ProfileError> {
-        let mut sequences = Vec::new();
-        let mut left = tokens;
-        for document in documents {
-            for piece in document.chunks(length) {
-                let piece = &piece[..piece.len().min(left)];
-                if !piece.is_empty() {
-                    sequences.push(piece.to_vec());
-                    left -= piece.len();
-                }
-            }
-            if left == 0 {
-                break;
-            }
-        }
-        match sequences.len() {
+    /// Every document begins a sequence, so that what the model sees is what it would see. The
+    /// sources take turns, and within a source its documents, so that whatever is taken from the
+    /// beginning stands for all.
+    pub fn new(sources: Vec<Source>, length: usize, tokens: usize) -> Result<Self, ProfileError> {
+        let names = sources.iter().map(|source| source.name.clone()).collect();
+        let calibration = Self::cut(&sources, names, length, tokens);
+        match calibration.sequences.len() {
             0 => Err(ProfileError::NoTokens),
             few if few < HELD_OUT_EVERY => {
                 // A single long text still has parts: its sequences are cut shorter.
-                let total: usize = sequences.iter().map(Vec::len).sum();
+                let total = calibration.tokens();
                 if total < 2 * HELD_OUT_EVERY {
                     return Err(ProfileError::TooShort {
                         sequences: few,
                         needed: HELD_OUT_EVERY,
                     });
                 }
-                let pieces = sequences.concat();
                 let shorter = total / HELD_OUT_EVERY;
-                Ok(Self {
-                    sequences: pieces.chunks(shorter).map(<[u32]>::to_vec).collect(),
-                })
+                Ok(Self::cut(&sources, calibration.sources, shorter, tokens))
             }
-            _ => Ok(Self { sequences }),
+            _ => Ok(calibration),
         }
     }
 
-    /// The sequences and what each is for.
-    pub fn sequences(&self) -> impl Iterator<Item = (&[u32], Part)> {
-        let part = |index: usize| {
-            if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 {
-                Part::HeldOut
-            } else {
-                Part::Training
-            }
-        };
-        self.sequences
+    fn cut(sources: &[Source], names: Vec<String>, length: usize, tokens: usize) -> Self {
+        let mut queues: Vec<_> = sources
             .iter()
-            .enumerate()
-            .map(move |(index, sequence)| (&sequence[..], part(index)))
+            .map(|source| pieces(source, length))
+            .collect();
+        let mut sequences: Vec<Sequence> = Vec::new();
+        let mut left = tokens;
+        let mut found = true;
+        while left > 0 && found {
+            found = false;
+            for (source, queue) in queues.iter_mut().enumerate() {
+                let Some((piece, first_half)) = queue.next().filter(|_| left > 0) else {
+                    continue;
+                };
+                let piece = &piece[..piece.len().min(left)];
+                left -= piece.len();
+                found = true;
+                let held_out = sequences.len() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1;
+                sequences.push(Sequence {
+                    tokens: piece.to_vec(),
+                    source,
+                    first_half,
+                    part: if held_out {
+                        Part::HeldOut
+                    } else {
+                        Part::Training
+                    },
+                });
+            }
+        }
+        Self {
+            sources: names,
+            sequences,
+        }
     }
 
-    /// Tokens of one part.
-    pub fn tokens(&self, wanted: Part) -> usize {
-        self.sequences()
-            .filter(|(_, part)| *part == wanted)
-            .map(|(sequence, _)| sequence.len())
-            .sum()
+    /// Names of the sources.
+    pub fn sources(&self) -> &[String] {
+        &self.sources
+    }
+
+    /// All sequences.
+    pub fn sequences(&self) -> &[Sequence] {
+        &self.sequences
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens_in(0..self.sequences.len())
+    }
+
+    /// Tokens of some sequences.
+    pub fn tokens_in(&self, range: Range<usize>) -> usize {
+        let lengths = self.sequences[range].iter().map(|s| s.tokens.len());
+        lengths.sum()
+    }
+
+    /// Tokens of one part in some sequences.
+    pub fn part_tokens(&self, wanted: Part, range: Range<usize>) -> usize {
+        let sequences = self.sequences[range].iter();
+        let of_part = sequences.filter(|sequence| sequence.part == wanted);
+        of_part.map(|sequence| sequence.tokens.len()).sum()
+    }
+
+    /// The sequences that `shard` profiles.
+    pub fn shard(&self, shard: Shard) -> Result<Range<usize>, ProfileError> {
+        let edge = |index| self.sequences.len() * index / shard.count;
+        let range = edge(shard.index - 1)..edge(shard.index);
+        if range.is_empty() {
+            return Err(ProfileError::EmptyShard {
+                shard,
+                sequences: self.sequences.len(),
+            });
+        }
+        Ok(range)
+    }
+
+    /// The sequences from `start` on that together have at least `tokens`.
+    pub fn first(&self, start: usize, tokens: usize) -> Range<usize> {
+        let mut end = start;
+        let mut sum = 0;
+        while end < self.sequences.len() && sum < tokens {
+            sum += self.sequences[end].tokens.len();
+            end += 1;
+        }
+        start..end
     }
 
     /// A digest of the text as the model sees it.
     pub fn digest(&self) -> Digest {
-        let bytes: Vec<Vec<u8>> = self
-            .sequences
-            .iter()
-            .map(|sequence| {
-                sequence
-                    .iter()
-                    .flat_map(|token| token.to_le_bytes())
-                    .collect()
-            })
-            .collect();
-        Digest::of_parts(bytes.iter().map(Vec::as_slice))
+        let parts = self.sequences.iter().map(|sequence| {
+            let source = sequence.source as u32;
+            let tokens = sequence.tokens.iter().copied();
+            let numbers = std::iter::once(source).chain(tokens);
+            numbers.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+        });
+        let parts: Vec<_> = parts.collect();
+        let names = self.sources.iter().map(String::as_bytes);
+        Digest::of_parts(names.chain(parts.iter().map(Vec::as_slice)))
     }
+}
+
+/// The pieces of a source's documents, one of each document in turn, and whether each belongs to
+/// the first half.
+fn pieces(source: &Source, length: usize) -> impl Iterator<Item = (&[u32], bool)> {
+    let many = source.documents.len() >= DOCUMENTS_FOR_HALVES;
+    let mut queues: Vec<_> = source
+        .documents
+        .iter()
+        .map(|document| document.chunks(length.max(1)))
+        .collect();
+    let mut number = 0;
+    let mut round = Vec::new();
+    std::iter::from_fn(move || {
+        if round.is_empty() {
+            for (document, queue) in queues.iter_mut().enumerate().rev() {
+                round.extend(queue.next().map(|piece| (document, piece)));
+            }
+        }
+        let (document, piece) = round.pop()?;
+        number += 1;
+        let half = if many { document } else { number - 1 };
+        Some((piece, half % 2 == 0))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn source(name: &str, documents: Vec<Vec<u32>>) -> Source {
+        Source {
+            name: name.to_owned(),
+            documents,
+        }
+    }
+
+    fn one(
+        documents: Vec<Vec<u32>>,
+        length: usize,
+        tokens: usize,
+    ) -> Result<Calibration, ProfileError> {
+        Calibration::new(vec![source("text", documents)], length, tokens)
+    }
+
     #[test]
     fn a_fifth_is_held_out_and_the_limit_holds() {
-        let documents = (0..100).map(|document| vec![document; 7]);
-        let calibration = Calibration::new(documents, 5, 200).unwrap();
-        assert_eq!(
-            calibration.tokens(Part::Training) + calibration.tokens(Part::HeldOut),
-            200
-        );
-        let held_out = calibration.tokens(Part::HeldOut);
+        let calibration =
+            one((0..100).map(|document| vec![document; 7]).collect(), 5, 200).unwrap();
+        let all = 0..calibration.sequences().len();
+        assert_eq!(calibration.tokens(), 200);
+        let held_out = calibration.part_tokens(Part::HeldOut, all.clone());
+        assert_eq!(calibration.part_tokens(Part::Training, all) + held_out, 200);
         assert!((30..=50).contains(&held_out), "{held_out}");
         assert!(
             calibration
                 .sequences()
-                .all(|(sequence, _)| sequence.len() <= 5)
+                .iter()
+                .all(|sequence| sequence.tokens.len() <= 5)
         );
     }
 
     #[test]
     fn one_long_text_still_has_a_held_out_part() {
-        let calibration = Calibration::new([(0..60).collect()], 512, 1000).unwrap();
-        assert!(calibration.tokens(Part::HeldOut) > 0);
-        for length in 10..40 {
-            let calibration = Calibration::new([(0..length).collect()], 512, 1000).unwrap();
-            assert!(calibration.tokens(Part::HeldOut) > 0, "{length} tokens");
+        for length in 10..60 {
+            let calibration = one(vec![(0..length).collect()], 512, 1000).unwrap();
+            let all = 0..calibration.sequences().len();
+            assert!(
+                calibration.part_tokens(Part::HeldOut, all) > 0,
+                "{length} tokens"
+            );
         }
         assert!(matches!(
-            Calibration::new([vec![1, 2]], 512, 1000),
+            one(vec![vec![1, 2]], 512, 1000),
             Err(ProfileError::TooShort { .. })
         ));
         assert!(matches!(
-            Calibration::new([vec![]], 512, 1000),
+            one(vec![vec![]], 512, 1000),
             Err(ProfileError::NoTokens)
         ));
+    }
+
+    #[test]
+    fn sources_and_documents_take_turns() {
+        let calibration = Calibration::new(
+            vec![
+                source("a", vec![vec![1; 20], vec![2; 10]]),
+                source("b", vec![vec![3; 10]]),
+            ],
+            5,
+            30,
+        )
+        .unwrap();
+        let order: Vec<u32> = calibration
+            .sequences()
+            .iter()
+            .map(|s| s.tokens[0])
+            .collect();
+        assert_eq!(order, [1, 3, 2, 3, 1, 2]);
+        let sources: Vec<usize> = calibration.sequences().iter().map(|s| s.source).collect();
+        assert_eq!(sources, [0, 1, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn halves_share_no_document_where_there_are_many() {
+        let documents = (0..20).map(|document| vec![document; 12]).collect();
+        let calibration = one(documents, 5, 1000).unwrap();
+        let halves = |first: bool| -> std::collections::BTreeSet<u32> {
+            let sequences = calibration.sequences().iter();
+            let half = sequences.filter(|sequence| sequence.first_half == first);
+            half.map(|sequence| sequence.tokens[0]).collect()
+        };
+        assert!(halves(true).is_disjoint(&halves(false)));
+        assert_eq!(halves(true).len(), 10);
+    }
+
+    #[test]
+    fn shards_cover_everything_once() {
+        let calibration = one(vec![(0..103).collect()], 5, 1000).unwrap();
+        for count in 1..20 {
+            let mut next = 0;
+            for index in 1..=count {
+                let range = calibration.shard(Shard { index, count }).unwrap();
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+            assert_eq!(next, calibration.sequences().len());
+        }
+        assert!(
+            calibration
+                .shard(Shard {
+                    index: 7,
+                    count: 1000
+                })
+                .is_err()
+        );
+        assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
+        assert!("0/3".parse::<Shard>().is_err() && "4/3".parse::<Shard>().is_err());
     }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use powerinfer_artifact::{ArtifactError, progress::Interrupted};
 use powerinfer_model::ModelError;
 
+use crate::calibration::Shard;
+
 /// A profile that cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
@@ -26,6 +28,27 @@ pub enum ProfileError {
         sequences: usize,
         /// Sequences needed.
         needed: usize,
+    },
+    /// A shard without a sequence.
+    #[error(
+        "shard {shard} would have no text, since there are only {sequences} sequences; take fewer shards or more text"
+    )]
+    EmptyShard {
+        /// The shard.
+        shard: Shard,
+        /// Sequences to be shared.
+        sequences: usize,
+    },
+    /// Nothing to merge.
+    #[error("there is nothing to merge; name the profiles")]
+    NothingToMerge,
+    /// Profiles that do not add up.
+    #[error("`{path}` cannot be merged: {reason}")]
+    NotMergeable {
+        /// The profile.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
     },
     /// The activations of a layer are not numbers.
     #[error("layer {layer} of the model gives values that are not finite; its weights are damaged")]

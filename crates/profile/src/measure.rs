@@ -1,26 +1,60 @@
-//! The measurement: layers outside, text inside, so that each weight is read once.
+//! The measurement: layers outside, text inside, so that each weight is read once a round.
 
-use std::path::Path;
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
 use powerinfer_model::Checkpoint;
 use powerinfer_reference::{Beginning, Layer};
 
 use crate::{
-    Calibration, LayerSummary, Part, Profile, ProfileDocument, ProfileError, Traces,
+    Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
+    calibration::Shard,
     observe::{Observer, Sampling},
-    profile,
-    resume::{self, State},
+    profile::{self, Subject},
+    resume::{self, HiddenSink, Place, Sizes, State},
     traces,
 };
 
+/// Tokens of the first round where the amount is not given.
+pub const FIRST_ROUND: usize = 8192;
+
+/// Tokens for models without exact zeros, whose counts have no ranking that could settle.
+const WITHOUT_ZEROS: usize = 32_768;
+
+/// How much of the text is profiled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// All of it.
+    Everything,
+    /// Rounds of doubling length, until the hot sets of two independent halves overlap by this
+    /// much on average over the layers, and there are as many samples as were asked for.
+    UntilSettled {
+        /// Jaccard similarity, from 0 to 1.
+        overlap: f64,
+    },
+}
+
 /// What shapes a profile, beside model and text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// Tokens per layer to keep samples of, for training; a quarter as many are kept for judging.
     pub trace_tokens: usize,
+    /// How much of the text is profiled.
+    pub amount: Amount,
+    /// Which part of it.
+    pub shard: Shard,
     /// Seed recorded in the header.
     pub seed: u64,
+}
+
+impl Settings {
+    /// Samples kept per layer and part.
+    pub(crate) fn samples(trace_tokens: usize) -> [usize; 2] {
+        [trace_tokens, trace_tokens.div_ceil(4)]
+    }
 }
 
 /// The header of a profile of `checkpoint` over `calibration`.
@@ -29,19 +63,28 @@ pub(crate) fn header(
     calibration: &Calibration,
     settings: Settings,
 ) -> Header {
-    Header::new(
+    let header = Header::new(
         profile::FORMAT,
         profile::VERSION,
         checkpoint.identity().clone(),
         settings.seed,
     )
-    .with_input("calibration", calibration.digest())
-    .with_setting("trace_tokens", settings.trace_tokens)
+    .with_input(profile::CALIBRATION, calibration.digest())
+    .with_setting(profile::TRACE_TOKENS, settings.trace_tokens);
+    let header = match settings.amount {
+        Amount::Everything => header,
+        Amount::UntilSettled { overlap } => header.with_setting("until_overlap", overlap),
+    };
+    match settings.shard {
+        Shard::WHOLE => header,
+        shard => header.with_setting(profile::SHARD, shard.to_string()),
+    }
 }
 
 /// Profiles `checkpoint` over `calibration` into the folder `out`.
 ///
-/// An interrupted run with the same inputs goes on after its last finished layer.
+/// An interrupted run with the same inputs goes on after its last finished layer. In memory are
+/// one layer, one sequence, and the samples of one layer; hidden states are on disk.
 pub fn measure(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
@@ -49,93 +92,291 @@ pub fn measure(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<Profile, ProfileError> {
-    let config = checkpoint.config();
     let header = header(checkpoint, calibration, settings);
     let folder = PartialFolder::open(out)?;
-    let lengths: Vec<usize> = calibration
-        .sequences()
-        .map(|(sequence, _)| sequence.len())
-        .collect();
-    let tokens: usize = lengths.iter().sum();
-
-    let mut state = match resume::load(folder.path(), &header, &lengths, config.hidden_size) {
-        Some(state) => {
-            progress.note(&format!(
-                "going on after layer {} of an interrupted run",
-                state.activities.len()
-            ));
-            state
-        }
-        None => {
-            folder.clear()?;
-            let tokens = calibration.sequences().flat_map(|(sequence, _)| sequence);
-            let beginning = Beginning::load_for(checkpoint, tokens)?;
-            let hidden = calibration
-                .sequences()
-                .map(|(sequence, _)| beginning.embed(sequence))
-                .collect::<Result<_, _>>()?;
-            State {
-                activities: Vec::new(),
-                hidden,
-            }
-        }
+    let config = checkpoint.config();
+    let mut run = Run {
+        checkpoint,
+        calibration,
+        settings,
+        sequences: calibration.shard(settings.shard)?,
+        sizes: Sizes {
+            layers: config.layer_count,
+            neurons: config.ffn_size,
+            sources: calibration.sources().len(),
+            hidden: config.hidden_size,
+        },
+        folder: folder.path(),
+        header: &header,
+        progress,
+        rounds: Vec::new(),
     };
-    let sampling = |part, wanted| Sampling {
-        wanted,
-        total: calibration.tokens(part),
-    };
-    let sampling = [
-        sampling(Part::Training, settings.trace_tokens),
-        sampling(Part::HeldOut, settings.trace_tokens.div_ceil(4)),
-    ];
-
-    progress.begin("profiling", (tokens * config.layer_count) as u64, "tokens");
-    progress.advance((tokens * state.activities.len()) as u64)?;
-    let mut summaries: Vec<LayerSummary> = state
-        .activities
-        .iter()
-        .enumerate()
-        .map(|(layer, activity)| LayerSummary::of(layer, activity))
-        .collect();
-    for index in state.activities.len()..config.layer_count {
-        let layer = Layer::load(checkpoint, index)?;
-        let norms = layer.contribution_norms()?;
-        let mut observer = Observer::new(&norms, config.hidden_size, sampling);
-        for (hidden, (sequence, part)) in state.hidden.iter_mut().zip(calibration.sequences()) {
-            observer.part = part;
-            *hidden = layer.forward(hidden, &mut observer)?;
-            progress.advance(sequence.len() as u64)?;
-        }
-        let (activity, samples) = observer
-            .finish()
-            .ok_or(ProfileError::NotFinite { layer: index })?;
-        let trace_header = Header {
-            format: traces::FORMAT.to_owned(),
-            version: traces::VERSION,
-            ..header.clone()
-        };
-        samples.write(&Traces::path(folder.path(), index), &trace_header)?;
-        let summary = LayerSummary::of(index, &activity);
-        summaries.push(summary);
-        state.activities.push(activity);
-        if index + 1 < config.layer_count {
-            resume::save(folder.path(), &header, &state)?;
-        }
-    }
-    progress.end();
+    let activities = run.measure(&folder)?;
+    run.join_traces()?;
     resume::remove(folder.path());
-    let document = ProfileDocument {
-        tokens: tokens as u64,
-        sequences: lengths.len() as u64,
-        training_tokens: calibration.tokens(Part::Training) as u64,
-        held_out_tokens: calibration.tokens(Part::HeldOut) as u64,
+    let sequences = run.rounds.first().map_or(0, |first| first.start)
+        ..run.rounds.last().map_or(0, |last| last.end);
+    let part_tokens = Part::ALL.map(|part| calibration.part_tokens(part, sequences.clone()) as u64);
+    let subject = Subject {
         hidden_size: config.hidden_size,
-        ffn_size: config.ffn_size,
         has_exact_zeros: config.activation.has_exact_zeros(),
-        layers: summaries,
-        files: Default::default(),
+        part_tokens,
+        sources: calibration.sources(),
     };
-    Profile::write(folder.path(), header, document, &state.activities)?;
+    let body = ProfileDocument::of(subject, &activities);
+    Profile::write(folder.path(), header.clone(), body, &activities)?;
     folder.finish()?;
     Profile::open(out)
+}
+
+/// A measurement on its way.
+struct Run<'a> {
+    checkpoint: &'a Checkpoint,
+    calibration: &'a Calibration,
+    settings: Settings,
+    sequences: Range<usize>,
+    sizes: Sizes,
+    folder: &'a Path,
+    header: &'a Header,
+    progress: &'a dyn Progress,
+    /// Rounds that are done or under way.
+    rounds: Vec<Range<usize>>,
+}
+
+impl Run<'_> {
+    /// Runs round after round until there is enough.
+    fn measure(&mut self, folder: &PartialFolder) -> Result<Vec<LayerActivity>, ProfileError> {
+        let tokens = |range: Range<usize>| {
+            (range.end <= self.sequences.end).then(|| self.calibration.tokens_in(range))
+        };
+        let found = resume::load(self.folder, self.header, self.sizes, tokens);
+        let mut state = match found {
+            Some(state) => {
+                self.progress.note(&format!(
+                    "going on after layer {} of an interrupted run",
+                    state.place.layer
+                ));
+                self.rounds = self.rounds_before(state.place);
+                state
+            }
+            None => {
+                folder.clear()?;
+                let empty = LayerActivity::new(self.sizes.neurons, self.sizes.sources);
+                State {
+                    place: Place {
+                        start: self.sequences.start,
+                        end: self.round_after(self.sequences.start).end,
+                        layer: 0,
+                    },
+                    activities: vec![empty; self.sizes.layers],
+                    hidden: None,
+                }
+            }
+        };
+        loop {
+            let round = state.place.start..state.place.end;
+            self.rounds.push(round.clone());
+            state = self.round(state)?;
+            let next = self.round_after(round.end);
+            if next.is_empty() || self.is_settled(&state.activities) {
+                return Ok(state.activities);
+            }
+            state.place = Place {
+                start: next.start,
+                end: next.end,
+                layer: 0,
+            };
+        }
+    }
+
+    /// The round that begins with the sequence `start`; empty where there is no more.
+    fn round_after(&self, start: usize) -> Range<usize> {
+        let done = self.calibration.tokens_in(self.sequences.start..start);
+        let wanted = match self.settings.amount {
+            Amount::Everything => usize::MAX,
+            Amount::UntilSettled { .. } if !self.has_exact_zeros() => {
+                WITHOUT_ZEROS.saturating_sub(done)
+            }
+            Amount::UntilSettled { .. } => done.max(FIRST_ROUND),
+        };
+        let round = self.calibration.first(start, wanted);
+        round.start..round.end.min(self.sequences.end)
+    }
+
+    /// The rounds that are over at `place`.
+    fn rounds_before(&self, place: Place) -> Vec<Range<usize>> {
+        let mut rounds = Vec::new();
+        let mut round = self.round_after(self.sequences.start);
+        while round.start < place.start && !round.is_empty() {
+            rounds.push(round.clone());
+            round = self.round_after(round.end);
+        }
+        rounds
+    }
+
+    fn has_exact_zeros(&self) -> bool {
+        self.checkpoint.config().activation.has_exact_zeros()
+    }
+
+    /// Whether more text would hardly change who is hot.
+    fn is_settled(&self, activities: &[LayerActivity]) -> bool {
+        let Amount::UntilSettled { overlap: bound } = self.settings.amount else {
+            return false;
+        };
+        let overlaps: Vec<f64> = activities.iter().map(LayerActivity::half_overlap).collect();
+        let mean = overlaps.iter().sum::<f64>() / overlaps.len().max(1) as f64;
+        let settled = mean >= bound;
+        let sampled = self.calibration.part_tokens(
+            Part::Training,
+            self.sequences.start..self.rounds.last().map_or(0, |last| last.end),
+        );
+        let enough = sampled >= self.settings.trace_tokens;
+        if !settled || !enough {
+            self.progress.note(&format!(
+                "{} tokens: the hot sets of two halves of the text overlap by {:.1} %; going on {}",
+                activities[0].tokens,
+                100.0 * mean,
+                if settled {
+                    "for the samples that predictors learn from".to_owned()
+                } else {
+                    format!("until it is {:.0} %", 100.0 * bound)
+                }
+            ));
+        }
+        settled && enough
+    }
+
+    /// Takes a round from wherever it is through its remaining layers.
+    fn round(&self, mut state: State) -> Result<State, ProfileError> {
+        let range = state.place.start..state.place.end;
+        let tokens = self.calibration.tokens_in(range.clone());
+        let work = (tokens * self.sizes.layers) as u64;
+        self.progress.begin("profiling", work, "tokens");
+        self.progress.advance((tokens * state.place.layer) as u64)?;
+        while state.place.layer < self.sizes.layers {
+            state = self.layer(state, &range, tokens)?;
+        }
+        self.progress.end();
+        Ok(state)
+    }
+
+    /// Takes a round through its next layer.
+    fn layer(
+        &self,
+        state: State,
+        range: &Range<usize>,
+        tokens: usize,
+    ) -> Result<State, ProfileError> {
+        let index = state.place.layer;
+        let place = Place {
+            layer: index + 1,
+            ..state.place
+        };
+        // What comes out of the last layer is of no use.
+        let is_last = place.layer == self.sizes.layers;
+        let kept = if is_last { 0 } else { tokens };
+        let run = |sink: &mut HiddenSink<'_>| {
+            let State {
+                mut activities,
+                hidden,
+                ..
+            } = state;
+            let sequences = &self.calibration.sequences()[range.clone()];
+            let beginning = match &hidden {
+                Some(_) => None,
+                None => {
+                    let tokens = sequences.iter().flat_map(|sequence| &sequence.tokens);
+                    Some(Beginning::load_for(self.checkpoint, tokens)?)
+                }
+            };
+            let layer = Layer::load(self.checkpoint, index)?;
+            let norms = layer.contribution_norms()?;
+            let sampling = self.sampling(range);
+            let mut observer =
+                Observer::new(&norms, self.sizes.hidden, self.sizes.sources, sampling);
+            let mut first = 0;
+            for sequence in sequences {
+                let count = sequence.tokens.len();
+                let input = match (&hidden, &beginning) {
+                    (Some(hidden), _) => hidden.read(first, count)?,
+                    (None, Some(beginning)) => beginning.embed(&sequence.tokens)?,
+                    (None, None) => unreachable!("there is a beginning where nothing is hidden"),
+                };
+                first += count;
+                observer.begin_sequence(sequence);
+                let output = layer.forward(&input, &mut observer)?;
+                if !is_last {
+                    sink(&output)?;
+                }
+                self.progress.advance(count as u64)?;
+            }
+            let (activity, samples) = observer
+                .finish()
+                .ok_or(ProfileError::NotFinite { layer: index })?;
+            samples.write(&self.round_traces(range, index), &self.trace_header())?;
+            activities[index].add(&activity);
+            Ok(activities)
+        };
+        resume::save(self.folder, self.header, self.sizes, place, kept, run)
+    }
+
+    /// Which tokens of a round are sampled, per part.
+    fn sampling(&self, round: &Range<usize>) -> [Sampling; 2] {
+        let samples = Settings::samples(self.settings.trace_tokens);
+        Part::ALL.map(|part| {
+            let tokens = |range| self.calibration.part_tokens(part, range);
+            // Where all text is profiled, a shard takes the samples that one run would take of
+            // it; a round cannot know how many will follow and takes its fill.
+            let (total, first) = match self.settings.amount {
+                Amount::Everything => (
+                    tokens(0..self.calibration.sequences().len()),
+                    tokens(0..round.start),
+                ),
+                Amount::UntilSettled { .. } => (tokens(round.clone()), 0),
+            };
+            Sampling {
+                wanted: samples[part as usize],
+                total,
+                first,
+            }
+        })
+    }
+
+    fn trace_header(&self) -> Header {
+        Header {
+            format: traces::FORMAT.to_owned(),
+            version: traces::VERSION,
+            ..self.header.clone()
+        }
+    }
+
+    /// Where the samples of a round wait.
+    fn round_traces(&self, round: &Range<usize>, layer: usize) -> PathBuf {
+        let folder = self.folder.join(format!("rounds/{:08}", round.end));
+        Traces::path(&folder, layer)
+    }
+
+    /// Makes one set of samples of those of all rounds.
+    fn join_traces(&self) -> Result<(), ProfileError> {
+        for layer in 0..self.sizes.layers {
+            let Sizes {
+                hidden, neurons, ..
+            } = self.sizes;
+            let mut texts = Vec::new();
+            for round in &self.rounds {
+                let path = self.round_traces(round, layer);
+                let (traces, _) = Traces::read(&path, hidden, neurons)?;
+                let tokens =
+                    Part::ALL.map(|part| self.calibration.part_tokens(part, round.clone()));
+                texts.push((traces, tokens));
+            }
+            let wanted = Settings::samples(self.settings.trace_tokens);
+            let joined = Traces::join(hidden, neurons, &texts, wanted);
+            joined.write(&Traces::path(self.folder, layer), &self.trace_header())?;
+        }
+        let rounds = self.folder.join("rounds");
+        std::fs::remove_dir_all(&rounds)
+            .map_err(powerinfer_artifact::ArtifactError::write(&rounds))?;
+        Ok(())
+    }
 }

@@ -1,139 +1,290 @@
-//! What an interrupted profile needs to go on: the counts of the layers that are done, and the
-//! hidden states that go into the next.
+//! What an interrupted profile needs to go on: what was counted, and the hidden states that go
+//! into the next layer. They are on disk all along, so that memory holds one sequence of them.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use powerinfer_artifact::{
     Header, TensorFile,
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorShapes, TensorWriter, fill_tensors},
 };
 
-use crate::{LayerActivity, ProfileError};
+use crate::{Counts, LayerActivity, ProfileError, activity::Reuse};
 
 const FORMAT: &str = "powerinfer-profile-state";
+const PREFIX: &str = "state-";
+const HIDDEN: &str = "hidden";
+const PLACE: &str = "place";
 
-/// The state between two layers.
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// First sequence of the round.
+    pub(crate) start: usize,
+    /// Sequence after the last of the round.
+    pub(crate) end: usize,
+    /// Next layer; the number of layers where the round is done.
+    pub(crate) layer: usize,
+}
+
+/// What a run has found so far.
+#[derive(Debug)]
 pub(crate) struct State {
+    pub(crate) place: Place,
+    /// Per layer, the counts of all rounds it has been through.
     pub(crate) activities: Vec<LayerActivity>,
-    /// One `[tokens, hidden]` tensor a sequence.
-    pub(crate) hidden: Vec<Tensor>,
+    /// Input of the next layer, `[tokens, hidden]` of the whole round; none before the first
+    /// layer and after the last.
+    pub(crate) hidden: Option<HiddenFile>,
 }
 
-fn path(folder: &Path) -> PathBuf {
-    folder.join("state.safetensors")
+/// Hidden states on disk.
+#[derive(Debug)]
+pub(crate) struct HiddenFile {
+    file: TensorFile,
+    hidden_size: usize,
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect()
-}
-
-fn bytes(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
-}
-
-/// Saves the state into `folder`.
-pub(crate) fn save(folder: &Path, header: &Header, state: &State) -> Result<(), ProfileError> {
-    let mut tensors = BTreeMap::new();
-    let mut put = |name: String, dtype, shape, bytes: Vec<u8>| {
-        tensors.insert(
-            name,
-            TensorSource::<ProfileError>::owned(dtype, shape, bytes),
-        );
-    };
-    for (layer, activity) in state.activities.iter().enumerate() {
-        let neurons = vec![activity.active.len()];
-        let active = activity
-            .active
-            .iter()
-            .flat_map(|count| count.to_le_bytes())
+impl HiddenFile {
+    /// The states of `tokens` tokens from the `first` on.
+    pub(crate) fn read(&self, first: usize, tokens: usize) -> Result<Tensor, ProfileError> {
+        let row = self.hidden_size * size_of::<f32>();
+        let view = self.file.find(HIDDEN);
+        let bytes = view.map_or(&[][..], |view| view.bytes);
+        let values = bytes[first * row..(first + tokens) * row]
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
-        put(
-            format!("{layer:04}.active"),
-            Dtype::U64,
-            neurons.clone(),
-            active,
-        );
-        put(
-            format!("{layer:04}.magnitude"),
-            Dtype::F32,
-            neurons.clone(),
-            bytes(&activity.magnitude),
-        );
-        put(
-            format!("{layer:04}.contribution"),
-            Dtype::F32,
-            neurons,
-            bytes(&activity.contribution),
-        );
+        self.file.release(HIDDEN); // each sequence is read once
+        Ok(Tensor::from_vec(
+            values,
+            (tokens, self.hidden_size),
+            &Device::Cpu,
+        )?)
     }
-    let mut all = Vec::new();
-    for hidden in &state.hidden {
-        all.extend(hidden.flatten_all()?.to_vec1::<f32>()?);
-    }
-    put(
-        "hidden".to_owned(),
-        Dtype::F32,
-        vec![all.len()],
-        bytes(&all),
-    );
-    write_tensors(&path(folder), Some(&with_format(header)), &tensors)
 }
 
-/// Loads the state that a run with the same `header` left in `folder`; anything else, such as
-/// the state of another model, is as good as nothing.
+fn path(folder: &Path, place: Place) -> PathBuf {
+    folder.join(format!(
+        "{PREFIX}{:08}-{:04}.safetensors",
+        place.end, place.layer
+    ))
+}
+
+/// The states in `folder`, the furthest first.
+fn states(folder: &Path) -> Vec<PathBuf> {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
+        })
+        .collect();
+    paths.sort();
+    paths.reverse();
+    paths
+}
+
+/// Names and shapes of a layer's tensors.
+fn shapes_of(shapes: &mut TensorShapes, layer: usize, neurons: usize, sources: usize) {
+    let mut insert = |part: &str, dtype, shape| {
+        shapes.insert(format!("{layer:04}.{part}"), (dtype, shape));
+    };
+    insert("numbers", Dtype::U64, vec![8 + sources]);
+    insert("counts", Dtype::U64, vec![2 + sources, neurons]);
+    insert("means", Dtype::F32, vec![2, neurons]);
+}
+
+fn append(
+    writer: &mut TensorWriter,
+    layer: usize,
+    activity: &LayerActivity,
+) -> Result<(), ProfileError> {
+    let reuse = activity.locality.iter();
+    let numbers = [activity.tokens, activity.first_half.tokens]
+        .into_iter()
+        .chain(reuse.flat_map(|reuse| [reuse.reused, reuse.active]))
+        .chain(activity.sources.iter().map(|source| source.tokens));
+    let sources = activity.sources.iter().map(|source| &source.active);
+    let counts = [&activity.active, &activity.first_half.active]
+        .into_iter()
+        .chain(sources)
+        .flatten();
+    let means = activity.magnitude.iter().chain(&activity.contribution);
+    let integers = |values: &mut dyn Iterator<Item = u64>| -> Vec<u8> {
+        values.flat_map(u64::to_le_bytes).collect()
+    };
+    let name = |part: &str| format!("{layer:04}.{part}");
+    writer.append(&name("numbers"), &integers(&mut { numbers }))?;
+    writer.append(&name("counts"), &integers(&mut counts.copied()))?;
+    let means: Vec<u8> = means.flat_map(|mean| mean.to_le_bytes()).collect();
+    writer.append(&name("means"), &means)?;
+    Ok(())
+}
+
+/// Reads what [`append`] wrote.
+fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Option<LayerActivity> {
+    let expect = |part: &str, dtype, shape: &[usize]| {
+        file.expect(&format!("{layer:04}.{part}"), dtype, shape)
+            .ok()
+    };
+    let integers = |bytes: &[u8]| -> Vec<u64> {
+        let words = bytes.as_chunks::<8>().0;
+        words.iter().map(|b| u64::from_le_bytes(*b)).collect()
+    };
+    let numbers = integers(expect("numbers", Dtype::U64, &[8 + sources])?);
+    let counts = integers(expect("counts", Dtype::U64, &[2 + sources, neurons])?);
+    let means = expect("means", Dtype::F32, &[2, neurons])?;
+    let means: Vec<f32> = means
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
+    let row = |index: usize| counts[index * neurons..][..neurons].to_vec();
+    let reuse = |window: usize| Reuse {
+        reused: numbers[2 + 2 * window],
+        active: numbers[3 + 2 * window],
+    };
+    Some(LayerActivity {
+        tokens: numbers[0],
+        active: row(0),
+        magnitude: means[..neurons].to_vec(),
+        contribution: means[neurons..].to_vec(),
+        first_half: Counts {
+            tokens: numbers[1],
+            active: row(1),
+        },
+        sources: (0..sources)
+            .map(|source| Counts {
+                tokens: numbers[8 + source],
+                active: row(2 + source),
+            })
+            .collect(),
+        locality: [reuse(0), reuse(1), reuse(2)],
+    })
+}
+
+/// Takes the hidden states of one sequence after the other, in order.
+pub(crate) type HiddenSink<'a> = dyn FnMut(&Tensor) -> Result<(), ProfileError> + 'a;
+
+/// Saves the state at `place` into `folder`, in place of earlier ones. The hidden states of
+/// `tokens` tokens are brought by `run`, which also gives the counts.
+pub(crate) fn save(
+    folder: &Path,
+    header: &Header,
+    sizes: Sizes,
+    place: Place,
+    tokens: usize,
+    run: impl FnOnce(&mut HiddenSink<'_>) -> Result<Vec<LayerActivity>, ProfileError>,
+) -> Result<State, ProfileError> {
+    let hidden_size = sizes.hidden;
+    let path = path(folder, place);
+    let mut shapes = TensorShapes::from([(PLACE.to_owned(), (Dtype::U64, vec![3]))]);
+    if tokens > 0 {
+        shapes.insert(HIDDEN.to_owned(), (Dtype::F32, vec![tokens, hidden_size]));
+    }
+    for layer in 0..sizes.layers {
+        shapes_of(&mut shapes, layer, sizes.neurons, sizes.sources);
+    }
+    let mut activities = Vec::new();
+    fill_tensors(&path, Some(&with_format(header)), &shapes, |writer| {
+        let numbers = [place.start, place.end, place.layer];
+        let numbers: Vec<u8> = numbers
+            .into_iter()
+            .flat_map(|number| (number as u64).to_le_bytes())
+            .collect();
+        writer.append(PLACE, &numbers)?;
+        activities = run(&mut |hidden| {
+            let values = hidden.flatten_all()?.to_vec1::<f32>()?;
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Ok(writer.append(HIDDEN, &bytes)?)
+        })?;
+        for (layer, activity) in activities.iter().enumerate() {
+            append(writer, layer, activity)?;
+        }
+        Ok::<_, ProfileError>(())
+    })?;
+    for older in states(folder).into_iter().filter(|older| *older != path) {
+        let _ = std::fs::remove_file(older); // one left behind does no harm
+    }
+    let hidden = if tokens > 0 {
+        let file = TensorFile::open(&path)?;
+        Some(HiddenFile { file, hidden_size })
+    } else {
+        None
+    };
+    Ok(State {
+        place,
+        activities,
+        hidden,
+    })
+}
+
+/// What a state's tensors are sized by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) layers: usize,
+    pub(crate) neurons: usize,
+    pub(crate) sources: usize,
+    pub(crate) hidden: usize,
+}
+
+/// Loads the furthest state that a run with the same `header` left in `folder`; anything else,
+/// such as the state of another model, is as good as nothing. `tokens` tells how many tokens the
+/// sequences of a round have, where there are such sequences.
 pub(crate) fn load(
     folder: &Path,
     header: &Header,
-    lengths: &[usize],
-    hidden_size: usize,
+    sizes: Sizes,
+    tokens: impl Fn(std::ops::Range<usize>) -> Option<usize>,
 ) -> Option<State> {
-    let file = TensorFile::open(&path(folder)).ok()?;
-    if file.header(FORMAT, header.version).ok()? != with_format(header) {
-        return None;
-    }
-    let tokens: usize = lengths.iter().sum();
-    let mut activities = Vec::new();
-    while let Some(active) = file.find(&format!("{:04}.active", activities.len())) {
-        let layer = activities.len();
-        activities.push(LayerActivity {
-            tokens: tokens as u64,
-            active: active
-                .bytes
-                .chunks_exact(8)
-                .map(|b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
-                .collect(),
-            magnitude: floats(file.find(&format!("{layer:04}.magnitude"))?.bytes),
-            contribution: floats(file.find(&format!("{layer:04}.contribution"))?.bytes),
-        });
-    }
-    let all = floats(
-        file.expect("hidden", Dtype::F32, &[tokens * hidden_size])
-            .ok()?,
-    );
-    let mut rest = &all[..];
-    let mut hidden = Vec::new();
-    for length in lengths {
-        let (sequence, after) = rest.split_at(length * hidden_size);
-        hidden.push(Tensor::from_slice(sequence, (*length, hidden_size), &Device::Cpu).ok()?);
-        rest = after;
-    }
-    Some(State { activities, hidden })
+    states(folder).into_iter().find_map(|path| {
+        let file = TensorFile::open(&path).ok()?;
+        if file.header(FORMAT, header.version).ok()? != with_format(header) {
+            return None;
+        }
+        let numbers = file.expect(PLACE, Dtype::U64, &[3]).ok()?;
+        let number = |index: usize| {
+            let bytes = numbers[8 * index..][..8].try_into().ok()?;
+            usize::try_from(u64::from_le_bytes(bytes)).ok()
+        };
+        let place = Place {
+            start: number(0)?,
+            end: number(1)?,
+            layer: number(2)?,
+        };
+        if place.start > place.end || place.layer == 0 || place.layer > sizes.layers {
+            return None;
+        }
+        let tokens = tokens(place.start..place.end)?;
+        let activities = (0..sizes.layers)
+            .map(|layer| read(&file, layer, sizes.neurons, sizes.sources))
+            .collect::<Option<_>>()?;
+        let hidden = if place.layer < sizes.layers {
+            let hidden_size = sizes.hidden;
+            let shape = [tokens, hidden_size];
+            file.expect(HIDDEN, Dtype::F32, &shape).ok()?;
+            Some(HiddenFile { file, hidden_size })
+        } else {
+            None
+        };
+        Some(State {
+            place,
+            activities,
+            hidden,
+        })
+    })
 }
 
-/// Forgets the state.
+/// Forgets all states.
 pub(crate) fn remove(folder: &Path) {
-    // A state that cannot be removed does no harm.
-    let _ = std::fs::remove_file(path(folder));
+    for path in states(folder) {
+        // A state that cannot be removed does no harm.
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 fn with_format(header: &Header) -> Header {

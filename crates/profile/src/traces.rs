@@ -8,10 +8,11 @@ use std::{
 use half::bf16;
 use powerinfer_artifact::{
     ArtifactError, Header, TensorFile,
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
 };
 
-use crate::Part;
+use crate::{Part, observe::Sampling};
 
 /// Format name in a trace file's header.
 pub(crate) const FORMAT: &str = "powerinfer-traces";
@@ -48,6 +49,17 @@ impl ActivityBits {
             });
             self.bytes.push(bits);
         }
+    }
+
+    /// Appends a token's activity as it is packed elsewhere.
+    fn push_packed(&mut self, row: &[u8]) {
+        self.bytes.extend(row);
+    }
+
+    /// A token's activity as it is packed.
+    fn packed(&self, token: usize) -> &[u8] {
+        let row = Self::row_bytes(self.neurons);
+        &self.bytes[token * row..][..row]
     }
 
     /// Number of tokens.
@@ -113,6 +125,22 @@ impl TracePart {
     }
 }
 
+impl TracePart {
+    /// Appends evenly spread samples of `other`, at most `wanted` of them.
+    fn take_from(&mut self, other: &Self, wanted: usize) {
+        let sampling = Sampling {
+            wanted,
+            total: other.tokens(),
+            first: 0,
+        };
+        for token in (0..other.tokens()).filter(|token| sampling.takes(*token)) {
+            let input = &other.inputs[token * self.hidden_size..][..self.hidden_size];
+            self.inputs.extend(input);
+            self.active.push_packed(other.active.packed(token));
+        }
+    }
+}
+
 /// The samples of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traces {
@@ -147,6 +175,32 @@ impl Traces {
         }
     }
 
+    /// Joins samples of different texts, of each as many as its share of all tokens makes of
+    /// `wanted` (per part); `texts` gives the samples of a text and its tokens per part.
+    pub(crate) fn join(
+        hidden_size: usize,
+        neurons: usize,
+        texts: &[(Self, [usize; 2])],
+        wanted: [usize; 2],
+    ) -> Self {
+        let mut all = Self::new(hidden_size, neurons);
+        for part in Part::ALL {
+            let index = part as usize;
+            let total: usize = texts.iter().map(|(_, tokens)| tokens[index]).sum();
+            let wanted = wanted[index].min(total) as u128;
+            let mut before = 0u128;
+            // Shares are cut at common edges, so that together they are just what is wanted.
+            let edge = |tokens: u128| (tokens * wanted / total.max(1) as u128) as usize;
+            for (traces, tokens) in texts {
+                let after = before + tokens[index] as u128;
+                let share = edge(after) - edge(before);
+                all.part_mut(part).take_from(traces.part(part), share);
+                before = after;
+            }
+        }
+        all
+    }
+
     /// Where a profile in `folder` keeps the samples of `layer`.
     pub fn path(folder: &Path, layer: usize) -> PathBuf {
         folder.join(format!("traces/layer-{layer:03}.safetensors"))
@@ -158,15 +212,11 @@ impl Traces {
         for part in Part::ALL {
             let (samples, name) = (self.part(part), part.name());
             let (tokens, neurons) = (samples.tokens(), samples.active.neurons());
-            let inputs: Vec<u8> = samples
-                .inputs
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect();
+            let inputs = bytemuck::cast_slice(&samples.inputs);
             let shape = vec![tokens, samples.hidden_size];
             tensors.insert(
                 format!("{name}.inputs"),
-                TensorSource::owned(Dtype::BF16, shape, inputs),
+                TensorSource::borrowed(Dtype::BF16, shape, inputs),
             );
             let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
             tensors.insert(

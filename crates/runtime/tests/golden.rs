@@ -8,12 +8,12 @@ use std::{collections::BTreeMap, path::Path};
 
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::{
-    ArtifactError, Header, TensorFile,
-    matrix_planes::insert_lazy_matrix,
+    Header, TensorFile,
+    matrix_planes::insert_matrix,
     plan::{Plan, Policy},
     predictor_file::{self, PredictorFile, PredictorSummary, tensor_name},
     progress::Silent,
-    tensor_file::{TensorSource, write_tensors},
+    tensor_writer::write_tensors,
 };
 use powerinfer_bundle::{Bundle, PackInputs, neuron_bytes, pack};
 use powerinfer_kernels::{Format, Isa};
@@ -135,7 +135,7 @@ fn greedy_ids_are_exact() {
 fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let hidden = checkpoint.config().hidden_size;
-    let mut tensors: BTreeMap<String, TensorSource<'_, ArtifactError>> = BTreeMap::new();
+    let mut matrices = Vec::new();
     let mut summaries = Vec::new();
     for (layer, mask) in masks.iter().enumerate() {
         let bias = mask
@@ -153,14 +153,8 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
             ),
             ("bias", Format::F32, mask.len(), 1, bias),
         ] {
-            insert_lazy_matrix(
-                &mut tensors,
-                &tensor_name(layer, part),
-                format,
-                rows,
-                columns,
-                move || Ok(powerinfer_kernels::pack(format, rows, columns, &values)),
-            );
+            let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
+            matrices.push((tensor_name(layer, part), matrix));
         }
         summaries.push(PredictorSummary {
             layer,
@@ -173,6 +167,10 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
             sparsity: 0.0,
             held_out_tokens: 0,
         });
+    }
+    let mut tensors = BTreeMap::new();
+    for (name, matrix) in &matrices {
+        insert_matrix(&mut tensors, name, matrix);
     }
     let identity = checkpoint.identity().clone();
     let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)

@@ -8,10 +8,11 @@ use powerinfer_artifact::{
     document::Document,
     plan::Plan,
     predictor_file::{self, PredictorFile},
+    write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_model::{Checkpoint, Weight};
-use powerinfer_profile::Profile;
+use powerinfer_profile::{Profile, html};
 use serde_json::{Value, json};
 
 use super::train_predictors;
@@ -26,6 +27,9 @@ use crate::{
 pub(crate) struct InspectArguments {
     /// Profile, predictors, bundle, plan or model; or a folder with several of them
     path: PathBuf,
+    /// Draw a profile as a page that needs nothing from elsewhere
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Recompute every digest
     #[arg(long)]
     verify: bool,
@@ -41,6 +45,9 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
+    if let Some(page) = &arguments.html {
+        draw(&arguments.path, page, output)?;
+    }
     let report = inspect(&arguments.path, arguments.verify)?;
     if arguments.json {
         return print_json(&report.json);
@@ -49,6 +56,16 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     if arguments.verify {
         output.say("every digest is right");
     }
+    Ok(())
+}
+
+/// Draws the profile at `path`, or in the work folder there.
+fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
+    let inside = path.join("profile");
+    let folder = if inside.is_dir() { &inside } else { path };
+    let profile = Profile::open(folder)?;
+    write_file(page, html(&profile).as_bytes())?;
+    output.say(format!("drawn in `{}`", page.display()));
     Ok(())
 }
 
@@ -143,18 +160,14 @@ fn profile(path: &Path, verify: bool) -> Result<Report> {
         profile.verify()?;
     }
     let body = profile.document();
-    let mean = body.layers.iter().map(|layer| layer.sparsity).sum::<f64>()
-        / body.layers.len().max(1) as f64;
     let text = format!(
-        "{}  tokens       {} in {} sequences, {} held out\n  neurons      {} in each of {} layers, {} of activations are zero\n{}",
+        "{}  tokens       {}, {} of them held out\n  neurons      {} in each of {} layers\n{}",
         describe(profile.header()),
         body.tokens,
-        body.sequences,
         body.held_out_tokens,
         body.ffn_size,
         body.layers.len(),
-        percent(mean),
-        super::profile::table(&body.layers),
+        super::profile::report(body),
     );
     Ok(Report {
         text,

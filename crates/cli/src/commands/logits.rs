@@ -11,7 +11,8 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Plan, Policy},
     progress::Silent,
-    tensor_file::{Dtype, TensorSource, write_tensors},
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
 use powerinfer_kernels::Format;
@@ -108,7 +109,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
     let shape = vec![arguments.ids.len(), vocabulary];
     let tensors = BTreeMap::from([(
         "logits".to_owned(),
-        TensorSource::<anyhow::Error>::owned(Dtype::F32, shape, bytes),
+        TensorSource::owned(Dtype::F32, shape, bytes),
     )]);
     write_tensors(&arguments.out, None, &tensors)?;
     output.say(format!(

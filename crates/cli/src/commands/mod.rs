@@ -5,6 +5,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod merge;
 pub(crate) mod place;
 pub(crate) mod prepare;
 pub(crate) mod profile;

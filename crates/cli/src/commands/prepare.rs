@@ -6,7 +6,7 @@ use anyhow::Result;
 use powerinfer_artifact::predictor_file::PredictorFile;
 use powerinfer_kernels::Isa;
 use powerinfer_predictor::{is_current, train};
-use powerinfer_profile::{Profile, measure};
+use powerinfer_profile::{Profile, Shard, measure};
 
 use super::{
     place::{self, BudgetArguments},
@@ -62,14 +62,15 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     )?;
     let bar = Bar::new(output);
 
-    let settings = arguments.tracing.settings(seed);
+    let amount = arguments.calibration.amount();
+    let settings = arguments.tracing.settings(amount, Shard::WHOLE, seed);
     let out = folder.join("profile");
     let profile = if Profile::is_current(&out, &checkpoint, &calibration, settings) {
         output.say(format!("profile: `{}` is up to date", out.display()));
         Profile::open(&out)?
     } else {
         let profile = measure(&checkpoint, &calibration, settings, &out, &bar)?;
-        profile::say_result(&checkpoint, &profile, output);
+        profile::say_result(&profile, output);
         profile
     };
 

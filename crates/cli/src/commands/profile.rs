@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
-use powerinfer_model::Checkpoint;
-use powerinfer_profile::{LayerSummary, Profile, Settings, measure};
+use anyhow::{Result, bail};
+use powerinfer_profile::{
+    Amount, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard, measure,
+};
 use serde_json::json;
 
 use crate::{
@@ -27,6 +28,9 @@ pub(crate) struct ProfileArguments {
     calibration: CalibrationArguments,
     #[command(flatten)]
     tracing: TraceArguments,
+    /// Profile one of n parts of the text, as `3/16`; `powerinfer merge` puts them together
+    #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true)]
+    shard: Shard,
     /// Folder to write the profile to [default: ./<model>.powerinfer/profile]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -48,9 +52,11 @@ pub(crate) struct TraceArguments {
 
 impl TraceArguments {
     /// The settings of the stage.
-    pub(crate) fn settings(&self, seed: u64) -> Settings {
+    pub(crate) fn settings(&self, amount: Amount, shard: Shard, seed: u64) -> Settings {
         Settings {
             trace_tokens: self.trace_tokens,
+            amount,
+            shard,
             seed,
         }
     }
@@ -58,9 +64,18 @@ impl TraceArguments {
 
 pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
+    let amount = arguments.calibration.amount();
+    let shard = arguments.shard;
+    if shard != Shard::WHOLE && amount != Amount::Everything {
+        bail!("a shard cannot see when all of them together have enough; give `--tokens N`");
+    }
     let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
-        model_argument::work_folder(&checkpoint.identity().name).join("profile")
+        let name = match shard {
+            Shard::WHOLE => "profile".to_owned(),
+            Shard { index, count } => format!("profile-{index}-of-{count}"),
+        };
+        model_argument::work_folder(&checkpoint.identity().name).join(name)
     });
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(
@@ -70,52 +85,123 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         &tokenizer,
         arguments.seed,
     )?;
-    let settings = arguments.tracing.settings(arguments.seed);
+    let settings = arguments.tracing.settings(amount, shard, arguments.seed);
     let profile = measure(&checkpoint, &calibration, settings, &out, &Bar::new(output))?;
     if arguments.json {
         return print_json(&json!({ "header": profile.header(), "profile": profile.document() }));
     }
-    print(table(&profile.document().layers))?;
-    say_result(&checkpoint, &profile, output);
+    print(report(profile.document()))?;
+    say_result(&profile, output);
     Ok(())
 }
 
-/// A row per layer.
-pub(crate) fn table(layers: &[LayerSummary]) -> String {
+/// A row per layer, and what all layers have in common.
+pub(crate) fn report(profile: &ProfileDocument) -> String {
     let mut table = Table::new(&[
         "layer",
         "zeros",
-        "neurons for 80 %",
+        "neurons for 50 %",
+        "80 %",
+        "95 %",
         "never fired",
+        "halves overlap",
         "activations by tenths",
     ]);
-    for layer in layers {
+    let mut row = |name: String, zeros, neurons: &NeuronsFor, dead, overlap, curve: &[f64]| {
         table.row(vec![
-            layer.layer.to_string(),
-            percent(layer.sparsity),
-            percent(layer.neurons_for_80_percent),
-            percent(layer.dead),
-            sparkline(&layer.cumulative),
+            name,
+            percent(zeros),
+            percent(neurons.half),
+            percent(neurons.most),
+            percent(neurons.nearly_all),
+            percent(dead),
+            percent(overlap),
+            sparkline(curve),
         ]);
+    };
+    for layer in &profile.layers {
+        row(
+            layer.layer.to_string(),
+            layer.sparsity,
+            &layer.neurons_for,
+            layer.dead,
+            layer.half_overlap,
+            &layer.cumulative,
+        );
+    }
+    row(
+        "all".to_owned(),
+        profile.mean(|layer| layer.sparsity),
+        &profile.neurons_for,
+        profile.mean(|layer| layer.dead),
+        profile.mean(|layer| layer.half_overlap),
+        &[],
+    );
+    let mut text = table.to_string();
+    let shares = profile.locality();
+    let known: Vec<String> = LOCALITY_WINDOWS
+        .iter()
+        .zip(shares)
+        .filter_map(|(window, share)| Some(format!("{window}: {}", percent(share?))))
+        .collect();
+    if !known.is_empty() {
+        text += &format!(
+            "\nactive neurons that were active in the last tokens too: {}\n",
+            known.join(", ")
+        );
+    }
+    if profile.sources.len() > 1 {
+        text += "\noverlap of the hot sets (top 20 %) of the sources\n";
+        text += &overlap(profile);
+    }
+    text
+}
+
+/// How alike the sources are.
+fn overlap(profile: &ProfileDocument) -> String {
+    let numbers: Vec<String> = (1..=profile.sources.len())
+        .map(|number| number.to_string())
+        .collect();
+    let mut headings = vec!["source", "tokens"];
+    headings.extend(numbers.iter().map(String::as_str));
+    let mut table = Table::new(&headings);
+    let rows = profile.sources.iter().zip(&profile.source_overlap);
+    for (number, (source, row)) in numbers.iter().zip(rows) {
+        let mut cells = vec![
+            format!("{number} {}", source.name),
+            source.tokens.to_string(),
+        ];
+        cells.extend(row.iter().map(|share| percent(*share)));
+        table.row(cells);
     }
     table.to_string()
 }
 
-/// Says what was measured, where it is, and what comes next.
-pub(crate) fn say_result(checkpoint: &Checkpoint, profile: &Profile, output: Output) {
+/// Says what was measured, how sure it is, where it is, and what comes next.
+pub(crate) fn say_result(profile: &Profile, output: Output) {
     let document = profile.document();
-    let mean = |of: fn(&LayerSummary) -> f64| {
-        document.layers.iter().map(of).sum::<f64>() / document.layers.len().max(1) as f64
-    };
     output.say(format!(
         "profiled `{}` on {} tokens: {} of FFN activations are zero, {} of the neurons carry 80 % of the others; written to `{}`",
-        checkpoint.identity().name,
+        profile.header().model.name,
         document.tokens,
-        percent(mean(|layer| layer.sparsity)),
-        percent(mean(|layer| layer.neurons_for_80_percent)),
+        percent(document.mean(|layer| layer.sparsity)),
+        percent(document.neurons_for.most),
         profile.folder().display(),
     ));
     if !document.has_exact_zeros {
         output.say("this model's activation is never exactly zero, so no neuron can be skipped without loss; it will run dense");
+        return;
+    }
+    let worst = document
+        .layers
+        .iter()
+        .min_by(|a, b| a.half_overlap.total_cmp(&b.half_overlap));
+    if let Some(worst) = worst {
+        output.say(format!(
+            "how sure: the hot sets of two independent halves of the text overlap by {} on average, by {} in layer {}",
+            percent(document.mean(|layer| layer.half_overlap)),
+            percent(worst.half_overlap),
+            worst.layer,
+        ));
     }
 }

@@ -87,11 +87,10 @@ impl GgufFile {
         let count = tensor.shape.first().copied().unwrap_or(1).max(1);
         let row = tensor.data.len() / count;
         let start = tensor.data.start;
-        self.decode(
-            name,
-            tensor.encoding,
-            start + rows.start * row..start + rows.end * row,
-        )
+        let data = start + rows.start * row..start + rows.end * row;
+        let values = self.decode(name, tensor.encoding, data);
+        self.bytes.release(tensor.data.clone());
+        values
     }
 
     fn decode(

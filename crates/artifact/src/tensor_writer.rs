@@ -1,0 +1,251 @@
+//! Writing safetensors files, tensors at once or piece by piece, so that a file much larger than
+//! memory can be made and everything it is made from is read once.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    fs::{File, OpenOptions},
+    io::{Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::{
+    ArtifactError, Header,
+    tensor_file::{Dtype, HEADER_KEY},
+    write::write_with,
+};
+
+/// Element type and sizes of every tensor of a file, by name.
+pub type TensorShapes = BTreeMap<String, (Dtype, Vec<usize>)>;
+
+/// A tensor to be written, its bytes row-major and little-endian.
+#[derive(Debug, Clone)]
+pub struct TensorSource<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Sizes, slowest dimension first.
+    pub shape: Vec<usize>,
+    /// Exactly as many as the shape asks for.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> TensorSource<'a> {
+    /// A tensor whose bytes are elsewhere.
+    pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
+        Self {
+            dtype,
+            shape,
+            bytes: Cow::Borrowed(bytes),
+        }
+    }
+
+    /// A tensor that owns its bytes.
+    pub fn owned(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self {
+            dtype,
+            shape,
+            bytes: Cow::Owned(bytes),
+        }
+    }
+}
+
+/// Writes a safetensors file with our header, beside and renamed.
+pub fn write_tensors(
+    path: &Path,
+    header: Option<&Header>,
+    tensors: &BTreeMap<String, TensorSource<'_>>,
+) -> Result<(), ArtifactError> {
+    let shapes = tensors
+        .iter()
+        .map(|(name, source)| (name.clone(), (source.dtype, source.shape.clone())))
+        .collect();
+    fill_tensors(path, header, &shapes, |writer| {
+        tensors
+            .iter()
+            .try_for_each(|(name, source)| writer.append(name, &source.bytes))
+    })
+}
+
+/// Writes a safetensors file with our header, beside and renamed; `fill` appends the bytes of
+/// each tensor of `shapes`, piece by piece and in whatever order suits it.
+pub fn fill_tensors<Failure: From<ArtifactError>>(
+    path: &Path,
+    header: Option<&Header>,
+    shapes: &TensorShapes,
+    fill: impl FnOnce(&mut TensorWriter) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    write_with(path, |temporary| {
+        let mut writer = TensorWriter::create(path, temporary, header, shapes)?;
+        fill(&mut writer)?;
+        for (name, slot) in &writer.slots {
+            assert_eq!(slot.next, slot.end, "`{name}` is filled");
+        }
+        Ok(())
+    })
+}
+
+/// A safetensors file whose tensors are being filled.
+#[derive(Debug)]
+pub struct TensorWriter {
+    path: PathBuf,
+    file: File,
+    slots: HashMap<String, Slot>,
+    /// Where in the file the next write lands.
+    position: u64,
+}
+
+/// Where in the file the rest of a tensor goes.
+#[derive(Debug)]
+struct Slot {
+    next: u64,
+    end: u64,
+}
+
+impl TensorWriter {
+    /// Writes the table of contents into `temporary`; `path` is for messages.
+    fn create(
+        path: &Path,
+        temporary: &Path,
+        header: Option<&Header>,
+        shapes: &TensorShapes,
+    ) -> Result<Self, ArtifactError> {
+        // As the format's own library does: the widest elements first, so that each is aligned.
+        let mut order: Vec<_> = shapes.iter().collect();
+        order.sort_by(|(a, (a_type, _)), (b, (b_type, _))| b_type.cmp(a_type).then(a.cmp(b)));
+        let mut end = 0;
+        let mut infos = Vec::with_capacity(order.len());
+        for (name, (dtype, shape)) in order {
+            let start = end;
+            end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            infos.push((
+                name.clone(),
+                TensorInfo {
+                    dtype: *dtype,
+                    shape: shape.clone(),
+                    data_offsets: (start, end),
+                },
+            ));
+        }
+        let metadata = header.map(|header| {
+            let text = serde_json::to_string(header).expect("a header is plain JSON");
+            HashMap::from([(HEADER_KEY.to_owned(), text)])
+        });
+        let ranges: Vec<_> = infos
+            .iter()
+            .map(|(name, info)| (name.clone(), info.data_offsets))
+            .collect();
+        let metadata = Metadata::new(metadata, infos).expect("tensors lie side by side");
+        let mut table = serde_json::to_vec(&metadata).expect("a table of contents is plain JSON");
+        table.resize(table.len().next_multiple_of(8), b' ');
+        let file = OpenOptions::new()
+            .write(true)
+            .open(temporary)
+            .map_err(ArtifactError::write(path))?;
+        let data_start = (8 + table.len()) as u64;
+        let slot = |(start, end)| Slot {
+            next: data_start + start as u64,
+            end: data_start + end as u64,
+        };
+        let mut writer = Self {
+            path: path.to_owned(),
+            file,
+            slots: ranges
+                .into_iter()
+                .map(|(name, range)| (name, slot(range)))
+                .collect(),
+            position: 0,
+        };
+        let length = (table.len() as u64).to_le_bytes();
+        writer.write_at(0, &length)?;
+        writer.write_at(8, &table)?;
+        Ok(writer)
+    }
+
+    /// Appends `bytes` to the tensor called `name`, which must have room for them.
+    pub fn append(&mut self, name: &str, bytes: &[u8]) -> Result<(), ArtifactError> {
+        let slot = self.slots.get_mut(name).expect("the tensor was announced");
+        let start = slot.next;
+        slot.next += bytes.len() as u64;
+        assert!(slot.next <= slot.end, "`{name}` has room");
+        self.write_at(start, bytes)
+    }
+
+    fn write_at(&mut self, start: u64, bytes: &[u8]) -> Result<(), ArtifactError> {
+        let write = |file: &mut File| {
+            if self.position != start {
+                file.seek(SeekFrom::Start(start))?;
+            }
+            file.write_all(bytes)
+        };
+        write(&mut self.file).map_err(ArtifactError::write(&self.path))?;
+        self.position = start + bytes.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TensorFile;
+
+    #[test]
+    fn pieces_in_any_order_make_the_file_that_the_library_makes() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..48).collect();
+        let tensors = BTreeMap::from([
+            (
+                "narrow".to_owned(),
+                TensorSource::borrowed(Dtype::U8, vec![4, 2], &bytes[..8]),
+            ),
+            (
+                "wide".to_owned(),
+                TensorSource::owned(Dtype::F32, vec![10], bytes[8..].to_vec()),
+            ),
+        ]);
+        let whole = folder.path().join("whole.safetensors");
+        write_tensors(&whole, None, &tensors).unwrap();
+        let pieces = folder.path().join("pieces.safetensors");
+        let shapes = tensors
+            .iter()
+            .map(|(name, source)| (name.clone(), (source.dtype, source.shape.clone())))
+            .collect();
+        fill_tensors(&pieces, None, &shapes, |writer| {
+            writer.append("wide", &bytes[8..20])?;
+            writer.append("narrow", &bytes[..3])?;
+            writer.append("wide", &bytes[20..])?;
+            writer.append("narrow", &bytes[3..8])
+        })
+        .unwrap();
+        let views = tensors.iter().map(|(name, source)| {
+            let view = safetensors::tensor::TensorView::new(
+                source.dtype,
+                source.shape.clone(),
+                &source.bytes,
+            );
+            (name, view.unwrap())
+        });
+        let expected = safetensors::serialize(views, None).unwrap();
+        assert_eq!(std::fs::read(&whole).unwrap(), expected);
+        assert_eq!(std::fs::read(&pieces).unwrap(), expected);
+        let file = TensorFile::open(&pieces).unwrap();
+        assert_eq!(file.find("wide").unwrap().bytes, &bytes[8..]);
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.safetensors");
+        let shapes = BTreeMap::from([("t".to_owned(), (Dtype::U8, vec![4]))]);
+        let result = fill_tensors(&path, None, &shapes, |writer| {
+            writer.append("t", &[1, 2])?;
+            Err(ArtifactError::MissingTensor {
+                path: path.clone(),
+                tensor: "t".to_owned(),
+            })
+        });
+        assert!(result.is_err());
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,48 @@
+//! `powerinfer merge`: one profile of several.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use powerinfer_profile::{Profile, ProfileError, merge};
+use serde_json::json;
+
+use super::profile;
+use crate::output::{Output, print, print_json};
+
+/// What to merge, and where to.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  powerinfer merge my-model.powerinfer/profile-*-of-16 --out my-model.powerinfer/profile"
+)]
+pub(crate) struct MergeArguments {
+    /// Profiles of one model: all shards of a text, or profiles of different texts
+    #[arg(required = true, value_name = "PROFILE")]
+    profiles: Vec<PathBuf>,
+    /// Folder to write the merged profile to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
+    if arguments.profiles.contains(&arguments.out) {
+        bail!(
+            "`{}` is one of the profiles to be merged; give another folder by `--out`",
+            arguments.out.display()
+        );
+    }
+    let profiles = arguments
+        .profiles
+        .iter()
+        .map(|path| Profile::open(path))
+        .collect::<Result<Vec<_>, ProfileError>>()?;
+    let merged = merge(&profiles, &arguments.out)?;
+    if arguments.json {
+        return print_json(&json!({ "header": merged.header(), "profile": merged.document() }));
+    }
+    print(profile::report(merged.document()))?;
+    profile::say_result(&merged, output);
+    Ok(())
+}

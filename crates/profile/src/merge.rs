@@ -1,0 +1,207 @@
+//! Merging profiles: shards of one text into what one run would have counted, and profiles of
+//! different texts into one of all.
+
+use std::{collections::BTreeMap, path::Path};
+
+use powerinfer_artifact::{Digest, Header, write::PartialFolder};
+
+use crate::{
+    LayerActivity, Profile, ProfileDocument, ProfileError, Settings, Traces,
+    calibration::Shard,
+    profile::{self, CALIBRATION, SHARD, Subject, TRACE_TOKENS},
+    traces,
+};
+
+/// Profiles of one text: all shards of it in order, or the one profile there is.
+struct Text<'a> {
+    digest: Option<Digest>,
+    profiles: Vec<&'a Profile>,
+}
+
+/// Merges `profiles`, which must be of one model, into the folder `out`.
+///
+/// Counts add up exactly; means are weighted by tokens. Samples of shards are put side by side;
+/// of different texts each gives its share.
+pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> {
+    let first = profiles.first().ok_or(ProfileError::NothingToMerge)?;
+    for profile in profiles {
+        profile.check_model(&first.header().model)?;
+        let (body, expected) = (profile.document(), first.document());
+        let sizes = |body: &ProfileDocument| (body.layers.len(), body.ffn_size, body.hidden_size);
+        if sizes(body) != sizes(expected) {
+            return Err(unfit(profile, "its layers have other sizes".to_owned()));
+        }
+    }
+    let texts = texts(profiles)?;
+    let sources: Vec<String> = texts
+        .iter()
+        .flat_map(|text| &text.profiles[0].document().sources)
+        .map(|source| source.name.clone())
+        .collect();
+
+    let body = first.document();
+    let mut activities = vec![LayerActivity::new(body.ffn_size, sources.len()); body.layers.len()];
+    let mut offset = 0;
+    for text in &texts {
+        for profile in &text.profiles {
+            for (sum, activity) in activities.iter_mut().zip(profile.activities()) {
+                sum.add(&among_all_sources(activity, offset, sources.len()));
+            }
+        }
+        offset += text.profiles[0].document().sources.len();
+    }
+
+    let trace_tokens = profiles.iter().map(trace_tokens).max().unwrap_or(0);
+    let header = header(first, &texts, trace_tokens);
+    let folder = PartialFolder::open(out)?;
+    folder.clear()?;
+    for layer in 0..body.layers.len() {
+        let mut samples = Vec::new();
+        for profile in texts.iter().flat_map(|text| &text.profiles) {
+            samples.push((profile.traces(layer)?, part_tokens(profile)));
+        }
+        let wanted = Settings::samples(trace_tokens);
+        let joined = Traces::join(body.hidden_size, body.ffn_size, &samples, wanted);
+        let header = Header {
+            format: traces::FORMAT.to_owned(),
+            version: traces::VERSION,
+            ..header.clone()
+        };
+        joined.write(&Traces::path(folder.path(), layer), &header)?;
+    }
+    let parts = profiles.iter().map(part_tokens);
+    let part_tokens = parts.fold([0; 2], |[a, b], [x, y]| [a + x as u64, b + y as u64]);
+    let subject = Subject {
+        hidden_size: body.hidden_size,
+        has_exact_zeros: body.has_exact_zeros,
+        part_tokens,
+        sources: &sources,
+    };
+    let body = ProfileDocument::of(subject, &activities);
+    Profile::write(folder.path(), header, body, &activities)?;
+    folder.finish()?;
+    Profile::open(out)
+}
+
+fn unfit(profile: &Profile, reason: String) -> ProfileError {
+    ProfileError::NotMergeable {
+        path: profile.folder().to_owned(),
+        reason,
+    }
+}
+
+/// The shard that `profile` says it is.
+fn shard(profile: &Profile) -> Result<Option<Shard>, ProfileError> {
+    let Some(setting) = profile.header().settings.get(SHARD) else {
+        return Ok(None);
+    };
+    let text = setting.as_str().unwrap_or_default();
+    let shard = text.parse::<Shard>();
+    shard.map(Some).map_err(|reason| unfit(profile, reason))
+}
+
+/// Sorts profiles by text, and checks that no text is there in part or twice.
+fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
+    let mut texts: Vec<Text<'_>> = Vec::new();
+    for profile in profiles {
+        let digest = profile.header().inputs.get(CALIBRATION).copied();
+        match texts.iter_mut().find(|text| text.digest == digest) {
+            Some(text) => text.profiles.push(profile),
+            None => texts.push(Text {
+                digest,
+                profiles: vec![profile],
+            }),
+        }
+    }
+    for text in &mut texts {
+        let mut shards: BTreeMap<usize, &Profile> = BTreeMap::new();
+        let mut count = None;
+        for profile in &text.profiles {
+            let Shard { index, count: of } = shard(profile)?.unwrap_or(Shard::WHOLE);
+            if *count.get_or_insert(of) != of {
+                return Err(unfit(
+                    profile,
+                    format!(
+                        "it is shard {index}/{of}, and others are of another number of shards; merge shards of one run"
+                    ),
+                ));
+            }
+            if let Some(other) = shards.insert(index, profile) {
+                return Err(unfit(
+                    profile,
+                    format!(
+                        "it has profiled the same text as `{}`; name each profile once",
+                        other.folder().display()
+                    ),
+                ));
+            }
+        }
+        let count = count.unwrap_or(1);
+        let missing: Vec<String> = (1..=count)
+            .filter(|index| !shards.contains_key(index))
+            .map(|index| format!("{index}/{count}"))
+            .collect();
+        if !missing.is_empty() {
+            return Err(unfit(
+                text.profiles[0],
+                format!(
+                    "of its shards {} missing: {}; profile them, then merge all",
+                    if missing.len() == 1 {
+                        "one is"
+                    } else {
+                        "some are"
+                    },
+                    missing.join(", ")
+                ),
+            ));
+        }
+        text.profiles = shards.into_values().collect();
+    }
+    Ok(texts)
+}
+
+/// `activity` as one whose sources are `offset`, `offset` + 1, … of `total`.
+fn among_all_sources(activity: &LayerActivity, offset: usize, total: usize) -> LayerActivity {
+    let mut wide = LayerActivity::new(activity.active.len(), total);
+    wide.sources[offset..offset + activity.sources.len()].clone_from_slice(&activity.sources);
+    LayerActivity {
+        sources: wide.sources,
+        ..activity.clone()
+    }
+}
+
+/// Samples that `profile` was asked to keep.
+fn trace_tokens(profile: &Profile) -> usize {
+    let setting = profile.header().settings.get(TRACE_TOKENS);
+    setting
+        .and_then(serde_json::Value::as_u64)
+        .map_or(0, |tokens| tokens as usize)
+}
+
+/// Tokens of each part that `profile` saw.
+fn part_tokens(profile: &Profile) -> [usize; 2] {
+    let body = profile.document();
+    [body.training_tokens as usize, body.held_out_tokens as usize]
+}
+
+/// The header that one run over all texts would have got.
+fn header(first: &Profile, texts: &[Text<'_>], trace_tokens: usize) -> Header {
+    let model = first.header().model.clone();
+    let seed = first.header().seed;
+    let header = Header::new(profile::FORMAT, profile::VERSION, model, seed);
+    let digest = match texts {
+        [
+            Text {
+                digest: Some(only), ..
+            },
+        ] => *only,
+        several => {
+            let digests = several.iter().flat_map(|text| text.digest);
+            let digests: Vec<String> = digests.map(|digest| digest.to_string()).collect();
+            Digest::of_parts(digests.iter().map(String::as_bytes))
+        }
+    };
+    header
+        .with_input(CALIBRATION, digest)
+        .with_setting(TRACE_TOKENS, trace_tokens)
+}
