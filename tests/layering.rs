@@ -7,13 +7,14 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 13] = [
+const LADDER: [&str; 14] = [
     "powerinfer-kernels",
     "powerinfer-artifact",
     "powerinfer-model",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",
+    "powerinfer-synth",
     "powerinfer-profile",
     "powerinfer-predictor",
     "powerinfer-solver",

@@ -2,9 +2,10 @@
 
 use crate::sandbox::Sandbox;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "",
     "profile",
+    "merge",
     "train-predictors",
     "place",
     "prepare",
@@ -14,6 +15,7 @@ const COMMANDS: [&str; 12] = [
     "doctor",
     "logits",
     "tokenize",
+    "synth",
     "completions",
 ];
 

@@ -8,6 +8,10 @@ mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;
 mod goldens;
+#[cfg(target_os = "linux")]
+mod memory;
 mod pipeline;
+mod profiles;
 mod readme;
 mod sandbox;
+mod synth;

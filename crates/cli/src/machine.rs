@@ -31,6 +31,14 @@ pub(crate) fn memory() -> Option<(u64, u64)> {
     ))
 }
 
+/// The most memory that this process has held; `None` where the system does not tell.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
 /// The graphics card, or why there is none, in words that fit behind a colon.
 pub(crate) fn gpu_status() -> String {
     let Ok(version) = fs::read_to_string("/proc/driver/nvidia/version") else {

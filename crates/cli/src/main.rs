@@ -15,10 +15,11 @@ use std::{io::ErrorKind, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use output::Output;
+use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, run, tokenize,
-    train_predictors,
+    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, run, synth,
+    tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.
@@ -70,6 +71,8 @@ enum Command {
     Logits(logits::LogitsArguments),
     /// Turn text into token ids, or back
     Tokenize(tokenize::TokenizeArguments),
+    /// Make a checkpoint of a real shape with random weights, for work on speed and memory
+    Synth(synth::SynthArguments),
     /// Write shell completions to stdout
     Completions(completions::CompletionsArguments),
 }
@@ -93,8 +96,12 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments, output),
         Command::Logits(arguments) => logits::run(&arguments, output),
         Command::Tokenize(arguments) => tokenize::run(&arguments, output),
+        Command::Synth(arguments) => synth::run(&arguments, output),
         Command::Completions(arguments) => completions::run::<Arguments>(&arguments),
     };
+    if let Some(bytes) = machine::peak_memory() {
+        output.detail(format!("peak memory: {}", ByteSize(bytes)));
+    }
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),

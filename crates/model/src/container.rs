@@ -155,9 +155,11 @@ impl Container for Safetensors {
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
-        let view = self.shard(name).and_then(|shard| shard.find(name));
-        let view = view.ok_or_else(|| self.missing(name))?;
+        let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
+        let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let kind = format!("{name} {:?} {:?}", view.dtype, view.shape);
-        Ok(sampled_digest(&kind, view.bytes))
+        let digest = sampled_digest(&kind, view.bytes);
+        shard.release(name); // a touch may map far more than it reads
+        Ok(digest)
     }
 }

@@ -15,6 +15,7 @@ mod pickle;
 mod rotary;
 mod shards;
 mod source;
+mod stored;
 mod weight;
 
 pub use activation::Activation;
@@ -24,4 +25,5 @@ pub use error::ModelError;
 pub use files::Files;
 pub use language_model::{LanguageModel, greedy_token};
 pub use rotary::Rotary;
+pub use stored::StoredTensor;
 pub use weight::{LayerWeight, Weight};

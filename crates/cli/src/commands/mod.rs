@@ -10,5 +10,6 @@ pub(crate) mod place;
 pub(crate) mod prepare;
 pub(crate) mod profile;
 pub(crate) mod run;
+pub(crate) mod synth;
 pub(crate) mod tokenize;
 pub(crate) mod train_predictors;

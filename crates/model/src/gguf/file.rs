@@ -117,7 +117,9 @@ impl GgufFile {
     pub(crate) fn digest(&self, name: &str) -> Result<Digest, ModelError> {
         let tensor = self.expect(name)?;
         let kind = format!("{name} {} {:?}", tensor.encoding.name, tensor.shape);
-        Ok(sampled_digest(&kind, &self.bytes[tensor.data.clone()]))
+        let digest = sampled_digest(&kind, &self.bytes[tensor.data.clone()]);
+        self.bytes.release(tensor.data.clone()); // a touch may map far more than it reads
+        Ok(digest)
     }
 
     fn expect(&self, name: &str) -> Result<&Tensor, ModelError> {

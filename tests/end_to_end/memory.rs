@@ -1,0 +1,75 @@
+//! Models larger than memory: profiling and packing never hold one.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::sandbox::Sandbox;
+
+/// Bytes in a MiB.
+const MIB: f64 = (1 << 20) as f64;
+
+/// The peak that a run told of, in MiB.
+fn peak(stderr: &str) -> f64 {
+    let line = stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("peak memory: "))
+        .unwrap_or_else(|| panic!("{stderr}"));
+    let (number, unit) = line.split_once(' ').unwrap();
+    let scale = match unit {
+        "GiB" => 1024.0,
+        "MiB" => 1.0,
+        other => panic!("{other}"),
+    };
+    number.parse::<f64>().unwrap() * scale
+}
+
+#[test]
+fn a_model_is_never_held_whole() {
+    let sandbox = Sandbox::new();
+    let (hidden, neurons, layers, vocabulary) = (512, 6144, 16, 48_000);
+    let shape = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "num_hidden_layers": layers, "num_attention_heads": 8, "intermediate_size": neurons,
+        "vocab_size": vocabulary, "hidden_act": "relu", "max_position_embeddings": 512,
+    });
+    fs::create_dir(sandbox.path("shape")).unwrap();
+    fs::write(sandbox.path("shape/config.json"), shape.to_string()).unwrap();
+    sandbox
+        .run(&[
+            "synth", "--like", "shape", "--out", "model", "--dtype", "f32",
+        ])
+        .good();
+    let model = fs::metadata(sandbox.path("model/model.safetensors"))
+        .unwrap()
+        .len() as f64
+        / MIB;
+    let layer = (4.0 * (3 * hidden * neurons + 4 * hidden * hidden) as f64) / MIB;
+    // What the program itself takes, all libraries and buffers of threads included; in the bound
+    // that is promised there is a GiB for it.
+    let program = 120.0;
+
+    let text = "the quick brown fox jumps over the lazy dog ".repeat(30);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    let profile = [
+        "profile", "model", "--data", "text.txt", "--tokens", "300", "-v",
+    ];
+    let profile = peak(&sandbox.run(&profile).good().stderr);
+    assert!(
+        profile < layer + program,
+        "profile: {profile} MiB, a layer has {layer} MiB"
+    );
+    for quant in ["q8_0", "f32"] {
+        let place = ["place", "model", "--vram", "0G", "--quant", quant, "-v"];
+        let place = peak(&sandbox.run(&place).good().stderr);
+        assert!(
+            place < 2.0 * layer + program,
+            "place: {place} MiB, two layers have {} MiB",
+            2.0 * layer
+        );
+    }
+    assert!(
+        model > 3.0 * (layer + program),
+        "the model is far larger: {model} MiB"
+    );
+}

@@ -1,0 +1,293 @@
+//! Profiles that add up, settle, and are drawn.
+
+use std::{fs, process::Stdio};
+
+use serde_json::Value;
+
+use crate::sandbox::{Sandbox, golden_model};
+
+const TOKENS: [&str; 4] = ["--tokens", "4000", "--trace-tokens", "900"];
+
+fn profile(sandbox: &Sandbox, more: &[&str]) {
+    let arguments = [&["profile", "demo"][..], &TOKENS, more].concat();
+    sandbox.run(&arguments).good();
+}
+
+/// What a profile counted, and the digests of its samples.
+fn counted(sandbox: &Sandbox, folder: &str) -> Value {
+    let report = sandbox
+        .run(&["inspect", folder, "--json", "--verify"])
+        .good();
+    let mut report = report.json();
+    // Means are the same up to their rounding, so their table's bytes may differ.
+    let files = report["profile"]["files"].as_object_mut().unwrap();
+    assert!(files.remove("neurons.parquet").is_some());
+    report
+}
+
+#[test]
+fn shards_merge_to_what_one_run_counts() {
+    let sandbox = Sandbox::new();
+    profile(&sandbox, &["--out", "whole"]);
+    for count in [2, 3] {
+        let mut folders = Vec::new();
+        for index in 1..=count {
+            let (shard, out) = (format!("{index}/{count}"), format!("{index}-of-{count}"));
+            profile(&sandbox, &["--shard", &shard, "--out", &out]);
+            folders.insert(0, out); // the order they are named in is of no importance
+        }
+        let mut arguments = vec!["merge", "--out", "merged"];
+        arguments.extend(folders.iter().map(String::as_str));
+        sandbox.run(&arguments).good();
+        assert_eq!(counted(&sandbox, "merged"), counted(&sandbox, "whole"));
+    }
+}
+
+#[test]
+fn profiles_that_do_not_add_up_are_refused() {
+    let sandbox = Sandbox::new();
+    for shard in ["1/3", "2/3"] {
+        profile(
+            &sandbox,
+            &["--shard", shard, "--out", &shard.replace('/', "-")],
+        );
+    }
+    let merge = |profiles: &[&str], out: &str| {
+        sandbox.run(&[&["merge", "--out", out][..], profiles].concat())
+    };
+    merge(&["1-3", "2-3"], "all").bad(1, &["`1-3`", "missing: 3/3", "hint: profile"]);
+    merge(&["1-3", "1-3"], "all").bad(1, &["same text", "hint: name each profile once"]);
+    merge(&["1-3", "nowhere"], "all").bad(1, &["no profile in `nowhere`"]);
+    merge(&["1-3", "2-3"], "2-3").bad(1, &["`2-3` is one of the profiles", "hint: "]);
+    merge(&[], "all").bad(2, &["PROFILE"]);
+    let relu = golden_model("llama-relu-gqa");
+    fs::write(sandbox.path("text.txt"), "one two three ".repeat(40)).unwrap();
+    let relu = relu.to_str().unwrap();
+    sandbox
+        .run(&[
+            "profile", relu, "--data", "text.txt", "--tokens", "200", "--out", "relu",
+        ])
+        .good();
+    merge(&["1-3", "relu"], "all").bad(1, &["another model", "llama-relu-gqa"]);
+    assert!(!sandbox.path("all").exists());
+    sandbox
+        .run(&["profile", "demo", "--shard", "1/3"])
+        .bad(1, &["hint: give `--tokens N`"]);
+    sandbox
+        .run(&["profile", "demo", "--tokens", "100", "--shard", "4/3"])
+        .bad(2, &["i/n"]);
+    sandbox
+        .run(&["profile", "demo", "--tokens", "100", "--shard", "1/900"])
+        .bad(1, &["shard 1/900 would have no text", "hint: "]);
+}
+
+#[test]
+fn auto_reads_until_the_ranking_has_settled() {
+    let sandbox = Sandbox::new();
+    let mut tokens = Vec::new();
+    for (settled, trace_tokens) in [("0.5", "500"), ("0.5", "7000"), ("0.925", "500")] {
+        let run = sandbox.run(&[
+            "profile",
+            "demo",
+            "--settled",
+            settled,
+            "--trace-tokens",
+            trace_tokens,
+            "--json",
+        ]);
+        let run = run.good();
+        let report = run.json();
+        tokens.push(report["profile"]["tokens"].as_u64().unwrap());
+        assert_eq!(
+            run.stderr.contains("going on"),
+            *tokens.last().unwrap() > 10_000
+        );
+    }
+    assert!((8192..8800).contains(&tokens[0]), "{tokens:?}");
+    assert!(
+        (16_384..17_000).contains(&tokens[1]),
+        "more samples were asked for: {tokens:?}"
+    );
+    assert!(
+        tokens[2] >= tokens[1] - 300,
+        "the bound is higher: {tokens:?}"
+    );
+    let told = sandbox.run(&["inspect", "demo.powerinfer/profile"]).good();
+    assert!(told.text().contains("halves overlap"), "{}", told.text());
+}
+
+/// Runs `arguments`, kills the program when `is_there` says so, and runs them again.
+fn killed_and_resumed(arguments: &[&str], state: &str) -> (Sandbox, String) {
+    let sandbox = Sandbox::new();
+    let partial = sandbox.path("demo.powerinfer/profile.partial");
+    let mut child = sandbox
+        .command(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let is_there = || {
+        let entries = partial.read_dir().into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.any(|name| name.starts_with("state-") && name.ends_with(state))
+    };
+    while !is_there() {
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "it ended before it could be killed"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!sandbox.path("demo.powerinfer/profile").exists());
+    let told = sandbox.run(arguments).good().stderr;
+    assert!(told.contains("going on after layer"), "{told}");
+    assert!(!partial.exists());
+    (sandbox, told)
+}
+
+fn digests(sandbox: &Sandbox) -> Value {
+    let inspect = ["inspect", "demo.powerinfer/profile", "--verify", "--json"];
+    sandbox.run(&inspect).good().json()
+}
+
+#[test]
+fn a_killed_profile_goes_on_where_it_stopped() {
+    let arguments = [&["profile", "demo"][..], &TOKENS].concat();
+    let (resumed, _) = killed_and_resumed(&arguments, "-0002.safetensors");
+    let whole = Sandbox::new();
+    whole.run(&arguments).good();
+    assert_eq!(
+        digests(&resumed),
+        digests(&whole),
+        "it has the bytes of one in one go"
+    );
+}
+
+#[test]
+fn rounds_are_resumed_too() {
+    let arguments = [
+        "profile",
+        "demo",
+        "--settled",
+        "0.5",
+        "--trace-tokens",
+        "7000",
+    ];
+    // The end of the first round, from which the second begins.
+    let (resumed, _) = killed_and_resumed(&arguments, "-0006.safetensors");
+    let whole = Sandbox::new();
+    whole.run(&arguments).good();
+    assert_eq!(digests(&resumed), digests(&whole));
+}
+
+#[test]
+fn sources_are_compared_and_the_page_is_self_contained() {
+    let sandbox = Sandbox::new();
+    fs::write(
+        sandbox.path("a<b>.txt"),
+        "def f(x):\n    return x + 1\n".repeat(60),
+    )
+    .unwrap();
+    fs::write(
+        sandbox.path("prose.txt"),
+        "It was a dark and stormy night.\n".repeat(60),
+    )
+    .unwrap();
+    let data = [
+        "--data",
+        "a<b>.txt",
+        "--data",
+        "prose.txt",
+        "--data",
+        "a<b>.txt",
+    ];
+    profile(&sandbox, &data);
+    let report = digests(&sandbox);
+    let overlap = |a: usize, b: usize| report["profile"]["source_overlap"][a][b].as_f64().unwrap();
+    assert_eq!(overlap(0, 0), 1.0);
+    assert_eq!(overlap(0, 1), overlap(1, 0));
+    assert!(
+        overlap(0, 2) > overlap(0, 1) + 0.2,
+        "like text is more alike: {report}"
+    );
+    let shown = sandbox
+        .run(&["inspect", "demo.powerinfer/profile"])
+        .good()
+        .text();
+    assert!(
+        shown.contains("2 prose.txt") && shown.contains("overlap of the hot sets"),
+        "{shown}"
+    );
+
+    sandbox
+        .run(&["inspect", "demo.powerinfer", "--html", "page.html"])
+        .good();
+    let page = fs::read_to_string(sandbox.path("page.html")).unwrap();
+    for part in [
+        "<svg",
+        "Sparsity per layer",
+        "Cumulative activations",
+        "a&lt;b&gt;.txt",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    for foreign in [
+        "<script", "http:", "https:", "src=", "@import", "url(", "a<b>",
+    ] {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+    let opened = page.matches("<svg").count();
+    assert_eq!(opened, page.matches("</svg>").count());
+    sandbox
+        .run(&["inspect", "page.html", "--html", "other.html"])
+        .bad(1, &["no profile in `page.html`"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_array_job_makes_a_shard() {
+    let sandbox = Sandbox::new();
+    fs::write(
+        sandbox.path("text.txt"),
+        "def f(x):\n    return x\n".repeat(80),
+    )
+    .unwrap();
+    let script =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/profile-slurm.sh");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_powerinfer"));
+    let path = std::env::join_paths(
+        std::iter::once(program.parent().unwrap().to_owned())
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    )
+    .unwrap();
+    for index in ["1", "2"] {
+        let status = std::process::Command::new(&script)
+            .current_dir(sandbox.path("."))
+            .envs([
+                ("MODEL", "demo"),
+                ("DATA", "text.txt"),
+                ("OUT", "profile"),
+                ("TOKENS", "500"),
+            ])
+            .envs([
+                ("SLURM_ARRAY_TASK_ID", index),
+                ("SLURM_ARRAY_TASK_COUNT", "2"),
+            ])
+            .env("PATH", &path)
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+    sandbox
+        .run(&[
+            "merge",
+            "profile-1-of-2",
+            "profile-2-of-2",
+            "--out",
+            "profile",
+        ])
+        .good();
+}
