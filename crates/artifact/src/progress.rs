@@ -13,6 +13,8 @@ pub trait Progress: Sync {
     fn advance(&self, count: u64) -> Result<(), Interrupted>;
     /// One line a person may want to read, such as the result of a layer.
     fn note(&self, line: &str);
+    /// One line for those who want to know more.
+    fn detail(&self, _line: &str) {}
     /// The piece of work has ended.
     fn end(&self);
 }

@@ -107,6 +107,10 @@ impl Progress for Bar {
         self.with(|bar| bar.suspend(|| self.output.say(line)));
     }
 
+    fn detail(&self, line: &str) {
+        self.output.detail(line);
+    }
+
     fn end(&self) {
         self.with(ProgressBar::finish_and_clear);
     }

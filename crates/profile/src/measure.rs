@@ -3,6 +3,7 @@
 use std::{
     ops::Range,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
@@ -127,6 +128,53 @@ pub fn measure(
     Profile::write(folder.path(), header.clone(), body, &activities)?;
     folder.finish()?;
     Profile::open(out)
+}
+
+/// Where the time of a layer goes.
+#[derive(Debug, Default)]
+struct Times {
+    loading: Duration,
+    forward: Duration,
+    moving: Duration,
+}
+
+impl Times {
+    fn add<Output>(sum: &mut Duration, work: impl FnOnce() -> Output) -> Output {
+        let started = Instant::now();
+        let output = work();
+        *sum += started.elapsed();
+        output
+    }
+
+    /// Reads weights.
+    fn loading<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
+        Self::add(&mut self.loading, work)
+    }
+
+    /// Computes, and is watched doing so.
+    fn forward<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
+        Self::add(&mut self.forward, work)
+    }
+
+    /// Brings hidden states from disk or back.
+    fn moving<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
+        Self::add(&mut self.moving, work)
+    }
+
+    /// The times of a layer in words; `watching` is within the forward.
+    fn told(&self, layer: usize, tokens: usize, watching: Duration) -> String {
+        let all = self.loading + self.forward + self.moving;
+        let unwatched = (all - watching).as_secs_f64().max(1e-9);
+        format!(
+            "layer {layer}: {:.0} tokens/s; weights {:.2} s, forward {:.2} s, hidden states {:.2} s, watching {:.2} s ({:.1} % more than without)",
+            tokens as f64 / all.as_secs_f64().max(1e-9),
+            self.loading.as_secs_f64(),
+            (self.forward - watching).as_secs_f64(),
+            self.moving.as_secs_f64(),
+            watching.as_secs_f64(),
+            100.0 * watching.as_secs_f64() / unwatched,
+        )
+    }
 }
 
 /// A measurement on its way.
@@ -289,7 +337,8 @@ impl Run<'_> {
                     Some(Beginning::load_for(self.checkpoint, tokens)?)
                 }
             };
-            let layer = Layer::load(self.checkpoint, index)?;
+            let mut times = Times::default();
+            let layer = times.loading(|| Layer::load(self.checkpoint, index))?;
             let norms = layer.contribution_norms()?;
             let sampling = self.sampling(range);
             let mut observer =
@@ -297,19 +346,21 @@ impl Run<'_> {
             let mut first = 0;
             for sequence in sequences {
                 let count = sequence.tokens.len();
-                let input = match (&hidden, &beginning) {
-                    (Some(hidden), _) => hidden.read(first, count)?,
-                    (None, Some(beginning)) => beginning.embed(&sequence.tokens)?,
+                let input = times.moving(|| match (&hidden, &beginning) {
+                    (Some(hidden), _) => hidden.read(first, count),
+                    (None, Some(beginning)) => Ok(beginning.embed(&sequence.tokens)?),
                     (None, None) => unreachable!("there is a beginning where nothing is hidden"),
-                };
+                })?;
                 first += count;
                 observer.begin_sequence(sequence);
-                let output = layer.forward(&input, &mut observer)?;
+                let output = times.forward(|| layer.forward(&input, &mut observer))?;
                 if !is_last {
-                    sink(&output)?;
+                    times.moving(|| sink(&output))?;
                 }
                 self.progress.advance(count as u64)?;
             }
+            self.progress
+                .detail(&times.told(index, tokens, observer.elapsed));
             let (activity, samples) = observer
                 .finish()
                 .ok_or(ProfileError::NotFinite { layer: index })?;

@@ -1,5 +1,7 @@
 //! Counts and samples one layer as the text goes through it.
 
+use std::time::{Duration, Instant};
+
 use candle_core::{CpuStorage, Storage, Tensor, bail};
 use half::bf16;
 use powerinfer_reference::{FfnObservation, FfnTap};
@@ -100,6 +102,8 @@ pub(crate) struct Observer<'a> {
     locality: [Reuse; 3],
     traces: Traces,
     finite: bool,
+    /// Time that watching has taken.
+    pub(crate) elapsed: Duration,
 }
 
 impl<'a> Observer<'a> {
@@ -124,6 +128,7 @@ impl<'a> Observer<'a> {
             locality: Default::default(),
             traces: Traces::new(hidden_size, neurons),
             finite: true,
+            elapsed: Duration::ZERO,
         }
     }
 
@@ -177,6 +182,7 @@ fn with_values<Output>(
 
 impl FfnTap for Observer<'_> {
     fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+        let started = Instant::now();
         let neurons = self.magnitude.len();
         let (part, first) = (self.part as usize, self.seen[self.part as usize]);
         let sampling = self.sampling[part];
@@ -215,6 +221,7 @@ impl FfnTap for Observer<'_> {
             }
         })?;
         self.seen[part] += tokens;
+        self.elapsed += started.elapsed();
         Ok(None)
     }
 }

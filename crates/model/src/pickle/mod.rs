@@ -80,7 +80,12 @@ impl Container for Pickles {
 
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let (file, tensor) = self.expect(name)?;
-        file.read(name, tensor)
+        file.read(name, tensor, None)
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let (file, tensor) = self.expect(name)?;
+        file.read(name, tensor, Some(rows))
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
@@ -145,14 +150,28 @@ impl PickleFile {
         })
     }
 
-    fn read(&self, name: &str, tensor: &StoredTensor) -> Result<Vec<f32>, ModelError> {
+    /// Reads a tensor, or some of its rows.
+    fn read(
+        &self,
+        name: &str,
+        tensor: &StoredTensor,
+        rows: Option<Range<usize>>,
+    ) -> Result<Vec<f32>, ModelError> {
         let PickledTensor {
             element,
-            offset,
-            shape,
+            mut offset,
+            mut shape,
             strides,
             ..
-        } = &tensor.about;
+        } = tensor.about.clone();
+        if let (Some(rows), Some(count)) = (rows, shape.first_mut()) {
+            assert!(
+                rows.start < rows.end && rows.end <= *count,
+                "rows are there"
+            );
+            offset += rows.start * strides[0];
+            *count = rows.len();
+        }
         let bytes = &self.bytes[tensor.storage.clone()];
         let at = |index: usize| -> f32 {
             match element {
@@ -173,13 +192,13 @@ impl PickleFile {
             return Err(ModelError::WrongType {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
-                found: (*kind).to_owned(),
+                found: kind.to_owned(),
             });
         }
         let mut values = Vec::with_capacity(shape.iter().product());
         // An odometer over the indices, the last dimension fastest.
         let mut indices = vec![0usize; shape.len()];
-        let mut place = *offset;
+        let mut place = offset;
         'all: loop {
             values.push(at(place));
             for dimension in (0..shape.len()).rev() {
@@ -191,6 +210,7 @@ impl PickleFile {
                 place -= strides[dimension] * shape[dimension];
                 indices[dimension] = 0;
             }
+            self.bytes.release(tensor.storage.clone()); // a model may be larger than memory
             return Ok(values);
         }
     }
