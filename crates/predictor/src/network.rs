@@ -5,7 +5,7 @@
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use powerinfer_artifact::{predictor_file::WEIGHTS, random::Random};
+use powerinfer_artifact::{predictor_file::DEFAULT_WEIGHTS, random::Random};
 use powerinfer_kernels::{Isa, OwnedMatrix, pack};
 use powerinfer_profile::TracePart;
 
@@ -35,7 +35,8 @@ pub(crate) struct Schedule {
 impl Network {
     /// Bytes of a predictor of this rank.
     pub(crate) fn bytes(rank: usize, hidden: usize, neurons: usize) -> usize {
-        rank * WEIGHTS.row_bytes(hidden) + neurons * (WEIGHTS.row_bytes(rank) + size_of::<f32>())
+        rank * DEFAULT_WEIGHTS.row_bytes(hidden)
+            + neurons * (DEFAULT_WEIGHTS.row_bytes(rank) + size_of::<f32>())
     }
 
     /// Trains a network of `rank` on `samples`; `between` runs after every step and may stop it.
@@ -106,8 +107,8 @@ impl Network {
         let values = |variable: &Var| variable.flatten_all()?.to_vec1::<f32>();
         Ok(Self {
             rank,
-            a: pack(WEIGHTS, rank, hidden, &values(&a)?),
-            b: pack(WEIGHTS, neurons, rank, &values(&b)?),
+            a: pack(DEFAULT_WEIGHTS, rank, hidden, &values(&a)?),
+            b: pack(DEFAULT_WEIGHTS, neurons, rank, &values(&b)?),
             bias: values(&bias)?,
         })
     }
