@@ -8,6 +8,9 @@ mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;
 mod goldens;
+mod import;
 mod pipeline;
 mod readme;
 mod sandbox;
+#[path = "../support/torch.rs"]
+mod torch;
