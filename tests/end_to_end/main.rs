@@ -8,6 +8,7 @@ mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;
 mod goldens;
+mod import;
 #[cfg(target_os = "linux")]
 mod memory;
 mod pipeline;
@@ -15,3 +16,5 @@ mod profiles;
 mod readme;
 mod sandbox;
 mod synth;
+#[path = "../support/torch.rs"]
+mod torch;

@@ -1,14 +1,16 @@
 //! `predictors.safetensors`: for every layer a small network that foresees which neurons fire.
 //!
-//! `logits = B · relu(A · x) + b`, with A `[rank, hidden]` and B `[neurons, rank]` in Q8_0 and b
-//! `[neurons]` in F32; x is the FFN's input after its norm. A neuron is computed where its logit
-//! is at least the layer's threshold. Layers without a predictor have no tensors.
+//! `logits = B · relu(A · x) + b`, with A `[rank, hidden]` and B `[neurons, rank]` in the file's
+//! format and b `[neurons]` in F32; x is the FFN's input after its norm or, as the file says,
+//! before it. A neuron is computed where its logit is at least the layer's threshold. Layers
+//! without a predictor have no tensors.
 
 use std::path::{Path, PathBuf};
 
+use powerinfer_kernels::Format;
 use serde::{Deserialize, Serialize};
 
-use crate::{ArtifactError, Header, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype};
+use crate::{ArtifactError, Header, TensorFile, matrix_planes::StoredMatrix};
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-predictors";
@@ -16,8 +18,30 @@ pub const FORMAT: &str = "powerinfer-predictors";
 pub const VERSION: u32 = 1;
 /// The file's name inside its folder.
 pub const FILE: &str = "predictors.safetensors";
-/// How the weights of predictors are stored.
-pub const WEIGHTS: powerinfer_kernels::Format = powerinfer_kernels::Format::Q8_0;
+/// How weights are stored where the header does not say.
+pub const DEFAULT_WEIGHTS: Format = Format::Q8_0;
+
+/// What predictors see of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PredictorInput {
+    /// The FFN's input, after its norm.
+    #[default]
+    Normed,
+    /// What goes into that norm: the hidden state itself.
+    Residual,
+}
+
+impl PredictorInput {
+    const ALL: [Self; 2] = [Self::Normed, Self::Residual];
+
+    /// The name in headers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Normed => "normed",
+            Self::Residual => "residual",
+        }
+    }
+}
 
 /// What a predictor is, and what it does on tokens it has not learnt from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +71,8 @@ pub struct PredictorSummary {
 pub struct PredictorFile {
     file: TensorFile,
     header: Header,
+    weights: Format,
+    input: PredictorInput,
     layers: Vec<PredictorSummary>,
 }
 
@@ -57,6 +83,10 @@ pub fn tensor_name(layer: usize, part: &str) -> String {
 
 /// The setting under which the header keeps the summaries.
 pub const LAYERS_SETTING: &str = "layers";
+/// The setting that names the format of the weights; q8_0 where it is absent.
+pub const WEIGHTS_SETTING: &str = "weights";
+/// The setting that names what predictors see; `normed` where it is absent.
+pub const INPUT_SETTING: &str = "input";
 
 /// Where one predictor's tensors lie.
 #[derive(Debug, Clone)]
@@ -84,9 +114,25 @@ impl PredictorFile {
             path: path.to_owned(),
             source,
         })?;
+        let weights = choice(
+            &mut header,
+            path,
+            WEIGHTS_SETTING,
+            DEFAULT_WEIGHTS.name(),
+            &Format::ALL.map(|format| (format.name(), format)),
+        )?;
+        let input = choice(
+            &mut header,
+            path,
+            INPUT_SETTING,
+            PredictorInput::default().name(),
+            &PredictorInput::ALL.map(|input| (input.name(), input)),
+        )?;
         Ok(Self {
             file,
             header,
+            weights,
+            input,
             layers,
         })
     }
@@ -96,9 +142,19 @@ impl PredictorFile {
         &self.file
     }
 
-    /// Who made it, from what.
+    /// Who made it, from what; settings that it leaves out are filled in.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Format of A and B.
+    pub fn weights(&self) -> Format {
+        self.weights
+    }
+
+    /// What the predictors see.
+    pub fn input(&self) -> PredictorInput {
+        self.input
     }
 
     /// A summary per layer.
@@ -121,24 +177,123 @@ impl PredictorFile {
         let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else {
             return Ok(None);
         };
-        find_predictor(&self.file, layer, summary.rank, hidden, neurons).map(Some)
+        let matrix = |part: &str, format: Format, rows: usize, columns: usize| {
+            StoredMatrix::find(&self.file, &tensor_name(layer, part), format, rows, columns)
+        };
+        Ok(Some(StoredPredictor {
+            a: matrix("a", self.weights, summary.rank, hidden)?,
+            b: matrix("b", self.weights, neurons, summary.rank)?,
+            bias: matrix("bias", Format::F32, neurons, 1)?,
+        }))
     }
 }
 
-/// Finds the predictor of `layer` among the tensors of `file`.
-pub fn find_predictor(
-    file: &TensorFile,
-    layer: usize,
-    rank: usize,
-    hidden: usize,
-    neurons: usize,
-) -> Result<StoredPredictor, ArtifactError> {
-    let plain = powerinfer_kernels::Format::F32;
-    let bias = tensor_name(layer, "bias");
-    file.expect(&bias, Dtype::F32, &[neurons, 1])?;
-    Ok(StoredPredictor {
-        a: StoredMatrix::find(file, &tensor_name(layer, "a"), WEIGHTS, rank, hidden)?,
-        b: StoredMatrix::find(file, &tensor_name(layer, "b"), WEIGHTS, neurons, rank)?,
-        bias: StoredMatrix::find(file, &bias, plain, neurons, 1)?,
-    })
+/// What the header's setting `key` names among `known`; where it is absent, it becomes `default`.
+fn choice<Known: Copy>(
+    header: &mut Header,
+    path: &Path,
+    key: &str,
+    default: &str,
+    known: &[(&str, Known)],
+) -> Result<Known, ArtifactError> {
+    let settings = &mut header.settings;
+    let setting = settings.entry(key.to_owned());
+    let setting = setting.or_insert_with(|| default.into());
+    let named = known
+        .iter()
+        .find(|(name, _)| setting.as_str() == Some(*name));
+    named
+        .map(|(_, known)| *known)
+        .ok_or_else(|| ArtifactError::WrongFormat {
+            path: path.to_owned(),
+            expected: format!(
+                "predictor file whose `{key}` this program knows ({})",
+                known
+                    .iter()
+                    .map(|(name, _)| *name)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+            found: format!("a predictor file whose `{key}` is {setting}"),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        Digest, ModelIdentity,
+        matrix_planes::insert_matrix,
+        tensor_writer::{TensorSource, write_tensors},
+    };
+
+    /// Writes predictors of one layer, 40 numbers in, 64 neurons out, in `format`.
+    fn write(path: &Path, format: Format, settings: &[(&str, &str)]) {
+        let [a, b] = [(32, 40), (64, 32)].map(|(rows, columns)| {
+            powerinfer_kernels::pack(format, rows, columns, &vec![0.5; rows * columns])
+        });
+        let bias = powerinfer_kernels::pack(Format::F32, 64, 1, &[0.0; 64]);
+        let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
+        insert_matrix(&mut tensors, &tensor_name(0, "a"), &a);
+        insert_matrix(&mut tensors, &tensor_name(0, "b"), &b);
+        insert_matrix(&mut tensors, &tensor_name(0, "bias"), &bias);
+        let model = ModelIdentity {
+            name: "m".to_owned(),
+            fingerprint: Digest::of(b"m"),
+        };
+        let summary = serde_json::json!([{
+            "layer": 0, "rank": 32, "threshold": 0.0, "bytes": 0, "recall": 1.0, "precision": 1.0,
+            "predicted_sparsity": 0.0, "sparsity": 0.0, "held_out_tokens": 0
+        }]);
+        let mut header = Header::new(FORMAT, VERSION, model, 0);
+        for (key, value) in settings {
+            header = header.with_setting(key, *value);
+        }
+        let header = header.with_setting(LAYERS_SETTING, summary);
+        write_tensors(path, Some(&header), &tensors).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_read_in_the_format_it_states() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        for format in Format::ALL {
+            let settings = [
+                (WEIGHTS_SETTING, format.name()),
+                (INPUT_SETTING, "residual"),
+            ];
+            write(&path, format, &settings);
+            let file = PredictorFile::open(folder.path()).unwrap();
+            let read = (file.weights(), file.input());
+            assert_eq!(read, (format, PredictorInput::Residual));
+            assert!(file.find(0, 40, 64).unwrap().is_some());
+            assert!(file.find(0, 40, 65).is_err());
+        }
+    }
+
+    #[test]
+    fn a_file_that_states_nothing_is_one_of_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        write(&path, Format::Q8_0, &[]);
+        let file = PredictorFile::open_file(&path).unwrap();
+        let read = (file.weights(), file.input());
+        assert_eq!(read, (Format::Q8_0, PredictorInput::Normed));
+        assert!(file.find(0, 40, 64).unwrap().is_some());
+        assert_eq!(file.header().settings[WEIGHTS_SETTING], "q8_0");
+    }
+
+    #[test]
+    fn what_it_states_must_be_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        for (setting, value) in [(WEIGHTS_SETTING, "q5_1"), (INPUT_SETTING, "token")] {
+            write(&path, Format::Q8_0, &[(setting, value)]);
+            let message = PredictorFile::open_file(&path).unwrap_err().to_string();
+            assert!(message.contains(setting), "{message}");
+            assert!(message.contains(value), "{message}");
+        }
+    }
 }

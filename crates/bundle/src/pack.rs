@@ -224,7 +224,7 @@ fn write_predictors(
                 continue;
             };
             let (dtype, shape) = (view.dtype, view.shape.to_vec());
-            let per_neuron = !tensor[prefix.len()..].starts_with("a.");
+            let per_neuron = tensor[prefix.len()..].split('.').next() != Some("a");
             let source = if per_neuron {
                 let row = view.bytes.len() / config.ffn_size;
                 let order = &inputs.orders[layer];

@@ -101,7 +101,7 @@ impl Files {
 }
 
 /// The GGUF files of a folder.
-fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
         .map(|entry| entry.path())

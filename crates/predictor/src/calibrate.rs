@@ -1,6 +1,7 @@
 //! Sets a predictor's threshold on one half of the held-out tokens and counts on the other half
-//! how well it does.
+//! how well it does; or counts on all of them, where the threshold is given.
 
+use powerinfer_artifact::predictor_file::PredictorInput;
 use powerinfer_kernels::Isa;
 use powerinfer_profile::TracePart;
 
@@ -22,31 +23,42 @@ pub(crate) struct Quality {
 
 /// Calibrates for `target` recall on even tokens of `held_out`, counts on odd ones.
 pub(crate) fn calibrate(network: &Network, held_out: &TracePart, target: f64, isa: Isa) -> Quality {
-    let neurons = held_out.active.neurons();
-    let (mut middle, mut logits) = (vec![0.0; network.rank], vec![0.0; neurons]);
-    let mut for_tokens = |first: usize, visit: &mut dyn FnMut(usize, &[f32])| {
-        for token in (first..held_out.tokens()).step_by(2) {
-            let x: Vec<f32> = held_out.input(token).collect();
-            network.logits(isa, &x, &mut middle, &mut logits);
-            visit(token, &logits);
-        }
-    };
-
+    let tokens = held_out.tokens();
     let mut of_active = Vec::new();
-    for_tokens(0, &mut |token, logits| {
-        let active = |neuron: &usize| held_out.active.is_active(token, *neuron);
-        of_active.extend((0..neurons).filter(active).map(|neuron| logits[neuron]));
-    });
+    for_tokens(
+        network,
+        held_out,
+        (0..tokens).step_by(2),
+        isa,
+        |token, logits| {
+            let active = |neuron: &usize| held_out.active.is_active(token, *neuron);
+            let neurons = (0..logits.len()).filter(active);
+            of_active.extend(neurons.map(|neuron| logits[neuron]));
+        },
+    );
     let threshold = threshold(&mut of_active, 1.0 - (1.0 - target) * (1.0 - MARGIN));
+    count(network, held_out, (1..tokens).step_by(2), threshold, isa)
+}
 
+/// Counts what a given `threshold` does on all tokens of `held_out`.
+pub(crate) fn judge(network: &Network, held_out: &TracePart, threshold: f32, isa: Isa) -> Quality {
+    count(network, held_out, 0..held_out.tokens(), threshold, isa)
+}
+
+/// Counts what `threshold` does on some tokens of `samples`.
+fn count(
+    network: &Network,
+    samples: &TracePart,
+    counted: impl Iterator<Item = usize>,
+    threshold: f32,
+    isa: Isa,
+) -> Quality {
+    let neurons = samples.active.neurons();
     let (mut active, mut predicted, mut both, mut tokens) = (0usize, 0usize, 0usize, 0usize);
-    for_tokens(1, &mut |token, logits| {
+    for_tokens(network, samples, counted, isa, |token, logits| {
         tokens += 1;
         for (neuron, logit) in logits.iter().enumerate() {
-            let (fires, foreseen) = (
-                held_out.active.is_active(token, neuron),
-                *logit >= threshold,
-            );
+            let (fires, foreseen) = (samples.active.is_active(token, neuron), *logit >= threshold);
             active += usize::from(fires);
             predicted += usize::from(foreseen);
             both += usize::from(fires && foreseen);
@@ -66,6 +78,29 @@ pub(crate) fn calibrate(network: &Network, held_out: &TracePart, target: f64, is
         predicted_density: predicted as f64 / (tokens * neurons).max(1) as f64,
         density: active as f64 / (tokens * neurons).max(1) as f64,
         tokens,
+    }
+}
+
+/// Shows `visit` the logits of some tokens of `samples`.
+fn for_tokens(
+    network: &Network,
+    samples: &TracePart,
+    tokens: impl Iterator<Item = usize>,
+    isa: Isa,
+    mut visit: impl FnMut(usize, &[f32]),
+) {
+    let neurons = samples.active.neurons();
+    let (mut middle, mut logits) = (vec![0.0; network.rank], vec![0.0; neurons]);
+    for token in tokens {
+        let x: Vec<f32> = match network.input {
+            PredictorInput::Normed => samples.input(token).collect(),
+            PredictorInput::Residual => samples
+                .residual(token)
+                .expect("residuals are there where a predictor sees them")
+                .collect(),
+        };
+        network.logits(isa, &x, &mut middle, &mut logits);
+        visit(token, &logits);
     }
 }
 

@@ -1,6 +1,10 @@
 //! What can go wrong with predictors.
 
+use std::path::PathBuf;
+
 use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_kernels::Format;
+use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
 
 /// Predictors that cannot be made or used.
@@ -31,9 +35,32 @@ pub enum PredictorError {
         /// The layer.
         layer: usize,
     },
+    /// A profile without samples of what imported predictors see.
+    #[error(
+        "the profile in `{path}` has no samples of hidden states before the FFN's norm, which imported predictors see; remove it and run `powerinfer profile` again"
+    )]
+    NoResiduals {
+        /// The profile's folder.
+        path: PathBuf,
+    },
+    /// Weights that a format cannot hold.
+    #[error(
+        "the predictor of layer {layer} in `{path}` has weights beyond the range of {weights}; import it with `--predictor-quant f32`"
+    )]
+    OutOfRange {
+        /// The predictors.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// The format.
+        weights: Format,
+    },
     /// The tensor library failed.
     #[error("training a predictor failed: {0}")]
     Candle(#[from] candle_core::Error),
+    /// The predictors to be imported cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The profile cannot be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),

@@ -1,14 +1,18 @@
-//! Trains small networks that foresee which FFN neurons will fire, and measures on text they
-//! have not seen how well they do.
+//! Makes the small networks that foresee which FFN neurons will fire, by training or from those of
+//! the original PowerInfer, and measures on text they have not seen how well they do.
 //!
-//! A predictor only pays while it reads less than it saves, so its rank is grown for as long as
-//! the bytes a token reads, predictor and predicted neurons together, keep falling.
+//! A predictor only pays while it reads less than it saves, so the rank of a trained one is grown
+//! for as long as the bytes a token reads, predictor and predicted neurons together, keep falling.
 
 mod calibrate;
 mod error;
+mod import;
 mod loss;
+mod make;
 mod network;
 mod train;
 
 pub use error::PredictorError;
-pub use train::{Settings, is_current, train};
+pub use import::Import;
+pub use make::{Recipe, is_current, make};
+pub use train::Settings;

@@ -5,8 +5,8 @@
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use powerinfer_artifact::{predictor_file::WEIGHTS, random::Random};
-use powerinfer_kernels::{Isa, OwnedMatrix, pack};
+use powerinfer_artifact::{predictor_file::PredictorInput, random::Random};
+use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 use powerinfer_profile::TracePart;
 
 use crate::{PredictorError, loss::binary_cross_entropy};
@@ -16,9 +16,10 @@ const BATCH: usize = 256;
 /// Largest learning rate; it falls to zero along a cosine.
 const LEARNING_RATE: f64 = 4e-3;
 
-/// A trained predictor as it is stored: rounded to its format, because that is what will run.
+/// A predictor as it is stored: rounded to its format, because that is what will run.
 pub(crate) struct Network {
     pub(crate) rank: usize,
+    pub(crate) input: PredictorInput,
     pub(crate) a: OwnedMatrix,
     pub(crate) b: OwnedMatrix,
     pub(crate) bias: Vec<f32>,
@@ -33,15 +34,19 @@ pub(crate) struct Schedule {
 }
 
 impl Network {
-    /// Bytes of a predictor of this rank.
-    pub(crate) fn bytes(rank: usize, hidden: usize, neurons: usize) -> usize {
-        rank * WEIGHTS.row_bytes(hidden) + neurons * (WEIGHTS.row_bytes(rank) + size_of::<f32>())
+    /// Bytes of A, B and b.
+    pub(crate) fn bytes(&self) -> usize {
+        let matrices = [&self.a, &self.b].map(OwnedMatrix::as_view);
+        let matrices = matrices.map(|matrix| matrix.rows() * matrix.row_bytes());
+        matrices[0] + matrices[1] + size_of_val(&self.bias[..])
     }
 
-    /// Trains a network of `rank` on `samples`; `between` runs after every step and may stop it.
+    /// Trains a network of `rank` on `samples`, to be stored in the format `weights`; `between`
+    /// runs after every step and may stop it.
     pub(crate) fn train(
         samples: &TracePart,
         rank: usize,
+        weights: Format,
         schedule: Schedule,
         mut between: impl FnMut() -> Result<(), PredictorError>,
     ) -> Result<Self, PredictorError> {
@@ -106,8 +111,9 @@ impl Network {
         let values = |variable: &Var| variable.flatten_all()?.to_vec1::<f32>();
         Ok(Self {
             rank,
-            a: pack(WEIGHTS, rank, hidden, &values(&a)?),
-            b: pack(WEIGHTS, neurons, rank, &values(&b)?),
+            input: PredictorInput::Normed,
+            a: pack(weights, rank, hidden, &values(&a)?),
+            b: pack(weights, neurons, rank, &values(&b)?),
             bias: values(&bias)?,
         })
     }

@@ -211,15 +211,19 @@ impl FfnTap for Observer<'_> {
         })?;
         counts.tokens += tokens as u64;
         let hidden_size = samples.hidden_size;
-        with_values(observation.input, |input| {
-            for (index, row) in input.chunks_exact(hidden_size).enumerate() {
-                if sampling.takes(first + index) {
-                    samples
-                        .inputs
-                        .extend(row.iter().map(|value| bf16::from_f32(*value)));
+        let sample = |tensor: &Tensor, out: &mut Vec<bf16>| {
+            with_values(tensor, |values| {
+                for (index, row) in values.chunks_exact(hidden_size).enumerate() {
+                    if sampling.takes(first + index) {
+                        out.extend(row.iter().map(|value| bf16::from_f32(*value)));
+                    }
                 }
-            }
-        })?;
+            })
+        };
+        sample(observation.input, &mut samples.inputs)?;
+        if self.part == Part::HeldOut {
+            sample(observation.residual, &mut samples.residuals)?;
+        }
         self.seen[part] += tokens;
         self.elapsed += started.elapsed();
         Ok(None)

@@ -98,6 +98,9 @@ pub struct TracePart {
     pub hidden_size: usize,
     /// FFN inputs after the norm, `[tokens, hidden]`.
     pub inputs: Vec<bf16>,
+    /// What went into the norm, `[tokens, hidden]`, of the part for judging alone: imported
+    /// predictors see this.
+    pub residuals: Vec<bf16>,
     /// Who fired.
     pub active: ActivityBits,
 }
@@ -108,6 +111,7 @@ impl TracePart {
         Self {
             hidden_size,
             inputs: Vec::new(),
+            residuals: Vec::new(),
             active: ActivityBits::new(neurons),
         }
     }
@@ -123,6 +127,13 @@ impl TracePart {
             .iter()
             .map(|value| value.to_f32())
     }
+
+    /// What went into the norm for `token`, `[hidden]`; none where that was not sampled.
+    pub fn residual(&self, token: usize) -> Option<impl Iterator<Item = f32> + '_> {
+        let values = self.residuals.get(token * self.hidden_size..)?;
+        let values = values.get(..self.hidden_size)?;
+        Some(values.iter().map(|value| value.to_f32()))
+    }
 }
 
 impl TracePart {
@@ -134,8 +145,11 @@ impl TracePart {
             first: 0,
         };
         for token in (0..other.tokens()).filter(|token| sampling.takes(*token)) {
-            let input = &other.inputs[token * self.hidden_size..][..self.hidden_size];
-            self.inputs.extend(input);
+            let row = token * self.hidden_size..(token + 1) * self.hidden_size;
+            self.inputs.extend(&other.inputs[row.clone()]);
+            if let Some(residual) = other.residuals.get(row) {
+                self.residuals.extend(residual);
+            }
             self.active.push_packed(other.active.packed(token));
         }
     }
@@ -212,12 +226,19 @@ impl Traces {
         for part in Part::ALL {
             let (samples, name) = (self.part(part), part.name());
             let (tokens, neurons) = (samples.tokens(), samples.active.neurons());
-            let inputs = bytemuck::cast_slice(&samples.inputs);
-            let shape = vec![tokens, samples.hidden_size];
-            tensors.insert(
-                format!("{name}.inputs"),
-                TensorSource::borrowed(Dtype::BF16, shape, inputs),
-            );
+            for (what, values) in [
+                ("inputs", &samples.inputs),
+                ("residuals", &samples.residuals),
+            ] {
+                if values.len() == tokens * samples.hidden_size {
+                    let shape = vec![tokens, samples.hidden_size];
+                    let bytes = bytemuck::cast_slice(values);
+                    tensors.insert(
+                        format!("{name}.{what}"),
+                        TensorSource::borrowed(Dtype::BF16, shape, bytes),
+                    );
+                }
+            }
             let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
             tensors.insert(
                 format!("{name}.active"),
@@ -243,7 +264,17 @@ impl Traces {
                 .find(&inputs)
                 .and_then(|view| view.shape.first().copied())
                 .unwrap_or(0);
-            let inputs = file.expect(&inputs, Dtype::BF16, &[tokens, hidden_size])?;
+            let values = |tensor: &str| -> Result<Vec<bf16>, ArtifactError> {
+                let bytes = file.expect(tensor, Dtype::BF16, &[tokens, hidden_size])?;
+                let values = bytes.chunks_exact(2);
+                Ok(values.map(|b| bf16::from_le_bytes([b[0], b[1]])).collect())
+            };
+            // Profiles of before have none.
+            let residuals = format!("{name}.residuals");
+            let residuals = match file.find(&residuals) {
+                Some(_) => values(&residuals)?,
+                None => Vec::new(),
+            };
             let active = file.expect(
                 &active,
                 Dtype::U8,
@@ -251,10 +282,8 @@ impl Traces {
             )?;
             *traces.part_mut(part) = TracePart {
                 hidden_size,
-                inputs: inputs
-                    .chunks_exact(2)
-                    .map(|b| bf16::from_le_bytes([b[0], b[1]]))
-                    .collect(),
+                inputs: values(&inputs)?,
+                residuals,
                 active: ActivityBits {
                     neurons,
                     bytes: active.to_vec(),

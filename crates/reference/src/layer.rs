@@ -59,19 +59,19 @@ impl Layer {
         match self.config.block {
             Block::PreNorm => {
                 let hidden = (hidden + self.attention(&attention_norm(hidden)?)?)?;
-                &hidden + self.ffn(&ffn_norm(&hidden)?, tap)?
+                &hidden + self.ffn(&hidden, &ffn_norm(&hidden)?, tap)?
             }
             Block::PostNorm => {
                 let hidden = attention_norm(&(hidden + self.attention(hidden)?)?)?;
-                ffn_norm(&(&hidden + self.ffn(&hidden, tap)?)?)
+                ffn_norm(&(&hidden + self.ffn(&hidden, &hidden, tap)?)?)
             }
             Block::Parallel => {
                 let attended = self.attention(&attention_norm(hidden)?)?;
-                (hidden + attended)? + self.ffn(&ffn_norm(hidden)?, tap)?
+                (hidden + attended)? + self.ffn(hidden, &ffn_norm(hidden)?, tap)?
             }
             Block::ParallelSharedNorm => {
                 let normed = attention_norm(hidden)?;
-                (hidden + self.attention(&normed)?)? + self.ffn(&normed, tap)?
+                (hidden + self.attention(&normed)?)? + self.ffn(hidden, &normed, tap)?
             }
         }
     }
@@ -140,8 +140,8 @@ impl Layer {
         self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
     }
 
-    /// The FFN: `down · h`, with a neuron's `h` as [`FfnKind`] says.
-    fn ffn(&self, x: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
+    /// The FFN: `down · h`, with a neuron's `h` as [`FfnKind`] says; `x` is `residual` normed.
+    fn ffn(&self, residual: &Tensor, x: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
         let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
         let activation = activate(self.config.activation, &gate)?;
         let product = match self.config.ffn {
@@ -156,6 +156,7 @@ impl Layer {
         };
         let observation = FfnObservation {
             layer: self.index,
+            residual,
             input: x,
             activation: &activation,
             product: &product,

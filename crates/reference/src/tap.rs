@@ -7,6 +7,8 @@ use candle_core::Tensor;
 pub struct FfnObservation<'a> {
     /// Which layer.
     pub layer: usize,
+    /// What goes into the FFN's norm, or into the FFN where it has none: `[tokens, hidden]`.
+    pub residual: &'a Tensor,
     /// The FFN's input, after its norm: `[tokens, hidden]`.
     pub input: &'a Tensor,
     /// `act(gate·x)`, one column a neuron: `[tokens, ffn]`.

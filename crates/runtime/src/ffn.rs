@@ -98,7 +98,7 @@ pub(crate) struct Scratch {
 
 impl Ffn<'_> {
     /// Adds the FFN's output for some tokens, `x [tokens, hidden]`, to `hidden`, with the bits of
-    /// one token at a time.
+    /// one token at a time; the predictor sees `foreseen_from`, as long as `x`.
     ///
     /// Together the tokens of a prompt wake nearly every neuron, so gate and up go through all
     /// of them at once. Predicted tokens go one by one: their policy must not depend on company.
@@ -106,6 +106,7 @@ impl Ffn<'_> {
         &self,
         threads: &Threads,
         x: &[f32],
+        foreseen_from: &[f32],
         hidden: &mut [f32],
         scratch: &mut Scratch,
         statistics: &mut Statistics,
@@ -119,8 +120,9 @@ impl Ffn<'_> {
             statistics.bytes_read += size_of_val(bias) as u64;
         }
         if tokens == 1 || self.policy == Policy::Predicted {
-            for (x, hidden) in x.chunks_exact(size).zip(hidden.chunks_exact_mut(size)) {
-                self.run(threads, x, hidden, scratch, statistics);
+            let inputs = x.chunks_exact(size).zip(foreseen_from.chunks_exact(size));
+            for ((x, foreseen_from), hidden) in inputs.zip(hidden.chunks_exact_mut(size)) {
+                self.run(threads, x, foreseen_from, hidden, scratch, statistics);
             }
             return;
         }
@@ -184,7 +186,7 @@ impl Ffn<'_> {
         }
     }
 
-    /// Adds the FFN's output for one token `x` to `hidden`.
+    /// Adds the FFN's output for one token `x`, foreseen from `foreseen_from`, to `hidden`.
     ///
     /// The hot and the cold side each run gate, activation, up and down on their own neurons;
     /// their sums of d_model numbers are merged once.
@@ -192,6 +194,7 @@ impl Ffn<'_> {
         &self,
         threads: &Threads,
         x: &[f32],
+        foreseen_from: &[f32],
         hidden: &mut [f32],
         scratch: &mut Scratch,
         statistics: &mut Statistics,
@@ -203,7 +206,7 @@ impl Ffn<'_> {
             .as_ref()
             .filter(|_| self.policy == Policy::Predicted);
         if let Some(predictor) = predictor {
-            predictor.run(threads, x, scratch, statistics);
+            predictor.run(threads, foreseen_from, scratch, statistics);
         }
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if side.is_empty() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use powerinfer_artifact::{
     plan::Policy,
-    predictor_file::{PredictorFile, StoredPredictor},
+    predictor_file::{PredictorFile, PredictorInput, StoredPredictor},
 };
 use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
@@ -50,6 +50,7 @@ struct LayerPredictor {
     stored: StoredPredictor,
     bias: Vec<f32>,
     threshold: f32,
+    input: PredictorInput,
 }
 
 impl LayerPredictor {
@@ -71,6 +72,7 @@ impl LayerPredictor {
             stored,
             bias,
             threshold: file.layers()[layer].threshold,
+            input: file.input(),
         }))
     }
 }
@@ -156,27 +158,33 @@ impl Runtime {
             let attended = self.attention(index, layer, &input);
 
             // The FFN runs after attention was added, or beside it on the same hidden state.
-            match (self.config.block, &layer.ffn_norm) {
-                (Block::ParallelSharedNorm, _) => add(&mut hidden, &attended),
-                (Block::Parallel, norm) => {
-                    input.clone_from(&hidden);
+            let residual = match self.config.block {
+                Block::Parallel | Block::ParallelSharedNorm => {
+                    let residual = hidden.clone();
                     add(&mut hidden, &attended);
-                    norm.iter().for_each(|norm| self.norm(norm, &mut input));
+                    residual
                 }
-                (Block::PreNorm, norm) => {
+                Block::PreNorm => {
                     add(&mut hidden, &attended);
-                    input.clone_from(&hidden);
-                    norm.iter().for_each(|norm| self.norm(norm, &mut input));
+                    hidden.clone()
                 }
-                (Block::PostNorm, _) => {
+                Block::PostNorm => {
                     add(&mut hidden, &attended);
                     self.norm(&layer.attention_norm, &mut hidden);
-                    input.clone_from(&hidden);
+                    hidden.clone()
                 }
+            };
+            if self.config.block != Block::ParallelSharedNorm {
+                input.clone_from(&residual);
+            }
+            if let (Block::PreNorm | Block::Parallel, Some(norm)) =
+                (self.config.block, &layer.ffn_norm)
+            {
+                self.norm(norm, &mut input);
             }
 
             // It computes whatever neurons the policy asks for.
-            self.ffn(index, layer, &input, &mut hidden);
+            self.ffn(index, layer, &residual, &input, &mut hidden);
             if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
                 self.norm(norm, &mut hidden);
             }
@@ -262,8 +270,15 @@ impl Runtime {
         self.linear(&layer.output, &mixed)
     }
 
-    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`.
-    fn ffn(&mut self, index: usize, layer: &StoredLayer, x: &[f32], hidden: &mut [f32]) {
+    /// Adds the FFN's output for `x [tokens, hidden]`, which is `residual` normed, to `hidden`.
+    fn ffn(
+        &mut self,
+        index: usize,
+        layer: &StoredLayer,
+        residual: &[f32],
+        x: &[f32],
+        hidden: &mut [f32],
+    ) {
         let file = self.bundle.weights();
         let predictor = self.predictors[index]
             .as_ref()
@@ -284,9 +299,14 @@ impl Runtime {
             predictor,
             hot_count: self.bundle.plan().layers[index].hot_count,
         };
+        let foreseen_from = match self.predictors[index].as_ref().map(|found| found.input) {
+            Some(PredictorInput::Residual) => residual,
+            Some(PredictorInput::Normed) | None => x,
+        };
         ffn.run_batch(
             &self.threads,
             x,
+            foreseen_from,
             hidden,
             &mut self.scratch,
             &mut self.statistics,

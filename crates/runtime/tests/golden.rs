@@ -6,18 +6,21 @@ mod golden;
 
 use std::{collections::BTreeMap, path::Path};
 
+use candle_core::{Device, Tensor};
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::{
     Header, TensorFile,
     matrix_planes::insert_matrix,
     plan::{Plan, Policy},
-    predictor_file::{self, PredictorFile, PredictorSummary, tensor_name},
+    predictor_file::{self, PredictorFile, PredictorInput, PredictorSummary, tensor_name},
     progress::Silent,
+    random::Random,
     tensor_writer::write_tensors,
 };
 use powerinfer_bundle::{Bundle, PackInputs, neuron_bytes, pack};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.
@@ -131,34 +134,40 @@ fn greedy_ids_are_exact() {
     }
 }
 
-/// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
-fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
+/// The numbers of a layer's predictor: `[rank, hidden]`, `[neurons, rank]`, `[neurons]`.
+#[derive(Clone)]
+struct Network {
+    rank: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+/// Writes predictors with threshold 0.
+fn write_predictors(
+    golden: &Golden,
+    networks: &[Network],
+    weights: Format,
+    input: PredictorInput,
+    folder: &Path,
+) -> PredictorFile {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let hidden = checkpoint.config().hidden_size;
     let mut matrices = Vec::new();
     let mut summaries = Vec::new();
-    for (layer, mask) in masks.iter().enumerate() {
-        let bias = mask
-            .iter()
-            .map(|keep| if *keep { 1.0 } else { -1.0 })
-            .collect();
+    for (layer, network) in networks.iter().enumerate() {
+        let (rank, neurons) = (network.rank, network.bias.len());
         for (part, format, rows, columns, values) in [
-            ("a", Format::Q8_0, 32, hidden, vec![0.5; 32 * hidden]),
-            (
-                "b",
-                Format::Q8_0,
-                mask.len(),
-                32,
-                vec![0.0; 32 * mask.len()],
-            ),
-            ("bias", Format::F32, mask.len(), 1, bias),
+            ("a", weights, rank, hidden, &network.a),
+            ("b", weights, neurons, rank, &network.b),
+            ("bias", Format::F32, neurons, 1, &network.bias),
         ] {
-            let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
+            let matrix = powerinfer_kernels::pack(format, rows, columns, values);
             matrices.push((tensor_name(layer, part), matrix));
         }
         summaries.push(PredictorSummary {
             layer,
-            rank: 32,
+            rank,
             threshold: 0.0,
             bytes: 0,
             recall: 0.0,
@@ -174,12 +183,33 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
     }
     let identity = checkpoint.identity().clone();
     let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
+        .with_setting(predictor_file::WEIGHTS_SETTING, weights.name())
+        .with_setting(predictor_file::INPUT_SETTING, input.name())
         .with_setting(
             predictor_file::LAYERS_SETTING,
             serde_json::to_value(&summaries).unwrap(),
         );
     write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
     PredictorFile::open(folder).unwrap()
+}
+
+/// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
+fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let networks: Vec<Network> = masks
+        .iter()
+        .map(|mask| Network {
+            rank: 32,
+            a: vec![0.5; 32 * checkpoint.config().hidden_size],
+            b: vec![0.0; 32 * mask.len()],
+            bias: mask
+                .iter()
+                .map(|keep| if *keep { 1.0 } else { -1.0 })
+                .collect(),
+        })
+        .collect();
+    let input = PredictorInput::Normed;
+    write_predictors(golden, &networks, Format::Q8_0, input, folder)
 }
 
 #[test]
@@ -227,6 +257,122 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             }
         }
     }
+}
+
+/// Masks each FFN of the reference engine with what predictors say of the tokens in it.
+struct Predicting<'a> {
+    networks: &'a [Network],
+    input: PredictorInput,
+}
+
+impl FfnTap for Predicting<'_> {
+    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+        let network = &self.networks[observation.layer];
+        let x = match self.input {
+            PredictorInput::Normed => observation.input,
+            PredictorInput::Residual => observation.residual,
+        };
+        let matrix = |values: &[f32], rows: usize| {
+            Tensor::from_slice(values, (rows, values.len() / rows), &Device::Cpu)
+        };
+        let a = matrix(&network.a, network.rank)?;
+        let b = matrix(&network.b, network.bias.len())?;
+        let logits = x.matmul(&a.t()?)?.relu()?.matmul(&b.t()?)?;
+        let bias = Tensor::from_slice(&network.bias, network.bias.len(), &Device::Cpu)?;
+        let keep = logits.broadcast_add(&bias)?.ge(0.0)?;
+        let keep = keep.to_dtype(observation.product.dtype())?;
+        (observation.product * keep).map(Some)
+    }
+}
+
+#[test]
+fn predictors_see_what_the_file_says_they_see() {
+    // One of each kind of block.
+    for name in [
+        "llama-relu-gqa",
+        "opt-preln",
+        "falcon-new-relu",
+        "falcon-old-7b",
+        "opt-postln-proj",
+    ] {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let config = checkpoint.config();
+        let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+        let mut random = Random::new(7);
+        let mut normal =
+            |count: usize| -> Vec<f32> { (0..count).map(|_| random.normal() as f32).collect() };
+        let networks: Vec<Network> = (0..config.layer_count)
+            .map(|_| Network {
+                rank: 24,
+                a: normal(24 * hidden),
+                b: normal(neurons * 24),
+                // The scale that a norm takes away decides with these.
+                bias: normal(neurons),
+            })
+            .collect();
+        let reference = ReferenceModel::load(&checkpoint).unwrap();
+        let prompt = golden.ids("p17.input_ids");
+        let mut seen = Vec::new();
+        for input in [PredictorInput::Normed, PredictorInput::Residual] {
+            let folder = tempfile::tempdir().unwrap();
+            let predictors =
+                write_predictors(&golden, &networks, Format::F32, input, folder.path());
+            let out = folder.path().join("bundle");
+            let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
+            let options = Options {
+                threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
+                policy: PolicyChoice::Forced(Policy::Predicted),
+            };
+            let mut model = Runtime::new(bundle, options).unwrap();
+            let logits = model.forward(&prompt).unwrap();
+            let mut tap = Predicting {
+                networks: &networks,
+                input,
+            };
+            let want = reference.run(&prompt, &mut tap).unwrap();
+            let want: Vec<f32> = want.flatten_all().unwrap().to_vec1().unwrap();
+            golden.assert_close(&logits, &want, &format!("{name} {input:?}"));
+            seen.push(logits);
+        }
+        let apart = seen[0]
+            .iter()
+            .zip(&seen[1])
+            .any(|(normed, residual)| (normed - residual).abs() > 1e-2);
+        // After a norm that comes last, both are the same.
+        assert_eq!(apart, name != "opt-postln-proj", "{name}");
+    }
+}
+
+#[test]
+fn predictors_run_in_every_format() {
+    let golden = Golden::open("llama-relu-gqa");
+    let mask: Vec<bool> = (0..172).map(|neuron| neuron % 3 == 0).collect();
+    let network = Network {
+        rank: 40, // no whole number of blocks
+        a: vec![0.0; 40 * 64],
+        b: vec![0.25; 172 * 40],
+        bias: mask
+            .iter()
+            .map(|keep| if *keep { 1.0 } else { -1.0 })
+            .collect(),
+    };
+    let logits = Format::ALL.map(|weights| {
+        let folder = tempfile::tempdir().unwrap();
+        let networks = vec![network.clone(); 3];
+        let input = PredictorInput::Normed;
+        let predictors = write_predictors(&golden, &networks, weights, input, folder.path());
+        let out = folder.path().join("bundle");
+        let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
+        let options = Options {
+            threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
+            policy: PolicyChoice::Forced(Policy::Predicted),
+        };
+        let mut model = Runtime::new(bundle, options).unwrap();
+        model.forward(&golden.ids("p17.input_ids")).unwrap()
+    });
+    assert!(logits.iter().all(|other| *other == logits[0]));
+    assert_ne!(logits[0], golden.floats("p17.logits"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ const RECALL: f64 = 0.99;
 /// Inputs that a threshold is set on, and as many that it is judged on.
 const SAMPLES: usize = 24;
 /// Format of predictors' weights.
-const WEIGHTS: Format = predictor_file::WEIGHTS;
+const WEIGHTS: Format = predictor_file::DEFAULT_WEIGHTS;
 
 /// The factors of one layer's gate, without channel 0.
 pub(crate) struct LowRank<'a> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use powerinfer_artifact::predictor_file::PredictorFile;
 use powerinfer_kernels::Isa;
-use powerinfer_predictor::{is_current, train};
+use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard, measure};
 
 use super::{
@@ -61,6 +61,9 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         seed,
     )?;
     let bar = Bar::new(output);
+    // What is wrong with predictors to be imported is said before hours of profiling.
+    let quant = arguments.budget.quant;
+    let recipe = arguments.training.recipe(&checkpoint, quant, seed)?;
 
     let amount = arguments.calibration.amount();
     let settings = arguments.tracing.settings(amount, Shard::WHOLE, seed);
@@ -74,16 +77,15 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         profile
     };
 
-    let settings = arguments.training.settings(arguments.budget.quant, seed);
     let out = folder.join("predictors");
     let predictors = if !profile.document().has_exact_zeros {
         None
-    } else if is_current(&out, &profile, settings)? {
+    } else if is_current(&out, &profile, &recipe)? {
         output.say(format!("predictors: `{}` is up to date", out.display()));
         Some(PredictorFile::open(&out)?)
     } else {
-        let predictors = train(&profile, settings, Isa::detect()?, &out, &bar)?;
-        train_predictors::say_result(&predictors, settings.recall, output);
+        let predictors = make(&profile, &recipe, Isa::detect()?, &out, &bar)?;
+        train_predictors::say_result(&predictors, &recipe, output);
         Some(predictors)
     };
 

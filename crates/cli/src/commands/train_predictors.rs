@@ -1,14 +1,15 @@
-//! `powerinfer train-predictors`: learn to foresee which neurons fire.
+//! `powerinfer train-predictors`: learn, or import, what foresees which neurons fire.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
-    predictor_file::{PredictorFile, PredictorSummary},
+    predictor_file::{DEFAULT_WEIGHTS, PredictorFile, PredictorSummary},
 };
 use powerinfer_kernels::{Format, Isa};
-use powerinfer_predictor::{Settings, train};
+use powerinfer_model::{Checkpoint, OriginalPredictors, PredictedSizes};
+use powerinfer_predictor::{Import, Recipe, Settings, make};
 use powerinfer_profile::Profile;
 use serde_json::json;
 
@@ -20,7 +21,9 @@ use crate::{
 
 /// Which predictors to train, from what, and where to.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer train-predictors demo --recall 0.98")]
+#[command(
+    after_help = "Examples:\n  powerinfer train-predictors demo --recall 0.98\n  powerinfer train-predictors model.powerinfer.gguf --import model.powerinfer.gguf"
+)]
 pub(crate) struct TrainPredictorsArguments {
     /// Model: a folder, a GGUF file, or `demo`
     #[arg(default_value = model_argument::DEMO)]
@@ -44,31 +47,57 @@ pub(crate) struct TrainPredictorsArguments {
     json: bool,
 }
 
-/// How to train.
+/// Recall of trained predictors unless told otherwise.
+const DEFAULT_RECALL: f64 = 0.99;
+
+/// How to come by predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
-    /// Share of active neurons that must be predicted on held-out tokens
-    #[arg(
-        long,
-        value_name = "SHARE",
-        default_value_t = 0.99,
-        allow_negative_numbers = true
-    )]
-    recall: f64,
+    /// Share of active neurons that must be predicted on held-out tokens [default: 0.99, with
+    /// `--import` what the predictors' own threshold gives]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    recall: Option<f64>,
     /// Optimiser steps per network
     #[arg(long, value_name = "N", default_value_t = 400)]
     steps: usize,
+    /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, or a
+    /// folder with `model_0.pt`, `model_1.pt`, …
+    #[arg(long, value_name = "PATH")]
+    import: Option<PathBuf>,
+    /// Format of the predictors' own weights; `f32` keeps imported ones exactly
+    #[arg(long, value_name = "FORMAT", default_value_t = DEFAULT_WEIGHTS)]
+    predictor_quant: Format,
 }
 
 impl TrainingArguments {
-    /// The settings of the stage.
-    pub(crate) fn settings(&self, quant: Format, seed: u64) -> Settings {
-        Settings {
-            recall: self.recall,
-            steps: self.steps,
-            quant,
-            seed,
-        }
+    /// Where the predictors of `checkpoint` come from; those to be imported are looked for now.
+    pub(crate) fn recipe(
+        &self,
+        checkpoint: &Checkpoint,
+        quant: Format,
+        seed: u64,
+    ) -> Result<Recipe> {
+        let config = checkpoint.config();
+        let sizes = PredictedSizes {
+            layers: config.layer_count,
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+        };
+        Ok(match &self.import {
+            Some(path) => Recipe::Import(Import {
+                predictors: OriginalPredictors::open(path, sizes)?,
+                recall: self.recall,
+                weights: self.predictor_quant,
+                seed,
+            }),
+            None => Recipe::Train(Settings {
+                recall: self.recall.unwrap_or(DEFAULT_RECALL),
+                steps: self.steps,
+                quant,
+                weights: self.predictor_quant,
+                seed,
+            }),
+        })
     }
 }
 
@@ -92,15 +121,17 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
         .out
         .clone()
         .unwrap_or_else(|| folder.join("predictors"));
-    let settings = arguments.training.settings(arguments.quant, arguments.seed);
-    let predictors = train(&profile, settings, Isa::detect()?, &out, &Bar::new(output))?;
+    let recipe = arguments
+        .training
+        .recipe(&checkpoint, arguments.quant, arguments.seed)?;
+    let predictors = make(&profile, &recipe, Isa::detect()?, &out, &Bar::new(output))?;
     if arguments.json {
         return print_json(
             &json!({ "header": predictors.header(), "layers": predictors.layers() }),
         );
     }
     print(table(predictors.layers()))?;
-    say_result(&predictors, arguments.training.recall, output);
+    say_result(&predictors, &recipe, output);
     Ok(())
 }
 
@@ -130,15 +161,23 @@ pub(crate) fn table(layers: &[PredictorSummary]) -> String {
 }
 
 /// Says how good the predictors are, and where they are.
-pub(crate) fn say_result(predictors: &PredictorFile, target: f64, output: Output) {
+pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let layers = predictors.layers();
     let bytes = layers.iter().map(|layer| layer.bytes).sum();
+    let (made, advice) = match recipe {
+        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
+        Recipe::Import(_) => ("imported", "profile more tokens"),
+    };
     output.say(format!(
-        "trained {} predictors, {} in all; written to `{}`",
+        "{made} {} predictors, {} in all; written to `{}`",
         layers.len(),
         ByteSize(bytes),
         predictors.path().display()
     ));
+    let Some(target) = recipe.recall() else {
+        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
+        return;
+    };
     let short: Vec<String> = layers
         .iter()
         .filter(|layer| layer.recall < target)
@@ -146,7 +185,7 @@ pub(crate) fn say_result(predictors: &PredictorFile, target: f64, output: Output
         .collect();
     if !short.is_empty() {
         output.say(format!(
-            "held-out recall is below the target of {target} in layer(s) {}; profile more tokens or train more steps",
+            "held-out recall is below the target of {target} in layer(s) {}; {advice}",
             short.join(", ")
         ));
     }

@@ -126,7 +126,7 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, PickledTensor)>, Str
         };
         let tensor = machine
             .tensor(*value)
-            .ok_or_else(|| format!("`{name}` in it is not a tensor"))?;
+            .ok_or_else(|| format!("`{name}` in it is no tensor, or an empty one"))?;
         tensors.push((name.clone(), tensor));
     }
     Ok(tensors)

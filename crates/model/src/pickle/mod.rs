@@ -41,6 +41,12 @@ impl Pickles {
         Ok(Some(Self { files }))
     }
 
+    /// Opens the one file at `path`.
+    pub(crate) fn open_file(path: &Path) -> Result<Self, ModelError> {
+        let file = PickleFile::from_bytes(path, FileBytes::open(path)?)?;
+        Ok(Self { files: vec![file] })
+    }
+
     fn find(&self, name: &str) -> Option<(&PickleFile, &StoredTensor)> {
         self.files
             .iter()

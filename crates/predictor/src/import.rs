@@ -1,0 +1,150 @@
+//! Takes over the predictors of the original PowerInfer.
+//!
+//! They see the hidden state x before the FFN's norm. Where that norm is RMS with weight w, its
+//! output is `n = w ⊙ x / rms(x)`, and at threshold 0 the matrix `fc1 · diag(1/w)` would decide
+//! the same from n, because neither relu nor the sign sees the positive factor `rms(x)`. There is
+//! no such matrix for another threshold, for a w with zeros, or for a layer norm, whose output has
+//! lost the mean of x. So the matrices are kept as they are, and the file says what they see.
+
+use powerinfer_artifact::predictor_file::PredictorInput;
+use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
+use powerinfer_model::{OriginalPredictor, OriginalPredictors};
+use powerinfer_profile::Profile;
+
+use crate::{
+    PredictorError,
+    calibrate::{Quality, calibrate, judge},
+    make::FEWEST_SAMPLES,
+    network::Network,
+};
+
+/// Predictors of the original PowerInfer, and what is to become of them.
+#[derive(Debug)]
+pub struct Import {
+    /// The predictors.
+    pub predictors: OriginalPredictors,
+    /// Share of active neurons that must be predicted on held-out tokens, for which thresholds are
+    /// set anew; none keeps the threshold the predictors have.
+    pub recall: Option<f64>,
+    /// Format of the weights.
+    pub weights: Format,
+    /// Seed recorded in the header.
+    pub seed: u64,
+}
+
+/// The predictor of `layer`, and how well it does on the held-out samples of `profile`.
+pub(crate) fn imported_network(
+    layer: usize,
+    profile: &Profile,
+    import: &Import,
+    isa: Isa,
+) -> Result<(Network, Quality), PredictorError> {
+    let traces = profile.traces(layer)?;
+    let samples = &traces.held_out;
+    if samples.tokens() < FEWEST_SAMPLES {
+        return Err(PredictorError::TooFewSamples {
+            layer,
+            training: traces.training.tokens(),
+            held_out: samples.tokens(),
+            needed: FEWEST_SAMPLES,
+        });
+    }
+    if samples.residual(samples.tokens() - 1).is_none() {
+        return Err(PredictorError::NoResiduals {
+            path: profile.folder().to_owned(),
+        });
+    }
+    let network = network(&import.predictors.read(layer)?, import.weights).ok_or_else(|| {
+        PredictorError::OutOfRange {
+            path: import.predictors.path().to_owned(),
+            layer,
+            weights: import.weights,
+        }
+    })?;
+    let quality = match import.recall {
+        None => judge(&network, samples, import.predictors.threshold(), isa),
+        Some(recall) => calibrate(&network, samples, recall, isa),
+    };
+    Ok((network, quality))
+}
+
+/// The network that `original` is in the format `weights`; none where that cannot hold it.
+fn network(original: &OriginalPredictor, weights: Format) -> Option<Network> {
+    let rank = original.rank;
+    let (hidden, neurons) = (original.fc1.len() / rank, original.fc2.len() / rank);
+    let network = Network {
+        rank,
+        input: PredictorInput::Residual,
+        a: pack(weights, rank, hidden, &original.fc1),
+        b: pack(weights, neurons, rank, &original.fc2),
+        bias: vec![0.0; neurons],
+    };
+    (is_finite(&network.a) && is_finite(&network.b)).then_some(network)
+}
+
+/// Whether no weight was lost to the range of the format.
+fn is_finite(matrix: &OwnedMatrix) -> bool {
+    let view = matrix.as_view();
+    let mut row = vec![0.0; view.columns()];
+    (0..view.rows()).all(|index| {
+        view.dequantise_row(index, &mut row);
+        row.iter().all(|value| value.is_finite())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::random::Random;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn in_f32_decisions_are_the_originals(
+            rank in 1usize..40, hidden in 1usize..70, neurons in 1usize..50,
+            threshold in -2.0f64..2.0, seed in 0u64..1000,
+        ) {
+            let mut random = Random::new(seed);
+            let mut normal = |count: usize| -> Vec<f32> {
+                (0..count).map(|_| random.normal() as f32).collect()
+            };
+            let (fc1, fc2, x) = (normal(rank * hidden), normal(neurons * rank), normal(hidden));
+            let product = |matrix: &[f32], x: &[f64]| -> Vec<f64> {
+                let rows = matrix.chunks_exact(x.len());
+                rows.map(|row| row.iter().zip(x).map(|(m, x)| f64::from(*m) * x).sum()).collect()
+            };
+            let middle = product(&fc1, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+            let middle: Vec<f64> = middle.into_iter().map(|value| value.max(0.0)).collect();
+            let want = product(&fc2, &middle);
+
+            let original = OriginalPredictor { rank, fc1, fc2 };
+            let network = network(&original, Format::F32).unwrap();
+            let (mut middle, mut got) = (vec![0.0; rank], vec![0.0; neurons]);
+            network.logits(Isa::SCALAR, &x, &mut middle, &mut got);
+            for (got, want) in got.iter().zip(&want) {
+                prop_assert!((f64::from(*got) - want).abs() < 1e-3, "{} {}", got, want);
+                if (want - threshold).abs() > 1e-3 {
+                    prop_assert_eq!(f64::from(*got) >= threshold, *want >= threshold);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_beyond_a_formats_range_are_noticed() {
+        let original = OriginalPredictor {
+            rank: 1,
+            fc1: vec![1e9, 1.0],
+            fc2: vec![1.0; 3],
+        };
+        for (weights, holds) in [
+            (Format::F32, true),
+            (Format::Bf16, true),
+            (Format::Q8_0, false),
+            (Format::Q4_0, false),
+        ] {
+            assert_eq!(network(&original, weights).is_some(), holds, "{weights}");
+        }
+    }
+}
