@@ -20,8 +20,9 @@ pub enum Positions {
         /// Row of the table that position 0 takes.
         offset: usize,
     },
-    /// Each head prefers near keys by its own slope (ALiBi; Press et al. 2022): slope · key
-    /// position is added to a score before it is divided by √head_size, as Falcon has it.
+    /// Each head prefers near keys by its own slope (ALiBi): [`alibi_bias`](crate::alibi_bias)
+    /// of the key's position is added to a score before it is divided by √head_size, as Falcon
+    /// has it.
     Alibi {
         /// One slope a head.
         slopes: Vec<f32>,

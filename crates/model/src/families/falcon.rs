@@ -1,10 +1,9 @@
 //! Falcon in its three shapes: 40B and 180B (new), 7B (multi-query, one norm), and the RefinedWeb
 //! models (ALiBi, one part after the other).
 
-use half::bf16;
-
 use crate::{
     Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions, Weight,
+    alibi::slopes,
     families::{
         Family,
         llama::{activation, head_size},
@@ -101,24 +100,6 @@ fn alibi_strength(keys: &Keys<'_>) -> Result<f64, ModelError> {
     })
 }
 
-/// ALiBi's slopes times `strength`: a geometric series over the heads, rounded to bfloat16 as
-/// the models were trained with.
-fn slopes(heads: usize, strength: f64) -> Vec<f32> {
-    let power = if heads.is_power_of_two() {
-        heads
-    } else {
-        heads.next_power_of_two() / 2
-    };
-    let base = |count: usize| 2f64.powf(-8.0 / count as f64);
-    let usual = (1..=power).map(|head| base(power).powi(head as i32));
-    // Heads beyond a power of two take every second slope of the next longer series.
-    let further = (0..heads - power).map(|head| base(2 * power).powi(2 * head as i32 + 1));
-    usual
-        .chain(further)
-        .map(|slope| bf16::from_f64(slope * strength).to_f32())
-        .collect()
-}
-
 fn source(config: &ModelConfig, weight: Weight) -> Source {
     let (layer, weight) = match weight {
         Weight::Embedding => return Source::whole("transformer.word_embeddings.weight"),
@@ -163,17 +144,4 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
         other => unreachable!("Falcon has no {other:?}"),
     };
     of_layer("transformer.h", layer, name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slopes_fall_by_halves_and_fill_up_between() {
-        assert_eq!(slopes(8, 1.0)[..3], [0.5, 0.25, 0.125]);
-        assert_eq!(slopes(4, 1.0), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
-        // Two more than four: the first and third slope of eight.
-        assert_eq!(slopes(6, 2.0)[4..], [1.0, 0.25]);
-    }
 }
