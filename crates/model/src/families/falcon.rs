@@ -2,7 +2,8 @@
 //! models (ALiBi, one part after the other).
 
 use crate::{
-    Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions, Weight,
+    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
+    Weight,
     alibi::slopes,
     families::{
         Family,
@@ -23,11 +24,16 @@ pub(super) const FALCON: Family = Family {
         let layer_count = keys.size_or(&["num_hidden_layers", "n_layer"], 32)?;
         let head_count = keys.size_or(&["num_attention_heads", "n_head"], 71)?;
         let head_size = head_size(keys, hidden_size, head_count)?;
-        let new = keys.flag("new_decoder_architecture", false)?;
+        // The first 40B's say it with their type alone; `RefinedWebModel` is the 7B.
+        let refined_web = keys.text("model_type")? == Some("RefinedWeb");
+        let new = keys.flag("new_decoder_architecture", refined_web)?;
         let multi_query = keys.flag("multi_query", true)?;
         let kv_heads = keys.size_or(&["num_kv_heads", "n_head_kv"], head_count)?;
         let parallel = keys.flag("parallel_attn", true)? || new;
         let norms = keys.size("num_ln_in_parallel_attn")?.unwrap_or(2);
+        if norms > 2 {
+            return Err(keys.unsupported("num_ln_in_parallel_attn", &norms.to_string(), "1, 2"));
+        }
         let context_length = keys.size_or(&["max_position_embeddings"], 2048)?;
         let biased = keys.flag("bias", false)?;
         let rotary = rotary(keys, head_size, context_length, &RotaryDefaults::USUAL)?;
@@ -65,11 +71,7 @@ pub(super) const FALCON: Family = Family {
             query_key_norm: false,
             final_norm: true,
             ffn: FfnKind::Plain,
-            // ReluFalcon is older than the key `activation`.
-            activation: match keys.text("hidden_act")? {
-                Some(_) => activation(keys, "hidden_act", "gelu")?,
-                None => activation(keys, "activation", "gelu")?,
-            },
+            activation: either_activation(keys)?,
             biases: Biases {
                 query_key_value: biased,
                 attention_output: biased,
@@ -83,6 +85,19 @@ pub(super) const FALCON: Family = Family {
     source,
     spare: &["rotary_emb.inv_freq"],
 };
+
+/// ReluFalcon is older than the key `activation` and says `hidden_act`.
+fn either_activation(keys: &Keys<'_>) -> Result<Activation, ModelError> {
+    let newer = activation(keys, "activation", "gelu")?;
+    let older = activation(keys, "hidden_act", "gelu")?;
+    match (keys.text("activation")?, keys.text("hidden_act")?) {
+        (Some(a), Some(b)) if newer != older => Err(keys.bad(format!(
+            "`activation` is `{a}` and `hidden_act` is `{b}`; they must be the same"
+        ))),
+        (None, Some(_)) => Ok(older),
+        _ => Ok(newer),
+    }
+}
 
 /// How often the reference implementation adds the bias.
 ///
