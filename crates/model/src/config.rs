@@ -138,6 +138,14 @@ impl ModelConfig {
                 source,
             })?;
         let keys = Keys::new(path, &map);
+        if let Some(quantized) = keys.object("quantization_config")? {
+            let method = quantized.text("quant_method")?.unwrap_or("unnamed");
+            return Err(keys.unsupported(
+                "quantization_config",
+                method,
+                "weights in float16, bfloat16 or float32, and GGUF files",
+            ));
+        }
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.check(&keys)?;
