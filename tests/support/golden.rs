@@ -6,26 +6,30 @@ use std::path::{Path, PathBuf};
 use powerinfer_artifact::TensorFile;
 
 /// Every golden checkpoint.
-pub const MODELS: [&str; 21] = [
+pub const MODELS: [&str; 25] = [
     "falcon-new-relu",
     "falcon-old-7b",
     "falcon-rw-alibi",
     "gemma",
     "gptneox",
+    "gptneox-serial",
     "llama-bf16",
     "llama-bias",
     "llama-bin-only",
+    "llama-linear",
     "llama-relu-gqa",
     "llama-rope3",
     "llama-rope3-v5config",
     "llama-sharded",
     "llama-silu",
     "llama-tied-headdim",
+    "llama-yarn",
     "mistral-swa-relu",
     "opt-fp16",
     "opt-postln-proj",
     "opt-preln",
     "phi",
+    "phi-qknorm",
     "qwen2-bias-tied",
     "qwen3-qknorm",
 ];

@@ -20,8 +20,9 @@ pub enum Positions {
         /// Row of the table that position 0 takes.
         offset: usize,
     },
-    /// Each head prefers near keys by its own slope (ALiBi; Press et al. 2022): slope · key
-    /// position is added to a score before it is divided by √head_size, as Falcon has it.
+    /// Each head prefers near keys by its own slope (ALiBi): [`alibi_bias`](crate::alibi_bias)
+    /// of the key's position is added to a score before it is divided by √head_size, as Falcon
+    /// has it.
     Alibi {
         /// One slope a head.
         slopes: Vec<f32>,
@@ -137,6 +138,14 @@ impl ModelConfig {
                 source,
             })?;
         let keys = Keys::new(path, &map);
+        if let Some(quantized) = keys.object("quantization_config")? {
+            let method = quantized.text("quant_method")?.unwrap_or("unnamed");
+            return Err(keys.unsupported(
+                "quantization_config",
+                method,
+                "weights in float16, bfloat16 or float32, and GGUF files",
+            ));
+        }
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
         config.check(&keys)?;

@@ -33,6 +33,7 @@ const HARMLESS: &[&str] = &[
     "initializer_factor",
     "initializer_range",
     "is_decoder",
+    "is_llama_config",
     "keys_to_ignore_at_inference",
     "label2id",
     "layerdrop",
@@ -69,6 +70,7 @@ const HARMLESS: &[&str] = &[
     "top_p",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
     "use_bfloat16",
@@ -181,6 +183,15 @@ impl<'a> Keys<'a> {
                 Some(number) => Ok(Some(number)),
                 None => Err(self.wrong(key, value, "a number")),
             },
+        }
+    }
+
+    /// A list.
+    pub(crate) fn list(&self, key: &str) -> Result<Option<&'a [Value]>, ModelError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(self.wrong(key, other, "a list")),
         }
     }
 

@@ -2,6 +2,7 @@
 //! model is to the rest of the program.
 
 mod activation;
+mod alibi;
 mod checkpoint;
 mod config;
 pub mod container;
@@ -20,6 +21,7 @@ mod stored;
 mod weight;
 
 pub use activation::Activation;
+pub use alibi::alibi_bias;
 pub use checkpoint::Checkpoint;
 pub use config::{Biases, Block, FfnKind, ModelConfig, NormKind, Positions};
 pub use error::ModelError;

@@ -54,7 +54,7 @@ impl RotaryDefaults {
 }
 
 /// Reads the rotary settings in both layouts: keys at the top beside `rope_scaling`, or all in
-/// one object `rope_parameters`.
+/// one object `rope_parameters`. What is stated twice must be stated alike.
 pub(crate) fn rotary(
     keys: &Keys<'_>,
     head_size: usize,
@@ -63,35 +63,71 @@ pub(crate) fn rotary(
 ) -> Result<Rotary, ModelError> {
     let newer = keys.object("rope_parameters")?;
     let older = keys.object("rope_scaling")?;
-    let inner = newer.as_ref().or(older.as_ref());
-    let inside = |key: &str| inner.map_or(Ok(None), |inner| inner.positive(key));
-    let theta = match (inside("rope_theta")?, keys.positive(defaults.theta_key)?) {
-        (Some(theta), _) | (None, Some(theta)) => theta,
-        (None, None) => match keys.positive("rope_theta")? {
-            Some(theta) => theta,
-            None => defaults.theta,
-        },
+    let objects: Vec<&Keys<'_>> = newer.iter().chain(&older).collect();
+    let places: Vec<&Keys<'_>> = [keys].into_iter().chain(objects.iter().copied()).collect();
+    let theta = agreed(&places, &[defaults.theta_key, "rope_theta"])?.unwrap_or(defaults.theta);
+    let share_key = defaults.share_key.unwrap_or("partial_rotary_factor");
+    let share = match agreed(&places, &[share_key, "partial_rotary_factor"])? {
+        Some(share) if defaults.share_key.is_none() && share != 1.0 => {
+            let whole = "1, as this family rotates whole heads";
+            return Err(keys.unsupported(share_key, &share.to_string(), whole));
+        }
+        stated => stated.unwrap_or(defaults.share),
     };
-    keys.positive("rope_theta")?; // some files state it twice
-    let mut share = inside("partial_rotary_factor")?.unwrap_or(defaults.share);
-    if let Some(key) = defaults.share_key {
-        share = keys.positive(key)?.unwrap_or(share);
-        share = keys.positive("partial_rotary_factor")?.unwrap_or(share);
-    }
     let width = (head_size as f64 * share) as usize;
     if share > 1.0 || width == 0 || !width.is_multiple_of(2) {
         return Err(keys.bad(format!(
             "{width} of a head's {head_size} numbers cannot be rotated in pairs"
         )));
     }
-    let Some(scaling) = inner else {
-        return Ok(Rotary::plain(theta, width));
+    let stretched = objects
+        .iter()
+        .map(|scaling| stretched(theta, width, scaling, context_length))
+        .collect::<Result<Vec<Rotary>, ModelError>>()?;
+    match stretched.as_slice() {
+        [newer, older] if newer != older => {
+            Err(keys.bad("`rope_parameters` and `rope_scaling` contradict each other".to_owned()))
+        }
+        [rotary, ..] => Ok(rotary.clone()),
+        [] => Ok(Rotary::plain(theta, width)),
+    }
+}
+
+/// The number that stands under any of `names` in any of `places`.
+fn agreed(places: &[&Keys<'_>], names: &[&str]) -> Result<Option<f64>, ModelError> {
+    let mut found: Option<(&str, f64)> = None;
+    for (keys, name) in places
+        .iter()
+        .flat_map(|keys| names.iter().map(move |name| (keys, *name)))
+    {
+        match (found, keys.positive(name)?) {
+            (Some((first, one)), Some(other)) if one != other => {
+                return Err(keys.bad(format!(
+                    "`{first}` is {one} and `{name}` {other}; they must be the same"
+                )));
+            }
+            (_, Some(number)) => found = Some((name, number)),
+            (_, None) => {}
+        }
+    }
+    Ok(found.map(|(_, number)| number))
+}
+
+/// The frequencies as `scaling` wants them.
+fn stretched(
+    theta: f64,
+    width: usize,
+    scaling: &Keys<'_>,
+    context_length: usize,
+) -> Result<Rotary, ModelError> {
+    let kind = match (scaling.text("rope_type")?, scaling.text("type")?) {
+        (Some(newer), Some(older)) if newer != older => {
+            return Err(scaling.bad(format!(
+                "`rope_type` is `{newer}` and `type` is `{older}`; they must be the same"
+            )));
+        }
+        (newer, older) => newer.or(older),
     };
-    let kind = match scaling.text("rope_type")? {
-        Some(kind) => Some(kind),
-        None => scaling.text("type")?,
-    };
-    scaling.text("type")?;
     let rotary = match kind {
         None | Some("default") => Rotary::plain(theta, width),
         Some("linear") => linear(theta, width, factor(scaling)?),
@@ -99,7 +135,11 @@ pub(crate) fn rotary(
         Some(DIVISORS) => divided(theta, width, scaling)?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
         Some(other) => {
-            return Err(keys.unsupported("rope_scaling", other, "default, linear, llama3, yarn"));
+            return Err(scaling.unsupported(
+                "rope_scaling",
+                other,
+                "default, linear, llama3, yarn",
+            ));
         }
     };
     scaling.finish()?;
@@ -243,6 +283,11 @@ mod tests {
         assert_eq!(older.unwrap(), newer.unwrap());
         let plain = read("{}").unwrap();
         assert_eq!(plain.frequencies, [1.0, 0.1, 0.01, 0.001]);
+        let both = read(
+            r#"{"rope_theta":1e4,"rope_scaling":{"rope_type":"default","type":"default"},
+                "rope_parameters":{"rope_theta":1e4,"partial_rotary_factor":1.0}}"#,
+        );
+        assert_eq!(both.unwrap(), plain);
     }
 
     #[test]
@@ -273,6 +318,22 @@ mod tests {
             (r#"{"rope_theta":-1.0}"#, "rope_theta"),
             (r#"{"rope_scaling":"linear"}"#, "rope_scaling"),
             (r#"{"partial_rotary_factor":0.5}"#, "partial_rotary_factor"),
+            (
+                r#"{"rope_parameters":{"partial_rotary_factor":0.5}}"#,
+                "partial_rotary_factor",
+            ),
+            (
+                r#"{"rope_theta":1e6,"rope_parameters":{"rope_theta":1e4}}"#,
+                "`rope_theta` is 1000000 and `rope_theta` 10000",
+            ),
+            (
+                r#"{"rope_scaling":{"type":"linear","rope_type":"yarn","factor":2.0}}"#,
+                "`rope_type` is `yarn` and `type` is `linear`",
+            ),
+            (
+                r#"{"rope_scaling":{"type":"linear","factor":2.0},"rope_parameters":{"rope_type":"default"}}"#,
+                "`rope_parameters` and `rope_scaling` contradict",
+            ),
         ] {
             let message = read(text).unwrap_err().to_string();
             assert!(message.contains(named), "{message}");

@@ -7,6 +7,7 @@ use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
     Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight,
+    alibi_bias,
 };
 
 use crate::{
@@ -202,13 +203,11 @@ fn rotate(rotary: &Rotary, heads: &Tensor) -> Result<Tensor> {
     Tensor::cat(&parts, D::Minus1)
 }
 
-/// Slope · key position, rounded to bfloat16 as in the models' own code: `[heads, 1, tokens]`.
+/// ALiBi's bias of every key position: `[heads, 1, tokens]`.
 fn alibi(slopes: &[f32], tokens: usize) -> Result<Tensor> {
     let biases = slopes
         .iter()
-        .flat_map(|slope| {
-            (0..tokens).map(move |key| half::bf16::from_f32(slope * key as f32).to_f32())
-        })
+        .flat_map(|slope| (0..tokens).map(move |key| alibi_bias(*slope, key)))
         .collect();
     Tensor::from_vec(biases, (slopes.len(), 1, tokens), &Device::Cpu)
 }

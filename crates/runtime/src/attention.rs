@@ -1,8 +1,7 @@
 //! Causal grouped-query attention over a KV cache.
 
-use half::bf16;
 use powerinfer_kernels::Isa;
-use powerinfer_model::ModelConfig;
+use powerinfer_model::{ModelConfig, alibi_bias};
 
 /// Keys and values of one layer, one run of positions per head, in float32.
 #[derive(Debug, Default)]
@@ -77,8 +76,7 @@ pub(crate) fn attend(
         scores.extend(keys.chunks_exact(size).map(|key| isa.dot(query, key)));
         if let Some(slopes) = reach.slopes {
             for (key, score) in scores.iter_mut().enumerate() {
-                // Rounded as in the models' own code.
-                *score += bf16::from_f32(slopes[head] * (first + key) as f32).to_f32();
+                *score += alibi_bias(slopes[head], first + key);
             }
         }
         scores.iter_mut().for_each(|score| *score *= scale);

@@ -26,6 +26,7 @@ use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.
 fn plan(checkpoint: &Checkpoint, hot: usize) -> Plan {
     let config = checkpoint.config();
+    let hot = hot.min(config.ffn_size);
     let mut plan = Plan::unplaced(
         config.layer_count,
         config.ffn_size,

@@ -1,10 +1,10 @@
 //! Falcon in its three shapes: 40B and 180B (new), 7B (multi-query, one norm), and the RefinedWeb
 //! models (ALiBi, one part after the other).
 
-use half::bf16;
-
 use crate::{
-    Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions, Weight,
+    Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
+    Weight,
+    alibi::slopes,
     families::{
         Family,
         llama::{activation, head_size},
@@ -24,11 +24,16 @@ pub(super) const FALCON: Family = Family {
         let layer_count = keys.size_or(&["num_hidden_layers", "n_layer"], 32)?;
         let head_count = keys.size_or(&["num_attention_heads", "n_head"], 71)?;
         let head_size = head_size(keys, hidden_size, head_count)?;
-        let new = keys.flag("new_decoder_architecture", false)?;
+        // The first 40B's say it with their type alone; `RefinedWebModel` is the 7B.
+        let refined_web = keys.text("model_type")? == Some("RefinedWeb");
+        let new = keys.flag("new_decoder_architecture", refined_web)?;
         let multi_query = keys.flag("multi_query", true)?;
         let kv_heads = keys.size_or(&["num_kv_heads", "n_head_kv"], head_count)?;
         let parallel = keys.flag("parallel_attn", true)? || new;
         let norms = keys.size("num_ln_in_parallel_attn")?.unwrap_or(2);
+        if norms > 2 {
+            return Err(keys.unsupported("num_ln_in_parallel_attn", &norms.to_string(), "1, 2"));
+        }
         let context_length = keys.size_or(&["max_position_embeddings"], 2048)?;
         let biased = keys.flag("bias", false)?;
         let rotary = rotary(keys, head_size, context_length, &RotaryDefaults::USUAL)?;
@@ -66,11 +71,7 @@ pub(super) const FALCON: Family = Family {
             query_key_norm: false,
             final_norm: true,
             ffn: FfnKind::Plain,
-            // ReluFalcon is older than the key `activation`.
-            activation: match keys.text("hidden_act")? {
-                Some(_) => activation(keys, "hidden_act", "gelu")?,
-                None => activation(keys, "activation", "gelu")?,
-            },
+            activation: either_activation(keys)?,
             biases: Biases {
                 query_key_value: biased,
                 attention_output: biased,
@@ -84,6 +85,19 @@ pub(super) const FALCON: Family = Family {
     source,
     spare: &["rotary_emb.inv_freq"],
 };
+
+/// ReluFalcon is older than the key `activation` and says `hidden_act`.
+fn either_activation(keys: &Keys<'_>) -> Result<Activation, ModelError> {
+    let newer = activation(keys, "activation", "gelu")?;
+    let older = activation(keys, "hidden_act", "gelu")?;
+    match (keys.text("activation")?, keys.text("hidden_act")?) {
+        (Some(a), Some(b)) if newer != older => Err(keys.bad(format!(
+            "`activation` is `{a}` and `hidden_act` is `{b}`; they must be the same"
+        ))),
+        (None, Some(_)) => Ok(older),
+        _ => Ok(newer),
+    }
+}
 
 /// How often the reference implementation adds the bias.
 ///
@@ -99,24 +113,6 @@ fn alibi_strength(keys: &Keys<'_>) -> Result<f64, ModelError> {
         None | Some("eager") => 2.0,
         Some(_) => 1.0,
     })
-}
-
-/// ALiBi's slopes times `strength`: a geometric series over the heads, rounded to bfloat16 as
-/// the models were trained with.
-fn slopes(heads: usize, strength: f64) -> Vec<f32> {
-    let power = if heads.is_power_of_two() {
-        heads
-    } else {
-        heads.next_power_of_two() / 2
-    };
-    let base = |count: usize| 2f64.powf(-8.0 / count as f64);
-    let usual = (1..=power).map(|head| base(power).powi(head as i32));
-    // Heads beyond a power of two take every second slope of the next longer series.
-    let further = (0..heads - power).map(|head| base(2 * power).powi(2 * head as i32 + 1));
-    usual
-        .chain(further)
-        .map(|slope| bf16::from_f64(slope * strength).to_f32())
-        .collect()
 }
 
 fn source(config: &ModelConfig, weight: Weight) -> Source {
@@ -163,17 +159,4 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
         other => unreachable!("Falcon has no {other:?}"),
     };
     of_layer("transformer.h", layer, name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slopes_fall_by_halves_and_fill_up_between() {
-        assert_eq!(slopes(8, 1.0)[..3], [0.5, 0.25, 0.125]);
-        assert_eq!(slopes(4, 1.0), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
-        // Two more than four: the first and third slope of eight.
-        assert_eq!(slopes(6, 2.0)[4..], [1.0, 0.25]);
-    }
 }

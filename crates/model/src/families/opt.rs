@@ -21,6 +21,10 @@ pub(super) const OPT: Family = Family {
         let norm_before = keys.flag("do_layer_norm_before", true)?;
         let biased = keys.flag("enable_bias", true)?;
         let norm_weights = keys.flag("layer_norm_elementwise_affine", true)?;
+        // Galactica says that its positions are learned; OPT has no others.
+        if !keys.flag("learned_embeddings", true)? {
+            return Err(keys.unsupported("learned_embeddings", "false", "true"));
+        }
         Ok(ModelConfig {
             // Which of the two decides whether norms have weights in the file.
             family: if norm_weights {

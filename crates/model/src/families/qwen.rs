@@ -59,15 +59,15 @@ pub(super) const QWEN3: Family = Family {
 /// from `max_window_layers` on.
 fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
     let asked = keys.flag("use_sliding_window", false)?;
-    let window = keys.size("sliding_window")?.unwrap_or(4096);
-    let first = match keys.value("max_window_layers") {
-        Some(serde_json::Value::Number(first)) => first.as_u64().unwrap_or(u64::MAX) as usize,
-        _ => 28,
+    let window = match keys.size("sliding_window")? {
+        None if !keys.has("sliding_window") => Some(4096),
+        window => window, // a null says that there is none
     };
-    let types = match keys.value("layer_types") {
-        Some(serde_json::Value::Array(types)) => Some(types),
-        _ => None,
+    let first = match keys.number("max_window_layers")? {
+        Some(first) => first as usize,
+        None => 28,
     };
+    let types = keys.list("layer_types")?;
     for (layer, slot) in config.attention_windows.iter_mut().enumerate() {
         let sliding = match types {
             None => layer >= first,
@@ -83,7 +83,7 @@ fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> 
                 }
             },
         };
-        *slot = (asked && sliding).then_some(window);
+        *slot = window.filter(|_| asked && sliding);
     }
     Ok(())
 }

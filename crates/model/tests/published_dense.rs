@@ -1,0 +1,140 @@
+//! Published dense models by name: their configurations with the keys their authors left in them,
+//! as `published_dense.json` lists them, and how many parameters their authors count.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use powerinfer_model::{ModelConfig, ModelError};
+use serde_json::{Value, json};
+
+/// The keys that models of a family share, and what each of them adds.
+fn listed() -> Value {
+    serde_json::from_str(include_str!("published_dense.json")).unwrap()
+}
+
+fn parse(config: &Value) -> Result<ModelConfig, ModelError> {
+    ModelConfig::parse(config.to_string().as_bytes(), Path::new("config.json"))
+}
+
+/// `config` with the keys of `changes`.
+fn with(config: &Value, changes: &Value) -> Value {
+    let mut config = config.clone();
+    let changes = changes.as_object().unwrap().clone();
+    config.as_object_mut().unwrap().extend(changes);
+    config
+}
+
+/// The published configuration called `name`, with the keys of `changes`.
+fn published(name: &str, changes: &Value) -> Value {
+    let listed = listed();
+    let mut models = listed["models"].as_array().unwrap().iter();
+    let model = models.find(|model| model["name"] == name).unwrap();
+    let family = &listed["families"][model["family"].as_str().unwrap()];
+    with(&with(family, &model["config"]), changes)
+}
+
+#[test]
+fn configurations_are_understood_to_the_last_parameter() {
+    for model in listed()["models"].as_array().unwrap() {
+        let name = model["name"].as_str().unwrap();
+        let config = parse(&published(name, &json!({})));
+        let config = config.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let size = |weight| config.shape(weight).iter().product::<usize>();
+        let count: usize = config.weights().into_iter().map(size).sum();
+        assert_eq!(model["parameters"], count, "{name}");
+    }
+}
+
+#[test]
+fn what_would_change_the_model_is_refused_by_name() {
+    let llama = "meta-llama/Llama-2-7b-hf";
+    let neox = "EleutherAI/pythia-70m";
+    for (name, changes, named) in [
+        (
+            llama,
+            json!({ "architectures": ["Starcoder2ForCausalLM"] }),
+            "LlamaForCausalLM",
+        ),
+        (
+            llama,
+            json!({ "architectures": ["Phi3ForCausalLM"] }),
+            "PhiForCausalLM",
+        ),
+        (
+            llama,
+            json!({ "quantization_config": { "quant_method": "gptq", "bits": 4 } }),
+            "`quantization_config` is `gptq`",
+        ),
+        (
+            llama,
+            json!({ "rope_interleaved": true }),
+            "rope_interleaved",
+        ),
+        (
+            llama,
+            json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }),
+            "dynamic",
+        ),
+        (
+            llama,
+            json!({ "partial_rotary_factor": 0.5 }),
+            "partial_rotary_factor",
+        ),
+        (
+            "mistralai/Mistral-7B-v0.1",
+            json!({ "attention_bias": true }),
+            "attention_bias",
+        ),
+        (
+            "Qwen/Qwen2-7B",
+            json!({ "layer_types": "full_attention" }),
+            "layer_types",
+        ),
+        (
+            "Qwen/Qwen2-7B",
+            json!({ "max_window_layers": "all" }),
+            "max_window_layers",
+        ),
+        (
+            neox,
+            json!({ "partial_rotary_factor": 0.5 }),
+            "`rotary_pct` is 0.25 and `partial_rotary_factor` 0.5",
+        ),
+        (
+            "tiiuae/falcon-40b",
+            json!({ "num_ln_in_parallel_attn": 3 }),
+            "num_ln_in_parallel_attn",
+        ),
+        (
+            "tiiuae/falcon-7b",
+            json!({ "activation": "gelu", "hidden_act": "relu" }),
+            "`activation` is `gelu` and `hidden_act` is `relu`",
+        ),
+        (
+            "facebook/opt-125m",
+            json!({ "learned_embeddings": false }),
+            "learned_embeddings",
+        ),
+    ] {
+        let message = parse(&published(name, &changes)).unwrap_err().to_string();
+        assert!(message.contains(named), "{message}");
+    }
+}
+
+#[test]
+fn windows_of_qwen_are_there_where_they_are_asked_for() {
+    let asked = json!({
+        "num_hidden_layers": 3, "sliding_window": 16, "use_sliding_window": true,
+        "max_window_layers": 1,
+    });
+    let first = json!(["sliding_attention", "full_attention", "full_attention"]);
+    for (changes, windows) in [
+        (json!({}), [None, Some(16), Some(16)]),
+        (json!({ "layer_types": first }), [Some(16), None, None]),
+        (json!({ "sliding_window": null }), [None; 3]),
+        (json!({ "use_sliding_window": false }), [None; 3]),
+    ] {
+        let config = published("Qwen/Qwen2.5-0.5B", &with(&asked, &changes));
+        assert_eq!(parse(&config).unwrap().attention_windows, windows);
+    }
+}
