@@ -7,10 +7,11 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 13] = [
+const LADDER: [&str; 14] = [
     "powerinfer-kernels",
     "powerinfer-artifact",
     "powerinfer-model",
+    "powerinfer-hub",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",
@@ -24,7 +25,7 @@ const LADDER: [&str; 13] = [
 ];
 
 /// What must never be linked into a program that only runs bundles.
-const HEAVY: [&str; 7] = [
+const HEAVY: [&str; 8] = [
     "candle-core",
     "candle-nn",
     "polars",
@@ -32,6 +33,7 @@ const HEAVY: [&str; 7] = [
     "good_lp",
     "microlp",
     "monty",
+    "ureq",
 ];
 
 /// Normal dependencies of every package, by name.
