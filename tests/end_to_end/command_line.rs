@@ -2,8 +2,9 @@
 
 use crate::sandbox::Sandbox;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "",
+    "pull",
     "profile",
     "train-predictors",
     "place",

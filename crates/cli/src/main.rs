@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 use output::Output;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, place, prepare, profile, run, tokenize,
+    completions, doctor, eval, inspect, logits, place, prepare, profile, pull, run, tokenize,
     train_predictors,
 };
 
@@ -48,6 +48,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Fetch a model from the hub
+    Pull(pull::PullArguments),
     /// Measure which neurons fire
     Profile(profile::ProfileArguments),
     /// Train the predictors that foresee which neurons fire
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
     };
     progress::listen_for_interrupts();
     let result = match arguments.command {
+        Command::Pull(arguments) => pull::run(&arguments, output),
         Command::Profile(arguments) => profile::run(&arguments, output),
         Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),
         Command::Place(arguments) => place::run(&arguments, output),

@@ -8,6 +8,7 @@ pub(crate) mod logits;
 pub(crate) mod place;
 pub(crate) mod prepare;
 pub(crate) mod profile;
+pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod tokenize;
 pub(crate) mod train_predictors;

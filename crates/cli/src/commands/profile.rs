@@ -20,7 +20,7 @@ use crate::{
     after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"
 )]
 pub(crate) struct ProfileArguments {
-    /// Model: a folder, a GGUF file, or `demo`
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     #[command(flatten)]
@@ -58,7 +58,7 @@ impl TraceArguments {
 
 pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
         model_argument::work_folder(&checkpoint.identity().name).join("profile")
     });
