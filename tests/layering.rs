@@ -7,10 +7,11 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 14] = [
+const LADDER: [&str; 15] = [
     "powerinfer-kernels",
     "powerinfer-artifact",
     "powerinfer-model",
+    "powerinfer-hub",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",
@@ -25,7 +26,7 @@ const LADDER: [&str; 14] = [
 ];
 
 /// What must never be linked into a program that only runs bundles.
-const HEAVY: [&str; 7] = [
+const HEAVY: [&str; 8] = [
     "candle-core",
     "candle-nn",
     "polars",
@@ -33,6 +34,7 @@ const HEAVY: [&str; 7] = [
     "good_lp",
     "microlp",
     "monty",
+    "ureq",
 ];
 
 /// Normal dependencies of every package, by name.

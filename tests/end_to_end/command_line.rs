@@ -2,8 +2,9 @@
 
 use crate::sandbox::Sandbox;
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "",
+    "pull",
     "profile",
     "merge",
     "train-predictors",

@@ -8,6 +8,9 @@ mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;
 mod goldens;
+mod hub;
+#[path = "../support/hub_server.rs"]
+mod hub_server;
 mod import;
 #[cfg(target_os = "linux")]
 mod memory;

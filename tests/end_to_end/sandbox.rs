@@ -71,26 +71,7 @@ impl Sandbox {
     }
 
     pub(crate) fn run_with(&self, arguments: &[&str], stdin: &[u8]) -> Run {
-        let mut child = self
-            .command(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = child.stdin.take().unwrap();
-        let stdin = stdin.to_vec();
-        // A program that fails early does not read its input.
-        let writer = std::thread::spawn(move || {
-            let _ = input.write_all(&stdin);
-        });
-        let output = child.wait_with_output().unwrap();
-        writer.join().unwrap();
-        Run {
-            code: output.status.code().unwrap_or(-1),
-            stdout: output.stdout,
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
+        run_command(self.command(arguments), stdin)
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
@@ -98,7 +79,10 @@ impl Sandbox {
         command
             .current_dir(self.folder.path())
             .env("NO_COLOR", "1")
-            .env_remove("POWERINFER_ISA");
+            .env_remove("POWERINFER_ISA")
+            // No test finds a model of the machine's owner, or asks a network for one.
+            .env("HF_HUB_CACHE", self.path("hub"))
+            .env("HF_HUB_OFFLINE", "1");
         for argument in arguments {
             match argument.strip_prefix('@') {
                 Some(name) => command.arg(self.path(name)),
@@ -120,6 +104,29 @@ impl Sandbox {
         let folder = self.path("demo.powerinfer");
         copy_folder(prepared_demo(), &folder);
         folder
+    }
+}
+
+/// Runs `command` to its end.
+pub(crate) fn run_command(mut command: Command, stdin: &[u8]) -> Run {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let stdin = stdin.to_vec();
+    // A program that fails early does not read its input.
+    let writer = std::thread::spawn(move || {
+        let _ = input.write_all(&stdin);
+    });
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: output.stdout,
+        stderr: String::from_utf8(output.stderr).unwrap(),
     }
 }
 

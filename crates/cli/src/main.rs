@@ -18,7 +18,7 @@ use output::Output;
 use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, run, synth,
+    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run, synth,
     tokenize, train_predictors,
 };
 
@@ -49,6 +49,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Fetch a model from the hub
+    Pull(pull::PullArguments),
     /// Measure which neurons fire
     Profile(profile::ProfileArguments),
     /// Put profiles of shards, or of different texts, together
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
     };
     progress::listen_for_interrupts();
     let result = match arguments.command {
+        Command::Pull(arguments) => pull::run(&arguments, output),
         Command::Profile(arguments) => profile::run(&arguments, output),
         Command::Merge(arguments) => merge::run(&arguments, output),
         Command::TrainPredictors(arguments) => train_predictors::run(&arguments, output),

@@ -3,20 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use powerinfer_artifact::ByteSize;
 use powerinfer_bundle::Bundle;
+use powerinfer_hub::{Hub, ModelName, Snapshot};
 use powerinfer_model::{Checkpoint, Files};
 use powerinfer_text::Tokenizer;
+
+use crate::{output::Output, progress::Bar};
 
 /// The word for the model that is embedded in the program.
 pub(crate) const DEMO: &str = "demo";
 
-/// Opens the checkpoint called `model`: a folder, a GGUF file, or the word `demo`.
-pub(crate) fn open_checkpoint(model: &str) -> Result<Checkpoint> {
-    Ok(Checkpoint::from_files(files(model)?)?)
+/// Opens the checkpoint called `model`: a folder, a GGUF file, `org/name` on the hub, or the word
+/// `demo`.
+pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint> {
+    Ok(Checkpoint::from_files(files(model, output)?)?)
 }
 
-/// The files of the model called `model`.
-pub(crate) fn files(model: &str) -> Result<Files> {
+/// The files of the model called `model`; they are fetched if they are on the hub alone.
+pub(crate) fn files(model: &str, output: Output) -> Result<Files> {
     let folder = Path::new(model);
     // A folder called `demo` right here is meant when it is there and holds a model.
     if model == DEMO && !folder.join("config.json").exists() {
@@ -25,7 +30,43 @@ pub(crate) fn files(model: &str) -> Result<Files> {
             files: powerinfer_datasets::demo::FILES,
         });
     }
-    Ok(Files::open(folder)?)
+    match hub_name(model) {
+        Some(name) => {
+            let snapshot = Hub::from_environment()?.pull(&name, &Bar::new(output))?;
+            if snapshot.files.iter().any(|file| file.fetched) {
+                output.say(describe(&name, &snapshot));
+            }
+            Ok(Files::open(&snapshot.path)?.named(name.name()))
+        }
+        None => Ok(Files::open(folder)?),
+    }
+}
+
+/// The model on the hub that `argument` means: what is here goes before it.
+fn hub_name(argument: &str) -> Option<ModelName> {
+    if Path::new(argument).exists() {
+        return None;
+    }
+    ModelName::parse(argument).ok()
+}
+
+/// `argument`, where it means a model that is not at a path here: the demo, or one on the hub.
+pub(crate) fn model_elsewhere(argument: &Path) -> Option<&str> {
+    let name = argument.to_str().filter(|_| !argument.exists())?;
+    (name == DEMO || hub_name(name).is_some()).then_some(name)
+}
+
+/// One line about what was fetched.
+pub(crate) fn describe(name: &ModelName, snapshot: &Snapshot) -> String {
+    let fetched = snapshot.files.iter().filter(|file| file.fetched);
+    let bytes = fetched.clone().map(|file| file.bytes);
+    format!(
+        "fetched `{name}`: {} of {} files, {}; commit {}",
+        fetched.count(),
+        snapshot.files.len(),
+        ByteSize(bytes.fold(0, u64::saturating_add)),
+        snapshot.commit,
+    )
 }
 
 /// The folder for the artifacts of the model called `name`: `./<name>.powerinfer`.
@@ -37,10 +78,11 @@ pub(crate) fn work_folder(name: &str) -> PathBuf {
 /// in it, or the name of a model whose work folder is here.
 pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     let given = PathBuf::from(argument);
-    let name = given.file_name().map_or_else(
-        || argument.to_owned(),
-        |name| name.to_string_lossy().into_owned(),
-    );
+    let name = match (hub_name(argument), given.file_name()) {
+        (Some(name), _) => name.name().to_owned(), // without the revision
+        (None, Some(name)) => name.to_string_lossy().into_owned(),
+        (None, None) => argument.to_owned(),
+    };
     [
         given.clone(),
         given.join("bundle"),
@@ -59,7 +101,7 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
 
 /// The tokenizer among `files`.
 pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
-    if let Files::Folder(folder) = files {
+    if let Some(folder) = files.as_folder() {
         return Ok(Tokenizer::from_directory(folder)?);
     }
     let read = |name: &str| {

@@ -74,9 +74,14 @@ impl Progress for Bar {
         } else {
             ProgressDrawTarget::hidden()
         };
-        let template = format!(
-            "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{eta}} left"
-        );
+        let template = if unit == "bytes" {
+            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left"
+                .to_owned()
+        } else {
+            format!(
+                "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{eta}} left"
+            )
+        };
         let bar = ProgressBar::with_draw_target(Some(total), target).with_message(title.to_owned());
         if let Ok(style) = ProgressStyle::with_template(&template) {
             let style = style.with_key(

@@ -66,7 +66,7 @@ impl Checkpoint {
     /// Opens the checkpoint that consists of `files`, its weights in safetensors or, where there
     /// are none, in PyTorch's own files.
     pub fn from_files(files: Files) -> Result<Self, ModelError> {
-        if let Files::Gguf(gguf) = &files {
+        if let Some(gguf) = files.gguf() {
             let gguf = Arc::clone(gguf);
             let naming = Naming::Gguf(gguf.layout());
             return Self::from_container(files, Box::new(gguf), Some(naming));

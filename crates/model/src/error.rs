@@ -9,7 +9,7 @@ use powerinfer_artifact::ArtifactError;
 pub enum ModelError {
     /// There is no such folder or file.
     #[error(
-        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, or the word `demo`"
+        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, `org/name` on the hub, or the word `demo`"
     )]
     NoSuchFolder {
         /// What was asked for.

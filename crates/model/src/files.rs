@@ -23,6 +23,13 @@ pub enum Files {
     },
     /// A GGUF file, whose metadata are read as the files they stand for.
     Gguf(Arc<Gguf>),
+    /// Others, under a name of their own: where they are does not say what they are.
+    Named {
+        /// What the set is called.
+        name: String,
+        /// The files.
+        files: Box<Files>,
+    },
 }
 
 impl Files {
@@ -45,6 +52,32 @@ impl Files {
         }
     }
 
+    /// The same files under the name that a person gave.
+    pub fn named(self, name: &str) -> Self {
+        Self::Named {
+            name: name.to_owned(),
+            files: Box::new(self),
+        }
+    }
+
+    /// The GGUF file, where they are one.
+    pub(crate) fn gguf(&self) -> Option<&Arc<Gguf>> {
+        match self {
+            Self::Gguf(gguf) => Some(gguf),
+            Self::Named { files, .. } => files.gguf(),
+            Self::Folder(_) | Self::Embedded { .. } => None,
+        }
+    }
+
+    /// The folder, where they are the files of one.
+    pub fn as_folder(&self) -> Option<&Path> {
+        match self {
+            Self::Folder(folder) => Some(folder),
+            Self::Named { files, .. } => files.as_folder(),
+            Self::Embedded { .. } | Self::Gguf(_) => None,
+        }
+    }
+
     /// The file called `name`, or `None` where there is none.
     pub fn read(&self, name: &str) -> Result<Option<FileBytes>, ArtifactError> {
         match self {
@@ -61,6 +94,7 @@ impl Files {
                 .find(|(file, _)| *file == name)
                 .map(|(_, bytes)| FileBytes::Embedded(bytes))),
             Self::Gguf(gguf) => Ok(gguf.file(name).map(FileBytes::Owned)),
+            Self::Named { files, .. } => files.read(name),
         }
     }
 
@@ -68,6 +102,7 @@ impl Files {
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
             Self::Gguf(gguf) => gguf.path().to_owned(),
+            Self::Named { files, .. } => files.path(name),
             _ => self.folder().join(name),
         }
     }
@@ -78,13 +113,15 @@ impl Files {
             Self::Folder(folder) => folder,
             Self::Embedded { name, .. } => Path::new(name),
             Self::Gguf(gguf) => gguf.path(),
+            Self::Named { files, .. } => files.folder(),
         }
     }
 
-    /// What a person calls the set: the folder's own name.
+    /// What a person calls the set: the folder's own name unless another was given.
     pub fn name(&self) -> String {
         match self {
             Self::Embedded { name, .. } => (*name).to_owned(),
+            Self::Named { name, .. } => name.clone(),
             Self::Gguf(gguf) => gguf.path().file_stem().map_or_else(
                 || "model".to_owned(),
                 |name| name.to_string_lossy().into_owned(),

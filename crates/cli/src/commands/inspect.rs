@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer inspect demo.powerinfer/bundle --verify")]
 pub(crate) struct InspectArguments {
-    /// Profile, predictors, bundle, plan or model; or a folder with several of them
+    /// Profile, predictors, bundle, plan or model (`org/name` on the hub too); or a folder with several of them
     path: PathBuf,
     /// Draw a profile as a page that needs nothing from elsewhere
     #[arg(long, value_name = "FILE")]
@@ -48,7 +48,13 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     if let Some(page) = &arguments.html {
         draw(&arguments.path, page, output)?;
     }
-    let report = inspect(&arguments.path, arguments.verify)?;
+    let report = match model_argument::model_elsewhere(&arguments.path) {
+        Some(name) => model(
+            &model_argument::open_checkpoint(name, output)?,
+            arguments.verify,
+        )?,
+        None => inspect(&arguments.path, arguments.verify)?,
+    };
     if arguments.json {
         return print_json(&report.json);
     }
@@ -72,12 +78,6 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
 /// Finds out what `path` is.
 fn inspect(path: &Path, verify: bool) -> Result<Report> {
     if !path.exists() {
-        if path == Path::new(model_argument::DEMO) {
-            return model(
-                &model_argument::open_checkpoint(model_argument::DEMO)?,
-                verify,
-            );
-        }
         bail!(
             "`{}` does not exist; `powerinfer inspect` takes a folder or file made by powerinfer",
             path.display()

@@ -41,7 +41,7 @@ enum Engine {
     after_help = "Example:\n  powerinfer logits ./my-model --ids 1,15,27 --engine reference --out logits.safetensors"
 )]
 pub(crate) struct LogitsArguments {
-    /// Model folder, bundle, or `demo`
+    /// Model (a folder, a GGUF file, `org/name` on the hub, or `demo`), or a bundle
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Token ids, separated by commas
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
             &arguments.ids,
         )?,
         (Engine::Runtime, false) => {
-            let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+            let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
             let policy: Policy = policy.unwrap_or(PolicyArgument::Dense).into();
             if policy == Policy::Predicted {
                 bail!(
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 bail!("the reference engine is dense; use `--engine runtime` for a policy");
             }
             forward(
-                ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model)?)?,
+                ReferenceModel::load(&model_argument::open_checkpoint(&arguments.model, output)?)?,
                 &arguments.ids,
             )?
         }

@@ -9,6 +9,7 @@ pub(crate) mod merge;
 pub(crate) mod place;
 pub(crate) mod prepare;
 pub(crate) mod profile;
+pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod synth;
 pub(crate) mod tokenize;

@@ -37,7 +37,7 @@ const ASSUMED_HARDWARE: &str = "rtx4090";
     after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, or `demo`
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
@@ -92,7 +92,7 @@ pub(crate) struct Placement {
 }
 
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
-    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
         &arguments

@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
 pub(crate) struct PrepareArguments {
-    /// Model: a folder, a GGUF file, or `demo`
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder for profile, predictors and bundle [default: ./<model>.powerinfer]
@@ -45,7 +45,7 @@ pub(crate) struct PrepareArguments {
 
 pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     check_paths(&arguments.calibration.data)?;
-    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let name = checkpoint.identity().name.clone();
     let folder = arguments
         .out

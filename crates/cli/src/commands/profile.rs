@@ -21,7 +21,7 @@ use crate::{
     after_help = "Example:\n  powerinfer profile ./my-model --data articles/ --tokens 100000"
 )]
 pub(crate) struct ProfileArguments {
-    /// Model: a folder, a GGUF file, or `demo`
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     if shard != Shard::WHOLE && amount != Amount::Everything {
         bail!("a shard cannot see when all of them together have enough; give `--tokens N`");
     }
-    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let out = arguments.out.clone().unwrap_or_else(|| {
         let name = match shard {
             Shard::WHOLE => "profile".to_owned(),

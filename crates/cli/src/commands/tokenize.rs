@@ -13,7 +13,7 @@ use crate::{model_argument, output::Output, progress::while_waiting};
     after_help = "Examples:\n  printf 'def f(x):' | powerinfer tokenize demo\n  echo '[0, 5, 9]' | powerinfer tokenize demo --decode"
 )]
 pub(crate) struct TokenizeArguments {
-    /// Model: a folder (its tokenizer files are enough), a GGUF file, or `demo`
+    /// Model: a folder (its tokenizer files are enough), a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Read a JSON array of ids and write text
@@ -27,8 +27,8 @@ pub(crate) struct TokenizeArguments {
     keep_special: bool,
 }
 
-pub(crate) fn run(arguments: &TokenizeArguments, _output: Output) -> Result<()> {
-    let tokenizer = model_argument::tokenizer(&model_argument::files(&arguments.model)?)?;
+pub(crate) fn run(arguments: &TokenizeArguments, output: Output) -> Result<()> {
+    let tokenizer = model_argument::tokenizer(&model_argument::files(&arguments.model, output)?)?;
     let mut input = Vec::new();
     while_waiting(|| std::io::stdin().read_to_end(&mut input)).context("cannot read stdin")?;
     let Ok(text) = String::from_utf8(input) else {

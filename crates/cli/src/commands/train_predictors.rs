@@ -25,7 +25,7 @@ use crate::{
     after_help = "Examples:\n  powerinfer train-predictors demo --recall 0.98\n  powerinfer train-predictors model.powerinfer.gguf --import model.powerinfer.gguf"
 )]
 pub(crate) struct TrainPredictorsArguments {
-    /// Model: a folder, a GGUF file, or `demo`
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
@@ -102,7 +102,7 @@ impl TrainingArguments {
 }
 
 pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Result<()> {
-    let checkpoint = model_argument::open_checkpoint(&arguments.model)?;
+    let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
         &arguments

@@ -1,0 +1,158 @@
+//! The files of a model, one after another.
+
+use std::{collections::BTreeSet, fs};
+
+use hf_hub::{Repo, RepoType};
+use powerinfer_artifact::{Progress, mapped_file::FileBytes};
+
+use crate::{
+    HubError, ModelName, Snapshot, SnapshotFile,
+    cache::{Commit, ModelCache},
+    client::Client,
+    download::fetch_blob,
+    file_name::FileName,
+    hub::Wish,
+    remote_file::RemoteFile,
+    selection::{Selection, Weights, shards},
+};
+
+/// Most names that an error lists.
+const NAMES_IN_AN_ERROR: usize = 20;
+
+/// A commit on its way into the cache.
+pub(crate) struct Fetch<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) model: &'a ModelName,
+    pub(crate) cache: &'a ModelCache,
+    pub(crate) commit: &'a Commit,
+    pub(crate) progress: &'a dyn Progress,
+}
+
+impl Fetch<'_> {
+    /// Fetches what is wanted of the files called `names`.
+    pub(crate) fn wish(
+        &self,
+        wish: Wish<'_>,
+        names: &BTreeSet<String>,
+    ) -> Result<Snapshot, HubError> {
+        let folder = self.cache.snapshot(self.commit);
+        let mut path = folder.clone();
+        let files = match wish {
+            Wish::File(file) => {
+                if !names.contains(file.as_str()) {
+                    return Err(self.no_such_file(file, names));
+                }
+                path.push(file.to_path());
+                self.files(vec![file.clone()])?
+            }
+            Wish::Model => {
+                let selection = Selection::of(self.model, names)?;
+                let mut wanted = selection.companions;
+                match selection.weights {
+                    Weights::Single(file) => {
+                        wanted.push(file);
+                        self.files(wanted)?
+                    }
+                    Weights::Gguf(file) => {
+                        path.push(file.to_path());
+                        self.files(vec![file])?
+                    }
+                    Weights::Sharded(index) => {
+                        wanted.push(index.clone());
+                        let mut files = self.files(wanted)?;
+                        let bytes = FileBytes::open(&folder.join(index.to_path()))?;
+                        let shards = shards(self.model, &index, &bytes)?;
+                        let absent = |shard: &&FileName| !names.contains(shard.as_str());
+                        if let Some(shard) = shards.iter().find(absent) {
+                            return Err(HubError::BadIndex {
+                                model: self.model.to_string(),
+                                index: index.to_string(),
+                                reason: format!("lists `{shard}`, which is not there"),
+                            });
+                        }
+                        files.extend(self.files(shards)?);
+                        files
+                    }
+                }
+            }
+        };
+        Ok(Snapshot {
+            folder,
+            path,
+            commit: self.commit.as_str().to_owned(),
+            files,
+        })
+    }
+
+    /// Fetches those of `wanted` that are not in the snapshot.
+    fn files(&self, wanted: Vec<FileName>) -> Result<Vec<SnapshotFile>, HubError> {
+        let folder = self.cache.snapshot(self.commit);
+        let mut files = Vec::new();
+        let mut missing = Vec::new();
+        for name in wanted {
+            let there = fs::metadata(folder.join(name.to_path()));
+            let mut file = SnapshotFile {
+                name: name.to_string(),
+                bytes: 0,
+                fetched: false,
+            };
+            match there {
+                Ok(metadata) => file.bytes = metadata.len(),
+                Err(_) => {
+                    let remote = self.describe(&name)?;
+                    file.bytes = remote.size;
+                    file.fetched = !self.cache.has_blob(&remote.etag, remote.size);
+                    missing.push(remote);
+                }
+            }
+            files.push(file);
+        }
+        if missing.is_empty() {
+            return Ok(files);
+        }
+        let left = |remote: &RemoteFile| {
+            let there = self.cache.length_there(&remote.etag, remote.size);
+            remote.size - there
+        };
+        let total = missing.iter().map(left).fold(0, u64::saturating_add);
+        self.progress.begin(&self.model.to_string(), total, "bytes");
+        let result = missing.iter().try_for_each(|remote| {
+            fetch_blob(self.client, self.model, self.cache, remote, self.progress)?;
+            self.cache.link(self.commit, &remote.name, &remote.etag)
+        });
+        self.progress.end();
+        result.map(|()| files)
+    }
+
+    /// What the hub says of the file called `name`.
+    fn describe(&self, name: &FileName) -> Result<RemoteFile, HubError> {
+        // The commit rather than the branch, which may move meanwhile.
+        let repository = Repo::with_revision(
+            self.model.repository(),
+            RepoType::Model,
+            self.commit.as_str().to_owned(),
+        );
+        let path = format!("{}/resolve/{}", repository.url(), repository.url_revision());
+        let address = self.client.address(&path, name.components())?;
+        self.client.persist(self.progress, || {
+            RemoteFile::describe(self.client, self.model, name, address.clone())
+        })
+    }
+
+    fn no_such_file(&self, file: &FileName, names: &BTreeSet<String>) -> HubError {
+        let mut known: Vec<String> = names
+            .iter()
+            .filter_map(|name| FileName::parse(name).ok())
+            .map(|name| name.to_string())
+            .take(NAMES_IN_AN_ERROR)
+            .collect();
+        if known.len() < names.len() {
+            known.push("…".to_owned());
+        }
+        HubError::NoSuchFile {
+            model: self.model.to_string(),
+            file: file.to_string(),
+            known: known.join(", "),
+        }
+    }
+}

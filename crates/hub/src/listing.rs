@@ -1,0 +1,53 @@
+//! What the hub says a revision consists of.
+
+use std::collections::BTreeSet;
+
+use hf_hub::{Repo, RepoType, api::RepoInfo};
+
+use crate::{
+    ModelName,
+    cache::Commit,
+    client::{Client, Failure, Follow, body, protocol},
+};
+
+/// Most bytes of a listing.
+const LONGEST: u64 = 32 << 20;
+
+/// The commit that a revision is at, and the names of its files, unchecked.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) commit: Commit,
+    pub(crate) names: BTreeSet<String>,
+}
+
+impl Listing {
+    /// Asks the hub.
+    pub(crate) fn ask(client: &Client, model: &ModelName) -> Result<Self, Failure> {
+        let repository = Repo::with_revision(
+            model.repository(),
+            RepoType::Model,
+            model.revision().to_owned(),
+        );
+        let path = format!("api/{}", repository.api_url());
+        let address = client.address(&path, std::iter::empty())?;
+        let response = client.send("GET", &address, None, Follow::OnHub)?;
+        match response.status() {
+            200 => {}
+            400.. => return Err(client.refusal(model, &address, &response)),
+            status => return Err(protocol(&address, format!("it is HTTP {status}")).into()),
+        }
+        let bytes = body(&address, response, LONGEST)?;
+        let info: RepoInfo = serde_json::from_slice(&bytes)
+            .map_err(|error| protocol(&address, format!("it is no listing: {error}")))?;
+        let commit = Commit::parse(&info.sha)
+            .ok_or_else(|| protocol(&address, "it names no commit of 40 digits"))?;
+        Ok(Self {
+            commit,
+            names: info
+                .siblings
+                .into_iter()
+                .map(|file| file.rfilename)
+                .collect(),
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! What a model is called on the hub: `organization/name`, and which revision of it.
+
+use std::fmt;
+
+use crate::HubError;
+
+/// The revision meant where none is given.
+const MAIN: &str = "main";
+/// Most characters of an organisation or a name.
+const LONGEST_NAME: usize = 96;
+/// Most characters of a revision.
+const LONGEST_REVISION: usize = 255;
+
+/// `organization/name@revision`, in the characters that the hub allows; safe as a part of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelName {
+    organization: String,
+    name: String,
+    revision: String,
+}
+
+impl ModelName {
+    /// Reads `organization/name` or `organization/name@revision`; a revision is a branch, a tag,
+    /// a commit, or a reference such as `refs/pr/3`.
+    pub fn parse(text: &str) -> Result<Self, HubError> {
+        let (repository, revision) = match text.split_once('@') {
+            Some((repository, revision)) => (repository, revision),
+            None => (text, MAIN),
+        };
+        let bad = |reason: &'static str| HubError::BadName {
+            text: text.to_owned(),
+            reason,
+        };
+        let (organization, name) = repository
+            .split_once('/')
+            .ok_or_else(|| bad("it has no organization"))?;
+        for part in [organization, name] {
+            check_part(part).map_err(bad)?;
+        }
+        check_revision(revision).map_err(bad)?;
+        Ok(Self {
+            organization: organization.to_owned(),
+            name: name.to_owned(),
+            revision: revision.to_owned(),
+        })
+    }
+
+    /// `organization/name`.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.organization, self.name)
+    }
+
+    /// The name without the organisation.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Branch, tag, commit or reference; `main` where none was given.
+    pub fn revision(&self) -> &str {
+        &self.revision
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{}", self.organization, self.name)?;
+        if self.revision != MAIN {
+            write!(formatter, "@{}", self.revision)?;
+        }
+        Ok(())
+    }
+}
+
+/// The hub's rules for organisations and names.
+fn check_part(part: &str) -> Result<(), &'static str> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if part.is_empty() || part.len() > LONGEST_NAME {
+        Err("organization and name have 1 to 96 characters each")
+    } else if part.contains('/') {
+        Err("it has more than one slash")
+    } else if !part.chars().all(allowed) {
+        Err("only letters, digits, `-`, `_` and `.` are allowed")
+    } else if part.starts_with(['-', '.']) || part.ends_with(['-', '.']) {
+        Err("no part of it begins or ends in `-` or `.`")
+    } else if part.contains("--") || part.contains("..") {
+        // The cache joins the parts with `--`.
+        Err("`--` and `..` are not allowed")
+    } else if part.ends_with(".git") {
+        Err("no name ends in `.git`")
+    } else {
+        Ok(())
+    }
+}
+
+/// What git and a file system take for a reference.
+fn check_revision(revision: &str) -> Result<(), &'static str> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let good_part = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(allowed)
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with('.')
+            && !part.contains("..")
+    };
+    if revision.len() <= LONGEST_REVISION && revision.split('/').all(good_part) {
+        Ok(())
+    } else {
+        Err("a revision is a branch, a tag or a commit")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub_are_read_and_written_alike() {
+        for text in [
+            "org/name",
+            "SparseLLM/ReluLLaMA-7B",
+            "PowerInfer/Bamboo-base-v0_1",
+            "org/name@v1.0",
+            "org/name@refs/pr/3",
+            "_o/n@0123456789abcdef0123456789abcdef01234567",
+        ] {
+            assert_eq!(ModelName::parse(text).unwrap().to_string(), text);
+        }
+        let name = ModelName::parse("org/name@refs/pr/3").unwrap();
+        assert_eq!(name.repository(), "org/name");
+        assert_eq!(
+            (name.name(), name.revision()),
+            ("name", "refs/pr/3"),
+            "the revision keeps its slashes"
+        );
+        let plain = ModelName::parse("org/name@main").unwrap();
+        assert_eq!(plain, ModelName::parse("org/name").unwrap());
+        assert_eq!(plain.to_string(), "org/name");
+    }
+
+    #[test]
+    fn paths_and_other_things_are_no_names() {
+        let long = format!("org/{}", "n".repeat(97));
+        for text in [
+            "",
+            "demo",
+            "/",
+            "org/",
+            "/name",
+            "./name",
+            "../name",
+            "org/..",
+            "org/.hidden",
+            "-org/name",
+            "org/name-",
+            "org/name.",
+            "org/a--b",
+            "org/a..b",
+            "org/name.git",
+            "a/b/c",
+            "org\\name",
+            "C:/name",
+            "org/na me",
+            "org/näme",
+            "~/model",
+            "https://huggingface.co/org/name",
+            "org/name@",
+            "org/name@../x",
+            "org/name@/x",
+            "org/name@a//b",
+            "org/name@a/",
+            "org/name@a/.b",
+            "org/name@-x",
+            "org/name@a@b",
+            "org/name@a\nb",
+            &long,
+        ] {
+            let error = ModelName::parse(text).unwrap_err().to_string();
+            assert!(error.contains("organization/name"), "{text}: {error}");
+        }
+    }
+}

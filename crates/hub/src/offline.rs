@@ -1,0 +1,80 @@
+//! What the cache holds without anybody being asked.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use crate::{
+    ModelName, Snapshot, SnapshotFile,
+    cache::ModelCache,
+    file_name::FileName,
+    hub::Wish,
+    selection::{Selection, Weights, shards},
+};
+
+/// Deepest folder in a snapshot that is looked into.
+const DEEPEST: usize = 8;
+
+/// What is wanted of `model`, where all of it is in the cache.
+pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> Option<Snapshot> {
+    let commit = cache.commit(model.revision())?;
+    let folder = cache.snapshot(&commit);
+    let mut names = BTreeSet::new();
+    add_names(&folder, "", DEEPEST, &mut names);
+    let mut path = folder.clone();
+    let files = match wish {
+        Wish::File(file) => {
+            path.push(file.to_path());
+            vec![file.clone()]
+        }
+        Wish::Model => {
+            let selection = Selection::of(model, &names).ok()?;
+            let mut files = selection.companions;
+            match selection.weights {
+                Weights::Gguf(file) => {
+                    path.push(file.to_path());
+                    files.push(file);
+                }
+                _ if !names.contains("config.json") => return None,
+                Weights::Single(file) => files.push(file),
+                Weights::Sharded(index) => {
+                    let bytes = fs::read(folder.join(index.to_path())).ok()?;
+                    files.extend(shards(model, &index, &bytes).ok()?);
+                    files.push(index);
+                }
+            }
+            files
+        }
+    };
+    let file = |name: &FileName| {
+        let metadata = fs::metadata(folder.join(name.to_path())).ok()?;
+        metadata.is_file().then(|| SnapshotFile {
+            name: name.to_string(),
+            bytes: metadata.len(),
+            fetched: false,
+        })
+    };
+    Some(Snapshot {
+        path,
+        commit: commit.as_str().to_owned(),
+        files: files.iter().map(file).collect::<Option<_>>()?,
+        folder,
+    })
+}
+
+/// Adds the names of the files in `folder`, as the hub writes them, after `prefix`.
+fn add_names(folder: &Path, prefix: &str, depth: usize, names: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Some(name) = entry
+            .file_name()
+            .to_str()
+            .map(|name| format!("{prefix}{name}"))
+        else {
+            continue;
+        };
+        if path.is_file() {
+            names.insert(name);
+        } else if depth > 0 && path.is_dir() {
+            add_names(&path, &format!("{name}/"), depth - 1, names);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Models of the hub anywhere a model goes: fetched once, then taken from the cache.
+
+use std::{fs, path::Path};
+
+use crate::{
+    hub_server::{Behaviour, COMMIT, HubServer},
+    sandbox::{QUICK, Run, Sandbox, copy_folder, golden_model, run_command},
+};
+
+/// Runs the program with a hub at `endpoint`.
+fn run(sandbox: &Sandbox, endpoint: &str, arguments: &[&str]) -> Run {
+    let mut command = sandbox.command(arguments);
+    command
+        .env("HF_ENDPOINT", endpoint)
+        .env("HF_HUB_OFFLINE", "0")
+        .env("NO_PROXY", "127.0.0.1")
+        .env("HF_TOKEN", "hf_secret");
+    run_command(command, b"def area(r):")
+}
+
+/// The logits that `model` gives, as the file they are written to.
+fn logits(run: impl Fn(&[&str]) -> Run, sandbox: &Sandbox, model: &str) -> Vec<u8> {
+    let out = ["--out", "@logits.safetensors"];
+    run(&[&["logits", model, "--ids", "1,2,3"][..], &out].concat()).good();
+    fs::read(sandbox.path("logits.safetensors")).unwrap()
+}
+
+#[test]
+fn a_model_of_the_hub_computes_what_the_folder_does_with_and_without_a_network() {
+    let sandbox = Sandbox::new();
+    let folder = golden_model("llama-silu");
+    let local = folder.to_str().unwrap();
+    let here = |arguments: &[&str]| sandbox.run_with(arguments, b"def area(r):");
+    let expected = (
+        here(&["tokenize", local]).good().text(),
+        logits(here, &sandbox, local),
+    );
+
+    let mut server = HubServer::of_folder("tiny/llama-silu", &folder);
+    server.behave(Behaviour {
+        token: Some("hf_secret".to_owned()),
+        cuts: vec![20_000],
+        ..Behaviour::default()
+    });
+    let endpoint = server.endpoint.clone();
+    let online = |arguments: &[&str]| run(&sandbox, &endpoint, arguments);
+    let first = online(&["tokenize", "tiny/llama-silu"]).good();
+    assert_eq!(first.text(), expected.0);
+    assert!(first.stderr.contains("fetched `tiny/llama-silu`"));
+    let model = "tiny/llama-silu@main";
+    assert_eq!(logits(online, &sandbox, model), expected.1);
+    assert!(server.bodies("expected").is_empty(), "only what is needed");
+    let bodies = server.bodies("/blobs/");
+    let resumed = |range: &Option<String>| range.as_deref() == Some("bytes=20000-");
+    assert!(
+        bodies.iter().any(|body| resumed(&body.range)),
+        "the cut transfer went on"
+    );
+
+    server.stop();
+    for (run, said) in [
+        (&here as &dyn Fn(&[&str]) -> Run, "HF_HUB_OFFLINE"),
+        (&online, "cannot reach"),
+    ] {
+        let tokens = run(&["tokenize", "tiny/llama-silu"]).good();
+        assert_eq!(tokens.text(), expected.0);
+        assert!(tokens.stderr.contains(said), "{}", tokens.stderr);
+        assert!(tokens.stderr.contains("from the cache"));
+        assert_eq!(logits(run, &sandbox, "tiny/llama-silu"), expected.1);
+    }
+}
+
+#[test]
+fn pull_prints_where_the_model_is() {
+    let sandbox = Sandbox::new();
+    let server = HubServer::of_folder("tiny/opt", &golden_model("opt-preln"));
+    let pull = run(&sandbox, &server.endpoint, &["pull", "tiny/opt"]).good();
+    let folder = sandbox.path("hub/models--tiny--opt/snapshots").join(COMMIT);
+    assert_eq!(pull.text(), format!("{}\n", folder.display()));
+    assert!(folder.join("model.safetensors").exists());
+    assert!(!folder.join("expected.json").exists());
+    assert!(pull.stderr.contains("fetched `tiny/opt`"));
+
+    let arguments = ["pull", "tiny/opt", "--file", "expected.json", "--json"];
+    let json = run(&sandbox, &server.endpoint, &arguments).good().json();
+    let file = folder.join("expected.json");
+    assert_eq!(json["path"], file.to_str().unwrap());
+    assert_eq!(json["files"][0]["fetched"], true);
+    assert_eq!(
+        fs::read(&file).unwrap(),
+        fs::read(golden_model("opt-preln").join("expected.json")).unwrap()
+    );
+}
+
+#[test]
+fn artifacts_are_named_after_the_model_and_not_after_its_commit() {
+    let sandbox = Sandbox::new();
+    let server = HubServer::of_folder("tiny/relu", &golden_model("llama-relu-gqa"));
+    let text = "def area(r):\n    return 3.14 * r ** 2\n\n".repeat(40);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments).good();
+    let arguments = ["prepare", "tiny/relu", "--data", "text.txt", "--vram", "0G"];
+    run(&[&arguments[..], &QUICK].concat());
+    assert!(sandbox.path("relu.powerinfer/bundle").is_dir());
+    for model in ["tiny/relu", "tiny/relu@refs/pr/3"] {
+        let run = run(&["run", model, "--prompt", "def", "-n", "2"]);
+        assert!(run.stderr.contains("decode: 2 tokens"), "{}", run.stderr);
+    }
+    let about = run(&["inspect", "tiny/relu"]).text();
+    assert!(about.contains("model        relu\n"), "{about}");
+}
+
+#[test]
+fn a_gguf_file_alone_in_its_repository_is_a_model() {
+    let sandbox = Sandbox::new();
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/gguf/llama-sp.q4_k_m.gguf");
+    let files = [("model.Q4_K_M.gguf".to_owned(), fs::read(&file).unwrap())];
+    let server = HubServer::start("tiny/llama-GGUF", files.into());
+    let about = run(&sandbox, &server.endpoint, &["inspect", "tiny/llama-GGUF"]).good();
+    assert!(
+        about.text().contains("model        llama-GGUF\n"),
+        "{}",
+        about.text()
+    );
+    let tokens = run(&sandbox, &server.endpoint, &["tokenize", "tiny/llama-GGUF"]).good();
+    let expected = sandbox
+        .run_with(&["tokenize", file.to_str().unwrap()], b"def area(r):")
+        .good();
+    assert_eq!(tokens.text(), expected.text());
+}
+
+#[test]
+fn a_path_that_exists_is_meant_before_the_hub() {
+    let sandbox = Sandbox::new();
+    copy_folder(&golden_model("llama-silu"), &sandbox.path("tiny/llama"));
+    let server = HubServer::of_folder("tiny/llama", &golden_model("opt-preln"));
+    let arguments = ["tokenize", "tiny/llama"];
+    let tokens = run(&sandbox, &server.endpoint, &arguments).good();
+    let expected = sandbox.run_with(&arguments, b"def area(r):").good();
+    assert_eq!(tokens.text(), expected.text());
+    assert!(server.log().is_empty());
+}
+
+#[test]
+fn what_cannot_be_fetched_is_an_error_that_says_what_to_do() {
+    let sandbox = Sandbox::new();
+    let server = HubServer::of_folder("tiny/llama", &golden_model("llama-silu"));
+    let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments);
+    run(&["inspect", "tiny/lama"]).bad(1, &["no public model `tiny/lama`", "hint: check"]);
+    run(&["tokenize", "tiny/llama@v2"]).bad(1, &["no revision `v2`", "hint: leave out `@v2`"]);
+    run(&["pull", "demo"]).bad(1, &["`demo`", "hint: write `organization/name`"]);
+    run(&["pull", "tiny/llama", "--file", "../x"]).bad(1, &["../x", "refusing"]);
+    run(&["run", "tiny/llama"]).bad(1, &["llama.powerinfer/bundle", "powerinfer prepare"]);
+    // The sandbox is offline.
+    sandbox
+        .run(&["pull", "tiny/llama"])
+        .bad(1, &["tiny/llama", "hint: unset it"]);
+    sandbox
+        .run(&["profile", "tiny llama"])
+        .bad(1, &["there is no model", "`org/name` on the hub"]);
+    server.behave(Behaviour {
+        gated: true,
+        ..Behaviour::default()
+    });
+    run(&["pull", "tiny/llama"]).bad(1, &["restricted", "hint: accept its terms", "HF_TOKEN"]);
+    assert!(!sandbox.path("hub/models--tiny--llama/refs").exists());
+}
