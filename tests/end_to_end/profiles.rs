@@ -44,6 +44,47 @@ fn shards_merge_to_what_one_run_counts() {
 }
 
 #[test]
+fn profiles_of_different_texts_merge_to_one_of_all() {
+    let sandbox = Sandbox::new();
+    for (name, text) in [
+        ("code", "def f(x):\n    return x + 1\n"),
+        ("prose", "It was night.\n"),
+    ] {
+        let file = format!("{name}.txt");
+        fs::write(sandbox.path(&file), text.repeat(60)).unwrap();
+        profile(&sandbox, &["--data", &file, "--out", name]);
+    }
+    sandbox
+        .run(&["merge", "code", "prose", "--out", "both"])
+        .good();
+    let [code, prose, both] = ["code", "prose", "both"].map(|name| counted(&sandbox, name));
+    let sources = both["profile"]["sources"].as_array().unwrap();
+    assert_eq!(sources[0], code["profile"]["sources"][0]);
+    assert_eq!(sources[1], prose["profile"]["sources"][0]);
+    let sum = |key: &str| {
+        let of = |report: &Value| report["profile"][key].as_u64().unwrap();
+        assert_eq!(of(&both), of(&code) + of(&prose), "{key}");
+    };
+    sum("tokens");
+    sum("training_tokens");
+    sum("held_out_tokens");
+    sum("first_half_tokens");
+    let overlap = both["profile"]["source_overlap"][0][1].as_f64().unwrap();
+    assert!((0.0..0.9).contains(&overlap), "{overlap}");
+    // What was merged can be merged on, and trained from.
+    sandbox
+        .run(&[
+            "train-predictors",
+            "demo",
+            "--profile",
+            "both",
+            "--steps",
+            "5",
+        ])
+        .good();
+}
+
+#[test]
 fn profiles_that_do_not_add_up_are_refused() {
     let sandbox = Sandbox::new();
     for shard in ["1/3", "2/3"] {

@@ -150,6 +150,9 @@ fn write_weights(
     Ok(())
 }
 
+/// Gives some rows of a weight as they are stored, one after the other.
+type ReadRows<'a> = dyn Fn(Range<usize>) -> Result<Vec<f32>, ModelError> + 'a;
+
 /// Packs one weight, its neurons in their order.
 fn write_weight(
     inputs: &PackInputs<'_>,
@@ -160,8 +163,7 @@ fn write_weight(
     let config = inputs.checkpoint.config();
     let (rows, columns) = stored_shape(config, weight);
     let format = stored_format(config, weight, inputs.quant);
-    // Gives some of the stored rows, one after the other.
-    let read: Box<dyn Fn(Range<usize>) -> Result<Vec<f32>, ModelError>> = match weight {
+    let read: Box<ReadRows<'_>> = match weight {
         Weight::Layer(
             layer,
             LayerWeight::Gate | LayerWeight::Up | LayerWeight::GateBias | LayerWeight::UpBias,

@@ -1,6 +1,7 @@
 //! A profile on disk: `profile.json`, `neurons.parquet`, `traces/`.
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
@@ -196,17 +197,21 @@ impl ProfileDocument {
 
 /// Overlap of the hot sets of each source and each other, on average over the layers.
 fn source_overlap(sources: usize, activities: &[LayerActivity]) -> Vec<Vec<f64>> {
-    let mut matrix = vec![vec![1.0; sources]; sources];
-    for a in 0..sources {
-        for b in a + 1..sources {
-            let overlaps = activities
-                .iter()
-                .map(|activity| activity.sources[a].overlap(&activity.sources[b]));
-            let mean = overlaps.sum::<f64>() / activities.len().max(1) as f64;
-            (matrix[a][b], matrix[b][a]) = (mean, mean);
-        }
-    }
-    matrix
+    let mean = |a: usize, b: usize| {
+        let overlaps = activities
+            .iter()
+            .map(|activity| activity.sources[a].overlap(&activity.sources[b]));
+        overlaps.sum::<f64>() / activities.len().max(1) as f64
+    };
+    let row = |a: usize| {
+        let cell = |b: usize| match a.cmp(&b) {
+            Ordering::Less => mean(a, b),
+            Ordering::Equal => 1.0,
+            Ordering::Greater => mean(b, a),
+        };
+        (0..sources).map(cell).collect()
+    };
+    (0..sources).map(row).collect()
 }
 
 /// An open profile.
