@@ -180,6 +180,7 @@ fn layer_plan(
     LayerPlan {
         layer: index,
         policy: layer.policy,
+        reason: String::new(), // whoever chose the policy knows
         neuron_count,
         hot_count,
         hot_share: share(carried, active, hot_count == neuron_count),

@@ -180,6 +180,9 @@ pub struct LayerPlan {
     pub layer: usize,
     /// Which neurons are computed.
     pub policy: Policy,
+    /// Why that policy, for people.
+    #[serde(default)]
+    pub reason: String,
     /// Neurons of the layer.
     pub neuron_count: usize,
     /// Neurons on the GPU.
@@ -272,6 +275,7 @@ impl Plan {
         let layer = |layer| LayerPlan {
             layer,
             policy,
+            reason: String::new(),
             neuron_count: neurons,
             hot_count: 0,
             hot_share: 0.0,
@@ -505,6 +509,7 @@ mod tests {
             layers: vec![LayerPlan {
                 layer: 0,
                 policy: Policy::Exact,
+                reason: "no predictor".to_owned(),
                 neuron_count: 4,
                 hot_count: 2,
                 hot_share: 0.75,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use powerinfer_kernels::Format;
 use serde::{Deserialize, Serialize};
 
-use crate::{ArtifactError, Header, TensorFile, matrix_planes::StoredMatrix};
+use crate::{ArtifactError, Header, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype};
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-predictors";
@@ -18,6 +18,8 @@ pub const FORMAT: &str = "powerinfer-predictors";
 pub const VERSION: u32 = 1;
 /// The file's name inside its folder.
 pub const FILE: &str = "predictors.safetensors";
+/// How biases are stored; in float32 they are read too.
+pub const BIAS: Format = Format::Bf16;
 /// How weights are stored where the header does not say.
 pub const DEFAULT_WEIGHTS: Format = Format::Q8_0;
 
@@ -56,6 +58,10 @@ pub struct PredictorSummary {
     pub bytes: u64,
     /// Held-out share of active neurons that were predicted.
     pub recall: f64,
+    /// Held-out share of what active neurons add to the hidden state, `|h_i|·‖down_i‖`, that came
+    /// from predicted ones; none where that was not sampled.
+    #[serde(default)]
+    pub contribution_recall: Option<f64>,
     /// Held-out share of predicted neurons that were active.
     pub precision: f64,
     /// Held-out share of neurons that were not predicted.
@@ -64,6 +70,24 @@ pub struct PredictorSummary {
     pub sparsity: f64,
     /// Tokens the figures above were counted on.
     pub held_out_tokens: u64,
+}
+
+impl PredictorSummary {
+    /// Of a layer without a predictor.
+    pub fn none(layer: usize) -> Self {
+        Self {
+            layer,
+            rank: 0,
+            threshold: 0.0,
+            bytes: 0,
+            recall: 0.0,
+            contribution_recall: None,
+            precision: 0.0,
+            predicted_sparsity: 0.0,
+            sparsity: 0.0,
+            held_out_tokens: 0,
+        }
+    }
 }
 
 /// An open `predictors.safetensors`.
@@ -180,10 +204,15 @@ impl PredictorFile {
         let matrix = |part: &str, format: Format, rows: usize, columns: usize| {
             StoredMatrix::find(&self.file, &tensor_name(layer, part), format, rows, columns)
         };
+        let bias = self.file.find(&tensor_name(layer, "bias"));
+        let bias_format = match bias.map(|bias| bias.dtype) {
+            Some(Dtype::BF16) => BIAS,
+            _ => Format::F32,
+        };
         Ok(Some(StoredPredictor {
             a: matrix("a", self.weights, summary.rank, hidden)?,
             b: matrix("b", self.weights, neurons, summary.rank)?,
-            bias: matrix("bias", Format::F32, neurons, 1)?,
+            bias: matrix("bias", bias_format, neurons, 1)?,
         }))
     }
 }

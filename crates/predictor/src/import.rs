@@ -6,13 +6,13 @@
 //! no such matrix for another threshold, for a w with zeros, or for a layer norm, whose output has
 //! lost the mean of x. So the matrices are kept as they are, and the file says what they see.
 
-use powerinfer_artifact::predictor_file::PredictorInput;
+use powerinfer_artifact::predictor_file::{BIAS, PredictorInput};
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 use powerinfer_model::{OriginalPredictor, OriginalPredictors};
 use powerinfer_profile::Profile;
 
 use crate::{
-    PredictorError,
+    PredictorError, Targets,
     calibrate::{Quality, calibrate, judge},
     make::FEWEST_SAMPLES,
     network::Network,
@@ -23,9 +23,9 @@ use crate::{
 pub struct Import {
     /// The predictors.
     pub predictors: OriginalPredictors,
-    /// Share of active neurons that must be predicted on held-out tokens, for which thresholds are
-    /// set anew; none keeps the threshold the predictors have.
-    pub recall: Option<f64>,
+    /// What must be foreseen on held-out tokens, for which thresholds are set anew; none keeps the
+    /// threshold the predictors have.
+    pub targets: Option<Targets>,
     /// Format of the weights.
     pub weights: Format,
     /// Seed recorded in the header.
@@ -61,9 +61,9 @@ pub(crate) fn imported_network(
             weights: import.weights,
         }
     })?;
-    let quality = match import.recall {
+    let quality = match import.targets {
         None => judge(&network, samples, import.predictors.threshold(), isa),
-        Some(recall) => calibrate(&network, samples, recall, isa),
+        Some(targets) => calibrate(&network, samples, targets, isa),
     };
     Ok((network, quality))
 }
@@ -77,7 +77,7 @@ fn network(original: &OriginalPredictor, weights: Format) -> Option<Network> {
         input: PredictorInput::Residual,
         a: pack(weights, rank, hidden, &original.fc1),
         b: pack(weights, neurons, rank, &original.fc2),
-        bias: vec![0.0; neurons],
+        bias: pack(BIAS, neurons, 1, &vec![0.0; neurons]),
     };
     (is_finite(&network.a) && is_finite(&network.b)).then_some(network)
 }

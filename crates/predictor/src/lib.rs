@@ -12,6 +12,7 @@ mod make;
 mod network;
 mod train;
 
+pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
 pub use make::{Recipe, is_current, make};

@@ -4,23 +4,19 @@ use std::sync::Mutex;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
-/// Mean over all entries of `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))`, where w is `positive_weight`
-/// for y = 1 and 1 for y = 0; `labels` are zeros and ones in the order of `logits`.
-pub(crate) fn binary_cross_entropy(
-    logits: &Tensor,
-    labels: Vec<f32>,
-    positive_weight: f32,
-) -> Result<Tensor> {
+/// Mean over all entries of `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))` of logits z.
+///
+/// `weights`, in the order of the logits, are the w where y = 1, and zero where y = 0, which
+/// weighs one.
+pub(crate) fn binary_cross_entropy(logits: &Tensor, weights: Vec<f32>) -> Result<Tensor> {
     logits.apply_op1(BinaryCrossEntropy {
-        labels,
-        positive_weight,
+        weights,
         gradient: Mutex::default(),
     })
 }
 
 struct BinaryCrossEntropy {
-    labels: Vec<f32>,
-    positive_weight: f32,
+    weights: Vec<f32>,
     /// Left by the forward pass, which has every exponential at hand.
     gradient: Mutex<Vec<f32>>,
 }
@@ -39,13 +35,18 @@ impl CustomOp1 for BinaryCrossEntropy {
         let scale = 1.0 / logits.len() as f32;
         let mut gradient = Vec::with_capacity(logits.len());
         let mut total = 0f64;
-        for (logit, label) in logits.iter().zip(&self.labels) {
+        for (logit, weight) in logits.iter().zip(&self.weights) {
             // With e = exp(−|z|) ≤ 1 nothing overflows: σ(|z|) = 1/(1+e).
             let e = (-logit.abs()).exp();
             let probability = if *logit >= 0.0 { 1.0 } else { e } / (1.0 + e);
-            let weight = 1.0 + (self.positive_weight - 1.0) * label;
+            let is_active = *weight > 0.0;
+            let (label, weight) = if is_active {
+                (1.0, *weight)
+            } else {
+                (0.0, 1.0)
+            };
             gradient.push((probability - label) * weight * scale);
-            let margin = if *label > 0.5 { *logit } else { -*logit };
+            let margin = if is_active { *logit } else { -*logit };
             total += f64::from((e.ln_1p() + (-margin).max(0.0)) * weight);
         }
         *self.gradient.lock().expect("one thread runs the operation") = gradient;
@@ -71,17 +72,16 @@ mod tests {
     #[test]
     fn loss_and_gradient_match_the_definition() {
         let logits = [-3.0f32, -0.5, 0.0, 0.7, 4.0, 40.0];
-        let labels = vec![0.0f32, 1.0, 0.0, 1.0, 1.0, 0.0];
-        let weight = 2.5;
+        let weights = vec![0.0f32, 2.5, 0.0, 1.5, 0.5, 0.0];
         let variable = Var::from_slice(&logits, (2, 3), &Device::Cpu).unwrap();
-        let loss = binary_cross_entropy(variable.as_tensor(), labels.clone(), weight).unwrap();
+        let loss = binary_cross_entropy(variable.as_tensor(), weights.clone()).unwrap();
         let expected: f64 = logits
             .iter()
-            .zip(&labels)
-            .map(|(z, y)| {
+            .zip(&weights)
+            .map(|(z, w)| {
                 let p = 1.0 / (1.0 + (-f64::from(*z)).exp());
-                if *y > 0.5 {
-                    -p.ln() * f64::from(weight)
+                if *w > 0.0 {
+                    -p.ln() * f64::from(*w)
                 } else {
                     -(1.0 - p).max(1e-300).ln().max(-40.0)
                 }
@@ -96,14 +96,14 @@ mod tests {
             .unwrap()
             .flatten_all()
             .unwrap();
-        for ((got, z), y) in gradient
+        for ((got, z), w) in gradient
             .to_vec1::<f32>()
             .unwrap()
             .iter()
             .zip(&logits)
-            .zip(&labels)
+            .zip(&weights)
         {
-            let w = if *y > 0.5 { weight } else { 1.0 };
+            let (y, w) = if *w > 0.0 { (1.0, *w) } else { (0.0, 1.0) };
             let want = (1.0 / (1.0 + (-z).exp()) - y) * w / 6.0;
             assert!((got - want).abs() < 1e-6, "{got} {want}");
         }

@@ -13,11 +13,11 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
     write::PartialFolder,
 };
-use powerinfer_kernels::{Format, Isa, pack};
+use powerinfer_kernels::{Format, Isa};
 use powerinfer_profile::Profile;
 
 use crate::{
-    Import, PredictorError, Settings, calibrate::Quality, import::imported_network,
+    Import, PredictorError, Settings, Targets, calibrate::Quality, import::imported_network,
     network::Network, train::best_network,
 };
 
@@ -34,11 +34,11 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// The recall asked for, if one is.
-    pub fn recall(&self) -> Option<f64> {
+    /// What is to be foreseen, where that was asked for.
+    pub fn targets(&self) -> Option<Targets> {
         match self {
-            Self::Train(settings) => Some(settings.recall),
-            Self::Import(import) => import.recall,
+            Self::Train(settings) => Some(settings.targets),
+            Self::Import(import) => import.targets,
         }
     }
 
@@ -51,13 +51,19 @@ impl Recipe {
         let header = match self {
             Self::Train(settings) => {
                 header(settings.seed, settings.weights, PredictorInput::Normed)
-                    .with_setting("recall", settings.recall)
+                    .with_setting("recall", settings.targets.recall)
+                    .with_setting("contribution_recall", settings.targets.contribution_recall)
+                    .with_setting("layer_bytes", settings.layer_bytes)
                     .with_setting("steps", settings.steps)
                     .with_setting("quant", settings.quant.to_string())
             }
             Self::Import(import) => header(import.seed, import.weights, PredictorInput::Residual)
                 .with_input("imported", import.predictors.digest()?)
-                .with_setting("recall", import.recall),
+                .with_setting("recall", import.targets.map(|targets| targets.recall))
+                .with_setting(
+                    "contribution_recall",
+                    import.targets.map(|targets| targets.contribution_recall),
+                ),
         };
         Ok(header.with_input("profile", profile.digest()?))
     }
@@ -83,10 +89,12 @@ pub fn make(
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<PredictorFile, PredictorError> {
-    if let Some(recall) = recipe.recall()
-        && !(recall > 0.0 && recall <= 1.0)
-    {
-        return Err(PredictorError::Recall(recall));
+    if let Some(targets) = recipe.targets() {
+        for recall in [targets.recall, targets.contribution_recall] {
+            if !(recall > 0.0 && recall <= 1.0) {
+                return Err(PredictorError::Recall(recall));
+            }
+        }
     }
     let header = recipe.header(profile)?;
     let folder = PartialFolder::open(out)?;
@@ -112,11 +120,11 @@ pub fn make(
     progress.begin(doing, layer_count as u64, "layers");
     progress.advance(files.len() as u64)?;
     for layer in files.len()..layer_count {
-        let (network, quality) = match recipe {
+        let made = match recipe {
             Recipe::Train(settings) => best_network(layer, profile, *settings, isa, progress)?,
-            Recipe::Import(import) => imported_network(layer, profile, import, isa)?,
+            Recipe::Import(import) => Some(imported_network(layer, profile, import, isa)?),
         };
-        write_layer(&layer_path(layer), &header, layer, &network, quality)?;
+        write_layer(&layer_path(layer), &header, layer, made.as_ref())?;
         let file = PredictorFile::open_file(&layer_path(layer))?;
         files.push(file);
         progress.advance(1)?;
@@ -140,29 +148,33 @@ fn finished_layer(path: &Path, header: &Header) -> Option<PredictorFile> {
         .filter(|file| file.header() == header)
 }
 
-/// Writes the predictor of one layer.
+/// Writes the predictor of one layer, or that it has none.
 fn write_layer(
     path: &Path,
     header: &Header,
     layer: usize,
-    network: &Network,
-    quality: Quality,
+    made: Option<&(Network, Quality)>,
 ) -> Result<(), PredictorError> {
-    let bias = pack(Format::F32, network.bias.len(), 1, &network.bias);
     let mut tensors = BTreeMap::new();
-    insert_matrix(&mut tensors, &tensor_name(layer, "a"), &network.a);
-    insert_matrix(&mut tensors, &tensor_name(layer, "b"), &network.b);
-    insert_matrix(&mut tensors, &tensor_name(layer, "bias"), &bias);
-    let summary = PredictorSummary {
-        layer,
-        rank: network.rank,
-        threshold: quality.threshold,
-        bytes: network.bytes() as u64,
-        recall: quality.recall,
-        precision: quality.precision,
-        predicted_sparsity: 1.0 - quality.predicted_density,
-        sparsity: 1.0 - quality.density,
-        held_out_tokens: quality.tokens as u64,
+    if let Some((network, _)) = made {
+        insert_matrix(&mut tensors, &tensor_name(layer, "a"), &network.a);
+        insert_matrix(&mut tensors, &tensor_name(layer, "b"), &network.b);
+        insert_matrix(&mut tensors, &tensor_name(layer, "bias"), &network.bias);
+    }
+    let summary = match made {
+        None => PredictorSummary::none(layer),
+        Some((network, quality)) => PredictorSummary {
+            layer,
+            rank: network.rank,
+            threshold: quality.threshold,
+            bytes: network.bytes() as u64,
+            recall: quality.recall,
+            contribution_recall: quality.contribution_recall,
+            precision: quality.precision,
+            predicted_sparsity: 1.0 - quality.predicted_density,
+            sparsity: 1.0 - quality.density,
+            held_out_tokens: quality.tokens as u64,
+        },
     };
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
     let header = header.clone().with_setting(LAYERS_SETTING, layers);

@@ -5,7 +5,10 @@
 
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use powerinfer_artifact::{predictor_file::PredictorInput, random::Random};
+use powerinfer_artifact::{
+    predictor_file::{BIAS, PredictorInput},
+    random::Random,
+};
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 use powerinfer_profile::TracePart;
 
@@ -16,13 +19,19 @@ const BATCH: usize = 256;
 /// Largest learning rate; it falls to zero along a cosine.
 const LEARNING_RATE: f64 = 4e-3;
 
+/// What missing any neuron costs, of what missing an average one does.
+const EVEN: f32 = 0.3;
+/// A neuron that adds more than so many times the average counts as so many.
+const MOST_ADDED: f32 = 5.0;
+
 /// A predictor as it is stored: rounded to its format, because that is what will run.
 pub(crate) struct Network {
     pub(crate) rank: usize,
     pub(crate) input: PredictorInput,
     pub(crate) a: OwnedMatrix,
     pub(crate) b: OwnedMatrix,
-    pub(crate) bias: Vec<f32>,
+    /// `[neurons, 1]`.
+    pub(crate) bias: OwnedMatrix,
 }
 
 /// How long and from where to train.
@@ -33,35 +42,101 @@ pub(crate) struct Schedule {
     pub(crate) layer: usize,
 }
 
-impl Network {
-    /// Bytes of A, B and b.
-    pub(crate) fn bytes(&self) -> usize {
-        let matrices = [&self.a, &self.b].map(OwnedMatrix::as_view);
-        let matrices = matrices.map(|matrix| matrix.rows() * matrix.row_bytes());
-        matrices[0] + matrices[1] + size_of_val(&self.bias[..])
+/// A network that is being trained, in full precision.
+#[derive(Debug, Clone)]
+pub(crate) struct Weights {
+    pub(crate) rank: usize,
+    /// `[rank, hidden]`.
+    a: Vec<f32>,
+    /// `[neurons, rank]`.
+    b: Vec<f32>,
+    /// `[neurons]`.
+    bias: Vec<f32>,
+}
+
+impl Weights {
+    /// Random weights; the bias is what each neuron's rate alone would say.
+    pub(crate) fn random(samples: &TracePart, rank: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut normal = |rows: usize, columns: usize| -> Vec<f32> {
+            let deviation = 1.0 / (columns as f64).sqrt();
+            let values = (0..rows * columns).map(|_| (random.normal() * deviation) as f32);
+            values.collect()
+        };
+        let (hidden, neurons) = (samples.hidden_size, samples.active.neurons());
+        Self {
+            rank,
+            a: normal(rank, hidden),
+            b: normal(neurons, rank),
+            bias: log_odds(samples).0,
+        }
     }
 
-    /// Trains a network of `rank` on `samples`, to be stored in the format `weights`; `between`
-    /// runs after every step and may stop it.
+    /// The same function, or as much of it as fits, at another rank: units that do not fit are
+    /// those that weigh least; those that are new look at random directions and weigh nothing yet.
+    pub(crate) fn at_rank(&self, rank: usize, seed: u64) -> Self {
+        let hidden = self.a.len() / self.rank;
+        let neurons = self.bias.len();
+        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+        let weight = |unit: usize| {
+            let row = &self.a[unit * hidden..][..hidden];
+            let column = self.b.iter().skip(unit).step_by(self.rank);
+            square(&mut row.iter().copied()) * square(&mut column.copied())
+        };
+        let mut units: Vec<usize> = (0..self.rank).collect();
+        units.sort_by(|x, y| weight(*y).total_cmp(&weight(*x)));
+        units.truncate(rank);
+        let mut random = Random::new(seed);
+        let deviation = 1.0 / (hidden as f64).sqrt();
+        let mut a: Vec<f32> = units
+            .iter()
+            .flat_map(|unit| &self.a[unit * hidden..][..hidden])
+            .copied()
+            .collect();
+        a.resize_with(rank * hidden, || (random.normal() * deviation) as f32);
+        let mut b = vec![0.0; neurons * rank];
+        for (neuron, row) in b.chunks_exact_mut(rank).enumerate() {
+            for (place, unit) in row.iter_mut().zip(&units) {
+                *place = self.b[neuron * self.rank + unit];
+            }
+        }
+        Self {
+            rank,
+            a,
+            b,
+            bias: self.bias.clone(),
+        }
+    }
+
+    /// The network in the format `format`.
+    pub(crate) fn pack(&self, format: Format) -> Network {
+        let (hidden, neurons) = (self.a.len() / self.rank, self.bias.len());
+        Network {
+            rank: self.rank,
+            input: PredictorInput::Normed,
+            a: pack(format, self.rank, hidden, &self.a),
+            b: pack(format, neurons, self.rank, &self.b),
+            bias: pack(BIAS, neurons, 1, &self.bias),
+        }
+    }
+
+    /// Trains on `samples`; `between` runs after every step and may stop it.
+    ///
+    /// Missing a neuron costs in proportion to what it adds to the hidden state.
     pub(crate) fn train(
+        &self,
         samples: &TracePart,
-        rank: usize,
-        weights: Format,
         schedule: Schedule,
         mut between: impl FnMut() -> Result<(), PredictorError>,
     ) -> Result<Self, PredictorError> {
         let (hidden, neurons) = (samples.hidden_size, samples.active.neurons());
         let mut random = Random::new(schedule.seed);
-        let mut normal = |rows: usize, columns: usize| {
-            let deviation = 1.0 / (columns as f64).sqrt();
-            let values: Vec<f32> = (0..rows * columns)
-                .map(|_| (random.normal() * deviation) as f32)
-                .collect();
-            Var::from_vec(values, (rows, columns), &Device::Cpu)
+        let variable = |values: &[f32], rows: usize| {
+            Var::from_slice(values, (rows, values.len() / rows), &Device::Cpu)
         };
-        let (a, b) = (normal(rank, hidden)?, normal(neurons, rank)?);
-        let (bias, density) = log_odds(samples);
-        let bias = Var::from_vec(bias, neurons, &Device::Cpu)?;
+        let (a, b) = (variable(&self.a, self.rank)?, variable(&self.b, neurons)?);
+        let bias = Var::from_slice(&self.bias, neurons, &Device::Cpu)?;
+        let density = log_odds(samples).1;
         // Between equal weights (1) and equal shares of the loss ((1−d)/d): their geometric mean.
         let positive_weight = ((1.0 - density) / density.max(1e-4))
             .sqrt()
@@ -89,9 +164,12 @@ impl Network {
                 .iter()
                 .flat_map(|token| samples.input(*token))
                 .collect();
-            let mut labels = vec![0.0; batch.len() * neurons];
-            for (token, labels) in batch.iter().zip(labels.chunks_exact_mut(neurons)) {
-                samples.active.expand(*token, labels);
+            let mut weights = vec![0.0; batch.len() * neurons];
+            for (token, weights) in batch.iter().zip(weights.chunks_exact_mut(neurons)) {
+                for (neuron, added) in samples.fired(*token) {
+                    let matters = EVEN + (1.0 - EVEN) * added.min(MOST_ADDED);
+                    weights[neuron] = positive_weight * matters;
+                }
             }
             let x = Tensor::from_vec(inputs, (batch.len(), hidden), &Device::Cpu)?;
             let logits = x
@@ -99,7 +177,7 @@ impl Network {
                 .relu()?
                 .matmul(&b.t()?)?
                 .broadcast_add(&bias)?;
-            let loss = binary_cross_entropy(&logits, labels, positive_weight)?;
+            let loss = binary_cross_entropy(&logits, weights)?;
             if !loss.to_scalar::<f32>()?.is_finite() {
                 return Err(PredictorError::Diverged {
                     layer: schedule.layer,
@@ -110,12 +188,22 @@ impl Network {
         }
         let values = |variable: &Var| variable.flatten_all()?.to_vec1::<f32>();
         Ok(Self {
-            rank,
-            input: PredictorInput::Normed,
-            a: pack(weights, rank, hidden, &values(&a)?),
-            b: pack(weights, neurons, rank, &values(&b)?),
+            rank: self.rank,
+            a: values(&a)?,
+            b: values(&b)?,
             bias: values(&bias)?,
         })
+    }
+}
+
+impl Network {
+    /// Bytes of A, B and b.
+    pub(crate) fn bytes(&self) -> usize {
+        let matrices = [&self.a, &self.b, &self.bias].map(OwnedMatrix::as_view);
+        let bytes = matrices
+            .iter()
+            .map(|matrix| matrix.rows() * matrix.row_bytes());
+        bytes.sum()
     }
 
     /// Logits of every neuron for the input `x`, as the runtime computes them.
@@ -123,10 +211,12 @@ impl Network {
         isa.gemv(&self.a.as_view(), x, middle);
         middle.iter_mut().for_each(|value| *value = value.max(0.0));
         isa.gemv(&self.b.as_view(), middle, logits);
-        logits
-            .iter_mut()
-            .zip(&self.bias)
-            .for_each(|(logit, bias)| *logit += bias);
+        let bias = self.bias.as_view();
+        for (neuron, logit) in logits.iter_mut().enumerate() {
+            let mut one = [0.0];
+            bias.dequantise_row(neuron, &mut one);
+            *logit += one[0];
+        }
     }
 }
 

@@ -22,4 +22,4 @@ pub use html::html;
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};
 pub use merge::merge;
 pub use profile::{LayerSummary, NeuronsFor, Profile, ProfileDocument, SourceSummary};
-pub use traces::{ActivityBits, TracePart, Traces};
+pub use traces::{ActivityBits, Contributions, TracePart, Traces};

@@ -341,8 +341,13 @@ impl Run<'_> {
             let layer = times.loading(|| Layer::load(self.checkpoint, index))?;
             let norms = layer.contribution_norms()?;
             let sampling = self.sampling(range);
-            let mut observer =
-                Observer::new(&norms, self.sizes.hidden, self.sizes.sources, sampling);
+            let zeros = self.has_exact_zeros();
+            let Sizes {
+                hidden: width,
+                sources,
+                ..
+            } = self.sizes;
+            let mut observer = Observer::new(&norms, zeros, width, sources, sampling);
             let mut first = 0;
             for sequence in sequences {
                 let count = sequence.tokens.len();

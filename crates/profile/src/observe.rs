@@ -90,6 +90,8 @@ impl Recent {
 /// Collects activity and samples of one layer.
 pub(crate) struct Observer<'a> {
     contribution_norms: &'a [f32],
+    /// Whether neurons fall silent at all.
+    has_exact_zeros: bool,
     sampling: [Sampling; 2],
     seen: [usize; 2],
     /// What the sequence on its way is for.
@@ -110,6 +112,7 @@ impl<'a> Observer<'a> {
     /// Starts with nothing seen; `sampling` is per part.
     pub(crate) fn new(
         contribution_norms: &'a [f32],
+        has_exact_zeros: bool,
         hidden_size: usize,
         sources: usize,
         sampling: [Sampling; 2],
@@ -118,6 +121,7 @@ impl<'a> Observer<'a> {
         let counts = || [Counts::new(neurons), Counts::new(neurons)];
         Self {
             contribution_norms,
+            has_exact_zeros,
             seen: sampling.map(|sampling| sampling.first),
             sampling,
             part: Part::Training,
@@ -205,6 +209,12 @@ impl FfnTap for Observer<'_> {
                 self.recent.observe(row, &mut self.locality);
                 if sampling.takes(first + index) {
                     samples.active.push(row);
+                    if self.has_exact_zeros {
+                        let each = row.iter().zip(self.contribution_norms);
+                        let fired = each.filter(|(value, _)| **value != 0.0);
+                        let added = fired.map(|(value, norm)| value.abs() * norm);
+                        samples.contributions.push(added);
+                    }
                 }
             }
             product.len() / neurons

@@ -70,6 +70,12 @@ impl ActivityBits {
             .unwrap_or(0)
     }
 
+    /// How many neurons were active on `token`.
+    pub fn count(&self, token: usize) -> usize {
+        let row = self.packed(token).iter();
+        row.map(|byte| byte.count_ones() as usize).sum()
+    }
+
     /// Number of neurons.
     pub fn neurons(&self) -> usize {
         self.neurons
@@ -103,6 +109,37 @@ pub struct TracePart {
     pub residuals: Vec<bf16>,
     /// Who fired.
     pub active: ActivityBits,
+    /// What each neuron that fired added to the hidden state; empty for models whose neurons all
+    /// fire, since nobody learns from who fires there.
+    pub contributions: Contributions,
+}
+
+/// `|h_i|·‖down_i‖` of the neurons that fired, token after token.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Contributions {
+    values: Vec<bf16>,
+    /// Where in the values each token ends.
+    ends: Vec<usize>,
+}
+
+impl Contributions {
+    /// Appends those of a token.
+    pub fn push(&mut self, contributions: impl IntoIterator<Item = f32>) {
+        self.values
+            .extend(contributions.into_iter().map(bf16::from_f32));
+        self.ends.push(self.values.len());
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Those of `token`, in the order of the neurons that fired.
+    fn of(&self, token: usize) -> &[bf16] {
+        let start = token.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.values[start..self.ends[token]]
+    }
 }
 
 impl TracePart {
@@ -113,7 +150,27 @@ impl TracePart {
             inputs: Vec::new(),
             residuals: Vec::new(),
             active: ActivityBits::new(neurons),
+            contributions: Contributions::default(),
         }
+    }
+
+    /// The neurons that fired on `token`, each with what it added, relative to the mean over the
+    /// token's neurons; one where that was not sampled.
+    pub fn fired(&self, token: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
+        let contributions = match self.contributions.is_empty() {
+            true => &[][..],
+            false => self.contributions.of(token),
+        };
+        let sum: f32 = contributions.iter().map(|value| value.to_f32()).sum();
+        let scale = match sum > 0.0 {
+            true => contributions.len() as f32 / sum,
+            false => 0.0,
+        };
+        let neurons = (0..self.active.neurons()).filter(move |n| self.active.is_active(token, *n));
+        neurons.enumerate().map(move |(index, neuron)| {
+            let relative = contributions.get(index).filter(|_| scale > 0.0);
+            (neuron, relative.map_or(1.0, |value| value.to_f32() * scale))
+        })
     }
 
     /// Number of tokens.
@@ -151,6 +208,11 @@ impl TracePart {
                 self.residuals.extend(residual);
             }
             self.active.push_packed(other.active.packed(token));
+            if !other.contributions.is_empty() {
+                let contributions = other.contributions.of(token).iter();
+                self.contributions
+                    .push(contributions.map(|value| value.to_f32()));
+            }
         }
     }
 }
@@ -239,6 +301,17 @@ impl Traces {
                     );
                 }
             }
+            if !samples.contributions.is_empty() {
+                let values = &samples.contributions.values;
+                tensors.insert(
+                    format!("{name}.contributions"),
+                    TensorSource::borrowed(
+                        Dtype::BF16,
+                        vec![values.len()],
+                        bytemuck::cast_slice(values),
+                    ),
+                );
+            }
             let shape = vec![tokens, ActivityBits::row_bytes(neurons)];
             tensors.insert(
                 format!("{name}.active"),
@@ -269,7 +342,7 @@ impl Traces {
                 let values = bytes.chunks_exact(2);
                 Ok(values.map(|b| bf16::from_le_bytes([b[0], b[1]])).collect())
             };
-            // Profiles of before have none.
+            // Only held-out tokens have them.
             let residuals = format!("{name}.residuals");
             let residuals = match file.find(&residuals) {
                 Some(_) => values(&residuals)?,
@@ -280,14 +353,36 @@ impl Traces {
                 Dtype::U8,
                 &[tokens, ActivityBits::row_bytes(neurons)],
             )?;
+            let active = ActivityBits {
+                neurons,
+                bytes: active.to_vec(),
+            };
+            let name = format!("{name}.contributions");
+            let contributions = match file.find(&name) {
+                None => Contributions::default(),
+                Some(_) => {
+                    let mut end = 0;
+                    let ends = (0..active.tokens()).map(|token| {
+                        end += active.count(token);
+                        end
+                    });
+                    let ends: Vec<usize> = ends.collect();
+                    let bytes = file.expect(&name, Dtype::BF16, &[end])?;
+                    Contributions {
+                        values: bytes
+                            .chunks_exact(2)
+                            .map(|b| bf16::from_le_bytes([b[0], b[1]]))
+                            .collect(),
+                        ends,
+                    }
+                }
+            };
             *traces.part_mut(part) = TracePart {
                 hidden_size,
                 inputs: values(&inputs)?,
                 residuals,
-                active: ActivityBits {
-                    neurons,
-                    bytes: active.to_vec(),
-                },
+                active,
+                contributions,
             };
         }
         Ok((traces, header))

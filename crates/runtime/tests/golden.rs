@@ -167,15 +167,8 @@ fn write_predictors(
             matrices.push((tensor_name(layer, part), matrix));
         }
         summaries.push(PredictorSummary {
-            layer,
             rank,
-            threshold: 0.0,
-            bytes: 0,
-            recall: 0.0,
-            precision: 0.0,
-            predicted_sparsity: 0.0,
-            sparsity: 0.0,
-            held_out_tokens: 0,
+            ..PredictorSummary::none(layer)
         });
     }
     let mut tensors = BTreeMap::new();

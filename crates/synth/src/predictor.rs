@@ -276,6 +276,7 @@ fn judge(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
         threshold,
         bytes: bytes as u64,
         recall: both as f64 / active.max(1) as f64,
+        contribution_recall: None,
         precision: both as f64 / predicted.max(1) as f64,
         predicted_sparsity: 1.0 - predicted as f64 / all,
         sparsity: 1.0 - active as f64 / all,

@@ -14,8 +14,8 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{PackInputs, neuron_bytes, pack, weight_bytes};
 use powerinfer_kernels::Format;
-use powerinfer_model::{Checkpoint, LayerWeight, Weight};
-use powerinfer_profile::Profile;
+use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, Weight};
+use powerinfer_profile::{LayerActivity, Profile};
 use powerinfer_solver::{GROUP_SIZE, Layer, Options, Problem, SolveReport, place};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
@@ -173,16 +173,21 @@ pub(crate) fn solve(
         .iter()
         .map(|activity| activity.hottest_first())
         .collect();
+    let policies = policies(config, profile, predictors.as_ref(), arguments.quant);
     let problem = problem(
         checkpoint,
         profile,
         predictors.as_ref(),
+        &policies,
         &orders,
         budget,
         hardware,
         arguments.quant,
     );
-    let (plan, report) = place(&problem, &Options::default())?;
+    let (mut plan, report) = place(&problem, &Options::default())?;
+    for (layer, (_, reason)) in plan.layers.iter_mut().zip(policies) {
+        layer.reason = reason;
+    }
     let seed = profile.header().seed;
     Ok(Placement {
         plan,
@@ -214,11 +219,36 @@ fn read_hardware(name: &str) -> Result<Hardware> {
     Ok(hardware)
 }
 
+/// The policy of every layer, and why.
+fn policies(
+    config: &ModelConfig,
+    profile: &Profile,
+    predictors: Option<&PredictorFile>,
+    quant: Format,
+) -> Vec<(Policy, String)> {
+    let activities = profile.activities().iter().enumerate();
+    let of = |(index, activity): (usize, &LayerActivity)| {
+        let summary = predictors.and_then(|file| file.layers().get(index));
+        policy(
+            config.activation.has_exact_zeros(),
+            activity.sparsity(),
+            summary.filter(|summary| summary.rank > 0),
+            neuron_bytes(config, quant),
+            // What the gate, which comes first, is of a neuron's bytes.
+            1.0 / config.matrices_per_neuron() as f64,
+            config.ffn_size,
+        )
+    };
+    activities.map(of).collect()
+}
+
 /// States the placement as the solver takes it.
+#[allow(clippy::too_many_arguments)] // each is another thing that a placement depends on
 fn problem(
     checkpoint: &Checkpoint,
     profile: &Profile,
     predictors: Option<&PredictorFile>,
+    policies: &[(Policy, String)],
     orders: &[Vec<u32>],
     budget: Budget,
     hardware: Hardware,
@@ -246,8 +276,6 @@ fn problem(
             )
         })
         .collect();
-    // What the gate, which comes first, is of a neuron's bytes.
-    let gate_share = 1.0 / config.matrices_per_neuron() as f64;
     let neuron = neuron_bytes(config, quant);
     let layers = profile
         .activities()
@@ -259,14 +287,7 @@ fn problem(
                 .filter(|summary| summary.rank > 0);
             let frequencies = activity.frequencies();
             Layer {
-                policy: policy(
-                    config.activation.has_exact_zeros(),
-                    activity.sparsity(),
-                    summary,
-                    neuron,
-                    gate_share,
-                    config.ffn_size,
-                ),
+                policy: policies[index].0,
                 frequencies: orders[index]
                     .iter()
                     .map(|neuron| frequencies[*neuron as usize])
@@ -306,7 +327,7 @@ fn problem(
     }
 }
 
-/// The policy that reads the fewest bytes of a layer's FFN for a token.
+/// The policy that reads the fewest bytes of a layer's FFN for a token, and why.
 fn policy(
     exact_zeros: bool,
     sparsity: f64,
@@ -314,22 +335,50 @@ fn policy(
     neuron_bytes: u64,
     gate_share: f64,
     neurons: usize,
-) -> Policy {
+) -> (Policy, String) {
     if !exact_zeros {
-        return Policy::Dense;
+        let reason = "the activation is never exactly zero".to_owned();
+        return (Policy::Dense, reason);
     }
     let all = (neurons as u64 * neuron_bytes) as f64;
-    let exact = all * (gate_share + (1.0 - gate_share) * (1.0 - sparsity));
-    // Of a predicted neuron the gate is read, up and down only where the gate agrees.
-    let predicted = predictor.map(|summary| {
-        let density = 1.0 - summary.predicted_sparsity;
-        let read = gate_share + (1.0 - gate_share) * summary.precision;
-        summary.bytes as f64 + all * density * read
-    });
-    match predicted {
-        Some(predicted) if predicted < exact => Policy::Predicted,
-        _ => Policy::Exact,
+    let size = |bytes: f64| ByteSize(bytes as u64);
+    // Whoever fires reads up and down, whatever was read to find that out.
+    let others = all * (1.0 - gate_share);
+    let exact = all * gate_share + others * (1.0 - sparsity);
+    if exact >= all {
+        let reason = "no neuron is ever silent".to_owned();
+        return (Policy::Dense, reason);
     }
+    let Some(summary) = predictor else {
+        let reason = format!(
+            "reads {} of {}; there is no predictor",
+            size(exact),
+            size(all)
+        );
+        return (Policy::Exact, reason);
+    };
+    // Of a predicted neuron the gate is read, up and down only where the gate agrees.
+    let density = 1.0 - summary.predicted_sparsity;
+    let read = gate_share + (1.0 - gate_share) * summary.precision;
+    let predicted = summary.bytes as f64 + all * density * read;
+    if predicted < exact {
+        let reason = format!(
+            "reads {}, {} of it the predictor of rank {}; `exact` would read {:.1}× as much, `dense` {:.1}×",
+            size(predicted),
+            ByteSize(summary.bytes),
+            summary.rank,
+            exact / predicted,
+            all / predicted,
+        );
+        return (Policy::Predicted, reason);
+    }
+    let reason = format!(
+        "reads {}; with the predictor of rank {} it would be {:.1}× as much",
+        size(exact),
+        summary.rank,
+        predicted / exact,
+    );
+    (Policy::Exact, reason)
 }
 
 /// The plan as a table, and the account of both memories.
@@ -360,6 +409,13 @@ pub(crate) fn describe(plan: &Plan) -> String {
             format!("{:.1}", layer.microseconds),
         ]);
     }
+    let mut reasons = String::new();
+    for layer in &plan.layers {
+        reasons += &format!(
+            "layer {}: {}; {}\n",
+            layer.layer, layer.policy, layer.reason
+        );
+    }
     let mut lines = Table::new(&["memory", "where", "bytes"]);
     for line in &plan.lines {
         lines.row(vec![
@@ -375,7 +431,7 @@ pub(crate) fn describe(plan: &Plan) -> String {
             ByteSize(plan.totals.bytes(device)).to_string(),
         ]);
     }
-    format!("{table}\n{lines}")
+    format!("{table}\n{reasons}\n{lines}")
 }
 
 impl Placement {

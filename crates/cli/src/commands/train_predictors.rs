@@ -1,15 +1,16 @@
 //! `powerinfer train-predictors`: learn, or import, what foresees which neurons fire.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
-    predictor_file::{DEFAULT_WEIGHTS, PredictorFile, PredictorSummary},
+    predictor_file::{PredictorFile, PredictorSummary},
 };
+use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::{Format, Isa};
-use powerinfer_model::{Checkpoint, OriginalPredictors, PredictedSizes};
-use powerinfer_predictor::{Import, Recipe, Settings, make};
+use powerinfer_model::{Checkpoint, ModelConfig, OriginalPredictors, PredictedSizes};
+use powerinfer_predictor::{Import, Recipe, Settings, Targets, make};
 use powerinfer_profile::Profile;
 use serde_json::json;
 
@@ -47,16 +48,26 @@ pub(crate) struct TrainPredictorsArguments {
     json: bool,
 }
 
-/// Recall of trained predictors unless told otherwise.
-const DEFAULT_RECALL: f64 = 0.99;
+/// What trained predictors foresee unless told otherwise.
+const DEFAULT_TARGETS: Targets = Targets {
+    recall: 0.95,
+    contribution_recall: 0.99,
+};
 
 /// How to come by predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
-    /// Share of active neurons that must be predicted on held-out tokens [default: 0.99, with
+    /// Share of active neurons that must be predicted on held-out tokens [default: 0.95, with
     /// `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     recall: Option<f64>,
+    /// Share of what active neurons add to the hidden state that must come from predicted ones
+    /// [default: 0.99, with `--import` what the predictors' own threshold gives]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    contribution_recall: Option<f64>,
+    /// Most bytes of all predictors: a size, or a share of the model's bytes
+    #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
+    max_bytes: ByteBudget,
     /// Optimiser steps per network
     #[arg(long, value_name = "N", default_value_t = 400)]
     steps: usize,
@@ -65,11 +76,62 @@ pub(crate) struct TrainingArguments {
     #[arg(long, value_name = "PATH")]
     import: Option<PathBuf>,
     /// Format of the predictors' own weights; `f32` keeps imported ones exactly
-    #[arg(long, value_name = "FORMAT", default_value_t = DEFAULT_WEIGHTS)]
+    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q4_0)]
     predictor_quant: Format,
 }
 
+/// A number of bytes, or a share of a model's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum ByteBudget {
+    Bytes(ByteSize),
+    Share(f64),
+}
+
+impl FromStr for ByteBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            let size = text.parse().map(Self::Bytes);
+            return size.map_err(|error: <ByteSize as FromStr>::Err| error.to_string());
+        };
+        match percent.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Share(percent / 100.0)),
+            _ => Err("give a size such as `200M`, or a share such as `3%`".to_owned()),
+        }
+    }
+}
+
+impl ByteBudget {
+    /// The bytes that a layer of a model with this configuration may have of it.
+    fn of_layer(self, config: &ModelConfig, quant: Format) -> u64 {
+        let all = match self {
+            Self::Bytes(size) => size.0,
+            Self::Share(share) => {
+                let weights = config.weights().into_iter();
+                let bytes = weights.map(|weight| weight_bytes(config, weight, quant));
+                (share * bytes.sum::<u64>() as f64) as u64
+            }
+        };
+        all / config.layer_count.max(1) as u64
+    }
+}
+
 impl TrainingArguments {
+    /// What is to be foreseen, where something is asked for.
+    fn targets(&self) -> Option<Targets> {
+        if self.recall.is_none() && self.contribution_recall.is_none() {
+            return None;
+        }
+        let usual = DEFAULT_TARGETS;
+        Some(Targets {
+            recall: self.recall.unwrap_or(usual.recall),
+            contribution_recall: self
+                .contribution_recall
+                .unwrap_or(usual.contribution_recall),
+        })
+    }
+
     /// Where the predictors of `checkpoint` come from; those to be imported are looked for now.
     pub(crate) fn recipe(
         &self,
@@ -86,14 +148,16 @@ impl TrainingArguments {
         Ok(match &self.import {
             Some(path) => Recipe::Import(Import {
                 predictors: OriginalPredictors::open(path, sizes)?,
-                recall: self.recall,
+                targets: self.targets(),
                 weights: self.predictor_quant,
                 seed,
             }),
             None => Recipe::Train(Settings {
-                recall: self.recall.unwrap_or(DEFAULT_RECALL),
+                targets: self.targets().unwrap_or(DEFAULT_TARGETS),
+                layer_bytes: self.max_bytes.of_layer(config, quant),
                 steps: self.steps,
                 quant,
+                matrices_per_neuron: config.matrices_per_neuron(),
                 weights: self.predictor_quant,
                 seed,
             }),
@@ -142,6 +206,7 @@ pub(crate) fn table(layers: &[PredictorSummary]) -> String {
         "rank",
         "bytes",
         "recall",
+        "contribution recall",
         "precision",
         "predicted zeros",
         "true zeros",
@@ -152,6 +217,9 @@ pub(crate) fn table(layers: &[PredictorSummary]) -> String {
             layer.rank.to_string(),
             ByteSize(layer.bytes).to_string(),
             percent(layer.recall),
+            layer
+                .contribution_recall
+                .map_or_else(|| "–".to_owned(), percent),
             percent(layer.precision),
             percent(layer.predicted_sparsity),
             percent(layer.sparsity),
@@ -168,25 +236,40 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
         Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
         Recipe::Import(_) => ("imported", "profile more tokens"),
     };
+    let narrow = |layer: &&PredictorSummary| layer.rank > 0;
     output.say(format!(
         "{made} {} predictors, {} in all; written to `{}`",
-        layers.len(),
+        layers.iter().filter(narrow).count(),
         ByteSize(bytes),
         predictors.path().display()
     ));
-    let Some(target) = recipe.recall() else {
+    let told = |layers: Vec<&PredictorSummary>| -> String {
+        let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
+        numbers.join(", ")
+    };
+    let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
+    if !without.is_empty() {
+        output.say(format!(
+            "within `--max-bytes` there is no predictor for layer(s) {}; they will run `exact`",
+            told(without)
+        ));
+    }
+    let Some(targets) = recipe.targets() else {
         output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
         return;
     };
-    let short: Vec<String> = layers
-        .iter()
-        .filter(|layer| layer.recall < target)
-        .map(|layer| layer.layer.to_string())
-        .collect();
+    let falls_short = |layer: &&PredictorSummary| {
+        let contribution = layer.contribution_recall.unwrap_or(1.0);
+        layer.rank > 0
+            && (layer.recall < targets.recall || contribution < targets.contribution_recall)
+    };
+    let short: Vec<_> = layers.iter().filter(falls_short).collect();
     if !short.is_empty() {
         output.say(format!(
-            "held-out recall is below the target of {target} in layer(s) {}; {advice}",
-            short.join(", ")
+            "held-out recall is below the target of {} (of contributions: {}) in layer(s) {}; {advice}",
+            targets.recall,
+            targets.contribution_recall,
+            told(short)
         ));
     }
 }
