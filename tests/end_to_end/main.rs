@@ -4,6 +4,7 @@
 mod bad_input;
 mod command_line;
 mod families;
+mod fidelity;
 mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;

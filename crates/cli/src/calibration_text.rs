@@ -98,20 +98,7 @@ pub(crate) fn calibration(
     tokenizer: &Tokenizer,
     seed: u64,
 ) -> Result<Calibration> {
-    let encode = |text: &str| -> Result<Vec<u32>> {
-        let mut ids = tokenizer.encode(text, SpecialTokens::Add)?;
-        if let Some(token) = ids
-            .iter()
-            .find(|token| **token as usize >= config.vocabulary_size)
-        {
-            bail!(
-                "the tokenizer gives token {token}, the model has {} tokens; they do not belong together",
-                config.vocabulary_size
-            );
-        }
-        ids.extend(tokenizer.eos().map(|end| end.id));
-        Ok(ids)
-    };
+    let encode = |text: &str| document(tokenizer, config, text);
     let length = SEQUENCE.min(config.context_length);
     let limit = arguments.limit();
     let sources = if arguments.data.is_empty() {
@@ -121,19 +108,9 @@ pub(crate) fn calibration(
                 files.name()
             );
         }
-        let mut documents = Vec::new();
-        let mut count = 0;
-        for task in tasks(Split::Calibration, seed) {
-            if count >= limit {
-                break;
-            }
-            let ids = encode(&task.text())?;
-            count += ids.len();
-            documents.push(ids);
-        }
         vec![Source {
             name: "calibration tasks of the demo".to_owned(),
-            documents,
+            documents: demo_tasks(Split::Calibration, seed, limit, &encode)?,
         }]
     } else {
         let sources = arguments.data.iter().map(|path| {
@@ -145,6 +122,76 @@ pub(crate) fn calibration(
         sources.collect::<Result<_>>()?
     };
     Ok(Calibration::new(sources, length, limit)?)
+}
+
+/// Texts to judge a model by, at most `limit` tokens of them: documents at `paths`, or where there
+/// are none, and the model is the demo, tasks that it was not trained on.
+pub(crate) fn texts(
+    paths: &[PathBuf],
+    is_demo: bool,
+    config: &ModelConfig,
+    tokenizer: &Tokenizer,
+    limit: usize,
+) -> Result<Vec<Vec<u32>>> {
+    let whole = |text: &str| document(tokenizer, config, text);
+    let part = |text: &str| encode(tokenizer, config, text);
+    let mut texts = Vec::new();
+    if paths.is_empty() {
+        if !is_demo {
+            bail!("no text to judge by; give text that the profile has not seen: `--data FILE`");
+        }
+        texts = demo_tasks(Split::HeldOut, 1, limit, &whole)?;
+    }
+    for path in paths {
+        texts.extend(documents(path, limit, limit, &part)?);
+    }
+    let mut left = limit;
+    for text in &mut texts {
+        text.truncate(left);
+        left -= text.len();
+    }
+    texts.retain(|text| !text.is_empty());
+    Ok(texts)
+}
+
+/// Token ids of `text`, with what the tokenizer puts before it.
+fn encode(tokenizer: &Tokenizer, config: &ModelConfig, text: &str) -> Result<Vec<u32>> {
+    let ids = tokenizer.encode(text, SpecialTokens::Add)?;
+    let outside = |token: &&u32| **token as usize >= config.vocabulary_size;
+    if let Some(token) = ids.iter().find(outside) {
+        bail!(
+            "the tokenizer gives token {token}, the model has {} tokens; they do not belong together",
+            config.vocabulary_size
+        );
+    }
+    Ok(ids)
+}
+
+/// The same with the end of text after it.
+fn document(tokenizer: &Tokenizer, config: &ModelConfig, text: &str) -> Result<Vec<u32>> {
+    let mut ids = encode(tokenizer, config, text)?;
+    ids.extend(tokenizer.eos().map(|end| end.id));
+    Ok(ids)
+}
+
+/// Tasks of the demo, until there are `limit` tokens of them.
+fn demo_tasks(
+    split: Split,
+    seed: u64,
+    limit: usize,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
+) -> Result<Vec<Vec<u32>>> {
+    let mut documents = Vec::new();
+    let mut count = 0;
+    for task in tasks(split, seed) {
+        if count >= limit {
+            break;
+        }
+        let ids = encode(&task.text())?;
+        count += ids.len();
+        documents.push(ids);
+    }
+    Ok(documents)
 }
 
 /// The tokens of the documents at `path`: of each as many, and as many of them, as `limit` tokens

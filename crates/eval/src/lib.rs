@@ -3,10 +3,12 @@
 
 mod completion;
 mod error;
+mod fidelity;
 pub mod function_tasks;
 pub mod interpreter;
 mod likelihood;
 
 pub use completion::{Completion, complete};
 pub use error::EvalError;
+pub use fidelity::{Fidelity, Interval, Windows, fidelity};
 pub use likelihood::{Likelihood, continuation_likelihood};

@@ -66,7 +66,7 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
 }
 
 /// `−ln softmax(logits)[target]`, in float64.
-fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
+pub(crate) fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits
         .iter()

@@ -14,6 +14,7 @@ use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
+use super::eval_text::{self, Shown, TextArguments};
 use crate::{
     engine::{PolicyArgument, runtime},
     model_argument::{self, DEMO, bundle_folder},
@@ -32,6 +33,10 @@ pub(crate) struct EvalArguments {
 enum Measure {
     /// Held-out function tasks: pass@1, perplexity and speed under each policy
     Tasks(TasksArguments),
+    /// Perplexity of text under each policy
+    Perplexity(TextArguments),
+    /// How far from `dense` each policy is: perplexity, KL divergence, likeliest tokens
+    Fidelity(TextArguments),
 }
 
 /// Which tasks, under which policies.
@@ -80,6 +85,8 @@ struct Row {
 pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
     match &arguments.measure {
         Measure::Tasks(arguments) => tasks(arguments, output),
+        Measure::Perplexity(arguments) => eval_text::run(arguments, Shown::Perplexity, output),
+        Measure::Fidelity(arguments) => eval_text::run(arguments, Shown::Fidelity, output),
     }
 }
 

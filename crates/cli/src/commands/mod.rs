@@ -3,6 +3,7 @@
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+mod eval_text;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod merge;

@@ -75,9 +75,10 @@ pub(crate) struct TrainingArguments {
     /// folder with `model_0.pt`, `model_1.pt`, …
     #[arg(long, value_name = "PATH")]
     import: Option<PathBuf>,
-    /// Format of the predictors' own weights; `f32` keeps imported ones exactly
-    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q4_0)]
-    predictor_quant: Format,
+    /// Format of the predictors' own weights; `f32` keeps imported ones exactly [default: q4_0, with
+    /// `--import` q8_0]
+    #[arg(long, value_name = "FORMAT")]
+    predictor_quant: Option<Format>,
 }
 
 /// A number of bytes, or a share of a model's.
@@ -149,7 +150,7 @@ impl TrainingArguments {
             Some(path) => Recipe::Import(Import {
                 predictors: OriginalPredictors::open(path, sizes)?,
                 targets: self.targets(),
-                weights: self.predictor_quant,
+                weights: self.predictor_quant.unwrap_or(Format::Q8_0),
                 seed,
             }),
             None => Recipe::Train(Settings {
@@ -158,7 +159,7 @@ impl TrainingArguments {
                 steps: self.steps,
                 quant,
                 matrices_per_neuron: config.matrices_per_neuron(),
-                weights: self.predictor_quant,
+                weights: self.predictor_quant.unwrap_or(Format::Q4_0),
                 seed,
             }),
         })

@@ -1,0 +1,235 @@
+//! `powerinfer eval perplexity` and `powerinfer eval fidelity`: what skipping neurons does to the
+//! probabilities a model gives to text.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{Progress, plan::Policy};
+use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_eval::{Fidelity, Interval, Windows, fidelity};
+use powerinfer_runtime::PolicyChoice;
+use serde_json::{Value, json};
+
+use crate::{
+    calibration_text::{check_paths, texts},
+    engine::{PolicyArgument, runtime},
+    model_argument::{self, DEMO, bundle_folder},
+    output::{Output, Table, percent, print, print_json},
+    progress::Bar,
+};
+
+/// Which bundle on which text, under which policies.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  powerinfer eval perplexity demo --tokens 2000\n  powerinfer eval fidelity ./my-model.powerinfer --data held-out.txt"
+)]
+pub(crate) struct TextArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
+    #[arg(default_value = DEMO)]
+    bundle: String,
+    /// Text file, or folder of text files; may be given several times. Give text that the profile
+    /// has not seen [default for `demo`: tasks it was not trained on]
+    #[arg(long, value_name = "FILE|DIR")]
+    data: Vec<PathBuf>,
+    /// Most tokens to read
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    tokens: usize,
+    /// Tokens that the model sees at once [default: the context of the bundle, at most 512]
+    #[arg(long, value_name = "N")]
+    window: Option<usize>,
+    /// Tokens from one window's beginning to the next one's [default: half a window]
+    #[arg(long, value_name = "N")]
+    stride: Option<usize>,
+    /// Policies to compare with `dense`
+    #[arg(
+        long,
+        value_name = "POLICY",
+        value_delimiter = ',',
+        default_value = "exact,predicted"
+    )]
+    policy: Vec<PolicyArgument>,
+    /// Threads to compute with [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which figures are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// Perplexity alone.
+    Perplexity,
+    /// Everything that tells two distributions apart.
+    Fidelity,
+}
+
+/// Rises are to be known this closely.
+const CLOSE: f64 = 0.001;
+
+/// What one policy does.
+struct Row {
+    policy: Policy,
+    fidelity: Fidelity,
+    computed_share: f64,
+}
+
+pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Result<()> {
+    check_paths(&arguments.data)?;
+    let folder = bundle_folder(&arguments.bundle);
+    let open = || Bundle::open(&folder, Verification::Quick);
+    let bundle = open()?;
+    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let context = bundle.plan().budget.context_tokens as usize;
+    let length = arguments.window.unwrap_or(context.min(512));
+    if length < 2 || length > context {
+        bail!("`--window` is {length}; the bundle has room for 2 to {context} tokens");
+    }
+    let stride = arguments.stride.unwrap_or((length / 2).max(1));
+    if stride == 0 || stride >= length {
+        bail!(
+            "`--stride` is {stride}; with windows of {length} tokens it can be 1 to {}",
+            length - 1
+        );
+    }
+    let is_demo = bundle.header().model.name == DEMO;
+    let texts = texts(
+        &arguments.data,
+        is_demo,
+        bundle.config(),
+        &tokenizer,
+        arguments.tokens,
+    )?;
+    let windows = Windows { length, stride };
+    let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
+    if total < 2 {
+        bail!("the text has no tokens to score; give more text by `--data`");
+    }
+    let threads = arguments
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let quiet = Output {
+        quiet: true,
+        ..output
+    };
+    let mut dense = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, output)?;
+    let mut rows = Vec::new();
+    for policy in &arguments.policy {
+        let policy = Policy::from(*policy);
+        let mut other = runtime(open()?, PolicyChoice::Forced(policy), threads, quiet)?;
+        let bar = Bar::new(output);
+        bar.begin(&policy.to_string(), total as u64, "tokens");
+        let fidelity = fidelity(&mut dense, &mut other, &texts, windows, |tokens| {
+            bar.advance(tokens).map_err(anyhow::Error::from)
+        })?;
+        bar.end();
+        rows.push(Row {
+            policy,
+            fidelity,
+            computed_share: other.take_statistics().computed_share(),
+        });
+    }
+    let begins_with = tokenizer
+        .bos()
+        .filter(|bos| texts.iter().all(|text| text.first() == Some(&bos.id)))
+        .map(|bos| bos.text.clone());
+    if arguments.json {
+        let dense = rows[0].fidelity.dense().perplexity();
+        let rows: Vec<Value> = rows.iter().map(Row::to_json).collect();
+        return print_json(&json!({
+            "tokens": total, "window": length, "stride": stride, "begins_with": begins_with,
+            "dense_perplexity": dense, "policies": rows,
+        }));
+    }
+    print(table(&rows, shown))?;
+    say(&rows, windows, begins_with.as_deref(), output);
+    Ok(())
+}
+
+/// A figure with its margin, in percent.
+fn interval(interval: Interval) -> String {
+    let Interval { value, margin } = interval;
+    format!("{:+.2} ± {:.2} %", 100.0 * value, 100.0 * margin)
+}
+
+fn table(rows: &[Row], shown: Shown) -> String {
+    let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise"];
+    if shown == Shown::Fidelity {
+        headings.extend(["KL mean", "KL 99 %", "same likeliest token"]);
+    }
+    let mut table = Table::new(&headings);
+    let mut row =
+        |policy: Policy, computed: f64, perplexity: f64, rise: String, rest: [String; 3]| {
+            let mut cells = vec![
+                policy.to_string(),
+                percent(computed),
+                format!("{perplexity:.4}"),
+                rise,
+            ];
+            if shown == Shown::Fidelity {
+                cells.extend(rest);
+            }
+            table.row(cells);
+        };
+    let none = || "–".to_owned();
+    let dense = rows[0].fidelity.dense().perplexity();
+    let nothing = [none(), none(), none()];
+    row(Policy::Dense, 1.0, dense, none(), nothing);
+    for Row {
+        policy,
+        fidelity,
+        computed_share,
+    } in rows
+    {
+        let rest = [
+            format!("{:.5}", fidelity.mean_divergence().value),
+            format!("{:.5}", fidelity.divergence_p99()),
+            percent(fidelity.agreement()),
+        ];
+        let perplexity = fidelity.other().perplexity();
+        let rise = interval(fidelity.rise());
+        row(*policy, *computed_share, perplexity, rise, rest);
+    }
+    table.to_string()
+}
+
+/// Says how it was measured, and how much more text a close figure would take.
+fn say(rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output) {
+    let tokens = rows[0].fidelity.tokens();
+    let begins = match begins_with {
+        Some(token) => format!("every text begins with `{token}`"),
+        None => "nothing is put before a text".to_owned(),
+    };
+    output.say(format!(
+        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, ± 95 % confidence; KL in nats",
+        windows.length, windows.stride
+    ));
+    let widest = rows
+        .iter()
+        .map(|row| row.fidelity.rise().margin)
+        .fold(0.0, f64::max);
+    if widest > CLOSE {
+        let needed = tokens as f64 * (widest / CLOSE).powi(2);
+        output.say(format!(
+            "to know the rise to ± {:.1} % takes about {needed:.0} tokens",
+            100.0 * CLOSE
+        ));
+    }
+}
+
+impl Row {
+    fn to_json(&self) -> Value {
+        let both = |interval: Interval| json!({ "value": interval.value, "margin_95_percent": interval.margin });
+        let fidelity = &self.fidelity;
+        json!({
+            "policy": self.policy.to_string(),
+            "ffn_neurons_computed": self.computed_share,
+            "perplexity": fidelity.other().perplexity(),
+            "perplexity_rise": both(fidelity.rise()),
+            "kl_divergence_mean": both(fidelity.mean_divergence()),
+            "kl_divergence_p99": fidelity.divergence_p99(),
+            "same_likeliest_token": fidelity.agreement(),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! How close a sparse model stays to the dense one of the same weights, on text that neither has
+//! been fitted to.
+
+use powerinfer_model::{LanguageModel, greedy_token};
+
+use crate::{EvalError, Likelihood, likelihood::negative_log_probability};
+
+/// Token windows that a text is scored in.
+///
+/// Windows begin `stride` tokens apart; of each, those tokens are scored that no earlier window
+/// scored, given everything before them in the window. A text's first token is given, not scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Tokens that a model sees at once.
+    pub length: usize,
+    /// Tokens from one window's beginning to the next one's, at most `length`.
+    pub stride: usize,
+}
+
+impl Windows {
+    /// The windows over a text of `tokens` tokens: where each begins and ends, and how many of its
+    /// last tokens it scores.
+    pub fn over(self, tokens: usize) -> Vec<(usize, usize, usize)> {
+        let mut windows = Vec::new();
+        let mut scored = 1; // the first token has nothing before it
+        let mut begin = 0;
+        while scored < tokens {
+            let end = tokens.min(begin + self.length);
+            if end > scored {
+                windows.push((begin, end, end - scored));
+                scored = end;
+            }
+            begin += self.stride.max(1);
+        }
+        windows
+    }
+}
+
+/// What a comparison found, token by token.
+#[derive(Debug, Clone, Default)]
+pub struct Fidelity {
+    /// Per token, −ln p of the text under the dense model.
+    dense: Vec<f64>,
+    /// The same under the other one.
+    other: Vec<f64>,
+    /// Per token, KL(dense ‖ other) in nats.
+    divergence: Vec<f64>,
+    /// Tokens for which both hold the same one for the likeliest.
+    agreed: u64,
+}
+
+/// A figure, and how far from it the truth may be with 95 % confidence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// The estimate.
+    pub value: f64,
+    /// Half the width of the interval.
+    pub margin: f64,
+}
+
+/// Mean of `values` and 1.96 standard errors of it.
+fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Interval {
+    let count = values.len().max(1) as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    let square: f64 = values.map(|value| (value - mean) * (value - mean)).sum();
+    Interval {
+        value: mean,
+        margin: 1.96 * (square / (count - 1.0).max(1.0) / count).sqrt(),
+    }
+}
+
+impl Fidelity {
+    /// Takes in the logits of both models at one token, and the token that follows.
+    fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
+        self.dense.push(negative_log_probability(dense, target));
+        self.other.push(negative_log_probability(other, target));
+        self.divergence.push(divergence(dense, other));
+        self.agreed += u64::from(greedy_token(dense) == greedy_token(other));
+    }
+
+    /// Tokens that were scored.
+    pub fn tokens(&self) -> u64 {
+        self.dense.len() as u64
+    }
+
+    fn likelihood(values: &[f64]) -> Likelihood {
+        Likelihood {
+            negative_log: values.iter().sum(),
+            tokens: values.len() as u64,
+        }
+    }
+
+    /// The text under the dense model.
+    pub fn dense(&self) -> Likelihood {
+        Self::likelihood(&self.dense)
+    }
+
+    /// The text under the other model.
+    pub fn other(&self) -> Likelihood {
+        Self::likelihood(&self.other)
+    }
+
+    /// By how much of itself perplexity rises, from the paired differences of the tokens.
+    pub fn rise(&self) -> Interval {
+        let differences = self.other.iter().zip(&self.dense).map(|(a, b)| a - b);
+        let log = mean(differences);
+        let ratio = log.value.exp();
+        Interval {
+            value: ratio - 1.0,
+            margin: ratio * log.margin,
+        }
+    }
+
+    /// Mean of KL(dense ‖ other), in nats.
+    pub fn mean_divergence(&self) -> Interval {
+        mean(self.divergence.iter().copied())
+    }
+
+    /// The divergence that 99 % of the tokens stay below, in nats.
+    pub fn divergence_p99(&self) -> f64 {
+        let mut sorted = self.divergence.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let rank = (sorted.len() as f64 * 0.99).ceil() as usize;
+        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+
+    /// Share of tokens for which both hold the same token for the likeliest.
+    pub fn agreement(&self) -> f64 {
+        self.agreed as f64 / self.tokens().max(1) as f64
+    }
+}
+
+/// `Σ p·ln(p/q)` with p and q the softmax of the logits, in float64.
+fn divergence(dense: &[f32], other: &[f32]) -> f64 {
+    let [p, q] = [dense, other].map(log_probabilities);
+    let terms = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q));
+    terms.sum::<f64>().max(0.0) // what is negative is rounding
+}
+
+/// `ln softmax(logits)`.
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let shifted = logits.iter().map(|logit| f64::from(*logit) - largest);
+    let sum = shifted.clone().map(f64::exp).sum::<f64>().ln();
+    shifted.map(|logit| logit - sum).collect()
+}
+
+/// Compares `other` with `dense` on `texts`, token ids each, in `windows`; `between` runs after
+/// every window with the tokens it scored, and may stop the work.
+pub fn fidelity<Dense, Other, Failure>(
+    dense: &mut Dense,
+    other: &mut Other,
+    texts: &[Vec<u32>],
+    windows: Windows,
+    mut between: impl FnMut(u64) -> Result<(), Failure>,
+) -> Result<Fidelity, Failure>
+where
+    Dense: LanguageModel + ?Sized,
+    Other: LanguageModel + ?Sized,
+    Failure: From<EvalError>,
+{
+    let mut fidelity = Fidelity::default();
+    let vocabulary = dense.config().vocabulary_size;
+    for text in texts {
+        for (begin, end, scored) in windows.over(text.len()) {
+            // The last token of a window is only ever a target.
+            let given = &text[begin..end - 1];
+            dense.reset();
+            other.reset();
+            let of_dense = dense.forward(given).map_err(EvalError::from)?;
+            let of_other = other.forward(given).map_err(EvalError::from)?;
+            let pairs = of_dense
+                .chunks_exact(vocabulary)
+                .zip(of_other.chunks_exact(vocabulary))
+                .zip(&text[begin + 1..end]);
+            for ((dense, other), target) in pairs.skip(given.len() - scored) {
+                fidelity.observe(dense, other, *target);
+            }
+            between(scored as u64)?;
+        }
+    }
+    Ok(fidelity)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn windows_score_every_token_but_the_first_once(
+            tokens in 0usize..200, length in 2usize..40, stride in 1usize..40,
+        ) {
+            let windows = Windows { length, stride: stride.min(length - 1) };
+            let mut next = 1;
+            for (begin, end, scored) in windows.over(tokens) {
+                prop_assert_eq!(end - scored, next);
+                prop_assert!(begin < next && end - begin <= length && end <= tokens);
+                next = end;
+            }
+            prop_assert_eq!(next, tokens.max(1));
+        }
+
+        #[test]
+        fn divergence_is_that_of_the_definition(
+            logits in prop::collection::vec((-9.0f32..9.0, -9.0f32..9.0), 2..20),
+        ) {
+            let (p, q): (Vec<f32>, Vec<f32>) = logits.into_iter().unzip();
+            let softmax = |logits: &[f32]| -> Vec<f64> {
+                let powers: Vec<f64> = logits.iter().map(|z| f64::from(*z).exp()).collect();
+                let sum: f64 = powers.iter().sum();
+                powers.iter().map(|power| power / sum).collect()
+            };
+            let expected: f64 = softmax(&p)
+                .iter()
+                .zip(softmax(&q))
+                .map(|(p, q)| p * (p / q).ln())
+                .sum();
+            prop_assert!((divergence(&p, &q) - expected).abs() < 1e-9);
+            prop_assert!(divergence(&p, &p) == 0.0);
+        }
+    }
+
+    #[test]
+    fn the_rise_is_that_of_the_perplexities() {
+        let mut fidelity = Fidelity::default();
+        for token in 0..50u32 {
+            let dense = [0.0, 1.0, (token % 7) as f32 * 0.3];
+            let other = [0.1, 0.9, (token % 5) as f32 * 0.4];
+            fidelity.observe(&dense, &other, token % 3);
+        }
+        let rise = fidelity.other().perplexity() / fidelity.dense().perplexity() - 1.0;
+        assert!((fidelity.rise().value - rise).abs() < 1e-12);
+        assert!(fidelity.rise().margin > 0.0);
+        assert_eq!(fidelity.tokens(), 50);
+        let sorted = fidelity.divergence_p99();
+        let above = fidelity.divergence.iter().filter(|d| **d > sorted).count();
+        assert!(above <= 1, "{above}");
+    }
+}

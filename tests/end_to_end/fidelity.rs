@@ -1,0 +1,118 @@
+//! Perplexity and fidelity against independent figures.
+
+use std::fs;
+
+use powerinfer_artifact::TensorFile;
+use serde_json::Value;
+
+use crate::{
+    golden::floats,
+    sandbox::{Sandbox, golden_model, prepared_demo},
+};
+
+/// −ln softmax(logits)[target], in float64.
+fn negative_log(logits: &[f32], target: usize) -> f64 {
+    let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    sum.ln() - f64::from(logits[target])
+}
+
+#[test]
+fn perplexity_is_that_of_the_standard_implementations_logits() {
+    for name in ["llama-relu-gqa", "opt-preln"] {
+        let folder = golden_model(name);
+        let expected: Value =
+            serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        let prompts = expected["prompts"].as_array().unwrap();
+        let prompt = prompts
+            .iter()
+            .find(|prompt| prompt["key"] == "p70")
+            .unwrap();
+        let ids: Vec<usize> = serde_json::from_value(prompt["input_ids"].clone()).unwrap();
+        let file = TensorFile::open(&folder.join("expected.safetensors")).unwrap();
+        let logits = floats(&file, "p70.logits");
+        let vocabulary = logits.len() / ids.len();
+        let scored = logits.chunks_exact(vocabulary).zip(&ids[1..]);
+        let sum: f64 = scored.map(|(row, target)| negative_log(row, *target)).sum();
+        let expected = (sum / (ids.len() - 1) as f64).exp();
+
+        let sandbox = Sandbox::new();
+        let text = prompt["text"].as_str().unwrap();
+        fs::write(sandbox.path("text.txt"), text).unwrap();
+        let model = folder.to_str().unwrap();
+        let prose = "one two three four five six seven ".repeat(20);
+        fs::write(sandbox.path("prose.txt"), prose).unwrap();
+        sandbox
+            .run(&["profile", model, "--data", "prose.txt", "--tokens", "200"])
+            .good();
+        sandbox
+            .run(&[
+                "place",
+                model,
+                "--vram",
+                "0G",
+                "--quant",
+                "f32",
+                "--context",
+                "128",
+            ])
+            .good();
+        let eval = |more: &[&str]| {
+            let arguments = ["eval", "perplexity", name, "--data", "text.txt", "--json"];
+            let run = sandbox.run(&[&arguments[..], &["--policy", "exact"], more].concat());
+            run.good().json()
+        };
+        let whole = eval(&["--window", "128"]);
+        assert_eq!(whole["tokens"], ids.len() as u64 - 1, "{name}");
+        let found = whole["dense_perplexity"].as_f64().unwrap();
+        assert!(
+            (found / expected - 1.0).abs() < 1e-4,
+            "{name}: {found} {expected}"
+        );
+        let exact = &whole["policies"][0];
+        assert_eq!(exact["perplexity"], whole["dense_perplexity"], "{name}");
+        assert_eq!(exact["kl_divergence_p99"], 0.0);
+        assert_eq!(exact["same_likeliest_token"], 1.0);
+        // Shorter windows see less, and still score every token once.
+        let short = eval(&["--window", "16", "--stride", "8"]);
+        assert_eq!(short["tokens"], whole["tokens"]);
+        assert_ne!(short["dense_perplexity"], whole["dense_perplexity"]);
+    }
+}
+
+#[test]
+fn predicted_is_told_from_dense_with_an_interval() {
+    let demo = prepared_demo().to_str().unwrap();
+    let sandbox = Sandbox::new();
+    let eval = |measure: &str, more: &[&str]| {
+        let arguments = ["eval", measure, demo, "--tokens", "600", "--threads", "1"];
+        sandbox.run(&[&arguments[..], more].concat())
+    };
+    let report = eval("fidelity", &["--json"]).good().json();
+    let [exact, predicted] = [0, 1].map(|policy| &report["policies"][policy]);
+    assert_eq!(exact["perplexity_rise"]["value"], 0.0);
+    let (value, margin) = (
+        predicted["perplexity_rise"]["value"].as_f64().unwrap(),
+        predicted["perplexity_rise"]["margin_95_percent"]
+            .as_f64()
+            .unwrap(),
+    );
+    assert!(margin > 0.0 && value.abs() < 1.0, "{predicted}");
+    assert!(predicted["kl_divergence_mean"]["value"].as_f64().unwrap() > 0.0);
+    let agreement = predicted["same_likeliest_token"].as_f64().unwrap();
+    assert!((0.5..1.0).contains(&agreement), "{predicted}");
+    assert_eq!(report["window"], 512);
+
+    let shown = eval("perplexity", &[]).good();
+    assert!(
+        shown.text().contains("±") && !shown.text().contains("KL"),
+        "{}",
+        shown.text()
+    );
+    assert!(shown.stderr.contains("takes about"), "{}", shown.stderr);
+    eval("perplexity", &["--window", "9999"]).bad(1, &["`--window` is 9999", "hint: the bundle"]);
+    eval("perplexity", &["--stride", "512"]).bad(1, &["`--stride` is 512", "1 to 511"]);
+    eval("perplexity", &["--data", "nowhere.txt"]).bad(1, &["`nowhere.txt`"]);
+    sandbox
+        .run(&["eval", "perplexity", demo, "--tokens", "1"])
+        .bad(1, &["no tokens to score", "--data"]);
+}
