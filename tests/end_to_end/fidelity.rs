@@ -116,3 +116,43 @@ fn predicted_is_told_from_dense_with_an_interval() {
         .run(&["eval", "perplexity", demo, "--tokens", "1"])
         .bad(1, &["no tokens to score", "--data"]);
 }
+
+#[test]
+fn verified_tokens_are_told_from_exact_ones() {
+    let demo = prepared_demo().to_str().unwrap();
+    let sandbox = Sandbox::new();
+    let run = |policy: &str, more: &[&str]| {
+        let arguments = [
+            "run",
+            demo,
+            "--policy",
+            policy,
+            "-n",
+            "24",
+            "--prompt",
+            "def answer(",
+        ];
+        sandbox.run(&[&arguments[..], more].concat()).good()
+    };
+    let every = ["--verify-every", "4", "--json"];
+    let [exact, predicted] = ["exact", "predicted"].map(|policy| run(policy, &every).json());
+    let worst = |report: &Value| {
+        let layers = report["verified"]["layers"].as_array().unwrap();
+        let errors = layers
+            .iter()
+            .map(|layer| layer["worst_relative_error"].as_f64().unwrap());
+        errors.fold(0.0, f64::max)
+    };
+    assert_eq!(worst(&exact), 0.0, "exact is dense");
+    assert!((1e-4..1.0).contains(&worst(&predicted)), "{predicted}");
+    assert!((5..=6).contains(&predicted["verified"]["tokens"].as_u64().unwrap()));
+    let plain = run("predicted", &["--json"]).json();
+    assert_eq!(
+        plain["completion"], predicted["completion"],
+        "looking changes nothing"
+    );
+    assert_eq!(plain["bytes_per_token"], predicted["bytes_per_token"]);
+    assert!(plain["verified"].is_null());
+    let told = run("predicted", &["--verify-every", "4"]).stderr;
+    assert!(told.contains("FFN outputs are"), "{told}");
+}

@@ -108,7 +108,7 @@ fn vertical(share: f64) -> f64 {
 
 /// Where a share is on the horizontal axis.
 fn horizontal(share: f64) -> f64 {
-    MARGIN.0 + share * (CHART.0 - MARGIN.0 - 8.0)
+    MARGIN.0 + share * (CHART.0 - MARGIN.0 - 24.0)
 }
 
 /// A word below the horizontal axis.

@@ -10,7 +10,7 @@ use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWei
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    PolicyChoice, RuntimeError, Statistics, Threads,
+    PolicyChoice, RuntimeError, Statistics, Threads, Verification,
     attention::{LayerCache, Reach, attend},
     ffn::{Ffn, Linear, Predictor, Scratch},
     norm::norm_all,
@@ -42,6 +42,7 @@ pub struct Runtime {
     position: usize,
     statistics: Statistics,
     scratch: Scratch,
+    verification: Option<Verification>,
 }
 
 /// Where a predictor's matrices lie, and its small parts.
@@ -115,6 +116,7 @@ impl Runtime {
             position: 0,
             statistics: Statistics::default(),
             scratch: Scratch::default(),
+            verification: None,
             bundle,
             weights: Arc::new(weights),
             predictors,
@@ -136,6 +138,17 @@ impl Runtime {
     /// What was read and computed since the last call.
     pub fn take_statistics(&mut self) -> Statistics {
         std::mem::take(&mut self.statistics)
+    }
+
+    /// From now on computes the FFNs of one in `every` decoded tokens exactly as well, to tell how
+    /// far the policy's are off; what goes on is the policy's.
+    pub fn verify_every(&mut self, every: usize) {
+        self.verification = Some(Verification::new(every, self.config.layer_count));
+    }
+
+    /// What verification has found so far.
+    pub fn verification(&self) -> Option<&Verification> {
+        self.verification.as_ref()
     }
 
     /// Tokens that fit the context that the plan made room for.
@@ -289,7 +302,7 @@ impl Runtime {
                 bias: &predictor.bias,
                 threshold: predictor.threshold,
             });
-        let ffn = Ffn {
+        let mut ffn = Ffn {
             gate: Linear::of(&layer.gate, file),
             up: layer.up.as_ref().map(|up| Linear::of(up, file)),
             down: Linear::of(&layer.down, file),
@@ -303,6 +316,10 @@ impl Runtime {
             Some(PredictorInput::Residual) => residual,
             Some(PredictorInput::Normed) | None => x,
         };
+        let is_decoding = x.len() == self.config.hidden_size;
+        let verification = self.verification.as_mut();
+        let verification = verification.filter(|found| is_decoding && found.takes(self.position));
+        let before = verification.is_some().then(|| hidden.to_vec());
         ffn.run_batch(
             &self.threads,
             x,
@@ -311,6 +328,21 @@ impl Runtime {
             &mut self.scratch,
             &mut self.statistics,
         );
+        if let (Some(verification), Some(before)) = (verification, before) {
+            // Dense is exact for every activation.
+            ffn.policy = Policy::Dense;
+            let mut exact = before.clone();
+            let mut uncounted = Statistics::default();
+            ffn.run_batch(
+                &self.threads,
+                x,
+                foreseen_from,
+                &mut exact,
+                &mut self.scratch,
+                &mut uncounted,
+            );
+            verification.observe(index, &before, hidden, &exact);
+        }
     }
 
     /// `x · Wᵀ + b` for `x [tokens, columns]`.

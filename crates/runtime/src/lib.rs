@@ -12,6 +12,7 @@ mod rotary;
 mod sampling;
 mod statistics;
 mod threads;
+mod verification;
 
 pub use error::RuntimeError;
 pub use ffn::PolicyChoice;
@@ -19,3 +20,4 @@ pub use forward::{Options, Runtime};
 pub use sampling::{Sampler, SamplingSettings};
 pub use statistics::Statistics;
 pub use threads::Threads;
+pub use verification::{Drift, Verification};

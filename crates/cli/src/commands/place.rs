@@ -21,6 +21,7 @@ use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{
+    engine::PolicyArgument,
     machine, model_argument,
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -75,6 +76,9 @@ pub(crate) struct BudgetArguments {
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx3060-12g, cpu-only) or a JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = ASSUMED_HARDWARE)]
     hardware: String,
+    /// Which neurons every layer computes [default: what reads the fewest bytes, layer by layer]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<PolicyArgument>,
     /// Format of the weights: f32, bf16, q8_0 or q4_0
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
     pub(crate) quant: Format,
@@ -173,7 +177,10 @@ pub(crate) fn solve(
         .iter()
         .map(|activity| activity.hottest_first())
         .collect();
-    let policies = policies(config, profile, predictors.as_ref(), arguments.quant);
+    let mut policies = policies(config, profile, predictors.as_ref(), arguments.quant);
+    if let Some(forced) = arguments.policy {
+        force(&mut policies, forced.into(), config, predictors.as_ref())?;
+    }
     let problem = problem(
         checkpoint,
         profile,
@@ -240,6 +247,39 @@ fn policies(
         )
     };
     activities.map(of).collect()
+}
+
+/// Gives every layer the policy `forced`, where it can have it.
+fn force(
+    policies: &mut [(Policy, String)],
+    forced: Policy,
+    config: &ModelConfig,
+    predictors: Option<&PredictorFile>,
+) -> Result<()> {
+    if forced == Policy::Predicted {
+        let rank = |layer: usize| {
+            let summary = predictors.and_then(|file| file.layers().get(layer));
+            summary.map_or(0, |summary| summary.rank)
+        };
+        if let Some(layer) = (0..policies.len()).find(|layer| rank(*layer) == 0) {
+            bail!(
+                "layer {layer} has no predictor, so `--policy predicted` is not possible; train predictors, or give them more bytes by `--max-bytes`"
+            );
+        }
+    }
+    if forced == Policy::Exact && !config.activation.has_exact_zeros() {
+        bail!(
+            "the activation of this model is never exactly zero, so `--policy exact` would skip nothing; leave it out"
+        );
+    }
+    for (policy, reason) in policies {
+        *reason = match *policy == forced {
+            true => format!("as `--policy` says; {reason}"),
+            false => format!("as `--policy` says; left alone it would be {policy}: {reason}"),
+        };
+        *policy = forced;
+    }
+    Ok(())
 }
 
 /// States the placement as the solver takes it.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics};
+use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics, Verification};
 use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
@@ -49,6 +49,9 @@ pub(crate) struct RunArguments {
     sampling: SamplingArguments,
     #[command(flatten)]
     engine: EngineArguments,
+    /// Compute the FFNs of every K-th token densely too, and tell how far the policy's are off
+    #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
+    verify_every: Option<u32>,
     /// Write the prompt before its continuation
     #[arg(long)]
     echo: bool,
@@ -141,6 +144,9 @@ struct Timing {
 
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    if let Some(every) = arguments.verify_every {
+        model.verify_every(every as usize);
+    }
     let files = model.bundle().files();
     let tokenizer = model_argument::tokenizer(&files)?;
     let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
@@ -182,11 +188,13 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.decoded.bytes_per_token(),
+            "verified": model.verification().map(verified_json),
         }))?;
     } else if !completion.ends_with('\n') {
         print("\n")?;
     }
     output.say(timing.describe());
+    say_verified(&model, output);
     if interrupted() {
         Err(Interrupted.into())
     } else {
@@ -282,6 +290,34 @@ fn generate(
     Ok(timing)
 }
 
+/// Says how far the policy's FFNs were off, where that was asked for.
+fn say_verified(model: &Runtime, output: Output) {
+    let Some(verification) = model.verification() else {
+        return;
+    };
+    let Some(worst) = verification.worst_layer() else {
+        output.say("no token was verified; fewer were generated than `--verify-every` skips");
+        return;
+    };
+    let drift = verification.layers()[worst];
+    output.say(format!(
+        "verified {} tokens: FFN outputs are {} off on average; most in layer {worst}: {} on average, {} at worst",
+        verification.tokens(),
+        percent(verification.mean()),
+        percent(drift.mean()),
+        percent(drift.worst),
+    ));
+}
+
+/// The same for programs.
+fn verified_json(verification: &Verification) -> serde_json::Value {
+    let layers = verification.layers().iter();
+    let layers: Vec<_> = layers
+        .map(|drift| json!({ "mean_relative_error": drift.mean(), "worst_relative_error": drift.worst }))
+        .collect();
+    json!({ "tokens": verification.tokens(), "layers": layers })
+}
+
 /// Tokens per second.
 fn rate(tokens: usize, time: Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
@@ -346,6 +382,7 @@ fn chat(
             print("\n")?;
         }
         output.say(timing.describe());
+        say_verified(model, output);
         messages.push(Message {
             role: "assistant".to_owned(),
             content: answer,

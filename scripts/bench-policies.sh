@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What each policy reads and costs on the demo model, and what predictors of other sizes and
+# formats would: the evidence for the defaults. Prints tables; takes some minutes.
+#
+# usage: scripts/bench-policies.sh [TASKS]   number of held-out tasks to judge, 200 unless given
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tasks=${1:-200}
+if [ -z "${POWERINFER:-}" ]; then
+  cargo build --release --locked -p powerinfer-cli
+  POWERINFER=${CARGO_TARGET_DIR:-target}/release/powerinfer
+fi
+out=${BENCH_FOLDER:-${CARGO_TARGET_DIR:-target}/bench-policies}
+mkdir -p "$out"
+"$POWERINFER" profile demo --out "$out/profile" >/dev/null
+
+# One bundle for each way to make predictors.
+try() {
+  local name=$1
+  shift
+  echo
+  echo "== $name"
+  rm -rf "$out/predictors" "$out/bundle"
+  "$POWERINFER" train-predictors demo --profile "$out/profile" --out "$out/predictors" "$@" 2>/dev/null
+  echo
+  "$POWERINFER" place demo --profile "$out/profile" --predictors "$out/predictors" \
+    --vram 24G --policy predicted --out "$out/bundle" -q >/dev/null
+  "$POWERINFER" eval fidelity "$out/bundle" --policy exact,predicted 2>/dev/null
+  "$POWERINFER" eval tasks "$out/bundle" --count "$tasks" 2>/dev/null
+}
+
+try "as shipped: 4 bits, within 3 % of the model, 95 % of the neurons and 99 % of the contributions"
+try "narrower: within 2.8 % of the model" --max-bytes 2.8%
+try "as wide as pays" --max-bytes 100%
+try "8 bits, as wide as pays" --predictor-quant q8_0 --max-bytes 100%
+try "neurons alone: 95 % of them, whatever they contribute" --contribution-recall 0.01
+try "the paper's form: 16 bits, as wide as pays" --predictor-quant bf16 --max-bytes 100%
