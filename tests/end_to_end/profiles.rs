@@ -332,3 +332,142 @@ fn the_array_job_makes_a_shard() {
         ])
         .good();
 }
+
+#[test]
+fn what_was_not_made_here_is_never_replaced() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    for command in [
+        &["profile", "demo", "--tokens", "300"][..],
+        &["train-predictors", "demo", "--steps", "2"],
+        &["place", "demo", "--vram", "0G"],
+        &["merge", "demo.powerinfer/profile"],
+    ] {
+        for precious in ["precious", "precious.partial"] {
+            let folder = sandbox.path(precious);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("thesis.txt"), "years").unwrap();
+            let arguments = [command, &["--out", "precious"]].concat();
+            sandbox.run(&arguments).bad(
+                1,
+                &["was not made by this command", "hint: name another folder"],
+            );
+            assert_eq!(fs::read(folder.join("thesis.txt")).unwrap(), b"years");
+            fs::remove_dir_all(&folder).unwrap();
+        }
+    }
+    // A profile of another model is not replaced either: folders of one name share a work folder.
+    let relu = golden_model("llama-relu-gqa");
+    fs::write(sandbox.path("text.txt"), "one two three ".repeat(40)).unwrap();
+    let relu = relu.to_str().unwrap();
+    sandbox
+        .run(&[
+            "profile",
+            relu,
+            "--data",
+            "text.txt",
+            "--tokens",
+            "200",
+            "--out",
+            "demo.powerinfer/profile",
+        ])
+        .bad(1, &["profile of another model (demo", "hint: "]);
+}
+
+#[test]
+fn a_merge_spares_its_inputs_and_counts_no_text_twice() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("all")).unwrap();
+    for shard in ["1", "2"] {
+        let (of, out) = (format!("{shard}/2"), format!("all/{shard}"));
+        profile(&sandbox, &["--shard", &of, "--out", &out]);
+    }
+    for out in ["all", "./all/1", "all/2/inside", "all/../all/2"] {
+        sandbox
+            .run(&["merge", "all/1", "all/2", "--out", out])
+            .bad(1, &["is one of the profiles to be merged", "hint: "]);
+        assert!(sandbox.path("all/1/profile.json").exists());
+        assert!(sandbox.path("all/2/profile.json").exists());
+    }
+    fs::write(
+        sandbox.path("other.txt"),
+        "def f(x):\n    return x\n".repeat(80),
+    )
+    .unwrap();
+    profile(&sandbox, &["--data", "other.txt", "--out", "other"]);
+    sandbox
+        .run(&["merge", "all/1", "all/2", "--out", "whole"])
+        .good();
+    sandbox
+        .run(&["merge", "whole", "other", "--out", "both"])
+        .good();
+    for again in ["whole", "other"] {
+        sandbox
+            .run(&["merge", "both", again, "--out", "twice"])
+            .bad(
+                1,
+                &["was profiled in `both` too", "hint: merge each text once"],
+            );
+    }
+}
+
+#[test]
+fn damaged_work_is_done_again() {
+    let arguments = [&["profile", "demo"][..], &TOKENS].concat();
+    let whole = Sandbox::new();
+    whole.run(&arguments).good();
+    type Damage = (&'static str, fn(&std::path::Path));
+    let damage: [Damage; 3] = [
+        ("a state with a changed byte", |partial| {
+            let entries = partial.read_dir().unwrap().flatten();
+            let mut states =
+                entries.filter(|e| e.file_name().to_string_lossy().starts_with("state-"));
+            let path = states.next().unwrap().path();
+            let mut bytes = fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 4;
+            fs::write(path, bytes).unwrap();
+        }),
+        ("samples that are gone", |partial| {
+            fs::remove_dir_all(partial.join("rounds")).unwrap();
+        }),
+        ("a temporary file of a killed run", |partial| {
+            fs::write(partial.join(".powerinfer-x.partial"), "half").unwrap();
+        }),
+    ];
+    for (what, damage) in damage {
+        let sandbox = Sandbox::new();
+        let partial = sandbox.path("demo.powerinfer/profile.partial");
+        let mut child = sandbox
+            .command(&arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let is_there = || {
+            let entries = partial.read_dir().into_iter().flatten().flatten();
+            let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.any(|name| name.starts_with("state-") && name.ends_with("-0003.safetensors"))
+        };
+        while !is_there() {
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "it ended before it could be killed"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        damage(&partial);
+        sandbox.run(&arguments).good();
+        assert_eq!(digests(&sandbox), digests(&whole), "{what}");
+        let files = sandbox.path("demo.powerinfer/profile").read_dir().unwrap();
+        let mut names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(
+            names,
+            ["neurons.parquet", "profile.json", "traces"],
+            "{what}"
+        );
+    }
+}

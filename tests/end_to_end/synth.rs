@@ -179,6 +179,18 @@ fn what_cannot_be_made_is_named() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("relu", "silu")).unwrap();
     synth(&[]).bad(1, &["never exactly zero", "hint: change it to `relu`"]);
+    for (from, to) in [
+        (
+            "\"num_hidden_layers\":3",
+            "\"num_hidden_layers\":1000000000",
+        ),
+        ("\"vocab_size\":4000", "\"vocab_size\":1000000000"),
+    ] {
+        let huge = text.replace(from, to);
+        assert_ne!(huge, text);
+        fs::write(&path, huge).unwrap();
+        synth(&[]).bad(1, &["1000000000, which no model has"]);
+    }
     fs::write(&path, text.replace("4000", "100")).unwrap();
     synth(&[]).bad(1, &["100 tokens", "hint: "]);
     assert!(!sandbox.path("model").exists());

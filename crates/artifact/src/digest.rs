@@ -20,13 +20,13 @@ impl Digest {
     pub fn of_file(path: &Path) -> Result<Self, ArtifactError> {
         // Read, not mapped: a bundle larger than memory should not fill it.
         let mut file = File::open(path).map_err(ArtifactError::read(path))?;
-        let mut hasher = blake3::Hasher::new();
+        let mut digest = DigestBuilder::default();
         let mut piece = vec![0; 1 << 20];
         loop {
             match file.read(&mut piece).map_err(ArtifactError::read(path))? {
-                0 => return Ok(Self(*hasher.finalize().as_bytes())),
-                length => hasher.update(&piece[..length]),
-            };
+                0 => return Ok(digest.finish()),
+                length => digest.add(&piece[..length]),
+            }
         }
     }
 
@@ -45,6 +45,22 @@ impl Digest {
         self.0[..8]
             .iter()
             .fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+    }
+}
+
+/// A digest of bytes that come in pieces; where one ends does not count.
+#[derive(Debug, Clone, Default)]
+pub struct DigestBuilder(blake3::Hasher);
+
+impl DigestBuilder {
+    /// Adds the next bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all of them.
+    pub fn finish(&self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
     }
 }
 

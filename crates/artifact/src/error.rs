@@ -121,6 +121,24 @@ pub enum ArtifactError {
         /// The model in the header.
         found: Box<ModelIdentity>,
     },
+    /// A folder that would be replaced has something else in it.
+    #[error(
+        "`{path}` is there already and was not made by this command (it has no `{manifest}`); name another folder by `--out`, or remove it"
+    )]
+    Foreign {
+        /// What is there.
+        path: PathBuf,
+        /// The file that would tell that it is ours.
+        manifest: String,
+    },
+    /// Another run works in the same place.
+    #[error(
+        "another run is writing `{path}`; wait until it is done, or name another folder by `--out`"
+    )]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The bytes are not those that the manifest promises.
     #[error(
         "`{path}` is damaged: its digest is {found}, the manifest says {expected}; make it again"

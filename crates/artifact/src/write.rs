@@ -11,6 +11,9 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::ArtifactError;
 
+/// How names of temporary files begin and end.
+const TEMPORARY: (&str, &str) = (".powerinfer-", ".partial");
+
 /// The folder that holds `path`.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -24,7 +27,7 @@ fn beside(path: &Path) -> Result<NamedTempFile, ArtifactError> {
     let folder = parent(path);
     fs::create_dir_all(folder).map_err(ArtifactError::write(folder))?;
     let mut builder = Builder::new();
-    builder.prefix(".powerinfer-").suffix(".partial");
+    builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -78,28 +81,68 @@ pub fn write_with<Failure: From<ArtifactError>>(
 ///
 /// The work happens in `NAME.partial` beside it. Unless told to start afresh, an earlier
 /// partial folder is taken up again, so that long work resumes; files in it are written with
-/// [`write_file`] and so are whole when they are there.
+/// [`write_file`] and so are whole when they are there. Nothing is touched that this program has
+/// not made, and no two runs work in one folder.
 #[derive(Debug)]
 pub struct PartialFolder {
     target: PathBuf,
     partial: PathBuf,
+    manifest: &'static str,
+    /// Marks the partial folder as ours; locked for as long as this run works in it.
+    lock: fs::File,
 }
+
+/// The file that marks a partial folder.
+const MARK: &str = ".powerinfer-run";
 
 impl PartialFolder {
     /// Opens the partial folder of `target`, making it where it is not there yet.
-    pub fn open(target: &Path) -> Result<Self, ArtifactError> {
+    ///
+    /// What is replaced in the end must be an older artifact of the kind: a folder with the file
+    /// `manifest` in it, or an empty one.
+    pub fn open(target: &Path, manifest: &'static str) -> Result<Self, ArtifactError> {
         let target: PathBuf = target.components().collect();
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(".partial");
-        let partial = target.with_file_name(name);
+        if target.file_name().is_none() {
+            return Err(foreign(&target, manifest));
+        }
+        let partial = with_ending(&target, ".partial");
+        for (folder, mark) in [
+            (&target, manifest),
+            (&with_ending(&target, ".old"), manifest),
+            (&partial, MARK),
+        ] {
+            if !may_be_replaced(folder, mark)? {
+                return Err(foreign(folder, manifest));
+            }
+        }
         fs::create_dir_all(&partial).map_err(ArtifactError::write(&partial))?;
-        Ok(Self { target, partial })
+        let mark = partial.join(MARK);
+        let lock = fs::File::create(&mark).map_err(ArtifactError::write(&mark))?;
+        if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
+            return Err(ArtifactError::Busy { path: target });
+        }
+        remove_leftovers(&partial);
+        Ok(Self {
+            target,
+            partial,
+            manifest,
+            lock,
+        })
     }
 
     /// Throws away what an earlier, different run left.
     pub fn clear(&self) -> Result<(), ArtifactError> {
-        fs::remove_dir_all(&self.partial).map_err(ArtifactError::write(&self.partial))?;
-        fs::create_dir_all(&self.partial).map_err(ArtifactError::write(&self.partial))
+        let failed = || ArtifactError::write(&self.partial);
+        for entry in fs::read_dir(&self.partial).map_err(failed())? {
+            let path = entry.map_err(failed())?.path();
+            let removed = match path.is_dir() {
+                true => fs::remove_dir_all(&path),
+                false if path.ends_with(MARK) => Ok(()),
+                false => fs::remove_file(&path),
+            };
+            removed.map_err(ArtifactError::write(&path))?;
+        }
+        Ok(())
     }
 
     /// Where to write meanwhile.
@@ -109,11 +152,13 @@ impl PartialFolder {
 
     /// Gives the folder its name; an older one of that name is replaced.
     pub fn finish(self) -> Result<(), ArtifactError> {
+        debug_assert!(self.partial.join(self.manifest).exists(), "it is complete");
         let failed = ArtifactError::write(&self.target);
+        drop(self.lock);
+        let mark = self.partial.join(MARK);
+        fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
         if self.target.exists() {
-            let mut name = self.target.file_name().unwrap_or_default().to_owned();
-            name.push(".old");
-            let old = self.target.with_file_name(name);
+            let old = with_ending(&self.target, ".old");
             if old.exists() {
                 fs::remove_dir_all(&old).map_err(ArtifactError::write(&old))?;
             }
@@ -122,6 +167,46 @@ impl PartialFolder {
             fs::remove_dir_all(&old).map_err(ArtifactError::write(&old))
         } else {
             fs::rename(&self.partial, &self.target).map_err(failed)
+        }
+    }
+}
+
+/// `path` with something behind its last name.
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(ending);
+    path.with_file_name(name)
+}
+
+fn foreign(path: &Path, manifest: &str) -> ArtifactError {
+    ArtifactError::Foreign {
+        path: path.to_owned(),
+        manifest: manifest.to_owned(),
+    }
+}
+
+/// Whether nothing of a user's is lost with `folder`: it is not there, it is empty, or it has the
+/// file `mark`.
+fn may_be_replaced(folder: &Path, mark: &str) -> Result<bool, ArtifactError> {
+    if fs::symlink_metadata(folder).is_err() {
+        return Ok(true);
+    }
+    if !folder.is_dir() {
+        return Ok(false);
+    }
+    let mut entries = fs::read_dir(folder).map_err(ArtifactError::read(folder))?;
+    Ok(folder.join(mark).exists() || entries.next().is_none())
+}
+
+/// Removes the temporary files of runs that were killed, which nobody will ever rename.
+fn remove_leftovers(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if path.is_dir() {
+            remove_leftovers(&path);
+        } else if name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1) {
+            let _ = fs::remove_file(path); // one left behind does no harm
         }
     }
 }
@@ -155,20 +240,53 @@ mod tests {
     fn a_partial_folder_resumes_and_replaces() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("profile");
-        let first = PartialFolder::open(&target).unwrap();
-        write_file(&first.path().join("layer-000"), b"done").unwrap();
+        let open = || PartialFolder::open(&target, "manifest.json");
+        let first = open().unwrap();
+        write_file(&first.path().join("manifest.json"), b"done").unwrap();
         assert!(!target.exists());
-        let second = PartialFolder::open(&target).unwrap();
+        let busy = open().unwrap_err();
+        assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
+        fs::write(first.path().join(".powerinfer-x.partial"), b"killed").unwrap();
+        drop(first);
+        let second = open().unwrap();
         assert!(
-            second.path().join("layer-000").exists(),
+            second.path().join("manifest.json").exists(),
             "an earlier run's work is still there"
         );
         second.finish().unwrap();
-        assert!(target.join("layer-000").exists());
-        let third = PartialFolder::open(&target).unwrap();
-        write_file(&third.path().join("layer-001"), b"new").unwrap();
+        let names = || -> Vec<_> {
+            let entries = fs::read_dir(&target).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect()
+        };
+        assert_eq!(names(), ["manifest.json"], "nothing else is in it");
+        let third = open().unwrap();
+        third.clear().unwrap();
+        write_file(&third.path().join("manifest.json"), b"new").unwrap();
         third.finish().unwrap();
-        assert!(target.join("layer-001").exists() && !target.join("layer-000").exists());
+        assert_eq!(fs::read(target.join("manifest.json")).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("profile");
+        let refused = || {
+            let error = PartialFolder::open(&target, "manifest.json").unwrap_err();
+            assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+        };
+        for name in ["profile", "profile.partial", "profile.old"] {
+            let precious = folder.path().join(name);
+            fs::create_dir(&precious).unwrap();
+            fs::write(precious.join("thesis.txt"), b"years").unwrap();
+            refused();
+            assert_eq!(fs::read(precious.join("thesis.txt")).unwrap(), b"years");
+            fs::remove_dir_all(&precious).unwrap();
+        }
+        fs::write(&target, b"a file").unwrap();
+        refused();
+        fs::remove_file(&target).unwrap();
+        fs::create_dir(&target).unwrap();
+        PartialFolder::open(&target, "manifest.json").unwrap();
     }
 }

@@ -63,7 +63,7 @@ pub fn pack(
         header.inputs = inputs.inputs.clone();
         header
     };
-    let folder = PartialFolder::open(out)?;
+    let folder = PartialFolder::open(out, MANIFEST)?;
     folder.clear()?; // packing is quick beside profiling; it starts afresh
 
     let mut files = BTreeMap::new();

@@ -1,6 +1,8 @@
 //! Calibration text: files a person gives, or the demo's own calibration tasks.
 
 use std::{
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -27,7 +29,7 @@ const BYTES_PER_TOKEN: usize = 16;
 #[command(next_help_heading = "Calibration text")]
 pub(crate) struct CalibrationArguments {
     /// Text file, or folder of text files, to calibrate on; given several times, each is a source
-    /// of its own in the report, and all give equally many tokens
+    /// of its own in the report, and they take turns, a sequence of at most 512 tokens each
     /// [default for `demo`: its own calibration tasks]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Vec<PathBuf>,
@@ -208,18 +210,11 @@ fn documents(
         if sequences >= limit {
             break;
         }
-        let bytes =
-            std::fs::read(&file).with_context(|| format!("cannot read `{}`", file.display()))?;
-        let Ok(mut text) = String::from_utf8(bytes) else {
-            bail!(
-                "`{}` is not UTF-8 text; convert it, or leave it out",
-                file.display()
-            );
-        };
+        let most = limit.saturating_mul(BYTES_PER_TOKEN);
+        let text = read_text(&file, most)?;
         if text.trim().is_empty() {
             bail!("`{}` is empty; give a file with text", file.display());
         }
-        text.truncate(text.floor_char_boundary(limit.saturating_mul(BYTES_PER_TOKEN)));
         let mut ids = encode(&text)?;
         ids.truncate(limit);
         // Documents take turns, so once each gives one full sequence, more documents are not read.
@@ -227,6 +222,29 @@ fn documents(
         documents.push(ids);
     }
     Ok(documents)
+}
+
+/// The first `most` bytes of the text file at `path`, or all of it where it is shorter.
+fn read_text(path: &Path, most: usize) -> Result<String> {
+    let told = || format!("cannot read `{}`", path.display());
+    let mut bytes = Vec::new();
+    let file = File::open(path).with_context(told)?;
+    let read = file.take(most as u64).read_to_end(&mut bytes);
+    let read = read.with_context(told)?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        // A character at the end may have been cut.
+        Err(error) if read == most && error.utf8_error().error_len().is_none() => {
+            let valid = error.utf8_error().valid_up_to();
+            let mut bytes = error.into_bytes();
+            bytes.truncate(valid);
+            Ok(String::from_utf8(bytes).expect("this much is valid"))
+        }
+        Err(_) => bail!(
+            "`{}` is not UTF-8 text; convert it, or leave it out",
+            path.display()
+        ),
+    }
 }
 
 /// The file at `path`, or the text files in the folder there, sorted.

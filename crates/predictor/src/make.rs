@@ -97,7 +97,7 @@ pub fn make(
         }
     }
     let header = recipe.header(profile)?;
-    let folder = PartialFolder::open(out)?;
+    let folder = PartialFolder::open(out, FILE)?;
     let layer_count = profile.document().layers.len();
     let layer_path = |layer: usize| folder.path().join(format!("layer-{layer:03}.safetensors"));
     let mut files = Vec::new();

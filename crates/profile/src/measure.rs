@@ -94,7 +94,7 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> Result<Profile, ProfileError> {
     let header = header(checkpoint, calibration, settings);
-    let folder = PartialFolder::open(out)?;
+    let folder = PartialFolder::open(out, profile::DOCUMENT)?;
     let config = checkpoint.config();
     let mut run = Run {
         checkpoint,
@@ -112,9 +112,14 @@ pub fn measure(
         progress,
         rounds: Vec::new(),
     };
+    // A run that was killed at the very end has left a whole profile.
+    if Profile::open(folder.path()).is_ok_and(|done| *done.header() == header) {
+        run.remove_work()?;
+        folder.finish()?;
+        return Profile::open(out);
+    }
     let activities = run.measure(&folder)?;
     run.join_traces()?;
-    resume::remove(folder.path());
     let sequences = run.rounds.first().map_or(0, |first| first.start)
         ..run.rounds.last().map_or(0, |last| last.end);
     let part_tokens = Part::ALL.map(|part| calibration.part_tokens(part, sequences.clone()) as u64);
@@ -126,6 +131,9 @@ pub fn measure(
     };
     let body = ProfileDocument::of(subject, &activities);
     Profile::write(folder.path(), header.clone(), body, &activities)?;
+    // What cannot be read does not replace what can.
+    Profile::open(folder.path())?;
+    run.remove_work()?;
     folder.finish()?;
     Profile::open(out)
 }
@@ -198,6 +206,7 @@ impl Run<'_> {
             (range.end <= self.sequences.end).then(|| self.calibration.tokens_in(range))
         };
         let found = resume::load(self.folder, self.header, self.sizes, tokens);
+        let found = found.filter(|state| self.has_samples(state.place));
         let mut state = match found {
             Some(state) => {
                 self.progress.note(&format!(
@@ -430,9 +439,40 @@ impl Run<'_> {
             let joined = Traces::join(hidden, neurons, &texts, wanted);
             joined.write(&Traces::path(self.folder, layer), &self.trace_header())?;
         }
+        Ok(())
+    }
+
+    /// Whether the samples of all that was done before `place` are there.
+    fn has_samples(&self, place: Place) -> bool {
+        let current = place.start..place.end;
+        let layers = |round: &Range<usize>| match *round == current {
+            true => place.layer,
+            false => self.sizes.layers,
+        };
+        let expected = self.trace_header();
+        let rounds = self
+            .rounds_before(place)
+            .into_iter()
+            .chain([current.clone()]);
+        rounds
+            .flat_map(|round| (0..layers(&round)).map(move |layer| (round.clone(), layer)))
+            .all(|(round, layer)| {
+                let Sizes {
+                    hidden, neurons, ..
+                } = self.sizes;
+                let samples = Traces::read(&self.round_traces(&round, layer), hidden, neurons);
+                samples.is_ok_and(|(_, header)| header == expected)
+            })
+    }
+
+    /// Removes what only an interrupted run needs.
+    fn remove_work(&self) -> Result<(), ProfileError> {
+        resume::remove(self.folder);
         let rounds = self.folder.join("rounds");
-        std::fs::remove_dir_all(&rounds)
-            .map_err(powerinfer_artifact::ArtifactError::write(&rounds))?;
+        if rounds.exists() {
+            std::fs::remove_dir_all(&rounds)
+                .map_err(powerinfer_artifact::ArtifactError::write(&rounds))?;
+        }
         Ok(())
     }
 }

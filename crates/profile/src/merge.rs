@@ -12,6 +12,9 @@ use crate::{
     traces,
 };
 
+/// Name of a header's setting: digests of the texts that were merged.
+const TEXTS: &str = "texts";
+
 /// Profiles of one text: all shards of it in order, or the one profile there is.
 struct Text<'a> {
     digest: Option<Digest>,
@@ -33,6 +36,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
         }
     }
     let texts = texts(profiles)?;
+    check_disjoint(&texts)?;
     let sources: Vec<String> = texts
         .iter()
         .flat_map(|text| &text.profiles[0].document().sources)
@@ -53,7 +57,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
 
     let trace_tokens = profiles.iter().map(trace_tokens).max().unwrap_or(0);
     let header = header(first, &texts, trace_tokens);
-    let folder = PartialFolder::open(out)?;
+    let folder = PartialFolder::open(out, profile::DOCUMENT)?;
     folder.clear()?;
     for layer in 0..body.layers.len() {
         let mut samples = Vec::new();
@@ -79,6 +83,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     };
     let body = ProfileDocument::of(subject, &activities);
     Profile::write(folder.path(), header, body, &activities)?;
+    Profile::open(folder.path())?;
     folder.finish()?;
     Profile::open(out)
 }
@@ -160,6 +165,44 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
     Ok(texts)
 }
 
+/// Digests of the texts that `profile` is of: one, or those that were merged before.
+fn constituents(profile: &Profile) -> Vec<String> {
+    let header = profile.header();
+    match header
+        .settings
+        .get(TEXTS)
+        .and_then(serde_json::Value::as_array)
+    {
+        Some(texts) => texts
+            .iter()
+            .filter_map(|text| text.as_str().map(str::to_owned))
+            .collect(),
+        None => {
+            let digest = header.inputs.get(CALIBRATION);
+            digest.map(ToString::to_string).into_iter().collect()
+        }
+    }
+}
+
+/// Fails where a text would be counted twice.
+fn check_disjoint(texts: &[Text<'_>]) -> Result<(), ProfileError> {
+    let mut seen: BTreeMap<String, &Profile> = BTreeMap::new();
+    for profile in texts.iter().filter_map(|text| text.profiles.first()) {
+        for digest in constituents(profile) {
+            if let Some(other) = seen.insert(digest, profile) {
+                return Err(unfit(
+                    profile,
+                    format!(
+                        "a text in it was profiled in `{}` too; merge each text once",
+                        other.folder().display()
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// `activity` as one whose sources are `offset`, `offset` + 1, … of `total`.
 fn among_all_sources(activity: &LayerActivity, offset: usize, total: usize) -> LayerActivity {
     let mut wide = LayerActivity::new(activity.active.len(), total);
@@ -201,7 +244,16 @@ fn header(first: &Profile, texts: &[Text<'_>], trace_tokens: usize) -> Header {
             Digest::of_parts(digests.iter().map(String::as_bytes))
         }
     };
-    header
+    let header = header
         .with_input(CALIBRATION, digest)
-        .with_setting(TRACE_TOKENS, trace_tokens)
+        .with_setting(TRACE_TOKENS, trace_tokens);
+    let constituents: Vec<String> = texts
+        .iter()
+        .filter_map(|text| text.profiles.first())
+        .flat_map(|profile| constituents(profile))
+        .collect();
+    match constituents.len() {
+        0 | 1 => header,
+        _ => header.with_setting(TEXTS, constituents),
+    }
 }

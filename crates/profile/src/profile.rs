@@ -31,7 +31,7 @@ pub(crate) const CALIBRATION: &str = "calibration";
 pub(crate) const TRACE_TOKENS: &str = "trace_tokens";
 /// Name of a header's setting: which part of the text was profiled.
 pub(crate) const SHARD: &str = "shard";
-const DOCUMENT: &str = "profile.json";
+pub(crate) const DOCUMENT: &str = "profile.json";
 const TABLE: &str = "neurons.parquet";
 
 /// How few neurons carry most activations.
@@ -308,6 +308,8 @@ impl Profile {
     pub fn traces(&self, layer: usize) -> Result<Traces, ProfileError> {
         let path = Traces::path(&self.folder, layer);
         let body = self.document();
+        let file = Traces::path(Path::new(""), layer);
+        check_digest(&self.folder, &file.to_string_lossy(), body)?;
         let (traces, header) = Traces::read(&path, body.hidden_size, body.ffn_size)?;
         header.check_model(&path, &self.header().model)?;
         Ok(traces)

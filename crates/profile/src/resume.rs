@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{Device, Tensor};
 use powerinfer_artifact::{
     Header, TensorFile,
+    digest::DigestBuilder,
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorWriter, fill_tensors},
 };
@@ -16,6 +17,7 @@ const FORMAT: &str = "powerinfer-profile-state";
 const PREFIX: &str = "state-";
 const HIDDEN: &str = "hidden";
 const PLACE: &str = "place";
+const DIGEST: &str = "digest";
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +89,27 @@ fn states(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
+/// What is kept of a layer.
+const PARTS: [&str; 3] = ["numbers", "counts", "means"];
+
+/// Bytes of a digest as text.
+const DIGEST_LENGTH: usize = 67;
+
+/// Whether the bytes of a state are those that were written.
+fn is_whole(file: &TensorFile, layers: usize) -> bool {
+    let mut digest = DigestBuilder::default();
+    let bytes = |name: &str| file.find(name).map_or(&[][..], |view| view.bytes);
+    digest.add(bytes(PLACE));
+    digest.add(bytes(HIDDEN));
+    file.release(HIDDEN);
+    for layer in 0..layers {
+        for part in PARTS {
+            digest.add(bytes(&format!("{layer:04}.{part}")));
+        }
+    }
+    digest.finish().to_string().as_bytes() == bytes(DIGEST)
+}
+
 /// Names and shapes of a layer's tensors.
 fn shapes_of(shapes: &mut TensorShapes, layer: usize, neurons: usize, sources: usize) {
     let mut insert = |part: &str, dtype, shape| {
@@ -99,6 +122,7 @@ fn shapes_of(shapes: &mut TensorShapes, layer: usize, neurons: usize, sources: u
 
 fn append(
     writer: &mut TensorWriter,
+    digest: &mut DigestBuilder,
     layer: usize,
     activity: &LayerActivity,
 ) -> Result<(), ProfileError> {
@@ -116,11 +140,15 @@ fn append(
     let integers = |values: &mut dyn Iterator<Item = u64>| -> Vec<u8> {
         values.flat_map(u64::to_le_bytes).collect()
     };
-    let name = |part: &str| format!("{layer:04}.{part}");
-    writer.append(&name("numbers"), &integers(&mut { numbers }))?;
-    writer.append(&name("counts"), &integers(&mut counts.copied()))?;
     let means: Vec<u8> = means.flat_map(|mean| mean.to_le_bytes()).collect();
-    writer.append(&name("means"), &means)?;
+    for (part, bytes) in PARTS.into_iter().zip([
+        integers(&mut { numbers }),
+        integers(&mut counts.copied()),
+        means,
+    ]) {
+        digest.add(&bytes);
+        writer.append(&format!("{layer:04}.{part}"), &bytes)?;
+    }
     Ok(())
 }
 
@@ -182,7 +210,10 @@ pub(crate) fn save(
 ) -> Result<State, ProfileError> {
     let hidden_size = sizes.hidden;
     let path = path(folder, place);
-    let mut shapes = TensorShapes::from([(PLACE.to_owned(), (Dtype::U64, vec![3]))]);
+    let mut shapes = TensorShapes::from([
+        (PLACE.to_owned(), (Dtype::U64, vec![3])),
+        (DIGEST.to_owned(), (Dtype::U8, vec![DIGEST_LENGTH])),
+    ]);
     if tokens > 0 {
         shapes.insert(HIDDEN.to_owned(), (Dtype::F32, vec![tokens, hidden_size]));
     }
@@ -191,21 +222,24 @@ pub(crate) fn save(
     }
     let mut activities = Vec::new();
     fill_tensors(&path, Some(&with_format(header)), &shapes, |writer| {
+        let mut digest = DigestBuilder::default();
         let numbers = [place.start, place.end, place.layer];
         let numbers: Vec<u8> = numbers
             .into_iter()
             .flat_map(|number| (number as u64).to_le_bytes())
             .collect();
         writer.append(PLACE, &numbers)?;
+        digest.add(&numbers);
         activities = run(&mut |hidden| {
             let values = hidden.flatten_all()?.to_vec1::<f32>()?;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            digest.add(&bytes);
             Ok(writer.append(HIDDEN, &bytes)?)
         })?;
         for (layer, activity) in activities.iter().enumerate() {
-            append(writer, layer, activity)?;
+            append(writer, &mut digest, layer, activity)?;
         }
-        Ok::<_, ProfileError>(())
+        Ok::<_, ProfileError>(writer.append(DIGEST, digest.finish().to_string().as_bytes())?)
     })?;
     for older in states(folder).into_iter().filter(|older| *older != path) {
         let _ = std::fs::remove_file(older); // one left behind does no harm
@@ -257,6 +291,9 @@ pub(crate) fn load(
             layer: number(2)?,
         };
         if place.start > place.end || place.layer == 0 || place.layer > sizes.layers {
+            return None;
+        }
+        if !is_whole(&file, sizes.layers) {
             return None;
         }
         let tokens = tokens(place.start..place.end)?;

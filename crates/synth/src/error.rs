@@ -45,6 +45,9 @@ pub enum SynthError {
         /// The folder.
         path: PathBuf,
     },
+    /// The user asked to stop.
+    #[error("interrupted; run the same command again to start over")]
+    Interrupted,
     /// The kernels do not run here.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -57,7 +60,7 @@ pub enum SynthError {
 }
 
 impl From<Interrupted> for SynthError {
-    fn from(interrupted: Interrupted) -> Self {
-        Self::Artifact(interrupted.into())
+    fn from(_: Interrupted) -> Self {
+        Self::Interrupted
     }
 }

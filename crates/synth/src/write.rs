@@ -97,7 +97,7 @@ pub fn synthesise(
     LowRank::check(&plan)?;
     let tokenizer = tokenizer(config.vocabulary_size)?;
 
-    let folder = PartialFolder::open(out)?;
+    let folder = PartialFolder::open(out, "config.json")?;
     folder.clear()?;
     let end_of_text = config.vocabulary_size as u32 - 1;
     let marks = json!({

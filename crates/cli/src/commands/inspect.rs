@@ -70,6 +70,13 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
     let inside = path.join("profile");
     let folder = if inside.is_dir() { &inside } else { path };
     let profile = Profile::open(folder)?;
+    let place = page.parent().and_then(|parent| parent.canonicalize().ok());
+    if place.is_some() && place == folder.canonicalize().ok() {
+        bail!(
+            "`{}` would be among the profile's own files; write the page elsewhere",
+            page.display()
+        );
+    }
     write_file(page, html(&profile).as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())

@@ -1,6 +1,6 @@
 //! `powerinfer merge`: one profile of several.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_profile::{Profile, ProfileError, merge};
@@ -27,11 +27,15 @@ pub(crate) struct MergeArguments {
 }
 
 pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
-    if arguments.profiles.contains(&arguments.out) {
-        bail!(
-            "`{}` is one of the profiles to be merged; give another folder by `--out`",
-            arguments.out.display()
-        );
+    let out = resolved(&arguments.out);
+    for profile in &arguments.profiles {
+        let profile = resolved(profile);
+        if out.starts_with(&profile) || profile.starts_with(&out) {
+            bail!(
+                "`{}` is one of the profiles to be merged, or holds one, or is in one; give another folder by `--out`",
+                arguments.out.display()
+            );
+        }
     }
     let profiles = arguments
         .profiles
@@ -45,4 +49,17 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     print(profile::report(merged.document()))?;
     profile::say_result(&merged, output);
     Ok(())
+}
+
+/// `path` without links and detours, as far as it is there.
+fn resolved(path: &Path) -> PathBuf {
+    if let Ok(whole) = path.canonicalize() {
+        return whole;
+    }
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => resolved(parent),
+        Some(_) => resolved(Path::new(".")),
+        None => return path.to_owned(),
+    };
+    parent.join(path.file_name().unwrap_or_default())
 }

@@ -72,6 +72,13 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         output.say(format!("profile: `{}` is up to date", out.display()));
         Profile::open(&out)?
     } else {
+        profile::refuse_other_model(&out, &checkpoint)?;
+        if out.exists() {
+            output.say(format!(
+                "profile: `{}` is of other text or other settings; it is made again",
+                out.display()
+            ));
+        }
         let profile = measure(&checkpoint, &calibration, settings, &out, &bar)?;
         profile::say_result(&profile, output);
         profile

@@ -1,8 +1,9 @@
 //! `powerinfer profile`: which neurons fire.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
     Amount, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard, measure,
 };
@@ -77,6 +78,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         };
         model_argument::work_folder(&checkpoint.identity().name).join(name)
     });
+    refuse_other_model(&out, &checkpoint)?;
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(
         &arguments.calibration,
@@ -93,6 +95,21 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     print(report(profile.document()))?;
     say_result(&profile, output);
     Ok(())
+}
+
+/// Fails where the profile that would be replaced is of another model: folders of the same name
+/// share a work folder.
+pub(crate) fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    match Profile::open(out) {
+        Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
+            bail!(
+                "`{}` is a profile of another model ({}); name another folder by `--out`, or remove it",
+                out.display(),
+                there.header().model
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A row per layer, and what all layers have in common.

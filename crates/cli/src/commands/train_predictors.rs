@@ -213,6 +213,12 @@ pub(crate) fn table(layers: &[PredictorSummary]) -> String {
         "true zeros",
     ]);
     for layer in layers {
+        if layer.rank == 0 {
+            let mut row = vec!["–".to_owned(); 8];
+            row[0] = layer.layer.to_string();
+            table.row(row);
+            continue;
+        }
         table.row(vec![
             layer.layer.to_string(),
             layer.rank.to_string(),
