@@ -188,6 +188,26 @@ fn every_format_runs() {
 }
 
 #[test]
+fn a_policy_can_be_forced_where_it_is_possible() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let place = |more: &[&str]| {
+        let arguments = ["place", "demo", "--vram", "0G", "--dry-run", "--json"];
+        sandbox.run(&[&arguments[..], more].concat())
+    };
+    for policy in ["dense", "exact", "predicted"] {
+        let plan = place(&["--policy", policy]).good().json();
+        for layer in plan["plan"]["layers"].as_array().unwrap() {
+            assert_eq!(layer["policy"], policy);
+            let reason = layer["reason"].as_str().unwrap();
+            assert!(reason.starts_with("as `--policy` says"), "{reason}");
+        }
+    }
+    std::fs::remove_dir_all(sandbox.path("demo.powerinfer/predictors")).unwrap();
+    place(&["--policy", "predicted"]).bad(1, &["layer 0 has no predictor", "hint: train"]);
+}
+
+#[test]
 fn a_dry_run_writes_nothing() {
     let sandbox = Sandbox::new();
     let folder = sandbox.copy_demo();

@@ -13,6 +13,9 @@ fn profile(sandbox: &Sandbox, more: &[&str]) {
     sandbox.run(&arguments).good();
 }
 
+/// Where a profile of the demo is made.
+const PARTIAL: &str = "demo.powerinfer/profile.partial";
+
 /// What a profile counted, and the digests of its samples.
 fn counted(sandbox: &Sandbox, folder: &str) -> Value {
     let report = sandbox
@@ -157,10 +160,10 @@ fn auto_reads_until_the_ranking_has_settled() {
     assert!(told.text().contains("halves overlap"), "{}", told.text());
 }
 
-/// Runs `arguments`, kills the program when `is_there` says so, and runs them again.
-fn killed_and_resumed(arguments: &[&str], state: &str) -> (Sandbox, String) {
+/// Runs `arguments`, and kills the program as soon as it has saved a state whose name ends so.
+fn killed(arguments: &[&str], state: &str) -> Sandbox {
     let sandbox = Sandbox::new();
-    let partial = sandbox.path("demo.powerinfer/profile.partial");
+    let partial = sandbox.path(PARTIAL);
     let mut child = sandbox
         .command(arguments)
         .stdout(Stdio::null())
@@ -182,10 +185,16 @@ fn killed_and_resumed(arguments: &[&str], state: &str) -> (Sandbox, String) {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!sandbox.path("demo.powerinfer/profile").exists());
+    sandbox
+}
+
+/// A profile that was killed as [`killed`] says, and then run to its end.
+fn killed_and_resumed(arguments: &[&str], state: &str) -> Sandbox {
+    let sandbox = killed(arguments, state);
     let told = sandbox.run(arguments).good().stderr;
     assert!(told.contains("going on after layer"), "{told}");
-    assert!(!partial.exists());
-    (sandbox, told)
+    assert!(!sandbox.path(PARTIAL).exists());
+    sandbox
 }
 
 fn digests(sandbox: &Sandbox) -> Value {
@@ -196,7 +205,7 @@ fn digests(sandbox: &Sandbox) -> Value {
 #[test]
 fn a_killed_profile_goes_on_where_it_stopped() {
     let arguments = [&["profile", "demo"][..], &TOKENS].concat();
-    let (resumed, _) = killed_and_resumed(&arguments, "-0002.safetensors");
+    let resumed = killed_and_resumed(&arguments, "-0002.safetensors");
     let whole = Sandbox::new();
     whole.run(&arguments).good();
     assert_eq!(
@@ -217,7 +226,7 @@ fn rounds_are_resumed_too() {
         "7000",
     ];
     // The end of the first round, from which the second begins.
-    let (resumed, _) = killed_and_resumed(&arguments, "-0006.safetensors");
+    let resumed = killed_and_resumed(&arguments, "-0006.safetensors");
     let whole = Sandbox::new();
     whole.run(&arguments).good();
     assert_eq!(digests(&resumed), digests(&whole));
@@ -436,29 +445,8 @@ fn damaged_work_is_done_again() {
         }),
     ];
     for (what, damage) in damage {
-        let sandbox = Sandbox::new();
-        let partial = sandbox.path("demo.powerinfer/profile.partial");
-        let mut child = sandbox
-            .command(&arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let is_there = || {
-            let entries = partial.read_dir().into_iter().flatten().flatten();
-            let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            names.any(|name| name.starts_with("state-") && name.ends_with("-0003.safetensors"))
-        };
-        while !is_there() {
-            assert!(
-                child.try_wait().unwrap().is_none(),
-                "it ended before it could be killed"
-            );
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        damage(&partial);
+        let sandbox = killed(&arguments, "-0003.safetensors");
+        damage(&sandbox.path(PARTIAL));
         sandbox.run(&arguments).good();
         assert_eq!(digests(&sandbox), digests(&whole), "{what}");
         let files = sandbox.path("demo.powerinfer/profile").read_dir().unwrap();
