@@ -23,7 +23,7 @@ pub(crate) fn export(model: &Model, tokenizer: &Tokenizer, folder: &Path) -> any
         "bos_token_id": BEGIN,
         "eos_token_id": END,
         "head_dim": HEAD_SIZE,
-        "hidden_act": "relu",
+        "hidden_act": model.activation.name(),
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
         "max_position_embeddings": CONTEXT,

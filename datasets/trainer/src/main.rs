@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Parser;
 
+use ops::gated::Activation;
+
 /// Trains the demo checkpoint from nothing.
 #[derive(Parser)]
 struct Arguments {
@@ -33,6 +35,9 @@ struct Arguments {
     /// Largest learning rate of the schedule.
     #[arg(long, default_value_t = 5e-3)]
     learning_rate: f64,
+    /// What neurons make of their gates; the penalty is on ReLU's alone.
+    #[arg(long, value_enum, default_value_t = Activation::Relu)]
+    activation: Activation,
     /// Share of FFN activations that the penalty drives to zero.
     #[arg(long, default_value_t = 0.93)]
     sparsity: f64,
@@ -54,6 +59,7 @@ fn main() -> anyhow::Result<()> {
             steps: arguments.steps,
             batch: arguments.batch,
             learning_rate: arguments.learning_rate,
+            activation: arguments.activation,
             sparsity: arguments.sparsity,
             seed: arguments.seed,
         },

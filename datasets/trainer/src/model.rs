@@ -8,7 +8,7 @@ use crate::{
     batch::Batch,
     ops::{
         attention::Attention,
-        gated_relu::{Activity, GatedRelu, Penalty},
+        gated::{Activation, Activity, Gated, Penalty},
         rms_norm::rms_norm,
     },
 };
@@ -36,6 +36,7 @@ pub(crate) struct Layer {
 
 /// All parameters; the head is the embedding matrix.
 pub(crate) struct Model {
+    pub(crate) activation: Activation,
     pub(crate) embedding: Var,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Var,
@@ -61,7 +62,7 @@ impl Initialiser {
 
 impl Model {
     /// A model with random parameters.
-    pub(crate) fn new(vocabulary: usize, seed: u64) -> Result<Self> {
+    pub(crate) fn new(vocabulary: usize, activation: Activation, seed: u64) -> Result<Self> {
         let mut start = Initialiser {
             random: powerinfer_artifact::random::Random::new(seed),
         };
@@ -89,6 +90,7 @@ impl Model {
             })
             .collect::<Result<_>>()?;
         Ok(Self {
+            activation,
             embedding,
             layers,
             final_norm: start.ones()?,
@@ -143,7 +145,8 @@ impl Model {
             hidden = (hidden + mixed.matmul(&layer.output.t()?)?)?;
             let normed = rms_norm(&hidden, &layer.ffn_norm)?;
             let gate_up = normed.matmul(&layer.gate_up.t()?)?;
-            let gated = GatedRelu {
+            let gated = Gated {
+                activation: self.activation,
                 penalty: &penalties[index],
                 activity: &activity[index],
             }

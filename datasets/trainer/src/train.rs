@@ -16,7 +16,7 @@ use crate::{
     muon::Muon,
     ops::{
         cross_entropy::cross_entropy,
-        gated_relu::{Activity, BANDS, Penalty},
+        gated::{Activation, Activity, BANDS, Penalty},
     },
 };
 
@@ -43,13 +43,18 @@ pub(crate) struct Settings {
     pub(crate) steps: usize,
     pub(crate) batch: usize,
     pub(crate) learning_rate: f64,
+    pub(crate) activation: Activation,
     pub(crate) sparsity: f64,
     pub(crate) seed: u64,
 }
 
 /// Trains the model and writes checkpoint and log.
 pub(crate) fn train(tokenizer: &Tokenizer, settings: &Settings) -> anyhow::Result<()> {
-    let model = Model::new(tokenizer.get_vocab_size(true), settings.seed)?;
+    let model = Model::new(
+        tokenizer.get_vocab_size(true),
+        settings.activation,
+        settings.seed,
+    )?;
     let mut matrices = model
         .matrices()
         .into_iter()

@@ -3,7 +3,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
-pub(crate) mod gated_relu;
+pub(crate) mod gated;
 pub(crate) mod rms_norm;
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};

@@ -1,4 +1,4 @@
-//! The gated FFN's middle, `h = relu(gate) · up`, with the penalty that makes it sparse.
+//! The gated FFN's middle, `h = act(gate) · up`, with the penalty that makes ReLU's sparse.
 //!
 //! The penalty is `Σ_i λ_i · relu(gate_i)`; it enters through its gradient, a constant `λ_i` on
 //! every neuron that fires, so that it costs nothing. λ is shared by a band of neurons: with a
@@ -10,6 +10,53 @@ use std::sync::Mutex;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
 use super::{values, with_values};
+
+/// What a neuron makes of its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Activation {
+    /// Exactly zero where the gate is negative, which has a price: most neurons fall silent.
+    Relu,
+    /// Never exactly zero and priced at nothing, as most published models are.
+    Silu,
+}
+
+impl Activation {
+    /// The name in `config.json`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Relu => "relu",
+            Self::Silu => "silu",
+        }
+    }
+
+    /// `act(gate)`.
+    fn value(self, gate: f32) -> f32 {
+        match self {
+            Self::Relu => gate.max(0.0),
+            Self::Silu => gate * sigmoid(gate),
+        }
+    }
+
+    /// `act'(gate)`.
+    fn slope(self, gate: f32) -> f32 {
+        match self {
+            Self::Relu => f32::from(u8::from(gate > 0.0)),
+            Self::Silu => {
+                let sigmoid = sigmoid(gate);
+                sigmoid * (1.0 + gate * (1.0 - sigmoid))
+            }
+        }
+    }
+
+    /// Whether the neuron contributes anything.
+    fn fires(self, gate: f32) -> bool {
+        self == Self::Silu || gate > 0.0
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
 
 /// How often each neuron of a layer fired.
 #[derive(Default)]
@@ -38,14 +85,16 @@ impl Activity {
 }
 
 /// `gate_up [tokens, 2·ffn]`, gate first, to `[tokens, ffn]`.
-pub(crate) struct GatedRelu<'a> {
+pub(crate) struct Gated<'a> {
+    /// What neurons make of their gates.
+    pub(crate) activation: Activation,
     /// What firing costs.
     pub(crate) penalty: &'a Penalty,
     /// Where to count.
     pub(crate) activity: &'a Mutex<Activity>,
 }
 
-impl GatedRelu<'_> {
+impl Gated<'_> {
     /// Applies the operation; counts who fires.
     pub(crate) fn apply(self, gate_up: &Tensor) -> Result<Tensor> {
         let width = gate_up.dim(1)? / 2;
@@ -58,24 +107,26 @@ impl GatedRelu<'_> {
             for row in values.chunks_exact(2 * width) {
                 counted.tokens += 1;
                 for (count, gate) in counted.active.iter_mut().zip(&row[..width]) {
-                    *count += u64::from(*gate > 0.0);
+                    *count += u64::from(self.activation.fires(*gate));
                 }
             }
             Ok(())
         })?;
         gate_up.apply_op1(Gate {
+            activation: self.activation,
             penalty: *self.penalty,
         })
     }
 }
 
 struct Gate {
+    activation: Activation,
     penalty: Penalty,
 }
 
 impl CustomOp1 for Gate {
     fn name(&self) -> &'static str {
-        "gated-relu"
+        "gated"
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
@@ -84,7 +135,11 @@ impl CustomOp1 for Gate {
         let mut out = Vec::with_capacity(tokens * width);
         for row in values(storage, layout)?.chunks_exact(doubled) {
             let (gate, up) = row.split_at(width);
-            out.extend(gate.iter().zip(up).map(|(gate, up)| gate.max(0.0) * up));
+            out.extend(
+                gate.iter()
+                    .zip(up)
+                    .map(|(gate, up)| self.activation.value(*gate) * up),
+            );
         }
         Ok((CpuStorage::F32(out), (tokens, width).into()))
     }
@@ -92,18 +147,21 @@ impl CustomOp1 for Gate {
     fn bwd(&self, gate_up: &Tensor, _out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let width = grad.dim(1)?;
         let penalties: Vec<f32> = (0..width)
-            .map(|index| self.penalty[index * BANDS / width])
+            .map(|index| match self.activation {
+                Activation::Relu => self.penalty[index * BANDS / width],
+                Activation::Silu => 0.0,
+            })
             .collect();
         let out = with_values(gate_up, |values| {
             with_values(grad, |grad| {
                 let mut out = Vec::with_capacity(values.len());
                 for (row, grad) in values.chunks_exact(2 * width).zip(grad.chunks_exact(width)) {
                     let (gate, up) = row.split_at(width);
-                    let fires = |gate: f32| f32::from(u8::from(gate > 0.0));
+                    let act = self.activation;
                     out.extend(
-                        (0..width).map(|i| fires(gate[i]) * (up[i] * grad[i] + penalties[i])),
+                        (0..width).map(|i| act.slope(gate[i]) * (up[i] * grad[i] + penalties[i])),
                     );
-                    out.extend((0..width).map(|i| gate[i].max(0.0) * grad[i]));
+                    out.extend((0..width).map(|i| act.value(gate[i]) * grad[i]));
                 }
                 Ok(out)
             })
@@ -129,7 +187,8 @@ mod tests {
         gates[3] = -1.0;
         let gates = candle_core::Var::from_slice(&gates, (1, 4 * BANDS), &Device::Cpu).unwrap();
         let penalty = std::array::from_fn(|band| band as f32 + 1.0);
-        let out = GatedRelu {
+        let out = Gated {
+            activation: Activation::Relu,
             penalty: &penalty,
             activity: &activity,
         }
@@ -155,17 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn gradient_matches_finite_differences() {
+    fn gradients_match_finite_differences() {
         let mix = Tensor::rand(-1f32, 1.0, (3, 4), &Device::Cpu).unwrap();
-        let activity = Mutex::default();
-        super::super::check_gradient((3, 8), |x| {
-            (GatedRelu {
-                penalty: &[0.0; BANDS],
-                activity: &activity,
-            }
-            .apply(x)?
-                * &mix)?
-                .sum_all()
-        });
+        for activation in [Activation::Relu, Activation::Silu] {
+            let activity = Mutex::default();
+            super::super::check_gradient((3, 8), |x| {
+                (Gated {
+                    activation,
+                    penalty: &[0.0; BANDS],
+                    activity: &activity,
+                }
+                .apply(x)?
+                    * &mix)?
+                    .sum_all()
+            });
+        }
     }
 }
