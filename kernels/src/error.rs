@@ -23,6 +23,16 @@ pub enum KernelError {
         /// Entries that were given.
         found: usize,
     },
+    /// Signs have not the length that the shape asks for.
+    #[error("signs of {rows} x {columns} numbers cannot be {bytes} bytes")]
+    Signs {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        columns: usize,
+        /// Bytes that were given.
+        bytes: usize,
+    },
     /// No weight format has this name.
     #[error("unknown weight format `{name}`, expected one of {}", Format::names())]
     UnknownFormat {

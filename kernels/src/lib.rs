@@ -18,6 +18,7 @@ mod isa;
 mod matrix;
 mod operations;
 mod pack;
+mod signs;
 
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
@@ -25,3 +26,4 @@ pub use half::{bf16, f16};
 pub use isa::Isa;
 pub use matrix::{Matrix, MatrixData};
 pub use pack::{OwnedMatrix, pack};
+pub use signs::{SignMatrix, pack_signs};

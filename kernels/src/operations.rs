@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Axpy, AxpyRows, Dot, Gemm, Gemv};
+use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv};
 use crate::format::BLOCK;
-use crate::{Isa, Matrix};
+use crate::{Isa, Matrix, SignMatrix};
 
 /// Every kernel panics when its slices do not fit each other. Rows are computed independently,
 /// so threads may share them in any way; a sum has the same bits on every instruction set.
@@ -105,6 +105,15 @@ impl Isa {
     pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len(), "vectors of one length");
         self.run(Dot { a, b })
+    }
+
+    /// `out[i]` = in how many columns row i of `signs` has the sign that `x` has, of [`pack_signs`](crate::pack_signs).
+    ///
+    /// `x` holds the words of one row, `out` one number per row.
+    pub fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
+        assert_eq!(x.len(), signs.row_words(), "one sign per column");
+        assert_eq!(out.len(), signs.rows(), "one output per row");
+        self.run(Agreements { signs, x, out });
     }
 
     /// `y += alpha * x`, each element rounded once.

@@ -1,7 +1,7 @@
 //! Every instruction set gives the bits of the scalar specification, and every kernel the bits of
 //! the others; the specification itself is close to arithmetic in `f64`.
 
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
+use powerinfer_kernels::{Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
 
 /// Lengths around every block, register and span boundary.
@@ -465,5 +465,35 @@ proptest! {
                 &context,
             );
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn agreements_are_those_of_the_numbers(
+        columns in 1usize..300, rows in 0usize..9, seed in any::<u64>(),
+    ) {
+        let weights = noise(seed, rows * columns);
+        let x = noise(seed ^ 1, columns);
+        let bytes: Vec<u8> = weights
+            .chunks(columns)
+            .flat_map(pack_signs)
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        let signs = SignMatrix::new(&bytes, rows, columns).unwrap();
+        prop_assert_eq!(signs.rows(), rows);
+        let expected: Vec<u32> = weights
+            .chunks(columns)
+            .map(|row| {
+                let agree = |(a, b): (&f32, &f32)| a.is_sign_negative() == b.is_sign_negative();
+                row.iter().zip(&x).filter(|pair| agree(*pair)).count() as u32
+            })
+            .collect();
+        for isa in Isa::available() {
+            let mut found = vec![u32::MAX; rows];
+            isa.agreements(&signs, &pack_signs(&x), &mut found);
+            prop_assert_eq!(&found, &expected, "{}", isa);
+        }
+        prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());
     }
 }

@@ -12,14 +12,11 @@
 
 use std::ops::{Add, Range};
 
-use powerinfer_artifact::{
-    hardware::Hardware,
-    plan::{Device, Policy},
-};
+use powerinfer_artifact::{hardware::Hardware, plan::Device};
 
-use crate::{Layer, Problem, dense::DensePlaces};
+use crate::{Layer, Problem, Way, Work, dense::DensePlaces};
 
-/// Kernels that the GPU launches for each part of a layer.
+/// Kernels that each part of a layer takes.
 const ATTENTION_KERNELS: f64 = 3.0;
 const PREDICTOR_KERNELS: f64 = 2.0;
 const FFN_KERNELS: f64 = 2.0;
@@ -70,14 +67,28 @@ pub(crate) fn layer(
     if layer.kv_bytes > 0 && places.kv[index] != home {
         cost = cost + hand_over(problem);
     }
-    if layer.policy == Policy::Predicted && layer.predictor_bytes > 0 {
+    cost + ffn_with_foresight(problem, places, index, hot_count)
+}
+
+/// The part of it that depends on which way the FFN goes.
+pub(crate) fn ffn_with_foresight(
+    problem: &Problem,
+    places: &DensePlaces,
+    index: usize,
+    hot_count: usize,
+) -> Cost {
+    let layer = &problem.layers[index];
+    let home = places.attention[index];
+    let mut cost = ffn(problem, layer, home, hot_count);
+    if layer.way.foresight != Work::default() {
         let place = places.predictor[index];
-        cost = cost + machine.serial(place, layer.predictor_bytes as f64, PREDICTOR_KERNELS);
+        let machine = Machine(&problem.hardware);
+        cost = cost + machine.work(place, layer.way.foresight, PREDICTOR_KERNELS);
         if place != home {
             cost = cost + hand_over(problem);
         }
     }
-    cost + ffn(problem, layer, home, hot_count)
+    cost
 }
 
 /// Cost of the head, after a last layer whose attention is on `before`.
@@ -95,7 +106,7 @@ fn ffn(problem: &Problem, layer: &Layer, home: Device, hot_count: usize) -> Cost
         if neurons.is_empty() {
             return Cost::default();
         }
-        let work = machine.serial(device, expected_bytes(layer, neurons), FFN_KERNELS);
+        let work = machine.work(device, expected_work(layer, neurons), FFN_KERNELS);
         if device == home {
             work
         } else {
@@ -110,16 +121,15 @@ fn ffn(problem: &Problem, layer: &Layer, home: Device, hot_count: usize) -> Cost
     }
 }
 
-/// Bytes of these neurons that a token reads on average.
-fn expected_bytes(layer: &Layer, neurons: Range<usize>) -> f64 {
+/// What of these neurons a token reads on average.
+fn expected_work(layer: &Layer, neurons: Range<usize>) -> Work {
     let count = neurons.len() as f64;
     let active: f64 = layer.frequencies[neurons].iter().sum();
-    let (whole, gate) = (layer.neuron_bytes as f64, layer.gate_bytes as f64);
-    match layer.policy {
-        Policy::Dense => count * whole,
-        Policy::Exact => count * gate + active * (whole - gate),
-        Policy::Predicted => active * whole,
-    }
+    let neurons_alone = Way {
+        foresight: Work::default(),
+        ..layer.way
+    };
+    neurons_alone.work(count, active)
 }
 
 /// Input to the other side and its share back.
@@ -154,8 +164,14 @@ fn crossing(problem: &Problem, from: Device, to: Device) -> Cost {
 struct Machine<'a>(&'a Hardware);
 
 impl Machine<'_> {
-    /// `device` reads `bytes`, while the other one waits.
+    /// `device` reads `bytes` of whole matrices, while the other one waits.
     fn serial(&self, device: Device, bytes: f64, kernels: f64) -> Cost {
+        self.work(device, Work { bytes, rows: 0.0 }, kernels)
+    }
+
+    /// `device` does `work`, while the other one waits.
+    fn work(&self, device: Device, work: Work, kernels: f64) -> Cost {
+        let bytes = work.bytes;
         match (device, &self.0.gpu) {
             (Device::Gpu, Some(gpu)) => {
                 let seconds = bytes / gpu.read_bandwidth_bytes_per_second
@@ -167,7 +183,10 @@ impl Machine<'_> {
                 }
             }
             _ => {
-                let seconds = bytes / self.0.cpu.read_bandwidth_bytes_per_second;
+                let cpu = &self.0.cpu;
+                let seconds = bytes / cpu.read_bandwidth_bytes_per_second
+                    + work.rows * cpu.row_seconds
+                    + kernels * cpu.kernel_seconds;
                 Cost {
                     cpu: seconds,
                     total: seconds,
@@ -180,24 +199,43 @@ impl Machine<'_> {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_artifact::plan::Policy;
+
     use super::*;
-    use crate::samples;
+    use crate::{Foreseen, NeuronShape, samples};
 
     /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per hand-over, nothing else.
     fn problem(policy: Policy) -> (Problem, DensePlaces) {
         let mut problem = samples::small();
         problem.layers.truncate(1);
+        let neuron = NeuronShape {
+            bytes: 12_000,
+            matrices: 3,
+        };
+        let foreseen = Foreseen {
+            work: Work {
+                bytes: 3_000.0,
+                rows: 0.0,
+            },
+            predicted_per_active: 1.0,
+            recall: 1.0,
+        };
         problem.layers[0] = Layer {
-            policy,
+            way: match policy {
+                Policy::Dense => Way::dense(neuron),
+                Policy::Exact => Way::exact(neuron),
+                _ => Way::foreseen(policy, neuron, foreseen),
+            },
             frequencies: vec![0.5, 0.25],
             neuron_bytes: 12_000,
-            gate_bytes: 4_000,
             attention_bytes: 0,
             predictor_bytes: 3_000,
             kv_bytes: 0,
         };
         problem.hidden_bytes = 0;
         problem.hardware.cpu.read_bandwidth_bytes_per_second = 1e9;
+        problem.hardware.cpu.row_seconds = 0.0;
+        problem.hardware.cpu.kernel_seconds = 0.0;
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         gpu.read_bandwidth_bytes_per_second = 10e9;
         gpu.hand_over_seconds = 1e-6;

@@ -36,17 +36,21 @@ pub enum SolveError {
         /// Position of the first neuron out of order.
         neuron: usize,
     },
-    /// A neuron that occupies nothing, or less than its gate.
-    #[error(
-        "layer {layer}: a neuron of {neuron_bytes} bytes with {gate_bytes} bytes of gate cannot be; a neuron has at least 1 byte and its gate is part of it"
-    )]
+    /// A neuron that occupies nothing.
+    #[error("layer {layer}: a neuron of 0 bytes cannot be; check the model's dimensions")]
     NeuronBytes {
         /// The layer.
         layer: usize,
-        /// Bytes of a whole neuron.
-        neuron_bytes: u64,
-        /// Bytes of its gate row.
-        gate_bytes: u64,
+    },
+    /// Work that is negative, infinite or not a number.
+    #[error(
+        "layer {layer}: a token cannot read {value} bytes or rows of it; give a number of 0 or more"
+    )]
+    Work {
+        /// The layer.
+        layer: usize,
+        /// What was found.
+        value: f64,
     },
     /// Groups of no neurons.
     #[error("neurons cannot be placed in groups of 0; use {default}", default = crate::GROUP_SIZE)]

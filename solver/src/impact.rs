@@ -242,7 +242,6 @@ mod tests {
                     Layer {
                         frequencies,
                         neuron_bytes: if even { common } else { bytes },
-                        gate_bytes: 1,
                         ..model.clone()
                     }
                 })

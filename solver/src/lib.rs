@@ -9,6 +9,7 @@
 
 mod account;
 mod cost;
+mod decide;
 mod dense;
 mod error;
 #[cfg(test)]
@@ -22,7 +23,10 @@ mod program;
 mod relaxation;
 #[cfg(test)]
 mod samples;
+mod way;
 
+pub use decide::{Candidate, Decision, Price, decide};
 pub use error::SolveError;
 pub use placement::{Options, SolveReport, place};
 pub use problem::{GROUP_SIZE, Layer, Problem};
+pub use way::{Foreseen, NeuronShape, Way, Work};

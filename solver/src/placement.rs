@@ -179,8 +179,9 @@ fn layer_plan(
     let active = layer.frequencies.iter().sum();
     LayerPlan {
         layer: index,
-        policy: layer.policy,
+        policy: layer.way.policy,
         reason: String::new(), // whoever chose the policy knows
+        threshold: None,       // and how
         neuron_count,
         hot_count,
         hot_share: share(carried, active, hot_count == neuron_count),

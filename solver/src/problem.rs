@@ -2,10 +2,10 @@
 
 use powerinfer_artifact::{
     hardware::{Gpu, Hardware},
-    plan::{Budget, Policy},
+    plan::Budget,
 };
 
-use crate::SolveError;
+use crate::{SolveError, Way};
 
 /// The paper's group: neurons of similar frequency that are placed together.
 pub const GROUP_SIZE: usize = 64;
@@ -40,16 +40,14 @@ pub struct Problem {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     /// Which neurons are computed for a token. It sets the predicted time, not the place.
-    pub policy: Policy,
+    pub way: Way,
     /// Share of tokens for which each neuron is active, hottest first.
     pub frequencies: Vec<f64>,
     /// One neuron, packed: its rows of gate and up and its column of down.
     pub neuron_bytes: u64,
-    /// The part of it that [`Policy::Exact`] reads of every neuron: gate, or up where there is none.
-    pub gate_bytes: u64,
     /// Attention weights and norms.
     pub attention_bytes: u64,
-    /// The predictor; 0 where there is none.
+    /// What foresees, the predictor and signs of gates; 0 where there is none.
     pub predictor_bytes: u64,
     /// The KV cache at the budget's context.
     pub kv_bytes: u64,
@@ -129,12 +127,21 @@ impl Layer {
         if self.frequencies.is_empty() {
             return Err(SolveError::NoNeurons { layer });
         }
-        if self.neuron_bytes == 0 || self.gate_bytes > self.neuron_bytes {
-            return Err(SolveError::NeuronBytes {
-                layer,
-                neuron_bytes: self.neuron_bytes,
-                gate_bytes: self.gate_bytes,
-            });
+        if self.neuron_bytes == 0 {
+            return Err(SolveError::NeuronBytes { layer });
+        }
+        let Way {
+            foresight,
+            every,
+            active,
+            ..
+        } = self.way;
+        for work in [foresight, every, active] {
+            for value in [work.bytes, work.rows] {
+                if !(value.is_finite() && value >= 0.0) {
+                    return Err(SolveError::Work { layer, value });
+                }
+            }
         }
         let mut before = 1.0;
         for (neuron, &value) in self.frequencies.iter().enumerate() {
@@ -203,12 +210,12 @@ mod tests {
         );
         assert!(matches!(
             refused(|problem| problem.layers[0].neuron_bytes = 0),
-            SolveError::NeuronBytes { layer: 0, .. }
+            SolveError::NeuronBytes { layer: 0 }
         ));
-        assert!(matches!(
-            refused(|problem| problem.layers[1].gate_bytes = 1 << 40),
-            SolveError::NeuronBytes { layer: 1, .. }
-        ));
+        for value in [f64::NAN, -1.0, f64::INFINITY] {
+            let error = refused(|problem| problem.layers[1].way.active.bytes = value).to_string();
+            assert!(error.contains("layer 1"), "{error}");
+        }
         for edit in [
             (|problem| problem.layers[1].neuron_bytes = u64::MAX) as fn(&mut Problem),
             |problem| problem.layers[1].kv_bytes = u64::MAX,

@@ -1,11 +1,8 @@
 //! Problems for tests.
 
-use powerinfer_artifact::{
-    hardware,
-    plan::{Budget, Policy},
-};
+use powerinfer_artifact::{hardware, plan::Budget};
 
-use crate::{GROUP_SIZE, Layer, Problem};
+use crate::{GROUP_SIZE, Layer, NeuronShape, Problem, Way};
 
 /// Two layers of a few neurons, a generous budget, a hand-over that costs nothing.
 pub(crate) fn small() -> Problem {
@@ -24,12 +21,14 @@ pub(crate) fn shaped(
     frequency: impl Fn(usize, usize) -> f64,
 ) -> Problem {
     let layers = (0..layer_count).map(|layer| Layer {
-        policy: Policy::Exact,
+        way: Way::exact(NeuronShape {
+            bytes: 6912,
+            matrices: 3,
+        }),
         frequencies: (0..neuron_count)
             .map(|neuron| frequency(layer, neuron))
             .collect(),
         neuron_bytes: 6912,
-        gate_bytes: 2304,
         attention_bytes: 40_000,
         predictor_bytes: 10_000,
         kv_bytes: 30_000,

@@ -33,6 +33,12 @@ pub struct Cpu {
     pub read_bandwidth_bytes_per_second: f64,
     /// Memory of the machine.
     pub ram_bytes: u64,
+    /// Cost of one more row of a matrix beside its bytes, all threads together.
+    #[serde(default)]
+    pub row_seconds: f64,
+    /// Cost of one kernel beside its rows and bytes: starting it, and waiting for all threads.
+    #[serde(default)]
+    pub kernel_seconds: f64,
 }
 
 /// The graphics card and its link.
@@ -98,7 +104,10 @@ impl Hardware {
             ),
             ("cpu.ram_bytes", cpu.ram_bytes as f64),
         ];
-        let mut not_negative = Vec::new();
+        let mut not_negative = vec![
+            ("cpu.row_seconds", cpu.row_seconds),
+            ("cpu.kernel_seconds", cpu.kernel_seconds),
+        ];
         if let Some(gpu) = &self.gpu {
             positive.extend([
                 (
@@ -207,6 +216,11 @@ pub fn named(name: &str) -> Option<Hardware> {
 const SUSTAINED: f64 = 0.8;
 const SUSTAINED_NOTE: &str = "80 % of it sustained";
 
+/// Cost of a row beside its bytes, on one thread.
+const ROW_SECONDS: f64 = 8e-9;
+/// Cost of a kernel beside its rows and bytes.
+const KERNEL_SECONDS: f64 = 1e-6;
+
 const RTX_4090: Card = Card {
     name: "NVIDIA GeForce RTX 4090",
     memory: 1008.0,
@@ -255,6 +269,9 @@ impl Machine {
             format!("{nominal} GB/s, {from}; {SUSTAINED_NOTE}"),
         );
         source("cpu.ram_bytes", self.ram_gib.1.to_owned());
+        let measured = "measured by `powerinfer doctor` on 2 cores of an AMD EPYC (Zen 4)";
+        source("cpu.row_seconds", format!("{measured}, over the threads"));
+        source("cpu.kernel_seconds", measured.to_owned());
         if let Some(card) = &self.card {
             source(
                 "gpu.read_bandwidth_bytes_per_second",
@@ -293,6 +310,8 @@ impl Machine {
                 threads: self.threads.0,
                 read_bandwidth_bytes_per_second: sustained(nominal),
                 ram_bytes: self.ram_gib.0 << 30,
+                row_seconds: ROW_SECONDS / self.threads.0 as f64,
+                kernel_seconds: KERNEL_SECONDS,
             },
             gpu: self.card.map(|card| Gpu {
                 name: card.name.to_owned(),

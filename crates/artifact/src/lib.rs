@@ -18,6 +18,7 @@ pub mod progress;
 pub mod random;
 pub mod tensor_file;
 pub mod tensor_writer;
+pub mod threshold_curve;
 pub mod write;
 
 pub use byte_size::ByteSize;

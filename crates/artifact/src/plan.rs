@@ -79,6 +79,71 @@ pub enum Policy {
     Exact,
     /// Those that the predictor expects to be alive.
     Predicted,
+    /// Those that most signs of their gates speak for.
+    SignBit,
+    /// Those whose score reaches the layer's threshold.
+    Threshold,
+}
+
+impl Policy {
+    /// Every policy.
+    pub const ALL: [Self; 5] = [
+        Self::Dense,
+        Self::Exact,
+        Self::Predicted,
+        Self::SignBit,
+        Self::Threshold,
+    ];
+
+    /// Whether the result is that of computing every neuron, for whatever model can have it.
+    pub fn is_lossless(self) -> bool {
+        matches!(self, Self::Dense | Self::Exact)
+    }
+}
+
+/// What is compared with a layer's threshold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Score {
+    /// `|act(gate_i·x)|`, as CATS has it (arXiv 2404.08763): known before up is read.
+    Gate,
+    /// `|act(gate_i·x)|·s_i` with `s_i = ‖down_i‖·rms(up_i·x)`, what the neuron may be expected to
+    /// add: known before up is read.
+    WeightedGate,
+    /// `|h_i − c_i|·‖down_i‖`, what the neuron does add, as CETT has it (arXiv 2402.03804), beyond
+    /// what it usually adds where the layer is centred.
+    Contribution,
+}
+
+impl Score {
+    /// Whether it is known before up is read.
+    pub fn precedes_up(self) -> bool {
+        self != Self::Contribution
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Gate => "gate",
+            Self::WeightedGate => "weighted-gate",
+            Self::Contribution => "contribution",
+        })
+    }
+}
+
+/// From where on a neuron is computed under [`Policy::Threshold`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Threshold {
+    /// What is compared.
+    pub score: Score,
+    /// Whether dropped neurons count as what they usually add, and not as nothing.
+    pub centred: bool,
+    /// Neurons with at least this score are computed.
+    pub value: f32,
+    /// The relative error of the layer's FFN output that this was calibrated to.
+    pub error: f64,
 }
 
 impl fmt::Display for Policy {
@@ -87,6 +152,8 @@ impl fmt::Display for Policy {
             Self::Dense => "dense",
             Self::Exact => "exact",
             Self::Predicted => "predicted",
+            Self::SignBit => "sign-bit",
+            Self::Threshold => "threshold",
         })
     }
 }
@@ -183,6 +250,9 @@ pub struct LayerPlan {
     /// Why that policy, for people.
     #[serde(default)]
     pub reason: String,
+    /// What [`Policy::Threshold`] compares with what, wherever it was calibrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<Threshold>,
     /// Neurons of the layer.
     pub neuron_count: usize,
     /// Neurons on the GPU.
@@ -276,6 +346,7 @@ impl Plan {
             layer,
             policy,
             reason: String::new(),
+            threshold: None,
             neuron_count: neurons,
             hot_count: 0,
             hot_share: 0.0,
@@ -425,6 +496,11 @@ impl LayerPlan {
             });
         }
         share(&format!("layers[{layer}].hot_share"), self.hot_share)?;
+        if let Some(threshold) = self.threshold {
+            let value = f64::from(threshold.value);
+            not_negative(&format!("layers[{layer}].threshold.value"), value)?;
+            not_negative(&format!("layers[{layer}].threshold.error"), threshold.error)?;
+        }
         for (name, value) in [
             ("gpu_microseconds", self.gpu_microseconds),
             ("cpu_microseconds", self.cpu_microseconds),
@@ -510,6 +586,7 @@ mod tests {
                 layer: 0,
                 policy: Policy::Exact,
                 reason: "no predictor".to_owned(),
+                threshold: None,
                 neuron_count: 4,
                 hot_count: 2,
                 hot_share: 0.75,

@@ -1,21 +1,32 @@
-//! `predictors.safetensors`: for every layer a small network that foresees which neurons fire.
+//! `predictors.safetensors`: how each layer's silent neurons are found: by a small network, by the
+//! signs of their gates, or by thresholds.
 //!
 //! `logits = B · relu(A · x) + b`, with A `[rank, hidden]` and B `[neurons, rank]` in the file's
 //! format and b `[neurons]` in F32; x is the FFN's input after its norm or, as the file says,
 //! before it. A neuron is computed where its logit is at least the layer's threshold. Layers
-//! without a predictor have no tensors.
+//! without a predictor have no such tensors.
+//!
+//! Sign bits foresee without training (SparseInfer, arXiv 2411.12692): a neuron is computed where
+//! the signs of its gate and of x agree in at least so many places.
+//!
+//! Models whose neurons are never exactly silent have thresholds, [`ThresholdCurve`].
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{Format, SignMatrix};
 use serde::{Deserialize, Serialize};
 
-use crate::{ArtifactError, Header, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype};
+use crate::{
+    ArtifactError, Header, TensorFile,
+    matrix_planes::StoredMatrix,
+    tensor_file::Dtype,
+    threshold_curve::{ERRORS, ThresholdCurve},
+};
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-predictors";
 /// Newest version read here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The file's name inside its folder.
 pub const FILE: &str = "predictors.safetensors";
 /// How biases are stored; in float32 they are read too.
@@ -70,6 +81,31 @@ pub struct PredictorSummary {
     pub sparsity: f64,
     /// Tokens the figures above were counted on.
     pub held_out_tokens: u64,
+    /// What sign bits do, where they were calibrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sign_bit: Option<SignBitSummary>,
+    /// What thresholds do, where they were calibrated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub thresholds: Vec<ThresholdCurve>,
+}
+
+/// What sign-bit prediction does on tokens it was not calibrated on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SignBitSummary {
+    /// A neuron is computed where at least so many signs of its gate and the input agree.
+    pub agreements: u32,
+    /// The same as SparseInfer's α: a neuron is skipped where `α·agree < disagree`.
+    pub alpha: f64,
+    /// Bytes of the signs.
+    pub bytes: u64,
+    /// Share of active neurons that were predicted.
+    pub recall: f64,
+    /// Share of what active neurons add that came from predicted ones.
+    pub contribution_recall: Option<f64>,
+    /// Share of predicted neurons that were active.
+    pub precision: f64,
+    /// Share of neurons that were not predicted.
+    pub predicted_sparsity: f64,
 }
 
 impl PredictorSummary {
@@ -86,8 +122,23 @@ impl PredictorSummary {
             predicted_sparsity: 0.0,
             sparsity: 0.0,
             held_out_tokens: 0,
+            sign_bit: None,
+            thresholds: Vec::new(),
         }
     }
+}
+
+/// What a layer's scores are made with; one number per neuron but for `offset`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoreVectors {
+    /// `‖down_i‖·rms(up_i·x)`.
+    pub gate_scale: Vec<f32>,
+    /// `‖down_i‖`.
+    pub contribution_scale: Vec<f32>,
+    /// `c_i`, what the neuron's activation usually is.
+    pub centre: Vec<f32>,
+    /// `Σ c_i·down_i`, `[hidden]`: what the layer usually adds.
+    pub offset: Vec<f32>,
 }
 
 /// An open `predictors.safetensors`.
@@ -111,6 +162,17 @@ pub const LAYERS_SETTING: &str = "layers";
 pub const WEIGHTS_SETTING: &str = "weights";
 /// The setting that names what predictors see; `normed` where it is absent.
 pub const INPUT_SETTING: &str = "input";
+
+/// The name of the tensor with the signs of a layer's gate.
+pub fn signs_name(layer: usize) -> String {
+    format!("layers.{layer}.sign_bit.signs")
+}
+
+/// The names of the tensors of a layer's [`ScoreVectors`], in their order.
+pub fn score_names(layer: usize) -> [String; 4] {
+    ["gate_scale", "contribution_scale", "centre", "offset"]
+        .map(|part| format!("layers.{layer}.threshold.{part}"))
+}
 
 /// Where one predictor's tensors lie.
 #[derive(Debug, Clone)]
@@ -214,6 +276,61 @@ impl PredictorFile {
             b: matrix("b", self.weights, neurons, summary.rank)?,
             bias: matrix("bias", bias_format, neurons, 1)?,
         }))
+    }
+
+    /// The signs of the gate of `layer`; `None` where there are none.
+    pub fn signs(
+        &self,
+        layer: usize,
+        hidden: usize,
+        neurons: usize,
+    ) -> Result<Option<SignMatrix<'_>>, ArtifactError> {
+        if self.layers.get(layer).is_none_or(|l| l.sign_bit.is_none()) {
+            return Ok(None);
+        }
+        let shape = [neurons, SignMatrix::row_bytes(hidden)];
+        let view = self.file.expect(&signs_name(layer), Dtype::U8, &shape)?;
+        let signs = SignMatrix::new(view, neurons, hidden);
+        Ok(Some(signs.expect("the shape was checked")))
+    }
+
+    /// What the scores of `layer` are made with; `None` where it has no thresholds.
+    pub fn scores(
+        &self,
+        layer: usize,
+        hidden: usize,
+        neurons: usize,
+    ) -> Result<Option<ScoreVectors>, ArtifactError> {
+        let summary = self.layers.get(layer);
+        if summary.is_none_or(|summary| summary.thresholds.is_empty()) {
+            return Ok(None);
+        }
+        let [gate, contribution, centre, offset] = score_names(layer);
+        Ok(Some(ScoreVectors {
+            gate_scale: self.numbers(&gate, &[neurons])?,
+            contribution_scale: self.numbers(&contribution, &[neurons])?,
+            centre: self.numbers(&centre, &[neurons])?,
+            offset: self.numbers(&offset, &[hidden])?,
+        }))
+    }
+
+    /// On which share of tokens each neuron of `layer` is computed at `level` of `curve`.
+    pub fn kept(
+        &self,
+        layer: usize,
+        curve: &ThresholdCurve,
+        level: usize,
+        neurons: usize,
+    ) -> Result<Vec<f32>, ArtifactError> {
+        let all = self.numbers(&curve.kept_tensor(layer), &[ERRORS.len(), neurons])?;
+        Ok(all[level * neurons..][..neurons].to_vec())
+    }
+
+    /// The tensor `name` of float32.
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ArtifactError> {
+        let view = self.file.expect(name, Dtype::F32, shape)?;
+        let (numbers, _) = view.as_chunks::<4>();
+        Ok(numbers.iter().map(|n| f32::from_le_bytes(*n)).collect())
     }
 }
 

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
-    Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight,
+    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight,
     alibi_bias,
 };
 
 use crate::{
-    FfnObservation, FfnTap,
-    operations::{activate, failed, linear, load, norm},
+    FeedForward, FfnObservation, FfnTap, Neurons,
+    operations::{failed, linear, load, norm},
 };
 
 /// The weights of one decoder layer.
@@ -21,6 +21,7 @@ pub struct Layer {
     index: usize,
     config: ModelConfig,
     weights: HashMap<LayerWeight, Tensor>,
+    ffn: FeedForward,
 }
 
 impl Layer {
@@ -30,12 +31,14 @@ impl Layer {
             .config()
             .layer_weights()
             .into_iter()
+            .filter(|weight| !FeedForward::has(*weight))
             .map(|weight| Ok((weight, load(checkpoint, Weight::Layer(index, weight))?)))
             .collect::<std::result::Result<_, ModelError>>()?;
         Ok(Self {
             index,
             config: checkpoint.config().clone(),
             weights,
+            ffn: FeedForward::load(checkpoint, index)?,
         })
     }
 
@@ -143,18 +146,11 @@ impl Layer {
 
     /// The FFN: `down · h`, with a neuron's `h` as [`FfnKind`] says; `x` is `residual` normed.
     fn ffn(&self, residual: &Tensor, x: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
-        let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
-        let activation = activate(self.config.activation, &gate)?;
-        let product = match self.config.ffn {
-            FfnKind::Plain => activation.clone(),
-            FfnKind::Gated => {
-                (&activation * self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?)?
-            }
-            FfnKind::DoublyGated => {
-                let up = self.linear(x, LayerWeight::Up, LayerWeight::UpBias)?;
-                (&activation * activate(self.config.activation, &up)?)?
-            }
-        };
+        let Neurons {
+            activation,
+            product,
+            ..
+        } = self.ffn.neurons(x)?;
         let observation = FfnObservation {
             layer: self.index,
             residual,
@@ -163,16 +159,13 @@ impl Layer {
             product: &product,
         };
         let product = tap.tap(&observation)?.unwrap_or(product);
-        self.linear(&product, LayerWeight::Down, LayerWeight::DownBias)
+        self.ffn.down(&product)
     }
 
-    /// L2 norm of every neuron's column of the down projection, `[ffn]`: what a unit of its
-    /// activation contributes.
+    /// L2 norm of every neuron's column of the down projection, as
+    /// [`FeedForward::contribution_norms`].
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
-        let norms = self.weights[&LayerWeight::Down]
-            .sqr()
-            .and_then(|square| square.sum(0)?.sqrt()?.to_vec1());
-        norms.map_err(failed)
+        self.ffn.contribution_norms()
     }
 }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{Operation, SPAN, Simd};
 use crate::format::BLOCK;
 
-/// Proof that this processor has AVX2, FMA and F16C.
+/// Proof that this processor has AVX2, FMA, F16C and POPCNT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Avx2(());
 
@@ -16,7 +16,8 @@ impl Avx2 {
     pub(crate) fn detect() -> Option<Avx2> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("popcnt");
         found.then_some(Avx2(()))
     }
 }
@@ -36,7 +37,7 @@ impl Simd for Avx2 {
 
     #[inline]
     fn run<O: Operation>(self, operation: O) -> O::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
+        #[target_feature(enable = "avx2,fma,f16c,popcnt")]
         fn with_features<O: Operation>(simd: Avx2, operation: O) -> O::Output {
             operation.translate(simd)
         }

@@ -20,7 +20,8 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("popcnt");
         found.then_some(Avx512(()))
     }
 }
@@ -37,7 +38,7 @@ impl Simd for Avx512 {
 
     #[inline]
     fn run<O: Operation>(self, operation: O) -> O::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
         fn with_features<O: Operation>(simd: Avx512, operation: O) -> O::Output {
             operation.translate(simd)
         }

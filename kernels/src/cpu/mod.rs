@@ -9,6 +9,7 @@
     reason = "vector instructions exist only behind a processor check that the compiler cannot see"
 )]
 
+mod agreements;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -21,6 +22,7 @@ pub(crate) mod neon;
 mod rows;
 mod scalar;
 
+pub(crate) use agreements::Agreements;
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;

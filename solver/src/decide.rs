@@ -1,0 +1,202 @@
+//! Which way to run each layer's FFN: the one that takes the least time where its neurons are.
+//!
+//! Where neurons are depends on nothing but how often they are active, and how long they take on
+//! where they are; so a placement is found, each layer takes its quickest way in it, and so on
+//! until nothing changes.
+
+use powerinfer_artifact::plan::Plan;
+
+use crate::{
+    Options, Problem, SolveError, SolveReport, Way, Work, cost, dense::place_dense, placement::place,
+};
+
+/// Rounds after which the best placement so far is taken.
+const ROUNDS: usize = 4;
+
+/// One way that a layer could go.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// What is read.
+    pub way: Way,
+    /// Share of tokens for which each neuron is active under it, hottest first.
+    pub frequencies: Vec<f64>,
+}
+
+/// What a candidate takes in a placement.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Price {
+    /// Predicted time of the layer's FFN with what foresees it, for one token.
+    pub seconds: f64,
+    /// What a token reads of it.
+    pub work: Work,
+}
+
+/// A placement, and which way each layer goes in it.
+#[derive(Debug, Clone)]
+pub struct Decision {
+    /// The placement.
+    pub plan: Plan,
+    /// How it was solved.
+    pub report: SolveReport,
+    /// Per layer, which of its candidates was taken.
+    pub chosen: Vec<usize>,
+    /// Per layer, what each of its candidates takes in this placement.
+    pub prices: Vec<Vec<Price>>,
+}
+
+/// Places `problem`, whose layers may each go one of the ways in `candidates`; of equally quick ones
+/// the first is taken.
+///
+/// # Panics
+///
+/// When there are not one or more candidates per layer.
+pub fn decide(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    options: &Options,
+) -> Result<Decision, SolveError> {
+    assert_eq!(candidates.len(), problem.layers.len(), "a list per layer");
+    let mut chosen = vec![0; candidates.len()];
+    let mut best: Option<Decision> = None;
+    for _ in 0..ROUNDS {
+        let with_ways = take(problem, candidates, &chosen);
+        let (plan, report) = place(&with_ways, options)?;
+        let prices = prices(&with_ways, candidates, &plan);
+        let quickest: Vec<usize> = prices.iter().map(|prices| quickest(prices)).collect();
+        let time = plan.totals.microseconds_per_token;
+        let is_better = best
+            .as_ref()
+            .is_none_or(|best| time < best.plan.totals.microseconds_per_token);
+        if is_better {
+            best = Some(Decision {
+                plan,
+                report,
+                chosen: chosen.clone(),
+                prices,
+            });
+        }
+        if quickest == chosen {
+            break;
+        }
+        chosen = quickest;
+    }
+    Ok(best.expect("there is at least one round"))
+}
+
+/// The problem whose layers go the `chosen` ways.
+fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[usize]) -> Problem {
+    let mut problem = problem.clone();
+    for ((layer, candidates), chosen) in problem.layers.iter_mut().zip(candidates).zip(chosen) {
+        let candidate = &candidates[*chosen];
+        layer.way = candidate.way;
+        layer.frequencies.clone_from(&candidate.frequencies);
+    }
+    problem
+}
+
+/// What every candidate takes where `plan` has its layer's neurons.
+fn prices(problem: &Problem, candidates: &[Vec<Candidate>], plan: &Plan) -> Vec<Vec<Price>> {
+    let places = place_dense(problem);
+    let mut problem = problem.clone();
+    let mut prices = Vec::new();
+    for (index, candidates) in candidates.iter().enumerate() {
+        let hot_count = plan.layers[index].hot_count;
+        let price = |candidate: &Candidate| {
+            let layer = &mut problem.layers[index];
+            layer.way = candidate.way;
+            layer.frequencies.clone_from(&candidate.frequencies);
+            let active: f64 = candidate.frequencies.iter().sum();
+            let count = candidate.frequencies.len() as f64;
+            Price {
+                seconds: cost::ffn_with_foresight(&problem, &places, index, hot_count).total,
+                work: candidate.way.work(count, active),
+            }
+        };
+        prices.push(candidates.iter().map(price).collect());
+    }
+    prices
+}
+
+/// The first of the quickest.
+fn quickest(prices: &[Price]) -> usize {
+    let least = |best: usize, next: usize| match prices[next].seconds < prices[best].seconds {
+        true => next,
+        false => best,
+    };
+    (1..prices.len()).fold(0, least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Foreseen, NeuronShape, samples};
+    use powerinfer_artifact::plan::Policy;
+
+    /// Candidates of every layer of `problem`: dense, exact, and predicted with a predictor of
+    /// `rows` rows and `bytes` bytes.
+    fn candidates(problem: &Problem, bytes: f64, rows: f64) -> Vec<Vec<Candidate>> {
+        let of = |layer: &crate::Layer| {
+            let neuron = NeuronShape {
+                bytes: layer.neuron_bytes,
+                matrices: 3,
+            };
+            let foreseen = Foreseen {
+                work: Work { bytes, rows },
+                predicted_per_active: 1.5,
+                recall: 1.0,
+            };
+            let frequencies = &layer.frequencies;
+            let ways = [
+                (Way::dense(neuron), vec![1.0; frequencies.len()]),
+                (Way::exact(neuron), frequencies.clone()),
+                (
+                    Way::foreseen(Policy::Predicted, neuron, foreseen),
+                    frequencies.clone(),
+                ),
+            ];
+            ways.map(|(way, frequencies)| Candidate { way, frequencies })
+                .to_vec()
+        };
+        problem.layers.iter().map(of).collect()
+    }
+
+    fn policies(problem: &Problem, bytes: f64, rows: f64) -> Vec<Policy> {
+        let candidates = candidates(problem, bytes, rows);
+        let decision = decide(problem, &candidates, &Options::default()).unwrap();
+        let layers = decision.plan.layers.iter();
+        layers.map(|layer| layer.policy).collect()
+    }
+
+    #[test]
+    fn a_layer_goes_its_quickest_way() {
+        let mut problem = samples::shaped(3, 512, |_, neuron| 0.4 / (1.0 + neuron as f64 / 8.0));
+        problem.budget.vram_bytes = 0;
+        problem.hardware.cpu.row_seconds = 0.0;
+        problem.hardware.cpu.kernel_seconds = 0.0;
+        let cheap = policies(&problem, 10_000.0, 512.0);
+        assert_eq!(cheap, [Policy::Predicted; 3]);
+        let large = policies(&problem, 3e6, 512.0);
+        assert_eq!(large, [Policy::Exact; 3], "its bytes cost more than they save");
+        problem.hardware.cpu.row_seconds = 1e-6;
+        let many_rows = policies(&problem, 10_000.0, 5120.0);
+        assert_eq!(many_rows, [Policy::Exact; 3], "its rows do");
+        problem.layers[1].frequencies = vec![1.0; 512];
+        let busy = policies(&problem, 10_000.0, 5120.0);
+        assert_eq!(busy[1], Policy::Dense, "no neuron is silent");
+    }
+
+    #[test]
+    fn nothing_chosen_is_slower_than_what_was_left() {
+        let problem = samples::shaped(4, 256, samples::power_law);
+        for vram in [0, 700 << 20, 24 << 30] {
+            let mut problem = problem.clone();
+            problem.budget.vram_bytes = vram;
+            let candidates = candidates(&problem, 20_000.0, 300.0);
+            let decision = decide(&problem, &candidates, &Options::default()).unwrap();
+            for (prices, chosen) in decision.prices.iter().zip(&decision.chosen) {
+                let chosen = prices[*chosen].seconds;
+                assert!(prices.iter().all(|price| chosen <= price.seconds));
+            }
+        }
+    }
+}

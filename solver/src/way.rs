@@ -1,0 +1,113 @@
+//! The ways to run a layer's FFN, and what a token reads in each.
+
+use powerinfer_artifact::plan::{Policy, Score};
+
+/// What a piece of work reads: what its time follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Work {
+    /// Bytes of weights.
+    pub bytes: f64,
+    /// Rows of matrices: each has a cost beside its bytes.
+    pub rows: f64,
+}
+
+/// One way to run the FFN of a layer, for an average token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Way {
+    /// What it is called.
+    pub policy: Policy,
+    /// Read before any neuron: a predictor, or signs.
+    pub foresight: Work,
+    /// Read of every neuron.
+    pub every: Work,
+    /// Read of a neuron besides, for each token on which it is active.
+    pub active: Work,
+}
+
+/// A neuron: a row in each of so many equally large matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeuronShape {
+    /// All its rows, packed.
+    pub bytes: u64,
+    /// Gate, up and down, or two of them.
+    pub matrices: usize,
+}
+
+impl NeuronShape {
+    fn work(self, matrices: f64) -> Work {
+        Work {
+            bytes: self.bytes as f64 / self.matrices as f64 * matrices,
+            rows: matrices,
+        }
+    }
+}
+
+/// How well active neurons are foreseen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Foreseen {
+    /// What foreseeing reads.
+    pub work: Work,
+    /// Neurons predicted, for each one that is active.
+    pub predicted_per_active: f64,
+    /// Share of active neurons that are predicted.
+    pub recall: f64,
+}
+
+impl Way {
+    /// Everything is read.
+    pub fn dense(neuron: NeuronShape) -> Self {
+        Self {
+            policy: Policy::Dense,
+            foresight: Work::default(),
+            every: neuron.work(neuron.matrices as f64),
+            active: Work::default(),
+        }
+    }
+
+    /// Every gate is read, the rest of those that it leaves alive.
+    pub fn exact(neuron: NeuronShape) -> Self {
+        Self {
+            policy: Policy::Exact,
+            every: neuron.work(1.0),
+            active: neuron.work(neuron.matrices as f64 - 1.0),
+            ..Self::dense(neuron)
+        }
+    }
+
+    /// As [`exact`](Self::exact), of the neurons that something foresees.
+    pub fn foreseen(policy: Policy, neuron: NeuronShape, foreseen: Foreseen) -> Self {
+        let gate = neuron.work(foreseen.predicted_per_active);
+        let others = neuron.work((neuron.matrices as f64 - 1.0) * foreseen.recall);
+        Self {
+            policy,
+            foresight: foreseen.work,
+            every: Work::default(),
+            active: Work {
+                bytes: gate.bytes + others.bytes,
+                rows: gate.rows + others.rows,
+            },
+        }
+    }
+
+    /// What the score needs of every neuron is read, the rest of those that reach the threshold.
+    pub fn threshold(neuron: NeuronShape, score: Score) -> Self {
+        let before = match score.precedes_up() {
+            true => 1.0,
+            false => neuron.matrices as f64 - 1.0,
+        };
+        Self {
+            policy: Policy::Threshold,
+            every: neuron.work(before),
+            active: neuron.work(neuron.matrices as f64 - before),
+            ..Self::dense(neuron)
+        }
+    }
+
+    /// What a token reads in all, of `count` neurons that are active so often in sum.
+    pub fn work(&self, count: f64, active: f64) -> Work {
+        Work {
+            bytes: self.foresight.bytes + count * self.every.bytes + active * self.active.bytes,
+            rows: self.foresight.rows + count * self.every.rows + active * self.active.rows,
+        }
+    }
+}
