@@ -51,6 +51,11 @@ impl<'a> SignMatrix<'a> {
         self.columns
     }
 
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.words.as_flattened().len()
+    }
+
     /// Words of a row.
     pub(crate) fn row_words(&self) -> usize {
         self.columns.div_ceil(WORD)

@@ -7,7 +7,8 @@
 use powerinfer_artifact::plan::Plan;
 
 use crate::{
-    Options, Problem, SolveError, SolveReport, Way, Work, cost, dense::place_dense, placement::place,
+    Options, Problem, SolveError, SolveReport, Way, Work, cost, dense::place_dense,
+    placement::place,
 };
 
 /// Rounds after which the best placement so far is taken.
@@ -176,7 +177,11 @@ mod tests {
         let cheap = policies(&problem, 10_000.0, 512.0);
         assert_eq!(cheap, [Policy::Predicted; 3]);
         let large = policies(&problem, 3e6, 512.0);
-        assert_eq!(large, [Policy::Exact; 3], "its bytes cost more than they save");
+        assert_eq!(
+            large,
+            [Policy::Exact; 3],
+            "its bytes cost more than they save"
+        );
         problem.hardware.cpu.row_seconds = 1e-6;
         let many_rows = policies(&problem, 10_000.0, 5120.0);
         assert_eq!(many_rows, [Policy::Exact; 3], "its rows do");

@@ -11,7 +11,10 @@
 //!
 //! Models whose neurons are never exactly silent have thresholds, [`ThresholdCurve`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use powerinfer_kernels::{Format, SignMatrix};
 use serde::{Deserialize, Serialize};
@@ -185,6 +188,23 @@ pub struct StoredPredictor {
     pub bias: StoredMatrix,
 }
 
+/// Where the signs of a layer's gate lie.
+#[derive(Debug, Clone)]
+pub struct StoredSigns {
+    /// Within the bytes of the file.
+    place: Range<usize>,
+    rows: usize,
+    columns: usize,
+}
+
+impl StoredSigns {
+    /// The signs in `file`, in which they were found.
+    pub fn view<'a>(&self, file: &'a TensorFile) -> SignMatrix<'a> {
+        let bytes = &file.bytes()[self.place.clone()];
+        SignMatrix::new(bytes, self.rows, self.columns).expect("the shape was checked")
+    }
+}
+
 impl PredictorFile {
     /// Opens the predictors in `folder`.
     pub fn open(folder: &Path) -> Result<Self, ArtifactError> {
@@ -284,14 +304,18 @@ impl PredictorFile {
         layer: usize,
         hidden: usize,
         neurons: usize,
-    ) -> Result<Option<SignMatrix<'_>>, ArtifactError> {
+    ) -> Result<Option<StoredSigns>, ArtifactError> {
         if self.layers.get(layer).is_none_or(|l| l.sign_bit.is_none()) {
             return Ok(None);
         }
         let shape = [neurons, SignMatrix::row_bytes(hidden)];
-        let view = self.file.expect(&signs_name(layer), Dtype::U8, &shape)?;
-        let signs = SignMatrix::new(view, neurons, hidden);
-        Ok(Some(signs.expect("the shape was checked")))
+        let bytes = self.file.expect(&signs_name(layer), Dtype::U8, &shape)?;
+        let start = bytes.as_ptr().addr() - self.file.bytes().as_ptr().addr();
+        Ok(Some(StoredSigns {
+            place: start..start + bytes.len(),
+            rows: neurons,
+            columns: hidden,
+        }))
     }
 
     /// What the scores of `layer` are made with; `None` where it has no thresholds.

@@ -7,7 +7,8 @@ use crate::plan::{Score, Threshold};
 /// Relative errors of the FFN output, `‖y − y_τ‖/‖y‖` on average over tokens, that thresholds are
 /// calibrated to; each about a quarter more than the one before.
 pub const ERRORS: [f64; 16] = [
-    0.02, 0.025, 0.032, 0.04, 0.05, 0.063, 0.08, 0.10, 0.125, 0.16, 0.20, 0.25, 0.32, 0.40, 0.50, 0.63,
+    0.02, 0.025, 0.032, 0.04, 0.05, 0.063, 0.08, 0.10, 0.125, 0.16, 0.20, 0.25, 0.32, 0.40, 0.50,
+    0.63,
 ];
 
 /// One way to choose neurons by a score, at every error of [`ERRORS`].

@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use powerinfer_model::{
-    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight,
-    alibi_bias,
+    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, Rotary, Weight, alibi_bias,
 };
 
 use crate::{

@@ -2,22 +2,28 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::ArtifactError;
+use powerinfer_artifact::{ArtifactError, plan::Policy};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::KernelError;
 
 /// A bundle that cannot be run as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The predicted policy without predictors.
+    /// A policy without what it needs.
     #[error(
-        "the bundle in `{folder}` has no predictor for layer {layer}, so `--policy predicted` cannot run; use `exact` or `dense`, or train predictors and place again"
+        "the bundle in `{folder}` has no {what} for layer {layer}, so `--policy {policy}` cannot run; {instead}"
     )]
-    NoPredictor {
+    PolicyMissing {
         /// The bundle.
         folder: PathBuf,
-        /// The first layer without one.
+        /// The first layer that lacks it.
         layer: usize,
+        /// The policy.
+        policy: Policy,
+        /// What it needs.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
     },
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]

@@ -1,4 +1,4 @@
-//! The FFN under a policy: which neurons are computed is decided here and nowhere else.
+//! The FFN under a policy: gate, up and down of the neurons that it chooses.
 
 use std::ops::Range;
 
@@ -7,7 +7,10 @@ use powerinfer_bundle::StoredLinear;
 use powerinfer_kernels::Matrix;
 use powerinfer_model::{Activation, FfnKind};
 
-use crate::{Statistics, Threads};
+use crate::{
+    Statistics, Threads,
+    choice::{Choice, Foreseen},
+};
 
 /// Which policy each layer follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,38 +73,42 @@ pub(crate) struct Ffn<'a> {
     pub(crate) down: Linear<'a>,
     pub(crate) kind: FfnKind,
     pub(crate) activation: Activation,
-    pub(crate) policy: Policy,
-    /// Needed by [`Policy::Predicted`].
-    pub(crate) predictor: Option<Predictor<'a>>,
+    /// Who is computed.
+    pub(crate) choice: Choice<'a>,
     /// Neurons of the first side; the rest are the second's.
     pub(crate) hot_count: usize,
-}
-
-/// A layer's predictor, borrowed for a forward pass.
-pub(crate) struct Predictor<'a> {
-    pub(crate) a: Matrix<'a>,
-    pub(crate) b: Matrix<'a>,
-    pub(crate) bias: &'a [f32],
-    pub(crate) threshold: f32,
 }
 
 /// Memory that is used again from layer to layer.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    middle: Vec<f32>,
-    logits: Vec<f32>,
+    foreseen: Foreseen,
     gate: Vec<f32>,
     up: Vec<f32>,
     rows: Vec<u32>,
     partial: Vec<f32>,
+    /// Per token, the neurons that were computed and what their rows of down were multiplied by;
+    /// filled where somebody has put a list here.
+    pub(crate) recorded: Option<Vec<Vec<(u32, f32)>>>,
+}
+
+impl Scratch {
+    /// Remembers what was computed of a token, where that is asked for.
+    fn record(&mut self, token: usize) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.resize(recorded.len().max(token + 1), Vec::new());
+            let values = self.gate.iter().copied();
+            recorded[token].extend(self.rows.iter().copied().zip(values));
+        }
+    }
 }
 
 impl Ffn<'_> {
     /// Adds the FFN's output for some tokens, `x [tokens, hidden]`, to `hidden`, with the bits of
-    /// one token at a time; the predictor sees `foreseen_from`, as long as `x`.
+    /// one token at a time; whatever foresees sees `foreseen_from`, as long as `x`.
     ///
     /// Together the tokens of a prompt wake nearly every neuron, so gate and up go through all
-    /// of them at once. Predicted tokens go one by one: their policy must not depend on company.
+    /// of them at once. Foreseen tokens go one by one: their policy must not depend on company.
     pub(crate) fn run_batch(
         &self,
         threads: &Threads,
@@ -113,16 +120,25 @@ impl Ffn<'_> {
     ) {
         let size = self.gate.matrix.columns();
         let tokens = x.len() / size;
-        if let Some(bias) = self.down.bias {
+        for constant in [self.down.bias, self.choice.offset()].into_iter().flatten() {
             for hidden in hidden.chunks_exact_mut(size) {
-                hidden.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+                add(hidden, constant);
             }
-            statistics.bytes_read += size_of_val(bias) as u64;
+            statistics.bytes_read += size_of_val(constant) as u64;
         }
-        if tokens == 1 || self.policy == Policy::Predicted {
+        if tokens == 1 || self.choice.foresees() {
             let inputs = x.chunks_exact(size).zip(foreseen_from.chunks_exact(size));
-            for ((x, foreseen_from), hidden) in inputs.zip(hidden.chunks_exact_mut(size)) {
-                self.run(threads, x, foreseen_from, hidden, scratch, statistics);
+            let inputs = inputs.zip(hidden.chunks_exact_mut(size));
+            for (token, ((x, foreseen_from), hidden)) in inputs.enumerate() {
+                self.run(
+                    threads,
+                    token,
+                    x,
+                    foreseen_from,
+                    hidden,
+                    scratch,
+                    statistics,
+                );
             }
             return;
         }
@@ -146,39 +162,29 @@ impl Ffn<'_> {
             let gates = all(&self.gate);
             let ups = self.up.as_ref().map(all);
             for (token, hidden) in hidden.chunks_exact_mut(size).enumerate() {
-                let Scratch {
-                    gate,
-                    rows,
-                    partial,
-                    ..
-                } = scratch;
-                gate.clear();
-                rows.clear();
+                scratch.gate.clear();
+                scratch.rows.clear();
                 for index in 0..side.len() {
-                    let place = token * side.len() + index;
+                    let (place, neuron) = (token * side.len() + index, side.start + index);
+                    let activation = self.activation.apply(gates[place]);
+                    if !self.choice.passes_gate(neuron, activation) {
+                        continue;
+                    }
                     let up = ups.as_ref().map(|ups| ups[place]);
-                    let value = self.neuron(self.activation.apply(gates[place]), up);
-                    if value != 0.0 || self.policy == Policy::Dense {
-                        rows.push((side.start + index) as u32);
-                        gate.push(value);
+                    let product = self.product(activation, up);
+                    if let Some(coefficient) = self.choice.coefficient(neuron, product) {
+                        scratch.rows.push(neuron as u32);
+                        scratch.gate.push(coefficient);
                     }
                 }
-                partial.clear();
-                partial.resize(size, 0.0);
-                threads.axpy_rows(&self.down.matrix, rows, gate, partial);
-                hidden
-                    .iter_mut()
-                    .zip(partial)
-                    .for_each(|(hidden, partial)| *hidden += *partial);
-                read += rows.len() * self.down.matrix.row_bytes();
-                statistics.neurons_computed += rows.len() as u64;
+                read += self.add_down(threads, token, hidden, scratch, statistics);
             }
             statistics.bytes_read += read as u64;
         }
     }
 
     /// What a neuron multiplies its row of down by: its activation, its up product if it has one.
-    fn neuron(&self, activation: f32, up: Option<f32>) -> f32 {
+    fn product(&self, activation: f32, up: Option<f32>) -> f32 {
         match (self.kind, up) {
             (FfnKind::DoublyGated, Some(up)) => activation * self.activation.apply(up),
             (_, Some(up)) => activation * up,
@@ -190,9 +196,11 @@ impl Ffn<'_> {
     ///
     /// The hot and the cold side each run gate, activation, up and down on their own neurons;
     /// their sums of d_model numbers are merged once.
+    #[allow(clippy::too_many_arguments)] // each is another thing that a pass reads or leaves
     fn run(
         &self,
         threads: &Threads,
+        token: usize,
         x: &[f32],
         foreseen_from: &[f32],
         hidden: &mut [f32],
@@ -201,59 +209,42 @@ impl Ffn<'_> {
     ) {
         let neurons = self.gate.matrix.rows();
         statistics.neurons += neurons as u64;
-        let predictor = self
-            .predictor
-            .as_ref()
-            .filter(|_| self.policy == Policy::Predicted);
-        if let Some(predictor) = predictor {
-            predictor.run(threads, foreseen_from, scratch, statistics);
-        }
+        let foreseen = &mut scratch.foreseen;
+        self.choice
+            .foresee(threads, foreseen_from, foreseen, statistics);
         for side in [0..self.hot_count, self.hot_count..neurons] {
-            if side.is_empty() {
-                continue;
+            if !side.is_empty() {
+                let read = self.side(threads, x, side, scratch);
+                statistics.bytes_read += read as u64;
+                let read = self.add_down(threads, token, hidden, scratch, statistics);
+                statistics.bytes_read += read as u64;
             }
-            scratch.partial.clear();
-            scratch.partial.resize(hidden.len(), 0.0);
-            self.side(
-                threads,
-                x,
-                side,
-                predictor.map(|predictor| predictor.threshold),
-                scratch,
-                statistics,
-            );
-            hidden
-                .iter_mut()
-                .zip(&scratch.partial)
-                .for_each(|(hidden, partial)| *hidden += partial);
         }
     }
 
-    /// Adds what the neurons of `side` contribute to `scratch.partial`.
+    /// Leaves the neurons of `side` that are computed in `scratch.rows` and what their rows of down
+    /// are multiplied by in `scratch.gate`; returns the bytes read.
     fn side(
         &self,
         threads: &Threads,
         x: &[f32],
         side: Range<usize>,
-        threshold: Option<f32>,
         scratch: &mut Scratch,
-        statistics: &mut Statistics,
-    ) {
+    ) -> usize {
         let Scratch {
+            foreseen,
             gate,
             up,
             rows,
-            partial,
-            logits,
             ..
         } = scratch;
         rows.clear();
-        rows.extend(side.start as u32..side.end as u32);
-        if let Some(threshold) = threshold {
-            rows.retain(|row| logits[*row as usize] >= threshold);
+        if self.choice.foresees() {
+            foreseen.list(side.clone(), rows);
+        } else {
+            rows.extend(side.start as u32..side.end as u32);
         }
-        // Gate first: a neuron whose gate is exactly zero contributes exactly nothing, so the
-        // rest of its weights need not be read.
+        // Gate first: of a neuron that it leaves silent, the rest need not be read.
         gate.resize(rows.len(), 0.0);
         if rows.len() == side.len() {
             threads.gemv(&self.gate.matrix.rows_range(side.clone()), x, gate);
@@ -263,9 +254,11 @@ impl Ffn<'_> {
             self.gate.add_bias_of(rows, gate);
         }
         let mut read = rows.len() * self.gate.row_bytes();
-        gate.iter_mut()
-            .for_each(|gate| *gate = self.activation.apply(*gate));
-        self.drop_silent(rows, gate);
+        keep(rows, gate, |neuron, gate| {
+            let activation = self.activation.apply(gate);
+            let passes = self.choice.passes_gate(neuron, activation);
+            passes.then_some(activation)
+        });
         if let Some(linear) = &self.up {
             up.resize(rows.len(), 0.0);
             threads.gemv_rows(&linear.matrix, rows, x, up);
@@ -273,46 +266,57 @@ impl Ffn<'_> {
             read += rows.len() * linear.row_bytes();
             gate.iter_mut()
                 .zip(up)
-                .for_each(|(gate, up)| *gate = self.neuron(*gate, Some(*up)));
-            self.drop_silent(rows, gate);
+                .for_each(|(gate, up)| *gate = self.product(*gate, Some(*up)));
         }
-        threads.axpy_rows(&self.down.matrix, rows, gate, partial);
-        read += rows.len() * self.down.matrix.row_bytes();
-        statistics.neurons_computed += rows.len() as u64;
-        statistics.bytes_read += read as u64;
+        keep(rows, gate, |neuron, product| {
+            self.choice.coefficient(neuron, product)
+        });
+        read
     }
 
-    /// Keeps the rows whose value is not exactly zero, unless everything is to be computed.
-    fn drop_silent(&self, rows: &mut Vec<u32>, values: &mut Vec<f32>) {
-        if self.policy == Policy::Dense {
-            return;
-        }
-        let mut alive = values.iter().map(|value| *value != 0.0);
-        rows.retain(|_| alive.next().unwrap_or(false));
-        values.retain(|value| *value != 0.0);
+    /// Adds what the neurons in `scratch.rows` contribute to `hidden`; returns the bytes read.
+    fn add_down(
+        &self,
+        threads: &Threads,
+        token: usize,
+        hidden: &mut [f32],
+        scratch: &mut Scratch,
+        statistics: &mut Statistics,
+    ) -> usize {
+        scratch.record(token);
+        let Scratch {
+            gate,
+            rows,
+            partial,
+            ..
+        } = scratch;
+        partial.clear();
+        partial.resize(hidden.len(), 0.0);
+        threads.axpy_rows(&self.down.matrix, rows, gate, partial);
+        add(hidden, partial);
+        statistics.neurons_computed += rows.len() as u64;
+        rows.len() * self.down.matrix.row_bytes()
     }
 }
 
-impl Predictor<'_> {
-    /// Leaves a logit per neuron in `scratch.logits`: `B · relu(A · x) + b`.
-    fn run(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        scratch: &mut Scratch,
-        statistics: &mut Statistics,
-    ) {
-        let Scratch { middle, logits, .. } = scratch;
-        middle.resize(self.a.rows(), 0.0);
-        threads.gemv(&self.a, x, middle);
-        middle.iter_mut().for_each(|value| *value = value.max(0.0));
-        logits.resize(self.b.rows(), 0.0);
-        threads.gemv(&self.b, middle, logits);
-        logits
-            .iter_mut()
-            .zip(self.bias)
-            .for_each(|(logit, bias)| *logit += *bias);
-        let [a, b] = [&self.a, &self.b].map(|matrix| matrix.rows() * matrix.row_bytes());
-        statistics.bytes_read += (a + b + size_of_val(self.bias)) as u64;
+/// Replaces the values of rows by what `change` makes of them, and drops those that it drops.
+fn keep(
+    rows: &mut Vec<u32>,
+    values: &mut Vec<f32>,
+    mut change: impl FnMut(usize, f32) -> Option<f32>,
+) {
+    let mut kept = 0;
+    for index in 0..rows.len() {
+        if let Some(value) = change(rows[index] as usize, values[index]) {
+            (rows[kept], values[kept]) = (rows[index], value);
+            kept += 1;
+        }
     }
+    rows.truncate(kept);
+    values.truncate(kept);
+}
+
+/// Adds `x` to `sum`.
+fn add(sum: &mut [f32], x: &[f32]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }

@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::{
-    plan::Policy,
-    predictor_file::{PredictorFile, PredictorInput, StoredPredictor},
-};
+use powerinfer_artifact::plan::Policy;
 use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
     PolicyChoice, RuntimeError, Statistics, Threads, Verification,
     attention::{LayerCache, Reach, attend},
-    ffn::{Ffn, Linear, Predictor, Scratch},
+    choice::{Choice, LayerChoices},
+    ffn::{Ffn, Linear, Scratch},
     norm::norm_all,
     rotary::rotate,
+    verification::Observation,
 };
 
 /// Tokens of a prompt that go through a layer together.
@@ -35,7 +34,7 @@ pub struct Runtime {
     bundle: Bundle,
     config: ModelConfig,
     weights: Arc<StoredWeights>,
-    predictors: Vec<Option<LayerPredictor>>,
+    choices: Vec<LayerChoices>,
     policies: Vec<Policy>,
     threads: Threads,
     cache: Vec<LayerCache>,
@@ -45,50 +44,15 @@ pub struct Runtime {
     verification: Option<Verification>,
 }
 
-/// Where a predictor's matrices lie, and its small parts.
-#[derive(Debug)]
-struct LayerPredictor {
-    stored: StoredPredictor,
-    bias: Vec<f32>,
-    threshold: f32,
-    input: PredictorInput,
-}
-
-impl LayerPredictor {
-    /// The predictor of `layer`, if `file` has one.
-    fn find(
-        file: &PredictorFile,
-        layer: usize,
-        config: &ModelConfig,
-    ) -> Result<Option<Self>, RuntimeError> {
-        let Some(stored) = file.find(layer, config.hidden_size, config.ffn_size)? else {
-            return Ok(None);
-        };
-        let bias_view = stored.bias.view(file.tensors());
-        let mut bias = vec![0.0; config.ffn_size];
-        bias.iter_mut()
-            .enumerate()
-            .for_each(|(row, bias)| bias_view.dequantise_row(row, std::slice::from_mut(bias)));
-        Ok(Some(Self {
-            stored,
-            bias,
-            threshold: file.layers()[layer].threshold,
-            input: file.input(),
-        }))
-    }
-}
-
 impl Runtime {
     /// Prepares `bundle` for running; nothing is converted or copied.
     pub fn new(bundle: Bundle, options: Options) -> Result<Self, RuntimeError> {
         let config = bundle.config().clone();
         let weights = StoredWeights::find(bundle.weights(), &config, bundle.quant())?;
-        let mut predictors = Vec::new();
-        for layer in 0..config.layer_count {
-            predictors.push(match bundle.predictors() {
-                Some(file) => LayerPredictor::find(file, layer, &config)?,
-                None => None,
-            });
+        let mut choices = Vec::new();
+        for (layer, plan) in bundle.plan().layers.iter().enumerate() {
+            let file = bundle.predictors();
+            choices.push(LayerChoices::find(file, layer, plan, &config)?);
         }
         let policies: Vec<Policy> = match options.policy {
             PolicyChoice::Planned => bundle
@@ -99,14 +63,8 @@ impl Runtime {
                 .collect(),
             PolicyChoice::Forced(policy) => vec![policy; config.layer_count],
         };
-        let unpredicted = |(policy, predictor): (&Policy, &Option<LayerPredictor>)| {
-            *policy == Policy::Predicted && predictor.is_none()
-        };
-        if let Some(layer) = policies.iter().zip(&predictors).position(unpredicted) {
-            return Err(RuntimeError::NoPredictor {
-                folder: bundle.folder().to_owned(),
-                layer,
-            });
+        for (layer, (choices, policy)) in choices.iter().zip(&policies).enumerate() {
+            choices.check(*policy, bundle.folder(), layer)?;
         }
         Ok(Self {
             cache: (0..config.layer_count)
@@ -119,7 +77,7 @@ impl Runtime {
             verification: None,
             bundle,
             weights: Arc::new(weights),
-            predictors,
+            choices,
             policies,
             config,
         })
@@ -140,10 +98,10 @@ impl Runtime {
         std::mem::take(&mut self.statistics)
     }
 
-    /// From now on computes the FFNs of one in `every` decoded tokens exactly as well, to tell how
-    /// far the policy's are off; what goes on is the policy's.
-    pub fn verify_every(&mut self, every: usize) {
-        self.verification = Some(Verification::new(every, self.config.layer_count));
+    /// From now on computes the FFNs of some tokens exactly as well, to tell how far the policy's
+    /// are off; what goes on is the policy's, until a layer leaves the band it was certified for.
+    pub fn verify(&mut self, verification: Verification) {
+        self.verification = Some(verification);
     }
 
     /// What verification has found so far.
@@ -293,33 +251,29 @@ impl Runtime {
         hidden: &mut [f32],
     ) {
         let file = self.bundle.weights();
-        let predictor = self.predictors[index]
-            .as_ref()
-            .zip(self.bundle.predictors())
-            .map(|(predictor, file)| Predictor {
-                a: predictor.stored.a.view(file.tensors()),
-                b: predictor.stored.b.view(file.tensors()),
-                bias: &predictor.bias,
-                threshold: predictor.threshold,
-            });
-        let mut ffn = Ffn {
+        let policy = self.policies[index];
+        let choices = &self.choices[index];
+        let ffn = Ffn {
             gate: Linear::of(&layer.gate, file),
             up: layer.up.as_ref().map(|up| Linear::of(up, file)),
             down: Linear::of(&layer.down, file),
             kind: self.config.ffn,
             activation: self.config.activation,
-            policy: self.policies[index],
-            predictor,
+            choice: choices.choice(policy, self.bundle.predictors()),
             hot_count: self.bundle.plan().layers[index].hot_count,
         };
-        let foreseen_from = match self.predictors[index].as_ref().map(|found| found.input) {
-            Some(PredictorInput::Residual) => residual,
-            Some(PredictorInput::Normed) | None => x,
+        let foreseen_from = match choices.sees_residual(policy) {
+            true => residual,
+            false => x,
         };
-        let is_decoding = x.len() == self.config.hidden_size;
+        let tokens = x.len() / self.config.hidden_size;
+        let positions = self.position..self.position + tokens;
         let verification = self.verification.as_mut();
-        let verification = verification.filter(|found| is_decoding && found.takes(self.position));
-        let before = verification.is_some().then(|| hidden.to_vec());
+        let verification = verification.filter(|found| found.wants(&positions));
+        let before = verification.is_some().then(|| {
+            self.scratch.recorded = Some(Vec::new());
+            hidden.to_vec()
+        });
         ffn.run_batch(
             &self.threads,
             x,
@@ -328,20 +282,35 @@ impl Runtime {
             &mut self.scratch,
             &mut self.statistics,
         );
-        if let (Some(verification), Some(before)) = (verification, before) {
-            // Dense is exact for every activation.
-            ffn.policy = Policy::Dense;
-            let mut exact = before.clone();
-            let mut uncounted = Statistics::default();
-            ffn.run_batch(
-                &self.threads,
-                x,
-                foreseen_from,
-                &mut exact,
-                &mut self.scratch,
-                &mut uncounted,
-            );
-            verification.observe(index, &before, hidden, &exact);
+        let (Some(verification), Some(before)) = (verification, before) else {
+            return;
+        };
+        // The same once more with every neuron, which is exact for every activation.
+        let computed = self.scratch.recorded.replace(Vec::new());
+        let mut exact = before.clone();
+        let dense = Ffn {
+            choice: Choice::Dense,
+            ..ffn
+        };
+        dense.run_batch(
+            &self.threads,
+            x,
+            foreseen_from,
+            &mut exact,
+            &mut self.scratch,
+            &mut Statistics::default(),
+        );
+        let products = self.scratch.recorded.take();
+        let observation = Observation {
+            before: &before,
+            sparse: hidden,
+            exact: &exact,
+            computed: &computed.unwrap_or_default(),
+            products: &products.unwrap_or_default(),
+            down: &dense.down.matrix,
+        };
+        if let Some(fallback) = verification.observe(index, positions, &observation) {
+            self.policies[index] = fallback;
         }
     }
 

@@ -4,6 +4,7 @@
 //! computed is the policy's choice, made at one place, the FFN.
 
 mod attention;
+mod choice;
 mod error;
 mod ffn;
 mod forward;
@@ -20,4 +21,4 @@ pub use forward::{Options, Runtime};
 pub use sampling::{Sampler, SamplingSettings};
 pub use statistics::Statistics;
 pub use threads::Threads;
-pub use verification::{Drift, Verification};
+pub use verification::{Alarm, Drift, Verification, WINDOW};

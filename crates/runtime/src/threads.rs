@@ -1,7 +1,7 @@
 //! Splits kernels over threads. Rows are independent and sums are split by columns, so a result
 //! never depends on the number of threads.
 
-use powerinfer_kernels::{BLOCK, Isa, Matrix};
+use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix};
 use rayon::prelude::*;
 
 use crate::RuntimeError;
@@ -75,6 +75,23 @@ impl Threads {
             out.par_chunks_mut(chunk)
                 .zip(rows.par_chunks(chunk))
                 .for_each(|(out, rows)| self.isa.gemv_rows(matrix, rows, x, out));
+        });
+    }
+
+    /// `out[i]` = signs of row i that are those of `x`.
+    pub(crate) fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
+        let Some(pool) = self.pool_for(signs.bytes()) else {
+            return self.isa.agreements(signs, x, out);
+        };
+        let chunk = signs.rows().div_ceil(self.count);
+        pool.install(|| {
+            out.par_chunks_mut(chunk)
+                .enumerate()
+                .for_each(|(index, out)| {
+                    let start = index * chunk;
+                    let part = signs.rows_range(start..start + out.len());
+                    self.isa.agreements(&part, x, out);
+                });
         });
     }
 

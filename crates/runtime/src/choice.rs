@@ -1,0 +1,359 @@
+//! Which neurons of a layer are computed: what each policy needs, and how it decides.
+
+use std::path::Path;
+
+use powerinfer_artifact::{
+    plan::{LayerPlan, Policy, Score, Threshold},
+    predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredPredictor, StoredSigns},
+};
+use powerinfer_kernels::{Matrix, SignMatrix, pack_signs};
+use powerinfer_model::ModelConfig;
+
+use crate::{RuntimeError, Statistics, Threads};
+
+/// How a layer's neurons are chosen, borrowed for a forward pass.
+#[derive(Clone, Copy)]
+pub(crate) enum Choice<'a> {
+    /// All.
+    Dense,
+    /// Those whose gate is not exactly zero.
+    Exact,
+    /// Of those that a predictor foresees, the same.
+    Predicted(Predictor<'a>),
+    /// Of those that their signs speak for, the same.
+    SignBit(SignBits<'a>),
+    /// Those whose score reaches a threshold.
+    Threshold(Scoring<'a>),
+}
+
+/// A layer's predictor.
+#[derive(Clone, Copy)]
+pub(crate) struct Predictor<'a> {
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+    bias: &'a [f32],
+    threshold: f32,
+}
+
+/// Signs of a layer's gate.
+#[derive(Clone, Copy)]
+pub(crate) struct SignBits<'a> {
+    signs: SignMatrix<'a>,
+    agreements: u32,
+}
+
+/// A layer's scores and threshold.
+#[derive(Clone, Copy)]
+pub(crate) struct Scoring<'a> {
+    threshold: Threshold,
+    vectors: &'a ScoreVectors,
+}
+
+/// Memory of foreseeing that is used again from layer to layer.
+#[derive(Debug, Default)]
+pub(crate) struct Foreseen {
+    middle: Vec<f32>,
+    logits: Vec<f32>,
+    agreements: Vec<u32>,
+    /// A bit per neuron, lowest first: whether it is to be computed.
+    mask: Vec<u64>,
+}
+
+impl Foreseen {
+    /// Packs decisions.
+    fn set(&mut self, decisions: impl Iterator<Item = bool>) {
+        self.mask.clear();
+        for (neuron, is_computed) in decisions.enumerate() {
+            if neuron % 64 == 0 {
+                self.mask.push(0);
+            }
+            if let Some(word) = self.mask.last_mut() {
+                *word |= u64::from(is_computed) << (neuron % 64);
+            }
+        }
+    }
+
+    /// Lists the neurons of `side` that are to be computed.
+    pub(crate) fn list(&self, side: std::ops::Range<usize>, rows: &mut Vec<u32>) {
+        let words = side.start / 64..side.end.div_ceil(64);
+        for (index, word) in self.mask[words.clone()].iter().enumerate() {
+            let first = (words.start + index) * 64;
+            let mut left = *word;
+            while left != 0 {
+                let neuron = first + left.trailing_zeros() as usize;
+                left &= left - 1;
+                if side.contains(&neuron) {
+                    rows.push(neuron as u32);
+                }
+            }
+        }
+    }
+}
+
+impl<'a> Choice<'a> {
+    /// Whether something is asked which neurons to look at, before any is read.
+    pub(crate) fn foresees(&self) -> bool {
+        matches!(self, Self::Predicted(_) | Self::SignBit(_))
+    }
+
+    /// What is added for the neurons that are not computed: `[hidden]`.
+    pub(crate) fn offset(&self) -> Option<&'a [f32]> {
+        match self {
+            Self::Threshold(scoring) if scoring.threshold.centred => Some(&scoring.vectors.offset),
+            _ => None,
+        }
+    }
+
+    /// Asks which neurons to look at for the input `x`.
+    pub(crate) fn foresee(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        foreseen: &mut Foreseen,
+        statistics: &mut Statistics,
+    ) {
+        match self {
+            Self::Predicted(predictor) => predictor.foresee(threads, x, foreseen, statistics),
+            Self::SignBit(signs) => signs.foresee(threads, x, foreseen, statistics),
+            _ => {}
+        }
+    }
+
+    /// Whether `neuron` is computed further, once `act(gate·x)` is known.
+    pub(crate) fn passes_gate(&self, neuron: usize, activation: f32) -> bool {
+        match self {
+            Self::Dense => true,
+            Self::Threshold(Scoring { threshold, vectors }) => {
+                let scale = match threshold.score {
+                    Score::Gate => 1.0,
+                    Score::WeightedGate => vectors.gate_scale[neuron],
+                    Score::Contribution => return true,
+                };
+                activation.abs() * scale >= threshold.value
+            }
+            _ => activation != 0.0,
+        }
+    }
+
+    /// What `neuron`'s row of down is multiplied by, once its product is known; none where it is
+    /// left out.
+    pub(crate) fn coefficient(&self, neuron: usize, product: f32) -> Option<f32> {
+        match self {
+            Self::Dense => Some(product),
+            Self::Threshold(Scoring { threshold, vectors }) => {
+                if threshold.score.precedes_up() {
+                    return Some(product);
+                }
+                let coefficient = match threshold.centred {
+                    true => product - vectors.centre[neuron],
+                    false => product,
+                };
+                let score = coefficient.abs() * vectors.contribution_scale[neuron];
+                (score >= threshold.value).then_some(coefficient)
+            }
+            _ => (product != 0.0).then_some(product),
+        }
+    }
+}
+
+impl Predictor<'_> {
+    /// `B · relu(A · x) + b`, compared with the threshold.
+    fn foresee(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        foreseen: &mut Foreseen,
+        statistics: &mut Statistics,
+    ) {
+        foreseen.middle.resize(self.a.rows(), 0.0);
+        threads.gemv(&self.a, x, &mut foreseen.middle);
+        foreseen.middle.iter_mut().for_each(|x| *x = x.max(0.0));
+        let mut logits = std::mem::take(&mut foreseen.logits);
+        logits.resize(self.b.rows(), 0.0);
+        threads.gemv(&self.b, &foreseen.middle, &mut logits);
+        let decisions = logits.iter().zip(self.bias);
+        foreseen.set(decisions.map(|(logit, bias)| logit + bias >= self.threshold));
+        foreseen.logits = logits;
+        let [a, b] = [&self.a, &self.b].map(|matrix| matrix.rows() * matrix.row_bytes());
+        statistics.bytes_read += (a + b + size_of_val(self.bias)) as u64;
+    }
+}
+
+impl SignBits<'_> {
+    /// Counts, for every gate, the signs that agree with those of `x`.
+    fn foresee(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        foreseen: &mut Foreseen,
+        statistics: &mut Statistics,
+    ) {
+        let mut agreements = std::mem::take(&mut foreseen.agreements);
+        agreements.resize(self.signs.rows(), 0);
+        threads.agreements(&self.signs, &pack_signs(x), &mut agreements);
+        foreseen.set(agreements.iter().map(|count| *count >= self.agreements));
+        foreseen.agreements = agreements;
+        statistics.bytes_read += self.signs.bytes() as u64;
+    }
+}
+
+/// What a layer's policies need, as far as the bundle has it.
+#[derive(Debug)]
+pub(crate) struct LayerChoices {
+    predictor: Option<StoredLayerPredictor>,
+    sign_bit: Option<(StoredSigns, u32)>,
+    threshold: Option<(Threshold, ScoreVectors)>,
+    input: PredictorInput,
+}
+
+/// Where a predictor's matrices lie, and its small parts.
+#[derive(Debug)]
+struct StoredLayerPredictor {
+    stored: StoredPredictor,
+    bias: Vec<f32>,
+    threshold: f32,
+}
+
+impl LayerChoices {
+    /// What `file` has for `layer`, and the threshold that `plan` says.
+    pub(crate) fn find(
+        file: Option<&PredictorFile>,
+        layer: usize,
+        plan: &LayerPlan,
+        config: &ModelConfig,
+    ) -> Result<Self, RuntimeError> {
+        let Some(file) = file else {
+            return Ok(Self {
+                predictor: None,
+                sign_bit: None,
+                threshold: None,
+                input: PredictorInput::default(),
+            });
+        };
+        let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+        let predictor = file.find(layer, hidden, neurons)?.map(|stored| {
+            let view = stored.bias.view(file.tensors());
+            let mut bias = vec![0.0; neurons];
+            bias.iter_mut()
+                .enumerate()
+                .for_each(|(row, bias)| view.dequantise_row(row, std::slice::from_mut(bias)));
+            StoredLayerPredictor {
+                stored,
+                bias,
+                threshold: file.layers()[layer].threshold,
+            }
+        });
+        let summary = file.layers().get(layer);
+        let sign_bit = summary.and_then(|summary| summary.sign_bit.as_ref());
+        Ok(Self {
+            predictor,
+            sign_bit: file
+                .signs(layer, hidden, neurons)?
+                .zip(sign_bit.map(|summary| summary.agreements)),
+            threshold: plan.threshold.zip(file.scores(layer, hidden, neurons)?),
+            input: file.input(),
+        })
+    }
+
+    /// What `policy` needs of layer `layer` of the bundle in `folder`; fails where it is not there.
+    pub(crate) fn check(
+        &self,
+        policy: Policy,
+        folder: &Path,
+        layer: usize,
+    ) -> Result<(), RuntimeError> {
+        let (is_there, what, instead) = match policy {
+            Policy::Dense | Policy::Exact => return Ok(()),
+            Policy::Predicted => (
+                self.predictor.is_some(),
+                "predictor",
+                "use `exact` or `dense`, or train predictors and place again",
+            ),
+            Policy::SignBit => (
+                self.sign_bit.is_some(),
+                "signs of its gate",
+                "use `exact` or `dense`, or run `powerinfer train-predictors` and place again",
+            ),
+            Policy::Threshold => (
+                self.threshold.is_some(),
+                "threshold",
+                "use `dense`, or run `powerinfer train-predictors` and place again",
+            ),
+        };
+        match is_there {
+            true => Ok(()),
+            false => Err(RuntimeError::PolicyMissing {
+                folder: folder.to_owned(),
+                layer,
+                policy,
+                what,
+                instead,
+            }),
+        }
+    }
+
+    /// What foresees sees: whether the hidden state before the norm.
+    pub(crate) fn sees_residual(&self, policy: Policy) -> bool {
+        policy == Policy::Predicted && self.input == PredictorInput::Residual
+    }
+
+    /// How `policy` chooses; dense where what it needs is not there.
+    pub(crate) fn choice<'a>(
+        &'a self,
+        policy: Policy,
+        file: Option<&'a PredictorFile>,
+    ) -> Choice<'a> {
+        let tensors = file.map(PredictorFile::tensors);
+        match (policy, tensors) {
+            (Policy::Exact, _) => Choice::Exact,
+            (Policy::Predicted, Some(tensors)) => match &self.predictor {
+                Some(found) => Choice::Predicted(Predictor {
+                    a: found.stored.a.view(tensors),
+                    b: found.stored.b.view(tensors),
+                    bias: &found.bias,
+                    threshold: found.threshold,
+                }),
+                None => Choice::Dense,
+            },
+            (Policy::SignBit, Some(tensors)) => match &self.sign_bit {
+                Some((signs, agreements)) => Choice::SignBit(SignBits {
+                    signs: signs.view(tensors),
+                    agreements: *agreements,
+                }),
+                None => Choice::Dense,
+            },
+            (Policy::Threshold, Some(_)) => match &self.threshold {
+                Some((threshold, vectors)) => Choice::Threshold(Scoring {
+                    threshold: *threshold,
+                    vectors,
+                }),
+                None => Choice::Dense,
+            },
+            _ => Choice::Dense,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_mask_lists_each_sides_neurons(
+            decisions in prop::collection::vec(any::<bool>(), 1..300), cut in 0usize..300,
+        ) {
+            let cut = cut.min(decisions.len());
+            let mut foreseen = Foreseen::default();
+            foreseen.set(decisions.iter().copied());
+            for side in [0..cut, cut..decisions.len()] {
+                let mut rows = Vec::new();
+                foreseen.list(side.clone(), &mut rows);
+                let expected: Vec<u32> = side.filter(|i| decisions[*i]).map(|i| i as u32).collect();
+                prop_assert_eq!(rows, expected);
+            }
+        }
+    }
+}
