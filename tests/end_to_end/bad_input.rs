@@ -410,3 +410,91 @@ fn a_reader_that_stops_reading_is_no_error() {
         String::from_utf8_lossy(&output.stderr)
     );
 }
+
+#[test]
+fn a_layer_in_which_no_neuron_fires() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-relu-gqa");
+    // A gate of zeros opens for nobody.
+    edit(&model.join("model.safetensors"), |bytes| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let table: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let gate = &table["model.layers.1.mlp.gate_proj.weight"]["data_offsets"];
+        let place = |index: usize| 8 + length + gate[index].as_u64().unwrap() as usize;
+        bytes[place(0)..place(1)].fill(0);
+    });
+    let text = "some text to calibrate on, and some more ".repeat(100);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    let profile = ["profile", "llama-relu-gqa", "--data", "text.txt"];
+    sandbox.run(&profile).good();
+    let train = ["train-predictors", "llama-relu-gqa", "--steps", "5"];
+    let train = sandbox.run(&train).good();
+    for told in [
+        "layer 1 gets no predictor and will run `exact`: no neuron fires",
+        "have no predictor",
+    ] {
+        assert!(train.stderr.contains(told), "{}", train.stderr);
+    }
+    assert!(train.text().contains('–'), "{}", train.text());
+}
+
+#[test]
+fn samples_that_are_no_numbers() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.copy_demo().join("profile");
+    let samples = folder.join("traces/layer-002.safetensors");
+    let digest = |path: &Path| {
+        powerinfer_artifact::Digest::of_file(path)
+            .unwrap()
+            .to_string()
+    };
+    let before = digest(&samples);
+    edit(&samples, |bytes| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let table: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let start = table["training.inputs"]["data_offsets"][0]
+            .as_u64()
+            .unwrap();
+        let first = 8 + length + start as usize;
+        bytes[first..first + 2].copy_from_slice(&half::bf16::NAN.to_le_bytes());
+    });
+    replace(&folder.join("profile.json"), &before, &digest(&samples));
+    sandbox
+        .run(&["train-predictors", "demo", "--steps", "5"])
+        .bad(1, &["sample 0", "training", "layer 2", "NaN", "again"]);
+}
+
+#[test]
+fn predictors_that_cannot_be_what_was_asked_for() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let train = |arguments: &[&str]| {
+        let all = [&["train-predictors", "demo", "--steps", "5"], arguments].concat();
+        sandbox.run(&all).good().stderr
+    };
+    let narrow = train(&["--max-bytes", "20K"]);
+    for told in [
+        "layer 5 gets no predictor",
+        "rank 16",
+        "`--max-bytes`",
+        "3.3 KiB",
+    ] {
+        assert!(narrow.contains(told), "`{told}` is not in: {narrow}");
+    }
+    sandbox
+        .run(&["train-predictors", "--sizing", "guess"])
+        .bad(2, &["`evidence` or `paper`"]);
+    let paper = train(&["--sizing", "paper"]);
+    assert!(paper.contains("trained"), "{paper}");
+
+    let few = ["profile", "--tokens", "1500", "--trace-tokens", "200"];
+    sandbox.run(&few).good();
+    let few = train(&[]);
+    for told in [
+        "held-out tokens tell its recall",
+        "95 % confidence",
+        "for ± 1 % about",
+    ] {
+        assert!(few.contains(told), "`{told}` is not in: {few}");
+    }
+}

@@ -66,6 +66,14 @@ impl FileBytes {
         #[cfg(not(unix))]
         drop(range);
     }
+
+    /// Says that what is read next lies here and there, so that reading ahead would be for nothing.
+    pub fn expect_scattered_reads(&self) {
+        #[cfg(unix)]
+        if let Self::Mapped(mapped) = self {
+            drop(mapped.advise(memmap2::Advice::Random)); // a hint, as above
+        }
+    }
 }
 
 impl Deref for FileBytes {

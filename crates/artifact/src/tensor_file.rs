@@ -1,6 +1,9 @@
 //! Safetensors files, ours and others': opened by mapping, tensors borrowed, never copied.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 pub use safetensors::Dtype;
 use safetensors::{SafeTensors, tensor::Metadata};
@@ -89,12 +92,17 @@ impl TensorFile {
         })
     }
 
+    /// The bytes of the file, to be held on to, and where in them the tensor called `name` lies.
+    pub fn place(&self, name: &str) -> Option<(FileBytes, Range<usize>)> {
+        let (start, end) = self.metadata.info(name)?.data_offsets;
+        let range = self.data_start + start..self.data_start + end;
+        Some((self.bytes.clone(), range))
+    }
+
     /// Gives the memory behind the tensor called `name` back; it can still be read.
     pub fn release(&self, name: &str) {
-        if let Some(info) = self.metadata.info(name) {
-            let (start, end) = info.data_offsets;
-            self.bytes
-                .release(self.data_start + start..self.data_start + end);
+        if let Some((bytes, range)) = self.place(name) {
+            bytes.release(range);
         }
     }
 

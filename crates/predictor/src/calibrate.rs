@@ -4,23 +4,41 @@
 use powerinfer_artifact::predictor_file::PredictorInput;
 use powerinfer_kernels::Isa;
 use powerinfer_profile::TracePart;
+use rayon::prelude::*;
 
 use crate::network::Network;
 
-/// The threshold is set for slightly more than the target, so that it holds on other tokens too.
-const MARGIN: f64 = 0.2;
+/// The threshold is set for slightly more than the target, so that it holds on other tokens too;
+/// where it does not, for more and more of what is missing to 1.
+const MARGINS: [f64; 3] = [0.2, 0.5, 0.8];
+/// Most tokens that set a threshold, and that count: more would make nothing surer.
+const MOST_TOKENS: usize = 8192;
+/// Most neurons, over all tokens, that set a threshold: they are in memory at once.
+const MOST_FIRED: usize = 1 << 24;
+/// Tokens that a thread takes at a time.
+const PIECE: usize = 64;
 
 /// What a predictor with its threshold does on tokens that neither has seen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Quality {
     pub(crate) threshold: f32,
     pub(crate) recall: f64,
+    /// The recall of other tokens like these is so near, with 95 % confidence.
+    pub(crate) recall_error: f64,
     /// None where contributions were not sampled.
     pub(crate) contribution_recall: Option<f64>,
     pub(crate) precision: f64,
     pub(crate) predicted_density: f64,
     pub(crate) density: f64,
     pub(crate) tokens: usize,
+}
+
+impl Quality {
+    /// Whether less is foreseen than `targets` ask.
+    pub(crate) fn falls_short(&self, targets: Targets) -> bool {
+        let contribution = self.contribution_recall.unwrap_or(1.0);
+        self.recall < targets.recall || contribution < targets.contribution_recall
+    }
 }
 
 /// What a predictor must foresee on tokens it has not seen.
@@ -33,102 +51,219 @@ pub struct Targets {
 }
 
 /// Sets the threshold so that both targets are met on even tokens of `held_out`, at the least
-/// predicted density, and counts on odd ones.
+/// predicted density, and counts on odd ones. Targets that are missed there are aimed higher at.
 pub(crate) fn calibrate(
     network: &Network,
     held_out: &TracePart,
     targets: Targets,
     isa: Isa,
 ) -> Quality {
-    let tokens = held_out.tokens();
-    let mut fired = Vec::new();
-    for_tokens(
-        network,
-        held_out,
-        (0..tokens).step_by(2),
-        isa,
-        |token, logits| {
-            let neurons = held_out.fired(token);
-            fired.extend(neurons.map(|(neuron, added)| (logits[neuron], added)));
-        },
-    );
+    let (even, odd) = halves(held_out);
+    let mut fired = fired_logits(network, held_out, &even, isa);
     fired.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let with_margin = |target: f64| 1.0 - (1.0 - target) * (1.0 - MARGIN);
-    let of_count = threshold(&fired, with_margin(targets.recall), |_| 1.0);
-    let of_contribution = threshold(&fired, with_margin(targets.contribution_recall), f64::from);
-    let threshold = of_count.min(of_contribution);
-    count(network, held_out, (1..tokens).step_by(2), threshold, isa)
+    let threshold = |margin: f64| {
+        let with_margin = |target: f64| 1.0 - (1.0 - target) * (1.0 - margin);
+        let of_count = threshold(&fired, with_margin(targets.recall), |_| 1.0);
+        let share = with_margin(targets.contribution_recall);
+        of_count.min(threshold(&fired, share, f64::from))
+    };
+    let [first, more @ ..] = MARGINS;
+    let mut quality = count(network, held_out, &odd, threshold(first), isa);
+    for margin in more {
+        if quality.falls_short(targets) {
+            quality = count(network, held_out, &odd, threshold(margin), isa);
+        }
+    }
+    quality
 }
 
 /// Counts what a given `threshold` does on all tokens of `held_out`.
 pub(crate) fn judge(network: &Network, held_out: &TracePart, threshold: f32, isa: Isa) -> Quality {
-    count(network, held_out, 0..held_out.tokens(), threshold, isa)
+    let all: Vec<usize> = (0..held_out.tokens()).collect();
+    count(network, held_out, &all, threshold, isa)
 }
 
-/// Counts what `threshold` does on some tokens of `samples`.
+/// The share of the neurons firing on even tokens of `held_out` that are foreseen where those are
+/// predicted that are likelier to fire than not.
+pub(crate) fn recall_at_even_odds(network: &Network, held_out: &TracePart, isa: Isa) -> f64 {
+    count(network, held_out, &halves(held_out).0, 0.0, isa).recall
+}
+
+/// Even and odd tokens, evenly spread where there are more than are looked at.
+fn halves(held_out: &TracePart) -> (Vec<usize>, Vec<usize>) {
+    let pairs = held_out.tokens() / 2;
+    let looked_at = pairs.min(MOST_TOKENS);
+    let pair = |place: usize| place * pairs / looked_at;
+    (0..looked_at)
+        .map(|place| (2 * pair(place), 2 * pair(place) + 1))
+        .unzip()
+}
+
+/// Logits of the neurons that fire on `tokens`, and what each adds.
+fn fired_logits(
+    network: &Network,
+    samples: &TracePart,
+    tokens: &[usize],
+    isa: Isa,
+) -> Vec<(f32, f32)> {
+    let fired: usize = tokens
+        .iter()
+        .map(|token| samples.active.count(*token))
+        .sum();
+    let stride = fired.div_ceil(MOST_FIRED).max(1);
+    let tokens: Vec<usize> = tokens.iter().copied().step_by(stride).collect();
+    let pieces = by_pieces(
+        network,
+        samples,
+        &tokens,
+        isa,
+        |all: &mut Vec<(f32, f32)>, token, logits| {
+            let neurons = samples.fired(token);
+            all.extend(neurons.map(|(neuron, added)| (logits[neuron], added)));
+        },
+    );
+    pieces.concat()
+}
+
+/// Sums over tokens for the share of a whole: what it is, and how surely.
+#[derive(Debug, Clone, Copy, Default)]
+struct Share {
+    tokens: usize,
+    part: f64,
+    whole: f64,
+    /// Of part², part·whole and whole², token by token.
+    products: [f64; 3],
+}
+
+impl Share {
+    /// One token's part and whole.
+    fn of(part: f64, whole: f64) -> Self {
+        Self {
+            tokens: 1,
+            part,
+            whole,
+            products: [part * part, part * whole, whole * whole],
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.part += other.part;
+        self.whole += other.whole;
+        for (sum, product) in self.products.iter_mut().zip(other.products) {
+            *sum += product;
+        }
+    }
+
+    /// All of it, where there is nothing.
+    fn value(&self) -> f64 {
+        match self.whole == 0.0 {
+            true => 1.0,
+            false => self.part / self.whole,
+        }
+    }
+
+    /// Half the width of the 95 % confidence interval: neurons of a token are foreseen or missed
+    /// together, so it is tokens that vary. One token is imagined of which half was missed, or a
+    /// handful without a miss would seem to be sure.
+    fn error(&self) -> f64 {
+        if self.whole == 0.0 {
+            return 1.0;
+        }
+        let share = self.value();
+        let [parts, mixed, wholes] = self.products;
+        let squares = parts - 2.0 * share * mixed + share * share * wholes;
+        let imagined = 0.5 * self.whole / self.tokens as f64;
+        (1.96 * (squares.max(0.0) + imagined * imagined).sqrt() / self.whole).min(1.0)
+    }
+}
+
+/// What was counted on some tokens.
+#[derive(Debug, Default)]
+struct Counted {
+    predicted: usize,
+    foreseen: Share,
+    contribution: Share,
+}
+
+/// Counts what `threshold` does on `tokens` of `samples`.
 fn count(
     network: &Network,
     samples: &TracePart,
-    counted: impl Iterator<Item = usize>,
+    tokens: &[usize],
     threshold: f32,
     isa: Isa,
 ) -> Quality {
-    let neurons = samples.active.neurons();
-    let (mut active, mut predicted, mut both, mut tokens) = (0usize, 0usize, 0usize, 0usize);
-    let (mut added, mut foreseen) = (0f64, 0f64);
-    for_tokens(network, samples, counted, isa, |token, logits| {
-        tokens += 1;
-        predicted += logits.iter().filter(|logit| **logit >= threshold).count();
-        for (neuron, contribution) in samples.fired(token) {
-            let is_predicted = logits[neuron] >= threshold;
-            active += 1;
-            both += usize::from(is_predicted);
-            added += f64::from(contribution);
-            foreseen += f64::from(contribution) * f64::from(u8::from(is_predicted));
-        }
-    });
-    let share = |part: usize, whole: usize| {
-        if whole == 0 {
-            1.0
-        } else {
-            part as f64 / whole as f64
-        }
-    };
+    let pieces = by_pieces(
+        network,
+        samples,
+        tokens,
+        isa,
+        |counted: &mut Counted, token, logits| {
+            counted.predicted += logits.iter().filter(|logit| **logit >= threshold).count();
+            let (mut both, mut active, mut foreseen, mut added) = (0usize, 0usize, 0f64, 0f64);
+            for (neuron, contribution) in samples.fired(token) {
+                let is_predicted = logits[neuron] >= threshold;
+                active += 1;
+                both += usize::from(is_predicted);
+                added += f64::from(contribution);
+                foreseen += f64::from(contribution) * f64::from(u8::from(is_predicted));
+            }
+            counted.foreseen.add(Share::of(both as f64, active as f64));
+            counted.contribution.add(Share::of(foreseen, added));
+        },
+    );
+    let mut all = Counted::default();
+    for piece in pieces {
+        all.predicted += piece.predicted;
+        all.foreseen.add(piece.foreseen);
+        all.contribution.add(piece.contribution);
+    }
+    let all_neurons = (tokens.len() * samples.active.neurons()).max(1) as f64;
     Quality {
         threshold,
-        recall: share(both, active),
-        contribution_recall: match samples.contributions.is_empty() || added == 0.0 {
+        recall: all.foreseen.value(),
+        recall_error: all.foreseen.error(),
+        contribution_recall: match samples.contributions.is_empty() || all.contribution.whole == 0.0
+        {
             true => None,
-            false => Some(foreseen / added),
+            false => Some(all.contribution.value()),
         },
-        precision: share(both, predicted),
-        predicted_density: predicted as f64 / (tokens * neurons).max(1) as f64,
-        density: active as f64 / (tokens * neurons).max(1) as f64,
-        tokens,
+        precision: Share::of(all.foreseen.part, all.predicted as f64).value(),
+        predicted_density: all.predicted as f64 / all_neurons,
+        density: all.foreseen.whole / all_neurons,
+        tokens: tokens.len(),
     }
 }
 
-/// Shows `visit` the logits of some tokens of `samples`.
-fn for_tokens(
+/// Shows `visit` the logits of `tokens` of `samples`, together with what it made of those before;
+/// every few tokens it begins anew. What it made comes out in the order of the tokens.
+fn by_pieces<Made: Default + Send>(
     network: &Network,
     samples: &TracePart,
-    tokens: impl Iterator<Item = usize>,
+    tokens: &[usize],
     isa: Isa,
-    mut visit: impl FnMut(usize, &[f32]),
-) {
-    let neurons = samples.active.neurons();
-    let (mut middle, mut logits) = (vec![0.0; network.rank], vec![0.0; neurons]);
-    for token in tokens {
-        let x: Vec<f32> = match network.input {
-            PredictorInput::Normed => samples.input(token).collect(),
-            PredictorInput::Residual => samples
-                .residual(token)
-                .expect("residuals are there where a predictor sees them")
-                .collect(),
-        };
-        network.logits(isa, &x, &mut middle, &mut logits);
-        visit(token, &logits);
-    }
+    visit: impl Fn(&mut Made, usize, &[f32]) + Sync,
+) -> Vec<Made> {
+    let pieces = tokens.par_chunks(PIECE).map(|tokens| {
+        let mut made = Made::default();
+        let neurons = samples.active.neurons();
+        let (mut middle, mut logits) = (vec![0.0; network.rank], vec![0.0; neurons]);
+        for token in tokens {
+            let x: Vec<f32> = match network.input {
+                PredictorInput::Normed => samples.input(*token).collect(),
+                PredictorInput::Residual => samples
+                    .residual(*token)
+                    .expect("residuals are there where a predictor sees them")
+                    .collect(),
+            };
+            network.logits(isa, &x, &mut middle, &mut logits);
+            visit(&mut made, *token, &logits);
+        }
+        samples.release();
+        made
+    });
+    pieces.collect()
 }
 
 /// The largest threshold that logits of at least `share` of the weight reach, of logits sorted
@@ -170,6 +305,28 @@ mod tests {
                 prop_assert!(reach(next) < share * total + 1e-4);
             }
         }
+    }
+
+    #[test]
+    fn a_share_is_as_sure_as_its_tokens_make_it() {
+        let share = |tokens: usize, each: &dyn Fn(usize) -> Share| {
+            let mut all = Share::default();
+            (0..tokens).for_each(|token| all.add(each(token)));
+            all
+        };
+        // Of 100 tokens with ten neurons each, 90 are foreseen whole and ten not at all: as sure
+        // as 100 throws of a coin, however many neurons a token has.
+        let all_or_none = share(100, &|token| {
+            Share::of(if token < 90 { 10.0 } else { 0.0 }, 10.0)
+        });
+        assert_eq!(all_or_none.value(), 0.9);
+        let coin = 1.96 * (0.9f64 * 0.1 / 100.0).sqrt();
+        assert!((all_or_none.error() - coin).abs() < 0.05 * coin);
+        // Nothing missed on eight tokens is not yet nothing missed.
+        let few = share(8, &|_| Share::of(10.0, 10.0));
+        assert!((few.value(), few.error() > 0.1) == (1.0, true));
+        assert!(share(1000, &|_| Share::of(10.0, 10.0)).error() < 0.01);
+        assert_eq!(Share::default().error(), 1.0);
     }
 
     #[test]

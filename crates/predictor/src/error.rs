@@ -30,10 +30,24 @@ pub enum PredictorError {
         needed: usize,
     },
     /// The loss is no number any more.
-    #[error("training the predictor of layer {layer} diverged; try another `--seed`")]
+    #[error(
+        "training the predictor of layer {layer} diverged: its loss is no number any more; try another `--seed`"
+    )]
     Diverged {
         /// The layer.
         layer: usize,
+    },
+    /// Samples that are no numbers.
+    #[error(
+        "sample {token} of the {part} part of layer {layer} of the profile has a number that is NaN or infinite; remove the profile and run `powerinfer profile` again"
+    )]
+    NotFinite {
+        /// The layer.
+        layer: usize,
+        /// The part of the samples.
+        part: &'static str,
+        /// The sample.
+        token: usize,
     },
     /// A profile without samples of what imported predictors see.
     #[error(

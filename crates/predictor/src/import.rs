@@ -16,6 +16,7 @@ use crate::{
     calibrate::{Quality, calibrate, judge},
     make::FEWEST_SAMPLES,
     network::Network,
+    verdict::check_numbers,
 };
 
 /// Predictors of the original PowerInfer, and what is to become of them.
@@ -49,6 +50,7 @@ pub(crate) fn imported_network(
             needed: FEWEST_SAMPLES,
         });
     }
+    check_numbers(layer, &traces)?;
     if samples.residual(samples.tokens() - 1).is_none() {
         return Err(PredictorError::NoResiduals {
             path: profile.folder().to_owned(),

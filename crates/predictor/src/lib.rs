@@ -5,15 +5,23 @@
 //! for as long as the bytes a token reads, predictor and predicted neurons together, keep falling.
 
 mod calibrate;
+mod descent;
 mod error;
 mod import;
+mod learn;
 mod loss;
 mod make;
 mod network;
+mod paper;
+#[cfg(test)]
+mod planted;
+#[cfg(test)]
+mod seven_billion_layer;
 mod train;
+mod verdict;
 
 pub use calibrate::Targets;
 pub use error::PredictorError;
 pub use import::Import;
 pub use make::{Recipe, is_current, make};
-pub use train::Settings;
+pub use train::{Settings, Sizing};

@@ -54,7 +54,9 @@ impl Recipe {
                     .with_setting("recall", settings.targets.recall)
                     .with_setting("contribution_recall", settings.targets.contribution_recall)
                     .with_setting("layer_bytes", settings.layer_bytes)
+                    .with_setting("sizing", settings.sizing.name())
                     .with_setting("steps", settings.steps)
+                    .with_setting("patience", settings.patience)
                     .with_setting("quant", settings.quant.to_string())
             }
             Self::Import(import) => header(import.seed, import.weights, PredictorInput::Residual)

@@ -6,6 +6,7 @@
 
 mod activity;
 mod calibration;
+mod column;
 mod error;
 mod html;
 mod measure;
@@ -17,6 +18,7 @@ mod traces;
 
 pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Skew};
 pub use calibration::{Calibration, Part, Sequence, Shard, Source};
+pub use column::Column;
 pub use error::ProfileError;
 pub use html::html;
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};

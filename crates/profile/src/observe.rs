@@ -230,9 +230,9 @@ impl FfnTap for Observer<'_> {
                 }
             })
         };
-        sample(observation.input, &mut samples.inputs)?;
+        sample(observation.input, samples.inputs.to_mut())?;
         if self.part == Part::HeldOut {
-            sample(observation.residual, &mut samples.residuals)?;
+            sample(observation.residual, samples.residuals.to_mut())?;
         }
         self.seen[part] += tokens;
         self.elapsed += started.elapsed();

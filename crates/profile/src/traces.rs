@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use half::bf16;
@@ -12,7 +13,7 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
 };
 
-use crate::{Part, observe::Sampling};
+use crate::{Column, Part, observe::Sampling};
 
 /// Format name in a trace file's header.
 pub(crate) const FORMAT: &str = "powerinfer-traces";
@@ -21,10 +22,10 @@ pub(crate) const VERSION: u32 = 1;
 
 /// Activity of all neurons for a number of tokens, a bit each, lowest bit first; a token begins
 /// at a byte.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ActivityBits {
     neurons: usize,
-    bytes: Vec<u8>,
+    bytes: Column<u8>,
 }
 
 impl ActivityBits {
@@ -37,23 +38,24 @@ impl ActivityBits {
     pub fn new(neurons: usize) -> Self {
         Self {
             neurons,
-            bytes: Vec::new(),
+            bytes: Column::default(),
         }
     }
 
     /// Appends a token's activity: a neuron is active where its value is not zero.
     pub fn push(&mut self, activations: &[f32]) {
-        for group in activations.chunks(8) {
-            let bits = group.iter().enumerate().fold(0u8, |bits, (bit, value)| {
+        let bits = activations.chunks(8).map(|group| {
+            let bits = group.iter().enumerate();
+            bits.fold(0u8, |bits, (bit, value)| {
                 bits | u8::from(*value != 0.0) << bit
-            });
-            self.bytes.push(bits);
-        }
+            })
+        });
+        self.bytes.to_mut().extend(bits);
     }
 
     /// Appends a token's activity as it is packed elsewhere.
     fn push_packed(&mut self, row: &[u8]) {
-        self.bytes.extend(row);
+        self.bytes.to_mut().extend(row);
     }
 
     /// A token's activity as it is packed.
@@ -86,14 +88,21 @@ impl ActivityBits {
         self.bytes[token * Self::row_bytes(self.neurons) + neuron / 8] >> (neuron % 8) & 1 == 1
     }
 
-    /// Writes 1.0 for active and 0.0 for silent neurons of `token`.
-    pub fn expand(&self, token: usize, out: &mut [f32]) {
-        let row = &self.bytes[token * Self::row_bytes(self.neurons)..];
-        for (byte, out) in row.iter().zip(out.chunks_mut(8)) {
-            for (bit, out) in out.iter_mut().enumerate() {
-                *out = f32::from(byte >> bit & 1);
-            }
-        }
+    /// The neurons that were active on `token`, upwards.
+    pub fn active(&self, token: usize) -> impl Iterator<Item = usize> + '_ {
+        // Silent neurons are passed by 64 at a time.
+        let words = self.packed(token).chunks(8).enumerate();
+        let neurons = words.flat_map(|(index, bytes)| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let mut bits = u64::from_le_bytes(word);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(64 * index + bit)
+            })
+        });
+        neurons.take_while(|neuron| *neuron < self.neurons)
     }
 }
 
@@ -103,10 +112,10 @@ pub struct TracePart {
     /// Numbers per token.
     pub hidden_size: usize,
     /// FFN inputs after the norm, `[tokens, hidden]`.
-    pub inputs: Vec<bf16>,
+    pub inputs: Column<bf16>,
     /// What went into the norm, `[tokens, hidden]`, of the part for judging alone: imported
     /// predictors see this.
-    pub residuals: Vec<bf16>,
+    pub residuals: Column<bf16>,
     /// Who fired.
     pub active: ActivityBits,
     /// What each neuron that fired added to the hidden state; empty for models whose neurons all
@@ -117,7 +126,7 @@ pub struct TracePart {
 /// `|h_i|·‖down_i‖` of the neurons that fired, token after token.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Contributions {
-    values: Vec<bf16>,
+    values: Column<bf16>,
     /// Where in the values each token ends.
     ends: Vec<usize>,
 }
@@ -126,6 +135,7 @@ impl Contributions {
     /// Appends those of a token.
     pub fn push(&mut self, contributions: impl IntoIterator<Item = f32>) {
         self.values
+            .to_mut()
             .extend(contributions.into_iter().map(bf16::from_f32));
         self.ends.push(self.values.len());
     }
@@ -147,8 +157,8 @@ impl TracePart {
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
         Self {
             hidden_size,
-            inputs: Vec::new(),
-            residuals: Vec::new(),
+            inputs: Column::default(),
+            residuals: Column::default(),
             active: ActivityBits::new(neurons),
             contributions: Contributions::default(),
         }
@@ -166,8 +176,8 @@ impl TracePart {
             true => contributions.len() as f32 / sum,
             false => 0.0,
         };
-        let neurons = (0..self.active.neurons()).filter(move |n| self.active.is_active(token, *n));
-        neurons.enumerate().map(move |(index, neuron)| {
+        let neurons = self.active.active(token).enumerate();
+        neurons.map(move |(index, neuron)| {
             let relative = contributions.get(index).filter(|_| scale > 0.0);
             (neuron, relative.map_or(1.0, |value| value.to_f32() * scale))
         })
@@ -191,6 +201,58 @@ impl TracePart {
         let values = values.get(..self.hidden_size)?;
         Some(values.iter().map(|value| value.to_f32()))
     }
+
+    /// How often each neuron fired.
+    pub fn counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.active.neurons()];
+        for token in 0..self.tokens() {
+            for neuron in self.active.active(token) {
+                counts[neuron] += 1;
+            }
+            self.release_after(token);
+        }
+        counts
+    }
+
+    /// The first token with a number that is none, or is infinite.
+    pub fn first_not_finite(&self) -> Option<usize> {
+        // All bits of the exponent are set in them and in nothing else.
+        let spoilt = |values: &[bf16]| {
+            let exponents = values.iter().map(|value| value.to_bits() & 0x7f80);
+            exponents.fold(0, u16::max) == 0x7f80
+        };
+        (0..self.tokens()).find(|token| {
+            let row = token * self.hidden_size..(token + 1) * self.hidden_size;
+            let residual = self.residuals.get(row.clone()).unwrap_or_default();
+            let contributions = match self.contributions.is_empty() {
+                true => &[][..],
+                false => self.contributions.of(*token),
+            };
+            self.release_after(*token);
+            spoilt(&self.inputs[row]) || spoilt(residual) || spoilt(contributions)
+        })
+    }
+
+    /// Gives the memory of samples that were read from a file back; they can be read again.
+    pub fn release(&self) {
+        self.inputs.release();
+        self.residuals.release();
+        self.active.bytes.release();
+        self.contributions.values.release();
+    }
+
+    /// The same now and then, for who reads one token after the other.
+    pub fn release_after(&self, token: usize) {
+        const TOKENS: usize = 1 << 10;
+        if token % TOKENS == TOKENS - 1 {
+            self.release();
+        }
+    }
+
+    /// Says that tokens are read here and there from now on.
+    pub fn expect_scattered_reads(&self) {
+        self.inputs.expect_scattered_reads();
+    }
 }
 
 impl TracePart {
@@ -203,9 +265,9 @@ impl TracePart {
         };
         for token in (0..other.tokens()).filter(|token| sampling.takes(*token)) {
             let row = token * self.hidden_size..(token + 1) * self.hidden_size;
-            self.inputs.extend(&other.inputs[row.clone()]);
+            self.inputs.to_mut().extend(&other.inputs[row.clone()]);
             if let Some(residual) = other.residuals.get(row) {
-                self.residuals.extend(residual);
+                self.residuals.to_mut().extend(residual);
             }
             self.active.push_packed(other.active.packed(token));
             if !other.contributions.is_empty() {
@@ -213,6 +275,7 @@ impl TracePart {
                 self.contributions
                     .push(contributions.map(|value| value.to_f32()));
             }
+            other.release_after(token);
         }
     }
 }
@@ -227,6 +290,11 @@ pub struct Traces {
 }
 
 impl Traces {
+    /// Format name in the header of their file.
+    pub const FORMAT: &str = FORMAT;
+    /// Newest version read here.
+    pub const VERSION: u32 = VERSION;
+
     /// No samples yet.
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
         Self {
@@ -283,7 +351,7 @@ impl Traces {
     }
 
     /// Writes the samples.
-    pub(crate) fn write(&self, path: &Path, header: &Header) -> Result<(), ArtifactError> {
+    pub fn write(&self, path: &Path, header: &Header) -> Result<(), ArtifactError> {
         let mut tensors = BTreeMap::new();
         for part in Part::ALL {
             let (samples, name) = (self.part(part), part.name());
@@ -294,7 +362,7 @@ impl Traces {
             ] {
                 if values.len() == tokens * samples.hidden_size {
                     let shape = vec![tokens, samples.hidden_size];
-                    let bytes = bytemuck::cast_slice(values);
+                    let bytes = bytemuck::cast_slice(&values[..]);
                     tensors.insert(
                         format!("{name}.{what}"),
                         TensorSource::borrowed(Dtype::BF16, shape, bytes),
@@ -308,7 +376,7 @@ impl Traces {
                     TensorSource::borrowed(
                         Dtype::BF16,
                         vec![values.len()],
-                        bytemuck::cast_slice(values),
+                        bytemuck::cast_slice(&values[..]),
                     ),
                 );
             }
@@ -321,13 +389,14 @@ impl Traces {
         write_tensors(path, Some(header), &tensors)
     }
 
-    /// Reads the samples of a layer with these dimensions.
-    pub(crate) fn read(
+    /// Reads the samples of a layer with these dimensions, which stay in the file until they are
+    /// looked at.
+    pub fn read(
         path: &Path,
         hidden_size: usize,
         neurons: usize,
     ) -> Result<(Self, Header), ArtifactError> {
-        let file = TensorFile::open(path)?;
+        let file = Arc::new(TensorFile::open(path)?);
         let header = file.header(FORMAT, VERSION)?;
         let mut traces = Self::new(hidden_size, neurons);
         for part in Part::ALL {
@@ -337,25 +406,19 @@ impl Traces {
                 .find(&inputs)
                 .and_then(|view| view.shape.first().copied())
                 .unwrap_or(0);
-            let values = |tensor: &str| -> Result<Vec<bf16>, ArtifactError> {
-                let bytes = file.expect(tensor, Dtype::BF16, &[tokens, hidden_size])?;
-                let values = bytes.chunks_exact(2);
-                Ok(values.map(|b| bf16::from_le_bytes([b[0], b[1]])).collect())
+            let values = |tensor: &str| -> Result<Column<bf16>, ArtifactError> {
+                Column::mapped(&file, tensor, Dtype::BF16, &[tokens, hidden_size])
             };
             // Only held-out tokens have them.
             let residuals = format!("{name}.residuals");
             let residuals = match file.find(&residuals) {
                 Some(_) => values(&residuals)?,
-                None => Vec::new(),
+                None => Column::default(),
             };
-            let active = file.expect(
-                &active,
-                Dtype::U8,
-                &[tokens, ActivityBits::row_bytes(neurons)],
-            )?;
+            let shape = [tokens, ActivityBits::row_bytes(neurons)];
             let active = ActivityBits {
                 neurons,
-                bytes: active.to_vec(),
+                bytes: Column::mapped(&file, &active, Dtype::U8, &shape)?,
             };
             let name = format!("{name}.contributions");
             let contributions = match file.find(&name) {
@@ -367,12 +430,8 @@ impl Traces {
                         end
                     });
                     let ends: Vec<usize> = ends.collect();
-                    let bytes = file.expect(&name, Dtype::BF16, &[end])?;
                     Contributions {
-                        values: bytes
-                            .chunks_exact(2)
-                            .map(|b| bf16::from_le_bytes([b[0], b[1]]))
-                            .collect(),
+                        values: Column::mapped(&file, &name, Dtype::BF16, &[end])?,
                         ends,
                     }
                 }
@@ -384,6 +443,7 @@ impl Traces {
                 active,
                 contributions,
             };
+            traces.part(part).release();
         }
         Ok((traces, header))
     }
@@ -397,18 +457,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packed_activity_reads_back(rows in prop::collection::vec(prop::collection::vec(prop::bool::ANY, 13), 0..9)) {
-            let mut bits = ActivityBits::new(13);
+        fn packed_activity_reads_back(rows in prop::collection::vec(prop::collection::vec(prop::bool::ANY, 75), 0..9)) {
+            let mut bits = ActivityBits::new(75);
             for row in &rows {
                 bits.push(&row.iter().map(|active| f32::from(u8::from(*active)) * -0.5).collect::<Vec<_>>());
             }
             prop_assert_eq!(bits.tokens(), rows.len());
-            let mut expanded = [9.0; 13];
             for (token, row) in rows.iter().enumerate() {
-                bits.expand(token, &mut expanded);
+                let active: Vec<usize> = bits.active(token).collect();
+                let expected: Vec<usize> = (0..75).filter(|neuron| row[*neuron]).collect();
+                prop_assert_eq!(bits.count(token), active.len());
+                prop_assert_eq!(active, expected);
                 for (neuron, active) in row.iter().enumerate() {
                     prop_assert_eq!(bits.is_active(token, neuron), *active);
-                    prop_assert_eq!(expanded[neuron], f32::from(u8::from(*active)));
                 }
             }
         }

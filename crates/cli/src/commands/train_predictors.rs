@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, ModelConfig, OriginalPredictors, PredictedSizes};
-use powerinfer_predictor::{Import, Recipe, Settings, Targets, make};
+use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, make};
 use powerinfer_profile::Profile;
 use serde_json::json;
 
@@ -54,6 +54,9 @@ const DEFAULT_TARGETS: Targets = Targets {
     contribution_recall: 0.99,
 };
 
+/// A share of contributions that any predictor foresees.
+const NOTHING_ASKED: f64 = 0.01;
+
 /// How to come by predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
@@ -68,9 +71,16 @@ pub(crate) struct TrainingArguments {
     /// Most bytes of all predictors: a size, or a share of the model's bytes
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
-    /// Optimiser steps per network
-    #[arg(long, value_name = "N", default_value_t = 400)]
+    /// How a predictor's rank is found: `evidence` takes the one at which a token reads least,
+    /// `paper` does as the paper describes, to compare with, and asks nothing of contributions
+    #[arg(long, value_name = "WAY", default_value = "evidence", value_parser = sizing)]
+    sizing: Sizing,
+    /// Most optimiser steps per network
+    #[arg(long, value_name = "N", default_value_t = 2000)]
     steps: usize,
+    /// Steps without progress after which the training of a network stops
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    patience: usize,
     /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, or a
     /// folder with `model_0.pt`, `model_1.pt`, …
     #[arg(long, value_name = "PATH")]
@@ -79,6 +89,12 @@ pub(crate) struct TrainingArguments {
     /// `--import` q8_0]
     #[arg(long, value_name = "FORMAT")]
     predictor_quant: Option<Format>,
+}
+
+/// The way of this name.
+fn sizing(name: &str) -> Result<Sizing, String> {
+    let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
+    known.ok_or_else(|| "give `evidence` or `paper`".to_owned())
 }
 
 /// A number of bytes, or a share of a model's.
@@ -154,9 +170,17 @@ impl TrainingArguments {
                 seed,
             }),
             None => Recipe::Train(Settings {
-                targets: self.targets().unwrap_or(DEFAULT_TARGETS),
+                targets: match (self.sizing, self.targets().unwrap_or(DEFAULT_TARGETS)) {
+                    (Sizing::Evidence, targets) => targets,
+                    (Sizing::Paper, targets) => Targets {
+                        contribution_recall: NOTHING_ASKED,
+                        ..targets
+                    },
+                },
                 layer_bytes: self.max_bytes.of_layer(config, quant),
+                sizing: self.sizing,
                 steps: self.steps,
+                patience: self.patience,
                 quant,
                 matrices_per_neuron: config.matrices_per_neuron(),
                 weights: self.predictor_quant.unwrap_or(Format::Q4_0),
@@ -257,7 +281,7 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
     let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
     if !without.is_empty() {
         output.say(format!(
-            "within `--max-bytes` there is no predictor for layer(s) {}; they will run `exact`",
+            "layer(s) {} have no predictor and will run `exact`",
             told(without)
         ));
     }
@@ -270,13 +294,18 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
         layer.rank > 0
             && (layer.recall < targets.recall || contribution < targets.contribution_recall)
     };
-    let short: Vec<_> = layers.iter().filter(falls_short).collect();
-    if !short.is_empty() {
+    for layer in layers.iter().filter(falls_short) {
+        let contribution = layer
+            .contribution_recall
+            .map_or_else(String::new, |reached| {
+                format!(" ({} of what they add)", percent(reached))
+            });
         output.say(format!(
-            "held-out recall is below the target of {} (of contributions: {}) in layer(s) {}; {advice}",
-            targets.recall,
-            targets.contribution_recall,
-            told(short)
+            "layer {} falls short: {}{contribution} of the neurons that fire are foreseen on held-out tokens, {} ({}) are asked for; {advice}",
+            layer.layer,
+            percent(layer.recall),
+            percent(targets.recall),
+            percent(targets.contribution_recall),
         ));
     }
 }

@@ -1,0 +1,303 @@
+//! One step of gradient descent on `logits = B · relu(A · x) + b`, by AdamW.
+//!
+//! The neurons are cut into blocks, which go through the whole step one by one, many at a time:
+//! logits, their gradient, the gradient of B's rows, and the rows' update. So the logits of a batch
+//! are never in memory at once, and what a block needs stays in the cache. Sums over blocks are
+//! taken in their order: the number of threads changes nothing.
+
+use candle_core::{Device, Result, Tensor};
+use rayon::prelude::*;
+
+use crate::loss::{self, Labels};
+
+/// Neurons of a block.
+const BLOCK: usize = 512;
+/// Numbers that a thread updates at a time, of a matrix that is not cut.
+const PIECE: usize = 1 << 15;
+
+const BETA1: f32 = 0.9;
+const BETA2: f32 = 0.99;
+const EPSILON: f32 = 1e-8;
+const WEIGHT_DECAY: f32 = 1e-3;
+
+/// Inputs of a batch, `[tokens, hidden]`, and who fired.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) inputs: Tensor,
+    pub(crate) labels: Labels,
+}
+
+impl Batch {
+    /// Number of tokens.
+    fn tokens(&self) -> usize {
+        self.inputs.dims()[0]
+    }
+}
+
+/// A network that is being trained.
+pub(crate) struct Descent {
+    hidden: usize,
+    rank: usize,
+    neurons: usize,
+    /// `[rank, hidden]`.
+    a: Parameters,
+    blocks: Vec<Block>,
+    steps: i32,
+}
+
+/// What belongs to some neighbouring neurons.
+struct Block {
+    first: usize,
+    /// `[neurons, rank]`.
+    b: Parameters,
+    bias: Parameters,
+}
+
+/// Numbers to be learnt, with what AdamW remembers of their gradients.
+struct Parameters {
+    values: Vec<f32>,
+    mean: Vec<f32>,
+    square: Vec<f32>,
+}
+
+/// How far AdamW goes in a step.
+#[derive(Clone, Copy)]
+struct Stride {
+    learning_rate: f32,
+    /// What makes up for means that began at zero.
+    mean_scale: f32,
+    square_scale: f32,
+}
+
+impl Parameters {
+    fn new(values: &[f32]) -> Self {
+        Self {
+            values: values.to_vec(),
+            mean: vec![0.0; values.len()],
+            square: vec![0.0; values.len()],
+        }
+    }
+
+    fn step(&mut self, gradient: &[f32], stride: Stride) {
+        let pieces = self.values.par_chunks_mut(PIECE);
+        let pieces = pieces.zip(self.mean.par_chunks_mut(PIECE));
+        let pieces = pieces.zip(self.square.par_chunks_mut(PIECE));
+        let pieces = pieces.zip(gradient.par_chunks(PIECE));
+        pieces.for_each(|(((values, mean), square), gradient)| {
+            for (((value, mean), square), g) in
+                values.iter_mut().zip(mean).zip(square).zip(gradient)
+            {
+                *mean = BETA1 * *mean + (1.0 - BETA1) * g;
+                *square = BETA2 * *square + (1.0 - BETA2) * g * g;
+                let direction =
+                    *mean * stride.mean_scale / ((*square * stride.square_scale).sqrt() + EPSILON);
+                *value -= stride.learning_rate * (direction + WEIGHT_DECAY * *value);
+            }
+        });
+    }
+}
+
+impl Descent {
+    /// Begins at A `[rank, hidden]`, B `[neurons, rank]` and b `[neurons]`.
+    pub(crate) fn new(rank: usize, a: &[f32], b: &[f32], bias: &[f32]) -> Self {
+        let blocks = b.chunks(BLOCK * rank).zip(bias.chunks(BLOCK)).enumerate();
+        Self {
+            hidden: a.len() / rank,
+            rank,
+            neurons: bias.len(),
+            a: Parameters::new(a),
+            blocks: blocks
+                .map(|(index, (b, bias))| Block {
+                    first: index * BLOCK,
+                    b: Parameters::new(b),
+                    bias: Parameters::new(bias),
+                })
+                .collect(),
+            steps: 0,
+        }
+    }
+
+    /// A, B and b as they are now.
+    pub(crate) fn weights(&self) -> [Vec<f32>; 3] {
+        let of_blocks = |part: fn(&Block) -> &Parameters| {
+            let values = self.blocks.iter().map(part);
+            values.flat_map(|part| &part.values).copied().collect()
+        };
+        let a = self.a.values.clone();
+        [
+            a,
+            of_blocks(|block| &block.b),
+            of_blocks(|block| &block.bias),
+        ]
+    }
+
+    /// `relu(A · x)`, `[tokens, rank]`.
+    fn middle(&self, batch: &Batch) -> Result<Tensor> {
+        let a = matrix(&self.a.values, self.rank, self.hidden)?;
+        batch.inputs.matmul(&a.t()?)?.relu()
+    }
+
+    /// The mean loss over a batch.
+    pub(crate) fn loss(&self, batch: &Batch) -> Result<f64> {
+        let middle = self.middle(batch)?;
+        let sums = self.blocks.par_iter().map(|block| {
+            let logits = values(&block.logits(&middle)?)?;
+            Ok(loss::sum(
+                &batch.labels,
+                block.first,
+                block.neurons(),
+                &logits,
+            ))
+        });
+        let sums: Vec<f64> = sums.collect::<Result<_>>()?;
+        Ok(sums.iter().sum::<f64>() / (batch.tokens() * self.neurons) as f64)
+    }
+
+    /// Goes a step downhill on a batch; false where that leads nowhere, to numbers that are none.
+    pub(crate) fn step(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
+        self.steps += 1;
+        let made_up = |beta: f32| 1.0 / (1.0 - beta.powi(self.steps));
+        let stride = Stride {
+            learning_rate: learning_rate as f32,
+            mean_scale: made_up(BETA1),
+            square_scale: made_up(BETA2),
+        };
+        let scale = 1.0 / (batch.tokens() * self.neurons) as f32;
+        let middle = self.middle(batch)?;
+        let blocks = self.blocks.par_iter_mut();
+        let gradients = blocks.map(|block| block.step(&middle, &batch.labels, scale, stride));
+        let gradients: Vec<Vec<f32>> = gradients.collect::<Result<_>>()?;
+        // The gradient of what went into relu, which lets it through where it let the value through.
+        let mut of_middle = vec![0.0; batch.tokens() * self.rank];
+        for gradient in &gradients {
+            for (sum, gradient) in of_middle.iter_mut().zip(gradient) {
+                *sum += gradient;
+            }
+        }
+        for (gradient, value) in of_middle.iter_mut().zip(values(&middle)?) {
+            *gradient = if value > 0.0 { *gradient } else { 0.0 };
+        }
+        let is_finite = of_middle.iter().sum::<f32>().is_finite();
+        let of_middle = Tensor::from_vec(of_middle, middle.shape(), &Device::Cpu)?;
+        let of_a = of_middle.t()?.matmul(&batch.inputs)?;
+        self.a.step(&values(&of_a)?, stride);
+        Ok(is_finite)
+    }
+}
+
+impl Block {
+    fn neurons(&self) -> usize {
+        self.bias.values.len()
+    }
+
+    /// `[tokens, neurons]`.
+    fn logits(&self, middle: &Tensor) -> Result<Tensor> {
+        let rank = middle.dims()[1];
+        let b = matrix(&self.b.values, self.neurons(), rank)?;
+        let bias = matrix(&self.bias.values, 1, self.neurons())?;
+        middle.matmul(&b.t()?)?.broadcast_add(&bias)
+    }
+
+    /// Updates the block; what comes out is its part of the gradient of `middle`, before the update.
+    fn step(
+        &mut self,
+        middle: &Tensor,
+        labels: &Labels,
+        scale: f32,
+        stride: Stride,
+    ) -> Result<Vec<f32>> {
+        let (neurons, rank) = (self.neurons(), middle.dims()[1]);
+        let mut gradient = values(&self.logits(middle)?)?;
+        loss::gradient(labels, self.first, neurons, scale, &mut gradient);
+        let mut of_bias = vec![0.0; neurons];
+        for row in gradient.chunks_exact(neurons) {
+            for (sum, gradient) in of_bias.iter_mut().zip(row) {
+                *sum += gradient;
+            }
+        }
+        let gradient = Tensor::from_vec(gradient, (middle.dims()[0], neurons), &Device::Cpu)?;
+        let b = matrix(&self.b.values, neurons, rank)?;
+        let of_middle = values(&gradient.matmul(&b)?)?;
+        let of_b = values(&gradient.t()?.matmul(middle)?)?;
+        self.b.step(&of_b, stride);
+        self.bias.step(&of_bias, stride);
+        Ok(of_middle)
+    }
+}
+
+fn matrix(values: &[f32], rows: usize, columns: usize) -> Result<Tensor> {
+    Tensor::from_slice(values, (rows, columns), &Device::Cpu)
+}
+
+fn values(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.flatten_all()?.to_vec1()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        loss::MissCost,
+        planted::{EASY, Planted, planted},
+    };
+
+    #[test]
+    fn the_first_step_goes_downhill_everywhere() {
+        // More than a block of neurons, and not a whole number of them.
+        let shape = Planted {
+            hidden: 8,
+            neurons: 600,
+            tokens: [40, 0],
+            ..EASY
+        };
+        let samples = planted(shape, 3).training;
+        let tokens: Vec<usize> = (0..samples.tokens()).collect();
+        let inputs: Vec<f32> = tokens.iter().flat_map(|t| samples.input(*t)).collect();
+        let mut labels = Labels::default();
+        for token in &tokens {
+            labels.add(&samples, *token, MissCost::ByContribution(3.0));
+        }
+        let batch = Batch {
+            inputs: matrix(&inputs, tokens.len(), shape.hidden).unwrap(),
+            labels,
+        };
+        let numbers = |count: usize, scale: f32| -> Vec<f32> {
+            let each = (0..count).map(|n| scale * ((n * 7919 % 101) as f32 / 50.0 - 1.0));
+            each.collect()
+        };
+        let before = [
+            numbers(3 * 8, 0.5),
+            numbers(600 * 3, 0.5),
+            numbers(600, 1.0),
+        ];
+        let network = |[a, b, bias]: &[Vec<f32>; 3]| Descent::new(3, a, b, bias);
+        let mut descent = network(&before);
+        let learning_rate = 1e-3;
+        assert!(descent.step(&batch, learning_rate).unwrap());
+        let after = descent.weights();
+        let mut compared = 0;
+        for (part, stride) in [(0, 1), (1, 97), (2, 53)] {
+            for index in (0..before[part].len()).step_by(stride) {
+                let loss = |change: f32| {
+                    let mut weights = before.clone();
+                    weights[part][index] += change;
+                    network(&weights).loss(&batch).unwrap()
+                };
+                let slope = (loss(1e-2) - loss(-1e-2)) / 2e-2;
+                if slope.abs() < 1e-7 {
+                    continue; // lost in rounding
+                }
+                compared += 1;
+                // AdamW's first step has the learning rate's length, whatever the slope's.
+                let decay = WEIGHT_DECAY * before[part][index];
+                let moved = (after[part][index] - before[part][index]) / learning_rate as f32;
+                let expected = -(slope.signum() as f32) - decay;
+                assert!(
+                    (moved - expected).abs() < 0.02,
+                    "{part} {index}: {moved} {slope}"
+                );
+            }
+        }
+        assert!(compared > 40, "{compared}");
+    }
+}
