@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use powerinfer_datasets::minipython::{Split, tasks};
 use powerinfer_model::{Files, ModelConfig};
-use powerinfer_profile::{Amount, Calibration, Source};
+use powerinfer_profile::{Amount, Calibration, RESERVED, Source};
 use powerinfer_text::{SpecialTokens, Tokenizer};
 
 use crate::model_argument::DEMO;
@@ -103,6 +103,8 @@ pub(crate) fn calibration(
     let encode = |text: &str| document(tokenizer, config, text);
     let length = SEQUENCE.min(config.context_length);
     let limit = arguments.limit();
+    // Some is held back beside what is profiled.
+    let wanted = limit.saturating_add(RESERVED);
     let sources = if arguments.data.is_empty() {
         if files.name() != DEMO {
             bail!(
@@ -112,11 +114,11 @@ pub(crate) fn calibration(
         }
         vec![Source {
             name: "calibration tasks of the demo".to_owned(),
-            documents: demo_tasks(Split::Calibration, seed, limit, &encode)?,
+            documents: demo_tasks(Split::Calibration, seed, wanted, &encode)?,
         }]
     } else {
         let sources = arguments.data.iter().map(|path| {
-            let documents = documents(path, length, limit, &encode)?;
+            let documents = documents(path, length, wanted, &encode)?;
             let name = path.file_name().unwrap_or(path.as_os_str());
             let name = name.to_string_lossy().into_owned();
             Ok(Source { name, documents })

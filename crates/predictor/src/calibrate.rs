@@ -6,7 +6,14 @@ use powerinfer_kernels::Isa;
 use powerinfer_profile::TracePart;
 use rayon::prelude::*;
 
-use crate::network::Network;
+/// Something that gives every neuron a number: the larger, the likelier it fires.
+pub(crate) trait Foresees: Sync {
+    /// What it sees.
+    fn input(&self) -> PredictorInput;
+
+    /// A number for every neuron, for the input `x`.
+    fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]);
+}
 
 /// The threshold is set for slightly more than the target, so that it holds on other tokens too;
 /// where it does not, for more and more of what is missing to 1.
@@ -53,7 +60,7 @@ pub struct Targets {
 /// Sets the threshold so that both targets are met on even tokens of `held_out`, at the least
 /// predicted density, and counts on odd ones. Targets that are missed there are aimed higher at.
 pub(crate) fn calibrate(
-    network: &Network,
+    network: &impl Foresees,
     held_out: &TracePart,
     targets: Targets,
     isa: Isa,
@@ -78,14 +85,19 @@ pub(crate) fn calibrate(
 }
 
 /// Counts what a given `threshold` does on all tokens of `held_out`.
-pub(crate) fn judge(network: &Network, held_out: &TracePart, threshold: f32, isa: Isa) -> Quality {
+pub(crate) fn judge(
+    network: &impl Foresees,
+    held_out: &TracePart,
+    threshold: f32,
+    isa: Isa,
+) -> Quality {
     let all: Vec<usize> = (0..held_out.tokens()).collect();
     count(network, held_out, &all, threshold, isa)
 }
 
 /// The share of the neurons firing on even tokens of `held_out` that are foreseen where those are
 /// predicted that are likelier to fire than not.
-pub(crate) fn recall_at_even_odds(network: &Network, held_out: &TracePart, isa: Isa) -> f64 {
+pub(crate) fn recall_at_even_odds(network: &impl Foresees, held_out: &TracePart, isa: Isa) -> f64 {
     count(network, held_out, &halves(held_out).0, 0.0, isa).recall
 }
 
@@ -101,7 +113,7 @@ fn halves(held_out: &TracePart) -> (Vec<usize>, Vec<usize>) {
 
 /// Logits of the neurons that fire on `tokens`, and what each adds.
 fn fired_logits(
-    network: &Network,
+    network: &impl Foresees,
     samples: &TracePart,
     tokens: &[usize],
     isa: Isa,
@@ -188,7 +200,7 @@ struct Counted {
 
 /// Counts what `threshold` does on `tokens` of `samples`.
 fn count(
-    network: &Network,
+    network: &impl Foresees,
     samples: &TracePart,
     tokens: &[usize],
     threshold: f32,
@@ -239,7 +251,7 @@ fn count(
 /// Shows `visit` the logits of `tokens` of `samples`, together with what it made of those before;
 /// every few tokens it begins anew. What it made comes out in the order of the tokens.
 fn by_pieces<Made: Default + Send>(
-    network: &Network,
+    network: &impl Foresees,
     samples: &TracePart,
     tokens: &[usize],
     isa: Isa,
@@ -248,16 +260,16 @@ fn by_pieces<Made: Default + Send>(
     let pieces = tokens.par_chunks(PIECE).map(|tokens| {
         let mut made = Made::default();
         let neurons = samples.active.neurons();
-        let (mut middle, mut logits) = (vec![0.0; network.rank], vec![0.0; neurons]);
+        let mut logits = vec![0.0; neurons];
         for token in tokens {
-            let x: Vec<f32> = match network.input {
+            let x: Vec<f32> = match network.input() {
                 PredictorInput::Normed => samples.input(*token).collect(),
                 PredictorInput::Residual => samples
                     .residual(*token)
                     .expect("residuals are there where a predictor sees them")
                     .collect(),
             };
-            network.logits(isa, &x, &mut middle, &mut logits);
+            network.logits(isa, &x, &mut logits);
             visit(&mut made, *token, &logits);
         }
         samples.release();

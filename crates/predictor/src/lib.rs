@@ -17,6 +17,8 @@ mod paper;
 mod planted;
 #[cfg(test)]
 mod seven_billion_layer;
+mod sign_bit;
+mod thresholds;
 mod train;
 mod verdict;
 

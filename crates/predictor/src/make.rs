@@ -7,18 +7,25 @@ use powerinfer_artifact::{
     matrix_planes::insert_matrix,
     predictor_file::{
         FILE, FORMAT, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput,
-        PredictorSummary, VERSION, WEIGHTS_SETTING, tensor_name,
+        PredictorSummary, ScoreVectors, SignBitSummary, VERSION, WEIGHTS_SETTING, score_names,
+        signs_name, tensor_name,
     },
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
     write::PartialFolder,
 };
 use powerinfer_kernels::{Format, Isa};
+use powerinfer_model::Checkpoint;
 use powerinfer_profile::Profile;
 
 use crate::{
-    Import, PredictorError, Settings, Targets, calibrate::Quality, import::imported_network,
-    network::Network, train::best_network,
+    Import, PredictorError, Settings, Targets,
+    calibrate::Quality,
+    import::imported_network,
+    network::Network,
+    sign_bit::{Signs, sign_bits},
+    thresholds::{Thresholds, thresholds},
+    train::best_network,
 };
 
 /// Fewest samples to learn from, and to judge on.
@@ -85,6 +92,7 @@ pub fn is_current(
 ///
 /// An interrupted run with the same inputs goes on after its last finished layer.
 pub fn make(
+    checkpoint: &Checkpoint,
     profile: &Profile,
     recipe: &Recipe,
     isa: Isa,
@@ -122,11 +130,18 @@ pub fn make(
     progress.begin(doing, layer_count as u64, "layers");
     progress.advance(files.len() as u64)?;
     for layer in files.len()..layer_count {
-        let made = match recipe {
-            Recipe::Train(settings) => best_network(layer, profile, *settings, isa, progress)?,
-            Recipe::Import(import) => Some(imported_network(layer, profile, import, isa)?),
-        };
-        write_layer(&layer_path(layer), &header, layer, made.as_ref())?;
+        let mut made = Made::default();
+        match recipe {
+            Recipe::Train(settings) if profile.document().has_exact_zeros => {
+                made.network = best_network(layer, profile, *settings, isa, progress)?;
+                made.sign_bit = sign_bits(layer, profile, checkpoint, settings.targets, isa)?;
+            }
+            Recipe::Train(_) => made.thresholds = Some(thresholds(layer, profile, checkpoint)?),
+            Recipe::Import(import) => {
+                made.network = Some(imported_network(layer, profile, import, isa)?);
+            }
+        }
+        write_layer(&layer_path(layer), &header, layer, &made)?;
         let file = PredictorFile::open_file(&layer_path(layer))?;
         files.push(file);
         progress.advance(1)?;
@@ -150,20 +165,62 @@ fn finished_layer(path: &Path, header: &Header) -> Option<PredictorFile> {
         .filter(|file| file.header() == header)
 }
 
-/// Writes the predictor of one layer, or that it has none.
+/// What was made for a layer.
+#[derive(Default)]
+struct Made {
+    network: Option<(Network, Quality)>,
+    sign_bit: Option<(Signs, SignBitSummary)>,
+    thresholds: Option<Thresholds>,
+}
+
+/// Float32 numbers as a tensor.
+fn numbers(values: &[f32], shape: Vec<usize>) -> TensorSource<'static> {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    TensorSource::owned(Dtype::F32, shape, bytes.collect())
+}
+
+/// Writes what was made for one layer, or that nothing was.
 fn write_layer(
     path: &Path,
     header: &Header,
     layer: usize,
-    made: Option<&(Network, Quality)>,
+    made: &Made,
 ) -> Result<(), PredictorError> {
     let mut tensors = BTreeMap::new();
-    if let Some((network, _)) = made {
+    if let Some((network, _)) = &made.network {
         insert_matrix(&mut tensors, &tensor_name(layer, "a"), &network.a);
         insert_matrix(&mut tensors, &tensor_name(layer, "b"), &network.b);
         insert_matrix(&mut tensors, &tensor_name(layer, "bias"), &network.bias);
     }
-    let summary = match made {
+    if let Some((signs, _)) = &made.sign_bit {
+        let shape = vec![signs.rows, signs.bytes.len() / signs.rows];
+        tensors.insert(
+            signs_name(layer),
+            TensorSource::borrowed(Dtype::U8, shape, &signs.bytes),
+        );
+    }
+    if let Some(Thresholds {
+        vectors,
+        curves,
+        kept,
+    }) = &made.thresholds
+    {
+        let ScoreVectors {
+            gate_scale,
+            contribution_scale,
+            centre,
+            offset,
+        } = vectors;
+        let all = [gate_scale, contribution_scale, centre, offset];
+        for (name, values) in score_names(layer).into_iter().zip(all) {
+            tensors.insert(name, numbers(values, vec![values.len()]));
+        }
+        for (curve, kept) in curves.iter().zip(kept) {
+            let shape = vec![curve.levels.len(), centre.len()];
+            tensors.insert(curve.kept_tensor(layer), numbers(kept, shape));
+        }
+    }
+    let mut summary = match &made.network {
         None => PredictorSummary::none(layer),
         Some((network, quality)) => PredictorSummary {
             layer,
@@ -176,8 +233,13 @@ fn write_layer(
             predicted_sparsity: 1.0 - quality.predicted_density,
             sparsity: 1.0 - quality.density,
             held_out_tokens: quality.tokens as u64,
+            ..PredictorSummary::none(layer)
         },
     };
+    summary.sign_bit = made.sign_bit.as_ref().map(|(_, summary)| summary.clone());
+    if let Some(thresholds) = &made.thresholds {
+        summary.thresholds.clone_from(&thresholds.curves);
+    }
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
     let header = header.clone().with_setting(LAYERS_SETTING, layers);
     Ok(write_tensors(path, Some(&header), &tensors)?)

@@ -9,6 +9,8 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 
+use crate::calibrate::Foresees;
+
 /// A predictor as it is stored: rounded to its format, because that is what will run.
 pub(crate) struct Network {
     pub(crate) rank: usize,
@@ -106,12 +108,19 @@ impl Network {
             .map(|matrix| matrix.rows() * matrix.row_bytes());
         bytes.sum()
     }
+}
 
-    /// Logits of every neuron for the input `x`, as the runtime computes them.
-    pub(crate) fn logits(&self, isa: Isa, x: &[f32], middle: &mut [f32], logits: &mut [f32]) {
-        isa.gemv(&self.a.as_view(), x, middle);
+impl Foresees for Network {
+    fn input(&self) -> PredictorInput {
+        self.input
+    }
+
+    /// As the runtime computes them.
+    fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
+        let mut middle = vec![0.0; self.rank];
+        isa.gemv(&self.a.as_view(), x, &mut middle);
         middle.iter_mut().for_each(|value| *value = value.max(0.0));
-        isa.gemv(&self.b.as_view(), middle, logits);
+        isa.gemv(&self.b.as_view(), &middle, logits);
         let bias = self.bias.as_view();
         for (neuron, logit) in logits.iter_mut().enumerate() {
             let mut one = [0.0];

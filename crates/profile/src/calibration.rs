@@ -9,6 +9,12 @@ use crate::ProfileError;
 /// One sequence in so many is held out from training predictors.
 const HELD_OUT_EVERY: usize = 5;
 
+/// Most tokens that are held back from a calibration altogether.
+pub const RESERVED: usize = 16_384;
+
+/// Where the text ends before anything could be held back, one sequence in so many is.
+const RESERVED_EVERY: usize = 8;
+
 /// From so many documents on, the halves of a source share no document.
 const DOCUMENTS_FOR_HALVES: usize = 8;
 
@@ -94,10 +100,12 @@ impl std::str::FromStr for Shard {
 pub struct Calibration {
     sources: Vec<String>,
     sequences: Vec<Sequence>,
+    reserved: Vec<Vec<u32>>,
 }
 
 impl Calibration {
-    /// Cuts documents into sequences of at most `length` tokens, until `tokens` are there.
+    /// Cuts documents into sequences of at most `length` tokens, until `tokens` are there, and holds
+    /// back what follows: at most [`RESERVED`] tokens, or the last sequences where nothing follows.
     ///
     /// Every document begins a sequence, so that what the model sees is what it would see. The
     /// sources take turns, and within a source its documents, so that whatever is taken from the
@@ -130,16 +138,24 @@ impl Calibration {
             .collect();
         let mut sequences: Vec<Sequence> = Vec::new();
         let mut left = tokens;
+        let mut reserved: Vec<Vec<u32>> = Vec::new();
+        let mut room = RESERVED;
         let mut found = true;
-        while left > 0 && found {
+        while room > 0 && found {
             found = false;
             for (source, queue) in queues.iter_mut().enumerate() {
-                let Some((piece, first_half)) = queue.next().filter(|_| left > 0) else {
+                let Some((piece, first_half)) = queue.next() else {
                     continue;
                 };
+                found = true;
+                if left == 0 {
+                    let piece = &piece[..piece.len().min(room)];
+                    room -= piece.len();
+                    reserved.extend((!piece.is_empty()).then(|| piece.to_vec()));
+                    continue;
+                }
                 let piece = &piece[..piece.len().min(left)];
                 left -= piece.len();
-                found = true;
                 let held_out = sequences.len() % HELD_OUT_EVERY == HELD_OUT_EVERY - 1;
                 sequences.push(Sequence {
                     tokens: piece.to_vec(),
@@ -153,10 +169,25 @@ impl Calibration {
                 });
             }
         }
+        if reserved.is_empty() && sequences.len() > HELD_OUT_EVERY + 1 {
+            let count = sequences.len().div_ceil(RESERVED_EVERY);
+            let last = sequences.split_off(sequences.len() - count);
+            for sequence in last {
+                let text = &sequence.tokens[..sequence.tokens.len().min(room)];
+                room -= text.len();
+                reserved.extend((!text.is_empty()).then(|| text.to_vec()));
+            }
+        }
         Self {
             sources: names,
             sequences,
+            reserved,
         }
+    }
+
+    /// Text that is not profiled at all.
+    pub fn reserved(&self) -> &[Vec<u32>] {
+        &self.reserved
     }
 
     /// Names of the sources.
@@ -219,7 +250,11 @@ impl Calibration {
             let numbers = std::iter::once(source).chain(tokens);
             numbers.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
         });
-        let parts: Vec<_> = parts.collect();
+        let reserved = self.reserved.iter().map(|text| {
+            let numbers = std::iter::once(u32::MAX).chain(text.iter().copied());
+            numbers.flat_map(u32::to_le_bytes).collect()
+        });
+        let parts: Vec<_> = parts.chain(reserved).collect();
         let names = self.sources.iter().map(String::as_bytes);
         Digest::of_parts(names.chain(parts.iter().map(Vec::as_slice)))
     }

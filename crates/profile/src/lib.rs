@@ -13,11 +13,12 @@ mod measure;
 mod merge;
 mod observe;
 mod profile;
+mod reserved;
 mod resume;
 mod traces;
 
 pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Skew};
-pub use calibration::{Calibration, Part, Sequence, Shard, Source};
+pub use calibration::{Calibration, Part, RESERVED, Sequence, Shard, Source};
 pub use column::Column;
 pub use error::ProfileError;
 pub use html::html;

@@ -130,7 +130,13 @@ pub fn measure(
         sources: calibration.sources(),
     };
     let body = ProfileDocument::of(subject, &activities);
-    Profile::write(folder.path(), header.clone(), body, &activities)?;
+    Profile::write(
+        folder.path(),
+        header.clone(),
+        body,
+        &activities,
+        calibration.reserved(),
+    )?;
     // What cannot be read does not replace what can.
     Profile::open(folder.path())?;
     run.remove_work()?;

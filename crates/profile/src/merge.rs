@@ -82,10 +82,29 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
         sources: &sources,
     };
     let body = ProfileDocument::of(subject, &activities);
-    Profile::write(folder.path(), header, body, &activities)?;
+    let reserved = reserved_of_all(&texts)?;
+    Profile::write(folder.path(), header, body, &activities, &reserved)?;
     Profile::open(folder.path())?;
     folder.finish()?;
     Profile::open(out)
+}
+
+/// What was held back of each text, in turns. Shards of one text have held back the same.
+fn reserved_of_all(texts: &[Text<'_>]) -> Result<Vec<Vec<u32>>, ProfileError> {
+    let mut queues = Vec::new();
+    for text in texts {
+        queues.push(text.profiles[0].reserved()?.into_iter());
+    }
+    let mut all = Vec::new();
+    loop {
+        let before = all.len();
+        for queue in &mut queues {
+            all.extend(queue.next());
+        }
+        if all.len() == before {
+            return Ok(all);
+        }
+    }
 }
 
 fn unfit(profile: &Profile, reason: String) -> ProfileError {

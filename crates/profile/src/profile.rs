@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Calibration, Counts, LayerActivity, ProfileError, Settings, Skew, Traces, activity::Reuse,
-    measure,
+    measure, reserved,
 };
 
 /// Format name in a profile's header.
@@ -261,10 +261,13 @@ impl Profile {
         header: Header,
         mut body: ProfileDocument,
         activities: &[LayerActivity],
+        texts: &[Vec<u32>],
     ) -> Result<(), ProfileError> {
+        reserved::write(&folder.join(reserved::FILE), texts)?;
         write_table(&folder.join(TABLE), activities)?;
         let traces = (0..activities.len()).map(|layer| Traces::path(Path::new(""), layer));
-        for file in std::iter::once(PathBuf::from(TABLE)).chain(traces) {
+        let first = [TABLE, reserved::FILE].map(PathBuf::from);
+        for file in first.into_iter().chain(traces) {
             let digest = Digest::of_file(&folder.join(&file))?;
             body.files
                 .insert(file.to_string_lossy().into_owned(), digest);
@@ -313,6 +316,16 @@ impl Profile {
         let (traces, header) = Traces::read(&path, body.hidden_size, body.ffn_size)?;
         header.check_model(&path, &self.header().model)?;
         Ok(traces)
+    }
+
+    /// Token ids of texts that were held back: nothing here was counted on or learnt from them. None
+    /// where the text was too short, or was profiled before any was held back.
+    pub fn reserved(&self) -> Result<Vec<Vec<u32>>, ProfileError> {
+        if !self.document().files.contains_key(reserved::FILE) {
+            return Ok(Vec::new());
+        }
+        check_digest(&self.folder, reserved::FILE, self.document())?;
+        Ok(reserved::read(&self.folder.join(reserved::FILE))?)
     }
 
     /// Recomputes the digest of every file.

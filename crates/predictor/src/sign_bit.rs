@@ -1,0 +1,83 @@
+//! Prediction from signs alone, which needs no training (SparseInfer, arXiv 2411.12692): the more
+//! places in which a gate and the input have the same sign, the likelier the gate is positive.
+
+use powerinfer_artifact::predictor_file::{PredictorInput, SignBitSummary};
+use powerinfer_kernels::{Isa, SignMatrix, pack_signs};
+use powerinfer_model::{Checkpoint, LayerWeight, Weight};
+use powerinfer_profile::Profile;
+
+use crate::{
+    PredictorError, Targets,
+    calibrate::{Foresees, calibrate},
+    verdict::is_far_short,
+};
+
+/// The signs of a layer's gate.
+pub(crate) struct Signs {
+    /// Rows as [`SignMatrix`] has them.
+    pub(crate) bytes: Vec<u8>,
+    /// One per neuron.
+    pub(crate) rows: usize,
+    hidden: usize,
+}
+
+impl Signs {
+    fn view(&self) -> SignMatrix<'_> {
+        SignMatrix::new(&self.bytes, self.rows, self.hidden).expect("rows were packed so")
+    }
+}
+
+impl Foresees for Signs {
+    fn input(&self) -> PredictorInput {
+        PredictorInput::Normed
+    }
+
+    fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
+        let mut agreements = vec![0; self.rows];
+        isa.agreements(&self.view(), &pack_signs(x), &mut agreements);
+        for (logit, agreements) in logits.iter_mut().zip(agreements) {
+            *logit = agreements as f32;
+        }
+    }
+}
+
+/// The signs of the gate of `layer`, and how well they foresee on the held-out samples of `profile`;
+/// none where they fall far short of `targets`.
+pub(crate) fn sign_bits(
+    layer: usize,
+    profile: &Profile,
+    checkpoint: &Checkpoint,
+    targets: Targets,
+    isa: Isa,
+) -> Result<Option<(Signs, SignBitSummary)>, PredictorError> {
+    let config = checkpoint.config();
+    let gate = checkpoint.read(Weight::Layer(layer, LayerWeight::Gate))?;
+    let signs = Signs {
+        bytes: gate
+            .chunks(config.hidden_size)
+            .flat_map(pack_signs)
+            .flat_map(u64::to_le_bytes)
+            .collect(),
+        rows: config.ffn_size,
+        hidden: config.hidden_size,
+    };
+    drop(gate);
+    let quality = calibrate(&signs, &profile.traces(layer)?.held_out, targets, isa);
+    // More than every sign cannot agree; where nobody fires nobody is predicted.
+    let agreements = quality
+        .threshold
+        .clamp(0.0, config.hidden_size as f32 + 1.0) as u32;
+    if is_far_short(&quality, targets) {
+        return Ok(None);
+    }
+    let summary = SignBitSummary {
+        agreements,
+        alpha: (config.hidden_size as f64 - f64::from(agreements)) / f64::from(agreements.max(1)),
+        bytes: signs.bytes.len() as u64,
+        recall: quality.recall,
+        contribution_recall: quality.contribution_recall,
+        precision: quality.precision,
+        predicted_sparsity: 1.0 - quality.predicted_density,
+    };
+    Ok(Some((signs, summary)))
+}

@@ -1,0 +1,376 @@
+//! Thresholds for layers whose neurons are never exactly silent: what dropping the weakest costs,
+//! measured on samples of the layer's own inputs, score by score.
+//!
+//! With D the dropped neurons of a token, the FFN's output is off by `‖Σ_D h_i·down_i‖ / ‖y‖`, the
+//! cumulative error of tail truncation (CETT, arXiv 2402.03804). A threshold of one score drops
+//! other neurons on every token; its error is the mean over tokens. Errors are measured along a
+//! curve of thresholds, which is inverted for the errors that all layers share.
+
+use candle_core::{Device, Tensor};
+use powerinfer_artifact::{
+    plan::Score,
+    predictor_file::ScoreVectors,
+    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+};
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::{Profile, TracePart};
+use powerinfer_reference::FeedForward;
+
+use crate::{PredictorError, make::FEWEST_SAMPLES, verdict::check_numbers};
+
+/// Tokens that errors are measured on, and judged on.
+const ERROR_TOKENS: usize = 192;
+/// Tokens that tell what neurons usually do.
+const USUAL_TOKENS: usize = 2048;
+/// Thresholds whose error is measured, each dropping as many neurons more as the one before.
+const POINTS: usize = 24;
+
+/// What was calibrated for a layer.
+#[derive(Debug)]
+pub(crate) struct Thresholds {
+    pub(crate) vectors: ScoreVectors,
+    pub(crate) curves: Vec<ThresholdCurve>,
+    /// Per curve `[levels, neurons]`: on which share of tokens each neuron is computed.
+    pub(crate) kept: Vec<Vec<f32>>,
+}
+
+/// Some tokens and what the neurons make of them, all `[tokens, neurons]`.
+struct Sample {
+    tokens: usize,
+    activation: Vec<f32>,
+    up: Option<Vec<f32>>,
+    product: Vec<f32>,
+}
+
+impl Sample {
+    /// At most `wanted` tokens of `part`, evenly spread.
+    fn of(part: &TracePart, wanted: usize, ffn: &FeedForward) -> Result<Self, PredictorError> {
+        let tokens = part.tokens().min(wanted);
+        let inputs = (0..tokens).map(|place| place * part.tokens() / tokens);
+        let inputs: Vec<f32> = inputs.flat_map(|token| part.input(token)).collect();
+        let x = Tensor::from_vec(inputs, (tokens, part.hidden_size), &Device::Cpu)?;
+        let neurons = ffn.neurons(&x)?;
+        let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
+        Ok(Self {
+            tokens,
+            activation: values(&neurons.activation)?,
+            up: neurons.up.as_ref().map(values).transpose()?,
+            product: values(&neurons.product)?,
+        })
+    }
+
+    fn neurons(&self) -> usize {
+        self.product.len() / self.tokens
+    }
+}
+
+/// A score with what it is made with.
+struct Scoring<'a> {
+    score: Score,
+    centred: bool,
+    vectors: &'a ScoreVectors,
+}
+
+impl Scoring<'_> {
+    /// What each neuron would add to the output if it is computed, in units of its row of down, and
+    /// its score.
+    fn of(&self, sample: &Sample) -> (Vec<f32>, Vec<f32>) {
+        let neurons = sample.neurons();
+        let ScoreVectors {
+            gate_scale,
+            contribution_scale,
+            centre,
+            ..
+        } = self.vectors;
+        let coefficient = |index: usize| match self.centred {
+            true => sample.product[index] - centre[index % neurons],
+            false => sample.product[index],
+        };
+        let score = |index: usize| match self.score {
+            Score::Gate => sample.activation[index].abs(),
+            Score::WeightedGate => sample.activation[index].abs() * gate_scale[index % neurons],
+            Score::Contribution => coefficient(index).abs() * contribution_scale[index % neurons],
+        };
+        let all = 0..sample.product.len();
+        (
+            all.clone().map(coefficient).collect(),
+            all.map(score).collect(),
+        )
+    }
+}
+
+/// Calibrates thresholds for `layer` on the training samples of `profile`, and judges them on the
+/// held-out ones.
+pub(crate) fn thresholds(
+    layer: usize,
+    profile: &Profile,
+    checkpoint: &Checkpoint,
+) -> Result<Thresholds, PredictorError> {
+    let traces = profile.traces(layer)?;
+    let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
+    if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
+        return Err(PredictorError::TooFewSamples {
+            layer,
+            training,
+            held_out,
+            needed: FEWEST_SAMPLES,
+        });
+    }
+    check_numbers(layer, &traces)?;
+    let ffn = FeedForward::load(checkpoint, layer)?;
+    let usual = Sample::of(&traces.training, USUAL_TOKENS, &ffn)?;
+    let vectors = vectors(&usual, &ffn)?;
+    let search = Errors::new(Sample::of(&traces.training, ERROR_TOKENS, &ffn)?, &ffn)?;
+    let judge = Errors::new(Sample::of(&traces.held_out, ERROR_TOKENS, &ffn)?, &ffn)?;
+
+    let mut made = Thresholds {
+        vectors,
+        curves: Vec::new(),
+        kept: Vec::new(),
+    };
+    let vectors = &made.vectors;
+    // Where there is no up there is nothing to weigh a gate with that its contribution has not.
+    let before_up = match usual.up {
+        Some(_) => vec![Score::Gate, Score::WeightedGate],
+        None => vec![Score::Gate],
+    };
+    let uncentred = |score| Scoring {
+        score,
+        centred: false,
+        vectors,
+    };
+    for score in before_up {
+        let scoring = uncentred(score);
+        let (curve, kept) = calibrated(&scoring, &search, &judge, &usual)?;
+        made.curves.push(curve);
+        made.kept.push(kept);
+    }
+    // Centred where that takes fewer neurons for the same error.
+    let plain = calibrated(&uncentred(Score::Contribution), &search, &judge, &usual)?;
+    let scoring = Scoring {
+        centred: true,
+        ..uncentred(Score::Contribution)
+    };
+    let centred = calibrated(&scoring, &search, &judge, &usual)?;
+    let neurons =
+        |curve: &ThresholdCurve| curve.levels.iter().map(|level| level.density).sum::<f64>();
+    let (curve, kept) = match neurons(&centred.0) < 0.98 * neurons(&plain.0) {
+        true => centred,
+        false => plain,
+    };
+    made.curves.push(curve);
+    made.kept.push(kept);
+    Ok(made)
+}
+
+/// What scores are made with, from what neurons usually do.
+fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorError> {
+    let neurons = usual.neurons();
+    let column = |values: &[f32], neuron: usize| -> Vec<f32> {
+        values
+            .iter()
+            .skip(neuron)
+            .step_by(neurons)
+            .copied()
+            .collect()
+    };
+    let norms = ffn.contribution_norms()?;
+    let gate_scale = match &usual.up {
+        None => norms.clone(),
+        Some(up) => (0..neurons)
+            .map(|neuron| {
+                let square = column(up, neuron).iter().map(|up| up * up).sum::<f32>();
+                norms[neuron] * (square / usual.tokens as f32).sqrt()
+            })
+            .collect(),
+    };
+    // The median: of an activation that is slightly negative most of the time and large seldom,
+    // that is what it is most of the time.
+    let centre: Vec<f32> = (0..neurons)
+        .map(|neuron| {
+            let mut values = column(&usual.product, neuron);
+            let middle = values.len() / 2;
+            *values.select_nth_unstable_by(middle, f32::total_cmp).1
+        })
+        .collect();
+    let centres = Tensor::from_slice(&centre, (1, neurons), &Device::Cpu)?;
+    Ok(ScoreVectors {
+        gate_scale,
+        contribution_scale: norms,
+        centre,
+        offset: ffn.down_unbiased(&centres)?.flatten_all()?.to_vec1()?,
+    })
+}
+
+/// Measures how far the FFN's output is off when neurons are dropped.
+struct Errors<'a> {
+    sample: Sample,
+    ffn: &'a FeedForward,
+    /// `‖y‖` per token.
+    sizes: Vec<f32>,
+}
+
+impl<'a> Errors<'a> {
+    fn new(sample: Sample, ffn: &'a FeedForward) -> Result<Self, PredictorError> {
+        let sizes = lengths(ffn, sample.product.clone(), sample.tokens)?;
+        Ok(Self { sample, ffn, sizes })
+    }
+
+    /// Mean relative error where neurons with less than `threshold` are dropped.
+    fn at(
+        &self,
+        coefficients: &[f32],
+        scores: &[f32],
+        threshold: f32,
+    ) -> Result<f64, PredictorError> {
+        let dropped = coefficients.iter().zip(scores);
+        let dropped = dropped.map(|(value, score)| if *score < threshold { *value } else { 0.0 });
+        let missing = lengths(self.ffn, dropped.collect(), self.sample.tokens)?;
+        let relative = missing.iter().zip(&self.sizes).map(|(missing, size)| {
+            if *missing == 0.0 {
+                0.0
+            } else {
+                f64::from(missing / size.max(f32::MIN_POSITIVE))
+            }
+        });
+        Ok(relative.sum::<f64>() / self.sample.tokens as f64)
+    }
+}
+
+/// `‖down · h‖` for each token's `h`.
+fn lengths(ffn: &FeedForward, h: Vec<f32>, tokens: usize) -> Result<Vec<f32>, PredictorError> {
+    let neurons = h.len() / tokens;
+    let h = Tensor::from_vec(h, (tokens, neurons), &Device::Cpu)?;
+    Ok(ffn.down_unbiased(&h)?.sqr()?.sum(1)?.sqrt()?.to_vec1()?)
+}
+
+/// The curve of `scoring`, and the share of `usual` tokens on which each neuron is computed.
+fn calibrated(
+    scoring: &Scoring<'_>,
+    search: &Errors<'_>,
+    judge: &Errors<'_>,
+    usual: &Sample,
+) -> Result<(ThresholdCurve, Vec<f32>), PredictorError> {
+    let values = invert(scoring, search)?;
+    let (coefficients, scores) = scoring.of(&judge.sample);
+    let mut levels = Vec::new();
+    for value in values {
+        let kept = scores.iter().filter(|score| **score >= value).count();
+        levels.push(ThresholdLevel {
+            value,
+            error: judge.at(&coefficients, &scores, value)?,
+            density: kept as f64 / scores.len() as f64,
+        });
+    }
+    let kept = shares(&scoring.of(usual).1, &levels, usual.neurons());
+    let curve = ThresholdCurve {
+        score: scoring.score,
+        centred: scoring.centred,
+        levels,
+    };
+    Ok((curve, kept))
+}
+
+/// The thresholds at which the error is each of [`ERRORS`].
+fn invert(scoring: &Scoring<'_>, errors: &Errors<'_>) -> Result<Vec<f32>, PredictorError> {
+    let (coefficients, scores) = scoring.of(&errors.sample);
+    let mut sorted = scores.clone();
+    sorted.sort_unstable_by(f32::total_cmp);
+    // Thresholds along the scores, and the error at each, which grows.
+    let mut curve = vec![(0f64, 0f64)];
+    for point in 1..=POINTS {
+        let place = (point * sorted.len() / POINTS).min(sorted.len() - 1);
+        let value = sorted[place];
+        let error = errors.at(&coefficients, &scores, value)?;
+        let (before, least) = *curve.last().expect("it begins with a point");
+        if f64::from(value) > before {
+            curve.push((f64::from(value), error.max(least)));
+        }
+        if error > ERRORS[ERRORS.len() - 1] {
+            break;
+        }
+    }
+    Ok(ERRORS
+        .iter()
+        .map(|error| value_at(&curve, *error))
+        .collect())
+}
+
+/// Where a curve that grows from `(0, 0)` reaches `error`, on straight lines between its points; its
+/// end where it does not.
+fn value_at(curve: &[(f64, f64)], error: f64) -> f32 {
+    let after = curve.partition_point(|(_, reached)| *reached <= error);
+    let (value, reached) = curve[after - 1];
+    let Some((next, more)) = curve.get(after) else {
+        return value as f32;
+    };
+    (value + (next - value) * (error - reached) / (more - reached)) as f32
+}
+
+/// `[levels, neurons]`: the share of tokens on which a neuron's score reaches the level's threshold.
+fn shares(scores: &[f32], levels: &[ThresholdLevel], neurons: usize) -> Vec<f32> {
+    let tokens = scores.len() / neurons;
+    let mut reached = vec![0u32; levels.len() * neurons];
+    for scores in scores.chunks_exact(neurons) {
+        for (neuron, score) in scores.iter().enumerate() {
+            // Levels ascend: it reaches so many of them, counted at the last.
+            let count = levels.partition_point(|level| *score >= level.value);
+            if let Some(last) = count.checked_sub(1) {
+                reached[last * neurons + neuron] += 1;
+            }
+        }
+    }
+    for level in (0..levels.len() - 1).rev() {
+        for neuron in 0..neurons {
+            reached[level * neurons + neuron] += reached[(level + 1) * neurons + neuron];
+        }
+    }
+    reached
+        .iter()
+        .map(|count| *count as f32 / tokens as f32)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_curve_is_inverted(steps in prop::collection::vec((0.01f64..1.0, 0.001f64..0.2), 1..20), error in 0.0f64..1.0) {
+            let mut curve = vec![(0.0, 0.0)];
+            for (value, more) in steps {
+                let (before, reached) = curve[curve.len() - 1];
+                curve.push((before + value, reached + more));
+            }
+            let value = f64::from(value_at(&curve, error));
+            let end = curve[curve.len() - 1];
+            if error >= end.1 {
+                prop_assert!((value - end.0).abs() < 1e-5);
+            } else {
+                let after = curve.partition_point(|(at, _)| *at < value - 1e-6).max(1);
+                let ((a, low), (b, high)) = (curve[after - 1], curve[after]);
+                let there = low + (high - low) * (value - a) / (b - a);
+                prop_assert!((there - error).abs() < 1e-3, "{there} {error}");
+            }
+        }
+
+        #[test]
+        fn shares_are_counted_level_by_level(
+            scores in prop::collection::vec(0.0f32..1.0, 12), mut values in prop::collection::vec(0.0f32..1.0, 4),
+        ) {
+            values.sort_by(f32::total_cmp);
+            let level = |value: &f32| ThresholdLevel { value: *value, error: 0.0, density: 0.0 };
+            let levels: Vec<ThresholdLevel> = values.iter().map(level).collect();
+            let found = shares(&scores, &levels, 3);
+            for (level, value) in values.iter().enumerate() {
+                for neuron in 0..3 {
+                    let count = scores.iter().skip(neuron).step_by(3).filter(|score| *score >= value).count();
+                    prop_assert!((found[level * 3 + neuron] - count as f32 / 4.0).abs() < 1e-6);
+                }
+            }
+        }
+    }
+}

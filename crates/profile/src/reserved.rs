@@ -1,0 +1,72 @@
+//! Text that is held back altogether: nothing is counted on it, nothing learns from it, so that what
+//! is later measured on it says something about text that the model will see.
+
+use std::{collections::BTreeMap, path::Path};
+
+use powerinfer_artifact::{
+    ArtifactError, TensorFile,
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
+};
+
+/// The file's name inside a profile.
+pub(crate) const FILE: &str = "reserved.safetensors";
+
+/// Writes the token ids of `texts` into the file at `path`.
+pub(crate) fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError> {
+    let numbers = |values: &mut dyn Iterator<Item = u32>| {
+        let bytes: Vec<u8> = values.flat_map(u32::to_le_bytes).collect();
+        TensorSource::owned(Dtype::U32, vec![bytes.len() / 4], bytes)
+    };
+    let tokens = numbers(&mut texts.iter().flatten().copied());
+    let lengths = numbers(&mut texts.iter().map(|text| text.len() as u32));
+    let tensors = BTreeMap::from([
+        ("tokens".to_owned(), tokens),
+        ("lengths".to_owned(), lengths),
+    ]);
+    write_tensors(path, None, &tensors)
+}
+
+/// Reads what [`write`] wrote.
+pub(crate) fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
+    let file = TensorFile::open(path)?;
+    let numbers = |name: &str| -> Result<Vec<u32>, ArtifactError> {
+        let shape = file
+            .find(name)
+            .map_or(Vec::new(), |view| view.shape.to_vec());
+        let bytes = file.expect(name, Dtype::U32, &[shape.first().copied().unwrap_or(0)])?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        Ok(numbers.iter().map(|n| u32::from_le_bytes(*n)).collect())
+    };
+    let tokens = numbers("tokens")?;
+    let mut left = tokens.as_slice();
+    let mut texts = Vec::new();
+    for length in numbers("lengths")? {
+        let Some((text, rest)) = left.split_at_checked(length as usize) else {
+            return Err(ArtifactError::WrongTensor {
+                path: path.to_owned(),
+                tensor: "lengths".to_owned(),
+                expected: format!("lengths that add up to {}", tokens.len()),
+                found: "more".to_owned(),
+            });
+        };
+        texts.push(text.to_vec());
+        left = rest;
+    }
+    Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        for texts in [vec![], vec![vec![1, 2, 3], vec![], vec![u32::MAX]]] {
+            write(&path, &texts).unwrap();
+            assert_eq!(read(&path).unwrap(), texts);
+        }
+    }
+}
