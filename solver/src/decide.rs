@@ -21,6 +21,8 @@ pub struct Candidate {
     pub way: Way,
     /// Share of tokens for which each neuron is active under it, hottest first.
     pub frequencies: Vec<f64>,
+    /// Memory that finding its neurons takes, used or not: predictor, signs, scores.
+    pub foresight_bytes: u64,
 }
 
 /// What a candidate takes in a placement.
@@ -91,6 +93,7 @@ fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[usize]) -> P
         let candidate = &candidates[*chosen];
         layer.way = candidate.way;
         layer.frequencies.clone_from(&candidate.frequencies);
+        layer.predictor_bytes = candidate.foresight_bytes;
     }
     problem
 }
@@ -155,8 +158,12 @@ mod tests {
                     frequencies.clone(),
                 ),
             ];
-            ways.map(|(way, frequencies)| Candidate { way, frequencies })
-                .to_vec()
+            ways.map(|(way, frequencies)| Candidate {
+                way,
+                frequencies,
+                foresight_bytes: 10_000,
+            })
+            .to_vec()
         };
         problem.layers.iter().map(of).collect()
     }

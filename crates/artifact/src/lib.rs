@@ -5,6 +5,7 @@
 //! give the same bytes. Everything is written beside its target and renamed.
 
 pub mod byte_size;
+pub mod certificate;
 pub mod digest;
 pub mod document;
 mod error;
@@ -19,6 +20,7 @@ pub mod random;
 pub mod tensor_file;
 pub mod tensor_writer;
 pub mod threshold_curve;
+pub mod token_texts;
 pub mod write;
 
 pub use byte_size::ByteSize;

@@ -4,16 +4,18 @@ use std::path::{Path, PathBuf};
 
 use powerinfer_artifact::{
     ArtifactError, Digest, Header, TensorFile,
+    certificate::{self, Certificate},
     document::Document,
     plan::Plan,
     predictor_file::{self, PredictorFile},
+    token_texts,
 };
 use powerinfer_kernels::Format;
 use powerinfer_model::{Files, ModelConfig};
 
 use crate::{
     BundleError, FORMAT, Manifest, VERSION,
-    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal},
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
 };
 
 /// How far to trust the files of a bundle.
@@ -38,6 +40,7 @@ pub struct Bundle {
     quant: Format,
     weights: TensorFile,
     predictors: Option<PredictorFile>,
+    certificate: Option<Document<Certificate>>,
 }
 
 impl Bundle {
@@ -97,6 +100,13 @@ impl Bundle {
                 .header()
                 .check_model(&folder.join(predictor_file::FILE), &manifest.header.model)?;
         }
+        let certificate = manifest.body.certificate.then(|| {
+            let path = folder.join(certificate::FILE);
+            let document = Document::read(&path, certificate::FORMAT, certificate::VERSION)?;
+            document.header.check_model(&path, &manifest.header.model)?;
+            Ok::<_, ArtifactError>(document)
+        });
+        let certificate = certificate.transpose()?;
         let weights = TensorFile::open(&folder.join(WEIGHTS))?;
         Ok(Self {
             folder: folder.to_owned(),
@@ -105,6 +115,59 @@ impl Bundle {
             quant,
             weights,
             predictors,
+            certificate,
+        })
+    }
+
+    /// Adds `certificate` and the texts it was measured on, and opens the bundle anew.
+    pub fn certify(
+        self,
+        certificate: Certificate,
+        texts: &[Vec<u32>],
+    ) -> Result<Self, BundleError> {
+        let folder = self.folder;
+        token_texts::write(&folder.join(certificate::TEXT_FILE), texts)?;
+        let mut header = Header::new(
+            certificate::FORMAT,
+            certificate::VERSION,
+            self.manifest.header.model.clone(),
+            self.manifest.header.seed,
+        );
+        header.inputs = self.manifest.header.inputs.clone();
+        let document = Document {
+            header,
+            body: certificate,
+        };
+        document.write(&folder.join(certificate::FILE))?;
+        let mut manifest = self.manifest;
+        manifest.body.certificate = true;
+        for name in [certificate::FILE, certificate::TEXT_FILE] {
+            let digest = Digest::of_file(&folder.join(name))?;
+            manifest.body.files.insert(name.to_owned(), digest);
+        }
+        // The manifest comes last: until it is there, the bundle is what it was.
+        sealed(manifest).write(&folder.join(MANIFEST))?;
+        Self::open(&folder, Verification::Quick)
+    }
+
+    /// What the policies were shown to do, where that was measured.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        self.certificate.as_ref().map(|document| &document.body)
+    }
+
+    /// The texts that the certificate was measured on, token ids each.
+    pub fn certificate_texts(&self) -> Result<Vec<Vec<u32>>, BundleError> {
+        Ok(token_texts::read(
+            &self.folder.join(certificate::TEXT_FILE),
+        )?)
+    }
+
+    /// Whether the certificate is of the text and of the decisions that are here.
+    pub fn certificate_is_of_this(&self) -> bool {
+        self.certificate().is_some_and(|certificate| {
+            let texts = self.certificate_texts();
+            certificate.decisions == certificate::decisions(&self.plan().layers)
+                && texts.is_ok_and(|t| token_texts::digest(&t) == certificate.scoring.digest)
         })
     }
 

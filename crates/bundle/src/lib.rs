@@ -10,7 +10,7 @@ mod weights;
 pub use bundle::{Bundle, Verification};
 pub use error::BundleError;
 pub use manifest::{FORMAT, Manifest, VERSION};
-pub use pack::{PackInputs, pack};
+pub use pack::{PackInputs, REQUEST, pack};
 pub use weights::{
     StoredLayer, StoredLinear, StoredNorm, StoredWeights, is_permutation, neuron_bytes,
     weight_bytes,

@@ -26,6 +26,9 @@ pub struct Manifest {
     pub quant: String,
     /// Whether the bundle has `predictors.safetensors`.
     pub predictors: bool,
+    /// Whether the bundle has a certificate.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub certificate: bool,
     /// Digests of the other files, by name.
     pub files: BTreeMap<String, Digest>,
     /// Digest of this file as it is without this entry.

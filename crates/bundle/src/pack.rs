@@ -6,7 +6,7 @@ use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
     document::Document,
     matrix_planes::{announce_matrix, append_rows},
-    plan::Plan,
+    plan::{Plan, Policy},
     predictor_file::{self, PredictorFile},
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
@@ -37,9 +37,14 @@ pub struct PackInputs<'a> {
     pub companions: &'a [&'a str],
     /// Digests of what the bundle was made from, by name.
     pub inputs: BTreeMap<String, Digest>,
+    /// What was asked for, recorded in the header as [`REQUEST`].
+    pub request: serde_json::Value,
     /// Seed recorded in the header.
     pub seed: u64,
 }
+
+/// The header's setting that says what was asked for: the same again would give the same bundle.
+pub const REQUEST: &str = "request";
 
 /// Writes the bundle into the folder `out`, all or nothing, and opens it.
 pub fn pack(
@@ -59,7 +64,8 @@ pub fn pack(
     }
     let header = |format: &str, version| {
         let mut header = Header::new(format, version, checkpoint.identity().clone(), inputs.seed)
-            .with_setting("quant", inputs.quant.to_string());
+            .with_setting("quant", inputs.quant.to_string())
+            .with_setting(REQUEST, inputs.request.clone());
         header.inputs = inputs.inputs.clone();
         header
     };
@@ -97,6 +103,7 @@ pub fn pack(
         config: config.clone(),
         quant: inputs.quant.to_string(),
         predictors: inputs.predictors.is_some(),
+        certificate: false,
         files,
         seal: None,
     };
@@ -199,6 +206,31 @@ fn write_weight(
     Ok(())
 }
 
+/// What a layer's tensor is to a bundle.
+enum Role {
+    /// As long as the layer has neurons: its rows move with them.
+    PerNeuron,
+    /// The same whatever the order of neurons.
+    Shared,
+    /// Signs of gates.
+    Signs,
+    /// Only of use for placing.
+    Statistics,
+}
+
+impl Role {
+    /// The role of the tensor called `part` within its layer.
+    fn of(part: &str) -> Self {
+        let mut names = part.split('.');
+        match (names.next(), names.next()) {
+            (Some("predictor"), Some("a")) | (Some("threshold"), Some("offset")) => Self::Shared,
+            (Some("threshold"), Some("kept")) => Self::Statistics,
+            (Some("sign_bit"), _) => Self::Signs,
+            _ => Self::PerNeuron,
+        }
+    }
+}
+
 /// The predictors with their outputs in the order of the neurons.
 fn write_predictors(
     inputs: &PackInputs<'_>,
@@ -208,39 +240,45 @@ fn write_predictors(
     let config = inputs.checkpoint.config();
     let file: &TensorFile = predictors.tensors();
     let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
+    let signs_of = |layer: usize| inputs.plan.layers[layer].policy == Policy::SignBit;
+    let mut summaries = predictors.layers().to_vec();
     for layer in 0..config.layer_count {
-        // Finding it checks the shapes before rows are moved.
-        if predictors
-            .find(layer, config.hidden_size, config.ffn_size)?
-            .is_none()
+        // Finding them checks the shapes before rows are moved.
+        let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+        predictors.find(layer, hidden, neurons)?;
+        predictors.signs(layer, hidden, neurons)?;
+        predictors.scores(layer, hidden, neurons)?;
+        // Signs are large, and known from the gate: they come along only where they are used.
+        if !signs_of(layer)
+            && let Some(summary) = summaries.get_mut(layer)
         {
-            continue;
+            summary.sign_bit = None;
         }
-        let prefix = predictor_file::tensor_name(layer, "");
-        for tensor in file
-            .names()
-            .into_iter()
-            .filter(|tensor| tensor.starts_with(&prefix))
-        {
+        let prefix = format!("layers.{layer}.");
+        for tensor in file.names() {
+            let Some(part) = tensor.strip_prefix(&prefix) else {
+                continue;
+            };
             let Some(view) = file.find(&tensor) else {
                 continue;
             };
             let (dtype, shape) = (view.dtype, view.shape.to_vec());
-            let per_neuron = tensor[prefix.len()..].split('.').next() != Some("a");
-            let source = if per_neuron {
+            let rows_of_neurons = || {
                 let row = view.bytes.len() / config.ffn_size;
-                let order = &inputs.orders[layer];
-                let rows = order
-                    .iter()
-                    .flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
-                TensorSource::owned(dtype, shape, rows.copied().collect())
-            } else {
-                TensorSource::borrowed(dtype, shape, view.bytes)
+                let order = inputs.orders[layer].iter();
+                let rows = order.flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
+                TensorSource::owned(dtype, shape.clone(), rows.copied().collect())
+            };
+            let source = match Role::of(part) {
+                Role::Shared => TensorSource::borrowed(dtype, shape, view.bytes),
+                Role::PerNeuron => rows_of_neurons(),
+                Role::Signs if signs_of(layer) => rows_of_neurons(),
+                Role::Signs | Role::Statistics => continue,
             };
             tensors.insert(tensor, source);
         }
     }
-    let layers = serde_json::to_value(predictors.layers()).expect("summaries are plain JSON");
+    let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
     let header = predictors
         .header()
         .clone()

@@ -18,6 +18,10 @@ pub(crate) enum PolicyArgument {
     Exact,
     /// Only the neurons that the predictor foresees; approximate
     Predicted,
+    /// Only the neurons that the signs of their gates speak for; approximate
+    SignBit,
+    /// Only the neurons whose score reaches the layer's threshold; approximate
+    Threshold,
 }
 
 impl From<PolicyArgument> for Policy {
@@ -26,6 +30,8 @@ impl From<PolicyArgument> for Policy {
             PolicyArgument::Dense => Self::Dense,
             PolicyArgument::Exact => Self::Exact,
             PolicyArgument::Predicted => Self::Predicted,
+            PolicyArgument::SignBit => Self::SignBit,
+            PolicyArgument::Threshold => Self::Threshold,
         }
     }
 }

@@ -9,6 +9,7 @@ mod engine;
 mod machine;
 mod model_argument;
 mod output;
+mod predictor_table;
 mod progress;
 
 use std::{io::ErrorKind, process::ExitCode};

@@ -1,6 +1,7 @@
 //! How close a sparse model stays to the dense one of the same weights, on text that neither has
 //! been fitted to.
 
+use powerinfer_artifact::certificate::Estimate;
 use powerinfer_model::{LanguageModel, greedy_token};
 
 use crate::{EvalError, Likelihood, likelihood::negative_log_probability};
@@ -47,23 +48,54 @@ pub struct Fidelity {
     divergence: Vec<f64>,
     /// Tokens for which both hold the same one for the likeliest.
     agreed: u64,
+    /// Per text, how many tokens they agreed on before they first did not, and whether they did not.
+    agreements: Vec<(u64, bool)>,
 }
 
-/// A figure, and how far from it the truth may be with 95 % confidence.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
-    /// The estimate.
-    pub value: f64,
-    /// Half the width of the interval.
-    pub margin: f64,
+/// By how much of itself perplexity rises from the −ln p of some tokens to others of the same tokens.
+pub fn rise(from: &[f64], to: &[f64]) -> Estimate {
+    let log = mean(to.iter().zip(from).map(|(to, from)| to - from));
+    let ratio = log.value.exp();
+    Estimate {
+        value: ratio - 1.0,
+        margin: ratio * log.margin,
+    }
+}
+
+/// −ln p of every token of `texts` that [`Windows`] score, under `model`; `between` as in
+/// [`fidelity`].
+pub fn likelihoods<Model, Failure>(
+    model: &mut Model,
+    texts: &[Vec<u32>],
+    windows: Windows,
+    mut between: impl FnMut(u64) -> Result<(), Failure>,
+) -> Result<Vec<f64>, Failure>
+where
+    Model: LanguageModel + ?Sized,
+    Failure: From<EvalError>,
+{
+    let vocabulary = model.config().vocabulary_size;
+    let mut found = Vec::new();
+    for text in texts {
+        for (begin, end, scored) in windows.over(text.len()) {
+            let given = &text[begin..end - 1];
+            model.reset();
+            let logits = model.forward(given).map_err(EvalError::from)?;
+            let pairs = logits.chunks_exact(vocabulary).zip(&text[begin + 1..end]);
+            let scored_pairs = pairs.skip(given.len() - scored);
+            found.extend(scored_pairs.map(|(row, target)| negative_log_probability(row, *target)));
+            between(scored as u64)?;
+        }
+    }
+    Ok(found)
 }
 
 /// Mean of `values` and 1.96 standard errors of it.
-fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Interval {
+fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Estimate {
     let count = values.len().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;
     let square: f64 = values.map(|value| (value - mean) * (value - mean)).sum();
-    Interval {
+    Estimate {
         value: mean,
         margin: 1.96 * (square / (count - 1.0).max(1.0) / count).sqrt(),
     }
@@ -75,7 +107,32 @@ impl Fidelity {
         self.dense.push(negative_log_probability(dense, target));
         self.other.push(negative_log_probability(other, target));
         self.divergence.push(divergence(dense, other));
-        self.agreed += u64::from(greedy_token(dense) == greedy_token(other));
+        let agree = greedy_token(dense) == greedy_token(other);
+        self.agreed += u64::from(agree);
+        match self.agreements.last_mut() {
+            Some((tokens, false)) if agree => *tokens += 1,
+            Some((_, diverged)) => *diverged |= !agree,
+            None => {}
+        }
+    }
+
+    /// What follows is of another text.
+    fn begin_text(&mut self) {
+        self.agreements.push((0, false));
+    }
+
+    /// Share of texts for which both hold the same token for the likeliest all along.
+    pub fn undiverged(&self) -> f64 {
+        let undiverged = self.agreements.iter().filter(|(_, diverged)| !diverged);
+        undiverged.count() as f64 / self.agreements.len().max(1) as f64
+    }
+
+    /// Tokens until they first do not, the median of the other texts.
+    pub fn first_divergence(&self) -> Option<u64> {
+        let diverged = self.agreements.iter().filter(|(_, diverged)| *diverged);
+        let mut tokens: Vec<u64> = diverged.map(|(tokens, _)| *tokens).collect();
+        tokens.sort_unstable();
+        tokens.get(tokens.len() / 2).copied()
     }
 
     /// Tokens that were scored.
@@ -101,18 +158,12 @@ impl Fidelity {
     }
 
     /// By how much of itself perplexity rises, from the paired differences of the tokens.
-    pub fn rise(&self) -> Interval {
-        let differences = self.other.iter().zip(&self.dense).map(|(a, b)| a - b);
-        let log = mean(differences);
-        let ratio = log.value.exp();
-        Interval {
-            value: ratio - 1.0,
-            margin: ratio * log.margin,
-        }
+    pub fn rise(&self) -> Estimate {
+        rise(&self.dense, &self.other)
     }
 
     /// Mean of KL(dense ‖ other), in nats.
-    pub fn mean_divergence(&self) -> Interval {
+    pub fn mean_divergence(&self) -> Estimate {
         mean(self.divergence.iter().copied())
     }
 
@@ -162,6 +213,7 @@ where
     let mut fidelity = Fidelity::default();
     let vocabulary = dense.config().vocabulary_size;
     for text in texts {
+        fidelity.begin_text();
         for (begin, end, scored) in windows.over(text.len()) {
             // The last token of a window is only ever a target.
             let given = &text[begin..end - 1];

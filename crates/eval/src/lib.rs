@@ -10,5 +10,5 @@ mod likelihood;
 
 pub use completion::{Completion, complete};
 pub use error::EvalError;
-pub use fidelity::{Fidelity, Interval, Windows, fidelity};
+pub use fidelity::{Fidelity, Windows, fidelity, likelihoods, rise};
 pub use likelihood::{Likelihood, continuation_likelihood};

@@ -13,7 +13,6 @@ mod measure;
 mod merge;
 mod observe;
 mod profile;
-mod reserved;
 mod resume;
 mod traces;
 

@@ -11,14 +11,15 @@ use polars::prelude::{
     Column, DataFrame, ParquetCompression, ParquetReader, ParquetWriter, PolarsError, SerReader,
 };
 use powerinfer_artifact::{
-    ArtifactError, Digest, Header, ModelIdentity, document::Document, write::write_with,
+    ArtifactError, Digest, Header, ModelIdentity, document::Document, token_texts,
+    write::write_with,
 };
 use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Calibration, Counts, LayerActivity, ProfileError, Settings, Skew, Traces, activity::Reuse,
-    measure, reserved,
+    measure,
 };
 
 /// Format name in a profile's header.
@@ -33,6 +34,8 @@ pub(crate) const TRACE_TOKENS: &str = "trace_tokens";
 pub(crate) const SHARD: &str = "shard";
 pub(crate) const DOCUMENT: &str = "profile.json";
 const TABLE: &str = "neurons.parquet";
+/// Text that nothing was counted on or learnt from.
+const RESERVED_TEXTS: &str = "reserved.safetensors";
 
 /// How few neurons carry most activations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -263,10 +266,10 @@ impl Profile {
         activities: &[LayerActivity],
         texts: &[Vec<u32>],
     ) -> Result<(), ProfileError> {
-        reserved::write(&folder.join(reserved::FILE), texts)?;
+        token_texts::write(&folder.join(RESERVED_TEXTS), texts)?;
         write_table(&folder.join(TABLE), activities)?;
         let traces = (0..activities.len()).map(|layer| Traces::path(Path::new(""), layer));
-        let first = [TABLE, reserved::FILE].map(PathBuf::from);
+        let first = [TABLE, RESERVED_TEXTS].map(PathBuf::from);
         for file in first.into_iter().chain(traces) {
             let digest = Digest::of_file(&folder.join(&file))?;
             body.files
@@ -321,11 +324,11 @@ impl Profile {
     /// Token ids of texts that were held back: nothing here was counted on or learnt from them. None
     /// where the text was too short, or was profiled before any was held back.
     pub fn reserved(&self) -> Result<Vec<Vec<u32>>, ProfileError> {
-        if !self.document().files.contains_key(reserved::FILE) {
+        if !self.document().files.contains_key(RESERVED_TEXTS) {
             return Ok(Vec::new());
         }
-        check_digest(&self.folder, reserved::FILE, self.document())?;
-        Ok(reserved::read(&self.folder.join(reserved::FILE))?)
+        check_digest(&self.folder, RESERVED_TEXTS, self.document())?;
+        Ok(token_texts::read(&self.folder.join(RESERVED_TEXTS))?)
     }
 
     /// Recomputes the digest of every file.

@@ -202,7 +202,8 @@ impl SignBits<'_> {
 pub(crate) struct LayerChoices {
     predictor: Option<StoredLayerPredictor>,
     sign_bit: Option<(StoredSigns, u32)>,
-    threshold: Option<(Threshold, ScoreVectors)>,
+    threshold: Option<Threshold>,
+    scores: Option<ScoreVectors>,
     input: PredictorInput,
 }
 
@@ -227,6 +228,7 @@ impl LayerChoices {
                 predictor: None,
                 sign_bit: None,
                 threshold: None,
+                scores: None,
                 input: PredictorInput::default(),
             });
         };
@@ -250,9 +252,15 @@ impl LayerChoices {
             sign_bit: file
                 .signs(layer, hidden, neurons)?
                 .zip(sign_bit.map(|summary| summary.agreements)),
-            threshold: plan.threshold.zip(file.scores(layer, hidden, neurons)?),
+            threshold: plan.threshold,
+            scores: file.scores(layer, hidden, neurons)?,
             input: file.input(),
         })
+    }
+
+    /// Replaces the threshold, where one is given.
+    pub(crate) fn set_threshold(&mut self, threshold: Option<Threshold>) {
+        self.threshold = threshold.or(self.threshold);
     }
 
     /// What `policy` needs of layer `layer` of the bundle in `folder`; fails where it is not there.
@@ -275,7 +283,7 @@ impl LayerChoices {
                 "use `exact` or `dense`, or run `powerinfer train-predictors` and place again",
             ),
             Policy::Threshold => (
-                self.threshold.is_some(),
+                self.threshold.is_some() && self.scores.is_some(),
                 "threshold",
                 "use `dense`, or run `powerinfer train-predictors` and place again",
             ),
@@ -322,12 +330,11 @@ impl LayerChoices {
                 }),
                 None => Choice::Dense,
             },
-            (Policy::Threshold, Some(_)) => match &self.threshold {
-                Some((threshold, vectors)) => Choice::Threshold(Scoring {
-                    threshold: *threshold,
-                    vectors,
-                }),
-                None => Choice::Dense,
+            (Policy::Threshold, Some(_)) => match (self.threshold, &self.scores) {
+                (Some(threshold), Some(vectors)) => {
+                    Choice::Threshold(Scoring { threshold, vectors })
+                }
+                _ => Choice::Dense,
             },
             _ => Choice::Dense,
         }

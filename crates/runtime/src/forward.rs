@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::plan::Policy;
+use powerinfer_artifact::plan::{Policy, Threshold};
 use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
@@ -96,6 +96,21 @@ impl Runtime {
     /// What was read and computed since the last call.
     pub fn take_statistics(&mut self) -> Statistics {
         std::mem::take(&mut self.statistics)
+    }
+
+    /// From now on `layer` follows `policy`, with `threshold` where that is given.
+    ///
+    /// Fails where the bundle lacks what the policy needs.
+    pub fn decide(
+        &mut self,
+        layer: usize,
+        policy: Policy,
+        threshold: Option<Threshold>,
+    ) -> Result<(), RuntimeError> {
+        self.choices[layer].set_threshold(threshold);
+        self.choices[layer].check(policy, self.bundle.folder(), layer)?;
+        self.policies[layer] = policy;
+        Ok(())
     }
 
     /// From now on computes the FFNs of some tokens exactly as well, to tell how far the policy's

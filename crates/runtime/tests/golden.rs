@@ -63,6 +63,7 @@ fn bundle_with(
         quant,
         companions: &[],
         inputs: BTreeMap::new(),
+        request: serde_json::Value::Null,
         seed: 0,
     };
     pack(&inputs, out, &Silent).unwrap()

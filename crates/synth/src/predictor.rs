@@ -281,5 +281,6 @@ fn judge(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
         predicted_sparsity: 1.0 - predicted as f64 / all,
         sparsity: 1.0 - active as f64 / all,
         held_out_tokens: SAMPLES as u64,
+        ..PredictorSummary::none(layer)
     }
 }

@@ -4,12 +4,17 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{Progress, plan::Policy};
+use powerinfer_artifact::{
+    Progress,
+    certificate::Estimate,
+    plan::{Plan, Policy},
+};
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_eval::{Fidelity, Interval, Windows, fidelity};
+use powerinfer_eval::{Fidelity, Windows, fidelity};
 use powerinfer_runtime::PolicyChoice;
 use serde_json::{Value, json};
 
+use super::place::certify;
 use crate::{
     calibration_text::{check_paths, texts},
     engine::{PolicyArgument, runtime},
@@ -28,7 +33,8 @@ pub(crate) struct TextArguments {
     #[arg(default_value = DEMO)]
     bundle: String,
     /// Text file, or folder of text files; may be given several times. Give text that the profile
-    /// has not seen [default for `demo`: tasks it was not trained on]
+    /// has not seen [default: for `demo` tasks it was not trained on, else the text of the bundle's
+    /// certificate]
     #[arg(long, value_name = "FILE|DIR")]
     data: Vec<PathBuf>,
     /// Most tokens to read
@@ -40,14 +46,13 @@ pub(crate) struct TextArguments {
     /// Tokens from one window's beginning to the next one's [default: half a window]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Policies to compare with `dense`
-    #[arg(
-        long,
-        value_name = "POLICY",
-        value_delimiter = ',',
-        default_value = "exact,predicted"
-    )]
+    /// Policies to compare with `dense` [default: all that the bundle can follow in every layer, and
+    /// its plan where that mixes them]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
+    /// Measure the bundle's certificate again, on its own text, and fail where it differs
+    #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "policy"])]
+    certificate: bool,
     /// Threads to compute with [default: all cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
@@ -70,7 +75,8 @@ const CLOSE: f64 = 0.001;
 
 /// What one policy does.
 struct Row {
-    policy: Policy,
+    /// A policy, or `planned`.
+    policy: String,
     fidelity: Fidelity,
     computed_share: f64,
 }
@@ -80,6 +86,9 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let folder = bundle_folder(&arguments.bundle);
     let open = || Bundle::open(&folder, Verification::Quick);
     let bundle = open()?;
+    if arguments.certificate {
+        return measure_again(&bundle, arguments.json, output);
+    }
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let context = bundle.plan().budget.context_tokens as usize;
     let length = arguments.window.unwrap_or(context.min(512));
@@ -94,13 +103,19 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         );
     }
     let is_demo = bundle.header().model.name == DEMO;
-    let texts = texts(
-        &arguments.data,
-        is_demo,
-        bundle.config(),
-        &tokenizer,
-        arguments.tokens,
-    )?;
+    let texts = match bundle.certificate() {
+        Some(_) if arguments.data.is_empty() && !is_demo => {
+            output.say("on the text of the bundle's certificate; `--data` gives other text");
+            bundle.certificate_texts()?
+        }
+        _ => texts(
+            &arguments.data,
+            is_demo,
+            bundle.config(),
+            &tokenizer,
+            arguments.tokens,
+        )?,
+    };
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
@@ -113,13 +128,13 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         quiet: true,
         ..output
     };
+    let choices = choices(&arguments.policy, &bundle);
     let mut dense = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, output)?;
     let mut rows = Vec::new();
-    for policy in &arguments.policy {
-        let policy = Policy::from(*policy);
-        let mut other = runtime(open()?, PolicyChoice::Forced(policy), threads, quiet)?;
+    for (policy, choice) in choices {
+        let mut other = runtime(open()?, choice, threads, quiet)?;
         let bar = Bar::new(output);
-        bar.begin(&policy.to_string(), total as u64, "tokens");
+        bar.begin(&policy, total as u64, "tokens");
         let fidelity = fidelity(&mut dense, &mut other, &texts, windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
@@ -147,9 +162,65 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     Ok(())
 }
 
+/// What is compared with `dense`: what was asked for, or all that the bundle can do.
+fn choices(asked: &[PolicyArgument], bundle: &Bundle) -> Vec<(String, PolicyChoice)> {
+    let forced = |policy: Policy| (policy.to_string(), PolicyChoice::Forced(policy));
+    if !asked.is_empty() {
+        return asked
+            .iter()
+            .map(|policy| forced((*policy).into()))
+            .collect();
+    }
+    let Plan { layers, .. } = bundle.plan();
+    let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
+    let all = |has: &dyn Fn(usize) -> bool| (0..layers.len()).all(has);
+    let can = |policy: &Policy| match policy {
+        Policy::Dense => false,
+        Policy::Exact => bundle.config().activation.has_exact_zeros(),
+        Policy::Predicted => all(&|layer| summaries.get(layer).is_some_and(|s| s.rank > 0)),
+        Policy::SignBit => all(&|layer| summaries.get(layer).is_some_and(|s| s.sign_bit.is_some())),
+        Policy::Threshold => all(&|layer| layers[layer].threshold.is_some()),
+    };
+    let mut choices: Vec<_> = Policy::ALL.into_iter().filter(can).map(forced).collect();
+    let first = layers.first().map(|layer| layer.policy);
+    let is_mixed = layers.iter().any(|layer| Some(layer.policy) != first);
+    if is_mixed || choices.is_empty() {
+        choices.push(("planned".to_owned(), PolicyChoice::Planned));
+    }
+    choices
+}
+
+/// Measures the certificate of `bundle` again and compares.
+fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
+    let Some(written) = bundle.certificate() else {
+        bail!(
+            "the bundle in `{}` has no certificate; `powerinfer place` makes one where the profile has held text back",
+            bundle.folder().display()
+        );
+    };
+    if !bundle.certificate_is_of_this() {
+        bail!(
+            "the certificate of the bundle in `{}` is of another plan or of another text; run `powerinfer place` again",
+            bundle.folder().display()
+        );
+    }
+    let texts = bundle.certificate_texts()?;
+    let found = certify::measure(bundle, &texts, written.allowed_rise, output)?;
+    if json {
+        print_json(&found)?;
+    } else {
+        print(certify::describe(&found))?;
+    }
+    if let Some(difference) = certify::difference(written, &found) {
+        bail!("measured again, {difference}; the bundle is not what was certified");
+    }
+    output.say("measured again, and just as the certificate says");
+    Ok(())
+}
+
 /// A figure with its margin, in percent.
-fn interval(interval: Interval) -> String {
-    let Interval { value, margin } = interval;
+fn interval(interval: Estimate) -> String {
+    let Estimate { value, margin } = interval;
     format!("{:+.2} ± {:.2} %", 100.0 * value, 100.0 * margin)
 }
 
@@ -160,9 +231,9 @@ fn table(rows: &[Row], shown: Shown) -> String {
     }
     let mut table = Table::new(&headings);
     let mut row =
-        |policy: Policy, computed: f64, perplexity: f64, rise: String, rest: [String; 3]| {
+        |policy: &str, computed: f64, perplexity: f64, rise: String, rest: [String; 3]| {
             let mut cells = vec![
-                policy.to_string(),
+                policy.to_owned(),
                 percent(computed),
                 format!("{perplexity:.4}"),
                 rise,
@@ -175,7 +246,7 @@ fn table(rows: &[Row], shown: Shown) -> String {
     let none = || "–".to_owned();
     let dense = rows[0].fidelity.dense().perplexity();
     let nothing = [none(), none(), none()];
-    row(Policy::Dense, 1.0, dense, none(), nothing);
+    row("dense", 1.0, dense, none(), nothing);
     for Row {
         policy,
         fidelity,
@@ -189,7 +260,7 @@ fn table(rows: &[Row], shown: Shown) -> String {
         ];
         let perplexity = fidelity.other().perplexity();
         let rise = interval(fidelity.rise());
-        row(*policy, *computed_share, perplexity, rise, rest);
+        row(policy, *computed_share, perplexity, rise, rest);
     }
     table.to_string()
 }
@@ -220,10 +291,10 @@ fn say(rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output
 
 impl Row {
     fn to_json(&self) -> Value {
-        let both = |interval: Interval| json!({ "value": interval.value, "margin_95_percent": interval.margin });
+        let both = |interval: Estimate| json!({ "value": interval.value, "margin_95_percent": interval.margin });
         let fidelity = &self.fidelity;
         json!({
-            "policy": self.policy.to_string(),
+            "policy": self.policy,
             "ffn_neurons_computed": self.computed_share,
             "perplexity": fidelity.other().perplexity(),
             "perplexity_rise": both(fidelity.rise()),

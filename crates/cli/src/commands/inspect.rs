@@ -11,14 +11,16 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Weight};
 use powerinfer_profile::{Profile, html};
 use serde_json::{Value, json};
 
-use super::train_predictors;
+use super::place::certify;
 use crate::{
     model_argument,
     output::{Output, percent, print, print_json},
+    predictor_table::tables,
 };
 
 /// What to look at.
@@ -187,7 +189,7 @@ fn predictors(path: &Path) -> Result<Report> {
     let text = format!(
         "{}{}",
         describe(file.header()),
-        train_predictors::table(file.layers())
+        tables(&file, Isa::detect()?)
     );
     Ok(Report {
         text,
@@ -221,10 +223,25 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
             ByteSize(length).to_string()
         ));
     }
+    let certificate = bundle.certificate();
+    if verify && certificate.is_some() && !bundle.certificate_is_of_this() {
+        bail!(
+            "the certificate in `{}` is of another plan or of another text than are here; run `powerinfer place` again",
+            path.display()
+        );
+    }
+    if let Some(certificate) = certificate {
+        text.push_str(&certify::describe(certificate));
+        if verify {
+            text.push_str("the certificate is of these weights, this plan and this text; `powerinfer eval fidelity --certificate` measures it again\n");
+        }
+    } else {
+        text.push_str("there is no certificate\n");
+    }
     let predictors = bundle.predictors().map(PredictorFile::layers);
     Ok(Report {
         text,
-        json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors }),
+        json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors, "certificate": certificate }),
     })
 }
 

@@ -144,6 +144,7 @@ fn pack_plain(checkpoint: &Checkpoint, out: &Path) -> Result<Bundle> {
         quant: Format::F32,
         companions: &[],
         inputs: BTreeMap::new(),
+        request: serde_json::Value::Null,
         seed: 0,
     };
     Ok(pack(&inputs, out, &Silent)?)

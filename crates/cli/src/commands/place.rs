@@ -1,4 +1,8 @@
-//! `powerinfer place`: what the GPU computes and what the CPU computes.
+//! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
+
+pub(crate) mod certify;
+pub(crate) mod search;
+mod ways;
 
 use std::{
     collections::BTreeMap,
@@ -11,12 +15,15 @@ use powerinfer_artifact::{
     hardware::{self, Hardware},
     plan::{Budget, Device, Plan, Policy},
     predictor_file::PredictorFile,
+    threshold_curve::ERRORS,
 };
-use powerinfer_bundle::{PackInputs, neuron_bytes, pack, weight_bytes};
+use powerinfer_bundle::{Bundle, PackInputs, REQUEST, neuron_bytes, pack, weight_bytes};
 use powerinfer_kernels::Format;
 use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, Weight};
-use powerinfer_profile::{LayerActivity, Profile};
-use powerinfer_solver::{GROUP_SIZE, Layer, Options, Problem, SolveReport, place};
+use powerinfer_profile::Profile;
+use powerinfer_solver::{
+    GROUP_SIZE, Layer, NeuronShape, Options, Problem, SolveReport, Way, decide,
+};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
@@ -26,6 +33,9 @@ use crate::{
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
+
+use search::Judge;
+use ways::{LayerWays, Leeway, Subject};
 
 /// Longest context a plan makes room for unless told otherwise.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -76,12 +86,49 @@ pub(crate) struct BudgetArguments {
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx3060-12g, cpu-only) or a JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = ASSUMED_HARDWARE)]
     hardware: String,
-    /// Which neurons every layer computes [default: what reads the fewest bytes, layer by layer]
+    /// Which neurons every layer computes [default: what is quickest within the allowed rise of
+    /// perplexity, layer by layer]
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyArgument>,
+    /// By how much skipping neurons may raise perplexity, on text held back from the profile
+    #[arg(long, value_name = "SHARE%", default_value = "1%")]
+    max_ppl_increase: Rise,
+    /// Tokens of held-back text to certify the bundle on, and as many to decide on; 0 certifies
+    /// nothing [default: 8192, for models beyond a billion parameters fewer]
+    #[arg(long, value_name = "N")]
+    certify_tokens: Option<usize>,
     /// Format of the weights: f32, bf16, q8_0 or q4_0
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
     pub(crate) quant: Format,
+}
+
+/// A rise as a share, given in percent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rise(f64);
+
+impl std::str::FromStr for Rise {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent = text
+            .strip_suffix('%')
+            .map(|number| number.trim().parse::<f64>());
+        match percent {
+            Some(Ok(percent)) if (0.0..=1000.0).contains(&percent) => Ok(Self(percent / 100.0)),
+            _ => Err("give a share in percent, such as `1%` or `0.5%`".to_owned()),
+        }
+    }
+}
+
+impl BudgetArguments {
+    /// Tokens to certify a model on, and to decide on.
+    fn certify_tokens(&self, config: &ModelConfig) -> usize {
+        self.certify_tokens.unwrap_or_else(|| {
+            let weights = config.weights().into_iter();
+            let parameters = weights.map(|weight| config.shape(weight).iter().product::<usize>());
+            certify::usual_tokens(parameters.sum())
+        })
+    }
 }
 
 /// A plan and everything needed to pack it.
@@ -90,9 +137,12 @@ pub(crate) struct Placement {
     report: SolveReport,
     orders: Vec<Vec<u32>>,
     predictors: Option<PredictorFile>,
-    inputs: BTreeMap<String, Digest>,
+    request: Request,
     quant: Format,
     seed: u64,
+    /// Text to certify on.
+    texts: Vec<Vec<u32>>,
+    allowed_rise: f64,
 }
 
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
@@ -114,97 +164,412 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
                 .transpose()?
         }
     };
-    let placement = solve(&checkpoint, &profile, predictors, &arguments.budget)?;
+    let out = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| folder.join("bundle"));
+    let scratch = match arguments.dry_run {
+        true => Scratch::None,
+        false => Scratch::Beside(&out),
+    };
+    let budget = &arguments.budget;
+    let placement = solve(&checkpoint, &profile, predictors, budget, scratch, output)?;
     if !arguments.json {
         print(describe(&placement.plan))?;
     }
     placement.say_result(output);
+    let mut certificate = None;
     if !arguments.dry_run {
-        let out = arguments
-            .out
-            .clone()
-            .unwrap_or_else(|| folder.join("bundle"));
-        placement.pack(&checkpoint, &out, output)?;
+        let bundle = placement.pack(&checkpoint, &out, output)?;
+        let bundle = placement.certify(bundle, output)?;
+        if let Some(found) = bundle.certificate() {
+            if !arguments.json {
+                print("\n")?;
+                print(certify::describe(found))?;
+            }
+            certificate = Some(found.clone());
+        }
     }
     if arguments.json {
-        print_json(
-            &json!({ "plan": placement.plan, "solve_seconds": placement.report.solve_seconds }),
-        )?;
+        print_json(&json!({
+            "plan": placement.plan,
+            "solve_seconds": placement.report.solve_seconds,
+            "certificate": certificate,
+        }))?;
     }
     Ok(())
 }
 
-/// Solves the placement of a model within a budget.
+/// Solves the placement of a model within a budget, with policies as far as accuracy allows.
+///
+/// Where that takes measuring, a bundle is packed into `scratch` for it, and removed.
 pub(crate) fn solve(
     checkpoint: &Checkpoint,
     profile: &Profile,
     predictors: Option<PredictorFile>,
     arguments: &BudgetArguments,
+    scratch: Scratch<'_>,
+    output: Output,
 ) -> Result<Placement> {
     profile.check_model(checkpoint.identity())?;
-    let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
-    if let Some(predictors) = &predictors {
-        predictors
-            .header()
-            .check_model(&predictors.path(), checkpoint.identity())?;
-        inputs.insert(
-            "predictors".to_owned(),
-            Digest::of_file(&predictors.path())?,
-        );
+    let request = Request::of(checkpoint, profile, predictors.as_ref(), arguments)?;
+    if let Some(file) = &predictors {
+        file.header()
+            .check_model(&file.path(), checkpoint.identity())?;
     }
     let config = checkpoint.config();
-    let context = arguments
-        .context
-        .unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
-    if context == 0 || context > config.context_length {
-        bail!(
-            "`--context` is {context}; this model was made for 1 to {} tokens",
-            config.context_length
-        );
-    }
-    let hardware = read_hardware(&arguments.hardware)?;
-    let ram = arguments
-        .ram
-        .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
-        .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
-    let budget = Budget {
-        vram_bytes: arguments.vram.0,
-        ram_bytes: ram.0,
-        context_tokens: context as u64,
-    };
-    let orders: Vec<Vec<u32>> = profile
-        .activities()
-        .iter()
-        .map(|activity| activity.hottest_first())
-        .collect();
-    let mut policies = policies(config, profile, predictors.as_ref(), arguments.quant);
-    if let Some(forced) = arguments.policy {
-        force(&mut policies, forced.into(), config, predictors.as_ref())?;
-    }
-    let problem = problem(
-        checkpoint,
+    let subject = Subject {
+        config,
         profile,
-        predictors.as_ref(),
-        &policies,
-        &orders,
-        budget,
-        hardware,
+        predictors: predictors.as_ref(),
+        quant: arguments.quant,
+        forced: arguments.policy.map(Policy::from),
+    };
+    subject.check_forced()?;
+    let problem = problem(
+        config,
+        request.budget.clone(),
+        request.hardware.clone(),
         arguments.quant,
     );
-    let (mut plan, report) = place(&problem, &Options::default())?;
-    for (layer, (_, reason)) in plan.layers.iter_mut().zip(policies) {
-        layer.reason = reason;
-    }
-    let seed = profile.header().seed;
+    let reserved = profile.reserved()?;
+    let tokens = arguments.certify_tokens(config);
+    let [search_texts, certificate_texts] = certify::split(&reserved, tokens);
+    let mut solver = Solver {
+        checkpoint,
+        subject,
+        problem,
+        request: &request,
+        texts: search_texts,
+        allowed_rise: arguments.max_ppl_increase.0,
+        scratch,
+        output,
+    };
+    let leeway = solver.leeway()?;
+    let solved = solver.solved(&leeway)?;
     Ok(Placement {
-        plan,
-        report,
-        orders,
+        plan: solved.plan,
+        report: solved.report,
+        orders: solved.orders,
         predictors,
-        inputs,
+        request,
         quant: arguments.quant,
-        seed,
+        seed: profile.header().seed,
+        texts: certificate_texts,
+        allowed_rise: arguments.max_ppl_increase.0,
     })
+}
+
+/// Where a bundle may be packed that is only there to be measured.
+#[derive(Clone, Copy)]
+pub(crate) enum Scratch<'a> {
+    /// Nowhere: nothing is to be written.
+    None,
+    /// Beside this folder.
+    Beside(&'a Path),
+}
+
+/// A solved placement.
+struct Solved {
+    plan: Plan,
+    report: SolveReport,
+    orders: Vec<Vec<u32>>,
+    /// Per layer, microseconds that its way saves over the quickest that changes nothing.
+    savings: Vec<f64>,
+}
+
+/// Finds a placement, and how far its policies may go.
+struct Solver<'a> {
+    checkpoint: &'a Checkpoint,
+    subject: Subject<'a>,
+    problem: Problem,
+    request: &'a Request,
+    /// Text to decide on.
+    texts: Vec<Vec<u32>>,
+    allowed_rise: f64,
+    scratch: Scratch<'a>,
+    output: Output,
+}
+
+/// The common error that a plan assumes where none may be measured, as a place in the curve.
+const ASSUMED_LEVEL: f64 = 7.0;
+
+impl Solver<'_> {
+    /// How far the policies may go.
+    fn leeway(&mut self) -> Result<Leeway> {
+        let layers = self.subject.config.layer_count;
+        let none = Leeway::none(layers);
+        let most = Leeway {
+            foreseen: vec![true; layers],
+            level: Some(ASSUMED_LEVEL),
+        };
+        match self.subject.forced {
+            Some(Policy::Dense | Policy::Exact) => return Ok(none),
+            // Who forces these wants to see what they do; the certificate tells.
+            Some(Policy::Predicted | Policy::SignBit) => return Ok(most),
+            Some(Policy::Threshold) | None => {}
+        }
+        if !self.subject.has_thresholds() && self.subject.config.activation.has_exact_zeros() {
+            return self.leeway_of_foresight(&none, &most);
+        }
+        if !self.subject.has_thresholds() {
+            self.output.say("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
+            return Ok(none);
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.output.say(format!(
+                "a dry run measures nothing: it assumes a relative FFN error of {} in every layer",
+                percent(ERRORS[ASSUMED_LEVEL as usize])
+            ));
+            return Ok(most);
+        }
+        if !self.can_measure() {
+            return Ok(none);
+        }
+        let ladder = search::thresholds(layers);
+        self.last_allowed(&ladder, &most)
+    }
+
+    /// Which layers may foresee: all that would be quicker for it, or as many of them as
+    /// perplexity allows, those first that save most for what they miss.
+    fn leeway_of_foresight(&mut self, none: &Leeway, most: &Leeway) -> Result<Leeway> {
+        let solved = self.solved(most)?;
+        let layers = solved.plan.layers.iter();
+        let mut approximate: Vec<usize> = layers
+            .filter(|layer| !layer.policy.is_lossless())
+            .map(|layer| layer.layer)
+            .collect();
+        if approximate.is_empty() {
+            return Ok(none.clone());
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.output
+                .say("a dry run measures nothing: it takes predictors by their recall alone");
+            return Ok(most.clone());
+        }
+        if !self.can_measure() {
+            return Ok(none.clone());
+        }
+        let missed = |layer: &usize| {
+            let summaries = self
+                .subject
+                .predictors
+                .map_or(&[][..], PredictorFile::layers);
+            let recall = summaries.get(*layer).and_then(|s| s.contribution_recall);
+            1.0 - recall.unwrap_or(1.0) + 1e-3
+        };
+        let worth = |layer: &usize| solved.savings[*layer] / missed(layer);
+        approximate.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+        let ladder = search::foreseen(none.foreseen.len(), &approximate);
+        self.last_allowed(&ladder, most)
+    }
+
+    /// Whether there is text to measure on; says so where there is not.
+    fn can_measure(&self) -> bool {
+        let is_there = search::scored(&self.texts) > 1;
+        if !is_there {
+            self.output.say("no text was held back from the profile to decide on, so nothing is skipped that changes the model; profile more text, or force a `--policy`");
+        }
+        is_there
+    }
+
+    /// The last of `ladder` that perplexity allows.
+    fn last_allowed(&mut self, ladder: &[Leeway], packed: &Leeway) -> Result<Leeway> {
+        let Scratch::Beside(out) = self.scratch else {
+            unreachable!("who may write nothing measures nothing")
+        };
+        let mut name = out.file_name().unwrap_or_default().to_owned();
+        name.push(".measuring");
+        let folder = out.with_file_name(name);
+        let solved = self.solved(packed)?;
+        self.output.say(format!(
+            "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
+            percent(self.allowed_rise),
+            search::scored(&self.texts)
+        ));
+        let bundle = self.pack(&solved, &folder)?;
+        let removed = RemovedOnDrop(&folder);
+        let mut judge = Judge::new(bundle, self.texts.clone(), self.output)?;
+        let found = search::last_allowed(ladder, |leeway| {
+            let solved = self.solved(leeway)?;
+            if solved
+                .plan
+                .layers
+                .iter()
+                .all(|layer| layer.policy.is_lossless())
+            {
+                return Ok(true);
+            }
+            let rise = judge.rise(&solved.plan.layers)?;
+            self.output.detail(format!(
+                "{}: perplexity {:+.3} ± {:.3} %",
+                told(leeway),
+                100.0 * rise.value,
+                100.0 * rise.margin
+            ));
+            Ok(rise.value + rise.margin <= self.allowed_rise)
+        })?;
+        drop((judge, removed));
+        if found == 0 {
+            self.output.say(format!(
+                "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
+                percent(self.allowed_rise)
+            ));
+        }
+        Ok(ladder[found].clone())
+    }
+
+    /// The quickest placement within `leeway`.
+    fn solved(&self, leeway: &Leeway) -> Result<Solved> {
+        let layers = 0..self.subject.config.layer_count;
+        let ways = layers.map(|layer| self.subject.ways(layer, leeway));
+        let ways = ways.collect::<Result<Vec<LayerWays>>>()?;
+        let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
+        let decision = decide(&self.problem, &candidates, &Options::default())?;
+        let mut plan = decision.plan;
+        let mut savings = Vec::new();
+        for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
+            let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
+            layer.reason = self.subject.reason(index, ways, prices, chosen);
+            layer.threshold = ways.threshold;
+            let lossless = ways.candidates.iter().zip(prices);
+            let lossless = lossless.filter(|(way, _)| way.way.policy.is_lossless());
+            let least = lossless
+                .map(|(_, price)| price.seconds)
+                .fold(f64::INFINITY, f64::min);
+            savings.push(1e6 * (least - prices[chosen].seconds));
+        }
+        Ok(Solved {
+            plan,
+            report: decision.report,
+            orders: ways.into_iter().map(|ways| ways.order).collect(),
+            savings,
+        })
+    }
+
+    fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
+        let mut plan = solved.plan.clone();
+        // Signs come along where a policy needs them, and here any layer may.
+        if let Some(file) = self.subject.predictors {
+            for (layer, summary) in plan.layers.iter_mut().zip(file.layers()) {
+                if summary.sign_bit.is_some() {
+                    layer.policy = Policy::SignBit;
+                }
+            }
+        }
+        let inputs = PackInputs {
+            checkpoint: self.checkpoint,
+            orders: &solved.orders,
+            predictors: self.subject.predictors,
+            plan,
+            quant: self.subject.quant,
+            companions: &[],
+            inputs: self.request.inputs.clone(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        Ok(pack(&inputs, out, &Bar::new(self.output))?)
+    }
+}
+
+/// A leeway in words.
+fn told(leeway: &Leeway) -> String {
+    match leeway.level {
+        Some(level) => {
+            let below = level.floor() as usize;
+            let above = (below + 1).min(ERRORS.len() - 1);
+            let error = ERRORS[below] + (ERRORS[above] - ERRORS[below]) * level.fract();
+            format!("relative FFN error {}", percent(error))
+        }
+        None => {
+            let layers = leeway.foreseen.iter().filter(|foreseen| **foreseen);
+            format!("{} layers may foresee", layers.count())
+        }
+    }
+}
+
+/// Removes a folder that is of no use any more.
+struct RemovedOnDrop<'a>(&'a Path);
+
+impl Drop for RemovedOnDrop<'_> {
+    fn drop(&mut self) {
+        // What stays behind is replaced by the next run.
+        let _ = std::fs::remove_dir_all(self.0);
+    }
+}
+
+/// What was asked for, resolved: the same again gives the same bundle.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    budget: Budget,
+    hardware: Hardware,
+    inputs: BTreeMap<String, Digest>,
+    settings: serde_json::Value,
+}
+
+impl Request {
+    /// Resolves `arguments` for a model.
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        profile: &Profile,
+        predictors: Option<&PredictorFile>,
+        arguments: &BudgetArguments,
+    ) -> Result<Self> {
+        let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
+        if let Some(file) = predictors {
+            inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
+        }
+        let config = checkpoint.config();
+        let context = arguments
+            .context
+            .unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
+        if context == 0 || context > config.context_length {
+            bail!(
+                "`--context` is {context}; this model was made for 1 to {} tokens",
+                config.context_length
+            );
+        }
+        let hardware = read_hardware(&arguments.hardware)?;
+        let ram = arguments
+            .ram
+            .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
+            .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
+        let budget = Budget {
+            vram_bytes: arguments.vram.0,
+            ram_bytes: ram.0,
+            context_tokens: context as u64,
+        };
+        let settings = json!({
+            "budget": budget,
+            "hardware": hardware,
+            "policy": arguments.policy.map(Policy::from),
+            "max_ppl_increase": arguments.max_ppl_increase.0,
+            "certify_tokens": arguments.certify_tokens(config),
+        });
+        let settings = Digest::of(settings.to_string().as_bytes());
+        Ok(Self {
+            budget,
+            hardware,
+            inputs,
+            settings: json!(settings),
+        })
+    }
+
+    /// The bundle in `out`, where it was made from the same inputs and by the same request.
+    pub(crate) fn packed(
+        &self,
+        checkpoint: &Checkpoint,
+        quant: Format,
+        out: &Path,
+    ) -> Option<Bundle> {
+        let bundle = Bundle::open(out, powerinfer_bundle::Verification::Quick).ok()?;
+        let header = bundle.header();
+        let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
+            && header.inputs == self.inputs
+            && header.settings.get(REQUEST) == Some(&self.settings)
+            && bundle.quant() == quant;
+        is_same.then_some(bundle)
+    }
 }
 
 /// The machine called `name`, or described in the JSON file of that name.
@@ -226,75 +591,8 @@ fn read_hardware(name: &str) -> Result<Hardware> {
     Ok(hardware)
 }
 
-/// The policy of every layer, and why.
-fn policies(
-    config: &ModelConfig,
-    profile: &Profile,
-    predictors: Option<&PredictorFile>,
-    quant: Format,
-) -> Vec<(Policy, String)> {
-    let activities = profile.activities().iter().enumerate();
-    let of = |(index, activity): (usize, &LayerActivity)| {
-        let summary = predictors.and_then(|file| file.layers().get(index));
-        policy(
-            config.activation.has_exact_zeros(),
-            activity.sparsity(),
-            summary.filter(|summary| summary.rank > 0),
-            neuron_bytes(config, quant),
-            // What the gate, which comes first, is of a neuron's bytes.
-            1.0 / config.matrices_per_neuron() as f64,
-            config.ffn_size,
-        )
-    };
-    activities.map(of).collect()
-}
-
-/// Gives every layer the policy `forced`, where it can have it.
-fn force(
-    policies: &mut [(Policy, String)],
-    forced: Policy,
-    config: &ModelConfig,
-    predictors: Option<&PredictorFile>,
-) -> Result<()> {
-    if forced == Policy::Predicted {
-        let rank = |layer: usize| {
-            let summary = predictors.and_then(|file| file.layers().get(layer));
-            summary.map_or(0, |summary| summary.rank)
-        };
-        if let Some(layer) = (0..policies.len()).find(|layer| rank(*layer) == 0) {
-            bail!(
-                "layer {layer} has no predictor, so `--policy predicted` is not possible; train predictors, or give them more bytes by `--max-bytes`"
-            );
-        }
-    }
-    if forced == Policy::Exact && !config.activation.has_exact_zeros() {
-        bail!(
-            "the activation of this model is never exactly zero, so `--policy exact` would skip nothing; leave it out"
-        );
-    }
-    for (policy, reason) in policies {
-        *reason = match *policy == forced {
-            true => format!("as `--policy` says; {reason}"),
-            false => format!("as `--policy` says; left alone it would be {policy}: {reason}"),
-        };
-        *policy = forced;
-    }
-    Ok(())
-}
-
 /// States the placement as the solver takes it.
-#[allow(clippy::too_many_arguments)] // each is another thing that a placement depends on
-fn problem(
-    checkpoint: &Checkpoint,
-    profile: &Profile,
-    predictors: Option<&PredictorFile>,
-    policies: &[(Policy, String)],
-    orders: &[Vec<u32>],
-    budget: Budget,
-    hardware: Hardware,
-    quant: Format,
-) -> Problem {
-    let config = checkpoint.config();
+fn problem(config: &ModelConfig, budget: Budget, hardware: Hardware, quant: Format) -> Problem {
     let bytes = |weight: Weight| weight_bytes(config, weight, quant);
     let all = config.weights();
     let sum = |weights: &[Weight]| -> u64 {
@@ -317,38 +615,27 @@ fn problem(
         })
         .collect();
     let neuron = neuron_bytes(config, quant);
-    let layers = profile
-        .activities()
-        .iter()
-        .enumerate()
-        .map(|(index, activity)| {
-            let summary = predictors
-                .and_then(|file| file.layers().get(index))
-                .filter(|summary| summary.rank > 0);
-            let frequencies = activity.frequencies();
-            Layer {
-                policy: policies[index].0,
-                frequencies: orders[index]
-                    .iter()
-                    .map(|neuron| frequencies[*neuron as usize])
-                    .collect(),
-                neuron_bytes: neuron,
-                gate_bytes: neuron / config.matrices_per_neuron() as u64,
-                attention_bytes: attention
-                    .iter()
-                    .map(|weight| bytes(Weight::Layer(index, *weight)))
-                    .sum(),
-                predictor_bytes: summary.map_or(0, |summary| summary.bytes),
-                // Keys and values in float32.
-                kv_bytes: budget.context_tokens
-                    * (2 * config.kv_head_count * config.head_size * 4) as u64,
-            }
-        })
-        .collect();
+    let shape = NeuronShape {
+        bytes: neuron,
+        matrices: config.matrices_per_neuron(),
+    };
+    let layer = |index: usize| Layer {
+        // The candidates say what is active, and which way it goes.
+        way: Way::dense(shape),
+        frequencies: vec![1.0; config.ffn_size],
+        neuron_bytes: neuron,
+        attention_bytes: attention
+            .iter()
+            .map(|weight| bytes(Weight::Layer(index, *weight)))
+            .sum(),
+        predictor_bytes: 0,
+        // Keys and values in float32.
+        kv_bytes: budget.context_tokens * (2 * config.kv_head_count * config.head_size * 4) as u64,
+    };
     let hidden_bytes = config.hidden_size as u64 * 4;
     let scratch = (config.ffn_size * 4 + config.vocabulary_size) as u64 * 4 + 8 * hidden_bytes;
     Problem {
-        layers,
+        layers: (0..config.layer_count).map(layer).collect(),
         embedding_bytes: sum(&[Weight::Embedding, Weight::Positions, Weight::ProjectIn]),
         head_bytes: bytes(Weight::Head)
             + sum(&[
@@ -367,58 +654,56 @@ fn problem(
     }
 }
 
-/// The policy that reads the fewest bytes of a layer's FFN for a token, and why.
-fn policy(
-    exact_zeros: bool,
-    sparsity: f64,
-    predictor: Option<&powerinfer_artifact::predictor_file::PredictorSummary>,
-    neuron_bytes: u64,
-    gate_share: f64,
-    neurons: usize,
-) -> (Policy, String) {
-    if !exact_zeros {
-        let reason = "the activation is never exactly zero".to_owned();
-        return (Policy::Dense, reason);
+/// Certifies `bundle` on `texts`, where there are any.
+pub(crate) fn certify_bundle(
+    bundle: Bundle,
+    texts: &[Vec<u32>],
+    allowed_rise: f64,
+    output: Output,
+) -> Result<Bundle> {
+    if search::scored(texts) < 2 {
+        output.say("there is no certificate: no text was held back from the profile, or `--certify-tokens` is too low");
+        return Ok(bundle);
     }
-    let all = (neurons as u64 * neuron_bytes) as f64;
-    let size = |bytes: f64| ByteSize(bytes as u64);
-    // Whoever fires reads up and down, whatever was read to find that out.
-    let others = all * (1.0 - gate_share);
-    let exact = all * gate_share + others * (1.0 - sparsity);
-    if exact >= all {
-        let reason = "no neuron is ever silent".to_owned();
-        return (Policy::Dense, reason);
+    let certificate = certify::measure(&bundle, texts, allowed_rise, output)?;
+    if !certificate.holds() {
+        let told = match certificate.tokens_needed() {
+            Some(tokens) => format!(
+                "is not shown to be within the {} allowed; that would take about {tokens} tokens",
+                percent(allowed_rise)
+            ),
+            None => format!("is more than the {} allowed", percent(allowed_rise)),
+        };
+        output.say(format!("the rise of perplexity {told}"));
     }
-    let Some(summary) = predictor else {
-        let reason = format!(
-            "reads {} of {}; there is no predictor",
-            size(exact),
-            size(all)
-        );
-        return (Policy::Exact, reason);
-    };
-    // Of a predicted neuron the gate is read, up and down only where the gate agrees.
-    let density = 1.0 - summary.predicted_sparsity;
-    let read = gate_share + (1.0 - gate_share) * summary.precision;
-    let predicted = summary.bytes as f64 + all * density * read;
-    if predicted < exact {
-        let reason = format!(
-            "reads {}, {} of it the predictor of rank {}; `exact` would read {:.1}× as much, `dense` {:.1}×",
-            size(predicted),
-            ByteSize(summary.bytes),
-            summary.rank,
-            exact / predicted,
-            all / predicted,
-        );
-        return (Policy::Predicted, reason);
+    Ok(bundle.certify(certificate, texts)?)
+}
+
+/// Certifies a bundle that was packed without coming so far.
+pub(crate) fn certify_again(
+    bundle: Bundle,
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    arguments: &BudgetArguments,
+    output: Output,
+) -> Result<Bundle> {
+    let tokens = arguments.certify_tokens(checkpoint.config());
+    let [_, texts] = certify::split(&profile.reserved()?, tokens);
+    certify_bundle(bundle, &texts, arguments.max_ppl_increase.0, output)
+}
+
+/// Says in a line what a bundle is certified for.
+pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
+    if let Some(certificate) = bundle.certificate() {
+        output.say(format!(
+            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} ± {:.2} % over `dense`, the same likeliest token for {}, {} of the FFN neurons computed",
+            certificate.scoring.tokens,
+            100.0 * certificate.perplexity_rise.value,
+            100.0 * certificate.perplexity_rise.margin,
+            percent(certificate.same_likeliest_token),
+            percent(certificate.ffn_neurons_computed),
+        ));
     }
-    let reason = format!(
-        "reads {}; with the predictor of rank {} it would be {:.1}× as much",
-        size(exact),
-        summary.rank,
-        predicted / exact,
-    );
-    (Policy::Exact, reason)
 }
 
 /// The plan as a table, and the account of both memories.
@@ -505,20 +790,13 @@ impl Placement {
         ));
     }
 
-    /// Whether the bundle in `out` was made from the same inputs and has the same plan.
-    pub(crate) fn is_packed(&self, checkpoint: &Checkpoint, out: &Path) -> bool {
-        powerinfer_bundle::Bundle::open(out, powerinfer_bundle::Verification::Quick).is_ok_and(
-            |bundle| {
-                bundle.header().model.fingerprint == checkpoint.identity().fingerprint
-                    && bundle.header().inputs == self.inputs
-                    && bundle.quant() == self.quant
-                    && *bundle.plan() == self.plan
-            },
-        )
-    }
-
     /// Writes the bundle.
-    pub(crate) fn pack(&self, checkpoint: &Checkpoint, out: &Path, output: Output) -> Result<()> {
+    pub(crate) fn pack(
+        &self,
+        checkpoint: &Checkpoint,
+        out: &Path,
+        output: Output,
+    ) -> Result<Bundle> {
         let mut companions = Tokenizer::FILES.to_vec();
         companions.push("generation_config.json");
         companions.dedup();
@@ -529,11 +807,17 @@ impl Placement {
             plan: self.plan.clone(),
             quant: self.quant,
             companions: &companions,
-            inputs: self.inputs.clone(),
+            inputs: self.request.inputs.clone(),
+            request: self.request.settings.clone(),
             seed: self.seed,
         };
         let bundle = pack(&inputs, out, &Bar::new(output))?;
         output.say(format!("bundle written to `{}`", bundle.folder().display()));
-        Ok(())
+        Ok(bundle)
+    }
+
+    /// Measures `bundle` on text that was held back, and writes down what was found.
+    pub(crate) fn certify(&self, bundle: Bundle, output: Output) -> Result<Bundle> {
+        certify_bundle(bundle, &self.texts, self.allowed_rise, output)
     }
 }

@@ -9,7 +9,7 @@ use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard, measure};
 
 use super::{
-    place::{self, BudgetArguments},
+    place::{self, BudgetArguments, Request, Scratch},
     profile::{self, TraceArguments},
     train_predictors::{self, TrainingArguments},
 };
@@ -85,24 +85,44 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     };
 
     let out = folder.join("predictors");
-    let predictors = if !profile.document().has_exact_zeros {
-        None
-    } else if is_current(&out, &profile, &recipe)? {
+    let predictors = if is_current(&out, &profile, &recipe)? {
         output.say(format!("predictors: `{}` is up to date", out.display()));
         Some(PredictorFile::open(&out)?)
     } else {
-        let predictors = make(&profile, &recipe, Isa::detect()?, &out, &bar)?;
+        let predictors = make(&checkpoint, &profile, &recipe, Isa::detect()?, &out, &bar)?;
         train_predictors::say_result(&predictors, &recipe, output);
         Some(predictors)
     };
 
-    let placement = place::solve(&checkpoint, &profile, predictors, &arguments.budget)?;
     let out = folder.join("bundle");
-    if placement.is_packed(&checkpoint, &out) {
-        output.say(format!("bundle: `{}` is up to date", out.display()));
-    } else {
-        placement.say_result(output);
-        placement.pack(&checkpoint, &out, output)?;
+    let request = Request::of(
+        &checkpoint,
+        &profile,
+        predictors.as_ref(),
+        &arguments.budget,
+    )?;
+    match request.packed(&checkpoint, quant, &out) {
+        Some(bundle) => {
+            output.say(format!("bundle: `{}` is up to date", out.display()));
+            // A run may have been stopped between packing and certifying.
+            if bundle.certificate().is_none() {
+                place::certify_again(bundle, &checkpoint, &profile, &arguments.budget, output)?;
+            }
+        }
+        None => {
+            let placement = place::solve(
+                &checkpoint,
+                &profile,
+                predictors,
+                &arguments.budget,
+                Scratch::Beside(&out),
+                output,
+            )?;
+            placement.say_result(output);
+            let bundle = placement.pack(&checkpoint, &out, output)?;
+            let bundle = placement.certify(bundle, output)?;
+            place::say_certificate(&bundle, output);
+        }
     }
     output.say(format!("ready: `powerinfer run {}`", folder.display()));
     Ok(())

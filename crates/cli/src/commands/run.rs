@@ -6,10 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, progress::Interrupted};
+use powerinfer_artifact::{ByteSize, plan::Policy, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics, Verification};
+use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics, Verification, WINDOW};
 use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
@@ -145,7 +145,13 @@ struct Timing {
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
     if let Some(every) = arguments.verify_every {
-        model.verify_every(every as usize);
+        let layers = model.config().layer_count;
+        let verification = Verification::of_decoded(every as usize, layers);
+        model.verify(with_bands(
+            verification,
+            &model,
+            arguments.engine.policy.is_some(),
+        ));
     }
     let files = model.bundle().files();
     let tokenizer = model_argument::tokenizer(&files)?;
@@ -173,6 +179,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         &mut sampler()?,
         &ids,
         arguments.max_tokens,
+        output,
         &mut |piece| {
             completion.push_str(piece);
             if json { Ok(()) } else { print(piece) }
@@ -247,11 +254,13 @@ fn generate(
     sampler: &mut Sampler,
     ids: &[u32],
     max_tokens: usize,
+    output: Output,
     write: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Timing> {
     if ids.is_empty() {
         bail!("the prompt has no tokens; give some text with `--prompt`");
     }
+    let mut told = model.verification().map_or(0, |found| found.alarms().len());
     let mut timing = Timing {
         prompt_tokens: ids.len(),
         ..Timing::default()
@@ -281,6 +290,7 @@ fn generate(
             break;
         }
         logits = model.forward_last(&[token])?;
+        say_alarms(model, &mut told, output);
     }
     timing.decode = started.elapsed();
     timing.decoded = model.take_statistics();
@@ -288,6 +298,39 @@ fn generate(
         write(&piece)?;
     }
     Ok(timing)
+}
+
+/// `verification` with the bands that the bundle is certified for, where its plan is followed.
+fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> Verification {
+    let bundle = model.bundle();
+    match bundle.certificate() {
+        Some(certificate) if !is_forced => {
+            let layers = certificate.layers.iter();
+            let bands = layers.map(|layer| layer.relative_error_band).collect();
+            let fallback = match model.config().activation.has_exact_zeros() {
+                true => Policy::Exact,
+                false => Policy::Dense,
+            };
+            verification.within(bands, fallback)
+        }
+        _ => verification,
+    }
+}
+
+/// Says which layers have left the band they were certified for, of those not yet told of.
+fn say_alarms(model: &Runtime, told: &mut usize, output: Output) {
+    let alarms = model.verification().map_or(&[][..], Verification::alarms);
+    for alarm in alarms.get(*told..).unwrap_or_default() {
+        output.say(format!(
+            "layer {} is {} off over the last {WINDOW} verified tokens, and was certified for {}: this text is unlike what the profile has seen; from token {} on it runs `{}`",
+            alarm.layer,
+            percent(alarm.error),
+            percent(alarm.certified),
+            alarm.position + 1,
+            alarm.fallback,
+        ));
+    }
+    *told = alarms.len();
 }
 
 /// Says how far the policy's FFNs were off, where that was asked for.
@@ -299,13 +342,14 @@ fn say_verified(model: &Runtime, output: Output) {
         output.say("no token was verified; fewer were generated than `--verify-every` skips");
         return;
     };
-    let drift = verification.layers()[worst];
+    let drift = &verification.layers()[worst];
     output.say(format!(
-        "verified {} tokens: FFN outputs are {} off on average; most in layer {worst}: {} on average, {} at worst",
+        "verified {} tokens: FFN outputs are {} off on average, {} of what neurons add was computed; most off is layer {worst}: {} on average, {} at worst",
         verification.tokens(),
         percent(verification.mean()),
+        percent(verification.contribution_recall()),
         percent(drift.mean()),
-        percent(drift.worst),
+        percent(drift.worst()),
     ));
 }
 
@@ -313,9 +357,13 @@ fn say_verified(model: &Runtime, output: Output) {
 fn verified_json(verification: &Verification) -> serde_json::Value {
     let layers = verification.layers().iter();
     let layers: Vec<_> = layers
-        .map(|drift| json!({ "mean_relative_error": drift.mean(), "worst_relative_error": drift.worst }))
+        .map(|drift| json!({ "mean_relative_error": drift.mean(), "worst_relative_error": drift.worst(), "contribution_recall": drift.contribution_recall() }))
         .collect();
-    json!({ "tokens": verification.tokens(), "layers": layers })
+    let alarms = verification.alarms().iter();
+    let alarms: Vec<_> = alarms
+        .map(|alarm| json!({ "layer": alarm.layer, "position": alarm.position, "relative_error": alarm.error, "certified": alarm.certified, "fallback": alarm.fallback }))
+        .collect();
+    json!({ "tokens": verification.tokens(), "contribution_recall": verification.contribution_recall(), "layers": layers, "alarms": alarms })
 }
 
 /// Tokens per second.
@@ -373,6 +421,7 @@ fn chat(
             &mut sampler,
             &ids,
             arguments.max_tokens,
+            output,
             &mut |piece| {
                 answer.push_str(piece);
                 print(piece)

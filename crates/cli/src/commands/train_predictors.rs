@@ -2,10 +2,11 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use powerinfer_artifact::{
     ByteSize,
     predictor_file::{PredictorFile, PredictorSummary},
+    threshold_curve::ERRORS,
 };
 use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::{Format, Isa};
@@ -16,7 +17,8 @@ use serde_json::json;
 
 use crate::{
     model_argument,
-    output::{Output, Table, percent, print, print_json},
+    output::{Output, percent, print, print_json},
+    predictor_table::tables,
     progress::Bar,
 };
 
@@ -200,12 +202,6 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
             .unwrap_or_else(|| folder.join("profile")),
     )?;
     profile.check_model(checkpoint.identity())?;
-    if !profile.document().has_exact_zeros {
-        bail!(
-            "the activation of `{}` is never exactly zero, so there is nothing to foresee; go on with `powerinfer place`, which runs it dense",
-            checkpoint.identity().name
-        );
-    }
     let out = arguments
         .out
         .clone()
@@ -213,50 +209,16 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
     let recipe = arguments
         .training
         .recipe(&checkpoint, arguments.quant, arguments.seed)?;
-    let predictors = make(&profile, &recipe, Isa::detect()?, &out, &Bar::new(output))?;
+    let isa = Isa::detect()?;
+    let predictors = make(&checkpoint, &profile, &recipe, isa, &out, &Bar::new(output))?;
     if arguments.json {
         return print_json(
             &json!({ "header": predictors.header(), "layers": predictors.layers() }),
         );
     }
-    print(table(predictors.layers()))?;
+    print(tables(&predictors, isa))?;
     say_result(&predictors, &recipe, output);
     Ok(())
-}
-
-/// A row per layer.
-pub(crate) fn table(layers: &[PredictorSummary]) -> String {
-    let mut table = Table::new(&[
-        "layer",
-        "rank",
-        "bytes",
-        "recall",
-        "contribution recall",
-        "precision",
-        "predicted zeros",
-        "true zeros",
-    ]);
-    for layer in layers {
-        if layer.rank == 0 {
-            let mut row = vec!["–".to_owned(); 8];
-            row[0] = layer.layer.to_string();
-            table.row(row);
-            continue;
-        }
-        table.row(vec![
-            layer.layer.to_string(),
-            layer.rank.to_string(),
-            ByteSize(layer.bytes).to_string(),
-            percent(layer.recall),
-            layer
-                .contribution_recall
-                .map_or_else(|| "–".to_owned(), percent),
-            percent(layer.precision),
-            percent(layer.predicted_sparsity),
-            percent(layer.sparsity),
-        ]);
-    }
-    table.to_string()
 }
 
 /// Says how good the predictors are, and where they are.
@@ -267,6 +229,16 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
         Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
         Recipe::Import(_) => ("imported", "profile more tokens"),
     };
+    if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
+        output.say(format!(
+            "calibrated thresholds for {} layers, at errors of the FFN's output from {} to {}; written to `{}`",
+            layers.len(),
+            percent(ERRORS[0]),
+            percent(ERRORS[ERRORS.len() - 1]),
+            predictors.path().display()
+        ));
+        return;
+    }
     let narrow = |layer: &&PredictorSummary| layer.rank > 0;
     output.say(format!(
         "{made} {} predictors, {} in all; written to `{}`",
@@ -281,7 +253,7 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
     let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
     if !without.is_empty() {
         output.say(format!(
-            "layer(s) {} have no predictor and will run `exact`",
+            "layer(s) {} have no predictor; `place` looks for another way",
             told(without)
         ));
     }

@@ -1,19 +1,15 @@
-//! Text that is held back altogether: nothing is counted on it, nothing learns from it, so that what
-//! is later measured on it says something about text that the model will see.
+//! Texts as token ids in a safetensors file: all tokens one after the other, and each text's length.
 
 use std::{collections::BTreeMap, path::Path};
 
-use powerinfer_artifact::{
-    ArtifactError, TensorFile,
+use crate::{
+    ArtifactError, Digest, TensorFile,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
 
-/// The file's name inside a profile.
-pub(crate) const FILE: &str = "reserved.safetensors";
-
 /// Writes the token ids of `texts` into the file at `path`.
-pub(crate) fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError> {
+pub fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError> {
     let numbers = |values: &mut dyn Iterator<Item = u32>| {
         let bytes: Vec<u8> = values.flat_map(u32::to_le_bytes).collect();
         TensorSource::owned(Dtype::U32, vec![bytes.len() / 4], bytes)
@@ -27,8 +23,18 @@ pub(crate) fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError
     write_tensors(path, None, &tensors)
 }
 
+/// A digest of `texts`.
+pub fn digest(texts: &[Vec<u32>]) -> Digest {
+    let parts = texts.iter().map(|text| {
+        let tokens = text.iter().copied().flat_map(u32::to_le_bytes);
+        tokens.collect::<Vec<u8>>()
+    });
+    let parts: Vec<Vec<u8>> = parts.collect();
+    Digest::of_parts(parts.iter().map(Vec::as_slice))
+}
+
 /// Reads what [`write`] wrote.
-pub(crate) fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
+pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
     let file = TensorFile::open(path)?;
     let numbers = |name: &str| -> Result<Vec<u32>, ArtifactError> {
         let shape = file
@@ -63,7 +69,7 @@ mod tests {
     #[test]
     fn texts_read_back() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE);
+        let path = folder.path().join("texts.safetensors");
         for texts in [vec![], vec![vec![1, 2, 3], vec![], vec![u32::MAX]]] {
             write(&path, &texts).unwrap();
             assert_eq!(read(&path).unwrap(), texts);

@@ -1,0 +1,209 @@
+//! Measures what a bundle's policies do on text that nothing was fitted to, and writes it down.
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    Progress,
+    certificate::{Certificate, LayerCertificate, Scoring, decisions},
+    plan::Policy,
+    token_texts,
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_eval::fidelity;
+use powerinfer_runtime::{PolicyChoice, Runtime, Verification};
+
+use super::search::{scored, windows};
+use crate::{engine::runtime, model_argument, output::Output, progress::Bar};
+
+/// Floating-point operations that a certificate may take unless told otherwise; large models are
+/// certified on fewer tokens.
+const WORK: f64 = 2e13;
+
+/// Tokens to certify a model of so many parameters on, unless told otherwise.
+pub(crate) fn usual_tokens(parameters: usize) -> usize {
+    ((WORK / (2 * parameters.max(1)) as f64) as usize).clamp(1024, 8192)
+}
+
+/// The texts of `reserved` that decisions are made on, and those they are certified on; at most
+/// `tokens` tokens of each.
+pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] {
+    [0, 1].map(|half| {
+        let mut left = tokens;
+        let texts = reserved.iter().skip(half).step_by(2);
+        let mut taken = Vec::new();
+        for text in texts.filter(|text| text.len() > 1) {
+            let text = &text[..text.len().min(left)];
+            left -= text.len();
+            if text.len() > 1 {
+                taken.push(text.to_vec());
+            }
+        }
+        taken
+    })
+}
+
+/// Measures `bundle` as planned on `texts`.
+pub(crate) fn measure(
+    bundle: &Bundle,
+    texts: &[Vec<u32>],
+    allowed_rise: f64,
+    output: Output,
+) -> Result<Certificate> {
+    let windows = windows(bundle);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let quiet = Output {
+        quiet: true,
+        ..output
+    };
+    let open = |policy: PolicyChoice| -> Result<Runtime> {
+        let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
+        runtime(again, policy, threads, quiet)
+    };
+    let mut dense = open(PolicyChoice::Forced(Policy::Dense))?;
+    let mut planned = open(PolicyChoice::Planned)?;
+    planned.verify(Verification::of_all(bundle.config().layer_count));
+    let bar = Bar::new(output);
+    bar.begin("certifying", scored(texts) as u64, "tokens");
+    let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
+        bar.advance(tokens).map_err(anyhow::Error::from)
+    })?;
+    bar.end();
+    let computed = planned.take_statistics().computed_share();
+    let drifts = planned.verification().map_or(&[][..], Verification::layers);
+    let layers = drifts.iter().zip(&bundle.plan().layers);
+    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let begins_with = tokenizer.bos().map(|bos| bos.id);
+    Ok(Certificate {
+        scoring: Scoring {
+            texts: texts.len() as u64,
+            tokens: found.tokens(),
+            window: windows.length as u64,
+            stride: windows.stride as u64,
+            begins_with: begins_with
+                .filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
+            digest: token_texts::digest(texts),
+        },
+        decisions: decisions(&bundle.plan().layers),
+        allowed_rise,
+        dense_perplexity: found.dense().perplexity(),
+        perplexity: found.other().perplexity(),
+        perplexity_rise: found.rise(),
+        kl_divergence_mean: found.mean_divergence(),
+        kl_divergence_p99: found.divergence_p99(),
+        same_likeliest_token: found.agreement(),
+        texts_without_divergence: found.undiverged(),
+        tokens_to_first_divergence: found.first_divergence(),
+        ffn_neurons_computed: computed,
+        layers: layers
+            .map(|(drift, layer)| LayerCertificate {
+                layer: layer.layer,
+                policy: layer.policy,
+                relative_error: drift.mean(),
+                relative_error_p99: drift.p99(),
+                relative_error_band: drift.worst_window(),
+                contribution_recall: drift.contribution_recall(),
+            })
+            .collect(),
+    })
+}
+
+/// The certificate in lines.
+pub(crate) fn describe(certificate: &Certificate) -> String {
+    use crate::output::{Table, percent};
+    let Certificate {
+        scoring,
+        perplexity_rise,
+        ..
+    } = certificate;
+    let begins = match scoring.begins_with {
+        Some(token) => format!("every text begins with token {token}"),
+        None => "nothing is put before a text".to_owned(),
+    };
+    let verdict = match (certificate.holds(), certificate.tokens_needed()) {
+        (true, _) => format!("within the {} allowed", share(certificate.allowed_rise)),
+        (false, Some(tokens)) => format!(
+            "not shown to be within the {} allowed; that takes about {tokens} tokens",
+            share(certificate.allowed_rise)
+        ),
+        (false, None) => format!("more than the {} allowed", share(certificate.allowed_rise)),
+    };
+    let divergence = match certificate.tokens_to_first_divergence {
+        None => "in none of the texts".to_owned(),
+        Some(tokens) => format!(
+            "after {tokens} tokens (median), in {} of the texts",
+            percent(1.0 - certificate.texts_without_divergence)
+        ),
+    };
+    let mut table = Table::new(&[
+        "layer",
+        "policy",
+        "FFN error",
+        "99 %",
+        "band",
+        "contributions",
+    ]);
+    for layer in &certificate.layers {
+        table.row(vec![
+            layer.layer.to_string(),
+            layer.policy.to_string(),
+            percent(layer.relative_error),
+            percent(layer.relative_error_p99),
+            percent(layer.relative_error_band),
+            percent(layer.contribution_recall),
+        ]);
+    }
+    format!(
+        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3} ± {:.3} % (95 % confidence), {verdict}\n\
+         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
+         likeliest token   the same for {}; first another one {divergence}\n\
+         FFN neurons       {} computed\n{table}",
+        scoring.tokens,
+        scoring.texts,
+        scoring.window,
+        scoring.stride,
+        certificate.perplexity,
+        certificate.dense_perplexity,
+        100.0 * perplexity_rise.value,
+        100.0 * perplexity_rise.margin,
+        certificate.kl_divergence_mean.value,
+        certificate.kl_divergence_p99,
+        percent(certificate.same_likeliest_token),
+        percent(certificate.ffn_neurons_computed),
+    )
+}
+
+/// A share in percent, without needless zeros.
+fn share(share: f64) -> String {
+    format!("{} %", (share * 1e6).round() / 1e4)
+}
+
+/// What differs between a certificate and the same measured again, in words; none where nothing does.
+pub(crate) fn difference(written: &Certificate, found: &Certificate) -> Option<String> {
+    // Another number of threads or instruction set gives the same bits; this is for rounding in text.
+    let is_near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-3);
+    let figures = |c: &Certificate| {
+        [
+            ("perplexity as planned", c.perplexity),
+            ("perplexity of dense", c.dense_perplexity),
+            ("mean KL divergence", c.kl_divergence_mean.value),
+            ("KL divergence of 99 %", c.kl_divergence_p99),
+            ("share of the same likeliest token", c.same_likeliest_token),
+            ("share of neurons computed", c.ffn_neurons_computed),
+        ]
+    };
+    let pairs = figures(written).into_iter().zip(figures(found));
+    for ((name, written), (_, found)) in pairs {
+        if !is_near(written, found) {
+            return Some(format!("{name} is {found}, the certificate says {written}"));
+        }
+    }
+    for (written, found) in written.layers.iter().zip(&found.layers) {
+        if !is_near(written.relative_error, found.relative_error) {
+            return Some(format!(
+                "the relative FFN error of layer {} is {}, the certificate says {}",
+                found.layer, found.relative_error, written.relative_error
+            ));
+        }
+    }
+    None
+}

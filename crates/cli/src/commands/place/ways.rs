@@ -1,0 +1,299 @@
+//! The ways each layer could go, as a profile and predictors have it.
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{Policy, Threshold},
+    predictor_file::{PredictorFile, PredictorSummary},
+    threshold_curve::{ERRORS, ThresholdCurve},
+};
+use powerinfer_bundle::neuron_bytes;
+use powerinfer_kernels::Format;
+use powerinfer_model::ModelConfig;
+use powerinfer_profile::Profile;
+use powerinfer_solver::{Candidate, Foreseen, NeuronShape, Price, Way, Work};
+
+/// What a placement is of.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) profile: &'a Profile,
+    pub(crate) predictors: Option<&'a PredictorFile>,
+    pub(crate) quant: Format,
+    /// The policy of every layer, where a person says so.
+    pub(crate) forced: Option<Policy>,
+}
+
+/// How far ways may go that change what the model says.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Leeway {
+    /// Per layer, whether neurons may be foreseen.
+    pub(crate) foreseen: Vec<bool>,
+    /// Place in the curve of thresholds, between levels too; none where none may be used.
+    pub(crate) level: Option<f64>,
+}
+
+impl Leeway {
+    /// Nothing that changes anything.
+    pub(crate) fn none(layers: usize) -> Self {
+        Self {
+            foreseen: vec![false; layers],
+            level: None,
+        }
+    }
+}
+
+/// The ways one layer could go.
+pub(crate) struct LayerWays {
+    pub(crate) candidates: Vec<Candidate>,
+    /// Neurons, hottest first.
+    pub(crate) order: Vec<u32>,
+    /// Of the candidate with the threshold policy.
+    pub(crate) threshold: Option<Threshold>,
+}
+
+impl<'a> Subject<'a> {
+    fn summary(&self, layer: usize) -> Option<&'a PredictorSummary> {
+        self.predictors.and_then(|file| file.layers().get(layer))
+    }
+
+    /// Whether anything but dense and exact is possible at all.
+    pub(crate) fn has_thresholds(&self) -> bool {
+        let has = |layer| {
+            self.summary(layer)
+                .is_some_and(|s| !s.thresholds.is_empty())
+        };
+        (0..self.config.layer_count).any(has)
+    }
+
+    fn shape(&self) -> NeuronShape {
+        NeuronShape {
+            bytes: neuron_bytes(self.config, self.quant),
+            matrices: self.config.matrices_per_neuron(),
+        }
+    }
+
+    /// Refuses a policy that the model or the predictors cannot have.
+    pub(crate) fn check_forced(&self) -> Result<()> {
+        let Some(forced) = self.forced else {
+            return Ok(());
+        };
+        let lacks = |has: &dyn Fn(&PredictorSummary) -> bool| {
+            (0..self.config.layer_count).find(|layer| !self.summary(*layer).is_some_and(has))
+        };
+        match forced {
+            Policy::Dense => {}
+            Policy::Exact if self.config.activation.has_exact_zeros() => {}
+            Policy::Exact => bail!(
+                "the activation of this model is never exactly zero, so `--policy exact` would skip nothing; leave it out"
+            ),
+            Policy::Predicted => {
+                if let Some(layer) = lacks(&|summary| summary.rank > 0) {
+                    bail!(
+                        "layer {layer} has no predictor, so `--policy predicted` is not possible; train predictors, or give them more bytes by `--max-bytes`"
+                    );
+                }
+            }
+            Policy::SignBit => {
+                if let Some(layer) = lacks(&|summary| summary.sign_bit.is_some()) {
+                    bail!(
+                        "the signs of layer {layer} do not foresee what was asked for, or were not looked at, so `--policy sign-bit` is not possible; run `powerinfer train-predictors`, with a lower `--recall` if need be"
+                    );
+                }
+            }
+            Policy::Threshold => {
+                if let Some(layer) = lacks(&|summary| !summary.thresholds.is_empty()) {
+                    bail!(
+                        "layer {layer} has no thresholds, so `--policy threshold` is not possible; {}",
+                        match self.config.activation.has_exact_zeros() {
+                            true =>
+                                "they are for models whose neurons are never exactly silent; leave it out",
+                            false => "run `powerinfer train-predictors` first",
+                        }
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ways `layer` could go within `leeway`.
+    pub(crate) fn ways(&self, layer: usize, leeway: &Leeway) -> Result<LayerWays> {
+        let activity = &self.profile.activities()[layer];
+        let summary = self.summary(layer);
+        let shape = self.shape();
+        let mut order = activity.hottest_first();
+        let mut frequencies = activity.frequencies();
+        let network_bytes = summary.map_or(0, |summary| summary.bytes);
+        let mut candidates = Vec::new();
+        let mut add = |way: Way, frequencies: &[f64], foresight_bytes: u64| {
+            candidates.push(Candidate {
+                way,
+                frequencies: frequencies.to_vec(),
+                foresight_bytes,
+            });
+        };
+        let mut threshold = None;
+        if self.config.activation.has_exact_zeros() {
+            frequencies = order.iter().map(|n| frequencies[*n as usize]).collect();
+            let frequencies = &frequencies;
+            add(Way::dense(shape), frequencies, network_bytes);
+            add(Way::exact(shape), frequencies, network_bytes);
+            let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
+            let foreseen = |bytes: u64, rows: usize, predicted_sparsity: f64, recall| Foreseen {
+                work: Work {
+                    bytes: bytes as f64,
+                    rows: rows as f64,
+                },
+                predicted_per_active: (1.0 - predicted_sparsity) / density,
+                recall,
+            };
+            let neurons = self.config.ffn_size;
+            let may = leeway.foreseen[layer];
+            if let Some(summary) = summary.filter(|summary| may && summary.rank > 0) {
+                let foreseen = foreseen(
+                    summary.bytes,
+                    summary.rank + neurons,
+                    summary.predicted_sparsity,
+                    summary.recall,
+                );
+                let way = Way::foreseen(Policy::Predicted, shape, foreseen);
+                add(way, frequencies, network_bytes);
+            }
+            if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()).filter(|_| may) {
+                let foreseen =
+                    foreseen(signs.bytes, neurons, signs.predicted_sparsity, signs.recall);
+                let way = Way::foreseen(Policy::SignBit, shape, foreseen);
+                add(way, frequencies, network_bytes + signs.bytes);
+            }
+        } else {
+            let all = vec![1.0; self.config.ffn_size];
+            // Vectors that scores are made with, and the constant.
+            let vectors = 4 * (3 * self.config.ffn_size + self.config.hidden_size) as u64;
+            let bytes = summary.map_or(0, |s| if s.thresholds.is_empty() { 0 } else { vectors });
+            add(Way::dense(shape), &all, bytes);
+            if let (Some(level), Some(file)) = (leeway.level, self.predictors)
+                && let Some((chosen, kept)) = self.at_level(file, layer, level)?
+            {
+                order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));
+                let kept: Vec<f64> = order.iter().map(|n| kept[*n as usize]).collect();
+                add(Way::threshold(shape, chosen.score), &kept, bytes);
+                threshold = Some(chosen);
+            }
+        }
+        if let Some(forced) = self.forced {
+            candidates.retain(|candidate| candidate.way.policy == forced);
+            if candidates.is_empty() {
+                bail!(
+                    "`--policy {forced}` is not possible for layer {layer} within the allowed rise of perplexity; raise `--max-ppl-increase`"
+                );
+            }
+        }
+        Ok(LayerWays {
+            candidates,
+            order,
+            threshold,
+        })
+    }
+
+    /// The score that reads least at `level`, its threshold, and on which share of tokens each
+    /// neuron reaches it.
+    fn at_level(
+        &self,
+        file: &PredictorFile,
+        layer: usize,
+        level: f64,
+    ) -> Result<Option<(Threshold, Vec<f64>)>> {
+        let curves = file.layers().get(layer).map(|summary| &summary.thresholds);
+        let neurons = self.config.ffn_size;
+        let below = (level.floor() as usize).min(ERRORS.len() - 1);
+        let above = (below + 1).min(ERRORS.len() - 1);
+        let part = level - below as f64;
+        let between = |a: f64, b: f64| a + (b - a) * part;
+        let read = |curve: &ThresholdCurve| {
+            let density = between(curve.levels[below].density, curve.levels[above].density);
+            let way = Way::threshold(self.shape(), curve.score);
+            way.work(neurons as f64, neurons as f64 * density).bytes
+        };
+        let mut best: Option<&ThresholdCurve> = None;
+        for curve in curves.into_iter().flatten() {
+            if best.is_none_or(|best| read(curve) < read(best)) {
+                best = Some(curve);
+            }
+        }
+        let Some(curve) = best else {
+            return Ok(None);
+        };
+        let [first, second] = [below, above].map(|level| file.kept(layer, curve, level, neurons));
+        let kept = first?.into_iter().zip(second?);
+        let kept = kept.map(|(a, b)| between(f64::from(a), f64::from(b)).clamp(0.0, 1.0));
+        let value = |level: usize| f64::from(curve.levels[level].value);
+        let threshold = Threshold {
+            value: between(value(below), value(above)) as f32,
+            error: between(ERRORS[below], ERRORS[above]),
+            ..curve.threshold(below)
+        };
+        Ok(Some((threshold, kept.collect())))
+    }
+
+    /// Why `layer` goes the way it does, in a line.
+    pub(crate) fn reason(
+        &self,
+        layer: usize,
+        ways: &LayerWays,
+        prices: &[Price],
+        chosen: usize,
+    ) -> String {
+        let told = |place: usize| {
+            let price = prices[place];
+            let name = match ways.candidates[place].way.policy {
+                Policy::Predicted => {
+                    let rank = self.summary(layer).map_or(0, |summary| summary.rank);
+                    format!("predicted (rank {rank})")
+                }
+                Policy::Threshold => match ways.threshold {
+                    Some(threshold) => format!("threshold ({})", threshold.score),
+                    None => "threshold".to_owned(),
+                },
+                policy => policy.to_string(),
+            };
+            (
+                name,
+                format!(
+                    "{:.1} µs, {}",
+                    1e6 * price.seconds,
+                    ByteSize(price.work.bytes as u64)
+                ),
+            )
+        };
+        let (_, own) = told(chosen);
+        let mut reason = own;
+        if let (Policy::Threshold, Some(threshold)) =
+            (ways.candidates[chosen].way.policy, ways.threshold)
+        {
+            reason += &format!(
+                "; {} ≥ {:.3e} at a relative error of {:.1} %",
+                threshold.score,
+                threshold.value,
+                100.0 * threshold.error
+            );
+        }
+        let others = (0..prices.len()).filter(|place| *place != chosen);
+        for other in others {
+            let (name, price) = told(other);
+            reason += &format!("; {name} would take {price}");
+        }
+        if let Some(forced) = self.forced {
+            reason = format!("as `--policy {forced}` says; {reason}");
+        } else if prices.len() == 1
+            || (prices.len() == 2 && self.config.activation.has_exact_zeros())
+        {
+            reason += match self.summary(layer) {
+                _ if !self.config.activation.has_exact_zeros() => "; nothing can be skipped",
+                Some(summary) if summary.rank > 0 => "; its predictor is not used",
+                _ => "; there is no predictor",
+            };
+        }
+        reason
+    }
+}
