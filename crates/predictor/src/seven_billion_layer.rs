@@ -111,5 +111,5 @@ fn seven_billion_layer() {
         "{:.0} s; peak {peak:.0} MiB, of which at the end {own:.0} MiB are no file's",
         began.elapsed().as_secs_f64()
     );
-    assert!(!(peak >= 2048.0), "{peak} MiB");
+    assert!(peak.is_nan() || peak < 2048.0, "{peak} MiB");
 }
