@@ -26,7 +26,6 @@ const SHAPE: Planted = Planted {
     tokens: [200_000, 50_000],
     rank: 256,
     threshold: 1.65,
-    spread: 0.8,
 };
 
 /// Prints the details of training.
