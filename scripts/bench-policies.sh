@@ -35,3 +35,4 @@ try "as wide as pays" --max-bytes 100%
 try "8 bits, as wide as pays" --predictor-quant q8_0 --max-bytes 100%
 try "neurons alone: 95 % of them, whatever they contribute" --contribution-recall 0.01
 try "the paper's form: 16 bits, as wide as pays" --predictor-quant bf16 --max-bytes 100%
+try "the paper's sizes: by sparsity and skewness, 95 % of the neurons at even odds, nothing asked of contributions" --sizing paper

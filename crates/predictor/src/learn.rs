@@ -105,9 +105,14 @@ pub(crate) fn learn(
     schedule: Schedule,
     mut between: impl FnMut() -> Result<(), PredictorError>,
 ) -> Result<Learnt, PredictorError> {
-    let mut random = Random::new(schedule.seed);
     let mut descent = Descent::new(start.rank, &start.a, &start.b, &start.bias);
     let split = Split::of(samples.tokens());
+    let mut random = Random::new(schedule.seed);
+    let learning = split.learning_count();
+    let mut next_batch = || {
+        let tokens = (0..BATCH.min(learning)).map(|_| split.learning(random.below(learning)));
+        batch(samples, &tokens.collect::<Vec<_>>(), schedule.cost)
+    };
     let validation = batch(samples, &split.validation(), schedule.cost)?;
     let diverged = PredictorError::Diverged {
         layer: schedule.layer,
@@ -123,14 +128,14 @@ pub(crate) fn learn(
     // The loss at the last look, and at the last that gained something.
     let (mut before, mut gained, mut gained_at) = (best.loss, best.loss, 0);
     let (mut progress, mut pace) = (0.0, 1.0);
+    let mut batch = next_batch()?;
     for step in 1..=schedule.steps {
         let warm = (step as f64 / WARM_UP as f64).min(1.0);
         let learning_rate = LEARNING_RATE * warm * (0.5 + 0.5 * (PI * progress).cos());
-        let tokens = (0..BATCH.min(split.learning_count()))
-            .map(|_| split.learning(random.below(split.learning_count())));
-        let tokens: Vec<usize> = tokens.collect();
-        let batch = batch(samples, &tokens, schedule.cost)?;
-        if !descent.step(&batch, learning_rate)? {
+        // The next batch is read while this one is learnt from.
+        let (stepped, read) = rayon::join(|| descent.step(&batch, learning_rate), &mut next_batch);
+        batch = read?;
+        if !stepped? {
             return Err(diverged);
         }
         between()?;

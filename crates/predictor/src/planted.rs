@@ -6,8 +6,8 @@ use powerinfer_artifact::random::Random;
 use powerinfer_profile::{Part, Traces};
 
 /// Samples where neuron i is `max(0, (U·V·x)_i − t_i)` of evenly spread inputs x: V has `rank`
-/// rows, each weighing less than the one before, and the t vary around `threshold` by `spread`, so
-/// that some neurons fire more often than others.
+/// rows, each weighing less than the one before, and the t vary around `threshold`, so that some
+/// neurons fire far more often than others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Planted {
     pub(crate) hidden: usize,
@@ -16,7 +16,6 @@ pub(crate) struct Planted {
     pub(crate) tokens: [usize; 2],
     pub(crate) rank: usize,
     pub(crate) threshold: f32,
-    pub(crate) spread: f32,
 }
 
 /// An easy layer: one direction says all.
@@ -26,7 +25,6 @@ pub(crate) const EASY: Planted = Planted {
     tokens: [2000, 1000],
     rank: 1,
     threshold: 1.65,
-    spread: 0.8,
 };
 
 /// The samples of a layer of this shape.
@@ -47,7 +45,7 @@ pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
     let thresholds = normal(&mut random, neurons);
     let thresholds: Vec<f32> = thresholds
         .iter()
-        .map(|t| shape.threshold + shape.spread * t)
+        .map(|t| shape.threshold + 0.8 * t)
         .collect();
     let mut traces = Traces::new(hidden, neurons);
     for part in Part::ALL {

@@ -26,7 +26,6 @@ const SHAPE: Planted = Planted {
     tokens: [200_000, 50_000],
     rank: 256,
     threshold: 1.65,
-    spread: 0.8,
 };
 
 /// Prints the details of training.
@@ -111,5 +110,5 @@ fn seven_billion_layer() {
         "{:.0} s; peak {peak:.0} MiB, of which at the end {own:.0} MiB are no file's",
         began.elapsed().as_secs_f64()
     );
-    assert!(!(peak >= 2048.0), "{peak} MiB");
+    assert!(peak.is_nan() || peak < 2048.0, "{peak} MiB");
 }

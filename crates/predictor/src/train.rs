@@ -330,7 +330,7 @@ mod tests {
     use std::sync::Mutex;
 
     use half::bf16;
-    use powerinfer_artifact::progress::Interrupted;
+    use powerinfer_artifact::{progress::Interrupted, random::Random};
 
     use super::*;
     use crate::planted::{EASY, Planted, planted};
@@ -459,15 +459,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_foreseen_gets_none() {
-        let alike = Planted {
-            spread: 0.0,
-            ..EASY
-        };
-        let mut traces = planted(alike, 1);
+        // Who fires has to do with nothing.
+        let mut random = Random::new(1);
+        let mut traces = Traces::new(64, 512);
         for part in powerinfer_profile::Part::ALL {
             let samples = traces.part_mut(part);
-            // Inputs that have nothing to do with who fires.
-            samples.inputs.to_mut().rotate_left(7 * EASY.hidden);
+            for _ in 0..500 {
+                let input = (0..64).map(|_| bf16::from_f64(random.normal()));
+                samples.inputs.to_mut().extend(input);
+                let fired: Vec<f32> = (0..512).map(|_| f32::from(random.chance(10))).collect();
+                samples.active.push(&fired);
+            }
         }
         let refusal = refusal(&traces, SETTINGS);
         let told = refusal.to_string();
