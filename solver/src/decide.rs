@@ -23,6 +23,8 @@ pub struct Candidate {
     pub frequencies: Vec<f64>,
     /// Memory that finding its neurons takes, used or not: predictor, signs, scores.
     pub foresight_bytes: u64,
+    /// Whether it may be taken, or is only there to be compared with.
+    pub allowed: bool,
 }
 
 /// What a candidate takes in a placement.
@@ -52,20 +54,28 @@ pub struct Decision {
 ///
 /// # Panics
 ///
-/// When there are not one or more candidates per layer.
+/// When there are not candidates for each layer, one of them allowed.
 pub fn decide(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     options: &Options,
 ) -> Result<Decision, SolveError> {
     assert_eq!(candidates.len(), problem.layers.len(), "a list per layer");
-    let mut chosen = vec![0; candidates.len()];
+    let first = |candidates: &Vec<Candidate>| candidates.iter().position(|one| one.allowed);
+    let mut chosen: Vec<usize> = candidates
+        .iter()
+        .map(|candidates| first(candidates).expect("a layer may go some way"))
+        .collect();
     let mut best: Option<Decision> = None;
     for _ in 0..ROUNDS {
         let with_ways = take(problem, candidates, &chosen);
         let (plan, report) = place(&with_ways, options)?;
         let prices = prices(&with_ways, candidates, &plan);
-        let quickest: Vec<usize> = prices.iter().map(|prices| quickest(prices)).collect();
+        let quickest: Vec<usize> = prices
+            .iter()
+            .zip(candidates)
+            .map(|(prices, candidates)| quickest(prices, candidates))
+            .collect();
         let time = plan.totals.microseconds_per_token;
         let is_better = best
             .as_ref()
@@ -121,13 +131,16 @@ fn prices(problem: &Problem, candidates: &[Vec<Candidate>], plan: &Plan) -> Vec<
     prices
 }
 
-/// The first of the quickest.
-fn quickest(prices: &[Price]) -> usize {
-    let least = |best: usize, next: usize| match prices[next].seconds < prices[best].seconds {
-        true => next,
-        false => best,
-    };
-    (1..prices.len()).fold(0, least)
+/// The first of the quickest that may be taken.
+fn quickest(prices: &[Price], candidates: &[Candidate]) -> usize {
+    let mut allowed = (0..prices.len()).filter(|place| candidates[*place].allowed);
+    let first = allowed.next().expect("a layer may go some way");
+    allowed.fold(first, |best, next| {
+        match prices[next].seconds < prices[best].seconds {
+            true => next,
+            false => best,
+        }
+    })
 }
 
 #[cfg(test)]
@@ -162,6 +175,7 @@ mod tests {
                 way,
                 frequencies,
                 foresight_bytes: 10_000,
+                allowed: true,
             })
             .to_vec()
         };

@@ -126,19 +126,20 @@ impl<'a> Subject<'a> {
         let mut frequencies = activity.frequencies();
         let network_bytes = summary.map_or(0, |summary| summary.bytes);
         let mut candidates = Vec::new();
-        let mut add = |way: Way, frequencies: &[f64], foresight_bytes: u64| {
+        let mut add = |way: Way, frequencies: &[f64], foresight_bytes: u64, allowed: bool| {
             candidates.push(Candidate {
                 way,
                 frequencies: frequencies.to_vec(),
                 foresight_bytes,
+                allowed,
             });
         };
         let mut threshold = None;
         if self.config.activation.has_exact_zeros() {
             frequencies = order.iter().map(|n| frequencies[*n as usize]).collect();
             let frequencies = &frequencies;
-            add(Way::dense(shape), frequencies, network_bytes);
-            add(Way::exact(shape), frequencies, network_bytes);
+            add(Way::dense(shape), frequencies, network_bytes, true);
+            add(Way::exact(shape), frequencies, network_bytes, true);
             let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
             let foreseen = |bytes: u64, rows: usize, predicted_sparsity: f64, recall| Foreseen {
                 work: Work {
@@ -150,7 +151,7 @@ impl<'a> Subject<'a> {
             };
             let neurons = self.config.ffn_size;
             let may = leeway.foreseen[layer];
-            if let Some(summary) = summary.filter(|summary| may && summary.rank > 0) {
+            if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
                 let foreseen = foreseen(
                     summary.bytes,
                     summary.rank + neurons,
@@ -158,32 +159,34 @@ impl<'a> Subject<'a> {
                     summary.recall,
                 );
                 let way = Way::foreseen(Policy::Predicted, shape, foreseen);
-                add(way, frequencies, network_bytes);
+                add(way, frequencies, network_bytes, may);
             }
-            if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()).filter(|_| may) {
+            if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()) {
                 let foreseen =
                     foreseen(signs.bytes, neurons, signs.predicted_sparsity, signs.recall);
                 let way = Way::foreseen(Policy::SignBit, shape, foreseen);
-                add(way, frequencies, network_bytes + signs.bytes);
+                add(way, frequencies, network_bytes + signs.bytes, may);
             }
         } else {
             let all = vec![1.0; self.config.ffn_size];
             // Vectors that scores are made with, and the constant.
             let vectors = 4 * (3 * self.config.ffn_size + self.config.hidden_size) as u64;
             let bytes = summary.map_or(0, |s| if s.thresholds.is_empty() { 0 } else { vectors });
-            add(Way::dense(shape), &all, bytes);
+            add(Way::dense(shape), &all, bytes, true);
             if let (Some(level), Some(file)) = (leeway.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {
                 order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));
                 let kept: Vec<f64> = order.iter().map(|n| kept[*n as usize]).collect();
-                add(Way::threshold(shape, chosen.score), &kept, bytes);
+                add(Way::threshold(shape, chosen.score), &kept, bytes, true);
                 threshold = Some(chosen);
             }
         }
         if let Some(forced) = self.forced {
-            candidates.retain(|candidate| candidate.way.policy == forced);
-            if candidates.is_empty() {
+            for candidate in &mut candidates {
+                candidate.allowed = candidate.way.policy == forced;
+            }
+            if candidates.iter().all(|candidate| !candidate.allowed) {
                 bail!(
                     "`--policy {forced}` is not possible for layer {layer} within the allowed rise of perplexity; raise `--max-ppl-increase`"
                 );
@@ -278,21 +281,19 @@ impl<'a> Subject<'a> {
                 100.0 * threshold.error
             );
         }
-        let others = (0..prices.len()).filter(|place| *place != chosen);
-        for other in others {
+        for other in (0..prices.len()).filter(|place| *place != chosen) {
             let (name, price) = told(other);
-            reason += &format!("; {name} would take {price}");
+            let is_quicker = prices[other].seconds < prices[chosen].seconds;
+            let but = match ways.candidates[other].allowed || self.forced.is_some() {
+                false if is_quicker => ", but raises perplexity too much",
+                _ => "",
+            };
+            reason += &format!("; {name} would take {price}{but}");
         }
         if let Some(forced) = self.forced {
             reason = format!("as `--policy {forced}` says; {reason}");
-        } else if prices.len() == 1
-            || (prices.len() == 2 && self.config.activation.has_exact_zeros())
-        {
-            reason += match self.summary(layer) {
-                _ if !self.config.activation.has_exact_zeros() => "; nothing can be skipped",
-                Some(summary) if summary.rank > 0 => "; its predictor is not used",
-                _ => "; there is no predictor",
-            };
+        } else if prices.len() == 1 {
+            reason += "; no other way is known";
         }
         reason
     }
