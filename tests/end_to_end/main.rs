@@ -16,6 +16,7 @@ mod import;
 #[cfg(target_os = "linux")]
 mod memory;
 mod pipeline;
+mod policies;
 mod profiles;
 mod readme;
 mod sandbox;

@@ -195,16 +195,19 @@ fn a_policy_can_be_forced_where_it_is_possible() {
         let arguments = ["place", "demo", "--vram", "0G", "--dry-run", "--json"];
         sandbox.run(&[&arguments[..], more].concat())
     };
-    for policy in ["dense", "exact", "predicted"] {
+    for policy in ["dense", "exact", "predicted", "sign-bit"] {
         let plan = place(&["--policy", policy]).good().json();
         for layer in plan["plan"]["layers"].as_array().unwrap() {
             assert_eq!(layer["policy"], policy);
             let reason = layer["reason"].as_str().unwrap();
-            assert!(reason.starts_with("as `--policy` says"), "{reason}");
+            assert!(reason.starts_with("as `--policy"), "{reason}");
         }
     }
     std::fs::remove_dir_all(sandbox.path("demo.powerinfer/predictors")).unwrap();
     place(&["--policy", "predicted"]).bad(1, &["layer 0 has no predictor", "hint: train"]);
+    place(&["--policy", "sign-bit"]).bad(1, &["signs of layer 0", "hint: run"]);
+    place(&["--policy", "threshold"])
+        .bad(1, &["layer 0 has no thresholds", "never exactly silent"]);
 }
 
 #[test]
@@ -216,54 +219,6 @@ fn a_dry_run_writes_nothing() {
         .run(&["place", "demo", "--vram", "1G", "--dry-run"])
         .good();
     assert!(!folder.join("bundle").exists());
-}
-
-#[test]
-fn a_model_without_zeros_runs_dense() {
-    let sandbox = Sandbox::new();
-    let model = golden_model("llama-silu");
-    let model = model.to_str().unwrap();
-    std::fs::write(
-        sandbox.path("text.txt"),
-        "a few words to calibrate on, again and again ".repeat(20),
-    )
-    .unwrap();
-    let prepare = sandbox
-        .run(&["prepare", model, "--data", "text.txt", "--vram", "0G"])
-        .good();
-    assert!(
-        prepare.stderr.contains("never exactly zero"),
-        "{}",
-        prepare.stderr
-    );
-    let run = sandbox
-        .run(&[
-            "run",
-            "llama-silu.powerinfer",
-            "--prompt",
-            "words",
-            "-n",
-            "4",
-        ])
-        .good();
-    assert!(
-        run.stderr.contains("100.0 % of FFN neurons"),
-        "{}",
-        run.stderr
-    );
-    sandbox
-        .run(&[
-            "run",
-            "llama-silu.powerinfer",
-            "--prompt",
-            "words",
-            "--policy",
-            "predicted",
-        ])
-        .bad(1, &["no predictor", "hint: use `exact` or `dense`"]);
-    sandbox
-        .run(&["train-predictors", model])
-        .bad(1, &["nothing to foresee"]);
 }
 
 #[cfg(unix)]

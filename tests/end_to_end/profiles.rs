@@ -454,7 +454,12 @@ fn damaged_work_is_done_again() {
         names.sort();
         assert_eq!(
             names,
-            ["neurons.parquet", "profile.json", "traces"],
+            [
+                "neurons.parquet",
+                "profile.json",
+                "reserved.safetensors",
+                "traces"
+            ],
             "{what}"
         );
     }
