@@ -2,6 +2,8 @@
 
 use std::{fs, hint::black_box, time::Instant};
 
+use powerinfer_kernels::{Format, Isa, pack};
+
 /// The processor's name.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -79,4 +81,28 @@ pub(crate) fn read_bandwidth(threads: usize) -> f64 {
         best = best.max((WORDS * 8) as f64 / started.elapsed().as_secs_f64());
     }
     best
+}
+
+/// What a row of a matrix costs beside its bytes, and what a kernel costs beside its rows: seconds on
+/// one thread, of matrices in the cache.
+pub(crate) fn row_and_kernel_seconds(isa: Isa) -> (f64, f64) {
+    const ROWS: usize = 4096;
+    const PASSES: usize = 201;
+    let median = |rows: usize, columns: usize| {
+        let matrix = pack(Format::Q8_0, rows, columns, &vec![0.5; rows * columns]);
+        let (x, mut out) = (vec![0.25; columns], vec![0.0; rows]);
+        let mut times: Vec<f64> = (0..PASSES)
+            .map(|_| {
+                let started = Instant::now();
+                isa.gemv(&matrix.as_view(), black_box(&x), &mut out);
+                black_box(&out);
+                started.elapsed().as_secs_f64()
+            })
+            .collect();
+        times.sort_unstable_by(f64::total_cmp);
+        times[PASSES / 2]
+    };
+    // Rows of one block and of two: what is left of the time where there are no blocks.
+    let per_row = (2.0 * median(ROWS, 32) - median(ROWS, 64)) / ROWS as f64;
+    (per_row.max(0.0), median(1, 32))
 }

@@ -1,7 +1,13 @@
 //! `powerinfer doctor`: what this machine can do.
 
+use std::{collections::BTreeMap, path::PathBuf};
+
 use anyhow::Result;
-use powerinfer_artifact::ByteSize;
+use powerinfer_artifact::{
+    ByteSize,
+    hardware::{Cpu, Hardware},
+    write::write_file,
+};
 use powerinfer_kernels::Isa;
 use serde_json::json;
 
@@ -12,8 +18,13 @@ use crate::{
 
 /// How to report.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer doctor --json")]
+#[command(
+    after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.json && powerinfer place demo --vram 0G --hardware hardware.json"
+)]
 pub(crate) struct DoctorArguments {
+    /// Write what was measured into this file, for `place --hardware FILE`
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -26,6 +37,32 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     let isa = Isa::detect()?;
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     let memory = machine::memory();
+    let (row, kernel) = machine::row_and_kernel_seconds(isa);
+    if let Some(path) = &arguments.write {
+        let hardware = Hardware {
+            name: "this machine".to_owned(),
+            description: format!("{}, {threads} threads", machine::processor()),
+            cpu: Cpu {
+                threads,
+                read_bandwidth_bytes_per_second: all.round(),
+                ram_bytes: memory.map_or(0, |(total, _)| total),
+                row_seconds: row / threads as f64,
+                kernel_seconds: kernel,
+            },
+            gpu: None,
+            sources: BTreeMap::from([(
+                "cpu".to_owned(),
+                "measured by `powerinfer doctor`".to_owned(),
+            )]),
+        };
+        hardware.validate()?;
+        let text = serde_json::to_string_pretty(&hardware)? + "\n";
+        write_file(path, text.as_bytes())?;
+        output.say(format!(
+            "written; `powerinfer place --hardware {}` plans for this machine",
+            path.display()
+        ));
+    }
     if arguments.json {
         return print_json(&json!({
             "processor": machine::processor(),
@@ -35,6 +72,8 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
             "ram_bytes": memory.map(|(total, _)| total),
             "free_ram_bytes": memory.map(|(_, free)| free),
             "read_bandwidth_bytes_per_second": { "one_thread": one, "all_threads": all },
+            "row_seconds": row,
+            "kernel_seconds": kernel,
             "gpu": null,
             "gpu_status": machine::gpu_status(),
         }));
@@ -45,12 +84,14 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     );
     print(format!(
         "processor       {}\nthreads         {threads}\nkernels         {} (of {})\nmemory          {memory}\n\
-         read bandwidth  {:.1} GB/s on 1 thread, {:.1} GB/s on {threads}\nGPU             none: {}\n",
+         read bandwidth  {:.1} GB/s on 1 thread, {:.1} GB/s on {threads}\nkernel costs    {:.1} ns a row and {:.2} µs a kernel, beside bytes\nGPU             none: {}\n",
         machine::processor(),
         isa.name(),
         available.join(", "),
         one / 1e9,
         all / 1e9,
+        1e9 * row,
+        1e6 * kernel,
         machine::gpu_status(),
     ))
 }
