@@ -186,6 +186,20 @@ fn texts_become_the_ids_of_llama_cpp() {
 }
 
 #[test]
+fn texts_are_split_as_llama_cpp_splits_them() {
+    let json = json("splittings.json");
+    let texts: Vec<String> = serde_json::from_value(json["texts"].clone()).unwrap();
+    for (splitting, expected) in json["llamacpp_ids"].as_object().unwrap() {
+        let tokenizer = tokenizer(&format!("splitting-{splitting}.gguf"));
+        for (text, ids) in texts.iter().zip(expected.as_array().unwrap()) {
+            let got = tokenizer.encode(text, SpecialTokens::Add).unwrap();
+            let got = serde_json::to_value(got).unwrap();
+            assert_eq!(got, *ids, "{splitting}: {text:?}");
+        }
+    }
+}
+
+#[test]
 fn a_gguf_file_goes_through_the_whole_pipeline() {
     let sandbox = Sandbox::new();
     let text = "def area(r):\n    return 3.14 * r ** 2\n\n".repeat(40);

@@ -253,38 +253,47 @@ impl<'a> Vocabulary<'a> {
                 "use_regex": regex,
             })
         };
+        let cut = |regex: &str| {
+            json!({
+                "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
+                "invert": false,
+            })
+        };
+        let in_turn = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
         let split = |digits: &str| {
             let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
             let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-            let regex = format!("{words}{digits}{rest}");
-            let split = json!({
-                "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated",
-                "invert": false,
-            });
-            json!({ "type": "Sequence", "pretokenizers": [split, bytes(false)] })
+            in_turn(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
         };
+        let is_llama_3 = matches!(name, "llama-bpe" | "llama3" | "llama-v3");
         let splitting = match name {
-            "gpt-2" | "default" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
+            "gpt-2" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
             "qwen2" => split(r"\p{N}"),
-            "llama-bpe" | "llama3" | "llama-v3" => split(r"\p{N}{1,3}"),
-            "falcon" => json!({
-                "type": "Sequence",
-                "pretokenizers": [
-                    { "type": "Punctuation", "behavior": "Contiguous" },
-                    bytes(true),
-                    { "type": "Digits", "individual_digits": false },
-                    {
-                        "type": "Split", "pattern": { "Regex": "[0-9][0-9][0-9]" },
-                        "behavior": "Isolated", "invert": false,
-                    },
-                ],
-            }),
+            "starcoder" | "smollm" | "refact" | "command-r" | "codeshell" => {
+                in_turn(&[cut(r"\p{N}"), bytes(true)])
+            }
+            _ if is_llama_3 => split(r"\p{N}{1,3}"),
+            // Said where the converter knew no better; llama.cpp's own splitting.
+            "default" => in_turn(&[
+                cut(r"[\p{P}$+<=>^~|]+"),
+                cut(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+                cut(r"\p{N}+"),
+                cut("[0-9][0-9][0-9]"),
+                bytes(false),
+            ]),
+            "falcon" => in_turn(&[
+                json!({ "type": "Punctuation", "behavior": "Contiguous" }),
+                bytes(true),
+                json!({ "type": "Digits", "individual_digits": false }),
+                cut("[0-9][0-9][0-9]"),
+            ]),
             other => {
                 return Err(ModelError::Unsupported {
                     path: self.file.path().to_owned(),
                     key: "`tokenizer.ggml.pre`".to_owned(),
                     value: format!("`{other}`"),
-                    supported: "supported: gpt-2, qwen2, llama-bpe, falcon".to_owned(),
+                    supported: "supported: gpt-2, qwen2, llama-bpe, falcon, starcoder, default"
+                        .to_owned(),
                 });
             }
         };
@@ -299,11 +308,11 @@ impl<'a> Vocabulary<'a> {
             // Qwen's own tokenizer composes characters, which the file does not say.
             "normalizer": (name == "qwen2").then(|| json!({ "type": "NFC" })),
             "pre_tokenizer": splitting,
-            "post_processor": self.post_processor(name == "llama-bpe"),
+            "post_processor": self.post_processor(is_llama_3),
             "decoder": bytes(true),
             "model": {
                 "type": "BPE", "unk_token": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": name == "llama-bpe", "vocab": self.vocab(), "merges": merges,
+                "ignore_merges": is_llama_3, "vocab": self.vocab(), "merges": merges,
             },
         }))
     }
