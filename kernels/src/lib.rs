@@ -19,6 +19,7 @@ mod matrix;
 mod operations;
 mod pack;
 mod signs;
+mod transpose;
 
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
@@ -27,3 +28,4 @@ pub use isa::Isa;
 pub use matrix::{Matrix, MatrixData};
 pub use pack::{OwnedMatrix, pack};
 pub use signs::{SignMatrix, pack_signs};
+pub use transpose::{Transposed, transpose};

@@ -52,14 +52,14 @@ pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> Owne
 /// A weight matrix that owns its planes; [`OwnedMatrix::as_view`] lends them to the kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnedMatrix {
-    rows: usize,
-    columns: usize,
-    data: OwnedData,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) data: OwnedData,
 }
 
 /// The planes of [`MatrixData`], owned.
 #[derive(Debug, Clone, PartialEq)]
-enum OwnedData {
+pub(crate) enum OwnedData {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
     Q8_0 { quants: Vec<i8>, scales: Vec<f16> },

@@ -6,6 +6,10 @@
 //! before it. A neuron is computed where its logit is at least the layer's threshold. Layers
 //! without a predictor have no such tensors.
 //!
+//! In a bundle B is turned: unit j of the hidden layer, column j of B, is a row of `units`
+//! `[rank, neurons]`, so that units which relu has silenced are not read; and what the numbers of
+//! each block of 32 units are to be multiplied by is in `unit_scales` `[blocks, neurons]`.
+//!
 //! Sign bits foresee without training (SparseInfer, arXiv 2411.12692): a neuron is computed where
 //! the signs of its gate and of x agree in at least so many places.
 //!
@@ -16,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use powerinfer_kernels::{Format, SignMatrix};
+use powerinfer_kernels::{BLOCK, Format, SignMatrix};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -188,6 +192,19 @@ pub struct StoredPredictor {
     pub bias: StoredMatrix,
 }
 
+/// Where the tensors of a predictor lie in a bundle.
+#[derive(Debug, Clone)]
+pub struct StoredUnits {
+    /// `[rank, hidden]`.
+    pub a: StoredMatrix,
+    /// `[rank, neurons]`.
+    pub units: StoredMatrix,
+    /// `[blocks, neurons]`; empty for plain formats.
+    pub scales: Vec<f32>,
+    /// `[neurons]`.
+    pub bias: Vec<f32>,
+}
+
 /// Where the signs of a layer's gate lie.
 #[derive(Debug, Clone)]
 pub struct StoredSigns {
@@ -286,16 +303,56 @@ impl PredictorFile {
         let matrix = |part: &str, format: Format, rows: usize, columns: usize| {
             StoredMatrix::find(&self.file, &tensor_name(layer, part), format, rows, columns)
         };
-        let bias = self.file.find(&tensor_name(layer, "bias"));
-        let bias_format = match bias.map(|bias| bias.dtype) {
-            Some(Dtype::BF16) => BIAS,
-            _ => Format::F32,
-        };
         Ok(Some(StoredPredictor {
             a: matrix("a", self.weights, summary.rank, hidden)?,
             b: matrix("b", self.weights, neurons, summary.rank)?,
-            bias: matrix("bias", bias_format, neurons, 1)?,
+            bias: self.bias(layer, neurons)?,
         }))
+    }
+
+    /// The predictor of `layer` as bundles have it; `None` where it has none.
+    pub fn find_units(
+        &self,
+        layer: usize,
+        hidden: usize,
+        neurons: usize,
+    ) -> Result<Option<StoredUnits>, ArtifactError> {
+        let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else {
+            return Ok(None);
+        };
+        let matrix = |part: &str, rows: usize, columns: usize| {
+            let name = tensor_name(layer, part);
+            StoredMatrix::find(&self.file, &name, self.weights, rows, columns)
+        };
+        let scales = match self.weights {
+            Format::F32 | Format::Bf16 => Vec::new(),
+            Format::Q8_0 | Format::Q4_0 => {
+                let shape = [summary.rank.div_ceil(BLOCK), neurons];
+                self.numbers(&tensor_name(layer, "unit_scales"), &shape)?
+            }
+        };
+        let view = self.bias(layer, neurons)?;
+        let view = view.view(&self.file);
+        let mut bias = vec![0.0; neurons];
+        for (row, bias) in bias.iter_mut().enumerate() {
+            view.dequantise_row(row, std::slice::from_mut(bias));
+        }
+        Ok(Some(StoredUnits {
+            a: matrix("a", summary.rank, hidden)?,
+            units: matrix("units", summary.rank, neurons)?,
+            scales,
+            bias,
+        }))
+    }
+
+    /// The bias of the predictor of `layer`.
+    fn bias(&self, layer: usize, neurons: usize) -> Result<StoredMatrix, ArtifactError> {
+        let name = tensor_name(layer, "bias");
+        let format = match self.file.find(&name).map(|bias| bias.dtype) {
+            Some(Dtype::BF16) => BIAS,
+            _ => Format::F32,
+        };
+        StoredMatrix::find(&self.file, &name, format, neurons, 1)
     }
 
     /// The signs of the gate of `layer`; `None` where there are none.

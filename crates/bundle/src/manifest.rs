@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
 /// Newest version of bundles read here.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";

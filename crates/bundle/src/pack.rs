@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, ops::Range, path::Path};
 use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
     document::Document,
-    matrix_planes::{announce_matrix, append_rows},
+    matrix_planes::{announce_matrix, append_rows, insert_matrix},
     plan::{Plan, Policy},
     predictor_file::{self, PredictorFile},
     tensor_file::Dtype,
     tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
     write::{PartialFolder, write_file},
 };
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{Format, Transposed, transpose};
 use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 
 use crate::{
@@ -212,6 +212,8 @@ enum Role {
     PerNeuron,
     /// The same whatever the order of neurons.
     Shared,
+    /// B, which a bundle has by units and not by neurons.
+    Turned,
     /// Signs of gates.
     Signs,
     /// Only of use for placing.
@@ -224,6 +226,7 @@ impl Role {
         let mut names = part.split('.');
         match (names.next(), names.next()) {
             (Some("predictor"), Some("a")) | (Some("threshold"), Some("offset")) => Self::Shared,
+            (Some("predictor"), Some("b")) => Self::Turned,
             (Some("threshold"), Some("kept")) => Self::Statistics,
             (Some("sign_bit"), _) => Self::Signs,
             _ => Self::PerNeuron,
@@ -242,10 +245,14 @@ fn write_predictors(
     let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
     let signs_of = |layer: usize| inputs.plan.layers[layer].policy == Policy::SignBit;
     let mut summaries = predictors.layers().to_vec();
+    let mut turned: Vec<(usize, Transposed)> = Vec::new();
     for layer in 0..config.layer_count {
         // Finding them checks the shapes before rows are moved.
         let (hidden, neurons) = (config.hidden_size, config.ffn_size);
-        predictors.find(layer, hidden, neurons)?;
+        if let Some(stored) = predictors.find(layer, hidden, neurons)? {
+            let b = stored.b.view(predictors.tensors());
+            turned.push((layer, transpose(&b, &inputs.orders[layer])));
+        }
         predictors.signs(layer, hidden, neurons)?;
         predictors.scores(layer, hidden, neurons)?;
         // Signs are large, and known from the gate: they come along only where they are used.
@@ -273,9 +280,22 @@ fn write_predictors(
                 Role::Shared => TensorSource::borrowed(dtype, shape, view.bytes),
                 Role::PerNeuron => rows_of_neurons(),
                 Role::Signs if signs_of(layer) => rows_of_neurons(),
-                Role::Signs | Role::Statistics => continue,
+                Role::Turned | Role::Signs | Role::Statistics => continue,
             };
             tensors.insert(tensor, source);
+        }
+    }
+    for (layer, Transposed { units, scales }) in &turned {
+        let name = |part| predictor_file::tensor_name(*layer, part);
+        insert_matrix(&mut tensors, &name("units"), units);
+        if !scales.is_empty() {
+            let shape = vec![scales.len() / config.ffn_size, config.ffn_size];
+            let bytes = scales
+                .iter()
+                .flat_map(|scale| scale.to_le_bytes())
+                .collect();
+            let source = TensorSource::owned(Dtype::F32, shape, bytes);
+            tensors.insert(name("unit_scales"), source);
         }
     }
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");

@@ -7,7 +7,7 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
-use powerinfer_kernels::{Isa, pack_signs};
+use powerinfer_kernels::{Isa, Transposed, pack_signs, transpose};
 
 use crate::output::{Table, percent};
 
@@ -107,12 +107,18 @@ fn time_of_predictor(file: &PredictorFile, layer: &PredictorSummary, isa: Isa) -
     let (hidden, neurons) = sizes(file, layer)?;
     let stored = file.find(layer.layer, hidden, neurons).ok()??;
     let (a, b) = (stored.a.view(file.tensors()), stored.b.view(file.tensors()));
+    // As a bundle has it, and relu leaves it.
+    let order: Vec<u32> = (0..neurons as u32).collect();
+    let Transposed { units, .. } = transpose(&b, &order);
     let x = input(hidden);
     let (mut middle, mut logits) = (vec![0.0; layer.rank], vec![0.0; neurons]);
     Some(median_microseconds(|| {
         isa.gemv(&a, &x, &mut middle);
-        middle.iter_mut().for_each(|value| *value = value.max(0.0));
-        isa.gemv(&b, &middle, &mut logits);
+        let alive = (0..layer.rank as u32).filter(|unit| middle[*unit as usize] > 0.0);
+        let alive: Vec<u32> = alive.collect();
+        let values: Vec<f32> = alive.iter().map(|unit| middle[*unit as usize]).collect();
+        logits.fill(0.0);
+        isa.axpy_rows(&units.as_view(), &alive, &values, 0..neurons, &mut logits);
         let words = logits.chunks(64).map(|logits| {
             let bits = logits.iter().enumerate();
             bits.fold(0u64, |word, (bit, logit)| {

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use powerinfer_artifact::{
     plan::{LayerPlan, Policy, Score, Threshold},
-    predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredPredictor, StoredSigns},
+    predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredSigns, StoredUnits},
 };
-use powerinfer_kernels::{Matrix, SignMatrix, pack_signs};
+use powerinfer_kernels::{BLOCK, Matrix, SignMatrix, pack_signs};
 use powerinfer_model::ModelConfig;
 
 use crate::{RuntimeError, Statistics, Threads};
@@ -30,7 +30,10 @@ pub(crate) enum Choice<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Predictor<'a> {
     a: Matrix<'a>,
-    b: Matrix<'a>,
+    /// Row j is what unit j of the hidden layer says of every neuron.
+    units: Matrix<'a>,
+    /// Per block of units, what that is to be multiplied by for each neuron; empty for by nothing.
+    scales: &'a [f32],
     bias: &'a [f32],
     threshold: f32,
 }
@@ -53,6 +56,10 @@ pub(crate) struct Scoring<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Foreseen {
     middle: Vec<f32>,
+    /// Units of the hidden layer that relu leaves alive, and their values.
+    units: Vec<u32>,
+    values: Vec<f32>,
+    sums: Vec<f32>,
     logits: Vec<f32>,
     agreements: Vec<u32>,
     /// A bit per neuron, lowest first: whether it is to be computed.
@@ -61,16 +68,14 @@ pub(crate) struct Foreseen {
 
 impl Foreseen {
     /// Packs decisions.
-    fn set(&mut self, decisions: impl Iterator<Item = bool>) {
+    fn set<T: Copy>(&mut self, from: &[T], is_computed: impl Fn(T) -> bool) {
         self.mask.clear();
-        for (neuron, is_computed) in decisions.enumerate() {
-            if neuron % 64 == 0 {
-                self.mask.push(0);
-            }
-            if let Some(word) = self.mask.last_mut() {
-                *word |= u64::from(is_computed) << (neuron % 64);
-            }
-        }
+        self.mask.extend(from.chunks(64).map(|group| {
+            let bits = group.iter().enumerate();
+            bits.fold(0u64, |word, (bit, value)| {
+                word | u64::from(is_computed(*value)) << bit
+            })
+        }));
     }
 
     /// Lists the neurons of `side` that are to be computed.
@@ -157,7 +162,8 @@ impl<'a> Choice<'a> {
 }
 
 impl Predictor<'_> {
-    /// `B · relu(A · x) + b`, compared with the threshold.
+    /// `B · relu(A · x) + b`, compared with the threshold. Of B only the columns of units are read
+    /// that relu leaves alive.
     fn foresee(
         &self,
         threads: &Threads,
@@ -167,15 +173,49 @@ impl Predictor<'_> {
     ) {
         foreseen.middle.resize(self.a.rows(), 0.0);
         threads.gemv(&self.a, x, &mut foreseen.middle);
-        foreseen.middle.iter_mut().for_each(|x| *x = x.max(0.0));
         let mut logits = std::mem::take(&mut foreseen.logits);
-        logits.resize(self.b.rows(), 0.0);
-        threads.gemv(&self.b, &foreseen.middle, &mut logits);
-        let decisions = logits.iter().zip(self.bias);
-        foreseen.set(decisions.map(|(logit, bias)| logit + bias >= self.threshold));
+        logits.clear();
+        logits.extend_from_slice(self.bias);
+        let mut read =
+            self.a.rows() * self.a.row_bytes() + size_of_val(self.bias) + size_of_val(self.scales);
+        let neurons = self.bias.len();
+        let block = if self.scales.is_empty() {
+            self.units.rows()
+        } else {
+            BLOCK
+        };
+        let Foreseen {
+            middle,
+            units,
+            values,
+            sums,
+            ..
+        } = &mut *foreseen;
+        for (index, middle) in middle.chunks(block).enumerate() {
+            units.clear();
+            values.clear();
+            for (unit, value) in (index * block..).zip(middle) {
+                if *value > 0.0 {
+                    units.push(unit as u32);
+                    values.push(*value);
+                }
+            }
+            read += units.len() * self.units.row_bytes();
+            if self.scales.is_empty() {
+                threads.axpy_rows(&self.units, units, values, &mut logits);
+                continue;
+            }
+            sums.clear();
+            sums.resize(neurons, 0.0);
+            threads.axpy_rows(&self.units, units, values, sums);
+            let scales = &self.scales[index * neurons..][..neurons];
+            for ((logit, sum), scale) in logits.iter_mut().zip(&*sums).zip(scales) {
+                *logit += sum * scale;
+            }
+        }
+        foreseen.set(&logits, |logit| logit >= self.threshold);
         foreseen.logits = logits;
-        let [a, b] = [&self.a, &self.b].map(|matrix| matrix.rows() * matrix.row_bytes());
-        statistics.bytes_read += (a + b + size_of_val(self.bias)) as u64;
+        statistics.bytes_read += read as u64;
     }
 }
 
@@ -191,7 +231,7 @@ impl SignBits<'_> {
         let mut agreements = std::mem::take(&mut foreseen.agreements);
         agreements.resize(self.signs.rows(), 0);
         threads.agreements(&self.signs, &pack_signs(x), &mut agreements);
-        foreseen.set(agreements.iter().map(|count| *count >= self.agreements));
+        foreseen.set(&agreements, |count| count >= self.agreements);
         foreseen.agreements = agreements;
         statistics.bytes_read += self.signs.bytes() as u64;
     }
@@ -210,8 +250,7 @@ pub(crate) struct LayerChoices {
 /// Where a predictor's matrices lie, and its small parts.
 #[derive(Debug)]
 struct StoredLayerPredictor {
-    stored: StoredPredictor,
-    bias: Vec<f32>,
+    stored: StoredUnits,
     threshold: f32,
 }
 
@@ -233,17 +272,10 @@ impl LayerChoices {
             });
         };
         let (hidden, neurons) = (config.hidden_size, config.ffn_size);
-        let predictor = file.find(layer, hidden, neurons)?.map(|stored| {
-            let view = stored.bias.view(file.tensors());
-            let mut bias = vec![0.0; neurons];
-            bias.iter_mut()
-                .enumerate()
-                .for_each(|(row, bias)| view.dequantise_row(row, std::slice::from_mut(bias)));
-            StoredLayerPredictor {
-                stored,
-                bias,
-                threshold: file.layers()[layer].threshold,
-            }
+        let predictor = file.find_units(layer, hidden, neurons)?;
+        let predictor = predictor.map(|stored| StoredLayerPredictor {
+            stored,
+            threshold: file.layers()[layer].threshold,
         });
         let summary = file.layers().get(layer);
         let sign_bit = summary.and_then(|summary| summary.sign_bit.as_ref());
@@ -317,8 +349,9 @@ impl LayerChoices {
             (Policy::Predicted, Some(tensors)) => match &self.predictor {
                 Some(found) => Choice::Predicted(Predictor {
                     a: found.stored.a.view(tensors),
-                    b: found.stored.b.view(tensors),
-                    bias: &found.bias,
+                    units: found.stored.units.view(tensors),
+                    scales: &found.stored.scales,
+                    bias: &found.stored.bias,
                     threshold: found.threshold,
                 }),
                 None => Choice::Dense,
@@ -354,7 +387,7 @@ mod tests {
         ) {
             let cut = cut.min(decisions.len());
             let mut foreseen = Foreseen::default();
-            foreseen.set(decisions.iter().copied());
+            foreseen.set(&decisions, |decision| decision);
             for side in [0..cut, cut..decisions.len()] {
                 let mut rows = Vec::new();
                 foreseen.list(side.clone(), &mut rows);

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     threshold_curve::{ERRORS, ThresholdCurve},
 };
 use powerinfer_bundle::neuron_bytes;
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Candidate, Foreseen, NeuronShape, Price, Way, Work};
@@ -117,6 +117,24 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
+    /// What a predictor of `rank` reads for a token: A, half of B's columns, since relu silences about
+    /// half of the units, and what is kept per neuron in float32.
+    fn work_of_predictor(&self, rank: usize) -> Work {
+        let format = self.predictors.map_or(Format::Q4_0, PredictorFile::weights);
+        let neurons = self.config.ffn_size;
+        let blocks = match format {
+            Format::F32 | Format::Bf16 => 0,
+            Format::Q8_0 | Format::Q4_0 => rank.div_ceil(BLOCK),
+        };
+        let alive = rank as f64 / 2.0;
+        Work {
+            bytes: (rank * format.row_bytes(self.config.hidden_size)) as f64
+                + alive * format.row_bytes(neurons) as f64
+                + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
+            rows: rank as f64 + alive,
+        }
+    }
+
     /// The ways `layer` could go within `leeway`.
     pub(crate) fn ways(&self, layer: usize, leeway: &Leeway) -> Result<LayerWays> {
         let activity = &self.profile.activities()[layer];
@@ -152,9 +170,10 @@ impl<'a> Subject<'a> {
             let neurons = self.config.ffn_size;
             let may = leeway.foreseen[layer];
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
+                let Work { bytes, rows } = self.work_of_predictor(summary.rank);
                 let foreseen = foreseen(
-                    summary.bytes,
-                    summary.rank + neurons,
+                    bytes as u64,
+                    rows as usize,
                     summary.predicted_sparsity,
                     summary.recall,
                 );
