@@ -1,6 +1,6 @@
 //! From a checkpoint to tokens.
 
-use crate::sandbox::{QUICK, Sandbox, golden_model, prepared_demo};
+use crate::sandbox::{QUICK, Sandbox, prepared_demo};
 
 #[test]
 fn the_four_commands_work_in_an_empty_folder() {

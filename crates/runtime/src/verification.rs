@@ -251,6 +251,13 @@ impl Verification {
         self.layers.iter().map(Drift::mean).sum::<f64>() / self.layers.len().max(1) as f64
     }
 
+    /// Mean over the layers of the relative errors of the token verified last; none before that.
+    pub fn latest(&self) -> Option<f64> {
+        let last = self.layers.iter().map(|drift| drift.errors.last().copied());
+        let errors: Vec<f64> = last.flatten().map(f64::from).collect();
+        (!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64)
+    }
+
     /// Mean contribution recall over the layers.
     pub fn contribution_recall(&self) -> f64 {
         let recalls = self.layers.iter().map(Drift::contribution_recall);

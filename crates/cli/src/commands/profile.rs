@@ -206,7 +206,7 @@ pub(crate) fn say_result(profile: &Profile, output: Output) {
         profile.folder().display(),
     ));
     if !document.has_exact_zeros {
-        output.say("this model's activation is never exactly zero, so no neuron can be skipped without loss; it will run dense");
+        output.say("this model's activation is never exactly zero, so no neuron can be skipped without loss; `powerinfer train-predictors` calibrates thresholds for those that add little");
         return;
     }
     let worst = document

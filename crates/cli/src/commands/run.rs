@@ -49,7 +49,8 @@ pub(crate) struct RunArguments {
     sampling: SamplingArguments,
     #[command(flatten)]
     engine: EngineArguments,
-    /// Compute the FFNs of every K-th token densely too, and tell how far the policy's are off
+    /// Compute the FFNs of every K-th token densely too, and tell how far the policy's are off (with
+    /// `-v` token by token); layers that leave the band they are certified for run densely from then on
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
     verify_every: Option<u32>,
     /// Write the prompt before its continuation
@@ -261,6 +262,7 @@ fn generate(
         bail!("the prompt has no tokens; give some text with `--prompt`");
     }
     let mut told = model.verification().map_or(0, |found| found.alarms().len());
+    let mut verified = model.verification().map_or(0, Verification::tokens);
     let mut timing = Timing {
         prompt_tokens: ids.len(),
         ..Timing::default()
@@ -290,6 +292,7 @@ fn generate(
             break;
         }
         logits = model.forward_last(&[token])?;
+        verified = tell_verified(model, verified, output);
         say_alarms(model, &mut told, output);
     }
     timing.decode = started.elapsed();
@@ -315,6 +318,23 @@ fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> V
         }
         _ => verification,
     }
+}
+
+/// Tells, to who wants details, what the token just verified was like; returns how many were.
+fn tell_verified(model: &Runtime, before: usize, output: Output) -> usize {
+    let Some((found, latest)) = model.verification().and_then(|v| Some((v, v.latest()?))) else {
+        return before;
+    };
+    if found.tokens() > before {
+        output.detail(format!(
+            "token {}: FFN outputs are {} off, {} on average so far, and {} of what neurons add was computed",
+            model.position() - 1,
+            percent(latest),
+            percent(found.mean()),
+            percent(found.contribution_recall()),
+        ));
+    }
+    found.tokens()
 }
 
 /// Says which layers have left the band they were certified for, of those not yet told of.
