@@ -256,3 +256,41 @@ fn odd_wishes_are_refused() {
             .bad(2, &["give a share in percent"]);
     }
 }
+
+#[test]
+fn what_the_doctor_writes_is_what_place_plans_for() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    sandbox
+        .run(&["doctor", "--write", "here.json", "-q"])
+        .good();
+    let place = |hardware: &str| {
+        let arguments = ["place", "demo", "--vram", "0G", "--dry-run", "--json"];
+        sandbox.run(&[&arguments[..], &["--hardware", hardware]].concat())
+    };
+    let plan = place("here.json").good().json()["plan"].clone();
+    assert_eq!(plan["hardware"]["name"], "this machine");
+    assert!(plan["hardware"]["cpu"]["row_seconds"].as_f64().unwrap() >= 0.0);
+
+    // Where rows cost nothing and memory is slow, foreseeing pays; where rows are dear it does not.
+    let written = fs::read_to_string(sandbox.path("here.json")).unwrap();
+    let policies = |row_seconds: f64| {
+        let mut hardware: serde_json::Value = serde_json::from_str(&written).unwrap();
+        hardware["cpu"]["read_bandwidth_bytes_per_second"] = 1e9.into();
+        hardware["cpu"]["row_seconds"] = row_seconds.into();
+        fs::write(sandbox.path("other.json"), hardware.to_string()).unwrap();
+        let placed = place("other.json").good();
+        assert!(
+            placed.stderr.contains("dry run") || row_seconds > 0.0,
+            "{}",
+            placed.stderr
+        );
+        placed.json()["plan"]["layers"][0]["policy"].clone()
+    };
+    assert_eq!(policies(0.0), "predicted");
+    assert_eq!(policies(1e-3), "predicted", "fewer rows are read too");
+    let mut hardware: serde_json::Value = serde_json::from_str(&written).unwrap();
+    hardware["cpu"]["row_seconds"] = (-1.0).into();
+    fs::write(sandbox.path("other.json"), hardware.to_string()).unwrap();
+    place("other.json").bad(1, &["cpu.row_seconds", "0 or more", "hint: measure"]);
+}
