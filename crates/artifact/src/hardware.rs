@@ -66,9 +66,9 @@ pub struct Gpu {
 /// A hardware figure that cannot be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum HardwareError {
-    /// Zero, negative, infinite or not a number where a size or a speed must stand.
+    /// Less than one, infinite or not a number where a size or a speed must stand.
     #[error(
-        "hardware `{hardware}`: `{field}` is {value}, it must be a number above 0; measure it with `powerinfer doctor` or correct the file"
+        "hardware `{hardware}`: `{field}` is {value}, it must be a number of 1 or more; measure it with `powerinfer doctor` or correct the file"
     )]
     NotPositive {
         /// Name of the machine.
@@ -127,7 +127,7 @@ impl Hardware {
             ]);
         }
         for (field, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
+            if !(value.is_finite() && value >= 1.0) {
                 return Err(HardwareError::NotPositive {
                     hardware: self.name.clone(),
                     field,

@@ -233,10 +233,26 @@ impl PredictorFile {
         let file = TensorFile::open(path)?;
         let mut header = file.header(FORMAT, VERSION)?;
         let layers = header.settings.remove(LAYERS_SETTING).unwrap_or_default();
-        let layers = serde_json::from_value(layers).map_err(|source| ArtifactError::NotJson {
-            path: path.to_owned(),
-            source,
-        })?;
+        let layers: Vec<PredictorSummary> =
+            serde_json::from_value(layers).map_err(|source| ArtifactError::NotJson {
+                path: path.to_owned(),
+                source,
+            })?;
+        for summary in &layers {
+            if let Some(curve) = summary.thresholds.iter().find(|curve| !curve.is_sound()) {
+                return Err(ArtifactError::WrongFormat {
+                    path: path.to_owned(),
+                    expected: format!(
+                        "predictor file with thresholds of 0 or more at {} errors",
+                        ERRORS.len()
+                    ),
+                    found: format!(
+                        "one whose layer {} has others for the score `{}`",
+                        summary.layer, curve.score
+                    ),
+                });
+            }
+        }
         let weights = choice(
             &mut header,
             path,

@@ -34,6 +34,16 @@ pub struct ThresholdLevel {
 }
 
 impl ThresholdCurve {
+    /// Whether there is a level for every error, and their figures can be.
+    pub fn is_sound(&self) -> bool {
+        let is_sound = |level: &ThresholdLevel| {
+            let value = f64::from(level.value);
+            let sound = |figure: f64| figure.is_finite() && figure >= 0.0;
+            sound(value) && sound(level.error) && (0.0..=1.0).contains(&level.density)
+        };
+        self.levels.len() == ERRORS.len() && self.levels.iter().all(is_sound)
+    }
+
     /// The threshold of `level`.
     pub fn threshold(&self, level: usize) -> Threshold {
         Threshold {

@@ -111,7 +111,11 @@ impl PartialFolder {
             (&with_ending(&target, ".old"), manifest),
             (&partial, MARK),
         ] {
-            if !may_be_replaced(folder, mark)? {
+            let marked = match mark {
+                MARK => folder.join(MARK).exists(),
+                manifest => is_manifest(&folder.join(manifest)),
+            };
+            if !marked && !is_nothing(folder)? {
                 return Err(foreign(folder, manifest));
             }
         }
@@ -122,6 +126,11 @@ impl PartialFolder {
             return Err(ArtifactError::Busy { path: target });
         }
         remove_leftovers(&partial);
+        // A run that was killed between its two renames has left the older artifact aside.
+        let old = with_ending(&target, ".old");
+        if !target.exists() && old.join(manifest).exists() {
+            fs::rename(&old, &target).map_err(ArtifactError::write(&target))?;
+        }
         Ok(Self {
             target,
             partial,
@@ -155,20 +164,106 @@ impl PartialFolder {
         debug_assert!(self.partial.join(self.manifest).exists(), "it is complete");
         let failed = ArtifactError::write(&self.target);
         drop(self.lock);
-        let mark = self.partial.join(MARK);
-        fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
+        let old = with_ending(&self.target, ".old");
         if self.target.exists() {
-            let old = with_ending(&self.target, ".old");
-            if old.exists() {
-                fs::remove_dir_all(&old).map_err(ArtifactError::write(&old))?;
-            }
+            remove_marked(&old, self.manifest)?;
             fs::rename(&self.target, &old).map_err(ArtifactError::write(&self.target))?;
-            fs::rename(&self.partial, &self.target).map_err(failed)?;
-            fs::remove_dir_all(&old).map_err(ArtifactError::write(&old))
-        } else {
-            fs::rename(&self.partial, &self.target).map_err(failed)
+        }
+        fs::rename(&self.partial, &self.target).map_err(failed)?;
+        // Only now, so that a run killed before leaves a folder that the next one knows.
+        let mark = self.target.join(MARK);
+        fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
+        remove_marked(&old, self.manifest)
+    }
+}
+
+/// A folder beside an artifact for what is only there while a run measures; removed in the end, or
+/// by the next run.
+#[derive(Debug)]
+pub struct ScratchFolder {
+    folder: PathBuf,
+    /// Locked for as long as this run uses it.
+    _lock: fs::File,
+}
+
+/// The file that marks a scratch folder.
+const SCRATCH: &str = ".powerinfer-scratch";
+
+impl ScratchFolder {
+    /// Makes the folder `NAME.measuring` beside `target`; one that a killed run has left is emptied.
+    pub fn beside(target: &Path) -> Result<Self, ArtifactError> {
+        Self::remove_leftover(target)?;
+        let folder = Self::place(target);
+        let failed = || ArtifactError::write(&folder);
+        // Whatever is there still is not ours, or is in use.
+        fs::create_dir_all(folder.parent().unwrap_or(Path::new("."))).map_err(failed())?;
+        if fs::create_dir(&folder).is_err() && folder.exists() {
+            let is_ours = folder.join(SCRATCH).exists();
+            return Err(match is_ours {
+                true => ArtifactError::Busy { path: folder },
+                false => foreign(&folder, SCRATCH),
+            });
+        }
+        let lock = fs::File::create(folder.join(SCRATCH)).map_err(failed())?;
+        if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
+            return Err(ArtifactError::Busy { path: folder });
+        }
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// Removes the folder that a killed run has left beside `target`, where there is one.
+    pub fn remove_leftover(target: &Path) -> Result<(), ArtifactError> {
+        let folder = Self::place(target);
+        let mark = folder.join(SCRATCH);
+        let is_link = fs::symlink_metadata(&folder).is_ok_and(|found| found.is_symlink());
+        if is_link || !mark.exists() {
+            return Ok(());
+        }
+        let lock = fs::File::open(&mark).map_err(ArtifactError::write(&mark))?;
+        match lock.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => Ok(()),
+            _ => remove_marked(&folder, SCRATCH),
         }
     }
+
+    fn place(target: &Path) -> PathBuf {
+        let target: PathBuf = target.components().collect();
+        with_ending(&target, ".measuring")
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for ScratchFolder {
+    fn drop(&mut self) {
+        // What stays behind is removed by the next run.
+        let _ = remove_marked(&self.folder, SCRATCH);
+    }
+}
+
+/// Removes `folder`, where it is there, the file `mark` last: whenever this is cut short, what is
+/// left is still known for ours.
+fn remove_marked(folder: &Path, mark: &str) -> Result<(), ArtifactError> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    let failed = || ArtifactError::write(folder);
+    for entry in fs::read_dir(folder).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        let removed = match path.is_dir() {
+            true => fs::remove_dir_all(&path),
+            false if path.ends_with(mark) => Ok(()),
+            false => fs::remove_file(&path),
+        };
+        removed.map_err(ArtifactError::write(&path))?;
+    }
+    fs::remove_dir_all(folder).map_err(failed())
 }
 
 /// `path` with something behind its last name.
@@ -185,17 +280,27 @@ fn foreign(path: &Path, manifest: &str) -> ArtifactError {
     }
 }
 
-/// Whether nothing of a user's is lost with `folder`: it is not there, it is empty, or it has the
-/// file `mark`.
-fn may_be_replaced(folder: &Path, mark: &str) -> Result<bool, ArtifactError> {
-    if fs::symlink_metadata(folder).is_err() {
-        return Ok(true);
-    }
-    if !folder.is_dir() {
-        return Ok(false);
+/// Whether nothing is lost with `folder`: it is not there, or it is empty.
+fn is_nothing(folder: &Path) -> Result<bool, ArtifactError> {
+    match fs::symlink_metadata(folder) {
+        Err(_) => return Ok(true),
+        Ok(found) if !found.is_dir() => return Ok(false),
+        Ok(_) => {}
     }
     let mut entries = fs::read_dir(folder).map_err(ArtifactError::read(folder))?;
-    Ok(folder.join(mark).exists() || entries.next().is_none())
+    Ok(entries.next().is_none())
+}
+
+/// Bytes of a manifest within which the name of its format stands.
+const BEGINNING: u64 = 1 << 20;
+
+/// Whether the file at `path` says that it is one of ours; many programs write a `manifest.json`.
+fn is_manifest(path: &Path) -> bool {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes));
+    let name = b"powerinfer-";
+    read.is_ok() && bytes.windows(name.len()).any(|part| part == name)
 }
 
 /// Removes the temporary files of runs that were killed, which nobody will ever rename.
@@ -242,7 +347,7 @@ mod tests {
         let target = folder.path().join("profile");
         let open = || PartialFolder::open(&target, "manifest.json");
         let first = open().unwrap();
-        write_file(&first.path().join("manifest.json"), b"done").unwrap();
+        write_file(&first.path().join("manifest.json"), b"powerinfer-1").unwrap();
         assert!(!target.exists());
         let busy = open().unwrap_err();
         assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
@@ -261,9 +366,12 @@ mod tests {
         assert_eq!(names(), ["manifest.json"], "nothing else is in it");
         let third = open().unwrap();
         third.clear().unwrap();
-        write_file(&third.path().join("manifest.json"), b"new").unwrap();
+        write_file(&third.path().join("manifest.json"), b"powerinfer-2").unwrap();
         third.finish().unwrap();
-        assert_eq!(fs::read(target.join("manifest.json")).unwrap(), b"new");
+        assert_eq!(
+            fs::read(target.join("manifest.json")).unwrap(),
+            b"powerinfer-2"
+        );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
@@ -280,6 +388,13 @@ mod tests {
             fs::create_dir(&precious).unwrap();
             fs::write(precious.join("thesis.txt"), b"years").unwrap();
             refused();
+            // Many programs have such a file.
+            fs::write(
+                precious.join("manifest.json"),
+                b"{ \"name\": \"my web app\" }",
+            )
+            .unwrap();
+            refused();
             assert_eq!(fs::read(precious.join("thesis.txt")).unwrap(), b"years");
             fs::remove_dir_all(&precious).unwrap();
         }
@@ -288,5 +403,59 @@ mod tests {
         fs::remove_file(&target).unwrap();
         fs::create_dir(&target).unwrap();
         PartialFolder::open(&target, "manifest.json").unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_known_for_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("bundle");
+        let open = || PartialFolder::open(&target, "manifest.json");
+        let make = |content: &[u8]| {
+            let made = open().unwrap();
+            write_file(&made.path().join("manifest.json"), content).unwrap();
+            fs::write(made.path().join("weights"), content).unwrap();
+            made.finish().unwrap();
+        };
+        make(b"powerinfer-1");
+        // Killed between the two renames: the older one is put back.
+        fs::rename(&target, folder.path().join("bundle.old")).unwrap();
+        drop(open().unwrap());
+        assert_eq!(fs::read(target.join("weights")).unwrap(), b"powerinfer-1");
+        // Killed after them, before the older one was removed, or while it was.
+        for left in [&["manifest.json", "weights"][..], &["manifest.json"], &[]] {
+            let old = folder.path().join("bundle.old");
+            fs::create_dir(&old).unwrap();
+            for name in left {
+                fs::write(old.join(name), b"powerinfer-0").unwrap();
+            }
+            make(b"powerinfer-2");
+            assert_eq!(fs::read(target.join("weights")).unwrap(), b"powerinfer-2");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn scratch_is_removed_and_never_in_the_way_of_a_users_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("bundle");
+        let place = folder.path().join("bundle.measuring");
+        let first = ScratchFolder::beside(&target).unwrap();
+        fs::write(first.path().join("weights"), b"many").unwrap();
+        let busy = ScratchFolder::beside(&target).unwrap_err();
+        assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
+        drop(first);
+        assert!(!place.exists());
+        // As a killed run leaves it.
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join(SCRATCH), b"").unwrap();
+        fs::write(place.join("weights"), b"many").unwrap();
+        drop(ScratchFolder::beside(&target).unwrap());
+        assert!(!place.exists());
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join("manifest.json"), b"powerinfer-1").unwrap();
+        let error = ScratchFolder::beside(&target).unwrap_err();
+        assert!(matches!(error, ArtifactError::Foreign { .. }), "{error}");
+        ScratchFolder::remove_leftover(&target).unwrap();
+        assert!(place.join("manifest.json").exists());
     }
 }

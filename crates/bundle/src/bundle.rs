@@ -126,6 +126,18 @@ impl Bundle {
         texts: &[Vec<u32>],
     ) -> Result<Self, BundleError> {
         let folder = self.folder;
+        // Somebody else may have put another bundle here meanwhile.
+        let is_still_here = || -> Result<(), BundleError> {
+            let path = folder.join(MANIFEST);
+            match Document::<Manifest>::read(&path, FORMAT, VERSION) {
+                Ok(found) if found == self.manifest => Ok(()),
+                _ => Err(ArtifactError::Busy {
+                    path: folder.clone(),
+                }
+                .into()),
+            }
+        };
+        is_still_here()?;
         token_texts::write(&folder.join(certificate::TEXT_FILE), texts)?;
         let mut header = Header::new(
             certificate::FORMAT,
@@ -139,7 +151,8 @@ impl Bundle {
             body: certificate,
         };
         document.write(&folder.join(certificate::FILE))?;
-        let mut manifest = self.manifest;
+        is_still_here()?;
+        let mut manifest = self.manifest.clone();
         manifest.body.certificate = true;
         for name in [certificate::FILE, certificate::TEXT_FILE] {
             let digest = Digest::of_file(&folder.join(name))?;
@@ -166,7 +179,8 @@ impl Bundle {
     pub fn certificate_is_of_this(&self) -> bool {
         self.certificate().is_some_and(|certificate| {
             let texts = self.certificate_texts();
-            certificate.decisions == certificate::decisions(&self.plan().layers)
+            certificate.layers.len() == self.plan().layers.len()
+                && certificate.decisions == certificate::decisions(&self.plan().layers)
                 && texts.is_ok_and(|t| token_texts::digest(&t) == certificate.scoring.digest)
         })
     }

@@ -89,10 +89,23 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     Profile::open(out)
 }
 
-/// What was held back of each text, in turns. Shards of one text have held back the same.
+/// What was held back of each text, in turns. Shards of one text have held back the same. Of sources
+/// with one name nothing is: what one profile held back the other may have read.
 fn reserved_of_all(texts: &[Text<'_>]) -> Result<Vec<Vec<u32>>, ProfileError> {
+    let names = |text: &Text<'_>| {
+        let sources = &text.profiles[0].document().sources;
+        sources
+            .iter()
+            .map(|source| source.name.clone())
+            .collect::<Vec<_>>()
+    };
     let mut queues = Vec::new();
     for text in texts {
+        let others = texts.iter().filter(|other| other.digest != text.digest);
+        let others: Vec<String> = others.flat_map(names).collect();
+        if names(text).iter().any(|name| others.contains(name)) {
+            continue;
+        }
         queues.push(text.profiles[0].reserved()?.into_iter());
     }
     let mut all = Vec::new();

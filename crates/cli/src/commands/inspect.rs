@@ -44,6 +44,8 @@ pub(crate) struct InspectArguments {
 struct Report {
     text: String,
     json: Value,
+    /// Whether there was something to verify it by.
+    has_digests: bool,
 }
 
 pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
@@ -62,7 +64,10 @@ pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     }
     print(report.text)?;
     if arguments.verify {
-        output.say("every digest is right");
+        output.say(match report.has_digests {
+            true => "every digest is right",
+            false => "there are no digests to check: a file has them in the manifest of the folder it belongs to",
+        });
     }
     Ok(())
 }
@@ -134,6 +139,7 @@ fn work_folder(path: &Path, verify: bool) -> Result<Report> {
         );
     }
     Ok(Report {
+        has_digests: true,
         text: text.trim_end().to_owned() + "\n",
         json: json.into(),
     })
@@ -179,6 +185,7 @@ fn profile(path: &Path, verify: bool) -> Result<Report> {
         super::profile::report(body),
     );
     Ok(Report {
+        has_digests: true,
         text,
         json: json!({ "header": profile.header(), "profile": body }),
     })
@@ -192,6 +199,7 @@ fn predictors(path: &Path) -> Result<Report> {
         tables(&file, Isa::detect()?)
     );
     Ok(Report {
+        has_digests: false,
         text,
         json: json!({ "header": file.header(), "layers": file.layers() }),
     })
@@ -240,6 +248,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     }
     let predictors = bundle.predictors().map(PredictorFile::layers);
     Ok(Report {
+        has_digests: true,
         text,
         json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors, "certificate": certificate }),
     })
@@ -280,6 +289,7 @@ fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
         config.context_length,
     );
     Ok(Report {
+        has_digests: true,
         text,
         json: json!({ "model": identity, "config": config, "parameters": parameters }),
     })
@@ -303,6 +313,7 @@ fn tensors(path: &Path) -> Result<Report> {
         );
     }
     Ok(Report {
+        has_digests: false,
         text,
         json: json!({ "tensors": entries }),
     })
@@ -332,6 +343,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
                 super::place::describe(&plan.body)
             );
             Ok(Report {
+                has_digests: false,
                 text,
                 json: json!(plan),
             })

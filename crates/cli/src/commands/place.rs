@@ -16,6 +16,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Plan, Policy},
     predictor_file::PredictorFile,
     threshold_curve::ERRORS,
+    write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, REQUEST, neuron_bytes, pack, weight_bytes};
 use powerinfer_kernels::Format;
@@ -232,9 +233,14 @@ pub(crate) fn solve(
         request.hardware.clone(),
         arguments.quant,
     );
-    let reserved = profile.reserved()?;
+    if let Some(file) = &predictors {
+        check_same_text(file, &request)?;
+    }
+    if let Scratch::Beside(out) = scratch {
+        ScratchFolder::remove_leftover(out)?;
+    }
     let tokens = arguments.certify_tokens(config);
-    let [search_texts, certificate_texts] = certify::split(&reserved, tokens);
+    let [search_texts, certificate_texts] = held_back(profile, &request, tokens)?;
     let mut solver = Solver {
         checkpoint,
         subject,
@@ -258,6 +264,31 @@ pub(crate) fn solve(
         texts: certificate_texts,
         allowed_rise: arguments.max_ppl_increase.0,
     })
+}
+
+/// The texts that `profile` has held back, to decide on and to certify on; none where the context is
+/// too short to score anything.
+fn held_back(profile: &Profile, request: &Request, tokens: usize) -> Result<[Vec<Vec<u32>>; 2]> {
+    if request.budget.context_tokens < 2 {
+        return Ok(Default::default());
+    }
+    Ok(certify::split(&profile.reserved()?, tokens))
+}
+
+/// Refuses predictors that were fitted to another profile's text: what this profile has held back may
+/// be among it.
+fn check_same_text(file: &PredictorFile, request: &Request) -> Result<()> {
+    let (fitted, here) = (
+        file.header().inputs.get("profile"),
+        request.inputs.get("profile"),
+    );
+    if fitted.is_some() && fitted != here {
+        bail!(
+            "the predictors in `{}` were made from another profile, which may have read the text that this one holds back to certify on; name their profile by `--profile`, or run `powerinfer train-predictors` with this one",
+            file.path().display()
+        );
+    }
+    Ok(())
 }
 
 /// Where a bundle may be packed that is only there to be measured.
@@ -328,6 +359,11 @@ impl Solver<'_> {
             return Ok(most);
         }
         if !self.can_measure() {
+            if self.subject.forced.is_some() {
+                bail!(
+                    "`--policy threshold` takes text that was held back, to find how far thresholds may go; profile more text, or raise `--certify-tokens`"
+                );
+            }
             return Ok(none);
         }
         let ladder = search::thresholds(layers);
@@ -370,9 +406,13 @@ impl Solver<'_> {
 
     /// Whether there is text to measure on; says so where there is not.
     fn can_measure(&self) -> bool {
-        let is_there = search::scored(&self.texts) > 1;
+        let is_there = search::scored(&self.texts) >= certify::FEWEST;
         if !is_there {
-            self.output.say("no text was held back from the profile to decide on, so nothing is skipped that changes the model; profile more text, or force a `--policy`");
+            self.output.say(format!(
+                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model; profile more text for more to be held back, or raise `--certify-tokens`",
+                search::scored(&self.texts),
+                certify::FEWEST
+            ));
         }
         is_there
     }
@@ -382,17 +422,14 @@ impl Solver<'_> {
         let Scratch::Beside(out) = self.scratch else {
             unreachable!("who may write nothing measures nothing")
         };
-        let mut name = out.file_name().unwrap_or_default().to_owned();
-        name.push(".measuring");
-        let folder = out.with_file_name(name);
+        let folder = ScratchFolder::beside(out)?;
         let solved = self.solved(packed)?;
         self.output.say(format!(
             "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
             percent(self.allowed_rise),
             search::scored(&self.texts)
         ));
-        let bundle = self.pack(&solved, &folder)?;
-        let removed = RemovedOnDrop(&folder);
+        let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
         let mut judge = Judge::new(bundle, self.texts.clone(), self.output)?;
         let found = search::last_allowed(ladder, |leeway| {
             let solved = self.solved(leeway)?;
@@ -413,7 +450,7 @@ impl Solver<'_> {
             ));
             Ok(rise.value + CAUTION * rise.margin <= self.allowed_rise)
         })?;
-        drop((judge, removed));
+        drop((judge, folder));
         if found == 0 {
             self.output.say(format!(
                 "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
@@ -489,16 +526,6 @@ fn told(leeway: &Leeway) -> String {
             let layers = leeway.foreseen.iter().filter(|foreseen| **foreseen);
             format!("{} layers may foresee", layers.count())
         }
-    }
-}
-
-/// Removes a folder that is of no use any more.
-struct RemovedOnDrop<'a>(&'a Path);
-
-impl Drop for RemovedOnDrop<'_> {
-    fn drop(&mut self) {
-        // What stays behind is replaced by the next run.
-        let _ = std::fs::remove_dir_all(self.0);
     }
 }
 
@@ -665,8 +692,12 @@ pub(crate) fn certify_bundle(
     allowed_rise: f64,
     output: Output,
 ) -> Result<Bundle> {
-    if search::scored(texts) < 2 {
-        output.say("there is no certificate: no text was held back from the profile, or `--certify-tokens` is too low");
+    let tokens = search::scored(texts);
+    if tokens < certify::FEWEST {
+        output.say(format!(
+            "there is no certificate: {tokens} tokens were held back for it, at least {} are needed; profile more text, or raise `--certify-tokens`",
+            certify::FEWEST
+        ));
         return Ok(bundle);
     }
     let certificate = certify::measure(&bundle, texts, allowed_rise, output)?;
@@ -688,11 +719,12 @@ pub(crate) fn certify_again(
     bundle: Bundle,
     checkpoint: &Checkpoint,
     profile: &Profile,
+    request: &Request,
     arguments: &BudgetArguments,
     output: Output,
 ) -> Result<Bundle> {
     let tokens = arguments.certify_tokens(checkpoint.config());
-    let [_, texts] = certify::split(&profile.reserved()?, tokens);
+    let [_, texts] = held_back(profile, request, tokens)?;
     certify_bundle(bundle, &texts, arguments.max_ppl_increase.0, output)
 }
 

@@ -106,7 +106,10 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
             output.say(format!("bundle: `{}` is up to date", out.display()));
             // A run may have been stopped between packing and certifying.
             if bundle.certificate().is_none() {
-                place::certify_again(bundle, &checkpoint, &profile, &arguments.budget, output)?;
+                let budget = &arguments.budget;
+                let bundle =
+                    place::certify_again(bundle, &checkpoint, &profile, &request, budget, output)?;
+                place::say_certificate(&bundle, output);
             }
         }
         None => {

@@ -307,7 +307,7 @@ fn generate(
 fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> Verification {
     let bundle = model.bundle();
     match bundle.certificate() {
-        Some(certificate) if !is_forced => {
+        Some(certificate) if !is_forced && bundle.certificate_is_of_this() => {
             let layers = certificate.layers.iter();
             let bands = layers.map(|layer| layer.relative_error_band).collect();
             let fallback = match model.config().activation.has_exact_zeros() {

@@ -1,5 +1,7 @@
 //! Measures what a bundle's policies do on text that nothing was fitted to, and writes it down.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use powerinfer_artifact::{
     Progress,
@@ -10,6 +12,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::fidelity;
 use powerinfer_runtime::{PolicyChoice, Runtime, Verification};
+use serde_json::{Value, json};
 
 use super::search::{scored, windows};
 use crate::{engine::runtime, model_argument, output::Output, progress::Bar};
@@ -17,6 +20,9 @@ use crate::{engine::runtime, model_argument, output::Output, progress::Bar};
 /// Floating-point operations that a certificate may take unless told otherwise; large models are
 /// certified on fewer tokens.
 const WORK: f64 = 2e13;
+
+/// Fewest tokens that decide or certify anything: of fewer, no interval can be believed.
+pub(crate) const FEWEST: usize = 100;
 
 /// Tokens to certify a model of so many parameters on, unless told otherwise.
 pub(crate) fn usual_tokens(parameters: usize) -> usize {
@@ -129,7 +135,8 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
     let divergence = match certificate.tokens_to_first_divergence {
         None => "in none of the texts".to_owned(),
         Some(tokens) => format!(
-            "after {tokens} tokens (median), in {} of the texts",
+            "after {tokens} {} (median), in {} of the texts",
+            if tokens == 1 { "token" } else { "tokens" },
             percent(1.0 - certificate.texts_without_divergence)
         ),
     };
@@ -179,31 +186,36 @@ fn share(share: f64) -> String {
 
 /// What differs between a certificate and the same measured again, in words; none where nothing does.
 pub(crate) fn difference(written: &Certificate, found: &Certificate) -> Option<String> {
-    // Another number of threads or instruction set gives the same bits; this is for rounding in text.
-    let is_near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-3);
-    let figures = |c: &Certificate| {
-        [
-            ("perplexity as planned", c.perplexity),
-            ("perplexity of dense", c.dense_perplexity),
-            ("mean KL divergence", c.kl_divergence_mean.value),
-            ("KL divergence of 99 %", c.kl_divergence_p99),
-            ("share of the same likeliest token", c.same_likeliest_token),
-            ("share of neurons computed", c.ffn_neurons_computed),
-        ]
+    let [written, found] = [written, found].map(|certificate| json!(certificate));
+    differs("", &written, &found)
+}
+
+/// The first place at which two documents differ by more than rounding in text.
+fn differs(place: &str, written: &Value, found: &Value) -> Option<String> {
+    let inside = |name: &str| match place {
+        "" => name.to_owned(),
+        place => format!("{place}.{name}"),
     };
-    let pairs = figures(written).into_iter().zip(figures(found));
-    for ((name, written), (_, found)) in pairs {
-        if !is_near(written, found) {
-            return Some(format!("{name} is {found}, the certificate says {written}"));
+    match (written, found) {
+        (Value::Object(a), Value::Object(b)) => {
+            let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            names.into_iter().find_map(|name| {
+                let none = &Value::Null;
+                let [a, b] = [a, b].map(|object| object.get(name).unwrap_or(none));
+                differs(&inside(name), a, b)
+            })
         }
-    }
-    for (written, found) in written.layers.iter().zip(&found.layers) {
-        if !is_near(written.relative_error, found.relative_error) {
-            return Some(format!(
-                "the relative FFN error of layer {} is {}, the certificate says {}",
-                found.layer, found.relative_error, written.relative_error
-            ));
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            let pairs = a.iter().zip(b).enumerate();
+            pairs.fold(None, |first, (index, (a, b))| {
+                first.or_else(|| differs(&format!("{place}[{index}]"), a, b))
+            })
         }
+        (Value::Number(a), Value::Number(b)) => {
+            let (a, b) = (a.as_f64()?, b.as_f64()?);
+            let is_near = (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-3);
+            (!is_near).then(|| format!("`{place}` is {b}, the certificate says {a}"))
+        }
+        (a, b) => (a != b).then(|| format!("`{place}` is {b}, the certificate says {a}")),
     }
-    None
 }
