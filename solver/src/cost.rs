@@ -62,7 +62,7 @@ pub(crate) fn layer(
         _ => places.attention[index - 1],
     };
     let mut cost = crossing(problem, before, home)
-        + machine.serial(home, layer.attention_bytes as f64, ATTENTION_KERNELS)
+        + machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
         + machine.serial(places.kv[index], layer.kv_bytes as f64, 0.0);
     if layer.kv_bytes > 0 && places.kv[index] != home {
         cost = cost + hand_over(problem);
@@ -229,6 +229,7 @@ mod tests {
             frequencies: vec![0.5, 0.25],
             neuron_bytes: 12_000,
             attention_bytes: 0,
+            attention_read_bytes: 0,
             predictor_bytes: 3_000,
             kv_bytes: 0,
         };

@@ -64,6 +64,19 @@ impl Way {
         }
     }
 
+    /// Everything is read, but of what the first matrices see only the share `read` of the inputs.
+    pub fn dense_of_inputs(neuron: NeuronShape, read: f64) -> Self {
+        let down = neuron.work(1.0);
+        let others = neuron.work(neuron.matrices as f64 - 1.0);
+        Self {
+            every: Work {
+                bytes: down.bytes + others.bytes * read,
+                rows: down.rows + others.rows * read,
+            },
+            ..Self::dense(neuron)
+        }
+    }
+
     /// Every gate is read, the rest of those that it leaves alive.
     pub fn exact(neuron: NeuronShape) -> Self {
         Self {
