@@ -102,11 +102,7 @@ pub(crate) fn order_name(layer: usize) -> String {
 }
 
 /// Rows and columns of a weight as the bundle stores it.
-pub(crate) fn stored_shape(
-    config: &ModelConfig,
-    weight: Weight,
-    layout: Layout,
-) -> (usize, usize) {
+pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout) -> (usize, usize) {
     match (layout, &config.shape(weight)[..]) {
         (Layout::ByInput, [outputs, inputs]) => (*inputs, *outputs),
         (Layout::ByOutput, [outputs, inputs]) => (*outputs, *inputs),
@@ -175,13 +171,6 @@ pub struct StoredLinear {
     pub layout: Layout,
     /// One number an output, where there is one.
     pub bias: Option<Vec<f32>>,
-}
-
-impl StoredLinear {
-    /// Bytes that a look at the whole of it reads.
-    pub fn bytes(&self) -> usize {
-        self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
-    }
 }
 
 /// Where a layer's weights lie. Shapes are `[outputs, inputs]`, and turned round where the matrix is

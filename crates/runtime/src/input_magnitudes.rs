@@ -35,12 +35,11 @@ impl Magnitudes {
         let total: u64 = self.counts.iter().sum();
         let wanted = share * total as f64;
         let (mut below, mut bin) = (0u64, 0);
-        while bin < BINS && (below + self.counts[bin]) as f64 <= wanted {
+        while (below as f64) < wanted && (below + self.counts[bin]) as f64 <= wanted {
             below += self.counts[bin];
             bin += 1;
         }
-        let count = self.counts.get(bin).copied().unwrap_or(0);
-        if (below + count) as f64 - wanted < wanted - below as f64 {
+        if (below + self.counts[bin]) as f64 - wanted < wanted - below as f64 {
             bin += 1;
         }
         f32::from_bits(((bin as u32) << SHIFT).min(f32::MAX.to_bits()))

@@ -70,13 +70,14 @@ impl<'a> Linear<'a> {
             }
             Layout::ByInput => {
                 let (mut rows, mut kept) = (Vec::new(), Vec::new());
-                for (x, out) in x
-                    .chunks_exact(inputs)
-                    .zip(values.chunks_exact_mut(outputs))
-                {
+                for (x, out) in x.chunks_exact(inputs).zip(values.chunks_exact_mut(outputs)) {
                     rows.clear();
                     kept.clear();
-                    for (row, x) in x.iter().enumerate().filter(|(_, x)| reaches(**x, threshold)) {
+                    for (row, x) in x
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, x)| reaches(**x, threshold))
+                    {
                         rows.push(row as u32);
                         kept.push(*x);
                     }
