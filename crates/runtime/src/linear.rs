@@ -140,7 +140,7 @@ impl<'a> Linear<'a> {
 
 /// Whether an input counts; what is no number does, so that it shows.
 fn reaches(x: f32, threshold: f32) -> bool {
-    !(x.abs() < threshold)
+    x.abs() >= threshold || x.is_nan()
 }
 
 /// `x` with 0 for what does not count.
