@@ -272,6 +272,17 @@ mod tests {
     }
 
     #[test]
+    fn attention_takes_the_time_of_what_is_read_of_it() {
+        let (mut problem, places) = problem(Policy::Dense);
+        let mut time = |read: u64| {
+            problem.layers[0].attention_bytes = 40_000;
+            problem.layers[0].attention_read_bytes = read;
+            layer(&problem, &places, 0, 2).gpu
+        };
+        assert!((time(40_000) - time(30_000) - 1e-6).abs() < 1e-12);
+    }
+
+    #[test]
     fn crossings_cost_where_the_hidden_state_changes_side() {
         let (mut problem, mut places) = problem(Policy::Dense);
         problem.hardware.gpu.as_mut().unwrap().pcie_latency_seconds = 5e-6;

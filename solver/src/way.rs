@@ -124,3 +124,19 @@ impl Way {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn down_is_read_whole_whatever_gate_and_up_leave_out() {
+        let neuron = NeuronShape {
+            bytes: 300,
+            matrices: 3,
+        };
+        assert_eq!(Way::dense_of_inputs(neuron, 1.0), Way::dense(neuron));
+        let way = Way::dense_of_inputs(neuron, 0.75);
+        assert_eq!(way.work(2.0, 0.0).bytes, 2.0 * (100.0 + 0.75 * 200.0));
+    }
+}

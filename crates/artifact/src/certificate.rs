@@ -77,7 +77,8 @@ pub struct Certificate {
     pub layers: Vec<LayerCertificate>,
 }
 
-/// What a layer's policy does to its FFN's output.
+/// What a layer's policy does to its FFN's output. Inputs that are left out are so on both sides: what
+/// that does shows in the perplexity alone.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCertificate {
