@@ -62,7 +62,7 @@ pub(crate) fn layer(
         _ => places.attention[index - 1],
     };
     let mut cost = crossing(problem, before, home)
-        + machine.serial(home, layer.attention_bytes as f64, ATTENTION_KERNELS)
+        + machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
         + machine.serial(places.kv[index], layer.kv_bytes as f64, 0.0);
     if layer.kv_bytes > 0 && places.kv[index] != home {
         cost = cost + hand_over(problem);
@@ -229,6 +229,7 @@ mod tests {
             frequencies: vec![0.5, 0.25],
             neuron_bytes: 12_000,
             attention_bytes: 0,
+            attention_read_bytes: 0,
             predictor_bytes: 3_000,
             kv_bytes: 0,
         };
@@ -268,6 +269,17 @@ mod tests {
     fn both_sides_work_at_once_and_a_full_layer_hands_nothing_over() {
         assert_eq!(microseconds(Policy::Dense, 1), [1.2, 12.0, 1.0, 13.0]);
         assert_eq!(microseconds(Policy::Dense, 2), [2.4, 0.0, 0.0, 2.4]);
+    }
+
+    #[test]
+    fn attention_takes_the_time_of_what_is_read_of_it() {
+        let (mut problem, places) = problem(Policy::Dense);
+        let mut time = |read: u64| {
+            problem.layers[0].attention_bytes = 40_000;
+            problem.layers[0].attention_read_bytes = read;
+            layer(&problem, &places, 0, 2).gpu
+        };
+        assert!((time(40_000) - time(30_000) - 1e-6).abs() < 1e-12);
     }
 
     #[test]

@@ -182,6 +182,7 @@ fn layer_plan(
         policy: layer.way.policy,
         reason: String::new(), // whoever chose the policy knows
         threshold: None,       // and how
+        input_thresholds: None,
         neuron_count,
         hot_count,
         hot_share: share(carried, active, hot_count == neuron_count),

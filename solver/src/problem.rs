@@ -47,6 +47,8 @@ pub struct Layer {
     pub neuron_bytes: u64,
     /// Attention weights and norms.
     pub attention_bytes: u64,
+    /// What a token reads of them: less where it skips inputs.
+    pub attention_read_bytes: u64,
     /// What foresees, the predictor and signs of gates; 0 where there is none.
     pub predictor_bytes: u64,
     /// The KV cache at the budget's context.

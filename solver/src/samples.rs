@@ -30,6 +30,7 @@ pub(crate) fn shaped(
             .collect(),
         neuron_bytes: 6912,
         attention_bytes: 40_000,
+        attention_read_bytes: 40_000,
         predictor_bytes: 10_000,
         kv_bytes: 30_000,
     });

@@ -64,6 +64,19 @@ impl Way {
         }
     }
 
+    /// Everything is read, but of what the first matrices see only the share `read` of the inputs.
+    pub fn dense_of_inputs(neuron: NeuronShape, read: f64) -> Self {
+        let down = neuron.work(1.0);
+        let others = neuron.work(neuron.matrices as f64 - 1.0);
+        Self {
+            every: Work {
+                bytes: down.bytes + others.bytes * read,
+                rows: down.rows + others.rows * read,
+            },
+            ..Self::dense(neuron)
+        }
+    }
+
     /// Every gate is read, the rest of those that it leaves alive.
     pub fn exact(neuron: NeuronShape) -> Self {
         Self {
@@ -109,5 +122,21 @@ impl Way {
             bytes: self.foresight.bytes + count * self.every.bytes + active * self.active.bytes,
             rows: self.foresight.rows + count * self.every.rows + active * self.active.rows,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn down_is_read_whole_whatever_gate_and_up_leave_out() {
+        let neuron = NeuronShape {
+            bytes: 300,
+            matrices: 3,
+        };
+        assert_eq!(Way::dense_of_inputs(neuron, 1.0), Way::dense(neuron));
+        let way = Way::dense_of_inputs(neuron, 0.75);
+        assert_eq!(way.work(2.0, 0.0).bytes, 2.0 * (100.0 + 0.75 * 200.0));
     }
 }

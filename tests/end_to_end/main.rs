@@ -13,6 +13,7 @@ mod hub;
 #[path = "../support/hub_server.rs"]
 mod hub_server;
 mod import;
+mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
 mod pipeline;

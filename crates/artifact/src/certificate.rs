@@ -77,7 +77,8 @@ pub struct Certificate {
     pub layers: Vec<LayerCertificate>,
 }
 
-/// What a layer's policy does to its FFN's output.
+/// What a layer's policy does to its FFN's output. Inputs that are left out are so on both sides: what
+/// that does shows in the perplexity alone.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCertificate {
@@ -114,18 +115,23 @@ impl Certificate {
     }
 }
 
-/// A digest of what decides which neurons are computed: each layer's policy and threshold.
+/// A digest of what decides what is computed: each layer's policy and threshold, and after them
+/// its thresholds of inputs, where any layer has such.
 pub fn decisions(layers: &[LayerPlan]) -> Digest {
     let decision = |layer: &LayerPlan| (layer.policy, layer.threshold);
     let decisions: Vec<_> = layers.iter().map(decision).collect();
-    let text = serde_json::to_vec(&decisions).expect("decisions are plain JSON");
+    let mut text = serde_json::to_vec(&decisions).expect("decisions are plain JSON");
+    let inputs: Vec<_> = layers.iter().map(|layer| layer.input_thresholds).collect();
+    if inputs.iter().any(Option::is_some) {
+        text.extend(serde_json::to_vec(&inputs).expect("thresholds are plain JSON"));
+    }
     Digest::of(&text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Plan;
+    use crate::plan::{InputThresholds, Plan};
 
     fn certificate(value: f64, margin: f64) -> Certificate {
         Certificate {
@@ -173,5 +179,16 @@ mod tests {
         assert_eq!(decisions(&plan.layers), decisions(&other.layers));
         other.layers[1].policy = Policy::Dense;
         assert_ne!(decisions(&plan.layers), decisions(&other.layers));
+        let mut other = plan.clone();
+        other.layers[1].input_thresholds = Some(InputThresholds {
+            share: 0.25,
+            attention: 0.5,
+            output: 0.5,
+            ffn: None,
+        });
+        assert_ne!(decisions(&plan.layers), decisions(&other.layers));
+        // Bundles that were certified before there were thresholds of inputs stay certified.
+        let known = r#"[["exact",null],["exact",null]]"#;
+        assert_eq!(decisions(&plan.layers), Digest::of(known.as_bytes()));
     }
 }

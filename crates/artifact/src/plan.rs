@@ -158,6 +158,22 @@ impl fmt::Display for Policy {
     }
 }
 
+/// From which magnitude on the inputs of a layer's projections are read, as TEAL has it
+/// (arXiv 2408.14690): a smaller `|x_j|` counts as 0, and its channel's weights stay unread.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputThresholds {
+    /// Share of the inputs that was to fall below, on the text that this was calibrated on.
+    pub share: f64,
+    /// Of query, key and value, which see one input.
+    pub attention: f32,
+    /// Of the output projection.
+    pub output: f32,
+    /// Of gate and up, which see one input; only where every neuron is computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ffn: Option<f32>,
+}
+
 /// How good the answer is: `objective` is the plan's own value, evaluated, not the solver's word.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -253,6 +269,9 @@ pub struct LayerPlan {
     /// What [`Policy::Threshold`] compares with what, wherever it was calibrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<Threshold>,
+    /// Which inputs of its projections are read; all where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_thresholds: Option<InputThresholds>,
     /// Neurons of the layer.
     pub neuron_count: usize,
     /// Neurons on the GPU.
@@ -347,6 +366,7 @@ impl Plan {
             policy,
             reason: String::new(),
             threshold: None,
+            input_thresholds: None,
             neuron_count: neurons,
             hot_count: 0,
             hot_share: 0.0,
@@ -501,6 +521,17 @@ impl LayerPlan {
             not_negative(&format!("layers[{layer}].threshold.value"), value)?;
             not_negative(&format!("layers[{layer}].threshold.error"), threshold.error)?;
         }
+        if let Some(thresholds) = self.input_thresholds {
+            let field = |name: &str| format!("layers[{layer}].input_thresholds.{name}");
+            share(&field("share"), thresholds.share)?;
+            for (name, value) in [
+                ("attention", thresholds.attention),
+                ("output", thresholds.output),
+                ("ffn", thresholds.ffn.unwrap_or_default()),
+            ] {
+                not_negative(&field(name), value.into())?;
+            }
+        }
         for (name, value) in [
             ("gpu_microseconds", self.gpu_microseconds),
             ("cpu_microseconds", self.cpu_microseconds),
@@ -587,6 +618,7 @@ mod tests {
                 policy: Policy::Exact,
                 reason: "no predictor".to_owned(),
                 threshold: None,
+                input_thresholds: None,
                 neuron_count: 4,
                 hot_count: 2,
                 hot_share: 0.75,
@@ -670,6 +702,17 @@ mod tests {
             refused(|plan| plan.layers[0].microseconds = f64::NAN),
             PlanError::Figure { .. }
         ));
+        for thresholds in [(1.5, 0.0, 0.0), (0.5, f32::NAN, 0.0), (0.5, 0.0, -1.0)] {
+            let mut plan = plan();
+            plan.layers[0].input_thresholds = Some(InputThresholds {
+                share: thresholds.0,
+                attention: 0.0,
+                output: thresholds.1,
+                ffn: Some(thresholds.2),
+            });
+            let error = plan.validate().unwrap_err().to_string();
+            assert!(error.contains("layers[0].input_thresholds."), "{error}");
+        }
         assert!(matches!(
             refused(|plan| plan.totals.hot_count = 3),
             PlanError::DoesNotAddUp { .. }

@@ -12,6 +12,6 @@ pub use error::BundleError;
 pub use manifest::{FORMAT, Manifest, VERSION};
 pub use pack::{PackInputs, REQUEST, pack};
 pub use weights::{
-    StoredLayer, StoredLinear, StoredNorm, StoredWeights, is_permutation, neuron_bytes,
-    weight_bytes,
+    Layout, StoredLayer, StoredLinear, StoredNorm, StoredWeights, is_permutation, neuron_bytes,
+    weight_bytes, weight_bytes_by_input,
 };

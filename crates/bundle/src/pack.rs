@@ -18,7 +18,7 @@ use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 use crate::{
     Bundle, BundleError, FORMAT, Manifest, VERSION, Verification,
     manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, sealed},
-    weights::{is_permutation, name, order_name, stored_format, stored_shape},
+    weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
 /// What goes into a bundle.
@@ -119,8 +119,8 @@ pub fn pack(
 /// Numbers that are packed and written at a time.
 const PIECE: usize = 1 << 20;
 
-/// Streams every weight through memory: FFN matrices, whose rows move, one at a time; the others,
-/// among them tables larger than any layer, a few rows at a time.
+/// Streams every weight through memory: matrices whose rows move, one at a time; the others, among
+/// them tables larger than any layer, a few rows at a time.
 fn write_weights(
     inputs: &PackInputs<'_>,
     path: &Path,
@@ -131,9 +131,11 @@ fn write_weights(
     let mut shapes = TensorShapes::new();
     let mut total = 0;
     for weight in &weights {
-        let (rows, columns) = stored_shape(config, *weight);
+        let layout = Layout::planned(*weight, &inputs.plan.layers);
+        let (rows, columns) = stored_shape(config, *weight, layout);
         let format = stored_format(config, *weight, inputs.quant);
-        announce_matrix(&mut shapes, &name(*weight), format, rows, columns);
+        let name = name(*weight, layout);
+        announce_matrix(&mut shapes, &name, format, rows, columns);
         total += rows * columns;
     }
     for (layer, order) in inputs.orders.iter().enumerate() {
@@ -168,12 +170,21 @@ fn write_weight(
     progress: &dyn Progress,
 ) -> Result<(), BundleError> {
     let config = inputs.checkpoint.config();
-    let (rows, columns) = stored_shape(config, weight);
+    let layout = Layout::planned(weight, &inputs.plan.layers);
+    let (rows, columns) = stored_shape(config, weight, layout);
     let format = stored_format(config, weight, inputs.quant);
-    let read: Box<ReadRows<'_>> = match weight {
-        Weight::Layer(
-            layer,
-            LayerWeight::Gate | LayerWeight::Up | LayerWeight::GateBias | LayerWeight::UpBias,
+    let read: Box<ReadRows<'_>> = match (weight, layout) {
+        (Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up), Layout::ByInput) => {
+            let values = inputs.checkpoint.read(weight)?;
+            let values = permute_rows(&values, rows, &inputs.orders[layer]);
+            Box::new(move |rows| Ok(columns_as_rows(&values, columns, &indices(rows))))
+        }
+        (
+            Weight::Layer(
+                layer,
+                LayerWeight::Gate | LayerWeight::Up | LayerWeight::GateBias | LayerWeight::UpBias,
+            ),
+            _,
         ) => {
             let values = inputs.checkpoint.read(weight)?;
             let order = &inputs.orders[layer];
@@ -188,10 +199,14 @@ fn write_weight(
                 Ok(permute_rows(&values, width, neurons))
             })
         }
-        Weight::Layer(layer, LayerWeight::Down) => {
+        (Weight::Layer(layer, LayerWeight::Down), _) => {
             let values = inputs.checkpoint.read(weight)?;
             let order = &inputs.orders[layer];
             Box::new(move |rows| Ok(columns_as_rows(&values, columns, &order[rows])))
+        }
+        (_, Layout::ByInput) => {
+            let values = inputs.checkpoint.read(weight)?;
+            Box::new(move |rows| Ok(columns_as_rows(&values, columns, &indices(rows))))
         }
         _ => Box::new(move |rows| inputs.checkpoint.read_rows(weight, rows)),
     };
@@ -200,7 +215,7 @@ fn write_weight(
         let piece = start..rows.min(start + per_piece);
         let count = piece.len();
         let packed = powerinfer_kernels::pack(format, count, columns, &read(piece)?);
-        append_rows(writer, &name(weight), &packed)?;
+        append_rows(writer, &name(weight, layout), &packed)?;
         progress.advance((count * columns) as u64)?;
     }
     Ok(())
@@ -304,6 +319,11 @@ fn write_predictors(
         .clone()
         .with_setting(predictor_file::LAYERS_SETTING, layers);
     Ok(write_tensors(path, Some(&header), &tensors)?)
+}
+
+/// Rows as they are counted in an order.
+fn indices(rows: Range<usize>) -> Vec<u32> {
+    rows.map(|row| row as u32).collect()
 }
 
 /// Row `i` of the result is row `order[i]` of `values`.

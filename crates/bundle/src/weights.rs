@@ -2,20 +2,62 @@
 //!
 //! Every matrix is packed in the bundle's format. The FFN's three matrices have one row a
 //! neuron (down is transposed), in one order, hottest first; `neurons` says which neuron of the
-//! checkpoint each row is. Norms, biases and learned positions are float32.
+//! checkpoint each row is. Matrices whose inputs the plan skips are transposed too, one row an
+//! input, and say so in their names. Norms, biases and learned positions are float32.
 
 use std::collections::HashSet;
 
 use powerinfer_artifact::{
-    ArtifactError, TensorFile, matrix_planes::StoredMatrix, tensor_file::Dtype,
+    ArtifactError, TensorFile, matrix_planes::StoredMatrix, plan::LayerPlan, tensor_file::Dtype,
 };
 use powerinfer_kernels::Format;
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 
 use crate::BundleError;
 
+/// How a matrix lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// A row an output.
+    ByOutput,
+    /// A row an input: one that is not multiplied need not be read.
+    ByInput,
+}
+
+impl Layout {
+    /// How `weight` lies where nothing asks for another layout.
+    fn usual(weight: Weight) -> Self {
+        match weight {
+            Weight::Layer(_, LayerWeight::Down) => Self::ByInput,
+            _ => Self::ByOutput,
+        }
+    }
+
+    /// How `weight` lies where layers are run as `layers` say.
+    pub(crate) fn planned(weight: Weight, layers: &[LayerPlan]) -> Self {
+        use LayerWeight::{Gate, Key, Output, Query, Up, Value};
+        let Weight::Layer(layer, part) = weight else {
+            return Self::usual(weight);
+        };
+        let thresholds = layers.get(layer).and_then(|plan| plan.input_thresholds);
+        match (part, thresholds) {
+            (Query | Key | Value | Output, Some(_)) => Self::ByInput,
+            (Gate | Up, Some(thresholds)) if thresholds.ffn.is_some() => Self::ByInput,
+            _ => Self::usual(weight),
+        }
+    }
+}
+
 /// A weight's name in the bundle.
-pub(crate) fn name(weight: Weight) -> String {
+pub(crate) fn name(weight: Weight, layout: Layout) -> String {
+    let mut name = usual_name(weight);
+    if layout != Layout::usual(weight) {
+        name += ".by_input";
+    }
+    name
+}
+
+fn usual_name(weight: Weight) -> String {
     let (layer, weight) = match weight {
         Weight::Embedding => return "embedding".to_owned(),
         Weight::Positions => return "positions".to_owned(),
@@ -59,11 +101,11 @@ pub(crate) fn order_name(layer: usize) -> String {
     format!("layers.{layer}.neurons")
 }
 
-/// Rows and columns of a weight as the bundle stores it: down is transposed.
-pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight) -> (usize, usize) {
-    match (weight, &config.shape(weight)[..]) {
-        (Weight::Layer(_, LayerWeight::Down), [rows, columns]) => (*columns, *rows),
-        (_, [rows, columns]) => (*rows, *columns),
+/// Rows and columns of a weight as the bundle stores it.
+pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout) -> (usize, usize) {
+    match (layout, &config.shape(weight)[..]) {
+        (Layout::ByInput, [outputs, inputs]) => (*inputs, *outputs),
+        (Layout::ByOutput, [outputs, inputs]) => (*outputs, *inputs),
         (_, shape) => (1, shape.iter().product()),
     }
 }
@@ -79,7 +121,16 @@ pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format)
 
 /// Bytes of a weight in a bundle whose matrices are in the format `quant`.
 pub fn weight_bytes(config: &ModelConfig, weight: Weight, quant: Format) -> u64 {
-    let (rows, columns) = stored_shape(config, weight);
+    bytes_as(config, weight, Layout::usual(weight), quant)
+}
+
+/// The same where it has a row an input.
+pub fn weight_bytes_by_input(config: &ModelConfig, weight: Weight, quant: Format) -> u64 {
+    bytes_as(config, weight, Layout::ByInput, quant)
+}
+
+fn bytes_as(config: &ModelConfig, weight: Weight, layout: Layout, quant: Format) -> u64 {
+    let (rows, columns) = stored_shape(config, weight, layout);
     (rows * stored_format(config, weight, quant).row_bytes(columns)) as u64
 }
 
@@ -116,18 +167,14 @@ pub struct StoredNorm {
 pub struct StoredLinear {
     /// Where the matrix lies.
     pub matrix: StoredMatrix,
-    /// One number a row (of down: a column), where there is one.
+    /// What its rows are.
+    pub layout: Layout,
+    /// One number an output, where there is one.
     pub bias: Option<Vec<f32>>,
 }
 
-impl StoredLinear {
-    /// Bytes that a look at the whole of it reads.
-    pub fn bytes(&self) -> usize {
-        self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
-    }
-}
-
-/// Where a layer's weights lie.
+/// Where a layer's weights lie. Shapes are `[outputs, inputs]`, and turned round where the matrix is
+/// [by input](Layout::ByInput).
 #[derive(Debug, Clone)]
 pub struct StoredLayer {
     /// Norm of attention.
@@ -148,7 +195,7 @@ pub struct StoredLayer {
     pub gate: StoredLinear,
     /// `[neurons, hidden]`, hottest first, where the FFN is gated.
     pub up: Option<StoredLinear>,
-    /// `[neurons, hidden]`, hottest first; the bias is `[hidden]`.
+    /// `[hidden, neurons]`, always by input, hottest first.
     pub down: StoredLinear,
     /// Which neuron of the checkpoint each row is.
     pub neurons: Vec<u32>,
@@ -183,9 +230,23 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn matrix(&self, weight: Weight) -> Result<StoredMatrix, ArtifactError> {
-        let (rows, columns) = stored_shape(self.config, weight);
+        self.matrix_as(weight, Layout::usual(weight))
+    }
+
+    fn matrix_as(&self, weight: Weight, layout: Layout) -> Result<StoredMatrix, ArtifactError> {
+        let (rows, columns) = stored_shape(self.config, weight, layout);
         let format = stored_format(self.config, weight, self.quant);
-        StoredMatrix::find(self.file, &name(weight), format, rows, columns)
+        StoredMatrix::find(self.file, &name(weight, layout), format, rows, columns)
+    }
+
+    /// The layout that `weight` is there in.
+    fn layout(&self, weight: Weight) -> Layout {
+        let by_input = name(weight, Layout::ByInput);
+        let has = |tensor: &str| self.file.find(tensor).is_some();
+        match has(&by_input) || has(&format!("{by_input}.quants")) {
+            true => Layout::ByInput,
+            false => Layout::usual(weight),
+        }
     }
 
     fn matrix_if(&self, weight: Weight) -> Result<Option<StoredMatrix>, ArtifactError> {
@@ -211,8 +272,10 @@ impl Finder<'_> {
     }
 
     fn linear(&self, weight: Weight, bias: Weight) -> Result<StoredLinear, ArtifactError> {
+        let layout = self.layout(weight);
         Ok(StoredLinear {
-            matrix: self.matrix(weight)?,
+            matrix: self.matrix_as(weight, layout)?,
+            layout,
             bias: self.vector(bias)?,
         })
     }
@@ -220,7 +283,11 @@ impl Finder<'_> {
     /// A matrix without bias, where the model has it.
     fn plain(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
         let matrix = self.matrix_if(weight)?;
-        Ok(matrix.map(|matrix| StoredLinear { matrix, bias: None }))
+        Ok(matrix.map(|matrix| StoredLinear {
+            matrix,
+            layout: Layout::ByOutput,
+            bias: None,
+        }))
     }
 
     fn layer(&self, layer: usize) -> Result<StoredLayer, BundleError> {
@@ -287,6 +354,7 @@ impl StoredWeights {
                 matrix: finder
                     .matrix_if(Weight::Head)?
                     .unwrap_or_else(|| embedding.clone()),
+                layout: Layout::ByOutput,
                 bias: finder.vector(Weight::HeadBias)?,
             },
             embedding,

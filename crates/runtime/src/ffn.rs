@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use powerinfer_artifact::{TensorFile, plan::Policy};
-use powerinfer_bundle::StoredLinear;
-use powerinfer_kernels::Matrix;
+use powerinfer_artifact::plan::Policy;
+use powerinfer_bundle::Layout;
 use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
     Statistics, Threads,
     choice::{Choice, Foreseen},
+    linear::{Linear, masked},
 };
 
 /// Which policy each layer follows.
@@ -22,57 +22,17 @@ pub enum PolicyChoice {
     Forced(Policy),
 }
 
-/// A matrix and its bias, borrowed for a forward pass.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear<'a> {
-    pub(crate) matrix: Matrix<'a>,
-    pub(crate) bias: Option<&'a [f32]>,
-}
-
-impl<'a> Linear<'a> {
-    /// The matrix that `stored` says lies in `file`.
-    pub(crate) fn of(stored: &'a StoredLinear, file: &'a TensorFile) -> Self {
-        Self {
-            matrix: stored.matrix.view(file),
-            bias: stored.bias.as_deref(),
-        }
-    }
-
-    /// Bytes that one row and its bias take.
-    fn row_bytes(&self) -> usize {
-        self.matrix.row_bytes() + self.bias.map_or(0, |_| size_of::<f32>())
-    }
-
-    /// Adds the biases of the rows from `first` on to their products.
-    fn add_bias(&self, first: usize, products: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            let bias = &bias[first..];
-            products
-                .iter_mut()
-                .zip(bias)
-                .for_each(|(x, bias)| *x += bias);
-        }
-    }
-
-    /// Adds the biases of `rows` to their products.
-    fn add_bias_of(&self, rows: &[u32], products: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            for (product, row) in products.iter_mut().zip(rows) {
-                *product += bias[*row as usize];
-            }
-        }
-    }
-}
-
-/// A layer's FFN, borrowed for a forward pass; rows of all matrices are neurons, hottest first.
+/// A layer's FFN, borrowed for a forward pass; neurons are hottest first in all matrices.
 pub(crate) struct Ffn<'a> {
     pub(crate) gate: Linear<'a>,
     /// Where the FFN is gated.
     pub(crate) up: Option<Linear<'a>>,
-    /// Transposed: row i is what neuron i adds to the hidden state.
+    /// By input: row i is what neuron i adds to the hidden state.
     pub(crate) down: Linear<'a>,
     pub(crate) kind: FfnKind,
     pub(crate) activation: Activation,
+    /// Inputs of gate and up that are smaller count as 0.
+    pub(crate) input_threshold: f32,
     /// Who is computed.
     pub(crate) choice: Choice<'a>,
     /// Neurons of the first side; the rest are the second's.
@@ -83,6 +43,9 @@ pub(crate) struct Ffn<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     foreseen: Foreseen,
+    /// Products of all neurons, where they come from a matrix by input.
+    whole_gate: Vec<f32>,
+    whole_up: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
     rows: Vec<u32>,
@@ -108,7 +71,8 @@ impl Ffn<'_> {
     /// one token at a time; whatever foresees sees `foreseen_from`, as long as `x`.
     ///
     /// Together the tokens of a prompt wake nearly every neuron, so gate and up go through all
-    /// of them at once. Foreseen tokens go one by one: their policy must not depend on company.
+    /// of them at once. Foreseen tokens go one by one: their policy must not depend on company. So
+    /// do those of matrices by input, each of which reads other rows.
     pub(crate) fn run_batch(
         &self,
         threads: &Threads,
@@ -118,15 +82,18 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let size = self.gate.matrix.columns();
+        let size = self.gate.inputs();
         let tokens = x.len() / size;
+        let x = &masked(x, self.input_threshold);
         for constant in [self.down.bias, self.choice.offset()].into_iter().flatten() {
             for hidden in hidden.chunks_exact_mut(size) {
                 add(hidden, constant);
             }
             statistics.bytes_read += size_of_val(constant) as u64;
         }
-        if tokens == 1 || self.choice.foresees() {
+        let is_by_input = |linear: &Linear<'_>| linear.layout == Layout::ByInput;
+        let by_input = is_by_input(&self.gate) || self.up.as_ref().is_some_and(is_by_input);
+        if tokens == 1 || by_input || self.choice.foresees() {
             let inputs = x.chunks_exact(size).zip(foreseen_from.chunks_exact(size));
             let inputs = inputs.zip(hidden.chunks_exact_mut(size));
             for (token, ((x, foreseen_from), hidden)) in inputs.enumerate() {
@@ -142,7 +109,7 @@ impl Ffn<'_> {
             }
             return;
         }
-        let neurons = self.gate.matrix.rows();
+        let neurons = self.gate.outputs();
         statistics.neurons += (tokens * neurons) as u64;
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if side.is_empty() {
@@ -150,14 +117,9 @@ impl Ffn<'_> {
             }
             let mut read = 0;
             let mut all = |linear: &Linear<'_>| {
-                let mut products = vec![0.0; tokens * side.len()];
-                let rows = linear.matrix.rows_range(side.clone());
-                threads.gemm(&rows, x, tokens, &mut products);
-                for products in products.chunks_exact_mut(side.len()) {
-                    linear.add_bias(side.start, products);
-                }
-                read += side.len() * linear.row_bytes();
-                products
+                let product = linear.product_of_rows(threads, x, side.clone());
+                read += product.bytes_read;
+                product.values
             };
             let gates = all(&self.gate);
             let ups = self.up.as_ref().map(all);
@@ -207,8 +169,19 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let neurons = self.gate.matrix.rows();
+        let neurons = self.gate.outputs();
         statistics.neurons += neurons as u64;
+        let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
+            if linear.layout == Layout::ByInput {
+                let product = linear.product(threads, x, self.input_threshold);
+                statistics.bytes_read += product.bytes_read as u64;
+                *products = product.values;
+            }
+        };
+        whole(&self.gate, &mut scratch.whole_gate);
+        if let Some(up) = &self.up {
+            whole(up, &mut scratch.whole_up);
+        }
         let foreseen = &mut scratch.foreseen;
         self.choice
             .foresee(threads, foreseen_from, foreseen, statistics);
@@ -233,6 +206,8 @@ impl Ffn<'_> {
     ) -> usize {
         let Scratch {
             foreseen,
+            whole_gate,
+            whole_up,
             gate,
             up,
             rows,
@@ -246,14 +221,15 @@ impl Ffn<'_> {
         }
         // Gate first: of a neuron that it leaves silent, the rest need not be read.
         gate.resize(rows.len(), 0.0);
-        if rows.len() == side.len() {
-            threads.gemv(&self.gate.matrix.rows_range(side.clone()), x, gate);
-            self.gate.add_bias(side.start, gate);
-        } else {
-            threads.gemv_rows(&self.gate.matrix, rows, x, gate);
-            self.gate.add_bias_of(rows, gate);
-        }
-        let mut read = rows.len() * self.gate.row_bytes();
+        let mut read = match self.gate.layout {
+            Layout::ByInput => take(whole_gate, rows, gate),
+            Layout::ByOutput if rows.len() == side.len() => {
+                threads.gemv(&self.gate.matrix.rows_range(side.clone()), x, gate);
+                self.gate.add_bias(side.start, gate);
+                rows.len() * self.gate.row_bytes()
+            }
+            Layout::ByOutput => products_of(&self.gate, threads, rows, x, gate),
+        };
         keep(rows, gate, |neuron, gate| {
             let activation = self.activation.apply(gate);
             let passes = self.choice.passes_gate(neuron, activation);
@@ -261,9 +237,10 @@ impl Ffn<'_> {
         });
         if let Some(linear) = &self.up {
             up.resize(rows.len(), 0.0);
-            threads.gemv_rows(&linear.matrix, rows, x, up);
-            linear.add_bias_of(rows, up);
-            read += rows.len() * linear.row_bytes();
+            read += match linear.layout {
+                Layout::ByInput => take(whole_up, rows, up),
+                Layout::ByOutput => products_of(linear, threads, rows, x, up),
+            };
             gate.iter_mut()
                 .zip(up)
                 .for_each(|(gate, up)| *gate = self.product(*gate, Some(*up)));
@@ -297,6 +274,27 @@ impl Ffn<'_> {
         statistics.neurons_computed += rows.len() as u64;
         rows.len() * self.down.matrix.row_bytes()
     }
+}
+
+/// Computes the outputs `rows` of a matrix by output; returns the bytes read.
+fn products_of(
+    linear: &Linear<'_>,
+    threads: &Threads,
+    rows: &[u32],
+    x: &[f32],
+    out: &mut [f32],
+) -> usize {
+    threads.gemv_rows(&linear.matrix, rows, x, out);
+    linear.add_bias_of(rows, out);
+    rows.len() * linear.row_bytes()
+}
+
+/// Takes the products of `rows` from those of all neurons, which read nothing more.
+fn take(whole: &[f32], rows: &[u32], out: &mut [f32]) -> usize {
+    for (out, row) in out.iter_mut().zip(rows) {
+        *out = whole[*row as usize];
+    }
+    0
 }
 
 /// Replaces the values of rows by what `change` makes of them, and drops those that it drops.

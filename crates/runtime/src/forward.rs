@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::plan::{Policy, Threshold};
+use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
 use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    PolicyChoice, RuntimeError, Statistics, Threads, Verification,
+    InputMagnitudes, PolicyChoice, RuntimeError, Statistics, Threads, Verification,
     attention::{LayerCache, Reach, attend},
     choice::{Choice, LayerChoices},
-    ffn::{Ffn, Linear, Scratch},
+    ffn::{Ffn, Scratch},
+    linear::Linear,
     norm::norm_all,
     rotary::rotate,
     verification::Observation,
@@ -36,12 +37,14 @@ pub struct Runtime {
     weights: Arc<StoredWeights>,
     choices: Vec<LayerChoices>,
     policies: Vec<Policy>,
+    input_thresholds: Vec<Option<InputThresholds>>,
     threads: Threads,
     cache: Vec<LayerCache>,
     position: usize,
     statistics: Statistics,
     scratch: Scratch,
     verification: Option<Verification>,
+    magnitudes: Option<Vec<InputMagnitudes>>,
 }
 
 impl Runtime {
@@ -63,6 +66,13 @@ impl Runtime {
                 .collect(),
             PolicyChoice::Forced(policy) => vec![policy; config.layer_count],
         };
+        // Who forces a policy wants to see what it does, and nothing else.
+        let layers = bundle.plan().layers.iter();
+        let input_thresholds = layers.map(|layer| match options.policy {
+            PolicyChoice::Planned => layer.input_thresholds,
+            PolicyChoice::Forced(_) => None,
+        });
+        let input_thresholds = input_thresholds.collect();
         for (layer, (choices, policy)) in choices.iter().zip(&policies).enumerate() {
             choices.check(*policy, bundle.folder(), layer)?;
         }
@@ -75,10 +85,12 @@ impl Runtime {
             statistics: Statistics::default(),
             scratch: Scratch::default(),
             verification: None,
+            magnitudes: None,
             bundle,
             weights: Arc::new(weights),
             choices,
             policies,
+            input_thresholds,
             config,
         })
     }
@@ -111,6 +123,22 @@ impl Runtime {
         self.choices[layer].check(policy, self.bundle.folder(), layer)?;
         self.policies[layer] = policy;
         Ok(())
+    }
+
+    /// From now on `layer` reads the inputs of its projections from `thresholds` on, or all; those of
+    /// gate and up only while every neuron is computed.
+    pub fn skip_inputs(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
+        self.input_thresholds[layer] = thresholds;
+    }
+
+    /// From now on counts how large the inputs of projections are.
+    pub fn observe_inputs(&mut self) {
+        self.magnitudes = Some(vec![InputMagnitudes::default(); self.config.layer_count]);
+    }
+
+    /// What was counted, layer by layer; ends it.
+    pub fn take_input_magnitudes(&mut self) -> Vec<InputMagnitudes> {
+        self.magnitudes.take().unwrap_or_default()
     }
 
     /// From now on computes the FFNs of some tokens exactly as well, to tell how far the policy's
@@ -193,7 +221,7 @@ impl Runtime {
         let mut read = count * table.row_bytes();
         let mut hidden = match &weights.project_in {
             None => embedded,
-            Some(project) => self.linear(project, &embedded),
+            Some(project) => self.linear(project, &embedded, 0.0),
         };
         if let (Some(table), Positions::Learned { offset }) =
             (&weights.positions, &self.config.positions)
@@ -213,9 +241,14 @@ impl Runtime {
     /// What attention adds for the tokens whose inputs are `x [tokens, hidden]`.
     fn attention(&mut self, index: usize, layer: &StoredLayer, x: &[f32]) -> Vec<f32> {
         // Query, key and value of all tokens at once.
-        let mut query = self.linear(&layer.query, x);
-        let mut key = self.linear(&layer.key, x);
-        let value = self.linear(&layer.value, x);
+        let thresholds = self.input_thresholds[index];
+        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.attention);
+        if let Some(magnitudes) = &mut self.magnitudes {
+            magnitudes[index].attention.add(x);
+        }
+        let mut query = self.linear(&layer.query, x, threshold);
+        let mut key = self.linear(&layer.key, x, threshold);
+        let value = self.linear(&layer.value, x, threshold);
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             self.norm(query_norm, &mut query);
             self.norm(key_norm, &mut key);
@@ -253,7 +286,11 @@ impl Runtime {
             );
         }
         self.statistics.bytes_read += read as u64;
-        self.linear(&layer.output, &mixed)
+        if let Some(magnitudes) = &mut self.magnitudes {
+            magnitudes[index].output.add(&mixed);
+        }
+        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.output);
+        self.linear(&layer.output, &mixed, threshold)
     }
 
     /// Adds the FFN's output for `x [tokens, hidden]`, which is `residual` normed, to `hidden`.
@@ -265,8 +302,12 @@ impl Runtime {
         x: &[f32],
         hidden: &mut [f32],
     ) {
+        if let Some(magnitudes) = &mut self.magnitudes {
+            magnitudes[index].ffn.add(x);
+        }
         let file = self.bundle.weights();
         let policy = self.policies[index];
+        let thresholds = self.input_thresholds[index].filter(|_| policy == Policy::Dense);
         let choices = &self.choices[index];
         let ffn = Ffn {
             gate: Linear::of(&layer.gate, file),
@@ -274,6 +315,7 @@ impl Runtime {
             down: Linear::of(&layer.down, file),
             kind: self.config.ffn,
             activation: self.config.activation,
+            input_threshold: thresholds.and_then(|found| found.ffn).unwrap_or(0.0),
             choice: choices.choice(policy, self.bundle.predictors()),
             hot_count: self.bundle.plan().layers[index].hot_count,
         };
@@ -300,7 +342,8 @@ impl Runtime {
         let (Some(verification), Some(before)) = (verification, before) else {
             return;
         };
-        // The same once more with every neuron, which is exact for every activation.
+        // The same once more with every neuron, which is exact for every activation; of the same
+        // inputs, for it is the policy that is verified.
         let computed = self.scratch.recorded.replace(Vec::new());
         let mut exact = before.clone();
         let dense = Ffn {
@@ -329,18 +372,12 @@ impl Runtime {
         }
     }
 
-    /// `x · Wᵀ + b` for `x [tokens, columns]`.
-    fn linear(&mut self, stored: &StoredLinear, x: &[f32]) -> Vec<f32> {
-        let matrix = stored.matrix.view(self.bundle.weights());
-        let count = x.len() / matrix.columns();
-        let mut out = vec![0.0; count * matrix.rows()];
-        self.threads.gemm(&matrix, x, count, &mut out);
-        if let Some(bias) = &stored.bias {
-            out.chunks_exact_mut(bias.len())
-                .for_each(|out| add(out, bias));
-        }
-        self.statistics.bytes_read += stored.bytes() as u64;
-        out
+    /// `x · Wᵀ + b` for `x [tokens, inputs]`, those below `threshold` left out.
+    fn linear(&mut self, stored: &StoredLinear, x: &[f32], threshold: f32) -> Vec<f32> {
+        let linear = Linear::of(stored, self.bundle.weights());
+        let product = linear.product(&self.threads, x, threshold);
+        self.statistics.bytes_read += product.bytes_read as u64;
+        product.values
     }
 
     fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
@@ -355,9 +392,9 @@ impl Runtime {
             self.norm(norm, &mut x);
         }
         if let Some(project) = &weights.project_out {
-            x = self.linear(project, &x);
+            x = self.linear(project, &x, 0.0);
         }
-        self.linear(&weights.head, &x)
+        self.linear(&weights.head, &x, 0.0)
     }
 
     /// Refuses tokens outside the vocabulary and beyond the context.

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/golden.rs"]
-#[allow(dead_code)] // shared with other tests
 mod golden;
 
 use std::{collections::BTreeMap, path::Path};

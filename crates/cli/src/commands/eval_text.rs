@@ -47,7 +47,7 @@ pub(crate) struct TextArguments {
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
     /// Policies to compare with `dense` [default: all that the bundle can follow in every layer, and
-    /// its plan where that mixes them]
+    /// its plan where that mixes them or leaves inputs out]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Measure the bundle's certificate again, on its own text, and fail where it differs
@@ -184,7 +184,8 @@ fn choices(asked: &[PolicyArgument], bundle: &Bundle) -> Vec<(String, PolicyChoi
     let mut choices: Vec<_> = Policy::ALL.into_iter().filter(can).map(forced).collect();
     let first = layers.first().map(|layer| layer.policy);
     let is_mixed = layers.iter().any(|layer| Some(layer.policy) != first);
-    if is_mixed || choices.is_empty() {
+    let skips_inputs = layers.iter().any(|layer| layer.input_thresholds.is_some());
+    if is_mixed || skips_inputs || choices.is_empty() {
         choices.push(("planned".to_owned(), PolicyChoice::Planned));
     }
     choices

@@ -224,6 +224,9 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         ByteSize(plan.totals.cpu_bytes),
         plan.budget.context_tokens,
     );
+    if let Some(inputs) = super::place::inputs::describe(plan) {
+        text.push_str(&format!("  inputs       {inputs}\n"));
+    }
     for (name, digest) in &manifest.files {
         let length = std::fs::metadata(path.join(name)).map_or(0, |metadata| metadata.len());
         text.push_str(&format!(

@@ -1,6 +1,7 @@
 //! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
 
 pub(crate) mod certify;
+pub(crate) mod inputs;
 pub(crate) mod search;
 mod ways;
 
@@ -13,12 +14,14 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
     hardware::{self, Hardware},
-    plan::{Budget, Device, Plan, Policy},
+    plan::{Budget, Device, InputThresholds, Plan, Policy},
     predictor_file::PredictorFile,
     threshold_curve::ERRORS,
     write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, PackInputs, REQUEST, neuron_bytes, pack, weight_bytes};
+use powerinfer_bundle::{
+    Bundle, PackInputs, REQUEST, neuron_bytes, pack, weight_bytes, weight_bytes_by_input,
+};
 use powerinfer_kernels::Format;
 use powerinfer_model::{Checkpoint, LayerWeight, ModelConfig, Weight};
 use powerinfer_profile::Profile;
@@ -35,6 +38,7 @@ use crate::{
     progress::Bar,
 };
 
+use inputs::InputSparsity;
 use search::Judge;
 use ways::{LayerWays, Leeway, Subject};
 
@@ -94,6 +98,10 @@ pub(crate) struct BudgetArguments {
     /// By how much skipping neurons may raise perplexity, on text held back from the profile
     #[arg(long, value_name = "SHARE%", default_value = "1%")]
     max_ppl_increase: Rise,
+    /// Leave out this share of the inputs of attention's projections, the smallest, and of gate and up
+    /// where every neuron is computed [default: none]
+    #[arg(long, value_name = "SHARE%")]
+    input_sparsity: Option<InputSparsity>,
     /// Tokens of held-back text to certify the bundle on, and as many to decide on; 0 certifies
     /// nothing [default: 8192, for models beyond a billion parameters fewer]
     #[arg(long, value_name = "N")]
@@ -225,6 +233,7 @@ pub(crate) fn solve(
         predictors: predictors.as_ref(),
         quant: arguments.quant,
         forced: arguments.policy.map(Policy::from),
+        inputs_left_out: arguments.input_sparsity.map(|InputSparsity(share)| share),
     };
     subject.check_forced()?;
     let problem = problem(
@@ -232,6 +241,7 @@ pub(crate) fn solve(
         request.budget.clone(),
         request.hardware.clone(),
         arguments.quant,
+        subject.inputs_left_out,
     );
     if let Some(file) = &predictors {
         check_same_text(file, &request)?;
@@ -248,9 +258,13 @@ pub(crate) fn solve(
         request: &request,
         texts: search_texts,
         allowed_rise: arguments.max_ppl_increase.0,
+        inputs: None,
         scratch,
         output,
     };
+    if let Some(share) = subject.inputs_left_out {
+        solver.inputs = Some(solver.calibrated_inputs(share)?);
+    }
     let leeway = solver.leeway()?;
     let solved = solver.solved(&leeway)?;
     Ok(Placement {
@@ -318,6 +332,8 @@ struct Solver<'a> {
     /// Text to decide on.
     texts: Vec<Vec<u32>>,
     allowed_rise: f64,
+    /// Per layer, which inputs are read; all where there is none.
+    inputs: Option<Vec<InputThresholds>>,
     scratch: Scratch<'a>,
     output: Output,
 }
@@ -330,14 +346,36 @@ const CAUTION: f64 = 2.0;
 const ASSUMED_LEVEL: f64 = 7.0;
 
 impl Solver<'_> {
+    /// Which inputs to read, for `share` of them to be left out on the text that decides.
+    fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
+        let Scratch::Beside(out) = self.scratch else {
+            bail!(
+                "a dry run measures nothing, and `--input-sparsity` has to be calibrated; leave out one of them"
+            )
+        };
+        if search::scored(&self.texts) == 0 {
+            bail!(
+                "there is no text to calibrate `--input-sparsity` on: none was held back from the profile, or `--certify-tokens` is too low; profile more text, or raise it"
+            );
+        }
+        let folder = ScratchFolder::beside(out)?;
+        let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
+        inputs::calibrate(bundle, &self.texts, share, self.output)
+    }
+
+    /// The furthest that policies may go without being measured.
+    fn most(&self) -> Leeway {
+        Leeway {
+            foreseen: vec![true; self.subject.config.layer_count],
+            level: Some(ASSUMED_LEVEL),
+        }
+    }
+
     /// How far the policies may go.
     fn leeway(&mut self) -> Result<Leeway> {
         let layers = self.subject.config.layer_count;
         let none = Leeway::none(layers);
-        let most = Leeway {
-            foreseen: vec![true; layers],
-            level: Some(ASSUMED_LEVEL),
-        };
+        let most = self.most();
         match self.subject.forced {
             Some(Policy::Dense | Policy::Exact) => return Ok(none),
             // Who forces these wants to see what they do; the certificate tells.
@@ -473,6 +511,13 @@ impl Solver<'_> {
             let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
             layer.reason = self.subject.reason(index, ways, prices, chosen);
             layer.threshold = ways.threshold;
+            layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
+                ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
+                ..inputs[index]
+            });
+            if let Some(read) = inputs::reason(layer) {
+                layer.reason += &format!("; {read}");
+            }
             let lossless = ways.candidates.iter().zip(prices);
             let lossless = lossless.filter(|(way, _)| way.way.policy.is_lossless());
             let least = lossless
@@ -490,6 +535,10 @@ impl Solver<'_> {
 
     fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
         let mut plan = solved.plan.clone();
+        // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
+        for layer in &mut plan.layers {
+            layer.input_thresholds = None;
+        }
         // Signs come along where a policy needs them, and here any layer may.
         if let Some(file) = self.subject.predictors {
             for (layer, summary) in plan.layers.iter_mut().zip(file.layers()) {
@@ -575,6 +624,7 @@ impl Request {
             "hardware": hardware,
             "policy": arguments.policy.map(Policy::from),
             "max_ppl_increase": arguments.max_ppl_increase.0,
+            "input_sparsity": arguments.input_sparsity.map(|InputSparsity(share)| share),
             "certify_tokens": arguments.certify_tokens(config),
         });
         let settings = Digest::of(settings.to_string().as_bytes());
@@ -622,8 +672,14 @@ fn read_hardware(name: &str) -> Result<Hardware> {
     Ok(hardware)
 }
 
-/// States the placement as the solver takes it.
-fn problem(config: &ModelConfig, budget: Budget, hardware: Hardware, quant: Format) -> Problem {
+/// States the placement as the solver takes it, with a share of inputs that are not read.
+fn problem(
+    config: &ModelConfig,
+    budget: Budget,
+    hardware: Hardware,
+    quant: Format,
+    left_out: Option<f64>,
+) -> Problem {
     let bytes = |weight: Weight| weight_bytes(config, weight, quant);
     let all = config.weights();
     let sum = |weights: &[Weight]| -> u64 {
@@ -645,6 +701,21 @@ fn problem(config: &ModelConfig, budget: Budget, hardware: Hardware, quant: Form
             )
         })
         .collect();
+    let attention = |index: usize| -> (u64, f64) {
+        let mut sum = (0, 0.0);
+        for part in &attention {
+            use LayerWeight::{Key, Output, Query, Value};
+            let weight = Weight::Layer(index, *part);
+            let (bytes, read) = match (part, left_out) {
+                (Query | Key | Value | Output, Some(share)) => {
+                    (weight_bytes_by_input(config, weight, quant), 1.0 - share)
+                }
+                _ => (bytes(weight), 1.0),
+            };
+            sum = (sum.0 + bytes, sum.1 + bytes as f64 * read);
+        }
+        sum
+    };
     let neuron = neuron_bytes(config, quant);
     let shape = NeuronShape {
         bytes: neuron,
@@ -655,10 +726,8 @@ fn problem(config: &ModelConfig, budget: Budget, hardware: Hardware, quant: Form
         way: Way::dense(shape),
         frequencies: vec![1.0; config.ffn_size],
         neuron_bytes: neuron,
-        attention_bytes: attention
-            .iter()
-            .map(|weight| bytes(Weight::Layer(index, *weight)))
-            .sum(),
+        attention_bytes: attention(index).0,
+        attention_read_bytes: attention(index).1.round() as u64,
         predictor_bytes: 0,
         // Keys and values in float32.
         kv_bytes: budget.context_tokens * (2 * config.kv_head_count * config.head_size * 4) as u64,

@@ -95,6 +95,7 @@ impl Judge {
         for layer in layers {
             self.model
                 .decide(layer.layer, layer.policy, layer.threshold)?;
+            self.model.skip_inputs(layer.layer, layer.input_thresholds);
         }
         let found = self.likelihoods("perplexity of policies")?;
         Ok(rise(&self.dense, &found))

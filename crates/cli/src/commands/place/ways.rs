@@ -22,6 +22,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) quant: Format,
     /// The policy of every layer, where a person says so.
     pub(crate) forced: Option<Policy>,
+    /// Share of inputs that gate and up leave out where every neuron is computed.
+    pub(crate) inputs_left_out: Option<f64>,
 }
 
 /// How far ways may go that change what the model says.
@@ -70,6 +72,14 @@ impl<'a> Subject<'a> {
         NeuronShape {
             bytes: neuron_bytes(self.config, self.quant),
             matrices: self.config.matrices_per_neuron(),
+        }
+    }
+
+    /// Every neuron is computed.
+    fn dense(&self) -> Way {
+        match self.inputs_left_out {
+            None => Way::dense(self.shape()),
+            Some(share) => Way::dense_of_inputs(self.shape(), 1.0 - share),
         }
     }
 
@@ -156,7 +166,7 @@ impl<'a> Subject<'a> {
         if self.config.activation.has_exact_zeros() {
             frequencies = order.iter().map(|n| frequencies[*n as usize]).collect();
             let frequencies = &frequencies;
-            add(Way::dense(shape), frequencies, network_bytes, true);
+            add(self.dense(), frequencies, network_bytes, true);
             add(Way::exact(shape), frequencies, network_bytes, true);
             let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
             let foreseen = |bytes: u64, rows: usize, predicted_sparsity: f64, recall| Foreseen {
@@ -191,7 +201,7 @@ impl<'a> Subject<'a> {
             // Vectors that scores are made with, and the constant.
             let vectors = 4 * (3 * self.config.ffn_size + self.config.hidden_size) as u64;
             let bytes = summary.map_or(0, |s| if s.thresholds.is_empty() { 0 } else { vectors });
-            add(Way::dense(shape), &all, bytes, true);
+            add(self.dense(), &all, bytes, true);
             if let (Some(level), Some(file)) = (leeway.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {

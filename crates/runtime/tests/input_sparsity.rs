@@ -1,0 +1,209 @@
+//! Inputs of projections that are left out: nothing left out is the dense model, and what is left
+//! out is neither read nor seen.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+
+use std::collections::BTreeMap;
+
+use golden::Golden;
+use powerinfer_artifact::{
+    plan::{InputThresholds, Plan, Policy},
+    progress::Silent,
+};
+use powerinfer_bundle::{PackInputs, pack, weight_bytes};
+use powerinfer_kernels::{Format, Isa};
+use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
+use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+
+/// Gated and plain FFNs, blocks one after the other and side by side, with and without biases.
+const MODELS: [&str; 5] = ["llama-silu", "gemma", "phi", "qwen3-qknorm", "opt-preln"];
+
+const NOTHING: InputThresholds = InputThresholds {
+    share: 0.0,
+    attention: 0.0,
+    output: 0.0,
+    ffn: Some(0.0),
+};
+
+/// A dense model, neurons in reverse order and some of them hot, stored as `thresholds` have it.
+fn runtime(
+    golden: &Golden,
+    quant: Format,
+    thresholds: Option<InputThresholds>,
+    policy: PolicyChoice,
+) -> Runtime {
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let config = checkpoint.config();
+    let (count, neurons) = (config.layer_count, config.ffn_size);
+    let order: Vec<u32> = (0..neurons as u32).rev().collect();
+    let mut plan = Plan::unplaced(count, neurons, Policy::Dense, config.context_length);
+    for layer in &mut plan.layers {
+        layer.input_thresholds = thresholds;
+        layer.hot_count = 50;
+    }
+    plan.totals.hot_count = count as u64 * 50;
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = PackInputs {
+        checkpoint: &checkpoint,
+        orders: &vec![order; count],
+        predictors: None,
+        plan,
+        quant,
+        companions: &[],
+        inputs: BTreeMap::new(),
+        request: serde_json::Value::Null,
+        seed: 0,
+    };
+    let bundle = pack(&inputs, &folder.path().join("bundle"), &Silent).unwrap();
+    let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
+    // The files stay mapped after the folder is gone.
+    Runtime::new(bundle, Options { threads, policy }).unwrap()
+}
+
+/// Thresholds that `share` of the inputs of each layer stay below on `prompt`.
+fn calibrated(golden: &Golden, share: f64, prompt: &[u32]) -> Vec<InputThresholds> {
+    let forced = PolicyChoice::Forced(Policy::Dense);
+    let mut model = runtime(golden, Format::F32, None, forced);
+    model.observe_inputs();
+    model.forward_last(prompt).unwrap();
+    let found = model.take_input_magnitudes();
+    found.iter().map(|layer| layer.thresholds(share)).collect()
+}
+
+/// The model that follows `thresholds`, layer by layer, its matrices by input or by output.
+fn skipping(
+    golden: &Golden,
+    quant: Format,
+    thresholds: &[InputThresholds],
+    by_input: bool,
+) -> Runtime {
+    let stored = by_input.then_some(NOTHING);
+    let mut model = runtime(golden, quant, stored, PolicyChoice::Planned);
+    for (layer, thresholds) in thresholds.iter().enumerate() {
+        model.skip_inputs(layer, Some(*thresholds));
+    }
+    model
+}
+
+#[test]
+fn nothing_left_out_is_the_standard_implementation() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let planned = PolicyChoice::Planned;
+        for policy in [planned, PolicyChoice::Forced(Policy::Dense)] {
+            let mut model = runtime(&golden, Format::F32, Some(NOTHING), policy);
+            for prompt in ["p17", "p70"] {
+                model.reset();
+                let ids = golden.ids(&format!("{prompt}.input_ids"));
+                let logits = model.forward(&ids).unwrap();
+                let want = golden.floats(&format!("{prompt}.logits"));
+                golden.assert_close(&logits, &want, &format!("{name} {prompt} {policy:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_forced_policy_leaves_no_input_out() {
+    for (name, policy) in [
+        ("llama-silu", Policy::Dense),
+        ("llama-relu-gqa", Policy::Exact),
+        ("opt-preln", Policy::Exact),
+    ] {
+        let golden = Golden::open(name);
+        let thresholds = InputThresholds {
+            share: 0.9,
+            attention: 1.0,
+            output: 1.0,
+            ffn: Some(1.0),
+        };
+        let forced = PolicyChoice::Forced(policy);
+        let mut model = runtime(&golden, Format::F32, Some(thresholds), forced);
+        let logits = model.forward(&golden.ids("p17.input_ids")).unwrap();
+        golden.assert_close(&logits, &golden.floats("p17.logits"), name);
+        let mut model = runtime(
+            &golden,
+            Format::F32,
+            Some(thresholds),
+            PolicyChoice::Planned,
+        );
+        assert_ne!(model.forward(&golden.ids("p17.input_ids")).unwrap(), logits);
+    }
+}
+
+#[test]
+fn what_is_left_out_counts_as_nothing_in_either_layout() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let prompt = golden.ids("p17.input_ids");
+        let thresholds = calibrated(&golden, 0.3, &prompt);
+        let [by_input, by_output] = [true, false].map(|by_input| {
+            let mut model = skipping(&golden, Format::F32, &thresholds, by_input);
+            model.forward(&prompt).unwrap()
+        });
+        golden.assert_close(&by_input, &by_output, name);
+        assert_ne!(by_input, golden.floats("p17.logits"));
+    }
+}
+
+#[test]
+fn tokens_of_a_prompt_have_the_bits_of_one_at_a_time() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let prompt = golden.ids("p70.input_ids");
+        let thresholds = calibrated(&golden, 0.4, &prompt);
+        for (quant, by_input) in [
+            (Format::F32, true),
+            (Format::Q8_0, true),
+            (Format::Q4_0, true),
+            (Format::Q8_0, false),
+        ] {
+            let mut model = skipping(&golden, quant, &thresholds, by_input);
+            let together = model.forward(&prompt).unwrap();
+            model.reset();
+            let mut alone = Vec::new();
+            for token in &prompt {
+                alone.extend(model.forward(std::slice::from_ref(token)).unwrap());
+            }
+            assert_eq!(alone, together, "{name} {quant}");
+        }
+    }
+}
+
+#[test]
+fn channels_that_are_left_out_are_not_read() {
+    for (name, quant) in [("llama-silu", Format::Q8_0), ("opt-preln", Format::F32)] {
+        let golden = Golden::open(name);
+        let prompt = golden.ids("p70.input_ids");
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let config = checkpoint.config();
+        let read = |share: f64| {
+            let thresholds = calibrated(&golden, share, &prompt);
+            let mut model = skipping(&golden, quant, &thresholds, true);
+            for token in &prompt {
+                model.forward_last(&[*token]).unwrap();
+            }
+            model.take_statistics().bytes_per_token()
+        };
+        use LayerWeight::{Gate, Key, Output, Query, Up, Value};
+        let skipped: u64 = config
+            .weights()
+            .into_iter()
+            .filter(|weight| {
+                matches!(
+                    weight,
+                    Weight::Layer(_, Query | Key | Value | Output | Gate | Up)
+                )
+            })
+            .map(|weight| weight_bytes(config, weight, quant))
+            .sum();
+        let all = read(1e-9);
+        for share in [0.1, 0.4, 0.8] {
+            let saved = (all - read(share)) / skipped as f64;
+            // What is left out changes the inputs of later layers a little, and their share with it.
+            assert!((saved - share).abs() < 0.1, "{name}: {saved} of {share}");
+        }
+    }
+}

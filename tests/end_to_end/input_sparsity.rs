@@ -1,0 +1,81 @@
+//! `--input-sparsity`: from calibrating to certifying, running and inspecting.
+
+use crate::sandbox::{Sandbox, golden_model};
+
+const MODEL: &str = "llama-silu";
+
+/// A sandbox with a profile of a golden model whose neurons are never silent.
+fn profiled() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let text = "a few words to calibrate on, again and again, until there are enough of them. ";
+    std::fs::write(sandbox.path("text.txt"), text.repeat(120)).unwrap();
+    let model = golden_model(MODEL);
+    sandbox
+        .run(&["profile", model.to_str().unwrap(), "--data", "text.txt"])
+        .good();
+    sandbox
+}
+
+fn place(sandbox: &Sandbox, more: &[&str]) -> crate::sandbox::Run {
+    let model = golden_model(MODEL);
+    let arguments = ["place", model.to_str().unwrap(), "--vram", "0G"];
+    sandbox.run(&[&arguments[..], more].concat())
+}
+
+#[test]
+fn small_inputs_stay_unread_and_the_certificate_says_what_that_does() {
+    let sandbox = profiled();
+    let read = || {
+        let arguments = ["run", "llama-silu.powerinfer", "--prompt", "words"];
+        let run = sandbox.run(&[&arguments[..], &["-n", "8", "--json"]].concat());
+        run.good().json()["bytes_per_token"].as_f64().unwrap()
+    };
+    place(&sandbox, &[]).good();
+    let all = read();
+    let place = place(&sandbox, &["--input-sparsity", "30%"]).good();
+    let told = "attention, gate and up read 70.0 % of their inputs' channels";
+    assert!(place.text().contains(told), "{}", place.text());
+    assert!(read() < 0.9 * all, "{} of {all}", read());
+
+    let bundle = "llama-silu.powerinfer/bundle";
+    let inspect = sandbox.run(&["inspect", bundle, "--verify"]).good();
+    assert!(
+        inspect.text().contains("70.0 % of the channels are read"),
+        "{}",
+        inspect.text()
+    );
+    let json = sandbox.run(&["inspect", bundle, "--json"]).good().json();
+    for layer in json["plan"]["layers"].as_array().unwrap() {
+        let thresholds = &layer["input_thresholds"];
+        assert_eq!(thresholds["share"], 0.3);
+        for site in ["attention", "output", "ffn"] {
+            assert!(thresholds[site].as_f64().unwrap() > 0.0, "{thresholds}");
+        }
+    }
+    assert_ne!(
+        json["certificate"]["perplexity"], json["certificate"]["dense_perplexity"],
+        "what is left out is certified"
+    );
+    let again = sandbox
+        .run(&["eval", "fidelity", bundle, "--certificate"])
+        .good();
+    assert!(again.stderr.contains("just as the certificate says"));
+    let planned = sandbox
+        .run(&["eval", "perplexity", bundle, "--json"])
+        .good()
+        .json();
+    assert_eq!(planned["policies"][0]["policy"], "planned");
+}
+
+#[test]
+fn what_cannot_be_calibrated_is_refused() {
+    let sandbox = profiled();
+    for bad in ["0%", "100%", "-5%", "30", "x"] {
+        let argument = format!("--input-sparsity={bad}");
+        place(&sandbox, &[&argument]).bad(2, &["such as `25%`"]);
+    }
+    let asked = ["--input-sparsity", "30%"];
+    place(&sandbox, &[&asked[..], &["--dry-run"]].concat()).bad(1, &["a dry run measures nothing"]);
+    place(&sandbox, &[&asked[..], &["--certify-tokens", "0"]].concat())
+        .bad(1, &["no text to calibrate", "hint: profile more text"]);
+}
