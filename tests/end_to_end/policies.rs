@@ -170,7 +170,7 @@ fn without_text_held_back_nothing_is_risked_or_certified() {
     fs::write(sandbox.path("text.txt"), "a few words ".repeat(20)).unwrap();
     let arguments = ["prepare", &model, "--data", "text.txt", "--vram", "0G"];
     let prepared = sandbox.run(&arguments).good();
-    for told in ["no text was held back", "there is no certificate"] {
+    for told in ["0 tokens to decide on", "there is no certificate"] {
         assert!(prepared.stderr.contains(told), "{}", prepared.stderr);
     }
     let run = [
@@ -191,7 +191,10 @@ fn without_text_held_back_nothing_is_risked_or_certified() {
         );
     sandbox
         .run(&["place", &model, "--vram", "0G", "--policy", "threshold"])
-        .bad(1, &["not possible for layer 0", "hint: raise"]);
+        .bad(
+            1,
+            &["takes text that was held back", "hint: profile more text"],
+        );
 }
 
 #[test]

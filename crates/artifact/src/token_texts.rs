@@ -33,7 +33,7 @@ pub fn digest(texts: &[Vec<u32>]) -> Digest {
     Digest::of_parts(parts.iter().map(Vec::as_slice))
 }
 
-/// Reads what [`write`] wrote.
+/// Reads what [`write()`] wrote.
 pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
     let file = TensorFile::open(path)?;
     let numbers = |name: &str| -> Result<Vec<u32>, ArtifactError> {
