@@ -123,7 +123,7 @@ pub enum ArtifactError {
     },
     /// A folder that would be replaced has something else in it.
     #[error(
-        "`{path}` is there already and was not made by this command (it has no `{manifest}`); name another folder by `--out`, or remove it"
+        "`{path}` is there already and was not made by this command (it has no `{manifest}` of its making); name another folder by `--out`, or remove it"
     )]
     Foreign {
         /// What is there.

@@ -1,0 +1,116 @@
+//! What was asked for, resolved to what decides the bundle.
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::{
+    ByteSize, Digest,
+    hardware::{self, Hardware},
+    plan::{Budget, Policy},
+    predictor_file::PredictorFile,
+};
+use powerinfer_bundle::{Bundle, REQUEST};
+use powerinfer_kernels::Format;
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::Profile;
+use serde_json::json;
+
+use super::{BudgetArguments, inputs::InputSparsity};
+use crate::machine;
+
+/// Longest context a plan makes room for unless told otherwise.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// What was asked for, resolved: the same again gives the same bundle.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(super) budget: Budget,
+    pub(super) hardware: Hardware,
+    pub(super) inputs: BTreeMap<String, Digest>,
+    pub(super) settings: serde_json::Value,
+}
+
+impl Request {
+    /// Resolves `arguments` for a model.
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        profile: &Profile,
+        predictors: Option<&PredictorFile>,
+        arguments: &BudgetArguments,
+    ) -> Result<Self> {
+        let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
+        if let Some(file) = predictors {
+            inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
+        }
+        let config = checkpoint.config();
+        let context = arguments
+            .context
+            .unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
+        if context == 0 || context > config.context_length {
+            bail!(
+                "`--context` is {context}; this model was made for 1 to {} tokens",
+                config.context_length
+            );
+        }
+        let hardware = read_hardware(&arguments.hardware)?;
+        let ram = arguments
+            .ram
+            .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
+            .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
+        let budget = Budget {
+            vram_bytes: arguments.vram.0,
+            ram_bytes: ram.0,
+            context_tokens: context as u64,
+        };
+        let settings = json!({
+            "budget": budget,
+            "hardware": hardware,
+            "policy": arguments.policy.map(Policy::from),
+            "max_ppl_increase": arguments.max_ppl_increase.0,
+            "input_sparsity": arguments.input_sparsity.map(|InputSparsity(share)| share),
+            "certify_tokens": arguments.certify_tokens(config),
+        });
+        let settings = Digest::of(settings.to_string().as_bytes());
+        Ok(Self {
+            budget,
+            hardware,
+            inputs,
+            settings: json!(settings),
+        })
+    }
+
+    /// The bundle in `out`, where it was made from the same inputs and by the same request.
+    pub(crate) fn packed(
+        &self,
+        checkpoint: &Checkpoint,
+        quant: Format,
+        out: &Path,
+    ) -> Option<Bundle> {
+        let bundle = Bundle::open(out, powerinfer_bundle::Verification::Quick).ok()?;
+        let header = bundle.header();
+        let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
+            && header.inputs == self.inputs
+            && header.settings.get(REQUEST) == Some(&self.settings)
+            && bundle.quant() == quant;
+        is_same.then_some(bundle)
+    }
+}
+
+/// The machine called `name`, or described in the JSON file of that name.
+fn read_hardware(name: &str) -> Result<Hardware> {
+    if let Some(hardware) = hardware::named(name) {
+        return Ok(hardware);
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        bail!(
+            "there is no machine called `{name}` and no such file; known are {}",
+            hardware::NAMES.join(", ")
+        );
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+    let hardware: Hardware = serde_json::from_str(&text)
+        .with_context(|| format!("`{name}` does not describe a machine"))?;
+    hardware.validate()?;
+    Ok(hardware)
+}

@@ -1,0 +1,298 @@
+//! Finds a placement, and how far its policies may go for perplexity to stay within what is allowed.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    plan::{InputThresholds, Plan, Policy},
+    predictor_file::PredictorFile,
+    threshold_curve::ERRORS,
+    write::ScratchFolder,
+};
+use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_model::Checkpoint;
+use powerinfer_solver::{Options, Problem, SolveReport, decide};
+
+use super::{
+    certify, inputs,
+    request::Request,
+    search::{self, Judge},
+    ways::{LayerWays, Leeway, Subject},
+};
+use crate::{
+    output::{Output, percent},
+    progress::Bar,
+};
+
+/// Where a bundle may be packed that is only there to be measured.
+#[derive(Clone, Copy)]
+pub(crate) enum Scratch<'a> {
+    /// Nowhere: nothing is to be written.
+    None,
+    /// Beside this folder.
+    Beside(&'a Path),
+}
+
+/// A solved placement.
+pub(super) struct Solved {
+    pub(super) plan: Plan,
+    pub(super) report: SolveReport,
+    pub(super) orders: Vec<Vec<u32>>,
+    /// Per layer, microseconds that its way saves over the quickest that changes nothing.
+    pub(super) savings: Vec<f64>,
+}
+
+/// Finds a placement, and how far its policies may go.
+pub(super) struct Solver<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) subject: Subject<'a>,
+    pub(super) problem: Problem,
+    pub(super) request: &'a Request,
+    /// Text to decide on.
+    pub(super) texts: Vec<Vec<u32>>,
+    pub(super) allowed_rise: f64,
+    /// Per layer, which inputs are read; all where there is none.
+    pub(super) inputs: Option<Vec<InputThresholds>>,
+    pub(super) scratch: Scratch<'a>,
+    pub(super) output: Output,
+}
+
+/// Margins that a rise must stay below what is allowed: one for the text it is measured on, and one
+/// for the text that it is certified on.
+const CAUTION: f64 = 2.0;
+
+/// The common error that a plan assumes where none may be measured, as a place in the curve.
+const ASSUMED_LEVEL: f64 = 7.0;
+
+impl Solver<'_> {
+    /// Which inputs to read, for `share` of them to be left out on the text that decides.
+    pub(super) fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
+        let Scratch::Beside(out) = self.scratch else {
+            bail!(
+                "a dry run measures nothing, and `--input-sparsity` has to be calibrated; leave out one of them"
+            )
+        };
+        if search::scored(&self.texts) == 0 {
+            bail!(
+                "there is no text to calibrate `--input-sparsity` on: none was held back from the profile, or `--certify-tokens` is too low; profile more text, or raise it"
+            );
+        }
+        let folder = ScratchFolder::beside(out)?;
+        let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
+        inputs::calibrate(bundle, &self.texts, share, self.output)
+    }
+
+    /// The furthest that policies may go without being measured.
+    fn most(&self) -> Leeway {
+        Leeway {
+            foreseen: vec![true; self.subject.config.layer_count],
+            level: Some(ASSUMED_LEVEL),
+        }
+    }
+
+    /// How far the policies may go.
+    pub(super) fn leeway(&mut self) -> Result<Leeway> {
+        let layers = self.subject.config.layer_count;
+        let none = Leeway::none(layers);
+        let most = self.most();
+        match self.subject.forced {
+            Some(Policy::Dense | Policy::Exact) => return Ok(none),
+            // Who forces these wants to see what they do; the certificate tells.
+            Some(Policy::Predicted | Policy::SignBit) => return Ok(most),
+            Some(Policy::Threshold) | None => {}
+        }
+        if !self.subject.has_thresholds() && self.subject.config.activation.has_exact_zeros() {
+            return self.leeway_of_foresight(&none, &most);
+        }
+        if !self.subject.has_thresholds() {
+            self.output.say("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
+            return Ok(none);
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.output.say(format!(
+                "a dry run measures nothing: it assumes a relative FFN error of {} in every layer",
+                percent(ERRORS[ASSUMED_LEVEL as usize])
+            ));
+            return Ok(most);
+        }
+        if !self.can_measure() {
+            if self.subject.forced.is_some() {
+                bail!(
+                    "`--policy threshold` takes text that was held back, to find how far thresholds may go; profile more text, or raise `--certify-tokens`"
+                );
+            }
+            return Ok(none);
+        }
+        let ladder = search::thresholds(layers);
+        self.last_allowed(&ladder, &most)
+    }
+
+    /// Which layers may foresee: all that would be quicker for it, or as many of them as
+    /// perplexity allows, those first that save most for what they miss.
+    fn leeway_of_foresight(&mut self, none: &Leeway, most: &Leeway) -> Result<Leeway> {
+        let solved = self.solved(most)?;
+        let layers = solved.plan.layers.iter();
+        let mut approximate: Vec<usize> = layers
+            .filter(|layer| !layer.policy.is_lossless())
+            .map(|layer| layer.layer)
+            .collect();
+        if approximate.is_empty() {
+            return Ok(none.clone());
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.output
+                .say("a dry run measures nothing: it takes predictors by their recall alone");
+            return Ok(most.clone());
+        }
+        if !self.can_measure() {
+            return Ok(none.clone());
+        }
+        let missed = |layer: &usize| {
+            let summaries = self
+                .subject
+                .predictors
+                .map_or(&[][..], PredictorFile::layers);
+            let recall = summaries.get(*layer).and_then(|s| s.contribution_recall);
+            1.0 - recall.unwrap_or(1.0) + 1e-3
+        };
+        let worth = |layer: &usize| solved.savings[*layer] / missed(layer);
+        approximate.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+        let ladder = search::foreseen(none.foreseen.len(), &approximate);
+        self.last_allowed(&ladder, most)
+    }
+
+    /// Whether there is text to measure on; says so where there is not.
+    fn can_measure(&self) -> bool {
+        let is_there = search::scored(&self.texts) >= certify::FEWEST;
+        if !is_there {
+            self.output.say(format!(
+                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model; profile more text for more to be held back, or raise `--certify-tokens`",
+                search::scored(&self.texts),
+                certify::FEWEST
+            ));
+        }
+        is_there
+    }
+
+    /// The last of `ladder` that perplexity allows.
+    fn last_allowed(&mut self, ladder: &[Leeway], packed: &Leeway) -> Result<Leeway> {
+        let Scratch::Beside(out) = self.scratch else {
+            unreachable!("who may write nothing measures nothing")
+        };
+        let folder = ScratchFolder::beside(out)?;
+        let solved = self.solved(packed)?;
+        self.output.say(format!(
+            "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
+            percent(self.allowed_rise),
+            search::scored(&self.texts)
+        ));
+        let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
+        let mut judge = Judge::new(bundle, self.texts.clone(), self.output)?;
+        let found = search::last_allowed(ladder, |leeway| {
+            let solved = self.solved(leeway)?;
+            if solved
+                .plan
+                .layers
+                .iter()
+                .all(|layer| layer.policy.is_lossless())
+            {
+                return Ok(true);
+            }
+            let rise = judge.rise(&solved.plan.layers)?;
+            self.output.detail(format!(
+                "{}: perplexity {:+.3} ± {:.3} %",
+                told(leeway),
+                100.0 * rise.value,
+                100.0 * rise.margin
+            ));
+            Ok(rise.value + CAUTION * rise.margin <= self.allowed_rise)
+        })?;
+        drop((judge, folder));
+        if found == 0 {
+            self.output.say(format!(
+                "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
+                percent(self.allowed_rise)
+            ));
+        }
+        Ok(ladder[found].clone())
+    }
+
+    /// The quickest placement within `leeway`.
+    pub(super) fn solved(&self, leeway: &Leeway) -> Result<Solved> {
+        let layers = 0..self.subject.config.layer_count;
+        let ways = layers.map(|layer| self.subject.ways(layer, leeway));
+        let ways = ways.collect::<Result<Vec<LayerWays>>>()?;
+        let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
+        let decision = decide(&self.problem, &candidates, &Options::default())?;
+        let mut plan = decision.plan;
+        let mut savings = Vec::new();
+        for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
+            let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
+            layer.reason = self.subject.reason(index, ways, prices, chosen);
+            layer.threshold = ways.threshold;
+            layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
+                ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
+                ..inputs[index]
+            });
+            if let Some(read) = inputs::reason(layer) {
+                layer.reason += &format!("; {read}");
+            }
+            let lossless = ways.candidates.iter().zip(prices);
+            let lossless = lossless.filter(|(way, _)| way.way.policy.is_lossless());
+            let least = lossless
+                .map(|(_, price)| price.seconds)
+                .fold(f64::INFINITY, f64::min);
+            savings.push(1e6 * (least - prices[chosen].seconds));
+        }
+        Ok(Solved {
+            plan,
+            report: decision.report,
+            orders: ways.into_iter().map(|ways| ways.order).collect(),
+            savings,
+        })
+    }
+
+    fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
+        let mut plan = solved.plan.clone();
+        // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
+        for layer in &mut plan.layers {
+            layer.input_thresholds = None;
+        }
+        // Signs come along where a policy needs them, and here any layer may.
+        if let Some(file) = self.subject.predictors {
+            for (layer, summary) in plan.layers.iter_mut().zip(file.layers()) {
+                if summary.sign_bit.is_some() {
+                    layer.policy = Policy::SignBit;
+                }
+            }
+        }
+        let inputs = PackInputs {
+            checkpoint: self.checkpoint,
+            orders: &solved.orders,
+            predictors: self.subject.predictors,
+            plan,
+            quant: self.subject.quant,
+            companions: &[],
+            inputs: self.request.inputs.clone(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        Ok(pack(&inputs, out, &Bar::new(self.output))?)
+    }
+}
+
+/// A leeway in words.
+fn told(leeway: &Leeway) -> String {
+    match leeway.level {
+        Some(level) => {
+            let below = level.floor() as usize;
+            let above = (below + 1).min(ERRORS.len() - 1);
+            let error = ERRORS[below] + (ERRORS[above] - ERRORS[below]) * level.fract();
+            format!("relative FFN error {}", percent(error))
+        }
+        None => {
+            let layers = leeway.foreseen.iter().filter(|foreseen| **foreseen);
+            format!("{} layers may foresee", layers.count())
+        }
+    }
+}
