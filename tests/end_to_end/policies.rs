@@ -137,6 +137,9 @@ fn a_certificate_is_measured_again_to_the_digit_and_refused_where_it_is_not_of_t
         "{}",
         inspected.text()
     );
+    let alone = format!("{bundle}/certificate.json");
+    let alone = sandbox.run(&["inspect", &alone]).good();
+    assert!(alone.text().contains("certified on"), "{}", alone.text());
     // Other text, and each policy by name.
     let other = [
         "eval",

@@ -2,7 +2,9 @@
 
 /// The user asked to stop; what was finished is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("interrupted; run the same command again to go on where it stopped")]
+#[error(
+    "interrupted; run the same command again: long work goes on where it stopped, short work begins anew"
+)]
 pub struct Interrupted;
 
 /// Where long work reports. Libraries know this trait, the command line draws the bar.

@@ -102,6 +102,12 @@ impl std::fmt::Display for Table {
     }
 }
 
+/// The share that `text` gives in percent, such as `1%`; none where it gives none.
+pub(crate) fn parse_percent(text: &str) -> Option<f64> {
+    let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
+    Some(percent / 100.0)
+}
+
 /// A share as a percentage.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)

@@ -16,7 +16,7 @@ use powerinfer_model::Checkpoint;
 use powerinfer_profile::{Profile, TracePart};
 use powerinfer_reference::FeedForward;
 
-use crate::{PredictorError, make::FEWEST_SAMPLES, verdict::check_numbers};
+use crate::{PredictorError, verdict::check_samples};
 
 /// Tokens that errors are measured on, and judged on.
 const ERROR_TOKENS: usize = 192;
@@ -107,16 +107,7 @@ pub(crate) fn thresholds(
     checkpoint: &Checkpoint,
 ) -> Result<Thresholds, PredictorError> {
     let traces = profile.traces(layer)?;
-    let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
-    if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
-        return Err(PredictorError::TooFewSamples {
-            layer,
-            training,
-            held_out,
-            needed: FEWEST_SAMPLES,
-        });
-    }
-    check_numbers(layer, &traces)?;
+    check_samples(layer, &traces)?;
     let ffn = FeedForward::load(checkpoint, layer)?;
     let usual = Sample::of(&traces.training, USUAL_TOKENS, &ffn)?;
     let vectors = vectors(&usual, &ffn)?;

@@ -9,9 +9,8 @@ use crate::{
     calibrate::{Quality, calibrate},
     learn::{Schedule, learn},
     loss::MissCost,
-    make::FEWEST_SAMPLES,
     network::{Network, Weights},
-    verdict::{Refusal, check_numbers, is_far_short, note_unsure},
+    verdict::{Refusal, check_samples, is_far_short, note_unsure},
 };
 
 /// Share of the bytes that another rank must save to be worth the training.
@@ -115,16 +114,8 @@ pub(crate) fn best_of_samples(
     progress: &dyn Progress,
 ) -> Result<Result<(Network, Quality), Refusal>, PredictorError> {
     let layer = known.layer;
+    check_samples(layer, traces)?;
     let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
-    if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
-        return Err(PredictorError::TooFewSamples {
-            layer,
-            training,
-            held_out,
-            needed: FEWEST_SAMPLES,
-        });
-    }
-    check_numbers(layer, traces)?;
     let counts = traces.training.counts();
     let fired: u64 = counts.iter().sum();
     if fired == 0 || traces.held_out.counts().iter().all(|count| *count == 0) {

@@ -3,7 +3,7 @@
 use powerinfer_artifact::{ByteSize, Progress};
 use powerinfer_profile::{Part, Traces};
 
-use crate::{PredictorError, Targets, calibrate::Quality};
+use crate::{PredictorError, Targets, calibrate::Quality, make::FEWEST_SAMPLES};
 
 /// A predictor that misses more than so many times what it may is worse than none.
 const FAR: f64 = 2.0;
@@ -52,6 +52,20 @@ pub(crate) enum Refusal {
         contribution: Option<f64>,
         targets: Targets,
     },
+}
+
+/// Refuses samples that are too few to learn from and to judge on, or have numbers that are none.
+pub(crate) fn check_samples(layer: usize, traces: &Traces) -> Result<(), PredictorError> {
+    let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
+    if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
+        return Err(PredictorError::TooFewSamples {
+            layer,
+            training,
+            held_out,
+            needed: FEWEST_SAMPLES,
+        });
+    }
+    check_numbers(layer, traces)
 }
 
 /// Refuses samples with numbers that are none.

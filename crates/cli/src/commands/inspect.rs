@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Header, TensorFile,
+    certificate::{self, Certificate},
     document::Document,
     plan::Plan,
     predictor_file::{self, PredictorFile},
@@ -335,6 +336,15 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
     match name {
         "manifest.json" => bundle(folder, verify),
         "profile.json" => profile(folder, verify),
+        certificate::FILE => {
+            let (format, version) = (certificate::FORMAT, certificate::VERSION);
+            let document = Document::<Certificate>::read(path, format, version)?;
+            Ok(Report {
+                has_digests: false,
+                text: describe(&document.header) + &certify::describe(&document.body),
+                json: json!(document),
+            })
+        }
         _ => {
             let plan = Document::<Plan>::read(path, "powerinfer-plan", 1)?;
             plan.body

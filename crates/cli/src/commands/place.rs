@@ -28,7 +28,7 @@ use serde_json::json;
 use crate::{
     engine::PolicyArgument,
     model_argument,
-    output::{Output, Table, percent, print, print_json},
+    output::{Output, Table, parse_percent, percent, print, print_json},
     progress::Bar,
 };
 
@@ -114,11 +114,8 @@ impl std::str::FromStr for Rise {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let percent = text
-            .strip_suffix('%')
-            .map(|number| number.trim().parse::<f64>());
-        match percent {
-            Some(Ok(percent)) if (0.0..=1000.0).contains(&percent) => Ok(Self(percent / 100.0)),
+        match parse_percent(text) {
+            Some(share) if (0.0..=10.0).contains(&share) => Ok(Self(share)),
             _ => Err("give a share in percent, such as `1%` or `0.5%`".to_owned()),
         }
     }

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{
     model_argument,
-    output::{Output, percent, print, print_json},
+    output::{Output, parse_percent, percent, print, print_json},
     predictor_table::tables,
     progress::Bar,
 };
@@ -110,12 +110,12 @@ impl FromStr for ByteBudget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some(percent) = text.strip_suffix('%') else {
+        if !text.ends_with('%') {
             let size = text.parse().map(Self::Bytes);
             return size.map_err(|error: <ByteSize as FromStr>::Err| error.to_string());
-        };
-        match percent.trim().parse::<f64>() {
-            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Share(percent / 100.0)),
+        }
+        match parse_percent(text) {
+            Some(share) if share > 0.0 && share <= 1.0 => Ok(Self::Share(share)),
             _ => Err("give a size such as `200M`, or a share such as `3%`".to_owned()),
         }
     }

@@ -12,7 +12,7 @@ use powerinfer_runtime::PolicyChoice;
 
 use crate::{
     engine::runtime,
-    output::{Output, percent},
+    output::{Output, parse_percent, percent},
     progress::Bar,
 };
 
@@ -24,11 +24,8 @@ impl std::str::FromStr for InputSparsity {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let percent = text
-            .strip_suffix('%')
-            .map(|number| number.trim().parse::<f64>());
-        match percent {
-            Some(Ok(percent)) if percent > 0.0 && percent < 100.0 => Ok(Self(percent / 100.0)),
+        match parse_percent(text) {
+            Some(share) if share > 0.0 && share < 1.0 => Ok(Self(share)),
             _ => Err(
                 "give a share above 0 % and below 100 %, such as `25%`; without the option all inputs are read"
                     .to_owned(),
