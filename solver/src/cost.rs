@@ -12,9 +12,9 @@
 
 use std::ops::{Add, Range};
 
-use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_artifact::plan::Device;
 
-use crate::{Layer, Problem, Way, Work, dense::DensePlaces};
+use crate::{Layer, Problem, Way, Work, dense::DensePlaces, machine::Machine};
 
 /// Kernels that each part of a layer takes.
 const ATTENTION_KERNELS: f64 = 3.0;
@@ -158,42 +158,6 @@ fn crossing(problem: &Problem, from: Device, to: Device) -> Cost {
         sync: seconds,
         total: seconds,
         ..Cost::default()
-    }
-}
-
-struct Machine<'a>(&'a Hardware);
-
-impl Machine<'_> {
-    /// `device` reads `bytes` of whole matrices, while the other one waits.
-    fn serial(&self, device: Device, bytes: f64, kernels: f64) -> Cost {
-        self.work(device, Work { bytes, rows: 0.0 }, kernels)
-    }
-
-    /// `device` does `work`, while the other one waits.
-    fn work(&self, device: Device, work: Work, kernels: f64) -> Cost {
-        let bytes = work.bytes;
-        match (device, &self.0.gpu) {
-            (Device::Gpu, Some(gpu)) => {
-                let seconds = bytes / gpu.read_bandwidth_bytes_per_second
-                    + kernels * gpu.kernel_launch_seconds;
-                Cost {
-                    gpu: seconds,
-                    total: seconds,
-                    ..Cost::default()
-                }
-            }
-            _ => {
-                let cpu = &self.0.cpu;
-                let seconds = bytes / cpu.read_bandwidth_bytes_per_second
-                    + work.rows * cpu.row_seconds
-                    + kernels * cpu.kernel_seconds;
-                Cost {
-                    cpu: seconds,
-                    total: seconds,
-                    ..Cost::default()
-                }
-            }
-        }
     }
 }
 

@@ -16,6 +16,7 @@ mod error;
 mod exhaustive;
 mod greedy;
 mod impact;
+mod machine;
 pub mod objective;
 mod placement;
 mod problem;

@@ -1,0 +1,43 @@
+//! How long a device takes for a piece of work: its bytes over its bandwidth, and what its rows and
+//! kernels cost beside.
+
+use powerinfer_artifact::{hardware::Hardware, plan::Device};
+
+use crate::{Work, cost::Cost};
+
+/// What work costs on each side of a machine.
+pub(crate) struct Machine<'a>(pub(crate) &'a Hardware);
+
+impl Machine<'_> {
+    /// `device` reads `bytes` of whole matrices, while the other one waits.
+    pub(crate) fn serial(&self, device: Device, bytes: f64, kernels: f64) -> Cost {
+        self.work(device, Work { bytes, rows: 0.0 }, kernels)
+    }
+
+    /// `device` does `work`, while the other one waits.
+    pub(crate) fn work(&self, device: Device, work: Work, kernels: f64) -> Cost {
+        let bytes = work.bytes;
+        match (device, &self.0.gpu) {
+            (Device::Gpu, Some(gpu)) => {
+                let seconds = bytes / gpu.read_bandwidth_bytes_per_second
+                    + kernels * gpu.kernel_launch_seconds;
+                Cost {
+                    gpu: seconds,
+                    total: seconds,
+                    ..Cost::default()
+                }
+            }
+            _ => {
+                let cpu = &self.0.cpu;
+                let seconds = bytes / cpu.read_bandwidth_bytes_per_second
+                    + work.rows * cpu.row_seconds
+                    + kernels * cpu.kernel_seconds;
+                Cost {
+                    cpu: seconds,
+                    total: seconds,
+                    ..Cost::default()
+                }
+            }
+        }
+    }
+}
