@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     hardware::{Gpu, Hardware},
-    plan::Budget,
+    plan::{Budget, Device},
 };
 
 use crate::{SolveError, Way};
@@ -34,6 +34,17 @@ pub struct Problem {
     pub budget: Budget,
     /// The machine. Its `vram_bytes` and `ram_bytes` are not consulted: the budget is.
     pub hardware: Hardware,
+    /// Where the head has to be, if a person says so.
+    pub head_pin: Option<Device>,
+}
+
+/// Where parts of a layer have to be, if a person says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pins {
+    /// Attention, and with it the hidden state.
+    pub attention: Option<Device>,
+    /// All neurons.
+    pub neurons: Option<Device>,
 }
 
 /// One layer; all its neurons are equally large.
@@ -53,6 +64,8 @@ pub struct Layer {
     pub predictor_bytes: u64,
     /// The KV cache at the budget's context.
     pub kv_bytes: u64,
+    /// What has to be where.
+    pub pins: Pins,
 }
 
 impl Layer {
@@ -79,6 +92,16 @@ impl Problem {
             .filter(|_| self.budget.vram_bytes > 0)
     }
 
+    /// The same without its layers.
+    pub(crate) fn without_layers(&self) -> Self {
+        Self {
+            layers: Vec::new(),
+            budget: self.budget.clone(),
+            hardware: self.hardware.clone(),
+            ..*self
+        }
+    }
+
     /// Checks everything that [`place`](crate::place) relies on. Past this, no sum of sizes
     /// overflows and no frequency surprises.
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
@@ -94,6 +117,19 @@ impl Problem {
         }
         if self.layers.is_empty() {
             return Err(SolveError::NoLayers);
+        }
+        let pins = self
+            .layers
+            .iter()
+            .flat_map(|layer| [layer.pins.attention, layer.pins.neurons]);
+        if self.gpu().is_none()
+            && pins
+                .chain([self.head_pin])
+                .any(|pin| pin == Some(Device::Gpu))
+        {
+            return Err(SolveError::PinnedToNoGpu {
+                hardware: self.hardware.name.clone(),
+            });
         }
         let gpu_context = self
             .hardware
@@ -125,7 +161,7 @@ impl Problem {
 }
 
 impl Layer {
-    fn validate(&self, layer: usize) -> Result<(), SolveError> {
+    pub(crate) fn validate(&self, layer: usize) -> Result<(), SolveError> {
         if self.frequencies.is_empty() {
             return Err(SolveError::NoNeurons { layer });
         }
