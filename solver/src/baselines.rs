@@ -97,7 +97,7 @@ fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) 
         let place = &mut places.layers[index];
         // Rounded down, which keeps it within the memory.
         place.hot_count = (share * neurons as f64) as usize;
-        let all = Neurons::of(layer, 0..neurons);
+        let all = Neurons::of(&layer.frequencies);
         let part = place.hot_count as f64 / neurons as f64;
         let [hot, cold] = [part, 1.0 - part].map(|part| Neurons {
             count: part * all.count,

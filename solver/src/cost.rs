@@ -10,7 +10,7 @@
 //! more wherever the attention of one layer lives elsewhere than that of the one before. The KV
 //! cache counts as full.
 
-use std::ops::{Add, Range};
+use std::ops::Add;
 
 use powerinfer_artifact::plan::Device;
 
@@ -70,12 +70,12 @@ pub(crate) struct Neurons {
 }
 
 impl Neurons {
-    /// These neurons of `layer`.
-    pub(crate) fn of(layer: &Layer, neurons: Range<usize>) -> Self {
+    /// Neurons that are active so often.
+    pub(crate) fn of(frequencies: &[f64]) -> Self {
         Self {
-            count: neurons.len() as f64,
+            count: frequencies.len() as f64,
             // Plus 0, for an empty sum is −0.
-            active: layer.frequencies[neurons].iter().sum::<f64>() + 0.0,
+            active: frequencies.iter().sum::<f64>() + 0.0,
         }
     }
 }
@@ -88,7 +88,17 @@ pub(crate) fn total(problem: &Problem, places: &Places) -> Cost {
 
 /// Cost of layer `index`, with the way into it.
 pub(crate) fn layer(problem: &Problem, places: &Places, index: usize) -> Cost {
-    let place = &places.layers[index];
+    layer_on(problem, problem, places, index)
+}
+
+/// Cost of layer `index` of `problem` on the machine of another problem.
+pub(crate) fn layer_on(
+    machine: &Problem,
+    problem: &Problem,
+    places: &Places,
+    index: usize,
+) -> Cost {
+    let (layer, place) = (&problem.layers[index], &places.layers[index]);
     let before = match index {
         0 => (Device::Cpu, 0),
         _ => {
@@ -96,9 +106,9 @@ pub(crate) fn layer(problem: &Problem, places: &Places, index: usize) -> Cost {
             (before.attention, before.gpu)
         }
     };
-    crossing(problem, before, (place.attention, place.gpu))
-        + attention(problem, &problem.layers[index], place)
-        + ffn_with_foresight(problem, &problem.layers[index], place)
+    crossing(machine, before, (place.attention, place.gpu))
+        + attention(machine, layer, place)
+        + ffn_with_foresight(machine, &layer.way, &layer.frequencies, place)
 }
 
 /// The part of a layer that is the same whichever way its FFN goes.
@@ -114,12 +124,16 @@ pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) ->
 }
 
 /// The part of a layer that depends on which way its FFN goes.
-pub(crate) fn ffn_with_foresight(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
-    let neurons = layer.frequencies.len();
-    let hot = Neurons::of(layer, 0..place.hot_count);
-    let cold = Neurons::of(layer, place.hot_count..neurons);
-    foresight(problem, &layer.way, place.attention, place.predictor)
-        + ffn(problem, &layer.way, place.attention, hot, cold)
+pub(crate) fn ffn_with_foresight(
+    problem: &Problem,
+    way: &Way,
+    frequencies: &[f64],
+    place: &LayerPlace,
+) -> Cost {
+    let (hot, cold) = frequencies.split_at(place.hot_count);
+    let (hot, cold) = (Neurons::of(hot), Neurons::of(cold));
+    foresight(problem, way, place.attention, place.predictor)
+        + ffn(problem, way, place.attention, hot, cold)
 }
 
 /// What foreseeing takes on `device`, for a layer at home on `home`.

@@ -8,6 +8,7 @@ use crate::{
     Layer, Options, Problem, SolveError, SolveReport, Way, Work, cost, latency,
     placement::{Solved, solve_impact, solve_latency, write},
     places::Places,
+    problem::validate_neurons,
 };
 
 /// Rounds after which the best placement so far is taken.
@@ -99,10 +100,8 @@ fn check(
             candidates.iter().any(|candidate| candidate.allowed),
             "a layer may go some way"
         );
-        for way in 0..candidates.len() {
-            let mut chosen = problem.layers[layer].clone();
-            candidates[way].give(&mut chosen);
-            chosen.validate(layer)?;
+        for candidate in candidates {
+            validate_neurons(layer, &candidate.way, &candidate.frequencies)?;
         }
         let groups = problem.layers[layer]
             .frequencies
@@ -169,15 +168,14 @@ pub(crate) fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[u
 
 /// What every candidate takes where its layer's neurons are.
 fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> Vec<Vec<Price>> {
-    let layers = problem.layers.iter().zip(&places.layers);
-    let prices = layers.zip(candidates).map(|((layer, place), candidates)| {
+    let layers = places.layers.iter().zip(candidates);
+    let prices = layers.map(|(place, candidates)| {
         let price = |candidate: &Candidate| {
-            let mut layer = layer.clone();
-            candidate.give(&mut layer);
+            let (way, frequencies) = (&candidate.way, &candidate.frequencies);
             let active: f64 = candidate.frequencies.iter().sum();
             let count = candidate.frequencies.len() as f64;
             Price {
-                seconds: cost::ffn_with_foresight(problem, &layer, place).total,
+                seconds: cost::ffn_with_foresight(problem, way, frequencies, place).total,
                 work: candidate.way.work(count, active),
             }
         };

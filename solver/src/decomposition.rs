@@ -50,10 +50,17 @@ pub(crate) enum Infeasible {
 pub(crate) const GOOD_ENOUGH: f64 = 1e-3;
 /// Differences below this share of the cost are rounding.
 pub(crate) const ROUNDING: f64 = 1e-11;
-/// Extensions of labels that one exact search may take: about a tenth of a second.
+/// Extensions of labels that the first search for anything that fits may take.
 const EXTENSIONS: usize = 10_000_000;
-/// Gaps that the exact search tries to prove, until it can.
-const TOLERANCES: [f64; 4] = [0.0, 1e-4, 3e-4, GOOD_ENOUGH * 0.999];
+/// Gaps that the exact search tries to prove, until it can, and how many extensions of labels it
+/// may take for each: a million takes about 10 ms.
+const TOLERANCES: [(f64, usize); 5] = [
+    (0.0, 3_000_000),
+    (1e-4, 3_000_000),
+    (3e-4, 4_000_000),
+    (GOOD_ENOUGH * 0.999, 20_000_000),
+    (GOOD_ENOUGH * 0.999, 60_000_000),
+];
 
 /// Solves `chain`.
 pub(crate) fn solve(chain: &Chain) -> Result<Answer, Infeasible> {
@@ -149,9 +156,7 @@ impl Search {
         }
         self.fill(&dual, &mut best);
         if best.gap(dual.bound) > GOOD_ENOUGH && chain.capacities.len() == 1 {
-            for path in runs(chain) {
-                best.offer_along(chain, &self.hulls, &path);
-            }
+            best.offer_along(chain, &self.hulls, runs(chain));
         }
         if best.steps.is_none() {
             // Nothing that fits was stumbled upon, so whatever there is will do.
@@ -203,15 +208,13 @@ impl Search {
                 paths.push(path);
             }
         }
-        for path in paths {
-            best.offer_along(&self.chain, &self.hulls, &path);
-        }
+        best.offer_along(&self.chain, &self.hulls, paths);
     }
 
     /// Looks for something better with the exact search, and raises the bound to what it proves.
     fn close(&self, dual: &Dual, mut steps: Vec<Step>, answer: &mut Answer) -> Vec<Step> {
         let potentials = potentials(&self.chain, &self.hulls, &dual.prices);
-        for tolerance in TOLERANCES {
+        for (tolerance, extensions) in TOLERANCES {
             let slack = |cost: f64| cost - tolerance.max(ROUNDING) * cost.abs();
             if answer.bound >= slack(answer.cost) {
                 return steps;
@@ -223,7 +226,7 @@ impl Search {
                 &potentials,
                 self.ram_matters,
                 cutoff,
-                EXTENSIONS,
+                extensions,
             );
             match found {
                 Found::TooMany => continue,
@@ -258,8 +261,17 @@ impl Best {
         }
     }
 
-    fn offer_along(&mut self, chain: &Chain, hulls: &Hulls, path: &[usize]) {
-        if let Some(steps) = along(chain, hulls, path) {
+    /// Offers what fills these paths; the most promising ones to the last byte.
+    fn offer_along(&mut self, chain: &Chain, hulls: &Hulls, paths: Vec<Vec<usize>>) {
+        const PROMISING: usize = 400;
+        let mut filled: Vec<(f64, Vec<Step>)> = paths
+            .iter()
+            .filter_map(|path| along(chain, hulls, path))
+            .map(|steps| (chain.cost(&steps), steps))
+            .collect();
+        filled.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        for (_, mut steps) in filled.into_iter().take(PROMISING) {
+            top_up(chain, &mut steps);
             self.offer(chain, steps);
         }
     }

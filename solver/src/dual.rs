@@ -18,26 +18,69 @@ pub(crate) struct Prices {
 
 /// The choices that the relaxation looks at: those that are best at some price.
 #[derive(Debug)]
-pub(crate) struct Hulls(Vec<[Vec<usize>; 2]>);
+pub(crate) struct Hulls {
+    /// Per stage and home, the corners of the lower convex hull of cost over bytes on the GPU; all
+    /// choices where memory of the CPU has a price too.
+    corners: Vec<[Vec<usize>; 2]>,
+    is_hull: bool,
+}
 
 impl Hulls {
-    /// The lower convex hull of cost over bytes on the GPU, for each stage and home of a pruned
-    /// chain; all choices where memory of the CPU has a price too.
+    /// The hulls of a pruned chain.
     pub(crate) fn of(chain: &Chain, ram_matters: bool) -> Self {
         let hull = |choices: &Vec<Choice>| match ram_matters {
             true => (0..choices.len()).collect(),
             false => lower_hull(choices),
         };
         let stages = chain.stages.iter();
-        Self(
-            stages
+        Self {
+            corners: stages
                 .map(|stage| stage.homes.each_ref().map(hull))
                 .collect(),
-        )
+            is_hull: !ram_matters,
+        }
     }
 
-    pub(crate) fn choices(&self, stage: usize, state: usize) -> &[usize] {
-        &self.0[stage][State::of(state).home]
+    /// The cheapest choice of a stage in a state, and what it costs with its memory; of equally cheap
+    /// ones that which takes the least. Infinite where there is none.
+    pub(crate) fn cheapest(
+        &self,
+        chain: &Chain,
+        stage: usize,
+        state: usize,
+        prices: &Prices,
+    ) -> (f64, usize) {
+        let choices = chain.choices(stage, state);
+        let State { gpu, home } = State::of(state);
+        let corners = &self.corners[stage][home];
+        if !self.is_hull {
+            let mut best = (f64::INFINITY, 0);
+            for &index in corners {
+                let cost = prices.charged(&choices[index], gpu);
+                if cost < best.0 {
+                    best = (cost, index);
+                }
+            }
+            return best;
+        }
+        // Along the hull a byte saves less and less; the best is where it saves less than its price.
+        let price = prices.gpus[gpu];
+        let pays = |corner: usize| {
+            let (less, more) = (&choices[corners[corner]], &choices[corners[corner + 1]]);
+            less.cost - more.cost > price * (more.gpu_bytes - less.gpu_bytes) as f64
+        };
+        let (mut low, mut high) = (0, corners.len().saturating_sub(1));
+        while low < high {
+            let middle = (low + high) / 2;
+            match pays(middle) {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        match corners.get(low) {
+            Some(&index) => (prices.charged(&choices[index], gpu), index),
+            None => (f64::INFINITY, 0),
+        }
     }
 }
 
@@ -122,22 +165,13 @@ impl Prices {
 
 /// The cheapest choice of every stage and state, and what it costs.
 fn cheapest(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Vec<Vec<(f64, usize)>> {
-    let best = |stage: usize, state: usize| {
-        let choices = chain.choices(stage, state);
-        let gpu = State::of(state).gpu;
-        let mut best = (f64::INFINITY, 0);
-        for &index in hulls.choices(stage, state) {
-            let cost = prices.charged(&choices[index], gpu);
-            if cost < best.0 {
-                best = (cost, index);
-            }
-        }
-        best
+    let stage = |stage: usize| {
+        let states = 0..chain.states();
+        states
+            .map(|state| hulls.cheapest(chain, stage, state, prices))
+            .collect()
     };
-    let states = 0..chain.states();
-    (0..chain.stages.len())
-        .map(|stage| states.clone().map(|state| best(stage, state)).collect())
-        .collect()
+    (0..chain.stages.len()).map(stage).collect()
 }
 
 /// Solves the chain at `prices`.

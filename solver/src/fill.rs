@@ -3,12 +3,11 @@
 
 use crate::{
     chain::{Chain, ON_CPU, ON_GPU, State, Step},
-    dual::{Hulls, Point, peak},
+    dual::{Hulls, Point, Prices, peak},
 };
 
-/// The best solution found along the states of `path` that fits the GPUs; `None` where none does.
-///
-/// Looks at the CPU's memory only in what is filled up last.
+/// A solution along the states of `path` that fills the GPUs to one price each; `None` where none
+/// fits. Looks at no other memory.
 pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<Step>> {
     let mut steps: Vec<Step> = Vec::new();
     for gpu in 0..chain.capacities.len() {
@@ -20,11 +19,14 @@ pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<
         }
         let capacity = chain.capacities[gpu];
         let mut best: Option<Vec<Step>> = None;
+        let mut prices = Prices::zero(chain);
         let found = peak(0.0, capacity, &mut |price| {
-            let taken: Vec<Step> = stages
-                .iter()
-                .map(|&stage| cheapest(chain, hulls, stage, path[stage], price))
-                .collect();
+            prices.gpus[gpu] = price;
+            let taken = stages.iter().map(|&stage| Step {
+                state: path[stage],
+                choice: hulls.cheapest(chain, stage, path[stage], &prices).1,
+            });
+            let taken: Vec<Step> = taken.collect();
             let (mut bytes, mut bound) = (0, -price * capacity as f64);
             for (&stage, step) in stages.iter().zip(&taken) {
                 let choice = chain.chosen(stage, *step);
@@ -43,63 +45,96 @@ pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<
         found?;
         steps.extend(best?);
     }
-    top_up(chain, &mut steps);
     Some(steps)
-}
-
-fn cheapest(chain: &Chain, hulls: &Hulls, stage: usize, state: usize, price: f64) -> Step {
-    let choices = chain.choices(stage, state);
-    let mut best = (f64::INFINITY, 0);
-    for &index in hulls.choices(stage, state) {
-        let cost = choices[index].cost + price * choices[index].gpu_bytes as f64;
-        if cost < best.0 {
-            best = (cost, index);
-        }
-    }
-    Step {
-        state,
-        choice: best.1,
-    }
 }
 
 /// Takes better choices of the same homes for as long as they fit, the best for its bytes first.
 pub(crate) fn top_up(chain: &Chain, steps: &mut [Step]) {
     let used = chain.gpu_bytes(steps);
-    let mut left: Vec<u64> = chain
-        .capacities
+    let mut left = Left {
+        gpus: chain
+            .capacities
+            .iter()
+            .zip(used)
+            .map(|(capacity, used)| capacity.saturating_sub(used))
+            .collect(),
+        ram: chain.ram.saturating_sub(chain.cpu_bytes(steps)),
+    };
+    let mut best: Vec<Option<(f64, usize)>> = steps
         .iter()
-        .zip(used)
-        .map(|(capacity, used)| capacity.saturating_sub(used))
+        .enumerate()
+        .map(|(stage, step)| left.best(chain, stage, *step))
         .collect();
-    let mut ram_left = chain.ram.saturating_sub(chain.cpu_bytes(steps));
     loop {
-        let mut best: Option<(f64, usize, usize)> = None;
-        for (stage, step) in steps.iter().enumerate() {
-            let now = *chain.chosen(stage, *step);
-            let room = left[State::of(step.state).gpu].saturating_add(now.gpu_bytes);
-            for (index, choice) in chain.choices(stage, step.state).iter().enumerate() {
-                let fits = choice.gpu_bytes <= room
-                    && choice.cpu_bytes <= ram_left.saturating_add(now.cpu_bytes);
-                let gain = now.cost - choice.cost;
-                if !fits || gain <= 0.0 {
-                    continue;
-                }
-                let extra = choice.gpu_bytes.saturating_sub(now.gpu_bytes).max(1);
-                let worth = gain / extra as f64;
-                if best.is_none_or(|(most, ..)| worth > most) {
-                    best = Some((worth, stage, index));
-                }
+        let mut next: Option<(f64, usize)> = None;
+        for (stage, found) in best.iter().enumerate() {
+            if let Some((worth, _)) = *found
+                && next.is_none_or(|(most, _)| worth > most)
+            {
+                next = Some((worth, stage));
             }
         }
-        let Some((_, stage, index)) = best else {
+        let Some((_, stage)) = next else {
             return;
         };
-        let now = *chain.chosen(stage, steps[stage]);
-        steps[stage].choice = index;
-        let next = *chain.chosen(stage, steps[stage]);
-        let left = &mut left[State::of(steps[stage].state).gpu];
-        *left = *left + now.gpu_bytes - next.gpu_bytes;
-        ram_left = ram_left + now.cpu_bytes - next.cpu_bytes;
+        let (_, choice) = best[stage].expect("it has something better");
+        if !left.fits(chain, stage, steps[stage], choice) {
+            best[stage] = left.best(chain, stage, steps[stage]);
+            continue;
+        }
+        let freed = left.take(chain, stage, &mut steps[stage], choice);
+        if freed {
+            for (stage, best) in best.iter_mut().enumerate() {
+                *best = left.best(chain, stage, steps[stage]);
+            }
+        } else {
+            // What others found best is still the best of what fits, if it fits.
+            best[stage] = left.best(chain, stage, steps[stage]);
+        }
+    }
+}
+
+/// What is left of every memory.
+struct Left {
+    gpus: Vec<u64>,
+    ram: u64,
+}
+
+impl Left {
+    fn fits(&self, chain: &Chain, stage: usize, step: Step, choice: usize) -> bool {
+        let now = chain.chosen(stage, step);
+        let next = &chain.choices(stage, step.state)[choice];
+        let room = self.gpus[State::of(step.state).gpu].saturating_add(now.gpu_bytes);
+        next.gpu_bytes <= room && next.cpu_bytes <= self.ram.saturating_add(now.cpu_bytes)
+    }
+
+    /// What gains most by a byte, and fits.
+    fn best(&self, chain: &Chain, stage: usize, step: Step) -> Option<(f64, usize)> {
+        let now = chain.chosen(stage, step);
+        let mut best: Option<(f64, usize)> = None;
+        for (index, choice) in chain.choices(stage, step.state).iter().enumerate() {
+            let gain = now.cost - choice.cost;
+            if gain <= 0.0 || !self.fits(chain, stage, step, index) {
+                continue;
+            }
+            let extra = choice.gpu_bytes.saturating_sub(now.gpu_bytes).max(1);
+            let worth = gain / extra as f64;
+            if best.is_none_or(|(most, _)| worth > most) {
+                best = Some((worth, index));
+            }
+        }
+        best
+    }
+
+    /// Takes a choice that fits; tells whether that freed any memory.
+    fn take(&mut self, chain: &Chain, stage: usize, step: &mut Step, choice: usize) -> bool {
+        let now = *chain.chosen(stage, *step);
+        step.choice = choice;
+        let next = *chain.chosen(stage, *step);
+        let gpu = &mut self.gpus[State::of(step.state).gpu];
+        *gpu = *gpu + now.gpu_bytes - next.gpu_bytes;
+        self.ram = self.ram + now.cpu_bytes - next.cpu_bytes;
+        next.gpu_bytes < now.gpu_bytes || next.cpu_bytes < now.cpu_bytes && chain.ram < u64::MAX
     }
 }
 

@@ -14,8 +14,7 @@ use serde::Serialize;
 use crate::{
     Candidate, Problem, SolveError,
     account::{bytes_on, lines, too_small},
-    baselines,
-    cost::{self, Cost},
+    baselines, cost,
     decomposition::{self, Infeasible},
     dense::{place_dense, reserve_bytes},
     impact, latency, mixed_integer, objective,
@@ -368,8 +367,9 @@ fn write_plan(
     price: Option<f64>,
 ) -> Plan {
     let lines = lines(problem, places);
+    let better = Better::than(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
-        .map(|index| layer_plan(problem, places, index))
+        .map(|index| layer_plan(problem, places, &better, index))
         .collect();
     let neuron_count = problem.layers.iter().map(|layer| layer.frequencies.len());
     let active: f64 = problem
@@ -407,7 +407,7 @@ fn write_plan(
     }
 }
 
-fn layer_plan(problem: &Problem, places: &Places, index: usize) -> LayerPlan {
+fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize) -> LayerPlan {
     let layer = &problem.layers[index];
     let place = &places.layers[index];
     let (neuron_count, hot_count) = (layer.frequencies.len(), place.hot_count);
@@ -443,70 +443,57 @@ fn layer_plan(problem: &Problem, places: &Places, index: usize) -> LayerPlan {
         cpu_microseconds: microseconds(cost.cpu),
         sync_microseconds: microseconds(cost.sync),
         microseconds: microseconds(cost.total),
-        limit: Some(limit(problem, places, index, &cost)),
+        limit: Some(better.limit(problem, places, index)),
     }
 }
 
-/// What the time of a layer waits for: whatever would shorten it most if it took no time.
-fn limit(problem: &Problem, places: &Places, index: usize, cost: &Cost) -> Limit {
-    let without = |edit: fn(&mut Problem)| {
-        // The layer and the one before it, for the way between them.
-        let first = index.saturating_sub(1);
-        let mut alone = Problem {
-            layers: problem.layers[first..=index].to_vec(),
-            ..problem.without_layers()
-        };
-        edit(&mut alone);
-        let places = Places {
-            layers: places.layers[first..=index].to_vec(),
-            ..places.clone()
-        };
-        cost.total - cost::layer(&alone, &places, index - first).total
-    };
-    let saved = [
-        (
-            Limit::CpuMemory,
-            without(|problem| {
-                let cpu = &mut problem.hardware.cpu;
-                cpu.read_bandwidth_bytes_per_second = f64::INFINITY;
-            }),
-        ),
-        (
-            Limit::GpuMemory,
-            without(|problem| {
-                if let Some(gpu) = &mut problem.hardware.gpu {
+/// Machines that are better than a problem's in one way each, to tell what limits it.
+struct Better(Vec<(Limit, Problem)>);
+
+impl Better {
+    fn than(problem: &Problem) -> Self {
+        let with = |limit: Limit| {
+            let mut machine = problem.without_layers();
+            let (cpu, gpu) = (&mut machine.hardware.cpu, &mut machine.hardware.gpu);
+            match (limit, gpu) {
+                (Limit::CpuMemory, _) => cpu.read_bandwidth_bytes_per_second = f64::INFINITY,
+                (Limit::Kernels, gpu) => {
+                    (cpu.kernel_seconds, cpu.row_seconds) = (0.0, 0.0);
+                    if let Some(gpu) = gpu {
+                        gpu.kernel_launch_seconds = 0.0;
+                    }
+                }
+                (Limit::GpuMemory, Some(gpu)) => {
                     gpu.read_bandwidth_bytes_per_second = f64::INFINITY;
                 }
-            }),
-        ),
-        (
-            Limit::HandOver,
-            without(|problem| {
-                if let Some(gpu) = &mut problem.hardware.gpu {
-                    gpu.hand_over_seconds = 0.0;
-                    gpu.pcie_latency_seconds = 0.0;
+                (Limit::HandOver, Some(gpu)) => {
+                    (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
                     gpu.pcie_bandwidth_bytes_per_second = f64::INFINITY;
                 }
-            }),
-        ),
-        (
+                (_, None) => {}
+            }
+            (limit, machine)
+        };
+        let limits = [
+            Limit::CpuMemory,
+            Limit::GpuMemory,
+            Limit::HandOver,
             Limit::Kernels,
-            without(|problem| {
-                let cpu = &mut problem.hardware.cpu;
-                (cpu.kernel_seconds, cpu.row_seconds) = (0.0, 0.0);
-                if let Some(gpu) = &mut problem.hardware.gpu {
-                    gpu.kernel_launch_seconds = 0.0;
-                }
-            }),
-        ),
-    ];
-    let most = saved
-        .into_iter()
-        .reduce(|most, next| match next.1 > most.1 {
-            true => next,
-            false => most,
-        });
-    most.expect("there are limits").0
+        ];
+        Self(limits.map(with).into())
+    }
+
+    /// What the time of a layer waits for: whatever would shorten it most if it took no time.
+    fn limit(&self, problem: &Problem, places: &Places, index: usize) -> Limit {
+        let mut least = (f64::INFINITY, Limit::CpuMemory);
+        for (limit, machine) in &self.0 {
+            let seconds = cost::layer_on(machine, problem, places, index).total;
+            if seconds < least.0 {
+                least = (seconds, *limit);
+            }
+        }
+        least.1
+    }
 }
 
 /// `part` of `all` to six places; of neurons that never fire, all or nothing.

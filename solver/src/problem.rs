@@ -161,42 +161,51 @@ impl Problem {
 }
 
 impl Layer {
-    pub(crate) fn validate(&self, layer: usize) -> Result<(), SolveError> {
+    fn validate(&self, layer: usize) -> Result<(), SolveError> {
         if self.frequencies.is_empty() {
             return Err(SolveError::NoNeurons { layer });
         }
         if self.neuron_bytes == 0 {
             return Err(SolveError::NeuronBytes { layer });
         }
-        let Way {
-            foresight,
-            every,
-            active,
-            ..
-        } = self.way;
-        for work in [foresight, every, active] {
-            for value in [work.bytes, work.rows] {
-                if !(value.is_finite() && value >= 0.0) {
-                    return Err(SolveError::Work { layer, value });
-                }
-            }
-        }
-        let mut before = 1.0;
-        for (neuron, &value) in self.frequencies.iter().enumerate() {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(SolveError::Frequency {
-                    layer,
-                    neuron,
-                    value,
-                });
-            }
-            if value > before {
-                return Err(SolveError::NotSorted { layer, neuron });
-            }
-            before = value;
-        }
-        Ok(())
+        validate_neurons(layer, &self.way, &self.frequencies)
     }
+}
+
+/// Checks one way that the neurons of `layer` may go.
+pub(crate) fn validate_neurons(
+    layer: usize,
+    way: &Way,
+    frequencies: &[f64],
+) -> Result<(), SolveError> {
+    let Way {
+        foresight,
+        every,
+        active,
+        ..
+    } = *way;
+    for work in [foresight, every, active] {
+        for value in [work.bytes, work.rows] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(SolveError::Work { layer, value });
+            }
+        }
+    }
+    let mut before = 1.0;
+    for (neuron, &value) in frequencies.iter().enumerate() {
+        if !(0.0..=1.0).contains(&value) {
+            return Err(SolveError::Frequency {
+                layer,
+                neuron,
+                value,
+            });
+        }
+        if value > before {
+            return Err(SolveError::NotSorted { layer, neuron });
+        }
+        before = value;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
