@@ -5,13 +5,16 @@
 //! the embeddings, and the line of a head on the GPU is for a copy of all of it.
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
-use powerinfer_kernels::{BLOCK, Format, SignMatrix};
+use powerinfer_kernels::{BLOCK, Format, GEMM_BYTES, SignMatrix};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 
 use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 
 /// Tokens of a prompt that go through a layer together.
 pub const PREFILL_BATCH: usize = 64;
+
+/// Most threads that share a product over a batch: each has rows of weights unpacked meanwhile.
+pub const BATCH_THREADS: usize = 64;
 
 const FLOAT: u64 = size_of::<f32>() as u64;
 
@@ -164,4 +167,9 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let logits = 8 * config.vocabulary_size + config.embedding_size + 2 * hidden;
     let tokens = (batch * per_token + single + logits) as u64;
     (tokens + 3 * context) * FLOAT
+}
+
+/// The same on the CPU, whose threads unpack weights as well.
+pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
+    scratch_bytes(config, context, rank) + (BATCH_THREADS * GEMM_BYTES) as u64
 }

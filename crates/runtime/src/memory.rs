@@ -1,10 +1,11 @@
 //! What running holds in memory, line by line, and whether the plan says the same.
 
 use powerinfer_artifact::plan::{
-    ATTENTION, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS, Plan, SCRATCH,
+    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+    PREDICTORS, Plan, SCRATCH,
 };
 use powerinfer_bundle::{
-    Bundle, StoredLinear, StoredNorm, StoredWeights, VERSION, memory::scratch_bytes,
+    Bundle, StoredLinear, StoredNorm, StoredWeights, VERSION, memory::cpu_scratch_bytes,
 };
 use powerinfer_model::ModelConfig;
 
@@ -52,7 +53,7 @@ pub(crate) fn held(
         false => (own, weights.head.matrix.bytes() + around_head),
     };
     let rank = choices.iter().map(LayerChoices::rank).max().unwrap_or(0);
-    let scratch = scratch_bytes(config, context as u64, rank);
+    let scratch = cpu_scratch_bytes(config, context as u64, rank);
     [
         (ATTENTION, attention as u64),
         (
@@ -96,8 +97,9 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
         let planned = planned(plan, line);
         let is_right = match *line {
             KV_CACHE | SCRATCH => planned >= *bytes,
-            // Rows and columns are filled up differently where sizes are no multiples of a block.
-            NEURONS if has_neurons_by_input(plan) => planned >= *bytes,
+            // The plan has room for neurons in either layout, whose rows are filled up differently
+            // where sizes are no multiples of a block.
+            NEURONS if leaves_inputs_out(plan) => planned >= *bytes,
             // A tied head is held once; the plan may have a copy of it for the GPU.
             HEAD if bundle.config().tied_embeddings => true,
             _ => planned == *bytes,
@@ -120,19 +122,16 @@ fn planned(plan: &Plan, line: &str) -> u64 {
         NEURONS => plan
             .line(HOT_NEURONS)
             .saturating_add(plan.line(COLD_NEURONS)),
-        // Each device has its own.
+        // The GPU has its own.
         SCRATCH => {
-            let lines = plan.lines.iter().filter(|found| found.name == SCRATCH);
-            lines.map(|line| line.bytes).min().unwrap_or(0)
+            let is_held = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Cpu;
+            plan.lines.iter().find(is_held).map_or(0, |line| line.bytes)
         }
         line => plan.lines_called(line),
     }
 }
 
-fn has_neurons_by_input(plan: &Plan) -> bool {
-    let mut thresholds = plan
-        .layers
-        .iter()
-        .filter_map(|layer| layer.input_thresholds);
-    thresholds.any(|thresholds| thresholds.ffn.is_some())
+fn leaves_inputs_out(plan: &Plan) -> bool {
+    let mut layers = plan.layers.iter();
+    layers.any(|layer| layer.input_thresholds.is_some())
 }

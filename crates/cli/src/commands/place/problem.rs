@@ -34,14 +34,14 @@ pub(crate) fn problem(
         predictor_bytes: 0,
         kv_bytes: memory::kv_bytes(config, budget.context_tokens),
     };
-    let scratch = memory::scratch_bytes(config, budget.context_tokens, rank);
+    let context = budget.context_tokens;
     Problem {
         layers: vec![layer; config.layer_count],
         embedding_bytes: memory::embedding_bytes(config, quant),
         head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
-        gpu_scratch_bytes: scratch,
-        cpu_scratch_bytes: scratch,
+        gpu_scratch_bytes: memory::scratch_bytes(config, context, rank),
+        cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,
         budget,
