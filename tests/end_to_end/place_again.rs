@@ -254,7 +254,7 @@ fn reseal_newer(bundle: &Path) {
 #[test]
 fn a_plan_that_claims_other_memory_than_running_takes_is_refused() {
     let (sandbox, bundle) = demo();
-    place(&sandbox, &["--vram", "517M"]).good();
+    place(&sandbox, &["--vram", "517M", "--context", "64"]).good();
     let (path, whole) = (bundle.join("plan.json"), plan(&bundle));
     let mut document: Document<Plan> = Document::read(&path, "powerinfer-plan", 1).unwrap();
     let mut refused = |edit: &dyn Fn(&mut Plan), parts: &[&str]| {
@@ -296,7 +296,10 @@ fn a_plan_that_claims_other_memory_than_running_takes_is_refused() {
         &|plan| plan.budget.vram_bytes = 1 << 20,
         &["its budget is 1.0 MiB"],
     );
-    refused(&|plan| plan.budget.context_tokens += 1, &["`KV cache`"]);
+    refused(
+        &|plan| plan.budget.context_tokens += 1,
+        &["but running takes"],
+    );
     refused(
         &|plan| plan.lines.push(plan.lines[0].clone()),
         &["two lines `attention`"],
@@ -304,13 +307,16 @@ fn a_plan_that_claims_other_memory_than_running_takes_is_refused() {
     refused(&|plan| plan.lines.clear(), &["totals."]);
 }
 
+/// A file of a bundle.
+type NamedBytes<'a> = (&'a str, &'a Vec<u8>);
+
 #[test]
 fn killed_at_any_point_it_leaves_a_bundle() {
     let (sandbox, bundle) = demo();
     let old = files(&bundle);
     place(&sandbox, &["--vram", "517M"]).good();
     let new = files(&bundle);
-    let put = |files: &[(&str, &Vec<u8>)]| {
+    let put = |files: &[NamedBytes<'_>]| {
         for (name, bytes) in files {
             fs::write(bundle.join(name), bytes).unwrap();
         }
@@ -325,7 +331,7 @@ fn killed_at_any_point_it_leaves_a_bundle() {
     });
     let (plan, next) = ("plan.json", "plan.next.json");
     let half = b"{ \"header\": {".to_vec();
-    let states: [(&[(&str, &Vec<u8>)], &Value); 4] = [
+    let states: [(&[NamedBytes<'_>], &Value); 4] = [
         // While the next plan was written.
         (
             &[

@@ -1,11 +1,15 @@
 //! What running holds in memory, line by line, and whether the plan says the same.
 
-use powerinfer_artifact::plan::{
-    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-    PREDICTORS, Plan, SCRATCH,
+use powerinfer_artifact::{
+    plan::{
+        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+        PREDICTORS, Plan, SCRATCH,
+    },
+    predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{
-    Bundle, StoredLinear, StoredNorm, StoredWeights, VERSION, memory::cpu_scratch_bytes,
+    Bundle, StoredLinear, StoredNorm, StoredWeights, VERSION,
+    memory::{cpu_scratch_bytes, scratch_bytes},
 };
 use powerinfer_model::ModelConfig;
 
@@ -93,6 +97,24 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
     if !plan.is_placed() || bundle.version() < VERSION {
         return Ok(());
     }
+    let wrong = |line, planned, held| {
+        Err(RuntimeError::OtherMemory {
+            folder: bundle.folder().to_owned(),
+            line,
+            planned,
+            held,
+        })
+    };
+    // The GPU's, where it is planned, has what the CPU's has but for its threads.
+    if let Some(planned) = scratch_line(plan, Device::Gpu) {
+        let config = bundle.config();
+        let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
+        let rank = layers.iter().map(|layer| layer.rank).max().unwrap_or(0);
+        let taken = scratch_bytes(config, plan.budget.context_tokens, rank);
+        if planned < taken {
+            return wrong(SCRATCH, planned, taken);
+        }
+    }
     for Held { line, bytes } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
@@ -105,12 +127,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
             _ => planned == *bytes,
         };
         if !is_right {
-            return Err(RuntimeError::OtherMemory {
-                folder: bundle.folder().to_owned(),
-                line,
-                planned,
-                held: *bytes,
-            });
+            return wrong(line, planned, *bytes);
         }
     }
     Ok(())
@@ -122,13 +139,15 @@ fn planned(plan: &Plan, line: &str) -> u64 {
         NEURONS => plan
             .line(HOT_NEURONS)
             .saturating_add(plan.line(COLD_NEURONS)),
-        // The GPU has its own.
-        SCRATCH => {
-            let is_held = |line: &&BudgetLine| line.name == SCRATCH && line.device == Device::Cpu;
-            plan.lines.iter().find(is_held).map_or(0, |line| line.bytes)
-        }
+        SCRATCH => scratch_line(plan, Device::Cpu).unwrap_or(0),
         line => plan.lines_called(line),
     }
+}
+
+/// Scratch that `plan` has on `device`.
+fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
+    let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
+    plan.lines.iter().find(is_it).map(|line| line.bytes)
 }
 
 fn leaves_inputs_out(plan: &Plan) -> bool {
