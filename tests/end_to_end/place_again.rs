@@ -10,7 +10,7 @@ use powerinfer_artifact::{Digest, document::Document, plan::Plan};
 use powerinfer_bundle::{FORMAT, Manifest, OLDEST_VERSION, VERSION};
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Run, Sandbox};
+use crate::sandbox::{QUICK, Run, Sandbox, golden_model};
 
 /// Where a copy of the prepared demo has its bundle.
 const BUNDLE: &str = "demo.powerinfer/bundle";
@@ -400,6 +400,19 @@ fn killed_at_some_moment_it_leaves_a_bundle_and_one_run_works_at_a_time() {
         child.wait().unwrap();
         powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::Verification::Full).unwrap();
     }
+    // Whoever opens it meanwhile finds one or the other.
+    for vram in ["0G", "517M", "24G", "0G"] {
+        let mut child = sandbox
+            .command(&["place", BUNDLE, "--vram", vram])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while child.try_wait().unwrap().is_none() {
+            powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::Verification::Quick)
+                .unwrap();
+        }
+    }
     let lock = fs::File::open(&bundle).unwrap();
     lock.try_lock().unwrap();
     place(&sandbox, &["--vram", "0G"]).bad(1, &["another run"]);
@@ -464,4 +477,61 @@ fn a_plan_is_drawn_as_one_page() {
             .bad(1, &["the bundle's own files"]);
     }
     assert_eq!(files(&bundle), before);
+}
+
+#[test]
+fn models_of_other_kinds_hold_their_lines_wherever_they_are_placed() {
+    let sandbox = Sandbox::new();
+    let text = "a few words to calibrate on, again and again, until there are enough of them. ";
+    fs::write(sandbox.path("text.txt"), text.repeat(120)).unwrap();
+    // Tied heads and biases, thresholds, inputs left out, projections of the embeddings.
+    for (name, quant, more) in [
+        ("qwen2-bias-tied", "q4_0", &[][..]),
+        ("llama-silu", "q8_0", &["--input-sparsity", "30%"]),
+        ("gemma", "bf16", &["--max-ppl-increase", "5%"]),
+        ("opt-postln-proj", "f32", &[]),
+    ] {
+        let model = golden_model(name);
+        let model = model.to_str().unwrap();
+        sandbox
+            .run(&[
+                "profile",
+                model,
+                "--data",
+                "text.txt",
+                "--trace-tokens",
+                "800",
+            ])
+            .good();
+        sandbox
+            .run(&["train-predictors", model, "--steps", "5"])
+            .good();
+        let place = ["place", model, "--quant", quant, "--vram"];
+        sandbox.run(&[&place[..], &["0G"], more].concat()).good();
+        let work = format!("{name}.powerinfer");
+        let bundle = sandbox.path(&work).join("bundle");
+        let run = || {
+            let run = ["run", &work, "--prompt", "words", "-n", "4", "--json"];
+            sandbox.run(&run).good().json()["completion"].clone()
+        };
+        let (before, text) = (plan(&bundle), run());
+        sandbox.run(&["place", &work, "--vram", "24G"]).good();
+        let after = plan(&bundle);
+        let neurons = after.totals.neuron_count;
+        assert_eq!(
+            (before.totals.hot_count, after.totals.hot_count),
+            (0, neurons)
+        );
+        let kept = |plan: &Plan| {
+            let layers = plan.layers.iter();
+            let kept = layers.map(|l| (l.policy, l.threshold, l.input_thresholds));
+            kept.collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&before), kept(&after), "{name}");
+        assert_eq!(run(), text, "{name}");
+        sandbox.run(&["place", &work, "--vram", "0G"]).good();
+        assert_eq!(wordless(plan(&bundle)), wordless(before), "{name}");
+        let measured = ["inspect", &work, "--verify"];
+        sandbox.run(&measured).good();
+    }
 }

@@ -57,11 +57,11 @@ impl Bundle {
                 path: folder.to_owned(),
             });
         }
-        let manifest = || std::fs::read(&path).ok();
-        let mut before = manifest();
+        let state = || (std::fs::read(&path).ok(), folder.join(NEXT_PLAN).exists());
+        let mut before = state();
         for _ in 1..ATTEMPTS {
             let found = Self::open_once(folder, verification);
-            let now = manifest();
+            let now = state();
             if found.is_ok() || now == before {
                 return found;
             }

@@ -99,10 +99,11 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     })
 }
 
-/// The folder of the bundle that `argument` is, or that is in it; none where it is a model.
+/// The folder of the bundle that `argument` is, or that is in it; none where it is a model, as the word
+/// `demo` always is.
 pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
     let given = PathBuf::from(argument);
-    if given.join("config.json").exists() {
+    if argument == DEMO || given.join("config.json").exists() {
         return None;
     }
     let inside = given.join("bundle");
