@@ -1,6 +1,9 @@
 //! The account: every use of memory on every device, line by line.
 
-use powerinfer_artifact::plan::{BudgetLine, COLD_NEURONS, Device, HOT_NEURONS};
+use powerinfer_artifact::plan::{
+    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+    PREDICTORS, SCRATCH,
+};
 
 use crate::{Problem, SolveError, places::Places};
 
@@ -15,14 +18,14 @@ pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
     let layers = problem.layers.iter().zip(&places.layers);
     let cold =
         layers.map(|(layer, place)| layer.neurons_bytes(layer.frequencies.len() - place.hot_count));
-    line("attention", attention);
-    line("predictors", predictors);
+    line(ATTENTION, attention);
+    line(PREDICTORS, predictors);
     if places.head == Device::Cpu && !problem.tied_head {
-        line("head", problem.head_bytes);
+        line(HEAD, problem.head_bytes);
     }
-    line("KV cache", kv);
-    line("embeddings", problem.embedding_bytes);
-    line("scratch", problem.cpu_scratch_bytes);
+    line(KV_CACHE, kv);
+    line(EMBEDDINGS, problem.embedding_bytes);
+    line(SCRATCH, problem.cpu_scratch_bytes);
     line(COLD_NEURONS, cold.sum());
     lines
 }
@@ -37,14 +40,14 @@ fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<Bud
     if places.use_gpu(gpu) {
         let context = problem.gpu().map_or(0, |gpu| gpu.context_bytes);
         line("CUDA context and reserve", context);
-        line("scratch", problem.gpu_scratch_bytes);
+        line(SCRATCH, problem.gpu_scratch_bytes);
     }
-    line("attention", attention);
-    line("predictors", predictors);
+    line(ATTENTION, attention);
+    line(PREDICTORS, predictors);
     if places.head == Device::Gpu && places.head_gpu == gpu {
-        line("head", problem.head_bytes);
+        line(HEAD, problem.head_bytes);
     }
-    line("KV cache", kv);
+    line(KV_CACHE, kv);
     line(HOT_NEURONS, hot.sum());
 }
 

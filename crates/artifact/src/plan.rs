@@ -291,6 +291,18 @@ fn is_first(gpu: &usize) -> bool {
     *gpu == 0
 }
 
+/// Name of the line for attention's weights, norms, and what the FFN adds beside its neurons.
+pub const ATTENTION: &str = "attention";
+/// Name of the line for what foresees: predictors, signs, scores.
+pub const PREDICTORS: &str = "predictors";
+/// Name of the line for the head.
+pub const HEAD: &str = "head";
+/// Name of the line for the embeddings.
+pub const EMBEDDINGS: &str = "embeddings";
+/// Name of the line for keys and values.
+pub const KV_CACHE: &str = "KV cache";
+/// Name of the line for activations and whatever else is only there while a token is computed.
+pub const SCRATCH: &str = "scratch";
 /// Name of the line for the neurons on the GPU.
 pub const HOT_NEURONS: &str = "hot neurons";
 /// Name of the line for the neurons on the CPU.
@@ -458,6 +470,16 @@ pub enum PlanError {
     /// Layers of one GPU that are not a range.
     #[error("the layers are not dealt out to the GPUs in ranges; run `powerinfer place` again")]
     GpuOrder,
+    /// One use of memory listed twice.
+    #[error(
+        "the plan has two lines `{name}` for {device} memory; run `powerinfer place` again instead of editing the plan"
+    )]
+    TwoLines {
+        /// The line.
+        name: String,
+        /// Whose memory.
+        device: Device,
+    },
     /// More memory used than allowed.
     #[error("the plan needs {needed} of {device} memory but its budget is {budget}; run `powerinfer place` with a larger budget, or again with this one", needed = ByteSize(*needed), budget = ByteSize(*budget))]
     OverBudget {
@@ -535,6 +557,7 @@ impl Plan {
             layer.validate(position)?;
         }
         self.validate_figures()?;
+        self.validate_lines()?;
         for device in [Device::Gpu, Device::Cpu] {
             self.validate_device(device)?;
         }
@@ -568,6 +591,37 @@ impl Plan {
     pub fn line(&self, name: &str) -> u64 {
         let lines = self.lines.iter().filter(|line| line.name == name);
         lines.fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// Whether this accounts for memory; a plan that leaves everything on the CPU need not.
+    pub fn is_placed(&self) -> bool {
+        !self.lines.is_empty() || self.budget.vram_bytes > 0 || self.budget.ram_bytes > 0
+    }
+
+    /// Takes the account of memory away, of a plan that is changed and only there to be measured.
+    pub fn forget_account(&mut self) {
+        self.lines.clear();
+        (self.budget.vram_bytes, self.budget.ram_bytes) = (0, 0);
+        self.budget.vram_split.clear();
+        (self.totals.gpu_bytes, self.totals.cpu_bytes) = (0, 0);
+        for layer in &mut self.layers {
+            (layer.neuron_bytes, layer.gpu_bytes, layer.cpu_bytes) = (0, 0, 0);
+        }
+    }
+
+    fn validate_lines(&self) -> Result<(), PlanError> {
+        for (index, line) in self.lines.iter().enumerate() {
+            let is_same = |other: &&BudgetLine| {
+                (&other.name, other.device, other.gpu) == (&line.name, line.device, line.gpu)
+            };
+            if self.lines[..index].iter().any(|other| is_same(&other)) {
+                return Err(PlanError::TwoLines {
+                    name: line.name.clone(),
+                    device: line.device,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn validate_device(&self, device: Device) -> Result<(), PlanError> {
@@ -814,6 +868,17 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_without_an_account_is_consistent_and_not_placed() {
+        let mut plan = plan();
+        assert!(plan.is_placed());
+        assert_eq!(plan.line("attention"), 40);
+        plan.forget_account();
+        plan.validate().unwrap();
+        assert!(!plan.is_placed());
+        assert!(!Plan::unplaced(2, 8, Policy::Dense, 16).is_placed());
+    }
+
+    #[test]
     fn an_edit_that_breaks_the_plan_is_refused() {
         assert!(matches!(
             refused(|plan| plan.layers[0].hot_count = 5),
@@ -873,6 +938,17 @@ mod tests {
             let error = plan.validate().unwrap_err().to_string();
             assert!(error.contains("layers[0].input_thresholds."), "{error}");
         }
+        assert!(matches!(
+            refused(|plan| {
+                plan.lines[0].bytes -= 20;
+                let line = plan.lines[0].clone();
+                plan.lines.push(line);
+            }),
+            PlanError::TwoLines {
+                device: Device::Gpu,
+                ..
+            }
+        ));
         assert!(matches!(
             refused(|plan| plan.totals.hot_count = 3),
             PlanError::DoesNotAddUp { .. }

@@ -1,7 +1,9 @@
 //! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
 
+mod again;
 pub(crate) mod certify;
 pub(crate) mod inputs;
+mod page;
 mod problem;
 mod request;
 pub(crate) mod search;
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
+    placing::LayerPlacing,
     plan::{Device, Plan, Policy},
     predictor_file::PredictorFile,
     write::ScratchFolder,
@@ -33,23 +36,21 @@ use crate::{
 };
 
 use inputs::InputSparsity;
-use problem::problem;
+use problem::{largest_rank, problem};
 pub(crate) use request::Request;
 pub(crate) use solver::Scratch;
 use solver::Solver;
 use ways::Subject;
 
-/// Machine whose GPU is assumed where `--hardware` names none.
-const ASSUMED_HARDWARE: &str = "rtx4090";
-
 /// What to place, within what, and where to.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run"
+    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
-    #[arg(default_value = model_argument::DEMO)]
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, to be placed again:
+    /// its plan alone is rewritten, and what no option names stays as it is
+    #[arg(default_value = model_argument::DEMO, value_name = "MODEL|BUNDLE")]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
     #[arg(long, value_name = "DIR")]
@@ -62,9 +63,12 @@ pub(crate) struct PlaceArguments {
     /// Folder to write the bundle to [default: ./<model>.powerinfer/bundle]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the plan and write nothing
+    /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
+    /// Draw the plan as a page that needs nothing from elsewhere
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -84,15 +88,17 @@ pub(crate) struct BudgetArguments {
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx3060-12g, cpu-only) or a JSON file
-    #[arg(long, value_name = "NAME|FILE", default_value = ASSUMED_HARDWARE)]
-    hardware: String,
+    /// [default: rtx4090]
+    #[arg(long, value_name = "NAME|FILE")]
+    hardware: Option<String>,
     /// Which neurons every layer computes [default: what is quickest within the allowed rise of
     /// perplexity, layer by layer]
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyArgument>,
     /// By how much skipping neurons may raise perplexity, on text held back from the profile
-    #[arg(long, value_name = "SHARE%", default_value = "1%")]
-    max_ppl_increase: Rise,
+    /// [default: 1%]
+    #[arg(long, value_name = "SHARE%")]
+    max_ppl_increase: Option<Rise>,
     /// Leave out this share of the inputs of attention's projections, the smallest, and of gate and up
     /// where every neuron is computed [default: none]
     #[arg(long, value_name = "SHARE%")]
@@ -101,9 +107,9 @@ pub(crate) struct BudgetArguments {
     /// nothing [default: 8192, for models beyond a billion parameters fewer]
     #[arg(long, value_name = "N")]
     certify_tokens: Option<usize>,
-    /// Format of the weights: f32, bf16, q8_0 or q4_0
-    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
-    pub(crate) quant: Format,
+    /// Format of the weights: f32, bf16, q8_0 or q4_0 [default: q8_0]
+    #[arg(long, value_name = "FORMAT")]
+    quant: Option<Format>,
 }
 
 /// A rise as a share, given in percent.
@@ -122,6 +128,16 @@ impl std::str::FromStr for Rise {
 }
 
 impl BudgetArguments {
+    /// Format of the weights.
+    pub(crate) fn quant(&self) -> Format {
+        self.quant.unwrap_or(Format::Q8_0)
+    }
+
+    /// By how much of itself perplexity may rise.
+    fn allowed_rise(&self) -> f64 {
+        self.max_ppl_increase.map_or(0.01, |Rise(share)| share)
+    }
+
     /// Tokens to certify a model on, and to decide on.
     fn certify_tokens(&self, config: &ModelConfig) -> usize {
         self.certify_tokens.unwrap_or_else(|| {
@@ -137,6 +153,7 @@ pub(crate) struct Placement {
     plan: Plan,
     report: SolveReport,
     orders: Vec<Vec<u32>>,
+    placing: Vec<LayerPlacing>,
     predictors: Option<PredictorFile>,
     request: Request,
     quant: Format,
@@ -147,6 +164,9 @@ pub(crate) struct Placement {
 }
 
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
+    if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
+        return again::run(&folder, arguments, output);
+    }
     let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
@@ -169,6 +189,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| folder.join("bundle"));
+    page::refuse_inside(arguments.html.as_deref(), &out)?;
     let scratch = match arguments.dry_run {
         true => Scratch::None,
         false => Scratch::Beside(&out),
@@ -179,6 +200,8 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         print(describe(&placement.plan))?;
     }
     placement.say_result(output);
+    let drawing = arguments.html.as_deref();
+    page::draw(drawing, checkpoint.identity(), &placement.plan, output)?;
     let mut certificate = None;
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, output)?;
@@ -223,7 +246,7 @@ pub(crate) fn solve(
         config,
         profile,
         predictors: predictors.as_ref(),
-        quant: arguments.quant,
+        quant: arguments.quant(),
         forced: arguments.policy.map(Policy::from),
         inputs_left_out: arguments.input_sparsity.map(|InputSparsity(share)| share),
     };
@@ -232,8 +255,9 @@ pub(crate) fn solve(
         config,
         request.budget.clone(),
         request.hardware.clone(),
-        arguments.quant,
+        arguments.quant(),
         subject.inputs_left_out,
+        largest_rank(predictors.as_ref()),
     );
     if let Some(file) = &predictors {
         check_same_text(file, &request)?;
@@ -249,7 +273,7 @@ pub(crate) fn solve(
         problem,
         request: &request,
         texts: search_texts,
-        allowed_rise: arguments.max_ppl_increase.0,
+        allowed_rise: arguments.allowed_rise(),
         inputs: None,
         scratch,
         output,
@@ -263,12 +287,13 @@ pub(crate) fn solve(
         plan: solved.plan,
         report: solved.report,
         orders: solved.orders,
+        placing: solved.placing,
         predictors,
         request,
-        quant: arguments.quant,
+        quant: arguments.quant(),
         seed: profile.header().seed,
         texts: certificate_texts,
-        allowed_rise: arguments.max_ppl_increase.0,
+        allowed_rise: arguments.allowed_rise(),
     })
 }
 
@@ -337,7 +362,7 @@ pub(crate) fn certify_again(
 ) -> Result<Bundle> {
     let tokens = arguments.certify_tokens(checkpoint.config());
     let [_, texts] = held_back(profile, request, tokens)?;
-    certify_bundle(bundle, &texts, arguments.max_ppl_increase.0, output)
+    certify_bundle(bundle, &texts, arguments.allowed_rise(), output)
 }
 
 /// Says in a line what a bundle is certified for.
@@ -407,35 +432,39 @@ pub(crate) fn describe(plan: &Plan) -> String {
     format!("{table}\n{reasons}\n{lines}")
 }
 
+/// Says how good a plan is and for which machine.
+fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
+    output.say(format!(
+        "placed {} of {} neurons on the GPU, which carry {} of the activations; {} solved it in {:.3} s, gap {:.3} %",
+        plan.totals.hot_count,
+        plan.totals.neuron_count,
+        percent(plan.totals.hot_share),
+        report.backend,
+        report.solve_seconds,
+        100.0 * report.gap
+    ));
+    if let Some(trouble) = &report.trouble {
+        output.say(format!(
+            "the integer program was not solved to the end: {trouble}"
+        ));
+    }
+    if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
+        output.say(format!(
+            "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
+            ByteSize(report.gpu_reserve_bytes)
+        ));
+    }
+    output.say(format!(
+        "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
+        plan.hardware.name,
+        1e6 / plan.totals.microseconds_per_token
+    ));
+}
+
 impl Placement {
     /// Says how good the plan is and for which machine.
     pub(crate) fn say_result(&self, output: Output) {
-        let (plan, report) = (&self.plan, &self.report);
-        output.say(format!(
-            "placed {} of {} neurons on the GPU, which carry {} of the activations; {} solved it in {:.3} s, gap {:.3} %",
-            plan.totals.hot_count,
-            plan.totals.neuron_count,
-            percent(plan.totals.hot_share),
-            report.backend,
-            report.solve_seconds,
-            100.0 * report.gap
-        ));
-        if let Some(trouble) = &report.trouble {
-            output.say(format!(
-                "the integer program was not solved to the end: {trouble}"
-            ));
-        }
-        if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
-            output.say(format!(
-                "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
-                ByteSize(report.gpu_reserve_bytes)
-            ));
-        }
-        output.say(format!(
-            "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
-            plan.hardware.name,
-            1e6 / plan.totals.microseconds_per_token
-        ));
+        say_result(&self.plan, &self.report, output);
     }
 
     /// Writes the bundle.
@@ -453,6 +482,7 @@ impl Placement {
             orders: &self.orders,
             predictors: self.predictors.as_ref(),
             plan: self.plan.clone(),
+            placing: Some(&self.placing),
             quant: self.quant,
             companions: &companions,
             inputs: self.request.inputs.clone(),
