@@ -121,6 +121,7 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
             work: Work {
                 bytes: predictor as f64,
                 rows: 1000.0,
+                sums: 0.0,
             },
             predicted_per_active: 1.5,
             recall: 0.98,

@@ -188,9 +188,10 @@ pub(crate) fn head(problem: &Problem, places: &Places) -> Cost {
     crossing(problem, before, here) + head_alone(problem, places.head)
 }
 
-/// Cost of the head on `device`.
+/// Cost of the head on `device`, and of what comes once a token.
 pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
-    Machine(&problem.hardware).serial(device, problem.head_bytes as f64, 1.0)
+    let machine = Machine(&problem.hardware);
+    machine.serial(device, problem.head_bytes as f64, 1.0) + machine.token()
 }
 
 /// Input to the other side and its share back.
@@ -239,7 +240,7 @@ mod tests {
         let foreseen = Foreseen {
             work: Work {
                 bytes: 3_000.0,
-                rows: 0.0,
+                ..Work::default()
             },
             predicted_per_active: 1.0,
             recall: 1.0,

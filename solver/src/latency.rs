@@ -417,6 +417,7 @@ mod tests {
                     work: Work {
                         bytes: 150.0,
                         rows: 2.0,
+                        sums: 0.0,
                     },
                     predicted_per_active: 1.25,
                     recall: 0.95,

@@ -121,7 +121,7 @@ fn budgets_of_every_kind_can_change() {
     assert_eq!(short.budget.context_tokens, 64);
     assert_eq!(short.budget.ram_bytes, before.budget.ram_bytes);
     assert_eq!(short.totals.gpu_bytes, 0);
-    assert!(short.lines_called("KV cache") < before.lines_called("KV cache"));
+    assert!(short.line("KV cache") < before.line("KV cache"));
     let long = "def f(xs):\n".repeat(40);
     sandbox
         .run(&["run", "demo", "--prompt", &long])

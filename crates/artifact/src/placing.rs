@@ -28,8 +28,10 @@ pub const LAYERS_SETTING: &str = "layers";
 pub struct ReadWork {
     /// Bytes of weights.
     pub bytes: f64,
-    /// Rows of matrices.
+    /// Rows of matrices that do not follow the one read before.
     pub rows: f64,
+    /// Rows that are added to a sum.
+    pub sums: f64,
 }
 
 /// What placing needs to know of a layer besides its neurons' frequencies.
@@ -118,7 +120,11 @@ mod tests {
     use crate::{Digest, ModelIdentity};
 
     fn layers() -> Vec<LayerPlacing> {
-        let work = |bytes: f64| ReadWork { bytes, rows: 0.1 };
+        let work = |bytes: f64| ReadWork {
+            bytes,
+            rows: 0.1,
+            sums: 0.2,
+        };
         let layer = |policy, first: f32| LayerPlacing {
             figures: LayerFigures {
                 policy,

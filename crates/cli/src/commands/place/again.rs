@@ -24,6 +24,7 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
     let stored = |work: Work| ReadWork {
         bytes: work.bytes,
         rows: work.rows,
+        sums: work.sums,
     };
     let Way {
         policy,
@@ -53,6 +54,7 @@ fn candidate(layer: &LayerPlacing) -> Candidate {
     let work = |stored: ReadWork| Work {
         bytes: stored.bytes,
         rows: stored.rows,
+        sums: stored.sums,
     };
     let figures = layer.figures;
     Candidate {
@@ -147,6 +149,10 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
     let left_out = thresholds.map(|thresholds| thresholds.share).next();
     let rank = largest_rank(bundle.predictors());
     let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
+    if given.hardware.is_none() {
+        // A plan has its machine as the model finds it already.
+        problem.hardware = plan.hardware.clone();
+    }
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
         layer.attention_read_bytes = placing.figures.attention_read_bytes;
     }

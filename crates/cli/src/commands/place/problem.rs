@@ -1,6 +1,10 @@
 //! A placement as the solver takes it.
 
-use powerinfer_artifact::{hardware::Hardware, plan::Budget, predictor_file::PredictorFile};
+use powerinfer_artifact::{
+    hardware::{Hardware, ModelShape},
+    plan::Budget,
+    predictor_file::PredictorFile,
+};
 use powerinfer_bundle::{memory, neuron_bytes};
 use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
@@ -46,7 +50,12 @@ pub(crate) fn problem(
         hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,
         budget,
-        hardware,
+        hardware: hardware.for_model(ModelShape {
+            format: quant,
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+            vocabulary: config.vocabulary_size,
+        }),
         head_pin: None,
     }
 }
