@@ -397,7 +397,7 @@ fn write_plan(
         head_gpu: places.head_gpu,
         outlook: Some(Outlook {
             decode: Vec::new(),
-            prompt_tokens_per_second: 0.0,
+            prompt_tokens_per_second: None,
             microseconds_per_gibibyte: price.map(|price| price * 1e6 * (1u64 << 30) as f64),
             baselines: baselines::all(problem),
         }),

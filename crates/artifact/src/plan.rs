@@ -47,7 +47,8 @@ pub struct Outlook {
     /// Decoding so many sequences at once.
     pub decode: Vec<BatchSpeed>,
     /// A prompt of [`PROMPT_TOKENS`] tokens.
-    pub prompt_tokens_per_second: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_per_second: Option<f64>,
     /// Microseconds that a token would take less with 1 GiB more VRAM, at the budget's margin; none
     /// where the objective does not count time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,7 +2,9 @@
 
 mod again;
 pub(crate) mod certify;
+mod describe;
 pub(crate) mod inputs;
+mod options;
 mod page;
 mod problem;
 mod request;
@@ -16,7 +18,7 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
     placing::LayerPlacing,
-    plan::{Device, Plan, Policy},
+    plan::{Plan, Policy},
     predictor_file::PredictorFile,
     write::ScratchFolder,
 };
@@ -31,11 +33,14 @@ use serde_json::json;
 use crate::{
     engine::PolicyArgument,
     model_argument,
-    output::{Output, Table, parse_percent, percent, print, print_json},
+    output::{Output, parse_percent, percent, print, print_json},
     progress::Bar,
 };
 
+pub(crate) use describe::describe;
+use describe::say_result;
 use inputs::InputSparsity;
+use options::{PlacementArguments, VramArgument};
 use problem::{largest_rank, problem};
 pub(crate) use request::Request;
 pub(crate) use solver::Scratch;
@@ -78,9 +83,10 @@ pub(crate) struct PlaceArguments {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Budget")]
 pub(crate) struct BudgetArguments {
-    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none
-    #[arg(long, value_name = "SIZE")]
-    vram: ByteSize,
+    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none,
+    /// `auto` what is free now less 256 MiB, and `24G,12G` two GPUs, which are planned for ahead
+    #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
+    vram: VramArgument,
     /// Memory to use on the CPU [default: all of this machine's]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
@@ -110,6 +116,8 @@ pub(crate) struct BudgetArguments {
     /// Format of the weights: f32, bf16, q8_0 or q4_0 [default: q8_0]
     #[arg(long, value_name = "FORMAT")]
     quant: Option<Format>,
+    #[command(flatten)]
+    placement: PlacementArguments,
 }
 
 /// A rise as a share, given in percent.
@@ -217,6 +225,9 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if arguments.json {
         print_json(&json!({
             "plan": placement.plan,
+            "objective": placement.report.objective,
+            "bound": placement.report.bound,
+            "gap": placement.report.gap,
             "solve_seconds": placement.report.solve_seconds,
             "certificate": certificate,
         }))?;
@@ -251,7 +262,7 @@ pub(crate) fn solve(
         inputs_left_out: arguments.input_sparsity.map(|InputSparsity(share)| share),
     };
     subject.check_forced()?;
-    let problem = problem(
+    let mut problem = problem(
         config,
         request.budget.clone(),
         request.hardware.clone(),
@@ -259,6 +270,7 @@ pub(crate) fn solve(
         subject.inputs_left_out,
         largest_rank(predictors.as_ref()),
     );
+    arguments.placement.pin(&mut problem)?;
     if let Some(file) = &predictors {
         check_same_text(file, &request)?;
     }
@@ -271,6 +283,7 @@ pub(crate) fn solve(
         checkpoint,
         subject,
         problem,
+        options: arguments.placement.options(),
         request: &request,
         texts: search_texts,
         allowed_rise: arguments.allowed_rise(),
@@ -377,88 +390,6 @@ pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
             percent(certificate.ffn_neurons_computed),
         ));
     }
-}
-
-/// The plan as a table, and the account of both memories.
-pub(crate) fn describe(plan: &Plan) -> String {
-    let mut table = Table::new(&[
-        "layer",
-        "policy",
-        "hot neurons",
-        "carry",
-        "on GPU",
-        "on CPU",
-        "GPU µs",
-        "CPU µs",
-        "sync µs",
-        "layer µs",
-    ]);
-    for layer in &plan.layers {
-        table.row(vec![
-            layer.layer.to_string(),
-            layer.policy.to_string(),
-            format!("{}/{}", layer.hot_count, layer.neuron_count),
-            percent(layer.hot_share),
-            ByteSize(layer.gpu_bytes).to_string(),
-            ByteSize(layer.cpu_bytes).to_string(),
-            format!("{:.1}", layer.gpu_microseconds),
-            format!("{:.1}", layer.cpu_microseconds),
-            format!("{:.1}", layer.sync_microseconds),
-            format!("{:.1}", layer.microseconds),
-        ]);
-    }
-    let mut reasons = String::new();
-    for layer in &plan.layers {
-        reasons += &format!(
-            "layer {}: {}; {}\n",
-            layer.layer, layer.policy, layer.reason
-        );
-    }
-    let mut lines = Table::new(&["memory", "where", "bytes"]);
-    for line in &plan.lines {
-        lines.row(vec![
-            line.name.clone(),
-            line.device.to_string(),
-            ByteSize(line.bytes).to_string(),
-        ]);
-    }
-    for device in [Device::Gpu, Device::Cpu] {
-        lines.row(vec![
-            format!("total, of {}", ByteSize(plan.budget.bytes(device))),
-            device.to_string(),
-            ByteSize(plan.totals.bytes(device)).to_string(),
-        ]);
-    }
-    format!("{table}\n{reasons}\n{lines}")
-}
-
-/// Says how good a plan is and for which machine.
-fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
-    output.say(format!(
-        "placed {} of {} neurons on the GPU, which carry {} of the activations; {} solved it in {:.3} s, gap {:.3} %",
-        plan.totals.hot_count,
-        plan.totals.neuron_count,
-        percent(plan.totals.hot_share),
-        report.backend,
-        report.solve_seconds,
-        100.0 * report.gap
-    ));
-    if let Some(trouble) = &report.trouble {
-        output.say(format!(
-            "the integer program was not solved to the end: {trouble}"
-        ));
-    }
-    if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
-        output.say(format!(
-            "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
-            ByteSize(report.gpu_reserve_bytes)
-        ));
-    }
-    output.say(format!(
-        "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
-        plan.hardware.name,
-        1e6 / plan.totals.microseconds_per_token
-    ));
 }
 
 impl Placement {

@@ -77,7 +77,8 @@ pub(super) fn run(folder: &Path, arguments: &PlaceArguments, output: Output) -> 
     let bundle = Bundle::open(folder, Verification::Quick)?;
     let layers = bundle.placing()?;
     let problem = stated(&bundle, &layers, arguments)?;
-    let decision = solved(&bundle, &problem, &layers)?;
+    let options = arguments.budget.placement.options();
+    let decision = solved(&bundle, &problem, &layers, &options)?;
     let plan = decision.plan;
     if !arguments.json {
         print(describe(&plan))?;
@@ -97,6 +98,9 @@ pub(super) fn run(folder: &Path, arguments: &PlaceArguments, output: Output) -> 
     if arguments.json {
         print_json(&json!({
             "plan": plan,
+            "objective": decision.report.objective,
+            "bound": decision.report.bound,
+            "gap": decision.report.gap,
             "solve_seconds": decision.report.solve_seconds,
             "certificate": certificate,
         }))?;
@@ -132,9 +136,9 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
     let (config, plan) = (bundle.config(), bundle.plan());
     let given = &arguments.budget;
     let before = plan.budget.context_tokens as usize;
-    let budget = Budget {
+    let mut budget = Budget {
         vram_split: Vec::new(),
-        vram_bytes: given.vram.0,
+        vram_bytes: 0,
         ram_bytes: given.ram.unwrap_or(ByteSize(plan.budget.ram_bytes)).0,
         context_tokens: request::context(given, config, before)? as u64,
     };
@@ -142,6 +146,9 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
         Some(name) => request::read_hardware(name)?,
         None => plan.hardware.clone(),
     };
+    given
+        .vram
+        .set(&mut budget, &hardware, given.hardware.is_none())?;
     let thresholds = plan
         .layers
         .iter()
@@ -156,11 +163,17 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
         layer.attention_read_bytes = placing.figures.attention_read_bytes;
     }
+    given.placement.pin(&mut problem)?;
     Ok(problem)
 }
 
 /// The best placement that leaves every layer's policy and thresholds as they are.
-fn solved(bundle: &Bundle, problem: &Problem, layers: &[LayerPlacing]) -> Result<Decision> {
+fn solved(
+    bundle: &Bundle,
+    problem: &Problem,
+    layers: &[LayerPlacing],
+    options: &Options,
+) -> Result<Decision> {
     let before = bundle.plan();
     let differs =
         |(layer, placing): (&LayerPlan, &LayerPlacing)| layer.policy != placing.figures.policy;
@@ -171,7 +184,7 @@ fn solved(bundle: &Bundle, problem: &Problem, layers: &[LayerPlacing]) -> Result
         );
     }
     let candidates: Vec<_> = layers.iter().map(|layer| vec![candidate(layer)]).collect();
-    let mut decision = decide(problem, &candidates, &Options::default())
+    let mut decision = decide(problem, &candidates, options)
         .with_context(|| format!("cannot place `{}` again", bundle.folder().display()))?;
     for ((layer, before), prices) in decision
         .plan

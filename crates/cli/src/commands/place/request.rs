@@ -57,14 +57,19 @@ impl Request {
             .ram
             .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
             .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
-        let budget = Budget {
+        let mut budget = Budget {
             vram_split: Vec::new(),
-            vram_bytes: arguments.vram.0,
+            vram_bytes: 0,
             ram_bytes: ram.0,
             context_tokens: context as u64,
         };
+        let is_this_machine = arguments.hardware.is_none();
+        arguments
+            .vram
+            .set(&mut budget, &hardware, is_this_machine)?;
         let settings = json!({
             "budget": budget,
+            "placement": arguments.placement.settings(),
             "hardware": hardware,
             "policy": arguments.policy.map(Policy::from),
             "max_ppl_increase": arguments.allowed_rise(),

@@ -50,6 +50,7 @@ pub(super) struct Solver<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) subject: Subject<'a>,
     pub(super) problem: Problem,
+    pub(super) options: Options,
     pub(super) request: &'a Request,
     /// Text to decide on.
     pub(super) texts: Vec<Vec<u32>>,
@@ -226,7 +227,7 @@ impl Solver<'_> {
         let ways = layers.map(|layer| self.subject.ways(layer, leeway));
         let ways = ways.collect::<Result<Vec<LayerWays>>>()?;
         let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
-        let decision = decide(&self.problem, &candidates, &Options::default())?;
+        let decision = decide(&self.problem, &candidates, &self.options)?;
         let mut plan = decision.plan;
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
