@@ -137,8 +137,8 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
 fn planned(plan: &Plan, line: &str) -> u64 {
     match line {
         NEURONS => plan
-            .lines_called(HOT_NEURONS)
-            .saturating_add(plan.lines_called(COLD_NEURONS)),
+            .line(HOT_NEURONS)
+            .saturating_add(plan.line(COLD_NEURONS)),
         SCRATCH => scratch_line(plan, Device::Cpu).unwrap_or(0),
         line => plan.line(line),
     }
