@@ -12,7 +12,14 @@ use crate::output::{Output, Table, percent};
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
     if let Some(outlook) = &plan.outlook {
-        text += &format!("\n{}", self::outlook(plan, outlook));
+        let mut table = Table::new(&PLACEMENTS);
+        for row in placements(plan, outlook) {
+            table.row(row);
+        }
+        text += &format!("\n{table}");
+        for sentence in predicted(plan, outlook) {
+            text += &format!("{sentence}\n");
+        }
     }
     text
 }
@@ -68,7 +75,7 @@ fn reasons(plan: &Plan) -> String {
 }
 
 /// Where a line's memory is.
-fn place(plan: &Plan, line: &BudgetLine) -> String {
+pub(super) fn place(plan: &Plan, line: &BudgetLine) -> String {
     match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
         true => format!("gpu {}", line.gpu),
         false => line.device.to_string(),
@@ -106,31 +113,31 @@ fn memory(plan: &Plan) -> String {
     lines.to_string()
 }
 
-/// What is predicted of the plan, and of other ways of placing.
-fn outlook(plan: &Plan, outlook: &Outlook) -> String {
-    let mut text = String::new();
+/// Headings of [`placements`].
+pub(super) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
+
+/// The plan and other ways of placing, a row each.
+pub(super) fn placements(plan: &Plan, outlook: &Outlook) -> Vec<Vec<String>> {
     let own = plan.totals.microseconds_per_token;
-    let mut table = Table::new(&["placement", "µs a token", "tokens/s", "this plan is"]);
-    table.row(vec![
-        "this plan".to_owned(),
-        format!("{own:.1}"),
-        format!("{:.1}", 1e6 / own),
-        String::new(),
-    ]);
-    for baseline in &outlook.baselines {
+    let row = |name: String, time: f64, ratio: String| {
+        let speed = format!("{:.1}", 1e6 / time);
+        vec![name, format!("{time:.1}"), speed, ratio]
+    };
+    let mut rows = vec![row("this plan".to_owned(), own, String::new())];
+    rows.extend(outlook.baselines.iter().map(|baseline| {
         let time = baseline.microseconds_per_token;
         let name = match baseline.fits_ram {
             true => baseline.name.clone(),
             false => format!("{} (more than the RAM allowed)", baseline.name),
         };
-        table.row(vec![
-            name,
-            format!("{time:.1}"),
-            format!("{:.1}", 1e6 / time),
-            format!("{:.2}× as fast", time / own),
-        ]);
-    }
-    text += &table.to_string();
+        row(name, time, format!("{:.2}× as fast", time / own))
+    }));
+    rows
+}
+
+/// What else is predicted of the plan, a sentence each.
+pub(super) fn predicted(plan: &Plan, outlook: &Outlook) -> Vec<String> {
+    let mut sentences = Vec::new();
     let mut speeds: Vec<String> = outlook
         .decode
         .iter()
@@ -146,18 +153,26 @@ fn outlook(plan: &Plan, outlook: &Outlook) -> String {
         speeds.push(format!("{prompt:.1} reading a prompt of {PROMPT_TOKENS}"));
     }
     if !speeds.is_empty() {
-        text += &format!("\npredicted: {}\n", speeds.join(", "));
+        sentences.push(format!("predicted: {}", speeds.join(", ")));
     }
-    if let Some(saved) = outlook.microseconds_per_gibibyte {
-        text += &match saved >= 0.05 && plan.budget.vram_bytes > 0 {
+    let own = plan.totals.microseconds_per_token;
+    if let Some(saved) = outlook.microseconds_per_gibibyte
+        && plan.budget.vram_bytes > 0
+    {
+        // What the next gibibyte is worth tells nothing where the model is smaller than that.
+        let (unit, saved) = match saved > own / 2.0 {
+            true => ("MiB", saved / 1024.0),
+            false => ("GiB", saved),
+        };
+        sentences.push(match saved * 1e3 > own * 1e-3 {
             true => format!(
-                "1 GiB more VRAM would save {saved:.1} µs a token ({:.1} % of its time), as long as the next bytes are worth as much as the last\n",
+                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2} % of its time, for as long as the next bytes are worth as much as the last",
                 100.0 * saved / own
             ),
-            false => "more VRAM would save nothing\n".to_owned(),
-        };
+            false => "more VRAM would save nothing".to_owned(),
+        });
     }
-    text
+    sentences
 }
 
 /// Says how good a plan is and for which machine.

@@ -11,6 +11,7 @@ use powerinfer_artifact::{
     write::write_file,
 };
 
+use super::describe::{PLACEMENTS, place, placements, predicted};
 use crate::output::{Output, percent};
 
 /// Refuses a page that would be among the files of the bundle in `folder`, which are replaced.
@@ -71,6 +72,7 @@ pub(super) fn html(model: &ModelIdentity, plan: &Plan) -> String {
     neurons(&mut page, plan);
     times(&mut page, plan);
     memory(&mut page, plan);
+    others(&mut page, plan);
     layers(&mut page, plan);
     page + page::END
 }
@@ -286,19 +288,26 @@ fn memory(page: &mut String, plan: &Plan) {
         0 => "–".to_owned(),
         budget => percent(bytes as f64 / budget as f64),
     };
-    let row = |name: String, device: Device, bytes: u64| {
+    let row = |name: String, place_name: String, device: Device, bytes: u64| {
         vec![
             name,
-            device.to_string(),
+            place_name,
             ByteSize(bytes).to_string(),
             share(bytes, device),
         ]
     };
     let lines = plan.lines.iter();
-    let lines = lines.map(|line| row(line.name.clone(), line.device, line.bytes));
+    let lines = lines.map(|line| {
+        row(
+            line.name.clone(),
+            place(plan, line),
+            line.device,
+            line.bytes,
+        )
+    });
     let totals = devices.map(|device| {
         let name = format!("total, of {}", ByteSize(plan.budget.bytes(device)));
-        row(name, device, plan.totals.bytes(device))
+        row(name, device.to_string(), device, plan.totals.bytes(device))
     });
     *page += &table(
         &["memory", "where", "bytes", "of the budget"],
@@ -306,10 +315,55 @@ fn memory(page: &mut String, plan: &Plan) {
     );
 }
 
+/// Other ways of placing, and what else is predicted.
+fn others(page: &mut String, plan: &Plan) {
+    let Some(outlook) = &plan.outlook else {
+        return;
+    };
+    let own = plan.totals.microseconds_per_token;
+    let baselines = outlook.baselines.iter();
+    let times = baselines.map(|one| (one.name.as_str(), one.microseconds_per_token));
+    let all: Vec<(&str, f64)> = [("this plan", own)].into_iter().chain(times).collect();
+    let most = all.iter().map(|(_, time)| *time).fold(1e-9, f64::max);
+    begin_chart(
+        page,
+        "Other placements",
+        "Predicted time of a token, by the same arithmetic and within the same budget; the first is this \
+         plan, the others are named in the table below.",
+        all.len(),
+    );
+    for (row, (name, time)) in all.iter().enumerate() {
+        let part = Part {
+            start: 0.0,
+            length: time / most,
+            vertical: (0.0, 1.0),
+            fill: if row == 0 {
+                "var(--mark)"
+            } else {
+                "var(--soft)"
+            }
+            .to_owned(),
+            title: format!("{name}: {time:.1} µs"),
+        };
+        bar(
+            page,
+            row,
+            &row.to_string(),
+            &format!("{time:.1} µs"),
+            &[part],
+        );
+    }
+    page.push_str("</svg>\n");
+    *page += &table(&PLACEMENTS, placements(plan, outlook).into_iter());
+    for sentence in predicted(plan, outlook) {
+        let _ = writeln!(page, "<p>{}</p>", escape(&sentence));
+    }
+}
+
 /// A column of the table of layers.
 type Column = (&'static str, fn(&LayerPlan) -> String);
 
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 15] = [
     ("layer", |layer| layer.layer.to_string()),
     ("policy", |layer| layer.policy.to_string()),
     ("hot neurons", |layer| {
@@ -330,6 +384,11 @@ const COLUMNS: [Column; 13] = [
         format!("{:.1}", layer.sync_microseconds)
     }),
     ("layer µs", |layer| format!("{:.1}", layer.microseconds)),
+    ("waits for", |layer| {
+        let limit = layer.limit;
+        limit.map_or_else(|| "–".to_owned(), |limit| limit.to_string())
+    }),
+    ("GPU", |layer| layer.gpu.to_string()),
 ];
 
 fn layers(page: &mut String, plan: &Plan) {
