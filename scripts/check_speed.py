@@ -51,10 +51,11 @@ def main(folder):
             for threads in THREADS:
                 powerinfer("doctor", "--threads", threads, "--write", folder / f"{threads}.toml", "-q")
             model, profile, bundle = folder / "model", folder / "profile", folder / "bundle"
-            sparsity = 1 - density / 100
+            # The more are active, the less unequal they can be.
+            sparsity, skew = 1 - density / 100, 0.26 + 0.5 * density / 100
             powerinfer(
                 "synth", "--like", name, "--layers", layers, "--sparsity", sparsity,
-                "--predictor-rank", RANKS.get(name, 512), "--out", model,
+                "--skew", skew, "--predictor-rank", RANKS.get(name, 512), "--out", model,
             )
             powerinfer("profile", model, "--data", text, "--tokens", 128, "--out", profile)
             place = [
