@@ -13,9 +13,9 @@ DENSITIES = [float(word) for word in os.environ.get("DENSITIES", "5 10 25 50").s
 THREADS = [int(word) for word in os.environ.get("THREADS", "1 2").split()]
 QUANT = os.environ.get("QUANT", "q8_0")
 ALLOWED = 0.15
-# Short runs, many of them: what disturbs some leaves others alone.
+# What disturbs some leaves others alone. Not too short either: pages are mapped as rows are first read.
 RUNS = 7
-TOKENS = 12
+TOKENS = 32
 # So short that the cache of keys and values, which plans count as full, is next to nothing.
 CONTEXT = 96
 # Rank of predictors per hidden state: an eighth.
