@@ -397,7 +397,7 @@ mod tests {
 
     /// Replaces the figure at `name`, such as `cpu.kernels[0].threads`, in JSON.
     fn put(json: &mut serde_json::Value, name: &str, value: serde_json::Value) {
-        let pointer = name.replace('.', "/").replace('[', "/").replace(']', "");
+        let pointer = name.replace(['.', '['], "/").replace(']', "");
         *json.pointer_mut(&format!("/{pointer}")).unwrap() = value;
     }
 
