@@ -116,7 +116,8 @@ pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) ->
     let machine = Machine(&problem.hardware);
     let home = place.attention;
     let mut cost = machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
-        + machine.serial(place.kv, layer.kv_bytes as f64, 0.0);
+        + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
+        + machine.layer(home);
     if layer.kv_bytes > 0 && place.kv != home {
         cost = cost + hand_over(problem);
     }

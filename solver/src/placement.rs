@@ -458,7 +458,8 @@ impl Better {
             match (limit, gpu) {
                 (Limit::CpuMemory, _) => cpu.read_bandwidth_bytes_per_second = f64::INFINITY,
                 (Limit::Kernels, gpu) => {
-                    (cpu.kernel_seconds, cpu.row_seconds) = (0.0, 0.0);
+                    (cpu.kernel_seconds, cpu.layer_seconds) = (0.0, 0.0);
+                    (cpu.row_seconds, cpu.sum_row_seconds) = (0.0, 0.0);
                     if let Some(gpu) = gpu {
                         gpu.kernel_launch_seconds = 0.0;
                     }

@@ -335,6 +335,7 @@ impl Machine {
                 hidden_seconds: HIDDEN_SECONDS,
                 neuron_seconds: NEURON_SECONDS,
                 vocabulary_seconds: VOCABULARY_SECONDS,
+                layer_seconds: 0.0,
                 token_seconds: 0.0,
                 operations_per_second: Some(
                     (self.cores.gigaflops() * 1e9 * SUSTAINED_OPERATIONS).round(),

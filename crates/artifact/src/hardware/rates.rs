@@ -14,9 +14,6 @@ use super::{Cpu, Hardware, KernelSpeed};
 
 /// Share of rows that [`KernelSpeed`]s of some rows are measured with.
 const MEASURED_DENSITY: f64 = 0.1;
-/// Kernels over which the cost model spreads what a layer does beside matrices: three of attention, two
-/// of the FFN.
-const KERNELS_PER_LAYER: f64 = 5.0;
 
 /// The sizes of a model that set what a decode step costs beside bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,10 +167,8 @@ impl Hardware {
         }
         cpu.kernels.clear();
         cpu.reads.clear();
-        // What is beside matrices is in no kernel, so each of a layer's takes its share of it.
-        let beside =
+        cpu.layer_seconds +=
             shape.hidden as f64 * cpu.hidden_seconds + shape.neurons as f64 * cpu.neuron_seconds;
-        cpu.kernel_seconds += beside / KERNELS_PER_LAYER;
         cpu.token_seconds += shape.vocabulary as f64 * cpu.vocabulary_seconds;
         (
             cpu.hidden_seconds,
@@ -240,7 +235,7 @@ mod tests {
         assert_eq!(fitted.cpu.row_seconds, 0.0);
         assert!(fitted.cpu.kernels.is_empty());
         assert!(fitted.sources["cpu.row_seconds"].contains("1088 bytes in q8_0"));
-        assert!(fitted.cpu.kernel_seconds > machine.cpu.kernel_seconds);
+        assert!(fitted.cpu.layer_seconds > 0.0);
         assert!(fitted.cpu.token_seconds > 0.0);
         assert_eq!(fitted.for_model(shape), fitted, "once is enough");
         let other = machine.for_model(ModelShape {
