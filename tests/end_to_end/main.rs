@@ -19,6 +19,7 @@ mod input_sparsity;
 mod memory;
 mod pipeline;
 mod place_again;
+mod placement;
 mod policies;
 mod profiles;
 mod readme;

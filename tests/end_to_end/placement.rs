@@ -1,0 +1,186 @@
+//! What is best, what solves it, what may be used and what stays where.
+
+use serde_json::Value;
+
+use super::sandbox::{Run, Sandbox};
+
+/// Plans the demo, without writing anything.
+fn dry_run(sandbox: &Sandbox, more: &[&str]) -> Run {
+    let all = [&["place", "demo", "--dry-run", "--json"], more].concat();
+    sandbox.run(&all)
+}
+
+fn demo() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    sandbox
+}
+
+fn time(answer: &Value) -> f64 {
+    let time = &answer["plan"]["totals"]["microseconds_per_token"];
+    time.as_f64().unwrap()
+}
+
+#[test]
+fn every_answer_says_how_good_it_is_and_both_objectives_can_be_had() {
+    let sandbox = demo();
+    for vram in ["0G", "514M", "516M", "24G"] {
+        let latency = dry_run(&sandbox, &["--vram", vram]).good().json();
+        let impact = dry_run(&sandbox, &["--vram", vram, "--objective", "impact"]);
+        let impact = impact.good().json();
+        for (answer, objective) in [(&latency, "latency"), (&impact, "impact")] {
+            assert_eq!(answer["plan"]["objective"], objective);
+            let figure = |name: &str| answer[name].as_f64().unwrap();
+            assert_eq!(answer["plan"]["solver"]["gap"], answer["gap"]);
+            assert!(figure("gap") <= 1e-3 && figure("gap") >= 0.0);
+            assert!(figure("solve_seconds") > 0.0);
+            assert!(figure("objective").is_finite() && figure("bound").is_finite());
+        }
+        assert!((latency["objective"].as_f64().unwrap() - time(&latency)).abs() < 1e-3);
+        assert!(time(&latency) <= time(&impact), "{vram}");
+        for baseline in latency["plan"]["outlook"]["baselines"].as_array().unwrap() {
+            let other = baseline["microseconds_per_token"].as_f64().unwrap();
+            assert!(time(&latency) <= other + 1e-3, "{vram}: {baseline}");
+        }
+    }
+}
+
+#[test]
+fn solvers_agree_and_one_that_is_not_built_in_says_so() {
+    let sandbox = demo();
+    let solved = |solver: &str| dry_run(&sandbox, &["--vram", "516M", "--solver", solver]);
+    let objective = |solver: &str| solved(solver).good().json()["objective"].as_f64().unwrap();
+    let ours = objective("decomposition");
+    assert!((ours - objective("microlp")).abs() <= 1e-6 * ours);
+    assert!((ours - objective("auto")).abs() <= 1e-6 * ours);
+    if !cfg!(feature = "highs") {
+        solved("highs").bad(1, &["without the solver `highs`", "hint: build it with"]);
+    }
+    solved("simplex").bad(2, &["simplex", "decomposition"]);
+}
+
+#[test]
+fn pins_are_kept_and_those_that_cannot_be_are_refused() {
+    let sandbox = demo();
+    let pinned = |more: &[&str]| dry_run(&sandbox, &[&["--vram", "516M"], more].concat());
+    let plan = pinned(&[
+        "--pin",
+        "head=gpu",
+        "--pin",
+        "attention=gpu",
+        "--pin",
+        "layers:1-2=cpu",
+    ]);
+    plan.bad(1, &["the same part on both sides"]);
+    let answer = pinned(&[
+        "--pin",
+        "head=gpu",
+        "--pin",
+        "layers:1-2=cpu",
+        "--pin",
+        "layers:0=gpu",
+    ]);
+    let plan = answer.good().json()["plan"].clone();
+    assert_eq!(plan["head"], "gpu");
+    let layer = |index: usize| &plan["layers"][index];
+    assert_eq!(layer(0)["hot_count"], layer(0)["neuron_count"]);
+    for index in [1, 2] {
+        assert_eq!(
+            (&layer(index)["attention"], &layer(index)["hot_count"]),
+            (&"cpu".into(), &0.into())
+        );
+    }
+    pinned(&["--pin", "layers:9=gpu"]).bad(1, &["`--pin` speaks of layer 9", "layers 0 to 5"]);
+    pinned(&["--pin", "ffn=gpu"]).bad(2, &["such as `attention=gpu`"]);
+    let none = dry_run(&sandbox, &["--vram", "0G", "--pin", "head=gpu"]);
+    none.bad(1, &["pinned to the GPU", "hint: allow VRAM"]);
+    let little = dry_run(&sandbox, &["--vram", "514M", "--pin", "layers=gpu"]);
+    little.bad(
+        1,
+        &["does not fit: gpu memory is 514.0 MiB", "hint: allow `"],
+    );
+}
+
+#[test]
+fn several_gpus_are_planned_for_in_ranges() {
+    let sandbox = demo();
+    let answer = dry_run(&sandbox, &["--vram", "514M,515M"]).good().json();
+    let plan = &answer["plan"];
+    assert_eq!(plan["budget"]["vram_split"].as_array().unwrap().len(), 2);
+    let layers = plan["layers"].as_array().unwrap();
+    let gpus: Vec<u64> = layers
+        .iter()
+        .map(|layer| layer["gpu"].as_u64().unwrap_or(0))
+        .collect();
+    assert!(gpus.is_sorted(), "{gpus:?}");
+    for gpu in 0..2 {
+        let lines = plan["lines"].as_array().unwrap().iter();
+        let here = lines
+            .filter(|line| line["device"] == "gpu" && line["gpu"].as_u64().unwrap_or(0) == gpu);
+        let used: u64 = here.map(|line| line["bytes"].as_u64().unwrap()).sum();
+        assert!(used <= (514 + gpu) << 20);
+    }
+    dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
+        1,
+        &[
+            "knows one GPU and the budget is for 2",
+            "hint: take `--objective latency`",
+        ],
+    );
+    let placed = sandbox
+        .run(&["place", "demo.powerinfer/bundle", "--vram", "514M,515M"])
+        .good();
+    assert!(
+        placed.text().contains("total, of 515.0 MiB"),
+        "{}",
+        placed.text()
+    );
+    let told = sandbox
+        .run(&["run", "demo", "-p", "1 + 1", "-n", "2"])
+        .good();
+    assert!(
+        told.stderr.contains("the plan is for 2 GPUs"),
+        "{}",
+        told.stderr
+    );
+}
+
+#[test]
+fn budgets_that_cannot_be_are_told() {
+    let sandbox = demo();
+    for (vram, code, words) in [
+        ("-1G", 2, "is not a size"),
+        ("24G,0G", 2, "leave out GPUs"),
+        ("16000000T", 2, "more than this program can count"),
+        ("16T,16777200T", 1, "adds up to more"),
+    ] {
+        let option = format!("--vram={vram}");
+        dry_run(&sandbox, &[&option]).bad(code, &[words]);
+    }
+    dry_run(&sandbox, &["--vram", "24G", "--ram", "0G"])
+        .bad(1, &["does not fit: cpu memory is 0 B", "hint: allow `"]);
+    // What it asks for is enough, and hardly less is not.
+    let told =
+        dry_run(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["is the least that works"]);
+    let allowed = told.stderr.split("allow `").nth(1).unwrap();
+    let allowed = allowed.split('`').next().unwrap();
+    dry_run(&sandbox, &["--vram", "0G", "--ram", allowed]).good();
+    let less = format!(
+        "{}M",
+        allowed.trim_end_matches('M').parse::<u64>().unwrap() - 1
+    );
+    dry_run(&sandbox, &["--vram", "0G", "--ram", &less]).bad(1, &["is the least that works"]);
+}
+
+#[test]
+fn auto_takes_what_the_named_card_has_and_asks_for_a_size_where_there_is_none() {
+    let sandbox = demo();
+    let answer = dry_run(&sandbox, &["--vram", "auto", "--hardware", "rtx4090"])
+        .good()
+        .json();
+    let vram = answer["plan"]["budget"]["vram_bytes"].as_u64().unwrap();
+    assert_eq!(vram, (24 << 30) - (256 << 20));
+    if !std::path::Path::new("/proc/driver/nvidia").exists() {
+        dry_run(&sandbox, &["--vram", "auto"]).bad(1, &["`--vram auto`", "hint: give a size"]);
+    }
+}
