@@ -2,11 +2,11 @@
 
 pub(crate) mod certify;
 pub(crate) mod inputs;
-mod problem;
-mod request;
+pub(crate) mod problem;
+pub(crate) mod request;
 pub(crate) mod search;
 mod solver;
-mod ways;
+pub(crate) mod ways;
 
 use std::path::{Path, PathBuf};
 

@@ -97,7 +97,7 @@ impl Request {
 }
 
 /// The machine called `name`, or described in the JSON file of that name.
-fn read_hardware(name: &str) -> Result<Hardware> {
+pub(crate) fn read_hardware(name: &str) -> Result<Hardware> {
     if let Some(hardware) = hardware::named(name) {
         return Ok(hardware);
     }
