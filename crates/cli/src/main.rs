@@ -19,8 +19,8 @@ use output::Output;
 use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run, simulate,
-    synth, tokenize, train_predictors,
+    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
+    simulate, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.

@@ -1,5 +1,7 @@
 //! `powerinfer simulate`: how fast a model would be on a machine, without its weights.
 
+#[cfg(test)]
+mod against_published;
 mod answer;
 mod engine;
 mod published;

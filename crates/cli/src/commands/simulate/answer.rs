@@ -90,7 +90,7 @@ pub(crate) struct Speed {
     /// How the model lies, in words.
     placement: String,
     /// Share of all FFN neurons that are on the GPU.
-    pub(super) hot_neurons: f64,
+    hot_neurons: f64,
     /// Share of the activations that they carry.
     hot_share: f64,
     /// Share of what a token computes with, attention included, that is on the GPU.

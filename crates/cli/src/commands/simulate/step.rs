@@ -13,7 +13,7 @@ use powerinfer_artifact::{hardware::Hardware, plan::Device};
 use powerinfer_kernels::Format;
 use powerinfer_solver::{Way, Work};
 
-use super::engine::{Engine, Merge, operations};
+use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 
 /// Where a model's parts are, and what a token reads of them.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ pub(crate) struct PlacedLayer<'a> {
 /// What a pass does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pass {
-    /// Tokens that go through the weights together.
+    /// Tokens that go through the weights together, a whole number.
     pub(crate) tokens: f64,
     /// Tokens of context whose keys and values are read, of all requests together.
     pub(crate) context: f64,
@@ -189,9 +189,14 @@ impl Stage<'_> {
             false => layer.kv,
         };
         let bytes = pass.context * (layer.kv_numbers as u64 * self.engine.kv_number_bytes) as f64;
+        let share = match device {
+            Device::Gpu => 1.0,
+            Device::Cpu => self.engine.cpu_kv,
+        };
+        let bandwidth = share * self.bandwidth(device, Access::Matrices, Format::Bf16);
         let mut time = self
             .part(placed, pass, &weights)
-            .then(Time::on(device, bytes / self.bandwidth(device, Access::Matrices, Format::Bf16)));
+            .then(Time::on(device, bytes / bandwidth));
         if layer.kv_numbers > 0 && device != layer.attention {
             time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
         }
@@ -232,9 +237,12 @@ impl Stage<'_> {
                 (Work { bytes: all, rows }, all)
             } else {
                 let active: f64 = frequencies.iter().sum();
-                let read: f64 = match pass.tokens {
-                    1.0 => active,
-                    tokens => frequencies.iter().map(|f| 1.0 - (1.0 - f).powf(tokens)).sum(),
+                let read: f64 = match pass.tokens as i32 {
+                    1 => active,
+                    tokens => frequencies
+                        .iter()
+                        .map(|f| 1.0 - (1.0 - f).powi(tokens))
+                        .sum(),
                 };
                 (neurons.work(count, read), neurons.work(count, active).bytes)
             };
@@ -280,6 +288,7 @@ impl Stage<'_> {
             Some(gpu)
                 if self.engine.ships_weights
                     && pass.kind == Kind::Prompt
+                    && part.access == Access::Matrices
                     && part.device == Device::Cpu =>
             {
                 let sent = part.work.bytes / gpu.pcie_bandwidth_bytes_per_second;
@@ -303,7 +312,11 @@ impl Stage<'_> {
         // Two operations for a weight and a token.
         let bytes_per_weight = placed.quant.row_bytes(4096) as f64 / 4096.0;
         let operations_needed = 2.0 * pass.tokens * part.computed_bytes / bytes_per_weight;
-        let computing = operations_needed / operations(self.hardware, device);
+        let products = match (device, part.access) {
+            (Device::Cpu, Access::Rows) => PICKED_PRODUCTS,
+            _ => 1.0,
+        };
+        let computing = operations_needed / (products * operations(self.hardware, device));
         let beside = match (device, &self.hardware.gpu) {
             (Device::Gpu, Some(gpu)) => {
                 let kernel = self.engine.gpu_kernel_seconds;
@@ -325,14 +338,19 @@ impl Stage<'_> {
     fn bandwidth(self, device: Device, access: Access, quant: Format) -> f64 {
         match (device, &self.hardware.gpu) {
             (Device::Gpu, Some(gpu)) => {
-                self.engine.gpu_reads * gpu.read_bandwidth_bytes_per_second
+                (self.engine.gpu_reads)(quant) * gpu.read_bandwidth_bytes_per_second
             }
             _ => {
                 let share = match access {
                     Access::Matrices => self.engine.cpu_matrices,
                     Access::Rows => self.engine.cpu_rows,
                 };
-                share(quant) * self.hardware.cpu.read_bandwidth_bytes_per_second
+                let cpu = &self.hardware.cpu;
+                let memory = share(quant) * cpu.read_bandwidth_bytes_per_second;
+                match quant.is_quantised() {
+                    true => memory.min(cpu.threads as f64 * self.engine.cpu_blocks_per_thread),
+                    false => memory,
+                }
             }
         }
     }
@@ -341,7 +359,11 @@ impl Stage<'_> {
     fn hand_over(self, pass: Pass, numbers: usize) -> Time {
         Time::handing_over(self.hardware.gpu.as_ref().map_or(0.0, |gpu| {
             let bytes = 4.0 * numbers as f64 * pass.tokens;
-            gpu.hand_over_seconds + bytes / gpu.pcie_bandwidth_bytes_per_second
+            let beside = self
+                .engine
+                .hand_over_seconds
+                .unwrap_or(gpu.hand_over_seconds);
+            beside + bytes / gpu.pcie_bandwidth_bytes_per_second
         }))
     }
 

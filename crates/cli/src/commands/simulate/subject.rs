@@ -15,7 +15,10 @@ use powerinfer_solver::{
     Candidate, Decision, Foreseen, NeuronShape, Options, Problem, Way, Work, decide,
 };
 
-use super::step::{Placed, PlacedLayer};
+use super::{
+    engine::LLAMA_CPP_BATCH,
+    step::{Placed, PlacedLayer},
+};
 use crate::commands::place::{problem::problem, ways::work_of_predictor};
 
 /// Format of this project's predictors unless told otherwise.
@@ -52,7 +55,9 @@ pub(crate) fn parameters(config: &ModelConfig) -> u64 {
 /// Bytes of a model's weights in the format `quant`.
 pub(crate) fn model_bytes(config: &ModelConfig, quant: Format) -> u64 {
     let weights = config.weights().into_iter();
-    weights.map(|weight| weight_bytes(config, weight, quant)).sum()
+    weights
+        .map(|weight| weight_bytes(config, weight, quant))
+        .sum()
 }
 
 /// Inner size of predictors that together take `share` of the parameters.
@@ -113,11 +118,14 @@ impl Subject<'_> {
         })
     }
 
-    /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in 16 bits,
-    /// the KV cache on the CPU, the most activations on the GPU.
+    /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in the
+    /// format of the weights, the KV cache on the CPU, the most activations on the GPU.
     pub(crate) fn solve_as_published(&self) -> Result<Solved> {
         let shape = self.shape();
-        let bytes = (2 * self.rank * (self.config.hidden_size + self.config.ffn_size)) as u64;
+        // "The predictor will be quantized at the same time" (Tiiny-AI/PowerInfer, issue 120).
+        let bytes = self.rank as u64
+            * (self.quant.row_bytes(self.config.hidden_size)
+                + self.quant.row_bytes(self.config.ffn_size)) as u64;
         let work = Work {
             bytes: bytes as f64,
             rows: 0.0,
@@ -181,8 +189,20 @@ impl Subject<'_> {
         let numbers = 2 * self.config.kv_head_count * self.config.head_size;
         let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
         let neurons = self.config.ffn_size as u64;
-        let reserve = problem.gpu_scratch_bytes
-            + self.hardware.gpu.as_ref().map_or(0, |gpu| gpu.context_bytes);
+        // Scores of every head before and after softmax, and a matrix made 16 bits for its product.
+        let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;
+        let widened = match self.quant.is_quantised() {
+            true => (self.config.hidden_size * self.config.ffn_size * 2) as u64,
+            false => 0,
+        };
+        let reserve = 2 * LLAMA_CPP_BATCH * scores
+            + widened
+            + problem.gpu_scratch_bytes
+            + self
+                .hardware
+                .gpu
+                .as_ref()
+                .map_or(0, |gpu| gpu.context_bytes);
         let mut left = match &self.hardware.gpu {
             Some(_) => self.budget.vram_bytes.saturating_sub(reserve),
             None => 0,
@@ -198,7 +218,11 @@ impl Subject<'_> {
         }
         let is_all = homes[0] == Device::Gpu && left >= problem.head_bytes;
         let layers = problem.layers.iter().zip(&homes).map(|(layer, &home)| {
-            let hot_count = if home == Device::Gpu { all_active.len() } else { 0 };
+            let hot_count = if home == Device::Gpu {
+                all_active.len()
+            } else {
+                0
+            };
             PlacedLayer {
                 way: layer.way,
                 frequencies: all_active,
