@@ -97,6 +97,7 @@ pub(crate) fn head(problem: &Problem, places: &DensePlaces) -> Cost {
     let before = *places.attention.last().expect("a valid problem has layers");
     crossing(problem, before, places.head)
         + machine.serial(places.head, problem.head_bytes as f64, 1.0)
+        + machine.token()
 }
 
 fn ffn(problem: &Problem, layer: &Layer, home: Device, hot_count: usize) -> Cost {
@@ -179,7 +180,7 @@ mod tests {
         let foreseen = Foreseen {
             work: Work {
                 bytes: 3_000.0,
-                rows: 0.0,
+                ..Work::default()
             },
             predicted_per_active: 1.0,
             recall: 1.0,

@@ -158,7 +158,11 @@ mod tests {
                 matrices: 3,
             };
             let foreseen = Foreseen {
-                work: Work { bytes, rows },
+                work: Work {
+                    bytes,
+                    rows,
+                    sums: 0.0,
+                },
                 predicted_per_active: 1.5,
                 recall: 1.0,
             };

@@ -11,7 +11,21 @@ pub(crate) struct Machine<'a>(pub(crate) &'a Hardware);
 impl Machine<'_> {
     /// `device` reads `bytes` of whole matrices, while the other one waits.
     pub(crate) fn serial(&self, device: Device, bytes: f64, kernels: f64) -> Cost {
-        self.work(device, Work { bytes, rows: 0.0 }, kernels)
+        let work = Work {
+            bytes,
+            ..Work::default()
+        };
+        self.work(device, work, kernels)
+    }
+
+    /// What the CPU does for a token beside matrices and layers, whoever does the rest.
+    pub(crate) fn token(&self) -> Cost {
+        let seconds = self.0.cpu.token_seconds;
+        Cost {
+            cpu: seconds,
+            total: seconds,
+            ..Cost::default()
+        }
     }
 
     /// `device` does `work`, while the other one waits.
@@ -31,6 +45,7 @@ impl Machine<'_> {
                 let cpu = &self.0.cpu;
                 let seconds = bytes / cpu.read_bandwidth_bytes_per_second
                     + work.rows * cpu.row_seconds
+                    + work.sums * cpu.sum_row_seconds
                     + kernels * cpu.kernel_seconds;
                 Cost {
                     cpu: seconds,

@@ -32,7 +32,8 @@ pub struct Problem {
     pub group_size: usize,
     /// What may be used.
     pub budget: Budget,
-    /// The machine. Its `vram_bytes` and `ram_bytes` are not consulted: the budget is.
+    /// The machine, as the model finds it ([`Hardware::for_model`]). Its `vram_bytes` and `ram_bytes` are
+    /// not consulted: the budget is.
     pub hardware: Hardware,
 }
 
@@ -139,7 +140,7 @@ impl Layer {
             ..
         } = self.way;
         for work in [foresight, every, active] {
-            for value in [work.bytes, work.rows] {
+            for value in [work.bytes, work.rows, work.sums] {
                 if !(value.is_finite() && value >= 0.0) {
                     return Err(SolveError::Work { layer, value });
                 }

@@ -7,8 +7,10 @@ use powerinfer_artifact::plan::{Policy, Score};
 pub struct Work {
     /// Bytes of weights.
     pub bytes: f64,
-    /// Rows of matrices: each has a cost beside its bytes.
+    /// Rows of matrices that do not follow the one read before: each has a cost beside its bytes.
     pub rows: f64,
+    /// Rows that are added to a sum: each has another.
+    pub sums: f64,
 }
 
 /// One way to run the FFN of a layer, for an average token.
@@ -34,10 +36,19 @@ pub struct NeuronShape {
 }
 
 impl NeuronShape {
-    fn work(self, matrices: f64) -> Work {
+    /// What is read of so many of the matrices, every neuron of them.
+    fn whole(self, matrices: f64) -> Work {
         Work {
             bytes: self.bytes as f64 / self.matrices as f64 * matrices,
+            ..Work::default()
+        }
+    }
+
+    /// The same of a neuron whose neighbours need not be read.
+    fn alone(self, matrices: f64) -> Work {
+        Work {
             rows: matrices,
+            ..self.whole(matrices)
         }
     }
 }
@@ -59,19 +70,23 @@ impl Way {
         Self {
             policy: Policy::Dense,
             foresight: Work::default(),
-            every: neuron.work(neuron.matrices as f64),
+            every: Work {
+                sums: 1.0,
+                ..neuron.whole(neuron.matrices as f64)
+            },
             active: Work::default(),
         }
     }
 
     /// Everything is read, but of what the first matrices see only the share `read` of the inputs.
     pub fn dense_of_inputs(neuron: NeuronShape, read: f64) -> Self {
-        let down = neuron.work(1.0);
-        let others = neuron.work(neuron.matrices as f64 - 1.0);
+        let down = neuron.whole(1.0);
+        let others = neuron.whole(neuron.matrices as f64 - 1.0);
         Self {
             every: Work {
                 bytes: down.bytes + others.bytes * read,
-                rows: down.rows + others.rows * read,
+                rows: 0.0,
+                sums: 1.0,
             },
             ..Self::dense(neuron)
         }
@@ -81,16 +96,19 @@ impl Way {
     pub fn exact(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Exact,
-            every: neuron.work(1.0),
-            active: neuron.work(neuron.matrices as f64 - 1.0),
+            every: neuron.whole(1.0),
+            active: Work {
+                sums: 1.0,
+                ..neuron.alone(neuron.matrices as f64 - 1.0)
+            },
             ..Self::dense(neuron)
         }
     }
 
     /// As [`exact`](Self::exact), of the neurons that something foresees.
     pub fn foreseen(policy: Policy, neuron: NeuronShape, foreseen: Foreseen) -> Self {
-        let gate = neuron.work(foreseen.predicted_per_active);
-        let others = neuron.work((neuron.matrices as f64 - 1.0) * foreseen.recall);
+        let gate = neuron.alone(foreseen.predicted_per_active);
+        let others = neuron.alone((neuron.matrices as f64 - 1.0) * foreseen.recall);
         Self {
             policy,
             foresight: foreseen.work,
@@ -98,6 +116,7 @@ impl Way {
             active: Work {
                 bytes: gate.bytes + others.bytes,
                 rows: gate.rows + others.rows,
+                sums: foreseen.recall,
             },
         }
     }
@@ -110,17 +129,29 @@ impl Way {
         };
         Self {
             policy: Policy::Threshold,
-            every: neuron.work(before),
-            active: neuron.work(neuron.matrices as f64 - before),
+            every: neuron.whole(before),
+            active: Work {
+                sums: 1.0,
+                ..neuron.alone(neuron.matrices as f64 - before)
+            },
             ..Self::dense(neuron)
         }
     }
 
     /// What a token reads in all, of `count` neurons that are active so often in sum.
     pub fn work(&self, count: f64, active: f64) -> Work {
+        // The row of an active neuron follows another's where the neuron before it is active too.
+        let apart = if count > 0.0 {
+            1.0 - active / count
+        } else {
+            0.0
+        };
         Work {
             bytes: self.foresight.bytes + count * self.every.bytes + active * self.active.bytes,
-            rows: self.foresight.rows + count * self.every.rows + active * self.active.rows,
+            rows: self.foresight.rows
+                + count * self.every.rows
+                + active * self.active.rows * apart.max(0.0),
+            sums: self.foresight.sums + count * self.every.sums + active * self.active.sums,
         }
     }
 }
@@ -128,6 +159,19 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_jump_where_their_neighbours_are_left_out() {
+        let way = Way::exact(NeuronShape {
+            bytes: 300,
+            matrices: 3,
+        });
+        let work = |active| way.work(100.0, active);
+        assert_eq!(work(100.0).rows, 0.0);
+        assert_eq!(work(25.0).rows, 25.0 * 2.0 * 0.75);
+        assert_eq!((work(25.0).sums, work(25.0).bytes), (25.0, 15_000.0));
+        assert_eq!(way.work(0.0, 0.0), Work::default());
+    }
 
     #[test]
     fn down_is_read_whole_whatever_gate_and_up_leave_out() {

@@ -9,6 +9,7 @@ mod gguf;
 #[path = "../support/golden.rs"]
 mod golden;
 mod goldens;
+mod hardware;
 mod hub;
 #[path = "../support/hub_server.rs"]
 mod hub_server;

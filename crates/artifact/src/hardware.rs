@@ -1,9 +1,17 @@
 //! What a machine can do, as far as placement cares: how fast each side reads, how much it
 //! holds, and what crossing between them costs; measured, or named for machines one does not own.
 
-use std::collections::BTreeMap;
+mod file;
+mod named;
+mod rates;
 
+use std::{collections::BTreeMap, path::PathBuf};
+
+use powerinfer_kernels::Format;
 use serde::{Deserialize, Serialize};
+
+pub use named::{NAMES, named};
+pub use rates::{CpuRates, ModelShape};
 
 /// One machine. Every figure's origin stands in `sources`, under the figure's dotted name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,12 +41,72 @@ pub struct Cpu {
     pub read_bandwidth_bytes_per_second: f64,
     /// Memory of the machine.
     pub ram_bytes: u64,
-    /// Cost of one more row of a matrix beside its bytes, all threads together.
+    /// Cost of a row of a matrix that does not follow the one read before, beside its bytes; all
+    /// threads together.
     #[serde(default)]
     pub row_seconds: f64,
+    /// Cost of a row that is added to a sum, beside its bytes: threads share the columns of a sum, so
+    /// each reads a piece of every row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sum_row_seconds: f64,
     /// Cost of one kernel beside its rows and bytes: starting it, and waiting for all threads.
     #[serde(default)]
     pub kernel_seconds: f64,
+    /// What a layer does with each number of the hidden state beside matrices: norms, rotation, sums.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hidden_seconds: f64,
+    /// What a layer does with each of its neurons beside matrices: activation, and whether it counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub neuron_seconds: f64,
+    /// What choosing a token takes for each entry of the vocabulary.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub vocabulary_seconds: f64,
+    /// What a token takes beside matrices and layers. Follows from
+    /// [`vocabulary_seconds`](Self::vocabulary_seconds) once there is a model.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub token_seconds: f64,
+    /// Multiplications and additions per second, sustained, in the matrix products of prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations_per_second: Option<f64>,
+    /// Plain reading of scattered rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reads: Vec<ReadSpeed>,
+    /// The kernels that decoding runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<KernelSpeed>,
+}
+
+/// How fast rows are read that lie scattered over much more memory than the caches hold.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadSpeed {
+    /// Threads that read.
+    pub threads: usize,
+    /// Bytes of a row; so large a one as to be a stream is the last.
+    pub row_bytes: u64,
+    /// Of all threads together.
+    pub bytes_per_second: f64,
+}
+
+/// How fast the kernels of decoding go through weights, in bytes of weights per second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelSpeed {
+    /// How the weights are stored.
+    #[serde(with = "format_name")]
+    pub format: Format,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Bytes of a row.
+    pub row_bytes: u64,
+    /// Whole matrices times a vector.
+    pub dense_bytes_per_second: f64,
+    /// Every tenth row, at random, times a vector.
+    pub rows_bytes_per_second: f64,
+    /// The sum of every tenth row, at random.
+    pub axpy_bytes_per_second: f64,
+    /// The sum of all rows.
+    pub dense_axpy_bytes_per_second: f64,
 }
 
 /// The graphics card and its link.
@@ -51,6 +119,9 @@ pub struct Gpu {
     pub read_bandwidth_bytes_per_second: f64,
     /// Memory of the card.
     pub vram_bytes: u64,
+    /// Memory of the card that nobody used when it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
     /// Sustained bytes per second over the link, one way.
     pub pcie_bandwidth_bytes_per_second: f64,
     /// Time until the first byte of a transfer has arrived.
@@ -61,9 +132,13 @@ pub struct Gpu {
     pub kernel_launch_seconds: f64,
     /// Memory that nobody can use: the CUDA context, and a reserve for fragmentation.
     pub context_bytes: u64,
+    /// Multiplications and additions per second, sustained, in the matrix products of prompts: 16-bit
+    /// numbers, 32-bit sums.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations_per_second: Option<f64>,
 }
 
-/// A hardware figure that cannot be.
+/// A hardware figure that cannot be, or a file that describes no machine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum HardwareError {
     /// Less than one, infinite or not a number where a size or a speed must stand.
@@ -74,7 +149,7 @@ pub enum HardwareError {
         /// Name of the machine.
         hardware: String,
         /// Dotted name of the figure.
-        field: &'static str,
+        field: String,
         /// What was found.
         value: f64,
     },
@@ -86,65 +161,194 @@ pub enum HardwareError {
         /// Name of the machine.
         hardware: String,
         /// Dotted name of the figure.
-        field: &'static str,
+        field: String,
         /// What was found.
         value: f64,
     },
+    /// More of something free than there is.
+    #[error(
+        "hardware `{hardware}`: `gpu.free_bytes` is {free}, more than `gpu.vram_bytes` with {all}; measure them with `powerinfer doctor` or correct the file"
+    )]
+    MoreFreeThanThere {
+        /// Name of the machine.
+        hardware: String,
+        /// What is free.
+        free: u64,
+        /// What there is.
+        all: u64,
+    },
+    /// The operating system refused to read.
+    #[error("cannot read `{path}`: {reason}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Something else than the figures of a machine.
+    #[error(
+        "`{path}` does not describe a machine: {reason}; `powerinfer doctor --write FILE` writes such a file"
+    )]
+    NotAMachine {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and field.
+        reason: String,
+    },
+    /// A file whose name does not say what is in it.
+    #[error(
+        "`{path}` is called neither `.toml` nor `.json`; name the file so that it says its form"
+    )]
+    UnknownForm {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A format by its name.
+mod format_name {
+    use powerinfer_kernels::Format;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(format: &Format, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(format.name())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Format, D::Error> {
+        let name = String::deserialize(from)?;
+        name.parse().map_err(D::Error::custom)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+/// What a figure may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    /// A size or a speed.
+    Positive,
+    /// A delay or a reserve.
+    NotNegative,
 }
 
 impl Hardware {
+    /// Every figure by its dotted name, with what it may be.
+    fn figures(&self) -> Vec<(String, f64, Bound)> {
+        use Bound::{NotNegative, Positive};
+        let cpu = &self.cpu;
+        let mut figures = Vec::new();
+        let mut add = |name: &str, value: f64, bound: Bound| {
+            figures.push((name.to_owned(), value, bound));
+        };
+        add("cpu.threads", cpu.threads as f64, Positive);
+        add(
+            "cpu.read_bandwidth_bytes_per_second",
+            cpu.read_bandwidth_bytes_per_second,
+            Positive,
+        );
+        add("cpu.ram_bytes", cpu.ram_bytes as f64, Positive);
+        for (name, value) in [
+            ("cpu.row_seconds", cpu.row_seconds),
+            ("cpu.sum_row_seconds", cpu.sum_row_seconds),
+            ("cpu.kernel_seconds", cpu.kernel_seconds),
+            ("cpu.hidden_seconds", cpu.hidden_seconds),
+            ("cpu.neuron_seconds", cpu.neuron_seconds),
+            ("cpu.vocabulary_seconds", cpu.vocabulary_seconds),
+            ("cpu.token_seconds", cpu.token_seconds),
+        ] {
+            add(name, value, NotNegative);
+        }
+        if let Some(value) = cpu.operations_per_second {
+            add("cpu.operations_per_second", value, Positive);
+        }
+        for (index, read) in cpu.reads.iter().enumerate() {
+            for (name, value) in [
+                ("threads", read.threads as f64),
+                ("row_bytes", read.row_bytes as f64),
+                ("bytes_per_second", read.bytes_per_second),
+            ] {
+                add(&format!("cpu.reads[{index}].{name}"), value, Positive);
+            }
+        }
+        for (index, kernel) in cpu.kernels.iter().enumerate() {
+            for (name, value) in [
+                ("threads", kernel.threads as f64),
+                ("row_bytes", kernel.row_bytes as f64),
+                ("dense_bytes_per_second", kernel.dense_bytes_per_second),
+                ("rows_bytes_per_second", kernel.rows_bytes_per_second),
+                ("axpy_bytes_per_second", kernel.axpy_bytes_per_second),
+                (
+                    "dense_axpy_bytes_per_second",
+                    kernel.dense_axpy_bytes_per_second,
+                ),
+            ] {
+                add(&format!("cpu.kernels[{index}].{name}"), value, Positive);
+            }
+        }
+        let Some(gpu) = &self.gpu else {
+            return figures;
+        };
+        add(
+            "gpu.read_bandwidth_bytes_per_second",
+            gpu.read_bandwidth_bytes_per_second,
+            Positive,
+        );
+        add("gpu.vram_bytes", gpu.vram_bytes as f64, Positive);
+        add(
+            "gpu.pcie_bandwidth_bytes_per_second",
+            gpu.pcie_bandwidth_bytes_per_second,
+            Positive,
+        );
+        for (name, value) in [
+            ("gpu.pcie_latency_seconds", gpu.pcie_latency_seconds),
+            ("gpu.hand_over_seconds", gpu.hand_over_seconds),
+            ("gpu.kernel_launch_seconds", gpu.kernel_launch_seconds),
+        ] {
+            add(name, value, NotNegative);
+        }
+        if let Some(value) = gpu.operations_per_second {
+            add("gpu.operations_per_second", value, Positive);
+        }
+        figures
+    }
+
     /// Checks every figure: sizes and speeds are above zero, delays and reserves not below.
     pub fn validate(&self) -> Result<(), HardwareError> {
-        let cpu = &self.cpu;
-        let mut positive = vec![
-            ("cpu.threads", cpu.threads as f64),
-            (
-                "cpu.read_bandwidth_bytes_per_second",
-                cpu.read_bandwidth_bytes_per_second,
-            ),
-            ("cpu.ram_bytes", cpu.ram_bytes as f64),
-        ];
-        let mut not_negative = vec![
-            ("cpu.row_seconds", cpu.row_seconds),
-            ("cpu.kernel_seconds", cpu.kernel_seconds),
-        ];
-        if let Some(gpu) = &self.gpu {
-            positive.extend([
-                (
-                    "gpu.read_bandwidth_bytes_per_second",
-                    gpu.read_bandwidth_bytes_per_second,
-                ),
-                ("gpu.vram_bytes", gpu.vram_bytes as f64),
-                (
-                    "gpu.pcie_bandwidth_bytes_per_second",
-                    gpu.pcie_bandwidth_bytes_per_second,
-                ),
-            ]);
-            not_negative.extend([
-                ("gpu.pcie_latency_seconds", gpu.pcie_latency_seconds),
-                ("gpu.hand_over_seconds", gpu.hand_over_seconds),
-                ("gpu.kernel_launch_seconds", gpu.kernel_launch_seconds),
-            ]);
-        }
-        for (field, value) in positive {
-            if !(value.is_finite() && value >= 1.0) {
-                return Err(HardwareError::NotPositive {
-                    hardware: self.name.clone(),
+        let hardware = || self.name.clone();
+        for (field, value, bound) in self.figures() {
+            let least = match bound {
+                Bound::Positive => 1.0,
+                Bound::NotNegative => 0.0,
+            };
+            if value.is_finite() && value >= least {
+                continue;
+            }
+            return Err(match bound {
+                Bound::Positive => HardwareError::NotPositive {
+                    hardware: hardware(),
                     field,
                     value,
-                });
-            }
-        }
-        for (field, value) in not_negative {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(HardwareError::Negative {
-                    hardware: self.name.clone(),
+                },
+                Bound::NotNegative => HardwareError::Negative {
+                    hardware: hardware(),
                     field,
                     value,
-                });
-            }
+                },
+            });
         }
-        Ok(())
+        match &self.gpu {
+            Some(gpu) if gpu.free_bytes.is_some_and(|free| free > gpu.vram_bytes) => {
+                Err(HardwareError::MoreFreeThanThere {
+                    hardware: hardware(),
+                    free: gpu.free_bytes.unwrap_or_default(),
+                    all: gpu.vram_bytes,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// This machine with the card of `other` where it has none of its own: for planning ahead.
@@ -164,249 +368,89 @@ impl Hardware {
     }
 }
 
-/// Names that [`named`] knows.
-pub const NAMES: [&str; 5] = ["pc-high", "pc-low", "rtx4090", "rtx3060-12g", "cpu-only"];
-
-/// A machine one need not own; `None` for a name not in [`NAMES`].
-pub fn named(name: &str) -> Option<Hardware> {
-    let paper = "PowerInfer paper (arXiv 2312.12456), section 8.1";
-    let machine = match name {
-        "pc-high" => Machine {
-            description: "the paper's PC-High: i9-13900K, 192 GB DDR5, RTX 4090 on PCIe 4.0",
-            threads: (8, "paper, section 8.1: eight performance cores"),
-            memory: (67.2, paper),
-            memory_sustained: (
-                1.0,
-                "taken for sustained: the authors' model cards have dense models at 70 GB/s on it",
-            ),
-            ram_gib: (192, paper),
-            card: Some(RTX_4090),
-        },
-        "pc-low" => Machine {
-            description: "the paper's PC-Low: i7-12700K, 64 GB DDR4, RTX 2080 Ti on PCIe 3.0",
-            threads: (8, "paper, section 8.1: eight performance cores"),
-            memory: (38.4, paper),
-            memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
-            ram_gib: (64, paper),
-            card: Some(RTX_2080_TI),
-        },
-        "rtx4090" => Machine {
-            description: "desktop with two channels of DDR5-5600 and an RTX 4090",
-            threads: (16, "assumed: 8 cores, 2 threads each"),
-            memory: (89.6, "2 channels × 8 bytes × 5600 MT/s"),
-            memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
-            ram_gib: (64, "assumed"),
-            card: Some(RTX_4090),
-        },
-        "rtx3060-12g" => Machine {
-            description: "desktop with two channels of DDR4-3200 and an RTX 3060 12 GB",
-            threads: (12, "assumed: 6 cores, 2 threads each"),
-            memory: (51.2, "2 channels × 8 bytes × 3200 MT/s"),
-            memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
-            ram_gib: (32, "assumed"),
-            card: Some(RTX_3060),
-        },
-        "cpu-only" => Machine {
-            description: "laptop with two channels of DDR5-4800 and no graphics card",
-            threads: (8, "assumed"),
-            memory: (76.8, "2 channels × 8 bytes × 4800 MT/s"),
-            memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
-            ram_gib: (16, "assumed"),
-            card: None,
-        },
-        _ => return None,
-    };
-    Some(machine.hardware(name))
-}
-
-/// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73 % (AVX2,
-/// int8) to 90 % (CUDA) of it.
-const SUSTAINED: f64 = 0.8;
-const SUSTAINED_NOTE: &str = "80 % of it sustained";
-
-/// Cost of a row beside its bytes, on one thread.
-const ROW_SECONDS: f64 = 8e-9;
-/// Cost of a kernel beside its rows and bytes.
-const KERNEL_SECONDS: f64 = 1e-6;
-
-const RTX_4090: Card = Card {
-    name: "NVIDIA GeForce RTX 4090",
-    memory: 1008.0,
-    vram_mib: 24 << 10,
-    link: (32.0, "PCIe 4.0 ×16: 32 GB/s one way"),
-};
-const RTX_3060: Card = Card {
-    name: "NVIDIA GeForce RTX 3060",
-    memory: 360.0,
-    vram_mib: 12 << 10,
-    link: (32.0, "PCIe 4.0 ×16: 32 GB/s one way"),
-};
-const RTX_2080_TI: Card = Card {
-    name: "NVIDIA GeForce RTX 2080 Ti",
-    memory: 616.0,
-    vram_mib: 11 << 10,
-    link: (16.0, "PCIe 3.0 ×16: 16 GB/s one way"),
-};
-
-/// A machine by its datasheet; bandwidths in 10⁹ bytes per second.
-struct Machine {
-    description: &'static str,
-    threads: (usize, &'static str),
-    memory: (f64, &'static str),
-    /// Share of it that is sustained.
-    memory_sustained: (f64, &'static str),
-    ram_gib: (u64, &'static str),
-    card: Option<Card>,
-}
-
-struct Card {
-    name: &'static str,
-    memory: f64,
-    vram_mib: u64,
-    link: (f64, &'static str),
-}
-
-impl Machine {
-    fn hardware(self, name: &str) -> Hardware {
-        let mut sources = BTreeMap::new();
-        let mut source = |figure: &str, text: String| {
-            sources.insert(figure.to_owned(), text);
-        };
-        source("cpu.threads", self.threads.1.to_owned());
-        let (nominal, from) = self.memory;
-        source(
-            "cpu.read_bandwidth_bytes_per_second",
-            format!("{nominal} GB/s, {from}; {}", self.memory_sustained.1),
-        );
-        source("cpu.ram_bytes", self.ram_gib.1.to_owned());
-        let measured = "measured by `powerinfer doctor` on 2 cores of an AMD EPYC (Zen 4)";
-        source("cpu.row_seconds", format!("{measured}, over the threads"));
-        source("cpu.kernel_seconds", measured.to_owned());
-        if let Some(card) = &self.card {
-            source(
-                "gpu.read_bandwidth_bytes_per_second",
-                format!("{} GB/s, datasheet; {SUSTAINED_NOTE}", card.memory),
-            );
-            source("gpu.vram_bytes", "datasheet".to_owned());
-            source(
-                "gpu.pcie_bandwidth_bytes_per_second",
-                format!("{}; {SUSTAINED_NOTE}", card.link.1),
-            );
-            for (figure, text) in [
-                (
-                    "gpu.pcie_latency_seconds",
-                    "assumed: a small copy and its event",
-                ),
-                (
-                    "gpu.hand_over_seconds",
-                    "assumed: two such copies, there and back",
-                ),
-                (
-                    "gpu.kernel_launch_seconds",
-                    "assumed: the gap between two nodes of a CUDA graph, 1.5 to 2.5 µs",
-                ),
-                (
-                    "gpu.context_bytes",
-                    "assumed: a CUDA context with its modules, and a reserve",
-                ),
-            ] {
-                source(figure, text.to_owned());
-            }
-        }
-        Hardware {
-            name: name.to_owned(),
-            description: self.description.to_owned(),
-            cpu: Cpu {
-                threads: self.threads.0,
-                read_bandwidth_bytes_per_second: sustained(nominal, self.memory_sustained.0),
-                ram_bytes: self.ram_gib.0 << 30,
-                row_seconds: ROW_SECONDS / self.threads.0 as f64,
-                kernel_seconds: KERNEL_SECONDS,
-            },
-            gpu: self.card.map(|card| Gpu {
-                name: card.name.to_owned(),
-                read_bandwidth_bytes_per_second: sustained(card.memory, SUSTAINED),
-                vram_bytes: card.vram_mib << 20,
-                pcie_bandwidth_bytes_per_second: sustained(card.link.0, SUSTAINED),
-                pcie_latency_seconds: 10e-6,
-                hand_over_seconds: 20e-6,
-                kernel_launch_seconds: 2e-6,
-                context_bytes: 512 << 20,
-            }),
-            sources,
-        }
-    }
-}
-
-/// Whole bytes per second, so that the figure reads well in a file.
-fn sustained(nominal_gigabytes_per_second: f64, share: f64) -> f64 {
-    (nominal_gigabytes_per_second * 1e9 * share).round()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_named_machine_is_valid_and_names_the_source_of_every_figure() {
-        for name in NAMES {
-            let hardware = named(name).unwrap();
-            hardware.validate().unwrap();
-            assert_eq!(hardware.name, name);
-            assert_eq!(hardware.gpu.is_none(), name == "cpu-only");
-            let json = serde_json::to_value(&hardware).unwrap();
-            for side in ["cpu", "gpu"] {
-                for figure in json[side]
-                    .as_object()
-                    .into_iter()
-                    .flat_map(|side| side.keys())
-                {
-                    let figure = format!("{side}.{figure}");
-                    assert!(
-                        figure == "gpu.name" || hardware.sources.contains_key(&figure),
-                        "{name}: {figure}"
-                    );
-                }
-            }
-            assert_eq!(serde_json::from_value::<Hardware>(json).unwrap(), hardware);
-        }
-        assert_eq!(named("abacus"), None);
+    /// A machine with a figure in every field.
+    pub(super) fn whole() -> Hardware {
+        let mut hardware = named("pc-high").unwrap();
+        hardware.cpu.token_seconds = 1e-6;
+        hardware.cpu.sum_row_seconds = 1e-9;
+        hardware.cpu.reads = vec![ReadSpeed {
+            threads: 2,
+            row_bytes: 4096,
+            bytes_per_second: 1e10,
+        }];
+        hardware.cpu.kernels = vec![KernelSpeed {
+            format: Format::Q4_0,
+            threads: 2,
+            row_bytes: 2304,
+            dense_bytes_per_second: 4e9,
+            rows_bytes_per_second: 3e9,
+            axpy_bytes_per_second: 2e9,
+            dense_axpy_bytes_per_second: 3.5e9,
+        }];
+        hardware.gpu.as_mut().unwrap().free_bytes = Some(20 << 30);
+        hardware
+    }
+
+    /// Replaces the figure at `name`, such as `cpu.kernels[0].threads`, in JSON.
+    fn put(json: &mut serde_json::Value, name: &str, value: serde_json::Value) {
+        let pointer = name.replace('.', "/").replace('[', "/").replace(']', "");
+        *json.pointer_mut(&format!("/{pointer}")).unwrap() = value;
     }
 
     #[test]
-    fn impossible_figures_are_named() {
-        let good = named("pc-high").unwrap();
-        for value in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let mut bad = good.clone();
-            bad.gpu.as_mut().unwrap().read_bandwidth_bytes_per_second = value;
+    fn impossible_figures_are_named_whichever_they_are() {
+        let good = whole();
+        good.validate().unwrap();
+        let json = serde_json::to_value(&good).unwrap();
+        let names = good.figures();
+        assert!(names.len() > 25, "{}", names.len());
+        for (name, _, bound) in names {
+            let is_count = ["threads", "row_bytes", "ram_bytes", "vram_bytes"]
+                .iter()
+                .any(|count| name.ends_with(count));
+            let mut bad = json.clone();
+            let wrong = if bound == Bound::Positive { 0 } else { -1 };
+            put(&mut bad, &name, wrong.into());
+            let bad: Hardware = serde_json::from_value(bad).unwrap();
             let error = bad.validate().unwrap_err().to_string();
-            assert!(
-                error.contains("`gpu.read_bandwidth_bytes_per_second`"),
-                "{error}"
-            );
+            assert!(error.contains(&format!("`{name}` is {wrong}")), "{error}");
+            assert!(error.contains("hardware `pc-high`"), "{error}");
+            if is_count {
+                continue;
+            }
+            // TOML can say what JSON cannot.
+            let mark = 777_777.125;
+            let mut marked = json.clone();
+            put(&mut marked, &name, mark.into());
+            let marked: Hardware = serde_json::from_value(marked).unwrap();
+            let text = marked.to_toml();
+            assert_eq!(text.matches("777777.125").count(), 1, "{name}: {text}");
+            for value in ["nan", "-inf", "inf", "-1.0"] {
+                let text = text.replace("777777.125", value);
+                let path = std::path::Path::new("machine.toml");
+                let error = Hardware::parse(&text, path).unwrap_err().to_string();
+                assert!(error.contains(&format!("`{name}` is ")), "{error}");
+            }
         }
-        let mut bad = good.clone();
-        bad.cpu.ram_bytes = 0;
-        assert!(matches!(
-            bad.validate(),
-            Err(HardwareError::NotPositive {
-                field: "cpu.ram_bytes",
-                ..
-            })
-        ));
-        for value in [-1e-6, f64::NAN] {
-            let mut bad = good.clone();
-            bad.gpu.as_mut().unwrap().hand_over_seconds = value;
-            assert!(matches!(
-                bad.validate(),
-                Err(HardwareError::Negative {
-                    field: "gpu.hand_over_seconds",
-                    ..
-                })
-            ));
-        }
-        let mut free = good;
+    }
+
+    #[test]
+    fn no_more_is_free_than_there_is() {
+        let mut bad = whole();
+        bad.gpu.as_mut().unwrap().free_bytes = Some(u64::MAX);
+        let error = bad.validate().unwrap_err().to_string();
+        assert!(error.contains("`gpu.free_bytes`"), "{error}");
+    }
+
+    #[test]
+    fn delays_may_be_nothing() {
+        let mut free = whole();
         free.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        free.cpu.row_seconds = 0.0;
         free.validate().unwrap();
     }
 

@@ -298,7 +298,7 @@ fn take(whole: &[f32], rows: &[u32], out: &mut [f32]) -> usize {
 }
 
 /// Replaces the values of rows by what `change` makes of them, and drops those that it drops.
-fn keep(
+pub(crate) fn keep(
     rows: &mut Vec<u32>,
     values: &mut Vec<f32>,
     mut change: impl FnMut(usize, f32) -> Option<f32>,
@@ -315,6 +315,6 @@ fn keep(
 }
 
 /// Adds `x` to `sum`.
-fn add(sum: &mut [f32], x: &[f32]) {
+pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }

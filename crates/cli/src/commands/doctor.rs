@@ -1,69 +1,69 @@
 //! `powerinfer doctor`: what this machine can do.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{fmt::Write, path::PathBuf};
 
 use anyhow::Result;
 use powerinfer_artifact::{
     ByteSize,
-    hardware::{Cpu, Hardware},
-    write::write_file,
+    hardware::{Cpu, Gpu, Hardware},
 };
-use powerinfer_kernels::Isa;
+use powerinfer_kernels::{Format, Isa};
 use serde_json::json;
 
 use crate::{
-    machine,
-    output::{Output, print, print_json},
+    machine::{
+        self,
+        measure::{Thoroughness, measure},
+    },
+    output::{Output, Table, print, print_json},
+    progress::Bar,
 };
 
 /// How to report.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.json && powerinfer place demo --vram 0G --hardware hardware.json"
+    after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.toml && powerinfer place demo --vram 0G --hardware hardware.toml"
 )]
 pub(crate) struct DoctorArguments {
-    /// Write what was measured into this file, for `place --hardware FILE`
+    /// Write what was measured into this file, `.toml` or `.json`, for `place --hardware FILE`
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+    /// Measure for this many threads at most [default: all cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Measure less, and each once: for a first look
+    #[arg(long)]
+    quick: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
-    output.say("measuring memory bandwidth …");
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let (one, all) = (machine::read_bandwidth(1), machine::read_bandwidth(threads));
-    let isa = Isa::detect()?;
-    let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    let memory = machine::memory();
-    let (row, kernel) = machine::row_and_kernel_seconds(isa);
     if let Some(path) = &arguments.write {
-        let hardware = Hardware {
-            name: "this machine".to_owned(),
-            description: format!("{}, {threads} threads", machine::processor()),
-            cpu: Cpu {
-                threads,
-                read_bandwidth_bytes_per_second: all.round(),
-                ram_bytes: memory.map_or(0, |(total, _)| total),
-                row_seconds: row / threads as f64,
-                kernel_seconds: kernel,
-            },
-            gpu: None,
-            sources: BTreeMap::from([(
-                "cpu".to_owned(),
-                "measured by `powerinfer doctor`".to_owned(),
-            )]),
-        };
-        hardware.validate()?;
-        let text = serde_json::to_string_pretty(&hardware)? + "\n";
-        write_file(path, text.as_bytes())?;
+        Hardware::check_file_name(path)?;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.map_or(cores, |count| count as usize);
+    let thoroughness = match arguments.quick {
+        true => Thoroughness::Quick,
+        false => Thoroughness::Full,
+    };
+    output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
+    let (hardware, no_gpu) = measure(threads, thoroughness, &Bar::new(output))?;
+    if let Some(path) = &arguments.write {
+        hardware.write(path)?;
         output.say(format!(
             "written; `powerinfer place --hardware {}` plans for this machine",
             path.display()
         ));
     }
+    let isa = Isa::detect()?;
+    let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    let memory = machine::memory();
+    let gpu_status = no_gpu.unwrap_or_else(machine::gpu_status);
     if arguments.json {
+        let cpu = &hardware.cpu;
         return print_json(&json!({
             "processor": machine::processor(),
             "threads": threads,
@@ -71,27 +71,146 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
             "instruction_sets": available,
             "ram_bytes": memory.map(|(total, _)| total),
             "free_ram_bytes": memory.map(|(_, free)| free),
-            "read_bandwidth_bytes_per_second": { "one_thread": one, "all_threads": all },
-            "row_seconds": row,
-            "kernel_seconds": kernel,
-            "gpu": null,
-            "gpu_status": machine::gpu_status(),
+            "read_bandwidth_bytes_per_second": {
+                "one_thread": stream(cpu, 1),
+                "all_threads": stream(cpu, threads),
+            },
+            "row_seconds": cpu.row_seconds,
+            "kernel_seconds": cpu.kernel_seconds,
+            "gpu": hardware.gpu,
+            "gpu_status": gpu_status,
+            "hardware": hardware,
         }));
     }
     let memory = memory.map_or_else(
         || "unknown".to_owned(),
         |(total, free)| format!("{}, {} free", ByteSize(total), ByteSize(free)),
     );
-    print(format!(
-        "processor       {}\nthreads         {threads}\nkernels         {} (of {})\nmemory          {memory}\n\
-         read bandwidth  {:.1} GB/s on 1 thread, {:.1} GB/s on {threads}\nkernel costs    {:.1} ns a row and {:.2} µs a kernel, beside bytes\nGPU             none: {}\n",
+    let mut text = format!(
+        "processor       {}\nthreads         {threads}\nkernels         {} (of {})\nmemory          {memory}\n",
         machine::processor(),
         isa.name(),
         available.join(", "),
-        one / 1e9,
-        all / 1e9,
-        1e9 * row,
-        1e6 * kernel,
-        machine::gpu_status(),
-    ))
+    );
+    describe_cpu(&mut text, &hardware.cpu)?;
+    match &hardware.gpu {
+        None => writeln!(text, "GPU             none: {gpu_status}")?,
+        Some(gpu) => describe_gpu(&mut text, gpu, &gpu_status)?,
+    }
+    text += &tables(&hardware.cpu);
+    print(text)
+}
+
+/// Bytes per second that `threads` threads read in a stream.
+fn stream(cpu: &Cpu, threads: usize) -> Option<f64> {
+    let reads = cpu.reads.iter().filter(|read| read.threads == threads);
+    reads.last().map(|read| read.bytes_per_second)
+}
+
+fn gigabytes(bytes_per_second: f64) -> String {
+    format!("{:.1}", bytes_per_second / 1e9)
+}
+
+fn describe_cpu(text: &mut String, cpu: &Cpu) -> Result<()> {
+    let threads = cpu.threads;
+    writeln!(
+        text,
+        "read bandwidth  {} GB/s on 1 thread, {} GB/s on {threads}",
+        gigabytes(stream(cpu, 1).unwrap_or_default()),
+        gigabytes(cpu.read_bandwidth_bytes_per_second),
+    )?;
+    writeln!(
+        text,
+        "beside bytes    {:.1} ns a jump to another row, {:.1} ns a row of a sum, {:.1} µs a kernel",
+        1e9 * cpu.row_seconds,
+        1e9 * cpu.sum_row_seconds,
+        1e6 * cpu.kernel_seconds,
+    )?;
+    writeln!(
+        text,
+        "a layer         {:.1} µs of a hidden state of 4096, {:.1} µs of 11008 neurons; a token {:.0} µs of 32000 to choose from",
+        4096e6 * cpu.hidden_seconds,
+        11008e6 * cpu.neuron_seconds,
+        32000e6 * cpu.vocabulary_seconds,
+    )?;
+    if let Some(operations) = cpu.operations_per_second {
+        writeln!(
+            text,
+            "prompts         {:.0} GFLOPS in matrix products",
+            operations / 1e9
+        )?;
+    }
+    Ok(())
+}
+
+fn describe_gpu(text: &mut String, gpu: &Gpu, status: &str) -> Result<()> {
+    let free = gpu.free_bytes.unwrap_or_default();
+    writeln!(
+        text,
+        "GPU             {}, {} of memory, {} free; {status}",
+        gpu.name,
+        ByteSize(gpu.vram_bytes),
+        ByteSize(free)
+    )?;
+    writeln!(
+        text,
+        "GPU memory      {} GB/s (twice the speed of copies), {:.1} µs a kernel",
+        gigabytes(gpu.read_bandwidth_bytes_per_second),
+        1e6 * gpu.kernel_launch_seconds
+    )?;
+    writeln!(
+        text,
+        "link            {} GB/s, {:.1} µs until something arrives, {:.1} µs a hand-over",
+        gigabytes(gpu.pcie_bandwidth_bytes_per_second),
+        1e6 * gpu.pcie_latency_seconds,
+        1e6 * gpu.hand_over_seconds
+    )?;
+    Ok(())
+}
+
+/// Reading by row size, and kernels by format, for one thread and for all.
+fn tables(cpu: &Cpu) -> String {
+    let mut counts: Vec<usize> = cpu.reads.iter().map(|read| read.threads).collect();
+    counts.dedup();
+    let headings: Vec<String> = counts
+        .iter()
+        .map(|count| format!("{count} thread{}", if *count == 1 { "" } else { "s" }))
+        .collect();
+    let mut table = vec!["GB/s read, rows of"];
+    table.extend(headings.iter().map(String::as_str));
+    let mut reads = Table::new(&table);
+    let of_one = cpu.reads.iter().filter(|read| read.threads == counts[0]);
+    for row_bytes in of_one.map(|read| read.row_bytes) {
+        let same = cpu.reads.iter().filter(|read| read.row_bytes == row_bytes);
+        let mut cells = vec![ByteSize(row_bytes).to_string()];
+        cells.extend(same.map(|read| gigabytes(read.bytes_per_second)));
+        reads.row(cells);
+    }
+    let mut kernels = Table::new(&[
+        "GB/s of weights",
+        "threads",
+        "row",
+        "all rows",
+        "some rows",
+        "sum of all",
+        "sum of some",
+    ]);
+    for format in Format::ALL {
+        for kernel in cpu
+            .kernels
+            .iter()
+            .filter(|kernel| kernel.format == format && [1, cpu.threads].contains(&kernel.threads))
+        {
+            kernels.row(vec![
+                kernel.format.to_string(),
+                kernel.threads.to_string(),
+                ByteSize(kernel.row_bytes).to_string(),
+                gigabytes(kernel.dense_bytes_per_second),
+                gigabytes(kernel.rows_bytes_per_second),
+                gigabytes(kernel.dense_axpy_bytes_per_second),
+                gigabytes(kernel.axpy_bytes_per_second),
+            ]);
+        }
+    }
+    format!("\n{reads}\n{kernels}")
 }

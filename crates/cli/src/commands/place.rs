@@ -83,7 +83,8 @@ pub(crate) struct BudgetArguments {
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx3060-12g, cpu-only) or a JSON file
+    /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
+    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them
     #[arg(long, value_name = "NAME|FILE", default_value = ASSUMED_HARDWARE)]
     hardware: String,
     /// Which neurons every layer computes [default: what is quickest within the allowed rise of

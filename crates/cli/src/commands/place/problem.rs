@@ -1,6 +1,9 @@
 //! A placement as the solver takes it.
 
-use powerinfer_artifact::{hardware::Hardware, plan::Budget};
+use powerinfer_artifact::{
+    hardware::{Hardware, ModelShape},
+    plan::Budget,
+};
 use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 use powerinfer_kernels::Format;
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
@@ -84,6 +87,11 @@ pub(crate) fn problem(
         hidden_bytes,
         group_size: GROUP_SIZE,
         budget,
-        hardware,
+        hardware: hardware.for_model(ModelShape {
+            format: quant,
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+            vocabulary: config.vocabulary_size,
+        }),
     }
 }

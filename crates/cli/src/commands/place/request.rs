@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
     hardware::{self, Hardware},
@@ -96,7 +96,7 @@ impl Request {
     }
 }
 
-/// The machine called `name`, or described in the JSON file of that name.
+/// The machine called `name`, or described in the file of that name.
 pub(crate) fn read_hardware(name: &str) -> Result<Hardware> {
     if let Some(hardware) = hardware::named(name) {
         return Ok(hardware);
@@ -108,9 +108,5 @@ pub(crate) fn read_hardware(name: &str) -> Result<Hardware> {
             hardware::NAMES.join(", ")
         );
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
-    let hardware: Hardware = serde_json::from_str(&text)
-        .with_context(|| format!("`{name}` does not describe a machine"))?;
-    hardware.validate()?;
-    Ok(hardware)
+    Ok(Hardware::read(path)?)
 }

@@ -58,7 +58,9 @@ pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usiz
         bytes: (rank * format.row_bytes(config.hidden_size)) as f64
             + alive * format.row_bytes(neurons) as f64
             + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
-        rows: rank as f64 + alive,
+        // A is read whole, of B every other row.
+        rows: alive / 2.0,
+        sums: alive,
     }
 }
 
@@ -173,21 +175,15 @@ impl<'a> Subject<'a> {
             add(self.dense(), frequencies, network_bytes, true);
             add(Way::exact(shape), frequencies, network_bytes, true);
             let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
-            let foreseen = |bytes: u64, rows: usize, predicted_sparsity: f64, recall| Foreseen {
-                work: Work {
-                    bytes: bytes as f64,
-                    rows: rows as f64,
-                },
+            let foreseen = |work: Work, predicted_sparsity: f64, recall| Foreseen {
+                work,
                 predicted_per_active: (1.0 - predicted_sparsity) / density,
                 recall,
             };
-            let neurons = self.config.ffn_size;
             let may = leeway.foreseen[layer];
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
-                let Work { bytes, rows } = self.work_of_predictor(summary.rank);
                 let foreseen = foreseen(
-                    bytes as u64,
-                    rows as usize,
+                    self.work_of_predictor(summary.rank),
                     summary.predicted_sparsity,
                     summary.recall,
                 );
@@ -195,8 +191,11 @@ impl<'a> Subject<'a> {
                 add(way, frequencies, network_bytes, may);
             }
             if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()) {
-                let foreseen =
-                    foreseen(signs.bytes, neurons, signs.predicted_sparsity, signs.recall);
+                let work = Work {
+                    bytes: signs.bytes as f64,
+                    ..Work::default()
+                };
+                let foreseen = foreseen(work, signs.predicted_sparsity, signs.recall);
                 let way = Way::foreseen(Policy::SignBit, shape, foreseen);
                 add(way, frequencies, network_bytes + signs.bytes, may);
             }

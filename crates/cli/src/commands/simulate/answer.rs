@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
-    hardware::Hardware,
+    hardware::{Hardware, ModelShape},
     plan::{Budget, Device, LayerPlan, Plan, Policy},
 };
 use powerinfer_kernels::Format;
@@ -16,7 +16,7 @@ use super::{
     engine::{Engine, LLAMA_CPP, ORIGINAL, OURS},
     published::Activity,
     step::{Kind, Pass, Placed, Stage},
-    subject::{Solved, Subject, model_bytes, options, parameters, rank},
+    subject::{Solved, Subject, model_bytes, parameters, rank},
 };
 use crate::output::{Output, Table, percent};
 
@@ -137,7 +137,6 @@ impl Request {
             rank: rank(config, self.activity.predictor_share.value),
             budget: &self.budget,
             hardware: &self.hardware,
-            options: &options(),
         };
         let solved = subject.solve(self.policy)?;
         let mut placed = subject.placed(&solved);
@@ -240,9 +239,15 @@ impl Request {
     }
 
     fn speed(&self, engine: &Engine, placed: &Placed<'_>, placement: String) -> Speed {
+        let hardware = self.hardware.for_model(ModelShape {
+            format: self.quant,
+            hidden: self.config.hidden_size,
+            neurons: self.config.ffn_size,
+            vocabulary: self.config.vocabulary_size,
+        });
         let stage = Stage {
             engine,
-            hardware: &self.hardware,
+            hardware: &hardware,
         };
         // Of the contexts that a request has while it decodes, the mean.
         let context = self.prompt as f64 + self.tokens as f64 / 2.0;

@@ -131,35 +131,23 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
 /// Tokens of a prompt that llama.cpp makes room for at once on the GPU.
 pub(crate) const LLAMA_CPP_BATCH: u64 = 512;
 
-/// Share of the peak that products of large matrices reach.
-const GPU_PRODUCTS: f64 = 0.5;
-const CPU_PRODUCTS: f64 = 0.5;
-/// Of these, what is left where rows are picked for each token: every one of its weights is loaded
+/// Of the products that a CPU reaches, what is left where rows are picked for each token: every one of its weights is loaded
 /// and converted anew for every token.
 pub(crate) const PICKED_PRODUCTS: f64 = 0.25;
 
 /// Operations per second, a multiplication and an addition being two, that products of large
-/// matrices reach on `device`.
+/// matrices reach on `device`: as the machine says, or else half of what is usual for its kind.
 pub(crate) fn operations(hardware: &Hardware, device: Device) -> f64 {
     match (device, &hardware.gpu) {
         (Device::Gpu, Some(gpu)) => {
-            // Datasheets: 16-bit products summed in 32 bits by tensor cores, without sparsity.
-            let peak = [
-                ("5090", 209.5e12),
-                ("4090", 165.2e12),
-                ("4060", 60.6e12),
-                ("3060", 51.2e12),
-                ("2080 Ti", 53.8e12),
-                ("H200", 989.4e12),
-            ];
-            let known = peak.iter().find(|(name, _)| gpu.name.contains(name));
-            // Others have about this many for every byte that they read.
-            let peak = known.map_or(120.0 * gpu.read_bandwidth_bytes_per_second, |(_, peak)| {
-                *peak
-            });
-            GPU_PRODUCTS * peak
+            // Cards have tensor cores for some 120 operations a byte that they read.
+            let usual = 0.5 * 120.0 * gpu.read_bandwidth_bytes_per_second;
+            gpu.operations_per_second.unwrap_or(usual)
         }
-        // Two units of eight lanes a core, a multiplication and an addition each, at 5 GHz.
-        _ => CPU_PRODUCTS * hardware.cpu.threads as f64 * 5e9 * 32.0,
+        _ => {
+            // Two units of eight lanes a core, a multiplication and an addition each, at 5 GHz.
+            let usual = 0.5 * hardware.cpu.threads as f64 * 5e9 * 32.0;
+            hardware.cpu.operations_per_second.unwrap_or(usual)
+        }
     }
 }

@@ -160,7 +160,7 @@ impl Stage<'_> {
             access: Access::Matrices,
             work: Work {
                 bytes: placed.head_bytes as f64,
-                rows: 0.0,
+                ..Work::default()
             },
             // A prompt's last token alone needs a successor.
             computed_bytes: match pass.kind {
@@ -169,8 +169,13 @@ impl Stage<'_> {
             },
             kernels: 1.0,
         };
+        let token = match self.engine.counts_rows {
+            true => self.hardware.cpu.token_seconds,
+            false => 0.0,
+        };
         time.then(self.crossing(placed, pass, before, placed.head))
             .then(self.part(placed, pass, &head))
+            .then(Time::on(Device::Cpu, token))
     }
 
     fn attention(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
@@ -179,7 +184,7 @@ impl Stage<'_> {
             access: Access::Matrices,
             work: Work {
                 bytes: layer.attention_bytes as f64,
-                rows: 0.0,
+                ..Work::default()
             },
             computed_bytes: layer.attention_bytes as f64,
             kernels: self.engine.kernels[0],
@@ -233,8 +238,11 @@ impl Stage<'_> {
                 ..layer.way
             };
             let (work, computed_bytes) = if is_dense {
-                let rows = count * placed.matrices as f64;
-                (Work { bytes: all, rows }, all)
+                let work = Work {
+                    bytes: all,
+                    ..Work::default()
+                };
+                (work, all)
             } else {
                 let active: f64 = frequencies.iter().sum();
                 let read: f64 = match pass.tokens as i32 {
@@ -324,11 +332,9 @@ impl Stage<'_> {
             }
             _ if self.engine.counts_rows => {
                 let cpu = &self.hardware.cpu;
-                let rows = match part.access {
-                    Access::Matrices if part.kernels != self.engine.kernels[2] => 0.0,
-                    _ => part.work.rows,
-                };
-                rows * cpu.row_seconds + part.kernels * cpu.kernel_seconds
+                part.work.rows * cpu.row_seconds
+                    + part.work.sums * cpu.sum_row_seconds
+                    + part.kernels * cpu.kernel_seconds
             }
             _ => 0.0,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     hardware::Hardware,
-    plan::{Budget, Device, Plan, Policy, Score},
+    plan::{Budget, Device, Objective, Plan, Policy, Score},
 };
 use powerinfer_bundle::{neuron_bytes, weight_bytes};
 use powerinfer_kernels::Format;
@@ -34,7 +34,6 @@ pub(crate) struct Subject<'a> {
     pub(crate) rank: usize,
     pub(crate) budget: &'a Budget,
     pub(crate) hardware: &'a Hardware,
-    pub(crate) options: &'a Options,
 }
 
 /// A placement of it.
@@ -113,9 +112,12 @@ impl Subject<'_> {
                 known.join(", ")
             );
         }
-        self.decide(self.problem(), &ways, |policy| {
-            forced.is_none_or(|forced| forced == policy)
-        })
+        self.decide(
+            self.problem(),
+            &ways,
+            |policy| forced.is_none_or(|forced| forced == policy),
+            &options(),
+        )
     }
 
     /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in the
@@ -128,7 +130,7 @@ impl Subject<'_> {
                 + self.quant.row_bytes(self.config.ffn_size)) as u64;
         let work = Work {
             bytes: bytes as f64,
-            rows: 0.0,
+            ..Work::default()
         };
         let foreseen = Foreseen {
             work,
@@ -140,7 +142,11 @@ impl Subject<'_> {
         for layer in &mut problem.layers {
             layer.kv_bytes = 0;
         }
-        self.decide(problem, &[(way, bytes)], |_| true)
+        let papers = Options {
+            objective: Objective::Impact,
+            ..options()
+        };
+        self.decide(problem, &[(way, bytes)], |_| true, &papers)
     }
 
     fn decide(
@@ -148,6 +154,7 @@ impl Subject<'_> {
         problem: Problem,
         ways: &[(Way, u64)],
         allows: impl Fn(Policy) -> bool,
+        options: &Options,
     ) -> Result<Solved> {
         let candidates: Vec<Vec<Candidate>> = self
             .frequencies
@@ -162,7 +169,7 @@ impl Subject<'_> {
                 ways.iter().map(candidate).collect()
             })
             .collect();
-        let decision = decide(&problem, &candidates, self.options)?;
+        let decision = decide(&problem, &candidates, options)?;
         Ok(Solved {
             problem,
             candidates,
@@ -299,7 +306,7 @@ impl Subject<'_> {
 }
 
 /// How long solving may take, and for what.
-pub(crate) fn options() -> Options {
+fn options() -> Options {
     Options {
         time_limit: Duration::from_secs(60),
         ..Options::default()

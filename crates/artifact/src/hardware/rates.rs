@@ -1,0 +1,280 @@
+//! What the figures of a machine come down to for one model: a decode step's matrices all have rows of
+//! the hidden state's length in one format, so the kernels' speeds become a handful of numbers.
+//!
+//! ```text
+//! seconds = bytes / bandwidth + jumps · row_seconds + summed rows · sum_row_seconds
+//! ```
+//!
+//! A jump is a row that does not follow the one read before: the processor's reading ahead starts
+//! anew. Of `n` rows of which a share `d` is read, about `d · n · (1 − d)` are jumps.
+
+use powerinfer_kernels::Format;
+
+use super::{Cpu, Hardware, KernelSpeed};
+
+/// Share of rows that [`KernelSpeed`]s of some rows are measured with.
+const MEASURED_DENSITY: f64 = 0.1;
+/// Kernels over which the cost model spreads what a layer does beside matrices: three of attention, two
+/// of the FFN.
+const KERNELS_PER_LAYER: f64 = 5.0;
+/// Kernels that a layer runs in truth: query, key, value, output, gate, up, down.
+const MATRICES_PER_LAYER: f64 = 7.0;
+
+/// The sizes of a model that set what a decode step costs beside bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelShape {
+    /// How weights are stored.
+    pub format: Format,
+    /// Length of the hidden state.
+    pub hidden: usize,
+    /// Neurons of a layer.
+    pub neurons: usize,
+    /// Tokens to choose from.
+    pub vocabulary: usize,
+}
+
+/// How fast some threads go through matrices whose rows have some length.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CpuRates {
+    /// Whole matrices.
+    pub bytes_per_second: f64,
+    /// A jump to another row, beside bytes.
+    pub row_seconds: f64,
+    /// A row that is added to a sum, beside bytes and jumps.
+    pub sum_row_seconds: f64,
+}
+
+impl CpuRates {
+    /// Seconds of reading whole matrices of `bytes`.
+    pub fn whole(&self, bytes: f64) -> f64 {
+        bytes / self.bytes_per_second
+    }
+
+    /// Seconds of reading `count` scattered rows of `bytes` in all.
+    pub fn rows(&self, count: f64, bytes: f64) -> f64 {
+        self.whole(bytes) + count * self.row_seconds
+    }
+
+    /// Seconds of adding up `count` scattered rows of `bytes` in all.
+    pub fn sums(&self, count: f64, bytes: f64) -> f64 {
+        self.rows(count, bytes) + count * self.sum_row_seconds
+    }
+}
+
+/// Seconds per row, of each kind of kernel.
+#[derive(Clone, Copy)]
+struct RowSeconds {
+    dense: f64,
+    rows: f64,
+    axpy: f64,
+    dense_axpy: f64,
+}
+
+impl RowSeconds {
+    fn of(speed: &KernelSpeed) -> Self {
+        let bytes = speed.row_bytes as f64;
+        Self {
+            dense: bytes / speed.dense_bytes_per_second,
+            rows: bytes / speed.rows_bytes_per_second,
+            axpy: bytes / speed.axpy_bytes_per_second,
+            dense_axpy: bytes / speed.dense_axpy_bytes_per_second,
+        }
+    }
+
+    fn map(self, other: Self, change: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            dense: change(self.dense, other.dense),
+            rows: change(self.rows, other.rows),
+            axpy: change(self.axpy, other.axpy),
+            dense_axpy: change(self.dense_axpy, other.dense_axpy),
+        }
+    }
+}
+
+impl Cpu {
+    /// How fast `threads` threads go through matrices in `format` whose rows have `row_bytes`: as
+    /// measured, in between along a straight line through the times of a row, beyond as fast as at the
+    /// end. Where nothing was measured for the format, what bandwidth and
+    /// [`row_seconds`](Cpu::row_seconds) say.
+    pub fn rates(&self, format: Format, threads: usize, row_bytes: f64) -> CpuRates {
+        let of_format = || self.kernels.iter().filter(|kernel| kernel.format == format);
+        // The most threads that were measured and are not too many, or else the fewest.
+        let measured = of_format().map(|kernel| kernel.threads);
+        let measured = measured
+            .clone()
+            .filter(|count| *count <= threads)
+            .max()
+            .or(measured.min());
+        let mut points: Vec<(f64, RowSeconds)> = of_format()
+            .filter(|kernel| Some(kernel.threads) == measured)
+            .map(|kernel| (kernel.row_bytes as f64, RowSeconds::of(kernel)))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let above = points.partition_point(|(bytes, _)| *bytes < row_bytes);
+        let scaled = |(bytes, row): (f64, RowSeconds)| row.map(row, |a, _| a * row_bytes / bytes);
+        let row = match (
+            above.checked_sub(1).map(|below| points[below]),
+            points.get(above),
+        ) {
+            (None, None) => {
+                return CpuRates {
+                    bytes_per_second: self.read_bandwidth_bytes_per_second,
+                    row_seconds: self.row_seconds,
+                    sum_row_seconds: self.sum_row_seconds,
+                };
+            }
+            (None, Some(end)) => scaled(*end),
+            (Some(end), None) => scaled(end),
+            (Some(below), Some(above)) => {
+                let part = (row_bytes - below.0) / (above.0 - below.0);
+                below.1.map(above.1, |a, b| a + (b - a) * part)
+            }
+        };
+        let jump = |some: f64, all: f64| ((some - all) / (1.0 - MEASURED_DENSITY)).max(0.0);
+        CpuRates {
+            bytes_per_second: row_bytes / row.dense,
+            row_seconds: (jump(row.rows, row.dense) + jump(row.axpy, row.dense_axpy)) / 2.0,
+            sum_row_seconds: (row.dense_axpy - row.dense).max(0.0),
+        }
+    }
+}
+
+impl Hardware {
+    /// This machine as a model of this shape finds it: `cpu` has the bandwidth and the costs of just its
+    /// rows, and no tables.
+    #[must_use]
+    pub fn for_model(&self, shape: ModelShape) -> Self {
+        let mut machine = self.clone();
+        let cpu = &mut machine.cpu;
+        let row_bytes = shape.format.row_bytes(shape.hidden);
+        if cpu
+            .kernels
+            .iter()
+            .any(|kernel| kernel.format == shape.format)
+        {
+            let rates = self.cpu.rates(shape.format, cpu.threads, row_bytes as f64);
+            cpu.read_bandwidth_bytes_per_second = rates.bytes_per_second;
+            cpu.row_seconds = rates.row_seconds;
+            cpu.sum_row_seconds = rates.sum_row_seconds;
+            for figure in [
+                "read_bandwidth_bytes_per_second",
+                "row_seconds",
+                "sum_row_seconds",
+            ] {
+                machine.sources.insert(
+                    format!("cpu.{figure}"),
+                    format!(
+                        "measured, for rows of {row_bytes} bytes in {}",
+                        shape.format
+                    ),
+                );
+            }
+        }
+        cpu.kernels.clear();
+        cpu.reads.clear();
+        // The cost model counts fewer kernels than there are; those beside matrices are in none.
+        let beside = shape.hidden as f64 * cpu.hidden_seconds
+            + shape.neurons as f64 * cpu.neuron_seconds
+            + MATRICES_PER_LAYER * cpu.kernel_seconds;
+        cpu.kernel_seconds = beside / KERNELS_PER_LAYER;
+        cpu.token_seconds += shape.vocabulary as f64 * cpu.vocabulary_seconds;
+        (
+            cpu.hidden_seconds,
+            cpu.neuron_seconds,
+            cpu.vocabulary_seconds,
+        ) = (0.0, 0.0, 0.0);
+        machine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::named;
+    use super::*;
+
+    fn speed(row_bytes: u64, threads: usize, speeds: [f64; 4]) -> KernelSpeed {
+        KernelSpeed {
+            format: Format::Q8_0,
+            threads,
+            row_bytes,
+            dense_bytes_per_second: speeds[0],
+            rows_bytes_per_second: speeds[1],
+            axpy_bytes_per_second: speeds[2],
+            dense_axpy_bytes_per_second: speeds[3],
+        }
+    }
+
+    #[test]
+    fn what_was_measured_comes_back() {
+        let mut cpu = named("cpu-only").unwrap().cpu;
+        cpu.kernels = vec![
+            speed(1000, 1, [1e9, 0.5e9, 0.5e9, 1e9]),
+            speed(2000, 1, [2e9, 1e9, 1e9, 2e9]),
+            speed(1000, 4, [4e9, 2e9, 1e9, 2e9]),
+        ];
+        let rates = cpu.rates(Format::Q8_0, 3, 1000.0);
+        assert_eq!(rates.whole(1e9), 1.0);
+        // A tenth of the rows takes 2 µs a row instead of 1, nine tenths of them jumps.
+        assert!((rates.row_seconds - 1e-6 / 0.9).abs() < 1e-15);
+        assert_eq!(rates.sum_row_seconds, 0.0);
+        let rates = cpu.rates(Format::Q8_0, 4, 1000.0);
+        assert!((rates.sum_row_seconds - 0.25e-6).abs() < 1e-15);
+        assert!((cpu.rates(Format::Q8_0, 1, 1500.0).whole(1500.0) - 1e-6).abs() < 1e-15);
+        assert!((cpu.rates(Format::Q8_0, 1, 4000.0).bytes_per_second - 2e9).abs() < 1.0);
+        let other = cpu.rates(Format::F32, 1, 1000.0);
+        assert_eq!(other.bytes_per_second, cpu.read_bandwidth_bytes_per_second);
+    }
+
+    #[test]
+    fn a_model_finds_its_rows_and_nothing_else() {
+        let mut machine = named("cpu-only").unwrap();
+        machine.cpu.kernels = vec![speed(1088, 8, [1e9, 1e9, 1e9, 1e9])];
+        let shape = ModelShape {
+            format: Format::Q8_0,
+            hidden: 1024,
+            neurons: 4096,
+            vocabulary: 1000,
+        };
+        let fitted = machine.for_model(shape);
+        fitted.validate().unwrap();
+        assert!((fitted.cpu.read_bandwidth_bytes_per_second - 1e9).abs() < 1.0);
+        assert_eq!(fitted.cpu.row_seconds, 0.0);
+        assert!(fitted.cpu.kernels.is_empty());
+        assert!(fitted.sources["cpu.row_seconds"].contains("1088 bytes in q8_0"));
+        assert!(fitted.cpu.kernel_seconds > machine.cpu.kernel_seconds);
+        assert!(fitted.cpu.token_seconds > 0.0);
+        let other = machine.for_model(ModelShape {
+            format: Format::F32,
+            ..shape
+        });
+        let (before, after) = (&machine.cpu, &other.cpu);
+        assert_eq!(after.row_seconds, before.row_seconds);
+        assert_eq!(
+            after.read_bandwidth_bytes_per_second,
+            before.read_bandwidth_bytes_per_second
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn more_work_never_takes_less_time(
+            speeds in prop::collection::vec((64u64..100_000, 1usize..9, prop::array::uniform4(1e8f64..1e11)), 0..9),
+            row_bytes in 16.0f64..200_000.0, threads in 1usize..12,
+            count in 0.0f64..1e5, more in 0.0f64..1e5,
+        ) {
+            let mut cpu = named("cpu-only").unwrap().cpu;
+            cpu.kernels = speeds.into_iter().map(|(bytes, threads, s)| speed(bytes, threads, s)).collect();
+            let rates = cpu.rates(Format::Q8_0, threads, row_bytes);
+            let bytes = count * row_bytes;
+            let (whole, rows, sums) = (rates.whole(bytes), rates.rows(count, bytes), rates.sums(count, bytes));
+            prop_assert!(rates.bytes_per_second.is_finite() && rates.bytes_per_second > 0.0);
+            prop_assert!(whole >= 0.0 && rows >= whole && sums >= rows && sums.is_finite());
+            let larger = count + more;
+            let bytes = larger * row_bytes;
+            prop_assert!(rates.whole(bytes) >= whole);
+            prop_assert!(rates.rows(larger, bytes) >= rows && rates.sums(larger, bytes) >= sums);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! How fast this machine runs what decoding is made of, in just the way that a decode step runs it:
+//! through the same splitting over threads, over weights in a mapped file larger than the caches.
+
+use std::{hint::black_box, path::Path, time::Instant};
+
+use powerinfer_artifact::{
+    ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
+};
+use powerinfer_bundle::StoredNorm;
+use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, pack};
+use powerinfer_model::{Activation, NormKind, Rotary};
+
+use crate::{
+    RuntimeError, Sampler, SamplingSettings, Threads, ffn, norm::norm_all, rotary::rotate,
+};
+
+/// Every byte of the weights. As float32, bfloat16 and float16 it is an ordinary number, so nothing is
+/// slowed down by what is none.
+pub const WEIGHT_BYTE: u8 = 0x3c;
+/// Share of rows that are read where some are: what sparse models have, and what leaves rows alone.
+const DENSITY: f64 = 0.1;
+/// Share of the weights that some rows are taken from: the rest has been read last and is in a cache.
+const FIRST: f64 = 0.75;
+/// Tokens of a prompt that go through a matrix together.
+const PROMPT_TOKENS: usize = 64;
+
+/// What a decode step takes beside matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BesideMatrices {
+    /// Starting a kernel and waiting for all threads.
+    pub kernel_seconds: f64,
+    /// A layer, per number of the hidden state.
+    pub hidden_seconds: f64,
+    /// A layer, per neuron.
+    pub neuron_seconds: f64,
+    /// A token, per entry of the vocabulary.
+    pub vocabulary_seconds: f64,
+}
+
+/// Weights to run kernels on: a mapped file of [`WEIGHT_BYTE`]s.
+#[derive(Debug)]
+pub struct SpeedTest {
+    weights: FileBytes,
+}
+
+impl SpeedTest {
+    /// Kernels will read the file at `path`, which holds [`WEIGHT_BYTE`]s alone; it is best many times
+    /// as large as the caches.
+    pub fn open(path: &Path) -> Result<Self, ArtifactError> {
+        let weights = FileBytes::open(path)?;
+        // Mapped pages are entered on their first reading; that happens once in a run, so not here.
+        let pages = weights.iter().step_by(4096);
+        black_box(pages.map(|byte| u64::from(*byte)).sum::<u64>());
+        Ok(Self { weights })
+    }
+
+    /// As many rows of `columns` weights as there are bytes for.
+    fn matrix(&self, format: Format, columns: usize) -> Matrix<'_> {
+        let rows = self.weights.len() / format.row_bytes(columns);
+        let blocks = rows * columns.div_ceil(BLOCK);
+        let bytes = &self.weights[..];
+        let plane = |start: usize, length: usize| &bytes[start..][..length];
+        let data = match format {
+            Format::F32 => MatrixData::F32(bytemuck::cast_slice(plane(0, rows * columns * 4))),
+            Format::Bf16 => MatrixData::Bf16(bytemuck::cast_slice(plane(0, rows * columns * 2))),
+            Format::Q8_0 => MatrixData::Q8_0 {
+                quants: bytemuck::cast_slice(plane(0, blocks * BLOCK)),
+                scales: bytemuck::cast_slice(plane(blocks * BLOCK, blocks * 2)),
+            },
+            Format::Q4_0 => MatrixData::Q4_0 {
+                quants: plane(0, blocks * BLOCK / 2),
+                scales: bytemuck::cast_slice(plane(blocks * BLOCK / 2, blocks * 2)),
+            },
+        };
+        Matrix::new(rows, columns, data).expect("the planes were cut for this shape")
+    }
+
+    /// Runs every kind of kernel over the weights as rows of `columns`, `passes` times each in turn; the
+    /// median of each.
+    pub fn kernels(
+        &self,
+        threads: &Threads,
+        format: Format,
+        columns: usize,
+        passes: usize,
+    ) -> KernelSpeed {
+        let matrix = self.matrix(format, columns);
+        let x = vec![0.5; columns];
+        let mut out = vec![0.0; matrix.rows()];
+        let mut sum = vec![0.0; columns];
+        let mut random = Random::new(1);
+        let first = (matrix.rows() as f64 * FIRST) as u32;
+        let all: Vec<u32> = (0..matrix.rows() as u32).collect();
+        let coefficients = vec![1e-3; matrix.rows()];
+        let mut some = || -> Vec<u32> { (0..first).filter(|_| random.unit() < DENSITY).collect() };
+        let mut seconds: [Vec<f64>; 4] = Default::default();
+        for _ in 0..passes.max(1) {
+            // Per byte; other rows each time, after a pass over all, so that no cache has them.
+            let mut time = |kind: usize, rows: usize, act: &mut dyn FnMut()| {
+                let started = Instant::now();
+                act();
+                let bytes = (rows * matrix.row_bytes()).max(1) as f64;
+                seconds[kind].push(started.elapsed().as_secs_f64() / bytes);
+            };
+            let (products, sums) = (some(), some());
+            time(0, all.len(), &mut || threads.gemv(&matrix, &x, &mut out));
+            time(1, products.len(), &mut || {
+                threads.gemv_rows(&matrix, &products, &x, &mut out[..products.len()]);
+            });
+            time(2, all.len(), &mut || {
+                threads.axpy_rows(&matrix, &all, &coefficients, &mut sum);
+            });
+            time(3, sums.len(), &mut || {
+                threads.axpy_rows(&matrix, &sums, &coefficients[..sums.len()], &mut sum);
+            });
+            black_box((&out, &sum));
+        }
+        let speed = |kind: usize| (1.0 / median(seconds[kind].clone())).round();
+        KernelSpeed {
+            format,
+            threads: threads.count(),
+            row_bytes: matrix.row_bytes() as u64,
+            dense_bytes_per_second: speed(0),
+            rows_bytes_per_second: speed(1),
+            axpy_bytes_per_second: speed(3),
+            dense_axpy_bytes_per_second: speed(2),
+        }
+    }
+
+    /// Bytes per second that `threads` threads read of rows of `row_bytes`, with plain loads: every
+    /// tenth row at random, or all of them where they are as good as a stream.
+    pub fn read(&self, threads: usize, row_bytes: usize, passes: usize) -> f64 {
+        let rows = self.weights.len() / row_bytes;
+        let is_stream = rows < 1024;
+        let mut random = Random::new(2);
+        let words: &[u64] = bytemuck::cast_slice(&self.weights[..self.weights.len() / 8 * 8]);
+        let row_words = row_bytes / 8;
+        let mut seconds = Vec::new();
+        for _ in 0..passes.max(1) {
+            let listed: Vec<usize> = (0..rows)
+                .filter(|_| is_stream || random.unit() < DENSITY)
+                .collect();
+            let share = listed.len().div_ceil(threads.max(1)).max(1);
+            let started = Instant::now();
+            std::thread::scope(|scope| {
+                for part in listed.chunks(share) {
+                    scope.spawn(move || {
+                        let mut sums = [0u64; 32];
+                        for row in part {
+                            let row = &words[row * row_words..][..row_words];
+                            for words in row.chunks_exact(sums.len()) {
+                                for (sum, word) in sums.iter_mut().zip(words) {
+                                    *sum = sum.wrapping_add(*word);
+                                }
+                            }
+                        }
+                        black_box(sums);
+                    });
+                }
+            });
+            let bytes = (listed.len() * row_bytes).max(1) as f64;
+            seconds.push(started.elapsed().as_secs_f64() / bytes);
+        }
+        (1.0 / median(seconds)).round()
+    }
+
+    /// Multiplications and additions per second in the matrix products of prompts.
+    pub fn operations(&self, threads: &Threads) -> f64 {
+        const ROWS: usize = 2048;
+        const COLUMNS: usize = 2048;
+        let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
+        let x = vec![0.5; PROMPT_TOKENS * COLUMNS];
+        let mut out = vec![0.0; PROMPT_TOKENS * ROWS];
+        let seconds = median_seconds(3, || threads.gemm(&matrix, &x, PROMPT_TOKENS, &mut out));
+        ((2 * PROMPT_TOKENS * ROWS * COLUMNS) as f64 / seconds).round()
+    }
+
+    /// What a decode step takes beside matrices.
+    pub fn beside_matrices(&self, threads: &Threads) -> Result<BesideMatrices, RuntimeError> {
+        Ok(BesideMatrices {
+            kernel_seconds: self.kernel_seconds(threads)?,
+            hidden_seconds: hidden_seconds(),
+            neuron_seconds: neuron_seconds(),
+            vocabulary_seconds: vocabulary_seconds()?,
+        })
+    }
+
+    /// What handing a kernel to all threads takes, beside what is done.
+    fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
+        // Just enough to be shared. It stays in the caches, so that its own time is small.
+        const COLUMNS: usize = 1024;
+        const ROWS: usize = 512;
+        let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
+        let (x, mut out) = (vec![0.5; COLUMNS], vec![0.0; ROWS]);
+        let alone = Threads::new(threads.isa(), 1)?;
+        let mut time = |threads: &Threads| {
+            median_seconds(301, || threads.gemv(&matrix, black_box(&x), &mut out))
+        };
+        let (one, all) = (time(&alone), time(threads));
+        let tiny = pack(Format::Q8_0, 1, BLOCK, &[0.5; BLOCK]);
+        let start = median_seconds(301, || {
+            alone.gemv(&tiny.as_view(), black_box(&x[..BLOCK]), &mut out[..1]);
+        });
+        Ok((all - one / threads.count() as f64).max(start))
+    }
+}
+
+/// Norms twice, rotation of queries and keys, and the sums and copies around attention and FFN, per
+/// number of the hidden state.
+fn hidden_seconds() -> f64 {
+    const SIZE: usize = 4096;
+    const HEAD: usize = 128;
+    let norm = StoredNorm {
+        weight: vec![1.0; SIZE],
+        bias: None,
+    };
+    let frequencies = (0..HEAD / 2).map(|pair| 1e4f64.powf(-2.0 * pair as f64 / HEAD as f64));
+    let rotary = Rotary {
+        frequencies: frequencies.collect(),
+        magnitude: 1.0,
+    };
+    let mut hidden = vec![0.5f32; SIZE];
+    let seconds = median_seconds(101, || {
+        for _ in 0..2 {
+            let mut input = hidden.clone();
+            norm_all(NormKind::RootMeanSquare, 1e-5, &norm, &mut input);
+            // Queries, or keys; and what was computed of them added up.
+            rotate(&rotary, &mut input, HEAD, 100);
+            let partial = black_box(input);
+            ffn::add(&mut hidden, &partial);
+            hidden.iter_mut().for_each(|x| *x *= 0.5);
+        }
+        black_box(&hidden);
+    });
+    seconds / SIZE as f64
+}
+
+/// Listing the neurons, their activation, and keeping those that are active.
+fn neuron_seconds() -> f64 {
+    const NEURONS: usize = 8192;
+    let mut random = Random::new(3);
+    let gates: Vec<f32> = (0..NEURONS)
+        .map(|_| (random.normal() - 1.3) as f32)
+        .collect();
+    let (mut rows, mut values) = (Vec::new(), Vec::new());
+    let seconds = median_seconds(101, || {
+        rows.clear();
+        rows.extend(0..NEURONS as u32);
+        values.clone_from(&gates);
+        ffn::keep(&mut rows, &mut values, |_, gate| {
+            let activation = Activation::Relu.apply(gate);
+            (activation != 0.0).then_some(activation)
+        });
+        black_box((&rows, &values));
+    });
+    seconds / NEURONS as f64
+}
+
+/// Choosing the likeliest token.
+fn vocabulary_seconds() -> Result<f64, RuntimeError> {
+    const VOCABULARY: usize = 32_000;
+    let mut random = Random::new(4);
+    let logits: Vec<f32> = (0..VOCABULARY).map(|_| random.normal() as f32).collect();
+    let mut sampler = Sampler::new(SamplingSettings::default())?;
+    let seconds = median_seconds(31, || {
+        black_box(sampler.sample(black_box(&logits)));
+    });
+    Ok(seconds / VOCABULARY as f64)
+}
+
+/// The median time of `act`.
+fn median_seconds(passes: usize, mut act: impl FnMut()) -> f64 {
+    median(
+        (0..passes.max(1))
+            .map(|_| {
+                let started = Instant::now();
+                act();
+                started.elapsed().as_secs_f64()
+            })
+            .collect(),
+    )
+}
+
+/// The middle one, never 0.
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2].max(1e-15)
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_kernels::Isa;
+
+    use super::*;
+
+    #[test]
+    fn every_speed_is_one_whatever_the_shape() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, vec![WEIGHT_BYTE; 12 << 20]).unwrap();
+        let test = SpeedTest::open(&path).unwrap();
+        for count in [1, 2] {
+            let threads = Threads::new(Isa::detect().unwrap(), count).unwrap();
+            for format in Format::ALL {
+                for columns in [32, 1024, 5000] {
+                    let columns = columns / BLOCK * BLOCK;
+                    let speed = test.kernels(&threads, format, columns, 1);
+                    assert_eq!(speed.row_bytes as usize, format.row_bytes(columns));
+                    assert_eq!((speed.format, speed.threads), (format, count));
+                    for speed in [
+                        speed.dense_bytes_per_second,
+                        speed.rows_bytes_per_second,
+                        speed.axpy_bytes_per_second,
+                        speed.dense_axpy_bytes_per_second,
+                    ] {
+                        assert!(speed.is_finite() && speed > 1e3, "{speed}");
+                    }
+                }
+            }
+            assert!(test.read(count, 4096, 1) > 1e3);
+            assert!(test.read(count, 4 << 20, 1) > 1e3, "a stream");
+            assert!(test.operations(&threads) > 1e3);
+            let beside = test.beside_matrices(&threads).unwrap();
+            for seconds in [
+                beside.kernel_seconds,
+                beside.hidden_seconds,
+                beside.neuron_seconds,
+                beside.vocabulary_seconds,
+            ] {
+                assert!(seconds > 0.0 && seconds < 1e-2, "{beside:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Machines: measured here, named, or described in a file by hand, well or badly.
+
+use std::fs;
+
+use super::sandbox::{Run, Sandbox};
+
+/// Plans the demo for the machine called or described by `hardware`.
+fn place(sandbox: &Sandbox, hardware: &str) -> Run {
+    let arguments = ["place", "demo", "--vram", "0G", "--dry-run", "--json"];
+    sandbox.run(&[&arguments[..], &["--hardware", hardware]].concat())
+}
+
+#[test]
+fn what_the_doctor_writes_is_what_place_plans_for() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    for file in ["here.toml", "here.json"] {
+        let told = sandbox
+            .run(&["doctor", "--quick", "--write", file, "--threads", "1"])
+            .good();
+        assert!(told.text().contains("sum of some"), "{}", told.text());
+        assert!(told.stderr.contains(file), "{}", told.stderr);
+        let plan = place(&sandbox, file).good().json()["plan"].clone();
+        assert_eq!(plan["hardware"]["name"], "this machine");
+        let cpu = &plan["hardware"]["cpu"];
+        assert!(cpu["row_seconds"].as_f64().unwrap() >= 0.0, "{cpu}");
+        assert!(cpu["kernels"].is_null(), "the model's own figures: {cpu}");
+        let source = &plan["hardware"]["sources"]["cpu.read_bandwidth_bytes_per_second"];
+        assert!(source.as_str().unwrap().contains("in q8_0"), "{source}");
+    }
+
+    // Where memory is slow, foreseeing pays; where jumps are dear, nothing is left out.
+    let written = fs::read_to_string(sandbox.path("here.json")).unwrap();
+    let policy = |row_seconds: f64| {
+        let mut hardware: serde_json::Value = serde_json::from_str(&written).unwrap();
+        let cpu = hardware["cpu"].as_object_mut().unwrap();
+        cpu.remove("kernels");
+        cpu["read_bandwidth_bytes_per_second"] = 1e9.into();
+        cpu["sum_row_seconds"] = 0.0.into();
+        cpu["row_seconds"] = row_seconds.into();
+        fs::write(sandbox.path("other.json"), hardware.to_string()).unwrap();
+        place(&sandbox, "other.json").good().json()["plan"]["layers"][0]["policy"].clone()
+    };
+    assert_eq!(policy(0.0), "predicted");
+    assert_eq!(policy(1e-3), "dense");
+}
+
+#[test]
+fn the_doctor_tells_programs_the_same() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.run(&["doctor", "--quick", "--json"]).good().json();
+    let cpu = &report["hardware"]["cpu"];
+    assert_eq!(cpu["threads"], report["threads"]);
+    let kernels = cpu["kernels"].as_array().unwrap();
+    for format in ["f32", "bf16", "q8_0", "q4_0"] {
+        assert!(kernels.iter().any(|kernel| kernel["format"] == format));
+    }
+    assert!(report["read_bandwidth_bytes_per_second"]["one_thread"].as_f64() > Some(1e8));
+    assert!(!report["gpu_status"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn every_machine_that_has_a_name_can_be_planned_for() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    for name in ["h200-16c", "rtx5090", "rtx4060-8g", "laptop"] {
+        let plan = place(&sandbox, name).good().json()["plan"].clone();
+        assert_eq!(plan["hardware"]["name"], name);
+        assert!(plan["totals"]["microseconds_per_token"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_bad_hardware_file_is_refused_by_figure_and_line() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let good = "name = 'mine'\ndescription = 'by hand'\n[cpu]\nthreads = 4\n\
+        read_bandwidth_bytes_per_second = 2e10\nram_bytes = 8000000000\nrow_seconds = 1e-8\n\
+        [[cpu.reads]]\nthreads = 4\nrow_bytes = 4096\nbytes_per_second = 1e10\n";
+    let try_text = |text: &str| {
+        fs::write(sandbox.path("mine.toml"), text).unwrap();
+        place(&sandbox, "mine.toml")
+    };
+    try_text(good).good();
+    for (from, to, words) in [
+        ("2e10", "0", "`cpu.read_bandwidth_bytes_per_second` is 0"),
+        (
+            "2e10",
+            "nan",
+            "`cpu.read_bandwidth_bytes_per_second` is NaN",
+        ),
+        (
+            "2e10",
+            "-1e9",
+            "`cpu.read_bandwidth_bytes_per_second` is -1000000000",
+        ),
+        ("= 1e10", "= inf", "`cpu.reads[0].bytes_per_second` is inf"),
+        ("1e-8", "-1e-8", "`cpu.row_seconds` is -0.00000001"),
+        (
+            "threads = 4\nread",
+            "threads = 0\nread",
+            "`cpu.threads` is 0",
+        ),
+    ] {
+        try_text(&good.replacen(from, to, 1)).bad(1, &["hardware `mine`", words, "hint: measure"]);
+    }
+    try_text(&good.replace("ram_bytes", "ram")).bad(
+        1,
+        &[
+            "`mine.toml` does not describe a machine: line 6",
+            "unknown field `ram`",
+            "hint: `powerinfer doctor --write FILE`",
+        ],
+    );
+    try_text("[cpu").bad(1, &["`mine.toml` does not describe a machine: line 1"]);
+    sandbox
+        .run(&["doctor", "--quick", "--write", "here.yaml"])
+        .bad(
+            1,
+            &[
+                "`here.yaml` is called neither `.toml` nor `.json`",
+                "hint: name the file",
+            ],
+        );
+}
