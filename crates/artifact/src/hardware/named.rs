@@ -85,6 +85,7 @@ pub fn named(name: &str) -> Option<Hardware> {
                 100.0,
                 "assumed: what 16 cores draw of 8 channels × 8 bytes × 5600 MT/s (358 GB/s)",
             ),
+            memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
             ram_gib: (128, "assumed"),
             cores: SERVER_16,
             card: Some(H200),
