@@ -127,6 +127,9 @@ source. Two have none and are assumed: 100 µs for handing over within a layer o
 half the bandwidth for its KV cache on the CPU. They were chosen by what such steps usually
 take, knowing this table; no figure belongs to one row.
 
+The answers for this engine cannot be compared so: it has no GPU kernels yet, and its figures assume
+that they will read at the 80 % of a card's nominal bandwidth that good kernels sustain.
+
 The paper's bar charts were read from a text conversion, their labels assigned by order; means and
 peaks that its text gives agree with the assignment. Labels have two digits, so 0.6 is anything from
 0.55 to 0.65. Inputs of figure 13 are not stated; 8 tokens are taken. Memory of `pc-high` is
