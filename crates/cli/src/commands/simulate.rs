@@ -38,7 +38,7 @@ pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
     #[arg(long, value_name = "SHAPE")]
     like: String,
-    /// Machine: a name (see `powerinfer place --help`) or a JSON file
+    /// Machine: a name (see `powerinfer place --help`) or a TOML or JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = "rtx4090")]
     hardware: String,
     /// Memory to use on the GPU; 0G uses none [default: all of the card's]
