@@ -21,6 +21,7 @@ mod pack;
 mod signs;
 mod transpose;
 
+pub use cpu::GEMM_BYTES;
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
 pub use half::{bf16, f16};

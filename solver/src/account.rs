@@ -1,71 +1,84 @@
-//! The account: every use of memory on both devices, line by line.
+//! The account: every use of memory on every device, line by line.
 
-use powerinfer_artifact::plan::{BudgetLine, COLD_NEURONS, Device, HOT_NEURONS};
+use powerinfer_artifact::plan::{
+    ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+    PREDICTORS, SCRATCH,
+};
 
-use crate::{Layer, Problem, SolveError, dense::DensePlaces};
+use crate::{Problem, SolveError, places::Places};
 
-/// Every use of memory on both devices; the GPU's context and scratch only where it is used.
-pub(crate) fn lines(
-    problem: &Problem,
-    places: &DensePlaces,
-    hot_counts: &[usize],
-) -> Vec<BudgetLine> {
-    let layers = || problem.layers.iter().zip(hot_counts);
-    let hot = layers().map(|(layer, &hot)| layer.neurons_bytes(hot)).sum();
-    let cold = layers()
-        .map(|(layer, &hot)| layer.neurons_bytes(layer.frequencies.len() - hot))
-        .sum();
-    let dense = |homes: &[Device], device: Device, bytes: fn(&Layer) -> u64| -> u64 {
-        let here = problem.layers.iter().zip(homes);
-        here.filter(|(_, home)| **home == device)
-            .map(|(layer, _)| bytes(layer))
-            .sum()
-    };
+/// Every use of memory; a GPU's context and scratch only where it is used.
+pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
     let mut lines = Vec::new();
-    for device in [Device::Gpu, Device::Cpu] {
-        let mut line = |name: &str, bytes: u64| {
-            if bytes > 0 {
-                lines.push(BudgetLine {
-                    name: name.to_owned(),
-                    device,
-                    bytes,
-                });
-            }
-        };
-        line(
-            "attention",
-            dense(&places.attention, device, |layer| layer.attention_bytes),
-        );
-        line(
-            "predictors",
-            dense(&places.predictor, device, |layer| layer.predictor_bytes),
-        );
-        if places.head == device && !(device == Device::Cpu && problem.tied_head) {
-            line("head", problem.head_bytes);
-        }
-        line(
-            "KV cache",
-            dense(&places.kv, device, |layer| layer.kv_bytes),
-        );
-        match device {
-            Device::Gpu => {
-                line(HOT_NEURONS, hot);
-                if hot > 0 || places.use_gpu() {
-                    line("scratch", problem.gpu_scratch_bytes);
-                    line(
-                        "CUDA context and reserve",
-                        problem.gpu().map_or(0, |gpu| gpu.context_bytes),
-                    );
-                }
-            }
-            Device::Cpu => {
-                line("embeddings", problem.embedding_bytes);
-                line("scratch", problem.cpu_scratch_bytes);
-                line(COLD_NEURONS, cold);
+    for gpu in 0..problem.budget.vram_per_gpu().len() {
+        gpu_lines(problem, places, gpu, &mut lines);
+    }
+    let mut line = |name: &str, bytes: u64| push(&mut lines, name, Device::Cpu, 0, bytes);
+    let [attention, predictors, kv] = dense(problem, places, Device::Cpu, None);
+    let layers = problem.layers.iter().zip(&places.layers);
+    let cold =
+        layers.map(|(layer, place)| layer.neurons_bytes(layer.frequencies.len() - place.hot_count));
+    line(ATTENTION, attention);
+    line(PREDICTORS, predictors);
+    if places.head == Device::Cpu && !problem.tied_head {
+        line(HEAD, problem.head_bytes);
+    }
+    line(KV_CACHE, kv);
+    line(EMBEDDINGS, problem.embedding_bytes);
+    line(SCRATCH, problem.cpu_scratch_bytes);
+    line(COLD_NEURONS, cold.sum());
+    lines
+}
+
+fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<BudgetLine>) {
+    let mut line = |name: &str, bytes: u64| push(lines, name, Device::Gpu, gpu, bytes);
+    let [attention, predictors, kv] = dense(problem, places, Device::Gpu, Some(gpu));
+    let layers = problem.layers.iter().zip(&places.layers);
+    let hot = layers
+        .filter(|(_, place)| place.gpu == gpu)
+        .map(|(layer, place)| layer.neurons_bytes(place.hot_count));
+    if places.use_gpu(gpu) {
+        let context = problem.gpu().map_or(0, |gpu| gpu.context_bytes);
+        line("CUDA context and reserve", context);
+        line(SCRATCH, problem.gpu_scratch_bytes);
+    }
+    line(ATTENTION, attention);
+    line(PREDICTORS, predictors);
+    if places.head == Device::Gpu && places.head_gpu == gpu {
+        line(HEAD, problem.head_bytes);
+    }
+    line(KV_CACHE, kv);
+    line(HOT_NEURONS, hot.sum());
+}
+
+/// Attention, predictors and KV cache on a device, and on one GPU where it says which.
+fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>) -> [u64; 3] {
+    let mut sums = [0; 3];
+    let layers = problem.layers.iter().zip(&places.layers);
+    for (layer, place) in layers.filter(|(_, place)| gpu.is_none_or(|gpu| place.gpu == gpu)) {
+        let parts = [
+            (place.attention, layer.attention_bytes),
+            (place.predictor, layer.predictor_bytes),
+            (place.kv, layer.kv_bytes),
+        ];
+        for (sum, (home, bytes)) in sums.iter_mut().zip(parts) {
+            if home == device {
+                *sum += bytes;
             }
         }
     }
-    lines
+    sums
+}
+
+fn push(lines: &mut Vec<BudgetLine>, name: &str, device: Device, gpu: usize, bytes: u64) {
+    if bytes > 0 {
+        lines.push(BudgetLine {
+            name: name.to_owned(),
+            device,
+            gpu,
+            bytes,
+        });
+    }
 }
 
 /// Bytes of these lines on `device`.
@@ -74,33 +87,34 @@ pub(crate) fn bytes_on(device: Device, lines: &[BudgetLine]) -> u64 {
     here.map(|line| line.bytes).sum()
 }
 
-/// The error for a RAM budget below `needed`: names the first line that does not fit.
+/// The error for a budget of `device` below `needed`: names the first line that does not fit, of
+/// what has to be on it at least.
 pub(crate) fn too_small(
     problem: &Problem,
-    places: &DensePlaces,
-    most_hot_bytes: u64,
+    least: &Places,
+    device: Device,
     needed: u64,
 ) -> SolveError {
-    let budget = problem.budget.ram_bytes;
-    let all_cold = vec![0; problem.layers.len()];
-    let mut used = 0;
-    for mut line in lines(problem, places, &all_cold) {
-        if line.device == Device::Gpu {
-            continue;
-        }
-        if line.name == COLD_NEURONS {
-            line.bytes -= most_hot_bytes;
-        }
-        used += line.bytes;
-        if used > budget {
-            return SolveError::TooSmall {
-                device: Device::Cpu,
-                budget,
-                line: line.name,
-                line_bytes: line.bytes,
-                needed,
-            };
-        }
+    let budget = problem.budget.bytes(device);
+    let mut used: u64 = 0;
+    let lines = lines(problem, least);
+    let mut here = lines.iter().filter(|line| line.device == device);
+    let line = here.find(|line| {
+        used = used.saturating_add(line.bytes);
+        used > budget
+    });
+    // The least there is may come of a placement that the lines do not show.
+    let last = lines.iter().rev().find(|line| line.device == device);
+    let (line, line_bytes) = line
+        .or(last)
+        .map_or((COLD_NEURONS.to_owned(), needed), |line| {
+            (line.name.clone(), line.bytes)
+        });
+    SolveError::TooSmall {
+        device,
+        budget,
+        line,
+        line_bytes,
+        needed,
     }
-    unreachable!("the CPU's lines add up to more than its budget")
 }

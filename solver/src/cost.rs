@@ -10,11 +10,15 @@
 //! more wherever the attention of one layer lives elsewhere than that of the one before. The KV
 //! cache counts as full.
 
-use std::ops::{Add, Range};
+use std::ops::Add;
 
 use powerinfer_artifact::plan::Device;
 
-use crate::{Layer, Problem, Way, Work, dense::DensePlaces, machine::Machine};
+use crate::{
+    Layer, Problem, Way, Work,
+    machine::Machine,
+    places::{LayerPlace, Places},
+};
 
 /// Kernels that each part of a layer takes.
 const ATTENTION_KERNELS: f64 = 3.0;
@@ -34,6 +38,17 @@ pub(crate) struct Cost {
     pub(crate) total: f64,
 }
 
+impl Cost {
+    /// Nobody works.
+    fn of_waiting(seconds: f64) -> Self {
+        Self {
+            sync: seconds,
+            total: seconds,
+            ..Self::default()
+        }
+    }
+}
+
 impl Add for Cost {
     type Output = Self;
 
@@ -47,90 +62,137 @@ impl Add for Cost {
     }
 }
 
-/// Cost of layer `index` when its first `hot_count` neurons are on the GPU.
-pub(crate) fn layer(
-    problem: &Problem,
-    places: &DensePlaces,
-    index: usize,
-    hot_count: usize,
-) -> Cost {
-    let machine = Machine(&problem.hardware);
-    let layer = &problem.layers[index];
-    let home = places.attention[index];
-    let before = match index {
-        0 => Device::Cpu,
-        _ => places.attention[index - 1],
-    };
-    let mut cost = crossing(problem, before, home)
-        + machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
-        + machine.serial(places.kv[index], layer.kv_bytes as f64, 0.0);
-    if layer.kv_bytes > 0 && places.kv[index] != home {
-        cost = cost + hand_over(problem);
-    }
-    cost + ffn_with_foresight(problem, places, index, hot_count)
+/// Some neurons of a layer: how many, and how many of them are active on average.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Neurons {
+    pub(crate) count: f64,
+    pub(crate) active: f64,
 }
 
-/// The part of it that depends on which way the FFN goes.
-pub(crate) fn ffn_with_foresight(
-    problem: &Problem,
-    places: &DensePlaces,
-    index: usize,
-    hot_count: usize,
-) -> Cost {
-    let layer = &problem.layers[index];
-    let home = places.attention[index];
-    let mut cost = ffn(problem, layer, home, hot_count);
-    if layer.way.foresight != Work::default() {
-        let place = places.predictor[index];
-        let machine = Machine(&problem.hardware);
-        cost = cost + machine.work(place, layer.way.foresight, PREDICTOR_KERNELS);
-        if place != home {
-            cost = cost + hand_over(problem);
+impl Neurons {
+    /// Neurons that are active so often.
+    pub(crate) fn of(frequencies: &[f64]) -> Self {
+        Self {
+            count: frequencies.len() as f64,
+            // Plus 0, for an empty sum is −0.
+            active: frequencies.iter().sum::<f64>() + 0.0,
         }
+    }
+}
+
+/// Cost of a token.
+pub(crate) fn total(problem: &Problem, places: &Places) -> Cost {
+    let layers = (0..problem.layers.len()).map(|index| layer(problem, places, index));
+    layers.fold(head(problem, places), |sum, layer| sum + layer)
+}
+
+/// Cost of layer `index`, with the way into it.
+pub(crate) fn layer(problem: &Problem, places: &Places, index: usize) -> Cost {
+    layer_on(problem, problem, places, index)
+}
+
+/// Cost of layer `index` of `problem` on the machine of another problem.
+pub(crate) fn layer_on(
+    machine: &Problem,
+    problem: &Problem,
+    places: &Places,
+    index: usize,
+) -> Cost {
+    let (layer, place) = (&problem.layers[index], &places.layers[index]);
+    let before = match index {
+        0 => (Device::Cpu, 0),
+        _ => {
+            let before = &places.layers[index - 1];
+            (before.attention, before.gpu)
+        }
+    };
+    crossing(machine, before, (place.attention, place.gpu))
+        + attention(machine, layer, place)
+        + ffn_with_foresight(machine, &layer.way, &layer.frequencies, place)
+}
+
+/// The part of a layer that is the same whichever way its FFN goes.
+pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
+    let machine = Machine(&problem.hardware);
+    let home = place.attention;
+    let mut cost = machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
+        + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
+        + machine.layer(home);
+    if layer.kv_bytes > 0 && place.kv != home {
+        cost = cost + hand_over(problem);
     }
     cost
 }
 
-/// Cost of the head, after a last layer whose attention is on `before`.
-pub(crate) fn head(problem: &Problem, places: &DensePlaces) -> Cost {
-    let machine = Machine(&problem.hardware);
-    let before = *places.attention.last().expect("a valid problem has layers");
-    crossing(problem, before, places.head)
-        + machine.serial(places.head, problem.head_bytes as f64, 1.0)
-        + machine.token()
+/// The part of a layer that depends on which way its FFN goes.
+pub(crate) fn ffn_with_foresight(
+    problem: &Problem,
+    way: &Way,
+    frequencies: &[f64],
+    place: &LayerPlace,
+) -> Cost {
+    let (hot, cold) = frequencies.split_at(place.hot_count);
+    let (hot, cold) = (Neurons::of(hot), Neurons::of(cold));
+    foresight(problem, way, place.attention, place.predictor)
+        + ffn(problem, way, place.attention, hot, cold)
 }
 
-fn ffn(problem: &Problem, layer: &Layer, home: Device, hot_count: usize) -> Cost {
-    let machine = Machine(&problem.hardware);
-    let neuron_count = layer.frequencies.len();
-    let side = |device, neurons: Range<usize>| {
-        if neurons.is_empty() {
-            return Cost::default();
-        }
-        let work = machine.work(device, expected_work(layer, neurons), FFN_KERNELS);
-        if device == home {
-            work
-        } else {
-            work + hand_over(problem)
-        }
-    };
-    let hot = side(Device::Gpu, 0..hot_count);
-    let cold = side(Device::Cpu, hot_count..neuron_count);
+/// What foreseeing takes on `device`, for a layer at home on `home`.
+pub(crate) fn foresight(problem: &Problem, way: &Way, home: Device, device: Device) -> Cost {
+    if way.foresight == Work::default() {
+        return Cost::default();
+    }
+    let cost = Machine(&problem.hardware).work(device, way.foresight, PREDICTOR_KERNELS);
+    match device == home {
+        true => cost,
+        false => cost + hand_over(problem),
+    }
+}
+
+/// What these neurons take, the hot ones on the GPU and at the same time the cold ones on the CPU.
+pub(crate) fn ffn(problem: &Problem, way: &Way, home: Device, hot: Neurons, cold: Neurons) -> Cost {
+    let hot = side(problem, way, home, Device::Gpu, hot);
+    let cold = side(problem, way, home, Device::Cpu, cold);
     Cost {
         total: hot.total.max(cold.total),
         ..hot + cold
     }
 }
 
-/// What of these neurons a token reads on average.
-fn expected_work(layer: &Layer, neurons: Range<usize>) -> Work {
-    let count = neurons.len() as f64;
-    let active: f64 = layer.frequencies[neurons].iter().sum();
-    let neurons_alone = Way {
+/// What `neurons` take on `device`, for a layer at home on `home`.
+pub(crate) fn side(
+    problem: &Problem,
+    way: &Way,
+    home: Device,
+    device: Device,
+    neurons: Neurons,
+) -> Cost {
+    if neurons.count == 0.0 {
+        return Cost::default();
+    }
+    let alone = Way {
         foresight: Work::default(),
-        ..layer.way
+        ..*way
     };
-    neurons_alone.work(count, active)
+    let work = alone.work(neurons.count, neurons.active);
+    let cost = Machine(&problem.hardware).work(device, work, FFN_KERNELS);
+    match device == home {
+        true => cost,
+        false => cost + hand_over(problem),
+    }
+}
+
+/// Cost of the head, with the way into it.
+pub(crate) fn head(problem: &Problem, places: &Places) -> Cost {
+    let last = places.layers.last().expect("a valid problem has layers");
+    let (before, here) = ((last.attention, last.gpu), (places.head, places.head_gpu));
+    crossing(problem, before, here) + head_alone(problem, places.head)
+}
+
+/// Cost of the head on `device`, and of what comes once a token.
+pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
+    let machine = Machine(&problem.hardware);
+    machine.serial(device, problem.head_bytes as f64, 1.0) + machine.token()
 }
 
 /// Input to the other side and its share back.
@@ -139,27 +201,26 @@ fn hand_over(problem: &Problem) -> Cost {
         gpu.hand_over_seconds
             + 2.0 * problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
     });
-    Cost {
-        sync: seconds,
-        total: seconds,
-        ..Cost::default()
-    }
+    Cost::of_waiting(seconds)
 }
 
-/// The hidden state moves from one device to the other, or stays.
-fn crossing(problem: &Problem, from: Device, to: Device) -> Cost {
+/// The hidden state moves from one device and GPU to another, or stays.
+pub(crate) fn crossing(problem: &Problem, from: (Device, usize), to: (Device, usize)) -> Cost {
+    let times = match (from.0, to.0) {
+        (Device::Cpu, Device::Cpu) => 0.0,
+        (Device::Gpu, Device::Gpu) if from.1 == to.1 => 0.0,
+        // Cards for the home speak with one another through the CPU's memory.
+        (Device::Gpu, Device::Gpu) => 2.0,
+        _ => 1.0,
+    };
     let seconds = match &problem.hardware.gpu {
-        Some(gpu) if from != to => {
+        Some(gpu) => {
             gpu.pcie_latency_seconds
                 + problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
         }
-        _ => 0.0,
+        None => 0.0,
     };
-    Cost {
-        sync: seconds,
-        total: seconds,
-        ..Cost::default()
-    }
+    Cost::of_waiting(times * seconds)
 }
 
 #[cfg(test)]
@@ -170,7 +231,7 @@ mod tests {
     use crate::{Foreseen, NeuronShape, samples};
 
     /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per hand-over, nothing else.
-    fn problem(policy: Policy) -> (Problem, DensePlaces) {
+    fn problem(policy: Policy) -> (Problem, Places) {
         let mut problem = samples::small();
         problem.layers.truncate(1);
         let neuron = NeuronShape {
@@ -197,6 +258,7 @@ mod tests {
             attention_read_bytes: 0,
             predictor_bytes: 3_000,
             kv_bytes: 0,
+            pins: Default::default(),
         };
         problem.hidden_bytes = 0;
         problem.hardware.cpu.read_bandwidth_bytes_per_second = 1e9;
@@ -207,19 +269,24 @@ mod tests {
         gpu.hand_over_seconds = 1e-6;
         gpu.kernel_launch_seconds = 0.0;
         gpu.pcie_latency_seconds = 0.0;
-        let places = DensePlaces {
-            attention: vec![Device::Gpu],
-            predictor: vec![Device::Gpu],
-            kv: vec![Device::Gpu],
+        let place = LayerPlace {
+            gpu: 0,
+            attention: Device::Gpu,
+            kv: Device::Gpu,
+            predictor: Device::Gpu,
+            hot_count: 0,
+        };
+        let places = Places {
+            layers: vec![place],
             head: Device::Gpu,
-            left_bytes: 0,
+            head_gpu: 0,
         };
         (problem, places)
     }
 
     fn microseconds(policy: Policy, hot_count: usize) -> [f64; 4] {
         let (problem, places) = problem(policy);
-        let cost = layer(&problem, &places, 0, hot_count);
+        let cost = layer(&problem, &places.with_hot(&[hot_count]), 0);
         [cost.gpu, cost.cpu, cost.sync, cost.total].map(|seconds| (seconds * 1e9).round() / 1e3)
     }
 
@@ -239,22 +306,24 @@ mod tests {
     #[test]
     fn attention_takes_the_time_of_what_is_read_of_it() {
         let (mut problem, places) = problem(Policy::Dense);
+        let places = places.with_hot(&[2]);
         let mut time = |read: u64| {
             problem.layers[0].attention_bytes = 40_000;
             problem.layers[0].attention_read_bytes = read;
-            layer(&problem, &places, 0, 2).gpu
+            layer(&problem, &places, 0).gpu
         };
         assert!((time(40_000) - time(30_000) - 1e-6).abs() < 1e-12);
     }
 
     #[test]
     fn crossings_cost_where_the_hidden_state_changes_side() {
-        let (mut problem, mut places) = problem(Policy::Dense);
+        let (mut problem, places) = problem(Policy::Dense);
+        let mut places = places.with_hot(&[2]);
         problem.hardware.gpu.as_mut().unwrap().pcie_latency_seconds = 5e-6;
-        let all = layer(&problem, &places, 0, 2) + head(&problem, &places);
+        let all = total(&problem, &places);
         assert!((all.sync - 5e-6).abs() < 1e-12, "into the GPU once");
         places.head = Device::Cpu;
-        let all = layer(&problem, &places, 0, 2) + head(&problem, &places);
+        let all = total(&problem, &places);
         assert!((all.sync - 10e-6).abs() < 1e-12, "and out again");
     }
 }

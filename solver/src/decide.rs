@@ -1,14 +1,14 @@
-//! Which way to run each layer's FFN: the one that takes the least time where its neurons are.
-//!
-//! Where neurons are depends on nothing but how often they are active, and how long they take on
-//! where they are; so a placement is found, each layer takes its quickest way in it, and so on
-//! until nothing changes.
+//! Which way to run each layer's FFN, and where: the one that takes the least time.
 
-use powerinfer_artifact::plan::Plan;
+use std::time::Instant;
+
+use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
-    Options, Problem, SolveError, SolveReport, Way, Work, cost, dense::place_dense,
-    placement::place,
+    Layer, Options, Problem, SolveError, SolveReport, Way, Work, cost, latency,
+    placement::{Solved, solve_impact, solve_latency, write},
+    places::Places,
+    problem::validate_neurons,
 };
 
 /// Rounds after which the best placement so far is taken.
@@ -52,6 +52,9 @@ pub struct Decision {
 /// Places `problem`, whose layers may each go one of the ways in `candidates`; of equally quick ones
 /// the first is taken.
 ///
+/// Where time is the objective, ways and places are chosen together. The paper's knows no ways: there
+/// a placement is found, each layer takes its quickest way in it, and so on until nothing changes.
+///
 /// # Panics
 ///
 /// When there are not candidates for each layer, one of them allowed.
@@ -60,75 +63,125 @@ pub fn decide(
     candidates: &[Vec<Candidate>],
     options: &Options,
 ) -> Result<Decision, SolveError> {
+    let started = Instant::now();
+    check(problem, candidates, options)?;
+    let (with_ways, solved, chosen) = match options.objective {
+        Objective::Latency => {
+            let (solved, chosen) = solve_latency(problem, candidates, options)?;
+            (take(problem, candidates, &chosen), solved, chosen)
+        }
+        Objective::Impact => by_impact(problem, candidates, options)?,
+    };
+    let prices = prices(&with_ways, candidates, &solved.places);
+    let (plan, report) = write(&with_ways, options, solved, started);
+    Ok(Decision {
+        plan,
+        report,
+        chosen,
+        prices,
+    })
+}
+
+/// Checks everything that solving relies on.
+fn check(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    options: &Options,
+) -> Result<(), SolveError> {
     assert_eq!(candidates.len(), problem.layers.len(), "a list per layer");
+    problem.validate()?;
+    if !options.backend.is_built_in() {
+        return Err(SolveError::NoBackend {
+            backend: options.backend,
+        });
+    }
+    for (layer, candidates) in candidates.iter().enumerate() {
+        assert!(
+            candidates.iter().any(|candidate| candidate.allowed),
+            "a layer may go some way"
+        );
+        for candidate in candidates {
+            validate_neurons(layer, &candidate.way, &candidate.frequencies)?;
+        }
+        let groups = problem.layers[layer]
+            .frequencies
+            .len()
+            .div_ceil(problem.group_size);
+        if groups >= latency::MOST_GROUPS || candidates.len() > latency::MOST_WAYS {
+            return Err(SolveError::TooManyGroups { layer, groups });
+        }
+    }
+    Ok(())
+}
+
+/// The best placement by the paper's objective, and the ways that are quickest in it.
+fn by_impact(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    options: &Options,
+) -> Result<(Problem, Solved, Vec<usize>), SolveError> {
     let first = |candidates: &Vec<Candidate>| candidates.iter().position(|one| one.allowed);
     let mut chosen: Vec<usize> = candidates
         .iter()
         .map(|candidates| first(candidates).expect("a layer may go some way"))
         .collect();
-    let mut best: Option<Decision> = None;
+    let mut best: Option<(f64, Problem, Solved, Vec<usize>)> = None;
     for _ in 0..ROUNDS {
         let with_ways = take(problem, candidates, &chosen);
-        let (plan, report) = place(&with_ways, options)?;
-        let prices = prices(&with_ways, candidates, &plan);
+        let solved = solve_impact(&with_ways, options)?;
+        let prices = prices(&with_ways, candidates, &solved.places);
         let quickest: Vec<usize> = prices
             .iter()
             .zip(candidates)
             .map(|(prices, candidates)| quickest(prices, candidates))
             .collect();
-        let time = plan.totals.microseconds_per_token;
-        let is_better = best
-            .as_ref()
-            .is_none_or(|best| time < best.plan.totals.microseconds_per_token);
-        if is_better {
-            best = Some(Decision {
-                plan,
-                report,
-                chosen: chosen.clone(),
-                prices,
-            });
+        let time = cost::total(&with_ways, &solved.places).total;
+        if best.as_ref().is_none_or(|(least, ..)| time < *least) {
+            best = Some((time, with_ways, solved, chosen.clone()));
         }
         if quickest == chosen {
             break;
         }
         chosen = quickest;
     }
-    Ok(best.expect("there is at least one round"))
+    let (_, problem, solved, chosen) = best.expect("there is at least one round");
+    Ok((problem, solved, chosen))
+}
+
+impl Candidate {
+    /// Has `layer` go this way.
+    fn give(&self, layer: &mut Layer) {
+        layer.way = self.way;
+        layer.frequencies.clone_from(&self.frequencies);
+        layer.predictor_bytes = self.foresight_bytes;
+    }
 }
 
 /// The problem whose layers go the `chosen` ways.
-fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[usize]) -> Problem {
+pub(crate) fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[usize]) -> Problem {
     let mut problem = problem.clone();
     for ((layer, candidates), chosen) in problem.layers.iter_mut().zip(candidates).zip(chosen) {
-        let candidate = &candidates[*chosen];
-        layer.way = candidate.way;
-        layer.frequencies.clone_from(&candidate.frequencies);
-        layer.predictor_bytes = candidate.foresight_bytes;
+        candidates[*chosen].give(layer);
     }
     problem
 }
 
-/// What every candidate takes where `plan` has its layer's neurons.
-fn prices(problem: &Problem, candidates: &[Vec<Candidate>], plan: &Plan) -> Vec<Vec<Price>> {
-    let places = place_dense(problem);
-    let mut problem = problem.clone();
-    let mut prices = Vec::new();
-    for (index, candidates) in candidates.iter().enumerate() {
-        let hot_count = plan.layers[index].hot_count;
+/// What every candidate takes where its layer's neurons are.
+fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> Vec<Vec<Price>> {
+    let layers = places.layers.iter().zip(candidates);
+    let prices = layers.map(|(place, candidates)| {
         let price = |candidate: &Candidate| {
-            let layer = &mut problem.layers[index];
-            layer.way = candidate.way;
-            layer.frequencies.clone_from(&candidate.frequencies);
+            let (way, frequencies) = (&candidate.way, &candidate.frequencies);
             let active: f64 = candidate.frequencies.iter().sum();
             let count = candidate.frequencies.len() as f64;
             Price {
-                seconds: cost::ffn_with_foresight(&problem, &places, index, hot_count).total,
+                seconds: cost::ffn_with_foresight(problem, way, frequencies, place).total,
                 work: candidate.way.work(count, active),
             }
         };
-        prices.push(candidates.iter().map(price).collect());
-    }
-    prices
+        candidates.iter().map(price).collect()
+    });
+    prices.collect()
 }
 
 /// The first of the quickest that may be taken.

@@ -8,39 +8,22 @@
 
 use powerinfer_artifact::plan::Device;
 
-use crate::Problem;
+use crate::{
+    Problem,
+    places::{LayerPlace, Places},
+};
 
-/// Where each dense part is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DensePlaces {
-    /// Attention and norms, per layer.
-    pub(crate) attention: Vec<Device>,
-    /// Predictor, per layer; the CPU where there is none.
-    pub(crate) predictor: Vec<Device>,
-    /// KV cache, per layer.
-    pub(crate) kv: Vec<Device>,
-    /// Output head.
-    pub(crate) head: Device,
-    /// VRAM that is left for neurons.
-    pub(crate) left_bytes: u64,
-}
-
-impl DensePlaces {
-    /// Whether any dense part is on the GPU.
-    pub(crate) fn use_gpu(&self) -> bool {
-        self.head == Device::Gpu || self.attention.contains(&Device::Gpu)
-    }
-}
-
-/// What using the GPU costs before anything is placed on it: its context and scratch.
+/// What using a GPU costs before anything is placed on it: its context and scratch.
 pub(crate) fn reserve_bytes(problem: &Problem) -> u64 {
     problem
         .gpu()
         .map_or(0, |gpu| gpu.context_bytes + problem.gpu_scratch_bytes)
 }
 
-/// Places the dense parts of a valid problem.
-pub(crate) fn place_dense(problem: &Problem) -> DensePlaces {
+/// Places the dense parts of a valid problem; gives what VRAM is left for neurons.
+///
+/// With several GPUs, whose layers are ranges, all are filled as if they were one.
+pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
     let layers = &problem.layers;
     let mut vram = Vram {
         left: problem.gpu().and_then(|_| {
@@ -50,30 +33,27 @@ pub(crate) fn place_dense(problem: &Problem) -> DensePlaces {
                 .checked_sub(reserve_bytes(problem))
         }),
     };
-    let attention: Vec<Device> = layers
-        .iter()
-        .map(|layer| vram.take(layer.attention_bytes))
-        .collect();
-    let beside_attention = |bytes: fn(&crate::Layer) -> u64, vram: &mut Vram| -> Vec<Device> {
-        layers
-            .iter()
-            .zip(&attention)
-            .map(|(layer, &home)| match home {
-                Device::Gpu => vram.take(bytes(layer)),
-                Device::Cpu => Device::Cpu,
-            })
-            .collect()
-    };
-    let predictor = beside_attention(|layer| layer.predictor_bytes, &mut vram);
-    let head = vram.take(problem.head_bytes);
-    let kv = beside_attention(|layer| layer.kv_bytes, &mut vram);
-    DensePlaces {
-        attention,
-        predictor,
-        kv,
-        head,
-        left_bytes: vram.left.unwrap_or(0),
+    let mut places = Places::cold(problem);
+    for (place, layer) in places.layers.iter_mut().zip(layers) {
+        if layer.pins.attention != Some(Device::Cpu) {
+            place.attention = vram.take(layer.attention_bytes);
+        }
     }
+    let here = |place: &LayerPlace| place.attention == Device::Gpu;
+    for (place, layer) in places.layers.iter_mut().zip(layers) {
+        if here(place) {
+            place.predictor = vram.take(layer.predictor_bytes);
+        }
+    }
+    if problem.head_pin != Some(Device::Cpu) {
+        places.head = vram.take(problem.head_bytes);
+    }
+    for (place, layer) in places.layers.iter_mut().zip(layers) {
+        if here(place) {
+            place.kv = vram.take(layer.kv_bytes);
+        }
+    }
+    (places, vram.left.unwrap_or(0))
 }
 
 /// What is left of the GPU's memory; `None` where the GPU is not used.
@@ -112,9 +92,14 @@ mod tests {
         let reserve = reserve_bytes(&problem);
         let mut with = |vram: u64| {
             problem.budget.vram_bytes = reserve + vram;
-            let places = place_dense(&problem);
-            let per_layer = [places.attention, places.predictor, places.kv];
-            (per_layer, places.head, places.left_bytes)
+            let (places, left_bytes) = place_dense(&problem);
+            let devices = |of: fn(&LayerPlace) -> Device| places.layers.iter().map(of).collect();
+            let per_layer: [Vec<Device>; 3] = [
+                devices(|layer| layer.attention),
+                devices(|layer| layer.predictor),
+                devices(|layer| layer.kv),
+            ];
+            (per_layer, places.head, left_bytes)
         };
         let cpu = || vec![Cpu, Cpu];
         let first = || vec![Gpu, Cpu];
@@ -130,9 +115,9 @@ mod tests {
         let mut problem = samples::small();
         for vram in [0, 1, reserve_bytes(&problem) - 1] {
             problem.budget.vram_bytes = vram;
-            let places = place_dense(&problem);
-            assert!(!places.use_gpu());
-            assert_eq!(places.left_bytes, 0);
+            let (places, left_bytes) = place_dense(&problem);
+            assert!(!places.use_gpu(0));
+            assert_eq!(left_bytes, 0);
         }
     }
 }

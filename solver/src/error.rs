@@ -73,6 +73,45 @@ pub enum SolveError {
         /// Name of the machine.
         hardware: String,
     },
+    /// Parts pinned to a GPU that is not there, or may not be used.
+    #[error(
+        "parts are pinned to the GPU, but `{hardware}` has none that may be used; allow VRAM, or leave out `--pin`"
+    )]
+    PinnedToNoGpu {
+        /// Name of the machine.
+        hardware: String,
+    },
+    /// The paper's objective with several GPUs.
+    #[error(
+        "the objective `impact` knows one GPU and the budget is for {gpus}; take `--objective latency`"
+    )]
+    ImpactGpus {
+        /// GPUs in the budget.
+        gpus: usize,
+    },
+    /// Parts pinned to GPUs in a way that no ranges of layers allow.
+    #[error(
+        "no split of the layers among the GPUs has room for what is pinned to them; allow more VRAM or leave out `--pin`"
+    )]
+    PinnedToGpus,
+    /// A solver that this program was built without.
+    #[error(
+        "this program was built without the solver `{backend}`; build it with `--features {backend}`"
+    )]
+    NoBackend {
+        /// The solver.
+        backend: crate::Backend,
+    },
+    /// More than a layer's choices can tell apart.
+    #[error(
+        "layer {layer} has {groups} groups of neurons, more than this program can place; use larger groups"
+    )]
+    TooManyGroups {
+        /// The layer.
+        layer: usize,
+        /// Its groups.
+        groups: usize,
+    },
     /// Hardware figures that cannot be.
     #[error(transparent)]
     Hardware(#[from] HardwareError),

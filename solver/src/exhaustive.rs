@@ -1,7 +1,10 @@
 //! Every placement there is, tried one by one: what the solver must equal. Knows nothing of levels,
 //! only the paper's constraints.
 
-use crate::Problem;
+use crate::{
+    Problem,
+    chain::{Chain, Step},
+};
 
 /// The best value of any placement of whole groups, hottest first, within `capacity_bytes` and with
 /// at least `at_least_bytes`; `None` where there is none.
@@ -83,4 +86,28 @@ pub(crate) fn pays(problem: &Problem, layer: usize, count: usize) -> bool {
     count == 0.0
         || (whole && on_gpu < on_cpu)
         || count * on_gpu + gpu.hand_over_seconds <= count * on_cpu
+}
+
+/// The least that any solution of `chain` costs that fits; `None` where none does.
+pub(crate) fn least_cost(chain: &Chain) -> Option<f64> {
+    fn from(chain: &Chain, steps: &mut Vec<Step>, best: &mut Option<f64>) {
+        let stage = steps.len();
+        if stage == chain.stages.len() {
+            let cost = chain.cost(steps);
+            if chain.allows(steps) && cost.is_finite() {
+                *best = Some(best.map_or(cost, |best: f64| best.min(cost)));
+            }
+            return;
+        }
+        for state in 0..chain.states() {
+            for choice in 0..chain.choices(stage, state).len() {
+                steps.push(Step { state, choice });
+                from(chain, steps, best);
+                steps.pop();
+            }
+        }
+    }
+    let mut best = None;
+    from(chain, &mut Vec::new(), &mut best);
+    best
 }

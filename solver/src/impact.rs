@@ -22,7 +22,7 @@ use good_lp::{
 };
 
 use crate::{
-    greedy,
+    Backend, decomposition, greedy,
     program::{Levels, Program},
     relaxation::{Block, ROUNDING, Relaxation, blocks_by_density},
 };
@@ -50,10 +50,81 @@ pub(crate) struct Answer {
     pub(crate) trouble: Option<String>,
 }
 
-/// Solves the program, or returns the most bytes of hot neurons that its capacity admits when even
+/// Solves the program, or returns the hot counts of the most bytes that its capacity admits when even
 /// these are fewer than required. Never worse than greedy; when the solver fails or `time_limit`
 /// passes, the best choice found so far with its bound.
-pub(crate) fn solve(program: &Program, time_limit: Duration) -> Result<Answer, u64> {
+pub(crate) fn solve(
+    program: &Program,
+    backend: Backend,
+    time_limit: Duration,
+) -> Result<Answer, Vec<usize>> {
+    let decomposed = match backend {
+        Backend::Auto | Backend::Decomposition => decomposed(program)?,
+        Backend::Microlp | Backend::Highs => {
+            return generally(program, backend, time_limit);
+        }
+    };
+    let is_proven = decomposed.bound <= decomposed.mass;
+    if is_proven || backend == Backend::Decomposition {
+        return Ok(decomposed);
+    }
+    let backend = match Backend::Highs.is_built_in() {
+        true => Backend::Highs,
+        false => Backend::Microlp,
+    };
+    let mut answer = generally(program, backend, time_limit)?;
+    // Each bound holds, and so does each choice.
+    if decomposed.mass > answer.mass {
+        answer = Answer {
+            bound: decomposed.bound.min(answer.bound),
+            ..decomposed
+        };
+    } else {
+        answer.bound = answer.bound.min(decomposed.bound).max(answer.mass);
+    }
+    Ok(answer)
+}
+
+/// Solves the program as a chain without ways between its layers.
+fn decomposed(program: &Program) -> Result<Answer, Vec<usize>> {
+    let chain = program.chain();
+    let levels = |answer: &decomposition::Answer| -> Vec<usize> {
+        let taken = answer.taken.iter();
+        taken.map(|taken| taken.choice.what as usize).collect()
+    };
+    match decomposition::solve(&chain) {
+        Ok(answer) => {
+            let choice = levels(&answer);
+            if !program.allows(&choice) {
+                // Not even all of them are as many as are required.
+                return Err(program.hot_counts(&choice));
+            }
+            let mass = program.mass(&choice);
+            // The sum of the answer may be in another order.
+            let is_proven = -answer.bound <= mass + ROUNDING * mass.abs();
+            Ok(Answer {
+                choice,
+                mass,
+                bound: if is_proven { mass } else { -answer.bound },
+                relaxation_bound: (-answer.relaxation_bound).max(mass),
+                backend: "decomposition",
+                open_groups: 0,
+                trouble: None,
+            })
+        }
+        Err(_) => {
+            let most = decomposition::fullest(&chain).expect("no neuron has to be hot");
+            Err(program.hot_counts(&levels(&most)))
+        }
+    }
+}
+
+/// Solves the program by a general solver.
+fn generally(
+    program: &Program,
+    backend: Backend,
+    time_limit: Duration,
+) -> Result<Answer, Vec<usize>> {
     let blocks = blocks_by_density(program);
     let mut start = greedy::fill(program, &blocks);
     if !program.allows(&start) {
@@ -61,16 +132,22 @@ pub(crate) fn solve(program: &Program, time_limit: Duration) -> Result<Answer, u
         let fullest = program.fullest();
         let blocks = blocks_by_density(&fullest);
         let most = greedy::fill(&fullest, &blocks);
-        start = improve(&fullest, &blocks, most, time_limit).choice;
+        start = improve(&fullest, &blocks, most, backend, time_limit).choice;
         if !program.allows(&start) {
-            return Err(program.bytes(&start));
+            return Err(program.hot_counts(&start));
         }
     }
-    Ok(improve(program, &blocks, start, time_limit))
+    Ok(improve(program, &blocks, start, backend, time_limit))
 }
 
 /// The best choice there is, from a feasible one.
-fn improve(program: &Program, blocks: &[Block], start: Vec<usize>, time_limit: Duration) -> Answer {
+fn improve(
+    program: &Program,
+    blocks: &[Block],
+    start: Vec<usize>,
+    backend: Backend,
+    time_limit: Duration,
+) -> Answer {
     let mut relaxation = Relaxation::solve(program, blocks, &start);
     // A step to each side of the start, so that there always is something to decide.
     for ((open, Levels(levels)), &level) in
@@ -91,7 +168,7 @@ fn improve(program: &Program, blocks: &[Block], start: Vec<usize>, time_limit: D
         open_groups,
         trouble: None,
     };
-    match solve_open(program, &relaxation, &answer.choice, time_limit) {
+    match solve_open(program, &relaxation, &answer.choice, backend, time_limit) {
         Err(error) => answer.trouble = Some(error.to_string()),
         Ok((choice, status)) => {
             let mass = program.mass(&choice);
@@ -99,7 +176,10 @@ fn improve(program: &Program, blocks: &[Block], start: Vec<usize>, time_limit: D
                 answer.trouble = Some("its answer is infeasible or worse than greedy's".to_owned());
                 return answer;
             }
-            answer.backend = "microlp";
+            answer.backend = match backend {
+                Backend::Highs => "highs",
+                _ => "microlp",
+            };
             // Where both are equal but for rounding, greedy's choice is the plainer one.
             if mass > start_mass {
                 answer.choice = choice;
@@ -134,6 +214,7 @@ fn solve_open(
     program: &Program,
     relaxation: &Relaxation,
     start: &[usize],
+    backend: Backend,
     time_limit: Duration,
 ) -> Result<(Vec<usize>, SolutionStatus), ResolutionError> {
     let mut variables = ProblemVariables::new();
@@ -183,26 +264,54 @@ fn solve_open(
     }
     rows.push(memory.leq(relaxation.capacity as f64 * scale));
 
-    let mut model = variables.maximise(mass).using(microlp);
-    for row in rows {
-        model.add_constraint(row);
-    }
-    let solution = model
-        .with_time_limit(time_limit.as_secs_f64().min(LONGEST_LIMIT))
-        .with_initial_solution(warm)
-        .solve()?;
-    let is_set = |variable: Variable| solution.value(variable) > 0.5;
-    let level = |layer: &LayerVariables| {
-        if !is_set(layer.used) {
-            return 0;
-        }
-        layer.lowest + layer.groups.iter().filter(|&&group| is_set(group)).count()
+    let program = variables.maximise(mass);
+    let seconds = time_limit.as_secs_f64().min(LONGEST_LIMIT);
+    let choice = |value: &dyn Fn(Variable) -> f64| -> Vec<usize> {
+        let is_set = |variable: Variable| value(variable) > 0.5;
+        let level = |layer: &LayerVariables| {
+            if !is_set(layer.used) {
+                return 0;
+            }
+            layer.lowest + layer.groups.iter().filter(|&&group| is_set(group)).count()
+        };
+        layers
+            .iter()
+            .map(|layer| layer.as_ref().map_or(0, level))
+            .collect()
     };
-    let choice = layers
-        .iter()
-        .map(|layer| layer.as_ref().map_or(0, level))
-        .collect();
-    Ok((choice, solution.status()))
+    match backend {
+        #[cfg(feature = "highs")]
+        Backend::Highs => {
+            let mut model = program.using(good_lp::solvers::highs::highs);
+            for row in rows {
+                model.add_constraint(row);
+            }
+            let model = good_lp::WithMipGap::with_mip_gap(model, 0.0)
+                .map_err(|error| ResolutionError::Str(format!("{error:?}")))?;
+            let solution = model
+                .with_time_limit(seconds)
+                .with_initial_solution(warm)
+                .solve()?;
+            Ok((
+                choice(&|variable| solution.value(variable)),
+                solution.status(),
+            ))
+        }
+        _ => {
+            let mut model = program.using(microlp);
+            for row in rows {
+                model.add_constraint(row);
+            }
+            let solution = model
+                .with_time_limit(seconds)
+                .with_initial_solution(warm)
+                .solve()?;
+            Ok((
+                choice(&|variable| solution.value(variable)),
+                solution.status(),
+            ))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -274,10 +383,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn the_answer_equals_exhaustive_search((problem, capacity, at_least) in tiny_with_limits()) {
+        fn the_answer_equals_exhaustive_search(
+            (problem, capacity, at_least) in tiny_with_limits(),
+            backend in prop_oneof![Just(Backend::Microlp), Just(Backend::Decomposition)],
+        ) {
             let program = Program::new(&problem, capacity, at_least);
             let truth = exhaustive::best_value(&problem, capacity, at_least);
-            match (solve(&program, LIMIT), truth) {
+            match (solve(&program, backend, LIMIT), truth) {
                 (Ok(answer), Some(truth)) => {
                     prop_assert_eq!(answer.trouble, None);
                     prop_assert!(agree(answer.mass, truth), "{} is not {}", answer.mass, truth);
@@ -289,6 +401,11 @@ mod tests {
                 }
                 // What it says is the most must indeed be possible, and one byte more must not.
                 (Err(most), None) => {
+                    let most: u64 = most
+                        .iter()
+                        .zip(&problem.layers)
+                        .map(|(count, layer)| layer.neurons_bytes(*count))
+                        .sum();
                     prop_assert!(most < at_least);
                     prop_assert!(exhaustive::best_value(&problem, capacity, most).is_some());
                     prop_assert!(exhaustive::best_value(&problem, capacity, most + 1).is_none());
@@ -306,7 +423,7 @@ mod tests {
             let program = Program::new(&problem, capacity, 0);
             let greedy = greedy::fill(&program, &blocks_by_density(&program));
             prop_assert!(program.allows(&greedy));
-            prop_assert!(solve(&program, LIMIT).unwrap().mass >= program.mass(&greedy));
+            prop_assert!(solve(&program, Backend::Microlp, LIMIT).unwrap().mass >= program.mass(&greedy));
         }
 
         #[test]
@@ -314,7 +431,7 @@ mod tests {
             let total = total_bytes(&problem);
             let value = |share: u64| {
                 let program = Program::new(&problem, total * share / 64, 0);
-                solve(&program, LIMIT).unwrap().mass
+                solve(&program, Backend::Microlp, LIMIT).unwrap().mass
             };
             let (less, more) = (value(one.min(other)), value(one.max(other)));
             prop_assert!(more >= less - 1e-9 * less);
@@ -329,7 +446,7 @@ mod tests {
             let groups: usize = problem.layers.iter().map(|l| l.frequencies.len() / problem.group_size).sum();
             prop_assume!(groups <= 12);
             let capacity = total_bytes(&problem) * capacity / 64;
-            let answer = solve(&Program::new(&problem, capacity, 0), LIMIT).unwrap();
+            let answer = solve(&Program::new(&problem, capacity, 0), Backend::Auto, LIMIT).unwrap();
             let truth = exhaustive::best_subset_value(&problem, capacity);
             prop_assert!(agree(answer.mass, truth), "{} is not {}", answer.mass, truth);
         }
@@ -348,7 +465,7 @@ mod tests {
         for count in [0, 1, 33, 79, 80] {
             // Half a group too much memory buys nothing.
             let program = Program::new(&problem, (64 * count as u64 + 32) * 6912, 0);
-            let answer = solve(&program, LIMIT).unwrap();
+            let answer = solve(&program, Backend::Microlp, LIMIT).unwrap();
             assert!(agree(answer.mass, groups[..count].iter().sum()));
             assert!(
                 agree(answer.relaxation_bound, answer.mass),
@@ -373,7 +490,7 @@ mod tests {
         let program = Program::new(&problem, 40, 0);
         let greedy = greedy::fill(&program, &blocks_by_density(&program));
         assert_eq!(program.hot_counts(&greedy), [3, 0]);
-        let answer = solve(&program, LIMIT).unwrap();
+        let answer = solve(&program, Backend::Microlp, LIMIT).unwrap();
         assert_eq!(program.hot_counts(&answer.choice), [0, 4]);
         assert!(agree(answer.mass, 2.9) && agree(answer.bound, 2.9));
     }
@@ -386,8 +503,8 @@ mod tests {
         let mut better = 0;
         for share in 1..16 {
             let program = Program::new(&problem, total * share / 16, 0);
-            let hurried = solve(&program, Duration::ZERO).unwrap();
-            let best = solve(&program, LIMIT).unwrap();
+            let hurried = solve(&program, Backend::Microlp, Duration::ZERO).unwrap();
+            let best = solve(&program, Backend::Microlp, LIMIT).unwrap();
             assert_eq!(hurried.backend, "greedy");
             assert_eq!(
                 hurried.choice,

@@ -8,17 +8,26 @@
 //! ```
 
 mod account;
+mod baselines;
+mod chain;
 mod cost;
 mod decide;
+mod decomposition;
 mod dense;
+mod dual;
 mod error;
 #[cfg(test)]
 mod exhaustive;
+mod fill;
 mod greedy;
 mod impact;
+mod labels;
+mod latency;
 mod machine;
+mod mixed_integer;
 pub mod objective;
 mod placement;
+mod places;
 mod problem;
 mod program;
 mod relaxation;
@@ -28,6 +37,6 @@ mod way;
 
 pub use decide::{Candidate, Decision, Price, decide};
 pub use error::SolveError;
-pub use placement::{Options, SolveReport, place};
-pub use problem::{GROUP_SIZE, Layer, Problem};
+pub use placement::{Backend, Options, SolveReport, place};
+pub use problem::{GROUP_SIZE, Layer, Pins, Problem};
 pub use way::{Foreseen, NeuronShape, Way, Work};

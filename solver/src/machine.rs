@@ -18,6 +18,19 @@ impl Machine<'_> {
         self.work(device, work, kernels)
     }
 
+    /// What the CPU does for a layer at home on it beside matrices; on a GPU it is part of kernels.
+    pub(crate) fn layer(&self, home: Device) -> Cost {
+        let seconds = match home {
+            Device::Cpu => self.0.cpu.layer_seconds,
+            Device::Gpu => 0.0,
+        };
+        Cost {
+            cpu: seconds,
+            total: seconds,
+            ..Cost::default()
+        }
+    }
+
     /// What the CPU does for a token beside matrices and layers, whoever does the rest.
     pub(crate) fn token(&self) -> Cost {
         let seconds = self.0.cpu.token_seconds;

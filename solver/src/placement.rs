@@ -1,33 +1,76 @@
-//! From a problem to a plan: dense parts first, then the neurons, then the account of both.
+//! From a problem to a plan: what is best by the objective, written down with the account of every
+//! memory and the expected time of every part.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
-use powerinfer_artifact::plan::{Device, LayerPlan, Objective, Plan, SolverSummary, Totals};
+use powerinfer_artifact::plan::{
+    Device, LayerPlan, Limit, Objective, Outlook, Plan, SolverSummary, Totals,
+};
 use serde::Serialize;
 
 use crate::{
-    Problem, SolveError,
+    Candidate, Problem, SolveError,
     account::{bytes_on, lines, too_small},
-    cost,
-    dense::{DensePlaces, place_dense, reserve_bytes},
-    impact::{self, Answer},
-    objective,
+    baselines, cost,
+    decomposition::{self, Infeasible},
+    dense::{place_dense, reserve_bytes},
+    impact, latency, mixed_integer, objective,
+    places::Places,
     program::Program,
 };
+
+/// What solves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backend {
+    /// Whatever proves its answer first.
+    #[default]
+    Auto,
+    /// One price on memory, exact choices layer by layer, and an exact search for what is left.
+    Decomposition,
+    /// The mixed integer program by microlp.
+    Microlp,
+    /// The mixed integer program by HiGHS, where this program was built with it.
+    Highs,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Auto => "auto",
+            Self::Decomposition => "decomposition",
+            Self::Microlp => "microlp",
+            Self::Highs => "highs",
+        })
+    }
+}
+
+impl Backend {
+    /// Whether this program was built with it.
+    pub fn is_built_in(self) -> bool {
+        self != Self::Highs || cfg!(feature = "highs")
+    }
+}
 
 /// How to solve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// What to optimise.
     pub objective: Objective,
-    /// How long the integer program may take before the best plan so far is taken.
+    /// What solves.
+    pub backend: Backend,
+    /// How long a general solver may take before the best plan so far is taken.
     pub time_limit: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            objective: Objective::Impact,
+            objective: Objective::Latency,
+            backend: Backend::Auto,
             time_limit: Duration::from_secs(10),
         }
     }
@@ -37,86 +80,296 @@ impl Default for Options {
 /// it only explains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SolveReport {
-    /// What found the plan: `microlp` or `greedy`.
+    /// What found the plan.
     pub backend: String,
     /// Value of the plan.
     pub objective: f64,
-    /// No plan is worth more.
+    /// No plan is better.
     pub bound: f64,
-    /// `(bound − objective) / bound`.
+    /// How far the plan may be from the bound, as a share of it.
     pub gap: f64,
-    /// The bound by the linear relaxation alone.
+    /// The bound by the relaxation alone.
     pub relaxation_bound: f64,
     /// Time from problem to plan.
     pub solve_seconds: f64,
     /// Groups of neurons in the model.
     pub group_count: usize,
-    /// Those that the relaxation left for the integer program to decide.
+    /// Binaries that a general solver had to decide, where one was asked.
     pub open_groups: usize,
-    /// Why the integer program was not solved to the end, if it was not.
+    /// Why a general solver did not come to an end, if it did not.
     pub trouble: Option<String>,
-    /// What using the GPU takes before anything is on it. A smaller VRAM budget uses none of it.
+    /// What using a GPU takes before anything is on it. A smaller VRAM budget uses none of it.
     pub gpu_reserve_bytes: u64,
 }
 
-/// Places every part of a model within the budget.
+/// A placement as it was found, by whichever objective.
+pub(crate) struct Solved {
+    pub(crate) places: Places,
+    pub(crate) backend: String,
+    /// In the objective's own unit.
+    pub(crate) value: f64,
+    pub(crate) bound: f64,
+    pub(crate) relaxation_bound: f64,
+    pub(crate) open: usize,
+    pub(crate) trouble: Option<String>,
+    /// Seconds that a byte more VRAM saves.
+    pub(crate) price: Option<f64>,
+}
+
+/// Places every part of a model within the budget, each layer going the one way it has.
 ///
-/// The same problem gives the same plan, unless the time limit cuts the search. Any VRAM budget
-/// works, down to none; a RAM budget that is too small is an error that names a sufficient one.
+/// The same problem gives the same plan, unless a time limit cuts the search. A budget of RAM that
+/// is too small, or of VRAM for what is pinned to it, is an error that names a sufficient one.
 pub fn place(problem: &Problem, options: &Options) -> Result<(Plan, SolveReport), SolveError> {
-    let started = Instant::now();
-    problem.validate()?;
-    let places = place_dense(problem);
-    let all_cold = vec![0; problem.layers.len()];
-    let cold_bytes = bytes_on(Device::Cpu, &lines(problem, &places, &all_cold));
-    let must_be_hot = cold_bytes.saturating_sub(problem.budget.ram_bytes);
-    let program = Program::new(problem, places.left_bytes, must_be_hot);
-    let answer = match options.objective {
-        Objective::Impact => impact::solve(&program, options.time_limit),
+    let only = |layer: &crate::Layer| {
+        vec![Candidate {
+            way: layer.way,
+            frequencies: layer.frequencies.clone(),
+            foresight_bytes: layer.predictor_bytes,
+            allowed: true,
+        }]
     };
-    let answer = answer.map_err(|most_hot_bytes| {
-        let needed = cold_bytes - most_hot_bytes;
-        too_small(problem, &places, most_hot_bytes, needed)
+    let candidates: Vec<Vec<Candidate>> = problem.layers.iter().map(only).collect();
+    let decision = crate::decide(problem, &candidates, options)?;
+    Ok((decision.plan, decision.report))
+}
+
+/// Solves by the paper's objective, each layer going the one way it has.
+pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solved, SolveError> {
+    let gpus = problem.budget.vram_split.len();
+    if gpus > 1 {
+        return Err(SolveError::ImpactGpus { gpus });
+    }
+    let (places, left_bytes) = place_dense(problem);
+    if let Some(error) = pinned_too_much(problem, &places, left_bytes) {
+        return Err(error);
+    }
+    let cold_bytes = bytes_on(Device::Cpu, &lines(problem, &places));
+    let must_be_hot = cold_bytes.saturating_sub(problem.budget.ram_bytes);
+    let program = Program::new(problem, left_bytes, must_be_hot);
+    let answer = impact::solve(&program, options.backend, options.time_limit);
+    let answer = answer.map_err(|most_hot| {
+        let least = places.clone().with_hot(&most_hot);
+        let needed = bytes_on(Device::Cpu, &lines(problem, &least));
+        too_small(problem, &least, Device::Cpu, needed)
     })?;
-    let plan = write_plan(problem, options, &places, &program, &answer);
+    let places = places.with_hot(&program.hot_counts(&answer.choice));
+    // The plan's own value; the answer's bound may differ from it by the order of summation.
+    let value = objective::evaluate(problem, &places.hot_counts());
+    let bound = match answer.bound > answer.mass {
+        true => answer.bound.max(value),
+        false => value,
+    };
+    Ok(Solved {
+        places,
+        backend: answer.backend.to_owned(),
+        value,
+        bound,
+        relaxation_bound: answer.relaxation_bound,
+        open: answer.open_groups,
+        trouble: answer.trouble,
+        price: None,
+    })
+}
+
+/// The error where what is pinned to the GPU does not fit it in the order of the paper.
+fn pinned_too_much(problem: &Problem, places: &Places, left_bytes: u64) -> Option<SolveError> {
+    let layers = problem.layers.iter().zip(&places.layers);
+    let left_out = layers
+        .clone()
+        .filter(|(layer, place)| {
+            layer.pins.attention == Some(Device::Gpu) && place.attention != Device::Gpu
+        })
+        .map(|(layer, _)| layer.attention_bytes)
+        .sum::<u64>()
+        + match problem.head_pin == Some(Device::Gpu) && places.head != Device::Gpu {
+            true => problem.head_bytes,
+            false => 0,
+        };
+    let neurons: u64 = layers
+        .filter(|(layer, _)| layer.pins.neurons == Some(Device::Gpu))
+        .map(|(layer, _)| layer.neurons_bytes(layer.frequencies.len()))
+        .sum();
+    let missing = (left_out + neurons).saturating_sub(left_bytes);
+    (missing > 0).then(|| {
+        let needed = problem.budget.vram_bytes.max(reserve_bytes(problem)) + missing;
+        let mut least = places.clone();
+        for (place, layer) in least.layers.iter_mut().zip(&problem.layers) {
+            if layer.pins.attention == Some(Device::Gpu) {
+                place.attention = Device::Gpu;
+            }
+            if layer.pins.neurons == Some(Device::Gpu) {
+                place.hot_count = layer.frequencies.len();
+            }
+        }
+        if problem.head_pin == Some(Device::Gpu) {
+            least.head = Device::Gpu;
+        }
+        too_small(problem, &least, Device::Gpu, needed)
+    })
+}
+
+/// Solves by time, each layer going the best of the ways it may; gives which.
+pub(crate) fn solve_latency(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    options: &Options,
+) -> Result<(Solved, Vec<usize>), SolveError> {
+    let chain = latency::chain(problem, candidates);
+    let always = problem.embedding_bytes + problem.cpu_scratch_bytes;
+    if always > problem.budget.ram_bytes {
+        let least = decomposition::fullest(&chain);
+        let least = least.map(|least| least.taken.iter().map(|t| t.choice.cpu_bytes).sum());
+        let infeasible = match least {
+            Ok(needed) => Infeasible::Cpu { needed },
+            Err(infeasible) => infeasible,
+        };
+        return Err(explain(problem, candidates, &chain, infeasible));
+    }
+    let mut answer = decomposition::solve(&chain)
+        .map_err(|infeasible| explain(problem, candidates, &chain, infeasible))?;
+    let gap = (answer.cost - answer.bound) / answer.cost.abs();
+    let general = match options.backend {
+        Backend::Decomposition => None,
+        Backend::Auto if gap <= decomposition::GOOD_ENOUGH => None,
+        Backend::Auto if Backend::Highs.is_built_in() => Some(Backend::Highs),
+        Backend::Auto => Some(Backend::Microlp),
+        general => Some(general),
+    };
+    let (mut open, mut trouble) = (0, None);
+    let mut backend = Backend::Decomposition;
+    if let Some(general) = general {
+        let relaxation_bound = answer.relaxation_bound;
+        if options.backend != Backend::Auto {
+            // Who asks for a general solver wants its proof, not another one's.
+            answer.bound = relaxation_bound;
+        }
+        let improved = mixed_integer::improve(&chain, &answer, general, options.time_limit);
+        open = improved.open;
+        if improved.trouble.is_none() || improved.answer.cost < answer.cost {
+            backend = general;
+        }
+        answer = improved.answer;
+        trouble = improved.trouble;
+    }
+    let (places, ways) = latency::places(problem, candidates, &answer.taken);
+    let taken = crate::decide::take(problem, candidates, &ways);
+    // The plan's own value, evaluated part by part.
+    let seconds = cost::total(&taken, &places).total;
+    let is_optimal = answer.bound >= answer.cost * (1.0 - 1e-12);
+    let bound = match is_optimal {
+        true => seconds,
+        false => answer.bound.min(seconds),
+    };
+    let solved = Solved {
+        places,
+        backend: backend.to_string(),
+        value: 1e6 * seconds,
+        bound: 1e6 * bound,
+        relaxation_bound: 1e6 * answer.relaxation_bound.min(seconds),
+        open,
+        trouble,
+        price: answer.gpu_prices.first().copied(),
+    };
+    Ok((solved, ways))
+}
+
+/// Why nothing fits, in lines of the account.
+fn explain(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    chain: &crate::chain::Chain,
+    infeasible: Infeasible,
+) -> SolveError {
+    match infeasible {
+        Infeasible::Gpu { .. } if chain.capacities.len() > 1 => SolveError::PinnedToGpus,
+        Infeasible::Gpu { needed } => {
+            let mut least = Places::cold(problem);
+            for (place, layer) in least.layers.iter_mut().zip(&problem.layers) {
+                if layer.pins.attention == Some(Device::Gpu) {
+                    place.attention = Device::Gpu;
+                }
+                if layer.pins.neurons == Some(Device::Gpu) {
+                    place.hot_count = layer.frequencies.len();
+                }
+            }
+            if problem.head_pin == Some(Device::Gpu) {
+                least.head = Device::Gpu;
+            }
+            let needed = needed + reserve_bytes(problem);
+            too_small(problem, &least, Device::Gpu, needed)
+        }
+        Infeasible::Cpu { needed } => {
+            let always = problem.embedding_bytes + problem.cpu_scratch_bytes;
+            match decomposition::fullest(chain) {
+                Ok(fullest) => {
+                    let (least, ways) = latency::places(problem, candidates, &fullest.taken);
+                    let taken = crate::decide::take(problem, candidates, &ways);
+                    too_small(&taken, &least, Device::Cpu, needed + always)
+                }
+                Err(_) => too_small(
+                    problem,
+                    &Places::cold(problem),
+                    Device::Cpu,
+                    needed + always,
+                ),
+            }
+        }
+    }
+}
+
+/// Writes down what was found for a problem whose layers go the ways taken.
+pub(crate) fn write(
+    problem: &Problem,
+    options: &Options,
+    solved: Solved,
+    started: Instant,
+) -> (Plan, SolveReport) {
+    let gap = match options.objective {
+        Objective::Impact => solved.bound - solved.value,
+        Objective::Latency => solved.value - solved.bound,
+    };
+    let summary = SolverSummary {
+        backend: solved.backend,
+        objective: solved.value,
+        bound: solved.bound,
+        gap: match solved.bound > 0.0 {
+            true => gap.max(0.0) / solved.bound,
+            false => 0.0,
+        },
+    };
+    let plan = write_plan(problem, options, &solved.places, summary, solved.price);
     plan.validate().expect("a plan adds up and fits its budget");
     let report = SolveReport {
         backend: plan.solver.backend.clone(),
         objective: plan.solver.objective,
         bound: plan.solver.bound,
         gap: plan.solver.gap,
-        relaxation_bound: answer.relaxation_bound,
+        relaxation_bound: solved.relaxation_bound,
         solve_seconds: started.elapsed().as_secs_f64(),
         group_count: problem
             .layers
             .iter()
             .map(|layer| layer.frequencies.len().div_ceil(problem.group_size))
             .sum(),
-        open_groups: answer.open_groups,
-        trouble: answer.trouble,
+        open_groups: solved.open,
+        trouble: solved.trouble,
         gpu_reserve_bytes: reserve_bytes(problem),
     };
-    Ok((plan, report))
+    (plan, report)
 }
 
 fn write_plan(
     problem: &Problem,
     options: &Options,
-    places: &DensePlaces,
-    program: &Program,
-    answer: &Answer,
+    places: &Places,
+    solver: SolverSummary,
+    price: Option<f64>,
 ) -> Plan {
-    let hot_counts = program.hot_counts(&answer.choice);
-    let lines = lines(problem, places, &hot_counts);
-    // The plan's own value; the answer's bound may differ from it by the order of summation.
-    let value = objective::evaluate(problem, &hot_counts);
-    let bound = if answer.bound > answer.mass {
-        answer.bound.max(value)
-    } else {
-        value
-    };
+    let lines = lines(problem, places);
+    let better = Better::than(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
-        .map(|index| layer_plan(problem, places, index, hot_counts[index]))
+        .map(|index| layer_plan(problem, places, &better, index))
         .collect();
     let neuron_count = problem.layers.iter().map(|layer| layer.frequencies.len());
     let active: f64 = problem
@@ -124,57 +377,50 @@ fn write_plan(
         .iter()
         .flat_map(|layer| &layer.frequencies)
         .sum();
+    let hot_counts = places.hot_counts();
+    let carried = objective::evaluate(problem, &hot_counts);
     let all_hot = hot_counts.iter().copied().eq(neuron_count.clone());
-    let time = (0..layers.len())
-        .map(|index| cost::layer(problem, places, index, hot_counts[index]))
-        .fold(cost::head(problem, places), |sum, layer| sum + layer);
     Plan {
         objective: options.objective,
         group_size: problem.group_size,
-        solver: SolverSummary {
-            backend: answer.backend.to_owned(),
-            objective: value,
-            bound,
-            gap: if bound > 0.0 {
-                (bound - value) / bound
-            } else {
-                0.0
-            },
-        },
+        solver,
         budget: problem.budget.clone(),
         totals: Totals {
             gpu_bytes: bytes_on(Device::Gpu, &lines),
             cpu_bytes: bytes_on(Device::Cpu, &lines),
             neuron_count: neuron_count.map(|count| count as u64).sum(),
             hot_count: hot_counts.iter().map(|&count| count as u64).sum(),
-            hot_share: share(value, active, all_hot),
-            microseconds_per_token: microseconds(time.total),
+            hot_share: share(carried, active, all_hot),
+            microseconds_per_token: microseconds(cost::total(problem, places).total),
         },
         head: places.head,
+        head_gpu: places.head_gpu,
+        outlook: Some(Outlook {
+            decode: Vec::new(),
+            prompt_tokens_per_second: None,
+            microseconds_per_gibibyte: price.map(|price| price * 1e6 * (1u64 << 30) as f64),
+            baselines: baselines::all(problem),
+        }),
         layers,
         hardware: problem.hardware.clone(),
         lines,
     }
 }
 
-fn layer_plan(
-    problem: &Problem,
-    places: &DensePlaces,
-    index: usize,
-    hot_count: usize,
-) -> LayerPlan {
+fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize) -> LayerPlan {
     let layer = &problem.layers[index];
-    let neuron_count = layer.frequencies.len();
+    let place = &places.layers[index];
+    let (neuron_count, hot_count) = (layer.frequencies.len(), place.hot_count);
     let bytes = |device: Device, neurons: usize| {
         let dense = [
-            (places.attention[index], layer.attention_bytes),
-            (places.predictor[index], layer.predictor_bytes),
-            (places.kv[index], layer.kv_bytes),
+            (place.attention, layer.attention_bytes),
+            (place.predictor, layer.predictor_bytes),
+            (place.kv, layer.kv_bytes),
         ];
         let here = dense.iter().filter(|(home, _)| *home == device);
         here.map(|(_, bytes)| bytes).sum::<u64>() + layer.neurons_bytes(neurons)
     };
-    let cost = cost::layer(problem, places, index, hot_count);
+    let cost = cost::layer(problem, places, index);
     let carried: f64 = layer.frequencies[..hot_count].iter().sum();
     let active = layer.frequencies.iter().sum();
     LayerPlan {
@@ -187,15 +433,67 @@ fn layer_plan(
         hot_count,
         hot_share: share(carried, active, hot_count == neuron_count),
         neuron_bytes: layer.neuron_bytes,
-        attention: places.attention[index],
-        kv: places.kv[index],
-        predictor: (layer.predictor_bytes > 0).then_some(places.predictor[index]),
+        gpu: place.gpu,
+        attention: place.attention,
+        kv: place.kv,
+        predictor: (layer.predictor_bytes > 0).then_some(place.predictor),
         gpu_bytes: bytes(Device::Gpu, hot_count),
         cpu_bytes: bytes(Device::Cpu, neuron_count - hot_count),
         gpu_microseconds: microseconds(cost.gpu),
         cpu_microseconds: microseconds(cost.cpu),
         sync_microseconds: microseconds(cost.sync),
         microseconds: microseconds(cost.total),
+        limit: Some(better.limit(problem, places, index)),
+    }
+}
+
+/// Machines that are better than a problem's in one way each, to tell what limits it.
+struct Better(Vec<(Limit, Problem)>);
+
+impl Better {
+    fn than(problem: &Problem) -> Self {
+        let with = |limit: Limit| {
+            let mut machine = problem.without_layers();
+            let (cpu, gpu) = (&mut machine.hardware.cpu, &mut machine.hardware.gpu);
+            match (limit, gpu) {
+                (Limit::CpuMemory, _) => cpu.read_bandwidth_bytes_per_second = f64::INFINITY,
+                (Limit::Kernels, gpu) => {
+                    (cpu.kernel_seconds, cpu.layer_seconds) = (0.0, 0.0);
+                    (cpu.row_seconds, cpu.sum_row_seconds) = (0.0, 0.0);
+                    if let Some(gpu) = gpu {
+                        gpu.kernel_launch_seconds = 0.0;
+                    }
+                }
+                (Limit::GpuMemory, Some(gpu)) => {
+                    gpu.read_bandwidth_bytes_per_second = f64::INFINITY;
+                }
+                (Limit::HandOver, Some(gpu)) => {
+                    (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
+                    gpu.pcie_bandwidth_bytes_per_second = f64::INFINITY;
+                }
+                (_, None) => {}
+            }
+            (limit, machine)
+        };
+        let limits = [
+            Limit::CpuMemory,
+            Limit::GpuMemory,
+            Limit::HandOver,
+            Limit::Kernels,
+        ];
+        Self(limits.map(with).into())
+    }
+
+    /// What the time of a layer waits for: whatever would shorten it most if it took no time.
+    fn limit(&self, problem: &Problem, places: &Places, index: usize) -> Limit {
+        let mut least = (f64::INFINITY, Limit::CpuMemory);
+        for (limit, machine) in &self.0 {
+            let seconds = cost::layer_on(machine, problem, places, index).total;
+            if seconds < least.0 {
+                least = (seconds, *limit);
+            }
+        }
+        least.1
     }
 }
 
@@ -223,8 +521,16 @@ mod tests {
     use super::*;
     use crate::samples;
 
+    /// By the paper's objective, which takes whatever fits.
+    fn impact() -> Options {
+        Options {
+            objective: Objective::Impact,
+            ..Options::default()
+        }
+    }
+
     fn placed(problem: &Problem) -> Plan {
-        place(problem, &Options::default()).unwrap().0
+        place(problem, &impact()).unwrap().0
     }
 
     fn with_vram(mut problem: Problem, vram_bytes: u64) -> Problem {
@@ -300,7 +606,7 @@ mod tests {
         for vram in [0, 512 << 20, (512 << 20) + 8_000_000] {
             let mut problem = with_vram(problem.clone(), vram);
             problem.budget.ram_bytes = 1_000_000;
-            let error = place(&problem, &Options::default()).unwrap_err();
+            let error = place(&problem, &impact()).unwrap_err();
             let SolveError::TooSmall {
                 device: Device::Cpu,
                 line,
@@ -316,10 +622,10 @@ mod tests {
             let plan = placed(&problem);
             assert_eq!(plan.totals.cpu_bytes, *needed);
             problem.budget.ram_bytes -= 1;
-            assert!(place(&problem, &Options::default()).is_err());
+            assert!(place(&problem, &impact()).is_err());
             // Not even the embeddings.
             problem.budget.ram_bytes = 50_000;
-            let error = place(&problem, &Options::default()).unwrap_err();
+            let error = place(&problem, &impact()).unwrap_err();
             assert!(matches!(&error, SolveError::TooSmall { needed: same, .. } if same == needed));
         }
     }
@@ -360,11 +666,20 @@ mod tests {
         problem.budget.vram_bytes = 4 << 30;
         for hand_over in [0.0, 20e-6, 300e-6] {
             problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = hand_over;
-            let (plan, report) = place(&problem, &Options::default()).unwrap();
+            let options = Options {
+                backend: Backend::Microlp,
+                ..impact()
+            };
+            let (plan, report) = place(&problem, &options).unwrap();
             assert_eq!(report.trouble, None);
             assert_eq!(
                 (plan.solver.backend.as_str(), plan.solver.gap),
                 ("microlp", 0.0)
+            );
+            let (other, _) = place(&problem, &impact()).unwrap();
+            assert!(
+                (other.solver.objective - plan.solver.objective).abs()
+                    < 1e-9 * plan.solver.objective
             );
             assert_eq!(report.group_count, 32 * 172);
             assert!(plan.totals.hot_count > 0 && plan.totals.hot_count < 32 * 11008);
@@ -390,7 +705,7 @@ mod tests {
             gpu.hand_over_seconds = hand_over;
             gpu.context_bytes = context;
             // In a debug build uneven groups can take the solver long; any plan will do here.
-            let options = Options { time_limit: Duration::from_millis(200), ..Options::default() };
+            let options = Options { time_limit: Duration::from_millis(200), ..impact() };
             match place(&problem, &options) {
                 Ok((plan, report)) => {
                     plan.validate().unwrap();
@@ -415,6 +730,96 @@ mod tests {
                 Err(SolveError::TooSmall { needed, budget, .. }) => prop_assert!(needed > budget),
                 Err(error) => prop_assert!(false, "{error}"),
             }
+        }
+    }
+
+    #[test]
+    fn time_is_optimal_with_proof_at_the_shape_of_a_7b_model() {
+        let mut problem = samples::shaped(32, 11008, samples::power_law);
+        for layer in &mut problem.layers {
+            layer.attention_bytes = 37_748_736;
+            layer.attention_read_bytes = 37_748_736;
+            layer.kv_bytes = 33_554_432;
+        }
+        for vram in [0, 1 << 30, 2 << 30, 3 << 30, 4 << 30, 24 << 30] {
+            let problem = with_vram(problem.clone(), vram);
+            let (plan, report) = place(&problem, &Options::default()).unwrap();
+            assert_eq!(plan.objective, Objective::Latency);
+            assert!(report.gap <= 1e-3, "{vram}: {}", report.gap);
+            assert!((plan.solver.objective - plan.totals.microseconds_per_token).abs() < 1e-3);
+            let (paper, _) = place(&problem, &impact()).unwrap();
+            let [ours, theirs] = [&plan, &paper].map(|plan| plan.totals.microseconds_per_token);
+            assert!(ours <= theirs, "{vram}: {ours} but {theirs}");
+        }
+    }
+
+    #[test]
+    fn layers_of_several_gpus_are_ranges_and_each_budget_is_kept() {
+        let mut problem = samples::shaped(12, 2048, samples::power_law);
+        let reserve = reserve_bytes(&problem);
+        let time = |problem: &Problem| {
+            let (plan, _) = place(problem, &Options::default()).unwrap();
+            assert!(plan.layers.is_sorted_by_key(|layer| layer.gpu));
+            for (gpu, budget) in problem.budget.vram_per_gpu().into_iter().enumerate() {
+                let lines = plan.lines.iter();
+                let here = lines.filter(|line| line.device == Device::Gpu && line.gpu == gpu);
+                assert!(here.map(|line| line.bytes).sum::<u64>() <= budget);
+            }
+            (
+                plan.totals.microseconds_per_token,
+                plan.layers.iter().map(|l| l.gpu).max(),
+            )
+        };
+        let mut at = |split: &[u64]| {
+            let split: Vec<u64> = split.iter().map(|bytes| reserve + bytes).collect();
+            problem.budget.vram_bytes = split.iter().sum();
+            problem.budget.vram_split = if split.len() > 1 { split } else { Vec::new() };
+            time(&problem)
+        };
+        let half = 60_000_000;
+        let (one, _) = at(&[half]);
+        let (two, last) = at(&[half, half]);
+        let (large, _) = at(&[2 * half]);
+        assert!(two < one, "{two} {one}");
+        assert!(large <= two, "a hop costs something: {large} {two}");
+        assert_eq!(last, Some(1));
+    }
+
+    #[test]
+    fn what_is_pinned_stays_there_and_what_cannot_be_is_told() {
+        let mut problem = samples::shaped(3, 640, samples::power_law);
+        let reserve = reserve_bytes(&problem);
+        problem.budget.vram_bytes = reserve + 2_000_000;
+        for options in [Options::default(), impact()] {
+            let mut pinned = problem.clone();
+            pinned.head_pin = Some(Device::Cpu);
+            pinned.layers[1].pins.neurons = Some(Device::Cpu);
+            pinned.layers[2].pins.attention = Some(Device::Cpu);
+            pinned.layers[0].pins.attention = Some(Device::Gpu);
+            let (plan, _) = place(&pinned, &options).unwrap();
+            assert_eq!(plan.head, Device::Cpu);
+            assert_eq!(plan.layers[1].hot_count, 0);
+            let homes: Vec<Device> = plan.layers.iter().map(|layer| layer.attention).collect();
+            assert_eq!((homes[0], homes[2]), (Device::Gpu, Device::Cpu));
+            // 640 neurons are 4.4 MB.
+            pinned.layers[2].pins.neurons = Some(Device::Gpu);
+            let error = place(&pinned, &options).unwrap_err();
+            let SolveError::TooSmall {
+                device: Device::Gpu,
+                line,
+                needed,
+                ..
+            } = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(line, HOT_NEURONS);
+            pinned.budget.vram_bytes = *needed;
+            let (plan, _) = place(&pinned, &options).unwrap();
+            assert_eq!(plan.layers[2].hot_count, 640);
+            pinned.budget.vram_bytes = 0;
+            let error = place(&pinned, &options).unwrap_err();
+            assert!(matches!(error, SolveError::PinnedToNoGpu { .. }), "{error}");
         }
     }
 }

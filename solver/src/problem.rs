@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     hardware::{Gpu, Hardware},
-    plan::Budget,
+    plan::{Budget, Device},
 };
 
 use crate::{SolveError, Way};
@@ -35,6 +35,17 @@ pub struct Problem {
     /// The machine, as the model finds it ([`Hardware::for_model`]). Its `vram_bytes` and `ram_bytes` are
     /// not consulted: the budget is.
     pub hardware: Hardware,
+    /// Where the head has to be, if a person says so.
+    pub head_pin: Option<Device>,
+}
+
+/// Where parts of a layer have to be, if a person says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pins {
+    /// Attention, and with it the hidden state.
+    pub attention: Option<Device>,
+    /// All neurons.
+    pub neurons: Option<Device>,
 }
 
 /// One layer; all its neurons are equally large.
@@ -54,6 +65,8 @@ pub struct Layer {
     pub predictor_bytes: u64,
     /// The KV cache at the budget's context.
     pub kv_bytes: u64,
+    /// What has to be where.
+    pub pins: Pins,
 }
 
 impl Layer {
@@ -80,6 +93,16 @@ impl Problem {
             .filter(|_| self.budget.vram_bytes > 0)
     }
 
+    /// The same without its layers.
+    pub(crate) fn without_layers(&self) -> Self {
+        Self {
+            layers: Vec::new(),
+            budget: self.budget.clone(),
+            hardware: self.hardware.clone(),
+            ..*self
+        }
+    }
+
     /// Checks everything that [`place`](crate::place) relies on. Past this, no sum of sizes
     /// overflows and no frequency surprises.
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
@@ -95,6 +118,19 @@ impl Problem {
         }
         if self.layers.is_empty() {
             return Err(SolveError::NoLayers);
+        }
+        let pins = self
+            .layers
+            .iter()
+            .flat_map(|layer| [layer.pins.attention, layer.pins.neurons]);
+        if self.gpu().is_none()
+            && pins
+                .chain([self.head_pin])
+                .any(|pin| pin == Some(Device::Gpu))
+        {
+            return Err(SolveError::PinnedToNoGpu {
+                hardware: self.hardware.name.clone(),
+            });
         }
         let gpu_context = self
             .hardware
@@ -133,35 +169,44 @@ impl Layer {
         if self.neuron_bytes == 0 {
             return Err(SolveError::NeuronBytes { layer });
         }
-        let Way {
-            foresight,
-            every,
-            active,
-            ..
-        } = self.way;
-        for work in [foresight, every, active] {
-            for value in [work.bytes, work.rows, work.sums] {
-                if !(value.is_finite() && value >= 0.0) {
-                    return Err(SolveError::Work { layer, value });
-                }
-            }
-        }
-        let mut before = 1.0;
-        for (neuron, &value) in self.frequencies.iter().enumerate() {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(SolveError::Frequency {
-                    layer,
-                    neuron,
-                    value,
-                });
-            }
-            if value > before {
-                return Err(SolveError::NotSorted { layer, neuron });
-            }
-            before = value;
-        }
-        Ok(())
+        validate_neurons(layer, &self.way, &self.frequencies)
     }
+}
+
+/// Checks one way that the neurons of `layer` may go.
+pub(crate) fn validate_neurons(
+    layer: usize,
+    way: &Way,
+    frequencies: &[f64],
+) -> Result<(), SolveError> {
+    let Way {
+        foresight,
+        every,
+        active,
+        ..
+    } = *way;
+    for work in [foresight, every, active] {
+        for value in [work.bytes, work.rows, work.sums] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(SolveError::Work { layer, value });
+            }
+        }
+    }
+    let mut before = 1.0;
+    for (neuron, &value) in frequencies.iter().enumerate() {
+        if !(0.0..=1.0).contains(&value) {
+            return Err(SolveError::Frequency {
+                layer,
+                neuron,
+                value,
+            });
+        }
+        if value > before {
+            return Err(SolveError::NotSorted { layer, neuron });
+        }
+        before = value;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,13 @@
 //! least `C_l`, its first `C_l` neurons stand or fall together. What remains is a choice of one
 //! *level* per layer: 0 is none hot, 1 the fewest that pay, and each further level one more group.
 
-use crate::{Problem, objective};
+use powerinfer_artifact::plan::Device;
+
+use crate::{
+    Problem,
+    chain::{Chain, Choice, ON_CPU, Stage},
+    objective,
+};
 
 /// Levels for every layer, and the two memory caps as limits on the bytes of hot neurons.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +29,12 @@ pub(crate) struct Program {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Levels(pub(crate) Vec<Level>);
 
+impl Levels {
+    fn most_bytes(&self) -> u64 {
+        self.0.last().map_or(0, |level| level.bytes)
+    }
+}
+
 /// One possible hot set of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Level {
@@ -38,6 +50,18 @@ impl Program {
     /// The program of a valid `problem` with `capacity` bytes for hot neurons, of which at least
     /// `at_least` must be used.
     pub(crate) fn new(problem: &Problem, capacity: u64, at_least: u64) -> Self {
+        // What is pinned to the GPU is no choice; its bytes are gone beforehand.
+        let pinned = problem
+            .layers
+            .iter()
+            .filter(|layer| layer.pins.neurons == Some(Device::Gpu));
+        let pinned: u64 = pinned
+            .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
+            .sum();
+        let (capacity, at_least) = (
+            capacity.saturating_sub(pinned),
+            at_least.saturating_sub(pinned),
+        );
         let levels = |layer: usize| {
             let counts = level_counts(problem, layer);
             let layer = &problem.layers[layer];
@@ -47,9 +71,13 @@ impl Program {
                     mass += frequency;
                 }
                 summed = neurons;
+                let bytes = match layer.pins.neurons {
+                    Some(Device::Gpu) => 0,
+                    _ => layer.neurons_bytes(neurons),
+                };
                 Level {
                     neurons,
-                    bytes: layer.neurons_bytes(neurons),
+                    bytes,
                     mass,
                 }
             };
@@ -79,6 +107,32 @@ impl Program {
             }
         }
         program
+    }
+
+    /// The same as a chain whose stages are the layers, and mass lost is the cost.
+    pub(crate) fn chain(&self) -> Chain {
+        let all: u64 = self.layers.iter().map(Levels::most_bytes).sum();
+        let stages = self.layers.iter().map(|levels| {
+            let choices = levels.0.iter().enumerate().map(|(index, level)| Choice {
+                gpu_bytes: level.bytes,
+                cpu_bytes: levels.most_bytes() - level.bytes,
+                cost: -level.mass,
+                what: index as u32,
+            });
+            let mut stage = Stage::default();
+            stage.homes[ON_CPU] = choices.collect();
+            stage
+        });
+        Chain {
+            stages: stages.collect(),
+            capacities: vec![self.capacity],
+            ram: match self.at_least {
+                0 => u64::MAX,
+                at_least => all.saturating_sub(at_least),
+            },
+            crossing: 0.0,
+            hop: 0.0,
+        }
     }
 
     /// Size of a choice of levels.
@@ -112,7 +166,11 @@ impl Program {
 /// Hot counts that the paper's constraints leave to a layer: 0, then whole groups from `C_l` on.
 fn level_counts(problem: &Problem, layer: usize) -> Vec<usize> {
     let neurons = problem.layers[layer].frequencies.len();
-    let mut counts = vec![0];
+    let mut counts = match problem.layers[layer].pins.neurons {
+        Some(Device::Gpu) => return vec![neurons],
+        Some(Device::Cpu) => return vec![0],
+        None => vec![0],
+    };
     if let Some(fewest) = objective::fewest_hot(problem, layer) {
         let first = fewest.div_ceil(problem.group_size);
         let groups = neurons.div_ceil(problem.group_size);

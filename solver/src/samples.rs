@@ -33,6 +33,7 @@ pub(crate) fn shaped(
         attention_read_bytes: 40_000,
         predictor_bytes: 10_000,
         kv_bytes: 30_000,
+        pins: Default::default(),
     });
     Problem {
         layers: layers.collect(),
@@ -47,8 +48,10 @@ pub(crate) fn shaped(
             vram_bytes: 24 << 30,
             ram_bytes: 192 << 30,
             context_tokens: 2048,
+            vram_split: Vec::new(),
         },
         hardware: hardware::named("pc-high").unwrap(),
+        head_pin: None,
     }
 }
 

@@ -275,7 +275,7 @@ fn a_bundle_that_is_missing_newer_or_cut() {
         .bad(1, &["no bundle", "powerinfer prepare"]);
     let folder = sandbox.copy_demo();
     let manifest = folder.join("bundle/manifest.json");
-    replace(&manifest, "\"version\": 3", "\"version\": 1");
+    replace(&manifest, "\"version\": 4", "\"version\": 1");
     let parts = ["manifest.json", "version 1", "make it again"];
     sandbox.run(&["run", "demo"]).bad(1, &parts);
     replace(&manifest, "\"version\": 1", "\"version\": 7");

@@ -18,6 +18,7 @@ mod input_sparsity;
 #[cfg(target_os = "linux")]
 mod memory;
 mod pipeline;
+mod place_again;
 mod policies;
 mod profiles;
 mod readme;

@@ -61,6 +61,10 @@ pub struct Cpu {
     /// What choosing a token takes for each entry of the vocabulary.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub vocabulary_seconds: f64,
+    /// What a layer takes beside matrices. Follows from [`hidden_seconds`](Self::hidden_seconds) and
+    /// [`neuron_seconds`](Self::neuron_seconds) once there is a model.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub layer_seconds: f64,
     /// What a token takes beside matrices and layers. Follows from
     /// [`vocabulary_seconds`](Self::vocabulary_seconds) once there is a model.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -257,6 +261,7 @@ impl Hardware {
             ("cpu.hidden_seconds", cpu.hidden_seconds),
             ("cpu.neuron_seconds", cpu.neuron_seconds),
             ("cpu.vocabulary_seconds", cpu.vocabulary_seconds),
+            ("cpu.layer_seconds", cpu.layer_seconds),
             ("cpu.token_seconds", cpu.token_seconds),
         ] {
             add(name, value, NotNegative);
@@ -375,6 +380,7 @@ mod tests {
     /// A machine with a figure in every field.
     pub(super) fn whole() -> Hardware {
         let mut hardware = named("pc-high").unwrap();
+        hardware.cpu.layer_seconds = 1e-6;
         hardware.cpu.token_seconds = 1e-6;
         hardware.cpu.sum_row_seconds = 1e-9;
         hardware.cpu.reads = vec![ReadSpeed {
@@ -397,7 +403,7 @@ mod tests {
 
     /// Replaces the figure at `name`, such as `cpu.kernels[0].threads`, in JSON.
     fn put(json: &mut serde_json::Value, name: &str, value: serde_json::Value) {
-        let pointer = name.replace('.', "/").replace('[', "/").replace(']', "");
+        let pointer = name.replace(['.', '['], "/").replace(']', "");
         *json.pointer_mut(&format!("/{pointer}")).unwrap() = value;
     }
 

@@ -28,10 +28,58 @@ pub struct Plan {
     pub totals: Totals,
     /// Where the output head and the last norm live. The embeddings always live on the CPU.
     pub head: Device,
+    /// Which GPU has the head, where there are several.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub head_gpu: usize,
+    /// What was predicted beside, to compare with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outlook: Option<Outlook>,
     /// One entry per layer, in order.
     pub layers: Vec<LayerPlan>,
     /// The machine that the plan was made for.
     pub hardware: Hardware,
+}
+
+/// What a plan is expected to do, and what other ways of placing would.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outlook {
+    /// Decoding so many sequences at once.
+    pub decode: Vec<BatchSpeed>,
+    /// A prompt of [`PROMPT_TOKENS`] tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_per_second: Option<f64>,
+    /// Microseconds that a token would take less with 1 GiB more VRAM, at the budget's margin; none
+    /// where the objective does not count time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microseconds_per_gibibyte: Option<f64>,
+    /// Other placements, by the same arithmetic.
+    pub baselines: Vec<Baseline>,
+}
+
+/// Tokens of the prompt whose speed an [`Outlook`] gives.
+pub const PROMPT_TOKENS: usize = 512;
+
+/// How quickly so many sequences are decoded at once.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchSpeed {
+    /// Sequences.
+    pub batch: usize,
+    /// Of all of them together.
+    pub tokens_per_second: f64,
+}
+
+/// Another way of placing the same model within the same budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Baseline {
+    /// What it does, in a few words.
+    pub name: String,
+    /// Predicted time of one decoded token.
+    pub microseconds_per_token: f64,
+    /// Whether it keeps the budget of RAM too.
+    pub fits_ram: bool,
 }
 
 /// What a plan makes as good as it can be.
@@ -40,12 +88,15 @@ pub struct Plan {
 pub enum Objective {
     /// The paper's: the most activations carried by neurons on the GPU.
     Impact,
+    /// The least time for a token, every part counted.
+    Latency,
 }
 
 impl fmt::Display for Objective {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(match self {
             Self::Impact => "impact",
+            Self::Latency => "latency",
         })
     }
 }
@@ -192,12 +243,15 @@ pub struct SolverSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budget {
-    /// Memory on the GPU.
+    /// Memory on the GPU, on all of them together where there are several.
     pub vram_bytes: u64,
     /// Memory on the CPU.
     pub ram_bytes: u64,
     /// Tokens that the KV cache holds.
     pub context_tokens: u64,
+    /// Memory on each GPU, in the order of the layers they have; empty where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vram_split: Vec<u64>,
 }
 
 impl Budget {
@@ -206,6 +260,14 @@ impl Budget {
         match device {
             Device::Gpu => self.vram_bytes,
             Device::Cpu => self.ram_bytes,
+        }
+    }
+
+    /// The budget of each GPU; of one where there is no more.
+    pub fn vram_per_gpu(&self) -> Vec<u64> {
+        match self.vram_split.is_empty() {
+            true => vec![self.vram_bytes],
+            false => self.vram_split.clone(),
         }
     }
 }
@@ -218,10 +280,30 @@ pub struct BudgetLine {
     pub name: String,
     /// Whose memory.
     pub device: Device,
+    /// Which GPU's, where there are several.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub gpu: usize,
     /// How much of it.
     pub bytes: u64,
 }
 
+/// Whether a GPU is the first, which goes without saying.
+fn is_first(gpu: &usize) -> bool {
+    *gpu == 0
+}
+
+/// Name of the line for attention's weights, norms, and what the FFN adds beside its neurons.
+pub const ATTENTION: &str = "attention";
+/// Name of the line for what foresees: predictors, signs, scores.
+pub const PREDICTORS: &str = "predictors";
+/// Name of the line for the head.
+pub const HEAD: &str = "head";
+/// Name of the line for the embeddings.
+pub const EMBEDDINGS: &str = "embeddings";
+/// Name of the line for keys and values.
+pub const KV_CACHE: &str = "KV cache";
+/// Name of the line for activations and whatever else is only there while a token is computed.
+pub const SCRATCH: &str = "scratch";
 /// Name of the line for the neurons on the GPU.
 pub const HOT_NEURONS: &str = "hot neurons";
 /// Name of the line for the neurons on the CPU.
@@ -280,6 +362,9 @@ pub struct LayerPlan {
     pub hot_share: f64,
     /// Bytes of one neuron: its rows of gate and up and its column of down, packed.
     pub neuron_bytes: u64,
+    /// Which GPU has whatever of the layer is on one, where there are several.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub gpu: usize,
     /// Where the attention weights and norms live.
     pub attention: Device,
     /// Where the KV cache lives.
@@ -298,6 +383,34 @@ pub struct LayerPlan {
     pub sync_microseconds: f64,
     /// Predicted time of the layer: less than the sum where both sides work at once.
     pub microseconds: f64,
+    /// What most of that time waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
+}
+
+/// What the time of a layer waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// The GPU reading its weights and cache.
+    GpuMemory,
+    /// The CPU reading its weights and cache.
+    CpuMemory,
+    /// Handing work from one side to the other.
+    HandOver,
+    /// What starting kernels costs, whatever they read.
+    Kernels,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::GpuMemory => "GPU memory",
+            Self::CpuMemory => "CPU memory",
+            Self::HandOver => "hand-over",
+            Self::Kernels => "kernels",
+        })
+    }
 }
 
 /// A plan that contradicts itself or breaks its promise; made by hand, or damaged.
@@ -345,6 +458,29 @@ pub enum PlanError {
         /// The sum of the parts.
         found: u128,
     },
+    /// A part on a GPU that the budget does not have.
+    #[error(
+        "a part is on GPU {gpu} but the budget has {count}, counted from 0; run `powerinfer place` again"
+    )]
+    NoSuchGpu {
+        /// The GPU.
+        gpu: usize,
+        /// GPUs in the budget.
+        count: usize,
+    },
+    /// Layers of one GPU that are not a range.
+    #[error("the layers are not dealt out to the GPUs in ranges; run `powerinfer place` again")]
+    GpuOrder,
+    /// One use of memory listed twice.
+    #[error(
+        "the plan has two lines `{name}` for {device} memory; run `powerinfer place` again instead of editing the plan"
+    )]
+    TwoLines {
+        /// The line.
+        name: String,
+        /// Whose memory.
+        device: Device,
+    },
     /// More memory used than allowed.
     #[error("the plan needs {needed} of {device} memory but its budget is {budget}; run `powerinfer place` with a larger budget, or again with this one", needed = ByteSize(*needed), budget = ByteSize(*budget))]
     OverBudget {
@@ -371,6 +507,7 @@ impl Plan {
             hot_count: 0,
             hot_share: 0.0,
             neuron_bytes: 0,
+            gpu: 0,
             attention: Device::Cpu,
             kv: Device::Cpu,
             predictor: None,
@@ -380,6 +517,7 @@ impl Plan {
             cpu_microseconds: 0.0,
             sync_microseconds: 0.0,
             microseconds: 0.0,
+            limit: None,
         };
         Self {
             objective: Objective::Impact,
@@ -394,6 +532,7 @@ impl Plan {
                 vram_bytes: 0,
                 ram_bytes: 0,
                 context_tokens: context_tokens as u64,
+                vram_split: Vec::new(),
             },
             lines: Vec::new(),
             totals: Totals {
@@ -405,6 +544,8 @@ impl Plan {
                 microseconds_per_token: 0.0,
             },
             head: Device::Cpu,
+            head_gpu: 0,
+            outlook: None,
             layers: (0..layers).map(layer).collect(),
             hardware: hardware::named("cpu-only").expect("the machine is built in"),
         }
@@ -417,9 +558,11 @@ impl Plan {
             layer.validate(position)?;
         }
         self.validate_figures()?;
+        self.validate_lines()?;
         for device in [Device::Gpu, Device::Cpu] {
             self.validate_device(device)?;
         }
+        self.validate_gpus()?;
         let neurons = |hot: bool| {
             let count = |layer: &LayerPlan| match hot {
                 true => layer.hot_count,
@@ -445,12 +588,41 @@ impl Plan {
         )
     }
 
-    /// Bytes of the line called `name`; 0 where there is none.
+    /// Bytes of the lines called `name`, on whichever devices; 0 where there are none.
     pub fn line(&self, name: &str) -> u64 {
-        self.lines
-            .iter()
-            .find(|line| line.name == name)
-            .map_or(0, |line| line.bytes)
+        let lines = self.lines.iter().filter(|line| line.name == name);
+        lines.fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// Whether this accounts for memory; a plan that leaves everything on the CPU need not.
+    pub fn is_placed(&self) -> bool {
+        !self.lines.is_empty() || self.budget.vram_bytes > 0 || self.budget.ram_bytes > 0
+    }
+
+    /// Takes the account of memory away, of a plan that is changed and only there to be measured.
+    pub fn forget_account(&mut self) {
+        self.lines.clear();
+        (self.budget.vram_bytes, self.budget.ram_bytes) = (0, 0);
+        self.budget.vram_split.clear();
+        (self.totals.gpu_bytes, self.totals.cpu_bytes) = (0, 0);
+        for layer in &mut self.layers {
+            (layer.neuron_bytes, layer.gpu_bytes, layer.cpu_bytes) = (0, 0, 0);
+        }
+    }
+
+    fn validate_lines(&self) -> Result<(), PlanError> {
+        for (index, line) in self.lines.iter().enumerate() {
+            let is_same = |other: &&BudgetLine| {
+                (&other.name, other.device, other.gpu) == (&line.name, line.device, line.gpu)
+            };
+            if self.lines[..index].iter().any(|other| is_same(&other)) {
+                return Err(PlanError::TwoLines {
+                    name: line.name.clone(),
+                    device: line.device,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn validate_device(&self, device: Device) -> Result<(), PlanError> {
@@ -479,6 +651,43 @@ impl Plan {
             });
         }
         Ok(())
+    }
+
+    /// Checks that each GPU keeps its budget, and that layers are dealt out in ranges.
+    fn validate_gpus(&self) -> Result<(), PlanError> {
+        let budgets = self.budget.vram_per_gpu();
+        let split: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
+        adds_up("budget.vram_bytes", self.budget.vram_bytes, split)?;
+        for (gpu, budget) in budgets.iter().enumerate() {
+            let lines = self.lines.iter();
+            let here = lines.filter(|line| line.device == Device::Gpu && line.gpu == gpu);
+            let needed = here.fold(0, |sum: u64, line| sum.saturating_add(line.bytes));
+            if needed > *budget {
+                return Err(PlanError::OverBudget {
+                    device: Device::Gpu,
+                    needed,
+                    budget: *budget,
+                });
+            }
+        }
+        let of_layers = self.layers.iter().map(|layer| layer.gpu);
+        let of_lines = self.lines.iter().map(|line| line.gpu);
+        let known = |gpu: &usize| *gpu < budgets.len();
+        let Some(gpu) = of_layers
+            .clone()
+            .chain(of_lines)
+            .chain([self.head_gpu])
+            .find(|gpu| !known(gpu))
+        else {
+            return match of_layers.is_sorted() {
+                true => Ok(()),
+                false => Err(PlanError::GpuOrder),
+            };
+        };
+        Err(PlanError::NoSuchGpu {
+            gpu,
+            count: budgets.len(),
+        })
     }
 
     fn validate_figures(&self) -> Result<(), PlanError> {
@@ -581,6 +790,7 @@ mod tests {
         let line = |name: &str, device, bytes| BudgetLine {
             name: name.to_owned(),
             device,
+            gpu: 0,
             bytes,
         };
         Plan {
@@ -596,6 +806,7 @@ mod tests {
                 vram_bytes: 60,
                 ram_bytes: 50,
                 context_tokens: 16,
+                vram_split: Vec::new(),
             },
             lines: vec![
                 line("attention", Device::Gpu, 40),
@@ -613,6 +824,8 @@ mod tests {
                 microseconds_per_token: 3.0,
             },
             head: Device::Cpu,
+            head_gpu: 0,
+            outlook: None,
             layers: vec![LayerPlan {
                 layer: 0,
                 policy: Policy::Exact,
@@ -623,6 +836,7 @@ mod tests {
                 hot_count: 2,
                 hot_share: 0.75,
                 neuron_bytes: 10,
+                gpu: 0,
                 attention: Device::Gpu,
                 kv: Device::Cpu,
                 predictor: None,
@@ -632,6 +846,7 @@ mod tests {
                 cpu_microseconds: 2.0,
                 sync_microseconds: 0.5,
                 microseconds: 2.5,
+                limit: None,
             }],
             hardware: hardware::named("pc-high").unwrap(),
         }
@@ -651,6 +866,17 @@ mod tests {
         let mut plan = plan();
         edit(&mut plan);
         plan.validate().unwrap_err()
+    }
+
+    #[test]
+    fn a_plan_without_an_account_is_consistent_and_not_placed() {
+        let mut plan = plan();
+        assert!(plan.is_placed());
+        assert_eq!(plan.line("attention"), 40);
+        plan.forget_account();
+        plan.validate().unwrap();
+        assert!(!plan.is_placed());
+        assert!(!Plan::unplaced(2, 8, Policy::Dense, 16).is_placed());
     }
 
     #[test]
@@ -713,6 +939,17 @@ mod tests {
             let error = plan.validate().unwrap_err().to_string();
             assert!(error.contains("layers[0].input_thresholds."), "{error}");
         }
+        assert!(matches!(
+            refused(|plan| {
+                plan.lines[0].bytes -= 20;
+                let line = plan.lines[0].clone();
+                plan.lines.push(line);
+            }),
+            PlanError::TwoLines {
+                device: Device::Gpu,
+                ..
+            }
+        ));
         assert!(matches!(
             refused(|plan| plan.totals.hot_count = 3),
             PlanError::DoesNotAddUp { .. }

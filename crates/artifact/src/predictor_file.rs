@@ -220,6 +220,11 @@ impl StoredSigns {
         let bytes = &file.bytes()[self.place.clone()];
         SignMatrix::new(bytes, self.rows, self.columns).expect("the shape was checked")
     }
+
+    /// Bytes of all signs.
+    pub fn bytes(&self) -> usize {
+        self.place.len()
+    }
 }
 
 impl PredictorFile {

@@ -177,6 +177,30 @@ impl PartialFolder {
     }
 }
 
+/// The sole right to change files inside a finished folder; it ends when this is dropped.
+#[derive(Debug)]
+pub struct FolderLock {
+    /// The folder itself, where the system locks folders: nothing is left in it.
+    _lock: Option<fs::File>,
+}
+
+impl FolderLock {
+    /// Takes the right, and removes the temporary files of runs that were killed; fails where
+    /// another run has it.
+    pub fn of(folder: &Path) -> Result<Self, ArtifactError> {
+        let lock = fs::File::open(folder).ok();
+        if let Some(lock) = &lock
+            && let Err(fs::TryLockError::WouldBlock) = lock.try_lock()
+        {
+            return Err(ArtifactError::Busy {
+                path: folder.to_owned(),
+            });
+        }
+        remove_leftovers(folder);
+        Ok(Self { _lock: lock })
+    }
+}
+
 /// A folder beside an artifact for what is only there while a run measures; removed in the end, or
 /// by the next run.
 #[derive(Debug)]
@@ -432,6 +456,21 @@ mod tests {
             assert_eq!(fs::read(target.join("weights")).unwrap(), b"powerinfer-2");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         }
+    }
+
+    #[test]
+    fn a_folder_is_changed_by_one_run_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(".powerinfer-x.partial"), b"killed").unwrap();
+        let lock = FolderLock::of(folder.path()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        if cfg!(unix) {
+            let busy = FolderLock::of(folder.path()).unwrap_err();
+            assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
+        }
+        drop(lock);
+        FolderLock::of(folder.path()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

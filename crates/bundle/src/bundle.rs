@@ -6,16 +6,18 @@ use powerinfer_artifact::{
     ArtifactError, Digest, Header, TensorFile,
     certificate::{self, Certificate},
     document::Document,
+    placing::{self, LayerPlacing},
     plan::Plan,
     predictor_file::{self, PredictorFile},
     token_texts,
+    write::FolderLock,
 };
 use powerinfer_kernels::Format;
 use powerinfer_model::{Files, ModelConfig};
 
 use crate::{
-    BundleError, FORMAT, Manifest, VERSION,
-    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
+    BundleError, FORMAT, Manifest, OLDEST_VERSION, VERSION,
+    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
 };
 
 /// How far to trust the files of a bundle.
@@ -35,13 +37,16 @@ const SMALL: u64 = 1 << 30;
 #[derive(Debug)]
 pub struct Bundle {
     folder: PathBuf,
-    manifest: Document<Manifest>,
-    plan: Document<Plan>,
+    pub(crate) manifest: Document<Manifest>,
+    pub(crate) plan: Document<Plan>,
     quant: Format,
     weights: TensorFile,
     predictors: Option<PredictorFile>,
     certificate: Option<Document<Certificate>>,
 }
+
+/// How often a bundle is opened anew that somebody places again meanwhile.
+const ATTEMPTS: usize = 4;
 
 impl Bundle {
     /// Opens the bundle in `folder`.
@@ -52,9 +57,25 @@ impl Bundle {
                 path: folder.to_owned(),
             });
         }
-        let manifest = Document::<Manifest>::read(&path, FORMAT, VERSION)?;
+        let state = || (std::fs::read(&path).ok(), folder.join(NEXT_PLAN).exists());
+        let mut before = state();
+        for _ in 1..ATTEMPTS {
+            let found = Self::open_once(folder, verification);
+            let now = state();
+            if found.is_ok() || now == before {
+                return found;
+            }
+            before = now;
+        }
+        Self::open_once(folder, verification)
+    }
+
+    fn open_once(folder: &Path, verification: Verification) -> Result<Self, BundleError> {
+        let path = folder.join(MANIFEST);
+        let manifest = read_manifest(&path)?;
         check_seal(&path, &manifest)?;
-        verify(folder, &manifest.body, verification)?;
+        let plan_path = plan_path(folder, &manifest.body);
+        verify(folder, &manifest.body, &plan_path, verification)?;
         let quant = manifest
             .body
             .quant
@@ -65,7 +86,6 @@ impl Bundle {
                     .to_owned(),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
             })?;
-        let plan_path = folder.join(PLAN);
         let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
         plan.header
             .check_model(&plan_path, &manifest.header.model)?;
@@ -126,18 +146,8 @@ impl Bundle {
         texts: &[Vec<u32>],
     ) -> Result<Self, BundleError> {
         let folder = self.folder;
-        // Somebody else may have put another bundle here meanwhile.
-        let is_still_here = || -> Result<(), BundleError> {
-            let path = folder.join(MANIFEST);
-            match Document::<Manifest>::read(&path, FORMAT, VERSION) {
-                Ok(found) if found == self.manifest => Ok(()),
-                _ => Err(ArtifactError::Busy {
-                    path: folder.clone(),
-                }
-                .into()),
-            }
-        };
-        is_still_here()?;
+        let lock = FolderLock::of(&folder)?;
+        check_still_here(&folder, &self.manifest)?;
         token_texts::write(&folder.join(certificate::TEXT_FILE), texts)?;
         let mut header = Header::new(
             certificate::FORMAT,
@@ -151,7 +161,7 @@ impl Bundle {
             body: certificate,
         };
         document.write(&folder.join(certificate::FILE))?;
-        is_still_here()?;
+        check_still_here(&folder, &self.manifest)?;
         let mut manifest = self.manifest.clone();
         manifest.body.certificate = true;
         for name in [certificate::FILE, certificate::TEXT_FILE] {
@@ -160,6 +170,7 @@ impl Bundle {
         }
         // The manifest comes last: until it is there, the bundle is what it was.
         sealed(manifest).write(&folder.join(MANIFEST))?;
+        drop(lock);
         Self::open(&folder, Verification::Quick)
     }
 
@@ -183,6 +194,25 @@ impl Bundle {
                 && certificate.decisions == certificate::decisions(&self.plan().layers)
                 && texts.is_ok_and(|t| token_texts::digest(&t) == certificate.scoring.digest)
         })
+    }
+
+    /// Per layer, what placing this again takes.
+    pub fn placing(&self) -> Result<Vec<LayerPlacing>, BundleError> {
+        if !self.manifest.body.placing {
+            return Err(BundleError::PlacedForGood {
+                folder: self.folder.clone(),
+            });
+        }
+        let path = self.folder.join(placing::FILE);
+        let config = self.config();
+        let (header, layers) = placing::read(&path, config.layer_count, config.ffn_size)?;
+        header.check_model(&path, &self.manifest.header.model)?;
+        Ok(layers)
+    }
+
+    /// Version of the bundle's format.
+    pub fn version(&self) -> u32 {
+        self.manifest.header.version
     }
 
     /// Whether `folder` holds a bundle, whole or not.
@@ -236,14 +266,47 @@ impl Bundle {
     }
 }
 
+fn read_manifest(path: &Path) -> Result<Document<Manifest>, ArtifactError> {
+    Document::read_since(path, FORMAT, OLDEST_VERSION, VERSION)
+}
+
+/// Fails where `folder` has another manifest by now: somebody else may have put another bundle there.
+pub(crate) fn check_still_here(
+    folder: &Path,
+    manifest: &Document<Manifest>,
+) -> Result<(), BundleError> {
+    match read_manifest(&folder.join(MANIFEST)) {
+        Ok(found) if found == *manifest => Ok(()),
+        _ => Err(ArtifactError::Busy {
+            path: folder.to_owned(),
+        }
+        .into()),
+    }
+}
+
+/// The plan that the manifest speaks of: a run that was killed just after it had written the manifest
+/// left it under the name of the next one.
+pub(crate) fn plan_path(folder: &Path, manifest: &Manifest) -> PathBuf {
+    let [usual, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
+    let is_meant = |path: &Path| Digest::of_file(path).ok().as_ref() == manifest.files.get(PLAN);
+    match !is_meant(&usual) && next.exists() && is_meant(&next) {
+        true => next,
+        false => usual,
+    }
+}
+
 /// Compares files with the manifest's digests.
 fn verify(
     folder: &Path,
     manifest: &Manifest,
+    plan: &Path,
     verification: Verification,
 ) -> Result<(), BundleError> {
     for (name, expected) in &manifest.files {
-        let path = folder.join(name);
+        let path = match name.as_str() {
+            PLAN => plan.to_owned(),
+            name => folder.join(name),
+        };
         let length = std::fs::metadata(&path)
             .map_err(ArtifactError::read(&path))?
             .len();

@@ -36,6 +36,14 @@ pub enum BundleError {
         /// Layers and neurons of the plan.
         found: String,
     },
+    /// A bundle without what placing it again takes.
+    #[error(
+        "the bundle in `{folder}` does not carry what placing it again takes, as bundles of older versions do not; make it again from its model by `powerinfer place`"
+    )]
+    PlacedForGood {
+        /// The bundle.
+        folder: PathBuf,
+    },
     /// A neuron order that is none.
     #[error(
         "the order of neurons of layer {layer} in `{path}` is not a permutation; make the profile or bundle again"

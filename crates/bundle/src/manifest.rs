@@ -9,11 +9,15 @@ use serde::{Deserialize, Serialize};
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
 /// Newest version of bundles read here.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+/// Oldest version of bundles read here; those before [`VERSION`] cannot be placed again.
+pub const OLDEST_VERSION: u32 = 3;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
 pub(crate) const PLAN: &str = "plan.json";
+/// What the next plan is called until the manifest speaks of it.
+pub(crate) const NEXT_PLAN: &str = "plan.next.json";
 pub(crate) const PLAN_FORMAT: &str = "powerinfer-plan";
 pub(crate) const PLAN_VERSION: u32 = 1;
 
@@ -29,6 +33,9 @@ pub struct Manifest {
     /// Whether the bundle has a certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub certificate: bool,
+    /// Whether the bundle carries what placing it again takes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub placing: bool,
     /// Digests of the other files, by name.
     pub files: BTreeMap<String, Digest>,
     /// Digest of this file as it is without this entry.

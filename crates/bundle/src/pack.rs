@@ -6,6 +6,7 @@ use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
     document::Document,
     matrix_planes::{announce_matrix, append_rows, insert_matrix},
+    placing::{self, LayerPlacing},
     plan::{Plan, Policy},
     predictor_file::{self, PredictorFile},
     tensor_file::Dtype,
@@ -31,6 +32,8 @@ pub struct PackInputs<'a> {
     pub predictors: Option<&'a PredictorFile>,
     /// Where everything lives.
     pub plan: Plan,
+    /// Per layer, what placing the bundle again takes; without it, it never will be.
+    pub placing: Option<&'a [LayerPlacing]>,
     /// Format of the weights.
     pub quant: Format,
     /// Files of the checkpoint to carry along where they exist.
@@ -87,6 +90,11 @@ pub fn pack(
         )?;
         record(predictor_file::FILE)?;
     }
+    if let Some(layers) = inputs.placing {
+        let header = header(placing::FORMAT, placing::VERSION);
+        placing::write(&folder.path().join(placing::FILE), &header, layers)?;
+        record(placing::FILE)?;
+    }
     for companion in inputs.companions {
         if let Some(bytes) = checkpoint.files().read(companion)? {
             write_file(&folder.path().join(companion), &bytes)?;
@@ -104,6 +112,7 @@ pub fn pack(
         quant: inputs.quant.to_string(),
         predictors: inputs.predictors.is_some(),
         certificate: false,
+        placing: inputs.placing.is_some(),
         files,
         seal: None,
     };

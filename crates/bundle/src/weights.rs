@@ -197,8 +197,6 @@ pub struct StoredLayer {
     pub up: Option<StoredLinear>,
     /// `[hidden, neurons]`, always by input, hottest first.
     pub down: StoredLinear,
-    /// Which neuron of the checkpoint each row is.
-    pub neurons: Vec<u32>,
 }
 
 /// Where all weights lie.
@@ -323,7 +321,6 @@ impl Finder<'_> {
                 .then(|| linear(LayerWeight::Up, LayerWeight::UpBias))
                 .transpose()?,
             down: linear(LayerWeight::Down, LayerWeight::DownBias)?,
-            neurons,
         })
     }
 }

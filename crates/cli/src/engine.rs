@@ -76,7 +76,14 @@ pub(crate) fn runtime(
     threads: usize,
     output: Output,
 ) -> Result<Runtime> {
-    let hot = bundle.plan().totals.hot_count;
+    let plan = bundle.plan();
+    let gpus = plan.budget.vram_split.len();
+    if gpus > 1 {
+        output.say(format!(
+            "the plan is for {gpus} GPUs, which nothing runs on yet: it tells what they would bring"
+        ));
+    }
+    let hot = plan.totals.hot_count;
     if hot > 0 {
         output.say(format!(
             "no GPU is used: the {hot} hot neurons are computed on the CPU like the others ({})",

@@ -99,6 +99,19 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     })
 }
 
+/// The folder of the bundle that `argument` is, or that is in it; none where it is a model, as the word
+/// `demo` always is.
+pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
+    let given = PathBuf::from(argument);
+    if argument == DEMO || given.join("config.json").exists() {
+        return None;
+    }
+    let inside = given.join("bundle");
+    [given, inside]
+        .into_iter()
+        .find(|folder| Bundle::is_bundle(folder))
+}
+
 /// The tokenizer among `files`.
 pub(crate) fn tokenizer(files: &Files) -> Result<Tokenizer> {
     if let Some(folder) = files.as_folder() {

@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use powerinfer_artifact::page::{self, escape};
+
 use crate::{LOCALITY_WINDOWS, LayerActivity, Profile, ProfileDocument, Skew};
 
 /// Width and height of a chart, in pixels at its natural size.
@@ -12,50 +14,27 @@ const MARGIN: (f64, f64) = (48.0, 36.0);
 /// Points of a curve.
 const POINTS: usize = 100;
 
-const STYLE: &str = "\
-:root{color-scheme:light dark;--ink:#1a1a1a;--paper:#fff;--faint:#8884;--mark:#2563eb;--soft:#2563eb55;--warm:#d9480f}\
-@media(prefers-color-scheme:dark){:root{--ink:#e6e6e6;--paper:#161616;--mark:#7aa2ff;--soft:#7aa2ff44;--warm:#ff9a5c}}\
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:780px;margin:2em auto;padding:0 1em}\
-h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.15em;margin:2em 0 .3em}p{margin:.3em 0}\
-svg{width:100%;height:auto}svg text{fill:var(--ink);font-size:12px}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.15em .7em;text-align:right;border-bottom:1px solid var(--faint)}\
-th:first-child,td:first-child{text-align:left}.scroll{overflow-x:auto}small{opacity:.75}";
-
 /// The page for `profile`.
 pub fn html(profile: &Profile) -> String {
     let body = profile.document();
     let header = profile.header();
-    let mut page = String::new();
-    let title = format!("Profile of {}", escape(&header.model.name));
-    // Writing to a string cannot fail.
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n\
-         <p><small>{} · model {} · {} tokens · {} layers of {} neurons</small></p>\n",
-        escape(&header.tool),
+    let title = format!("Profile of {}", header.model.name);
+    let about = format!(
+        "{} · model {} · {} tokens · {} layers of {} neurons",
+        header.tool,
         header.model.fingerprint,
         body.tokens,
         body.layers.len(),
         body.ffn_size,
     );
+    let mut page = page::begin(&title, &about);
     summary(&mut page, body);
     sparsity(&mut page, body);
     curve(&mut page, profile.activities());
     locality(&mut page, body);
     sources(&mut page, body);
     layers(&mut page, body);
-    page.push_str("</body></html>\n");
-    page
-}
-
-/// Text that is safe between tags and within quotes.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    page + page::END
 }
 
 fn percent(share: f64) -> String {
@@ -255,12 +234,4 @@ fn layers(page: &mut String, body: &ProfileDocument) {
         );
     }
     page.push_str("</table></div>\n");
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn names_cannot_break_out() {
-        assert_eq!(super::escape("<script>\"&"), "&lt;script&gt;&quot;&amp;");
-    }
 }

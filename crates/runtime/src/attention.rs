@@ -4,7 +4,7 @@ use powerinfer_kernels::Isa;
 use powerinfer_model::{ModelConfig, alibi_bias};
 
 /// Keys and values of one layer, one run of positions per head, in float32.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LayerCache {
     /// Per key and value head: `[positions, head_size]`.
     keys: Vec<Vec<f32>>,
@@ -12,16 +12,32 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    pub(crate) fn new(kv_heads: usize) -> Self {
-        Self {
-            keys: vec![Vec::new(); kv_heads],
-            values: vec![Vec::new(); kv_heads],
-        }
+    /// A cache with room for `positions` and never more; none where memory has not got it. What is
+    /// not used yet is not touched.
+    pub(crate) fn new(kv_heads: usize, head_size: usize, positions: usize) -> Option<Self> {
+        let reserved = || {
+            let mut head = Vec::new();
+            head.try_reserve_exact(positions.checked_mul(head_size)?)
+                .ok()?;
+            Some(head)
+        };
+        let heads = || (0..kv_heads).map(|_| reserved()).collect::<Option<_>>();
+        Some(Self {
+            keys: heads()?,
+            values: heads()?,
+        })
+    }
+
+    /// Bytes that are reserved.
+    pub(crate) fn bytes(&self) -> usize {
+        let heads = self.keys.iter().chain(&self.values);
+        heads.map(Vec::capacity).sum::<usize>() * size_of::<f32>()
     }
 
     /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
     pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
         let size = key.len() / self.keys.len();
+        debug_assert!(self.keys[0].len() + size <= self.keys[0].capacity());
         for (head, cache) in self.keys.iter_mut().enumerate() {
             cache.extend(&key[head * size..][..size]);
         }

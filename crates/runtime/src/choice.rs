@@ -251,6 +251,7 @@ pub(crate) struct LayerChoices {
 #[derive(Debug)]
 struct StoredLayerPredictor {
     stored: StoredUnits,
+    rank: usize,
     threshold: f32,
 }
 
@@ -275,6 +276,7 @@ impl LayerChoices {
         let predictor = file.find_units(layer, hidden, neurons)?;
         let predictor = predictor.map(|stored| StoredLayerPredictor {
             stored,
+            rank: file.layers()[layer].rank,
             threshold: file.layers()[layer].threshold,
         });
         let summary = file.layers().get(layer);
@@ -330,6 +332,37 @@ impl LayerChoices {
                 instead,
             }),
         }
+    }
+
+    /// Bytes of what is here.
+    pub(crate) fn bytes(&self) -> usize {
+        let floats = |values: &[f32]| size_of_val(values);
+        let predictor = self.predictor.as_ref().map_or(0, |found| {
+            let StoredUnits {
+                a,
+                units,
+                scales,
+                bias,
+            } = &found.stored;
+            a.bytes() + units.bytes() + floats(scales) + floats(bias)
+        });
+        let signs = self.sign_bit.as_ref().map_or(0, |(signs, _)| signs.bytes());
+        let scores = self.scores.as_ref().map_or(0, |scores| {
+            let ScoreVectors {
+                gate_scale,
+                contribution_scale,
+                centre,
+                offset,
+            } = scores;
+            let all = [gate_scale, contribution_scale, centre, offset];
+            all.into_iter().map(|values| floats(values)).sum()
+        });
+        predictor + signs + scores
+    }
+
+    /// Units of the predictor; 0 where there is none.
+    pub(crate) fn rank(&self) -> usize {
+        self.predictor.as_ref().map_or(0, |found| found.rank)
     }
 
     /// What foresees sees: whether the hidden state before the norm.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, plan::Policy};
+use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::KernelError;
 
@@ -24,6 +24,31 @@ pub enum RuntimeError {
         what: &'static str,
         /// What to do.
         instead: &'static str,
+    },
+    /// A plan that accounts for other memory than running takes.
+    #[error(
+        "the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}; run `powerinfer place` again instead of editing the plan"
+    )]
+    OtherMemory {
+        /// The bundle.
+        folder: PathBuf,
+        /// The line of the plan.
+        line: &'static str,
+        /// What it says.
+        planned: u64,
+        /// What is held.
+        held: u64,
+    },
+    /// The KV cache finds no room.
+    #[error(
+        "there is no memory for the KV cache of {tokens} tokens, {} in all; place the bundle again with a shorter `--context`",
+        ByteSize(*bytes)
+    )]
+    NoRoom {
+        /// Tokens that the plan makes room for.
+        tokens: usize,
+        /// Bytes of all layers.
+        bytes: u64,
     },
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
-use powerinfer_bundle::{Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
+use powerinfer_bundle::{
+    Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights,
+    memory::{PREFILL_BATCH, kv_bytes},
+};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
@@ -12,13 +15,11 @@ use crate::{
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
     linear::Linear,
+    memory::{self, Held},
     norm::norm_all,
     rotary::rotate,
     verification::Observation,
 };
-
-/// Tokens of a prompt that go through a layer together.
-const PREFILL_BATCH: usize = 64;
 
 /// How to run a bundle.
 #[derive(Debug)]
@@ -48,7 +49,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Prepares `bundle` for running; nothing is converted or copied.
+    /// Prepares `bundle` for running; nothing is converted or copied. Fails where the plan accounts
+    /// for other memory than that takes.
     pub fn new(bundle: Bundle, options: Options) -> Result<Self, RuntimeError> {
         let config = bundle.config().clone();
         let weights = StoredWeights::find(bundle.weights(), &config, bundle.quant())?;
@@ -76,10 +78,19 @@ impl Runtime {
         for (layer, (choices, policy)) in choices.iter().zip(&policies).enumerate() {
             choices.check(*policy, bundle.folder(), layer)?;
         }
+        let context = context_limit(&bundle);
+        let new = |_| LayerCache::new(config.kv_head_count, config.head_size, context);
+        let cache: Option<Vec<_>> = (0..config.layer_count).map(new).collect();
+        let cache = cache.ok_or_else(|| RuntimeError::NoRoom {
+            tokens: context,
+            bytes: kv_bytes(&config, context as u64).saturating_mul(config.layer_count as u64),
+        })?;
+        memory::check(
+            &bundle,
+            &memory::held(&config, &weights, &choices, &cache, context),
+        )?;
         Ok(Self {
-            cache: (0..config.layer_count)
-                .map(|_| LayerCache::new(config.kv_head_count))
-                .collect(),
+            cache,
             threads: options.threads,
             position: 0,
             statistics: Statistics::default(),
@@ -154,9 +165,13 @@ impl Runtime {
 
     /// Tokens that fit the context that the plan made room for.
     pub fn context_limit(&self) -> usize {
-        self.config
-            .context_length
-            .min(self.bundle.plan().budget.context_tokens as usize)
+        context_limit(&self.bundle)
+    }
+
+    /// What is held in memory, by the lines of a plan.
+    pub fn memory(&self) -> Vec<Held> {
+        let (config, context) = (&self.config, self.context_limit());
+        memory::held(config, &self.weights, &self.choices, &self.cache, context)
     }
 
     /// Runs `tokens`, one batch; returns the hidden states after the last layer, `[tokens, hidden]`.
@@ -412,6 +427,12 @@ impl Runtime {
         }
         Ok(())
     }
+}
+
+fn context_limit(bundle: &Bundle) -> usize {
+    let planned = bundle.plan().budget.context_tokens;
+    let planned = usize::try_from(planned).unwrap_or(usize::MAX);
+    bundle.config().context_length.min(planned)
 }
 
 /// Adds `x` to `sum`.

@@ -1,6 +1,7 @@
 //! Splits kernels over threads. Rows are independent and sums are split by columns, so a result
 //! never depends on the number of threads.
 
+use powerinfer_bundle::memory::BATCH_THREADS;
 use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix};
 use rayon::prelude::*;
 
@@ -131,7 +132,7 @@ impl Threads {
         match self.pool_for(rows * matrix.row_bytes()) {
             None => self.isa.gemm(matrix, x, tokens, &mut transposed),
             Some(pool) => {
-                let chunk = rows.div_ceil(self.count);
+                let chunk = rows.div_ceil(self.count.min(BATCH_THREADS));
                 pool.install(|| {
                     transposed
                         .par_chunks_mut(chunk * tokens)

@@ -60,6 +60,7 @@ fn bundle_with(
         orders: &vec![order; config.layer_count],
         predictors,
         plan: plan(&checkpoint, hot),
+        placing: None,
         quant,
         companions: &[],
         inputs: BTreeMap::new(),

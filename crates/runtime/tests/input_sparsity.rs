@@ -50,6 +50,7 @@ fn runtime(
         orders: &vec![order; count],
         predictors: None,
         plan,
+        placing: None,
         quant,
         companions: &[],
         inputs: BTreeMap::new(),

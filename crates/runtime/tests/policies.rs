@@ -164,6 +164,7 @@ fn runtime(
         orders: &vec![order; count],
         predictors: Some(&predictors),
         plan,
+        placing: None,
         quant: Format::F32,
         companions: &[],
         inputs: BTreeMap::new(),

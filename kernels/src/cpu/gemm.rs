@@ -27,6 +27,9 @@ const TILE_TOKENS: usize = 4;
 /// Columns of a row that are in the panel at a time.
 const SPAN_COLUMNS: usize = SPAN * BLOCK;
 
+/// Bytes that a product of rows with many vectors takes while it is computed, on each thread.
+pub const GEMM_BYTES: usize = BATCH_ROWS * (SPAN_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
+
 /// `out[r, t] = matrix[r] · x[t]`, with `out` `[rows, tokens]`.
 pub(crate) struct Gemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,

@@ -25,6 +25,7 @@ mod scalar;
 pub(crate) use agreements::Agreements;
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
+pub use gemm::GEMM_BYTES;
 pub(crate) use gemm::Gemm;
 
 use half::{bf16, f16};

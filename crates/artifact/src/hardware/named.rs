@@ -126,9 +126,9 @@ const ROW_SECONDS: f64 = 40e-9;
 /// Cost of a kernel beside its rows and bytes.
 const KERNEL_SECONDS: f64 = 5e-6;
 /// Costs beside matrices, on one thread.
-const HIDDEN_SECONDS: f64 = 6e-9;
-const NEURON_SECONDS: f64 = 2e-9;
-const VOCABULARY_SECONDS: f64 = 2e-9;
+const HIDDEN_SECONDS: f64 = 3e-9;
+const NEURON_SECONDS: f64 = 0.8e-9;
+const VOCABULARY_SECONDS: f64 = 1.2e-9;
 
 const RTX_5090: Card = Card {
     name: "NVIDIA GeForce RTX 5090",
@@ -273,8 +273,15 @@ impl Machine {
         );
         source("cpu.ram_bytes", self.ram_gib.1.to_owned());
         let measured = "measured by `powerinfer doctor` on 2 cores of an AMD EPYC (Zen 4)";
-        source("cpu.row_seconds", format!("{measured}, over the threads"));
-        for figure in ["kernel", "hidden", "neuron", "vocabulary"] {
+        source(
+            "cpu.row_seconds",
+            format!("{measured}, about, rows of 2 KiB in q8_0; over the threads"),
+        );
+        source(
+            "cpu.kernel_seconds",
+            "assumed: handing work to threads that are awake".to_owned(),
+        );
+        for figure in ["hidden", "neuron", "vocabulary"] {
             source(&format!("cpu.{figure}_seconds"), measured.to_owned());
         }
         let cores = &self.cores;
@@ -342,6 +349,7 @@ impl Machine {
                 hidden_seconds: HIDDEN_SECONDS,
                 neuron_seconds: NEURON_SECONDS,
                 vocabulary_seconds: VOCABULARY_SECONDS,
+                layer_seconds: 0.0,
                 token_seconds: 0.0,
                 operations_per_second: Some(
                     (self.cores.gigaflops() * 1e9 * SUSTAINED_OPERATIONS).round(),

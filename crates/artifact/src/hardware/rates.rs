@@ -14,11 +14,6 @@ use super::{Cpu, Hardware, KernelSpeed};
 
 /// Share of rows that [`KernelSpeed`]s of some rows are measured with.
 const MEASURED_DENSITY: f64 = 0.1;
-/// Kernels over which the cost model spreads what a layer does beside matrices: three of attention, two
-/// of the FFN.
-const KERNELS_PER_LAYER: f64 = 5.0;
-/// Kernels that a layer runs in truth: query, key, value, output, gate, up, down.
-const MATRICES_PER_LAYER: f64 = 7.0;
 
 /// The sizes of a model that set what a decode step costs beside bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +136,7 @@ impl Cpu {
 
 impl Hardware {
     /// This machine as a model of this shape finds it: `cpu` has the bandwidth and the costs of just its
-    /// rows, and no tables.
+    /// rows, and no tables. Doing so again changes nothing.
     #[must_use]
     pub fn for_model(&self, shape: ModelShape) -> Self {
         let mut machine = self.clone();
@@ -172,11 +167,8 @@ impl Hardware {
         }
         cpu.kernels.clear();
         cpu.reads.clear();
-        // The cost model counts fewer kernels than there are; those beside matrices are in none.
-        let beside = shape.hidden as f64 * cpu.hidden_seconds
-            + shape.neurons as f64 * cpu.neuron_seconds
-            + MATRICES_PER_LAYER * cpu.kernel_seconds;
-        cpu.kernel_seconds = beside / KERNELS_PER_LAYER;
+        cpu.layer_seconds +=
+            shape.hidden as f64 * cpu.hidden_seconds + shape.neurons as f64 * cpu.neuron_seconds;
         cpu.token_seconds += shape.vocabulary as f64 * cpu.vocabulary_seconds;
         (
             cpu.hidden_seconds,
@@ -243,8 +235,9 @@ mod tests {
         assert_eq!(fitted.cpu.row_seconds, 0.0);
         assert!(fitted.cpu.kernels.is_empty());
         assert!(fitted.sources["cpu.row_seconds"].contains("1088 bytes in q8_0"));
-        assert!(fitted.cpu.kernel_seconds > machine.cpu.kernel_seconds);
+        assert!(fitted.cpu.layer_seconds > 0.0);
         assert!(fitted.cpu.token_seconds > 0.0);
+        assert_eq!(fitted.for_model(shape), fitted, "once is enough");
         let other = machine.for_model(ModelShape {
             format: Format::F32,
             ..shape

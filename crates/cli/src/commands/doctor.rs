@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
 /// Bytes per second that `threads` threads read in a stream.
 fn stream(cpu: &Cpu, threads: usize) -> Option<f64> {
     let reads = cpu.reads.iter().filter(|read| read.threads == threads);
-    reads.last().map(|read| read.bytes_per_second)
+    reads.map(|read| read.bytes_per_second).next_back()
 }
 
 fn gigabytes(bytes_per_second: f64) -> String {

@@ -205,8 +205,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
             bundle.folder().display()
         );
     }
-    let texts = bundle.certificate_texts()?;
-    let found = certify::measure(bundle, &texts, written.allowed_rise, output)?;
+    let found = certify::measure_again(bundle, written, output)?;
     if json {
         print_json(&found)?;
     } else {

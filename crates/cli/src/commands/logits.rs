@@ -81,7 +81,11 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
             }
             let folder = tempfile::tempdir()
                 .context("cannot make a temporary folder for the packed weights")?;
-            let bundle = pack_plain(&checkpoint, &folder.path().join("bundle"))?;
+            let bundle = pack_plain(
+                &checkpoint,
+                arguments.ids.len(),
+                &folder.path().join("bundle"),
+            )?;
             let threads = arguments.execution.thread_count();
             forward(
                 runtime(bundle, PolicyChoice::Forced(policy), threads, output)?,
@@ -127,8 +131,8 @@ fn forward(mut model: impl LanguageModel, ids: &[u32]) -> Result<(Vec<f32>, usiz
     Ok((logits, model.config().vocabulary_size))
 }
 
-/// Packs a model as it is, in float32, everything on the CPU, for one run.
-fn pack_plain(checkpoint: &Checkpoint, out: &Path) -> Result<Bundle> {
+/// Packs a model as it is, in float32, everything on the CPU, for one run over `context` tokens.
+fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) -> Result<Bundle> {
     let config = checkpoint.config();
     let order: Vec<u32> = (0..config.ffn_size as u32).collect();
     let inputs = PackInputs {
@@ -139,8 +143,9 @@ fn pack_plain(checkpoint: &Checkpoint, out: &Path) -> Result<Bundle> {
             config.layer_count,
             config.ffn_size,
             Policy::Dense,
-            config.context_length,
+            context.min(config.context_length),
         ),
+        placing: None,
         quant: Format::F32,
         companions: &[],
         inputs: BTreeMap::new(),

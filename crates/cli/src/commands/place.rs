@@ -1,7 +1,11 @@
 //! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
 
+mod again;
 pub(crate) mod certify;
+mod describe;
 pub(crate) mod inputs;
+mod options;
+mod page;
 pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod search;
@@ -13,7 +17,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
-    plan::{Device, Plan, Policy},
+    placing::LayerPlacing,
+    plan::{Plan, Policy},
     predictor_file::PredictorFile,
     write::ScratchFolder,
 };
@@ -28,28 +33,29 @@ use serde_json::json;
 use crate::{
     engine::PolicyArgument,
     model_argument,
-    output::{Output, Table, parse_percent, percent, print, print_json},
+    output::{Output, parse_percent, percent, print, print_json},
     progress::Bar,
 };
 
+pub(crate) use describe::describe;
+use describe::say_result;
 use inputs::InputSparsity;
-use problem::problem;
+use options::{PlacementArguments, VramArgument};
+use problem::{largest_rank, problem};
 pub(crate) use request::Request;
 pub(crate) use solver::Scratch;
 use solver::Solver;
 use ways::Subject;
 
-/// Machine whose GPU is assumed where `--hardware` names none.
-const ASSUMED_HARDWARE: &str = "rtx4090";
-
 /// What to place, within what, and where to.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run"
+    after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
-    #[arg(default_value = model_argument::DEMO)]
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, to be placed again:
+    /// its plan alone is rewritten, and what no option names stays as it is
+    #[arg(default_value = model_argument::DEMO, value_name = "MODEL|BUNDLE")]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
     #[arg(long, value_name = "DIR")]
@@ -62,9 +68,12 @@ pub(crate) struct PlaceArguments {
     /// Folder to write the bundle to [default: ./<model>.powerinfer/bundle]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the plan and write nothing
+    /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
+    /// Draw the plan as a page that needs nothing from elsewhere
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -74,9 +83,10 @@ pub(crate) struct PlaceArguments {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Budget")]
 pub(crate) struct BudgetArguments {
-    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none
-    #[arg(long, value_name = "SIZE")]
-    vram: ByteSize,
+    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none,
+    /// `auto` what is free now less 256 MiB, and `24G,12G` two GPUs, which are planned for ahead
+    #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
+    vram: VramArgument,
     /// Memory to use on the CPU [default: all of this machine's]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
@@ -84,16 +94,17 @@ pub(crate) struct BudgetArguments {
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
-    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them
-    #[arg(long, value_name = "NAME|FILE", default_value = ASSUMED_HARDWARE)]
-    hardware: String,
+    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: rtx4090]
+    #[arg(long, value_name = "NAME|FILE")]
+    hardware: Option<String>,
     /// Which neurons every layer computes [default: what is quickest within the allowed rise of
     /// perplexity, layer by layer]
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyArgument>,
     /// By how much skipping neurons may raise perplexity, on text held back from the profile
-    #[arg(long, value_name = "SHARE%", default_value = "1%")]
-    max_ppl_increase: Rise,
+    /// [default: 1%]
+    #[arg(long, value_name = "SHARE%")]
+    max_ppl_increase: Option<Rise>,
     /// Leave out this share of the inputs of attention's projections, the smallest, and of gate and up
     /// where every neuron is computed [default: none]
     #[arg(long, value_name = "SHARE%")]
@@ -102,9 +113,11 @@ pub(crate) struct BudgetArguments {
     /// nothing [default: 8192, for models beyond a billion parameters fewer]
     #[arg(long, value_name = "N")]
     certify_tokens: Option<usize>,
-    /// Format of the weights: f32, bf16, q8_0 or q4_0
-    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
-    pub(crate) quant: Format,
+    /// Format of the weights: f32, bf16, q8_0 or q4_0 [default: q8_0]
+    #[arg(long, value_name = "FORMAT")]
+    quant: Option<Format>,
+    #[command(flatten)]
+    placement: PlacementArguments,
 }
 
 /// A rise as a share, given in percent.
@@ -123,6 +136,16 @@ impl std::str::FromStr for Rise {
 }
 
 impl BudgetArguments {
+    /// Format of the weights.
+    pub(crate) fn quant(&self) -> Format {
+        self.quant.unwrap_or(Format::Q8_0)
+    }
+
+    /// By how much of itself perplexity may rise.
+    fn allowed_rise(&self) -> f64 {
+        self.max_ppl_increase.map_or(0.01, |Rise(share)| share)
+    }
+
     /// Tokens to certify a model on, and to decide on.
     fn certify_tokens(&self, config: &ModelConfig) -> usize {
         self.certify_tokens.unwrap_or_else(|| {
@@ -138,6 +161,7 @@ pub(crate) struct Placement {
     plan: Plan,
     report: SolveReport,
     orders: Vec<Vec<u32>>,
+    placing: Vec<LayerPlacing>,
     predictors: Option<PredictorFile>,
     request: Request,
     quant: Format,
@@ -148,6 +172,9 @@ pub(crate) struct Placement {
 }
 
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
+    if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
+        return again::run(&folder, arguments, output);
+    }
     let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
@@ -170,6 +197,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| folder.join("bundle"));
+    page::refuse_inside(arguments.html.as_deref(), &out)?;
     let scratch = match arguments.dry_run {
         true => Scratch::None,
         false => Scratch::Beside(&out),
@@ -180,6 +208,8 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         print(describe(&placement.plan))?;
     }
     placement.say_result(output);
+    let drawing = arguments.html.as_deref();
+    page::draw(drawing, checkpoint.identity(), &placement.plan, output)?;
     let mut certificate = None;
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, output)?;
@@ -195,6 +225,9 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if arguments.json {
         print_json(&json!({
             "plan": placement.plan,
+            "objective": placement.report.objective,
+            "bound": placement.report.bound,
+            "gap": placement.report.gap,
             "solve_seconds": placement.report.solve_seconds,
             "certificate": certificate,
         }))?;
@@ -224,18 +257,20 @@ pub(crate) fn solve(
         config,
         profile,
         predictors: predictors.as_ref(),
-        quant: arguments.quant,
+        quant: arguments.quant(),
         forced: arguments.policy.map(Policy::from),
         inputs_left_out: arguments.input_sparsity.map(|InputSparsity(share)| share),
     };
     subject.check_forced()?;
-    let problem = problem(
+    let mut problem = problem(
         config,
         request.budget.clone(),
         request.hardware.clone(),
-        arguments.quant,
+        arguments.quant(),
         subject.inputs_left_out,
+        largest_rank(predictors.as_ref()),
     );
+    arguments.placement.pin(&mut problem)?;
     if let Some(file) = &predictors {
         check_same_text(file, &request)?;
     }
@@ -248,9 +283,10 @@ pub(crate) fn solve(
         checkpoint,
         subject,
         problem,
+        options: arguments.placement.options(),
         request: &request,
         texts: search_texts,
-        allowed_rise: arguments.max_ppl_increase.0,
+        allowed_rise: arguments.allowed_rise(),
         inputs: None,
         scratch,
         output,
@@ -264,12 +300,13 @@ pub(crate) fn solve(
         plan: solved.plan,
         report: solved.report,
         orders: solved.orders,
+        placing: solved.placing,
         predictors,
         request,
-        quant: arguments.quant,
+        quant: arguments.quant(),
         seed: profile.header().seed,
         texts: certificate_texts,
-        allowed_rise: arguments.max_ppl_increase.0,
+        allowed_rise: arguments.allowed_rise(),
     })
 }
 
@@ -338,7 +375,7 @@ pub(crate) fn certify_again(
 ) -> Result<Bundle> {
     let tokens = arguments.certify_tokens(checkpoint.config());
     let [_, texts] = held_back(profile, request, tokens)?;
-    certify_bundle(bundle, &texts, arguments.max_ppl_increase.0, output)
+    certify_bundle(bundle, &texts, arguments.allowed_rise(), output)
 }
 
 /// Says in a line what a bundle is certified for.
@@ -355,88 +392,10 @@ pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     }
 }
 
-/// The plan as a table, and the account of both memories.
-pub(crate) fn describe(plan: &Plan) -> String {
-    let mut table = Table::new(&[
-        "layer",
-        "policy",
-        "hot neurons",
-        "carry",
-        "on GPU",
-        "on CPU",
-        "GPU µs",
-        "CPU µs",
-        "sync µs",
-        "layer µs",
-    ]);
-    for layer in &plan.layers {
-        table.row(vec![
-            layer.layer.to_string(),
-            layer.policy.to_string(),
-            format!("{}/{}", layer.hot_count, layer.neuron_count),
-            percent(layer.hot_share),
-            ByteSize(layer.gpu_bytes).to_string(),
-            ByteSize(layer.cpu_bytes).to_string(),
-            format!("{:.1}", layer.gpu_microseconds),
-            format!("{:.1}", layer.cpu_microseconds),
-            format!("{:.1}", layer.sync_microseconds),
-            format!("{:.1}", layer.microseconds),
-        ]);
-    }
-    let mut reasons = String::new();
-    for layer in &plan.layers {
-        reasons += &format!(
-            "layer {}: {}; {}\n",
-            layer.layer, layer.policy, layer.reason
-        );
-    }
-    let mut lines = Table::new(&["memory", "where", "bytes"]);
-    for line in &plan.lines {
-        lines.row(vec![
-            line.name.clone(),
-            line.device.to_string(),
-            ByteSize(line.bytes).to_string(),
-        ]);
-    }
-    for device in [Device::Gpu, Device::Cpu] {
-        lines.row(vec![
-            format!("total, of {}", ByteSize(plan.budget.bytes(device))),
-            device.to_string(),
-            ByteSize(plan.totals.bytes(device)).to_string(),
-        ]);
-    }
-    format!("{table}\n{reasons}\n{lines}")
-}
-
 impl Placement {
     /// Says how good the plan is and for which machine.
     pub(crate) fn say_result(&self, output: Output) {
-        let (plan, report) = (&self.plan, &self.report);
-        output.say(format!(
-            "placed {} of {} neurons on the GPU, which carry {} of the activations; {} solved it in {:.3} s, gap {:.3} %",
-            plan.totals.hot_count,
-            plan.totals.neuron_count,
-            percent(plan.totals.hot_share),
-            report.backend,
-            report.solve_seconds,
-            100.0 * report.gap
-        ));
-        if let Some(trouble) = &report.trouble {
-            output.say(format!(
-                "the integer program was not solved to the end: {trouble}"
-            ));
-        }
-        if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
-            output.say(format!(
-                "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
-                ByteSize(report.gpu_reserve_bytes)
-            ));
-        }
-        output.say(format!(
-            "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
-            plan.hardware.name,
-            1e6 / plan.totals.microseconds_per_token
-        ));
+        say_result(&self.plan, &self.report, output);
     }
 
     /// Writes the bundle.
@@ -454,6 +413,7 @@ impl Placement {
             orders: &self.orders,
             predictors: self.predictors.as_ref(),
             plan: self.plan.clone(),
+            placing: Some(&self.placing),
             quant: self.quant,
             companions: &companions,
             inputs: self.request.inputs.clone(),

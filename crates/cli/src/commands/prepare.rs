@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     )?;
     let bar = Bar::new(output);
     // What is wrong with predictors to be imported is said before hours of profiling.
-    let quant = arguments.budget.quant;
+    let quant = arguments.budget.quant();
     let recipe = arguments.training.recipe(&checkpoint, quant, seed)?;
 
     let amount = arguments.calibration.amount();

@@ -107,6 +107,7 @@ impl SimulateArguments {
             vram_bytes: self.vram.map_or(card, |vram| vram.0),
             ram_bytes: self.ram.map_or(hardware.cpu.ram_bytes, |ram| ram.0),
             context_tokens: context as u64 * u64::from(self.batch),
+            vram_split: Vec::new(),
         };
         let activity = Activity::of(
             &shape.name,

@@ -112,6 +112,7 @@ pub(crate) fn measure(
             hidden_seconds: beside.hidden_seconds,
             neuron_seconds: beside.neuron_seconds,
             vocabulary_seconds: beside.vocabulary_seconds,
+            layer_seconds: 0.0,
             token_seconds: 0.0,
             operations_per_second: Some(operations),
             reads,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Progress,
     certificate::{Certificate, LayerCertificate, Scoring, decisions},
@@ -10,7 +10,7 @@ use powerinfer_artifact::{
     token_texts,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::fidelity;
+use powerinfer_eval::{Windows, fidelity};
 use powerinfer_runtime::{PolicyChoice, Runtime, Verification};
 use serde_json::{Value, json};
 
@@ -47,14 +47,45 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
     })
 }
 
-/// Measures `bundle` as planned on `texts`.
+/// Measures `bundle` as planned on `texts`, in the usual windows.
 pub(crate) fn measure(
     bundle: &Bundle,
     texts: &[Vec<u32>],
     allowed_rise: f64,
     output: Output,
 ) -> Result<Certificate> {
-    let windows = windows(bundle);
+    measure_in(bundle, windows(bundle), texts, allowed_rise, output)
+}
+
+/// Measures again what `written` says.
+pub(crate) fn measure_again(
+    bundle: &Bundle,
+    written: &Certificate,
+    output: Output,
+) -> Result<Certificate> {
+    let windows = Windows {
+        length: written.scoring.window as usize,
+        stride: written.scoring.stride as usize,
+    };
+    let context = bundle.plan().budget.context_tokens;
+    if written.scoring.window > context {
+        bail!(
+            "the certificate was measured in windows of {} tokens, and the bundle in `{}` was placed again with room for {context}; place it with a longer `--context`",
+            written.scoring.window,
+            bundle.folder().display()
+        );
+    }
+    let texts = bundle.certificate_texts()?;
+    measure_in(bundle, windows, &texts, written.allowed_rise, output)
+}
+
+fn measure_in(
+    bundle: &Bundle,
+    windows: Windows,
+    texts: &[Vec<u32>],
+    allowed_rise: f64,
+    output: Output,
+) -> Result<Certificate> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let quiet = Output {
         quiet: true,

@@ -3,88 +3,51 @@
 use powerinfer_artifact::{
     hardware::{Hardware, ModelShape},
     plan::Budget,
+    predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
+use powerinfer_bundle::{memory, neuron_bytes};
 use powerinfer_kernels::Format;
-use powerinfer_model::{LayerWeight, ModelConfig, Weight};
-use powerinfer_solver::{GROUP_SIZE, Layer, NeuronShape, Problem, Way};
+use powerinfer_model::ModelConfig;
+use powerinfer_solver::{GROUP_SIZE, Layer, NeuronShape, Pins, Problem, Way};
 
-/// States the placement as the solver takes it, with a share of inputs that are not read.
+/// States the placement as the solver takes it, with a share of inputs that are not read, and
+/// predictors of at most `rank` units.
 pub(crate) fn problem(
     config: &ModelConfig,
     budget: Budget,
     hardware: Hardware,
     quant: Format,
     left_out: Option<f64>,
+    rank: usize,
 ) -> Problem {
-    let bytes = |weight: Weight| weight_bytes(config, weight, quant);
-    let all = config.weights();
-    let sum = |weights: &[Weight]| -> u64 {
-        let present = weights.iter().filter(|weight| all.contains(weight));
-        present.map(|weight| bytes(*weight)).sum()
+    let neuron = match left_out {
+        Some(_) => memory::neuron_bytes_in_either_layout(config, quant),
+        None => neuron_bytes(config, quant),
     };
-    // Whatever of a layer is not its neurons: attention, norms, the bias of what the FFN adds.
-    let attention: Vec<LayerWeight> = config
-        .layer_weights()
-        .into_iter()
-        .filter(|weight| {
-            !matches!(
-                weight,
-                LayerWeight::Gate
-                    | LayerWeight::GateBias
-                    | LayerWeight::Up
-                    | LayerWeight::UpBias
-                    | LayerWeight::Down
-            )
-        })
-        .collect();
-    let attention = |index: usize| -> (u64, f64) {
-        let mut sum = (0, 0.0);
-        for part in &attention {
-            use LayerWeight::{Key, Output, Query, Value};
-            let weight = Weight::Layer(index, *part);
-            let (bytes, read) = match (part, left_out) {
-                (Query | Key | Value | Output, Some(share)) => {
-                    (weight_bytes_by_input(config, weight, quant), 1.0 - share)
-                }
-                _ => (bytes(weight), 1.0),
-            };
-            sum = (sum.0 + bytes, sum.1 + bytes as f64 * read);
-        }
-        sum
-    };
-    let neuron = neuron_bytes(config, quant);
     let shape = NeuronShape {
         bytes: neuron,
         matrices: config.matrices_per_neuron(),
     };
-    let layer = |index: usize| Layer {
+    let layer = Layer {
         // The candidates say what is active, and which way it goes.
         way: Way::dense(shape),
         frequencies: vec![1.0; config.ffn_size],
         neuron_bytes: neuron,
-        attention_bytes: attention(index).0,
-        attention_read_bytes: attention(index).1.round() as u64,
+        attention_bytes: memory::attention_bytes(config, quant, left_out.is_some()),
+        attention_read_bytes: memory::attention_read_bytes(config, quant, left_out),
         predictor_bytes: 0,
-        // Keys and values in float32.
-        kv_bytes: budget.context_tokens * (2 * config.kv_head_count * config.head_size * 4) as u64,
+        kv_bytes: memory::kv_bytes(config, budget.context_tokens),
+        pins: Pins::default(),
     };
-    let hidden_bytes = config.hidden_size as u64 * 4;
-    let scratch = (config.ffn_size * 4 + config.vocabulary_size) as u64 * 4 + 8 * hidden_bytes;
+    let context = budget.context_tokens;
     Problem {
-        layers: (0..config.layer_count).map(layer).collect(),
-        embedding_bytes: sum(&[Weight::Embedding, Weight::Positions, Weight::ProjectIn]),
-        head_bytes: bytes(Weight::Head)
-            + sum(&[
-                Weight::FinalNorm,
-                Weight::FinalNormBias,
-                Weight::ProjectOut,
-                Weight::HeadBias,
-            ]),
+        layers: vec![layer; config.layer_count],
+        embedding_bytes: memory::embedding_bytes(config, quant),
+        head_bytes: memory::head_bytes(config, quant),
         tied_head: config.tied_embeddings,
-        gpu_scratch_bytes: scratch,
-        cpu_scratch_bytes: scratch,
-        hidden_bytes,
+        gpu_scratch_bytes: memory::scratch_bytes(config, context, rank),
+        cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
+        hidden_bytes: config.hidden_size as u64 * 4,
         group_size: GROUP_SIZE,
         budget,
         hardware: hardware.for_model(ModelShape {
@@ -93,5 +56,12 @@ pub(crate) fn problem(
             neurons: config.ffn_size,
             vocabulary: config.vocabulary_size,
         }),
+        head_pin: None,
     }
+}
+
+/// The most units that a layer's predictor in `file` has.
+pub(super) fn largest_rank(file: Option<&PredictorFile>) -> usize {
+    let layers = file.map_or(&[][..], PredictorFile::layers);
+    layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
 }

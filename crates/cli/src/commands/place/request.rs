@@ -11,12 +11,15 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, REQUEST};
 use powerinfer_kernels::Format;
-use powerinfer_model::Checkpoint;
+use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
 use serde_json::json;
 
 use super::{BudgetArguments, inputs::InputSparsity};
 use crate::machine;
+
+/// Machine whose GPU is assumed where `--hardware` names none.
+const ASSUMED_HARDWARE: &str = "rtx4090";
 
 /// Longest context a plan makes room for unless told otherwise.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -43,30 +46,33 @@ impl Request {
             inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
         }
         let config = checkpoint.config();
-        let context = arguments
-            .context
-            .unwrap_or(config.context_length.min(DEFAULT_CONTEXT));
-        if context == 0 || context > config.context_length {
-            bail!(
-                "`--context` is {context}; this model was made for 1 to {} tokens",
-                config.context_length
-            );
-        }
-        let hardware = read_hardware(&arguments.hardware)?;
+        let context = context(
+            arguments,
+            config,
+            config.context_length.min(DEFAULT_CONTEXT),
+        )?;
+        let hardware = arguments.hardware.as_deref();
+        let hardware = read_hardware(hardware.unwrap_or(ASSUMED_HARDWARE))?;
         let ram = arguments
             .ram
             .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
             .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
-        let budget = Budget {
-            vram_bytes: arguments.vram.0,
+        let mut budget = Budget {
+            vram_split: Vec::new(),
+            vram_bytes: 0,
             ram_bytes: ram.0,
             context_tokens: context as u64,
         };
+        let is_this_machine = arguments.hardware.is_none();
+        arguments
+            .vram
+            .set(&mut budget, &hardware, is_this_machine)?;
         let settings = json!({
             "budget": budget,
+            "placement": arguments.placement.settings(),
             "hardware": hardware,
             "policy": arguments.policy.map(Policy::from),
-            "max_ppl_increase": arguments.max_ppl_increase.0,
+            "max_ppl_increase": arguments.allowed_rise(),
             "input_sparsity": arguments.input_sparsity.map(|InputSparsity(share)| share),
             "certify_tokens": arguments.certify_tokens(config),
         });
@@ -94,6 +100,22 @@ impl Request {
             && bundle.quant() == quant;
         is_same.then_some(bundle)
     }
+}
+
+/// Tokens to make room for, `usual` unless `arguments` say so.
+pub(super) fn context(
+    arguments: &BudgetArguments,
+    config: &ModelConfig,
+    usual: usize,
+) -> Result<usize> {
+    let context = arguments.context.unwrap_or(usual);
+    if context == 0 || context > config.context_length {
+        bail!(
+            "`--context` is {context}; this model was made for 1 to {} tokens",
+            config.context_length
+        );
+    }
+    Ok(context)
 }
 
 /// The machine called `name`, or described in the file of that name.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
+    placing::LayerPlacing,
     plan::{InputThresholds, Plan, Policy},
     predictor_file::PredictorFile,
     threshold_curve::ERRORS,
@@ -14,7 +15,7 @@ use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
 use super::{
-    certify, inputs,
+    again, certify, inputs,
     request::Request,
     search::{self, Judge},
     ways::{LayerWays, Leeway, Subject},
@@ -38,6 +39,8 @@ pub(super) struct Solved {
     pub(super) plan: Plan,
     pub(super) report: SolveReport,
     pub(super) orders: Vec<Vec<u32>>,
+    /// Per layer, what placing this again takes.
+    pub(super) placing: Vec<LayerPlacing>,
     /// Per layer, microseconds that its way saves over the quickest that changes nothing.
     pub(super) savings: Vec<f64>,
 }
@@ -47,6 +50,7 @@ pub(super) struct Solver<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) subject: Subject<'a>,
     pub(super) problem: Problem,
+    pub(super) options: Options,
     pub(super) request: &'a Request,
     /// Text to decide on.
     pub(super) texts: Vec<Vec<u32>>,
@@ -223,9 +227,9 @@ impl Solver<'_> {
         let ways = layers.map(|layer| self.subject.ways(layer, leeway));
         let ways = ways.collect::<Result<Vec<LayerWays>>>()?;
         let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
-        let decision = decide(&self.problem, &candidates, &Options::default())?;
+        let decision = decide(&self.problem, &candidates, &self.options)?;
         let mut plan = decision.plan;
-        let mut savings = Vec::new();
+        let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
             let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
             layer.reason = self.subject.reason(index, ways, prices, chosen);
@@ -237,6 +241,8 @@ impl Solver<'_> {
             if let Some(read) = inputs::reason(layer) {
                 layer.reason += &format!("; {read}");
             }
+            let read = self.problem.layers[index].attention_read_bytes;
+            placing.push(again::placing(&ways.candidates[chosen], read));
             let lossless = ways.candidates.iter().zip(prices);
             let lossless = lossless.filter(|(way, _)| way.way.policy.is_lossless());
             let least = lossless
@@ -248,12 +254,15 @@ impl Solver<'_> {
             plan,
             report: decision.report,
             orders: ways.into_iter().map(|ways| ways.order).collect(),
+            placing,
             savings,
         })
     }
 
     fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
         let mut plan = solved.plan.clone();
+        // It has other signs and layouts than what is accounted for.
+        plan.forget_account();
         // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
         for layer in &mut plan.layers {
             layer.input_thresholds = None;
@@ -271,6 +280,7 @@ impl Solver<'_> {
             orders: &solved.orders,
             predictors: self.subject.predictors,
             plan,
+            placing: None,
             quant: self.subject.quant,
             companions: &[],
             inputs: self.request.inputs.clone(),

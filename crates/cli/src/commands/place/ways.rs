@@ -7,7 +7,7 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::{ERRORS, ThresholdCurve},
 };
-use powerinfer_bundle::neuron_bytes;
+use powerinfer_bundle::{memory::foresight_bytes, neuron_bytes};
 use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
@@ -158,12 +158,22 @@ impl<'a> Subject<'a> {
         let shape = self.shape();
         let mut order = activity.hottest_first();
         let mut frequencies = activity.frequencies();
-        let network_bytes = summary.map_or(0, |summary| summary.bytes);
+        let held = |with_signs: bool| {
+            let found = summary.zip(self.predictors);
+            found.map_or(0, |(summary, file)| {
+                foresight_bytes(self.config, summary, file.weights(), with_signs)
+            })
+        };
+        let network_bytes = held(false);
         let mut candidates = Vec::new();
         let mut add = |way: Way, frequencies: &[f64], foresight_bytes: u64, allowed: bool| {
             candidates.push(Candidate {
                 way,
-                frequencies: frequencies.to_vec(),
+                // As a bundle keeps them, so that placing it again finds the same.
+                frequencies: frequencies
+                    .iter()
+                    .map(|one| f64::from(*one as f32))
+                    .collect(),
                 foresight_bytes,
                 allowed,
             });
@@ -197,20 +207,18 @@ impl<'a> Subject<'a> {
                 };
                 let foreseen = foreseen(work, signs.predicted_sparsity, signs.recall);
                 let way = Way::foreseen(Policy::SignBit, shape, foreseen);
-                add(way, frequencies, network_bytes + signs.bytes, may);
+                add(way, frequencies, held(true), may);
             }
         } else {
             let all = vec![1.0; self.config.ffn_size];
-            // Vectors that scores are made with, and the constant.
-            let vectors = 4 * (3 * self.config.ffn_size + self.config.hidden_size) as u64;
-            let bytes = summary.map_or(0, |s| if s.thresholds.is_empty() { 0 } else { vectors });
-            add(self.dense(), &all, bytes, true);
+            add(self.dense(), &all, network_bytes, true);
             if let (Some(level), Some(file)) = (leeway.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {
                 order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));
                 let kept: Vec<f64> = order.iter().map(|n| kept[*n as usize]).collect();
-                add(Way::threshold(shape, chosen.score), &kept, bytes, true);
+                let way = Way::threshold(shape, chosen.score);
+                add(way, &kept, network_bytes, true);
                 threshold = Some(chosen);
             }
         }

@@ -171,6 +171,7 @@ impl Setting {
                 vram_bytes: gpu.vram_bytes,
                 ram_bytes: hardware.cpu.ram_bytes,
                 context_tokens: 2048,
+                vram_split: Vec::new(),
             },
             config,
             quant: self.quant,

@@ -376,6 +376,22 @@ impl Answer {
             speeds.row([vec![engine.name.to_owned()], cells].concat());
         }
         text += &speeds.to_string();
+        let outlook = self.plan.outlook.as_ref();
+        let baselines = outlook.map_or(&[][..], |outlook| &outlook.baselines);
+        if !baselines.is_empty() {
+            let mut others = Table::new(&["this engine, placed otherwise", "decode"]);
+            for baseline in baselines {
+                let note = match baseline.fits_ram {
+                    true => "",
+                    false => " (more than the RAM allowed)",
+                };
+                others.row(vec![
+                    format!("{}{note}", baseline.name),
+                    number(1e6 / baseline.microseconds_per_token),
+                ]);
+            }
+            text += &format!("\n{others}");
+        }
         for engine in &self.engines {
             if let Some(trouble) = &engine.trouble {
                 text += &format!("{}: {trouble}\n", engine.name);

@@ -202,6 +202,9 @@ impl Stage<'_> {
         let mut time = self
             .part(placed, pass, &weights)
             .then(Time::on(device, bytes / bandwidth));
+        if self.engine.counts_rows && layer.attention == Device::Cpu {
+            time = time.then(Time::on(Device::Cpu, self.hardware.cpu.layer_seconds));
+        }
         if layer.kv_numbers > 0 && device != layer.attention {
             time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
         }

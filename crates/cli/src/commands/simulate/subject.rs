@@ -80,6 +80,7 @@ impl Subject<'_> {
             self.hardware.clone(),
             self.quant,
             None,
+            self.rank,
         )
     }
 

@@ -1,0 +1,175 @@
+//! What running a bundle holds in memory, by the lines of a plan: the one arithmetic that placing
+//! budgets with and that the runtime is held to.
+//!
+//! Where the embeddings are the head too, what stands between the last layer and the head counts with
+//! the embeddings, and the line of a head on the GPU is for a copy of all of it.
+
+use powerinfer_artifact::predictor_file::PredictorSummary;
+use powerinfer_kernels::{BLOCK, Format, GEMM_BYTES, SignMatrix};
+use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+
+use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
+
+/// Tokens of a prompt that go through a layer together.
+pub const PREFILL_BATCH: usize = 64;
+
+/// Most threads that share a product over a batch: each has rows of weights unpacked meanwhile.
+pub const BATCH_THREADS: usize = 64;
+
+const FLOAT: u64 = size_of::<f32>() as u64;
+
+/// Bytes of whatever of a layer is not its neurons: attention, norms, the bias of what the FFN adds;
+/// with projections by input or by output.
+pub fn attention_bytes(config: &ModelConfig, quant: Format, by_input: bool) -> u64 {
+    let bytes = |part: &LayerWeight| attention_weight_bytes(config, *part, quant, by_input);
+    attention_weights(config).iter().map(bytes).sum()
+}
+
+/// What a token reads of them where it leaves out the share `left_out` of the inputs of projections.
+pub fn attention_read_bytes(config: &ModelConfig, quant: Format, left_out: Option<f64>) -> u64 {
+    let read = |part: &LayerWeight| {
+        let bytes = attention_weight_bytes(config, *part, quant, left_out.is_some()) as f64;
+        match left_out {
+            Some(share) if is_projection(*part) => bytes * (1.0 - share),
+            _ => bytes,
+        }
+    };
+    attention_weights(config)
+        .iter()
+        .map(read)
+        .sum::<f64>()
+        .round() as u64
+}
+
+fn attention_weights(config: &ModelConfig) -> Vec<LayerWeight> {
+    use LayerWeight::{Down, Gate, GateBias, Up, UpBias};
+    let mut weights = config.layer_weights();
+    weights.retain(|part| !matches!(part, Gate | GateBias | Up | UpBias | Down));
+    weights
+}
+
+fn attention_weight_bytes(
+    config: &ModelConfig,
+    part: LayerWeight,
+    quant: Format,
+    by_input: bool,
+) -> u64 {
+    let weight = Weight::Layer(0, part); // layers are equally large
+    match by_input && is_projection(part) {
+        true => weight_bytes_by_input(config, weight, quant),
+        false => weight_bytes(config, weight, quant),
+    }
+}
+
+fn is_projection(part: LayerWeight) -> bool {
+    use LayerWeight::{Key, Output, Query, Value};
+    matches!(part, Query | Key | Value | Output)
+}
+
+/// Bytes that hold one neuron whichever way gate and up lie: the more of both, which differ where
+/// sizes are no multiples of a block.
+pub fn neuron_bytes_in_either_layout(config: &ModelConfig, quant: Format) -> u64 {
+    let columns = (config.hidden_size * quant.row_bytes(config.ffn_size)) as u64;
+    let rows = quant.row_bytes(config.hidden_size) as u64;
+    let turned = config.matrices_per_neuron() as u64 - 1;
+    let more = (turned * columns).div_ceil(config.ffn_size as u64);
+    let by_output = neuron_bytes(config, quant);
+    by_output.max(by_output - turned * rows + more)
+}
+
+/// Bytes of the embeddings, learned positions among them.
+pub fn embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    let own = [Weight::Embedding, Weight::Positions, Weight::ProjectIn];
+    let own = sum(config, quant, &own);
+    own + if config.tied_embeddings {
+        around_head_bytes(config, quant)
+    } else {
+        0
+    }
+}
+
+/// Bytes of the head, with the last norm.
+pub fn head_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    weight_bytes(config, Weight::Head, quant) + around_head_bytes(config, quant)
+}
+
+fn around_head_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    let weights = [
+        Weight::FinalNorm,
+        Weight::FinalNormBias,
+        Weight::ProjectOut,
+        Weight::HeadBias,
+    ];
+    sum(config, quant, &weights)
+}
+
+fn sum(config: &ModelConfig, quant: Format, weights: &[Weight]) -> u64 {
+    let all = config.weights();
+    let present = weights.iter().filter(|weight| all.contains(weight));
+    present
+        .map(|weight| weight_bytes(config, *weight, quant))
+        .sum()
+}
+
+/// Bytes of what foresees a layer's neurons as a bundle has it: a network with weights in `format`,
+/// scores of thresholds, and signs only where the layer follows them.
+pub fn foresight_bytes(
+    config: &ModelConfig,
+    summary: &PredictorSummary,
+    format: Format,
+    with_signs: bool,
+) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut bytes = 0;
+    if summary.rank > 0 {
+        let rank = summary.rank;
+        bytes += rank * (format.row_bytes(hidden) + format.row_bytes(neurons));
+        // Numbers that are kept in float32: the bias, and what sums of blocks are multiplied by.
+        let blocks = match format.is_quantised() {
+            true => rank.div_ceil(BLOCK),
+            false => 0,
+        };
+        bytes += (1 + blocks) * neurons * size_of::<f32>();
+    }
+    if !summary.thresholds.is_empty() {
+        bytes += (3 * neurons + hidden) * size_of::<f32>();
+    }
+    if with_signs && summary.sign_bit.is_some() {
+        bytes += neurons * SignMatrix::row_bytes(hidden);
+    }
+    bytes as u64
+}
+
+/// Bytes of a layer's KV cache for `context` tokens: keys and values in float32.
+pub fn kv_bytes(config: &ModelConfig, context: u64) -> u64 {
+    context * (2 * config.kv_head_count * config.head_size) as u64 * FLOAT
+}
+
+/// Most bytes that are held beside all these while tokens are computed and chosen, of a model whose
+/// predictors have at most `rank` units: activations of [`PREFILL_BATCH`] tokens, lists of neurons,
+/// attention's scores for `context` tokens, the logits of one token.
+pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    // Of every token of a batch: the hidden state, a norm of it, what attention added, and the state
+    // before the FFN; beside them the embeddings, or what is live in attention, or in the FFN.
+    // A product over a batch is there twice for a moment, before and after it is turned round.
+    let embedding = config.embedding_size + 2 * hidden;
+    let attention = 2 * queries + 2 * keys + 2 * hidden.max(queries) + hidden;
+    let ffn = 3 * neurons + hidden;
+    let per_token = 4 * hidden + embedding.max(attention).max(ffn);
+    let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
+    // Of one token at a time. Lists grow by doubling, and are there twice while they do.
+    let lists = 3 * (4 * neurons + 2 * hidden.max(queries) + 2 * rank);
+    let single = lists + 6 * neurons + 4 * hidden + rank;
+    // Logits, and what a sampler sorts of them.
+    let logits = 8 * config.vocabulary_size + config.embedding_size + 2 * hidden;
+    let tokens = (batch * per_token + single + logits) as u64;
+    (tokens + 3 * context) * FLOAT
+}
+
+/// The same on the CPU, whose threads unpack weights as well.
+pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
+    scratch_bytes(config, context, rank) + (BATCH_THREADS * GEMM_BYTES) as u64
+}

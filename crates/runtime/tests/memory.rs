@@ -1,0 +1,324 @@
+//! What running holds is what the plan's lines say, to the byte, and while tokens are computed no
+//! more is taken than the line for scratch says: an allocator counts.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+
+use std::{alloc::System, collections::BTreeMap, io::Write, path::Path};
+
+use cap::Cap;
+use golden::{Golden, MODELS};
+use powerinfer_artifact::{
+    Header, TensorFile,
+    matrix_planes::insert_matrix,
+    plan::{
+        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
+        InputThresholds, KV_CACHE, PREDICTORS, Plan, Policy, SCRATCH, Score,
+    },
+    predictor_file::{
+        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, WEIGHTS_SETTING,
+        score_names, signs_name, tensor_name,
+    },
+    progress::Silent,
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
+    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+};
+use powerinfer_bundle::{Bundle, PackInputs, Verification, memory, pack};
+use powerinfer_kernels::{Format, GEMM_BYTES, Isa, OwnedMatrix, SignMatrix};
+use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
+use powerinfer_runtime::{Options, PolicyChoice, Runtime, Sampler, SamplingSettings, Threads};
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Room for what is allocated beside the model: a word about where we are.
+const SLACK: usize = 1024;
+
+/// What a bundle is made like.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    quant: Format,
+    /// Weights of predictors that have everything, where there are any.
+    predictors: Option<Format>,
+    policy: Policy,
+    /// Matrices by input, those of FFNs too or not.
+    inputs: Option<bool>,
+}
+
+const PLAIN: Case = Case {
+    quant: Format::Q8_0,
+    predictors: None,
+    policy: Policy::Dense,
+    inputs: None,
+};
+
+fn cases() -> Vec<Case> {
+    let quant = |quant| Case { quant, ..PLAIN };
+    let inputs = |quant, ffn| Case {
+        quant,
+        inputs: Some(ffn),
+        ..PLAIN
+    };
+    let policy = |policy, format| Case {
+        policy,
+        predictors: Some(format),
+        ..PLAIN
+    };
+    vec![
+        quant(Format::F32),
+        quant(Format::Bf16),
+        quant(Format::Q8_0),
+        quant(Format::Q4_0),
+        inputs(Format::F32, true),
+        inputs(Format::Q8_0, true),
+        inputs(Format::Q4_0, false),
+        policy(Policy::Dense, Format::Q4_0),
+        policy(Policy::Exact, Format::Bf16),
+        policy(Policy::Predicted, Format::Q8_0),
+        policy(Policy::Predicted, Format::F32),
+        policy(Policy::SignBit, Format::Q4_0),
+        policy(Policy::Threshold, Format::Q4_0),
+    ]
+}
+
+const RANK: usize = 40;
+
+/// Predictors that have whatever predictors can have.
+fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let ones = |length: usize| {
+        let bytes = vec![0.01f32; length].into_iter().flat_map(f32::to_le_bytes);
+        TensorSource::owned(Dtype::F32, vec![length], bytes.collect())
+    };
+    let matrix = |format, rows: usize, columns: usize| {
+        powerinfer_kernels::pack(format, rows, columns, &vec![0.01; rows * columns])
+    };
+    let parts: [(&str, OwnedMatrix); 3] = [
+        ("a", matrix(weights, RANK, hidden)),
+        ("b", matrix(weights, neurons, RANK)),
+        ("bias", matrix(predictor_file::BIAS, neurons, 1)),
+    ];
+    let mut tensors = BTreeMap::new();
+    let mut summaries = Vec::new();
+    for layer in 0..config.layer_count {
+        for (part, matrix) in &parts {
+            insert_matrix(&mut tensors, &tensor_name(layer, part), matrix);
+        }
+        let lengths = [neurons, neurons, neurons, hidden];
+        for (name, length) in score_names(layer).into_iter().zip(lengths) {
+            tensors.insert(name, ones(length));
+        }
+        let row = SignMatrix::row_bytes(hidden);
+        let signs = TensorSource::owned(Dtype::U8, vec![neurons, row], vec![0; neurons * row]);
+        tensors.insert(signs_name(layer), signs);
+        let level = ThresholdLevel {
+            value: 0.0,
+            error: 0.0,
+            density: 1.0,
+        };
+        summaries.push(PredictorSummary {
+            rank: RANK,
+            sign_bit: Some(SignBitSummary {
+                agreements: 0,
+                alpha: 1.0,
+                bytes: 0,
+                recall: 0.0,
+                contribution_recall: None,
+                precision: 0.0,
+                predicted_sparsity: 0.0,
+            }),
+            thresholds: vec![ThresholdCurve {
+                score: Score::Contribution,
+                centred: true,
+                levels: vec![level; ERRORS.len()],
+            }],
+            ..PredictorSummary::none(layer)
+        });
+    }
+    let identity = checkpoint.identity().clone();
+    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
+        .with_setting(WEIGHTS_SETTING, weights.name())
+        .with_setting(LAYERS_SETTING, serde_json::to_value(&summaries).unwrap());
+    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
+    PredictorFile::open(folder).unwrap()
+}
+
+/// A plan whose lines are those of the arithmetic that placing uses, some neurons hot.
+fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan {
+    let (layers, neurons) = (config.layer_count as u64, config.ffn_size);
+    let context = config.context_length as u64;
+    let mut plan = Plan::unplaced(config.layer_count, neurons, case.policy, context as usize);
+    let neuron_bytes = match case.inputs {
+        Some(_) => memory::neuron_bytes_in_either_layout(config, case.quant),
+        None => powerinfer_bundle::neuron_bytes(config, case.quant),
+    };
+    let hot = neurons / 3;
+    let thresholds = InputThresholds {
+        share: 0.1,
+        attention: 1e-3,
+        output: 1e-3,
+        ffn: case.inputs.and_then(|ffn| ffn.then_some(1e-3)),
+    };
+    let threshold = (case.policy == Policy::Threshold).then(|| {
+        let curve = &file.unwrap().layers()[0].thresholds[0];
+        curve.threshold(0)
+    });
+    for layer in &mut plan.layers {
+        (layer.hot_count, layer.neuron_bytes) = (hot, neuron_bytes);
+        layer.input_thresholds = case.inputs.map(|_| thresholds);
+        layer.threshold = threshold;
+    }
+    plan.totals.hot_count = layers * hot as u64;
+    let foresight = |file: &PredictorFile| -> u64 {
+        let signs = case.policy == Policy::SignBit;
+        let bytes = |layer| memory::foresight_bytes(config, layer, file.weights(), signs);
+        file.layers().iter().map(bytes).sum()
+    };
+    let by_input = case.inputs.is_some();
+    let mut lines = vec![
+        (
+            ATTENTION,
+            layers * memory::attention_bytes(config, case.quant, by_input),
+        ),
+        (PREDICTORS, file.map_or(0, foresight)),
+        (EMBEDDINGS, memory::embedding_bytes(config, case.quant)),
+        (HOT_NEURONS, plan.totals.hot_count * neuron_bytes),
+        (COLD_NEURONS, layers * (neurons - hot) as u64 * neuron_bytes),
+        (KV_CACHE, layers * memory::kv_bytes(config, context)),
+        (
+            SCRATCH,
+            memory::cpu_scratch_bytes(config, context, file.map_or(0, |_| RANK)),
+        ),
+    ];
+    if !config.tied_embeddings {
+        lines.push((HEAD, memory::head_bytes(config, case.quant)));
+    }
+    let line = |(name, bytes): (&str, u64)| BudgetLine {
+        gpu: 0,
+        name: name.to_owned(),
+        device: Device::Cpu,
+        bytes,
+    };
+    plan.lines = lines.into_iter().map(line).collect();
+    plan.totals.cpu_bytes = plan.lines.iter().map(|line| line.bytes).sum();
+    plan.budget.ram_bytes = plan.totals.cpu_bytes;
+    plan
+}
+
+fn runtime(bundle: Bundle) -> Result<Runtime, powerinfer_runtime::RuntimeError> {
+    let options = Options {
+        threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
+        policy: PolicyChoice::Planned,
+    };
+    Runtime::new(bundle, options)
+}
+
+/// Bytes of all tensors of a file but the orders of neurons, which are only checked.
+fn tensor_bytes(file: &TensorFile) -> u64 {
+    let names = file.names().into_iter();
+    let held = names.filter(|name| !name.ends_with(".neurons"));
+    held.map(|name| file.find(&name).unwrap().bytes.len() as u64)
+        .sum()
+}
+
+// One test, so that nothing else allocates while it counts.
+#[test]
+fn running_holds_what_the_plan_says_and_no_more() {
+    let mut largest_share = 0f64;
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let config = checkpoint.config();
+        let prompt = golden.ids("p70.input_ids");
+        for case in cases() {
+            // Whoever runs out of memory cannot say where any more.
+            writeln!(std::io::stderr(), "{name} {case:?}").unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let file = case
+                .predictors
+                .map(|format| predictors(&checkpoint, format, folder.path()));
+            let plan = plan(config, case, file.as_ref());
+            let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
+            let inputs = PackInputs {
+                checkpoint: &checkpoint,
+                orders: &vec![order; config.layer_count],
+                predictors: file.as_ref(),
+                plan: plan.clone(),
+                placing: None,
+                quant: case.quant,
+                companions: &[],
+                inputs: BTreeMap::new(),
+                request: serde_json::Value::Null,
+                seed: 0,
+            };
+            let out = folder.path().join("bundle");
+            let bundle = pack(&inputs, &out, &Silent).unwrap();
+            let file_bytes = tensor_bytes(bundle.weights());
+            let mut model = runtime(bundle).unwrap();
+
+            // Line by line: what is held is what the plan says.
+            let held: BTreeMap<&str, u64> = model
+                .memory()
+                .iter()
+                .map(|held| (held.line, held.bytes))
+                .collect();
+            let is_padded = case.inputs.is_some() && case.quant.is_quantised();
+            for (line, planned) in [
+                (ATTENTION, plan.line(ATTENTION)),
+                (PREDICTORS, plan.line(PREDICTORS)),
+                (HEAD, plan.line(HEAD)),
+                (EMBEDDINGS, plan.line(EMBEDDINGS)),
+                (KV_CACHE, plan.line(KV_CACHE)),
+                (SCRATCH, plan.line(SCRATCH)),
+                ("neurons", plan.line(HOT_NEURONS) + plan.line(COLD_NEURONS)),
+            ] {
+                let is_right = match line == "neurons" && is_padded {
+                    true => held[line] <= planned,
+                    false => held[line] == planned,
+                };
+                assert!(is_right, "{line}: {} held, {planned} planned", held[line]);
+            }
+            let weights = [ATTENTION, HEAD, EMBEDDINGS, "neurons"].map(|line| held[line]);
+            assert_eq!(
+                weights.iter().sum::<u64>(),
+                file_bytes,
+                "no weight is forgotten"
+            );
+
+            // Prompt and decoding, counted by the allocator, which gives no more than the line.
+            let settings = SamplingSettings {
+                temperature: 0.8,
+                top_k: 0,
+                repeat_penalty: 1.1,
+                ..SamplingSettings::default()
+            };
+            let before = MEMORY.allocated();
+            // Of threads that unpack weights there is one here.
+            let others = (memory::BATCH_THREADS - 1) * GEMM_BYTES;
+            let line = held[SCRATCH] as usize - others;
+            MEMORY.set_limit(before + line + SLACK).unwrap();
+            let mut sampler = Sampler::new(settings).unwrap();
+            let mut logits = model.forward_last(&prompt).unwrap();
+            for _ in 0..3 {
+                let token = sampler.sample(&logits);
+                logits = model.forward_last(&[token]).unwrap();
+            }
+            MEMORY.set_limit(usize::MAX).unwrap();
+            drop((logits, sampler));
+            let kept = MEMORY.allocated() - before.min(MEMORY.allocated());
+            largest_share = largest_share.max(kept as f64 / held[SCRATCH] as f64);
+            // Nothing grows with the sequence.
+            model.reset();
+            assert_eq!(
+                model.memory(),
+                runtime(Bundle::open(&out, Verification::Quick).unwrap())
+                    .unwrap()
+                    .memory()
+            );
+        }
+    }
+    assert!(largest_share > 0.0, "something was allocated");
+}

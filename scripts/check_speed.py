@@ -1,0 +1,91 @@
+"""What `check-speed.sh` does: predicted against measured seconds per token, as a table."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+POWERINFER = os.environ["POWERINFER"]
+SHAPES = os.environ.get("SHAPES", "llama-1b:8 llama-7b:3").split()
+DENSITIES = [float(word) for word in os.environ.get("DENSITIES", "5 10 25 50").split()]
+THREADS = [int(word) for word in os.environ.get("THREADS", "1 2").split()]
+QUANT = os.environ.get("QUANT", "q8_0")
+ALLOWED = 0.15
+# What disturbs some leaves others alone. Not too short either: pages are mapped as rows are first read.
+RUNS = 7
+TOKENS = 32
+# So short that the cache of keys and values, which plans count as full, is next to nothing.
+CONTEXT = 96
+# Rank of predictors per hidden state: an eighth.
+RANKS = {"llama-1b": 256, "llama-7b": 512}
+
+
+def powerinfer(*arguments):
+    """Runs a command; its words are shown where it fails."""
+    done = subprocess.run([POWERINFER, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: powerinfer {' '.join(map(str, arguments))}\n{done.stderr}")
+    return done.stdout
+
+
+def measured(bundle, policy, threads):
+    """Milliseconds per token, which a quarter of some runs undercut; and the share of neurons computed."""
+    arguments = ["run", bundle, "--prompt", "a few words", "-n", TOKENS, "--json"]
+    arguments += ["--policy", policy, "--threads", threads]
+    runs = [json.loads(powerinfer(*arguments)) for _ in range(RUNS)]
+    times = sorted(1e3 / run["decode_tokens_per_second"] for run in runs)
+    return times[RUNS // 4], runs[0]["ffn_neurons_computed"]
+
+
+def main(folder):
+    text = folder / "text.txt"
+    text.write_text("a few words to read, and then a few more of them\n" * 2000)
+    print("| shape | active | policy | threads | predicted ms | measured ms | predicted / measured |")
+    print("|---|--:|---|--:|--:|--:|--:|")
+    worst, count, within = 0.0, 0, 0
+    for shape in SHAPES:
+        name, layers = shape.split(":")
+        for density in DENSITIES:
+            for threads in THREADS:
+                powerinfer("doctor", "--threads", threads, "--write", folder / f"{threads}.toml", "-q")
+            model, profile, bundle = folder / "model", folder / "profile", folder / "bundle"
+            # The more are active, the less unequal they can be.
+            sparsity, skew = 1 - density / 100, 0.26 + 0.5 * density / 100
+            powerinfer(
+                "synth", "--like", name, "--layers", layers, "--sparsity", sparsity,
+                "--skew", skew, "--predictor-rank", RANKS.get(name, 512), "--out", model,
+            )
+            powerinfer("profile", model, "--data", text, "--tokens", 128, "--out", profile)
+            place = [
+                "place", model, "--profile", profile, "--predictors", model / "predictors",
+                "--vram", "0G", "--context", CONTEXT, "--quant", QUANT, "--certify-tokens", 0,
+            ]
+            powerinfer(*place, "--policy", "predicted", "--out", bundle, "--hardware", "laptop")
+            policies = ["exact", "predicted"] + (["dense"] if density == DENSITIES[-1] else [])
+            for policy in policies:
+                for threads in THREADS:
+                    machine = folder / f"{threads}.toml"
+                    planned = json.loads(powerinfer(
+                        *place, "--policy", policy, "--dry-run", "--json", "--hardware", machine,
+                    ))
+                    predicted = planned["plan"]["totals"]["microseconds_per_token"] / 1e3
+                    time, computed = measured(bundle, policy, threads)
+                    ratio = predicted / time
+                    worst = max(worst, abs(ratio - 1))
+                    count, within = count + 1, within + (abs(ratio - 1) <= ALLOWED)
+                    print(
+                        f"| {name}, {layers} layers | {100 * computed:.1f} % | {policy} | {threads} "
+                        f"| {predicted:.2f} | {time:.2f} | {ratio:.2f} |",
+                        flush=True,
+                    )
+            for made in (model, profile, bundle):
+                shutil.rmtree(made)
+    print(
+        f"\n{within} of {count} within {100 * ALLOWED:.0f} %; the furthest is {100 * worst:.0f} % off. "
+        f"Weights in {QUANT}."
+    )
+
+
+main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,173 @@
+//! Other ways of placing, by the same arithmetic: what a plan has to beat.
+
+use powerinfer_artifact::plan::{Baseline, Device};
+
+use crate::{
+    Problem,
+    account::{bytes_on, lines},
+    cost::{self, Cost, Neurons},
+    dense::{place_dense, reserve_bytes},
+    greedy,
+    places::{LayerPlace, Places},
+    program::Program,
+    relaxation::blocks_by_density,
+};
+
+/// All of them, for one GPU; without a GPU, or with several, only that without.
+pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
+    let told = |name: &str, places: &Places, cost: Cost| Baseline {
+        name: name.to_owned(),
+        microseconds_per_token: 1e6 * cost.total,
+        fits_ram: bytes_on(Device::Cpu, &lines(problem, places)) <= problem.budget.ram_bytes,
+    };
+    let cold = Places::cold(problem);
+    let mut baselines = vec![told("all on the CPU", &cold, cost::total(problem, &cold))];
+    if problem.gpu().is_none() || problem.budget.vram_split.len() > 1 {
+        return baselines;
+    }
+    let whole = whole_layers(problem);
+    baselines.push(told(
+        "whole layers on the GPU, the last first",
+        &whole,
+        cost::total(problem, &whole),
+    ));
+    let (dense, left_bytes) = place_dense(problem);
+    let random = random(problem, &dense, left_bytes);
+    baselines.push(told(
+        "dense parts first, then neurons at random",
+        &random.0,
+        random.1,
+    ));
+    let program = Program::new(problem, left_bytes, 0);
+    let choice = greedy::fill(&program, &blocks_by_density(&program));
+    let greedy = dense.with_hot(&program.hot_counts(&choice));
+    baselines.push(told(
+        "dense parts first, then the hottest neurons",
+        &greedy,
+        cost::total(problem, &greedy),
+    ));
+    baselines
+}
+
+/// What llama.cpp's `-ngl` does with as many layers as fit: the last ones whole, the output once all
+/// layers are there.
+pub(crate) fn whole_layers(problem: &Problem) -> Places {
+    let mut places = Places::cold(problem);
+    let mut left = problem
+        .budget
+        .vram_bytes
+        .saturating_sub(reserve_bytes(problem));
+    let layers = places.layers.iter_mut().zip(&problem.layers);
+    for (place, layer) in layers.rev() {
+        let neurons = layer.frequencies.len();
+        let bytes = layer.attention_bytes
+            + layer.predictor_bytes
+            + layer.kv_bytes
+            + layer.neurons_bytes(neurons);
+        let Some(rest) = left.checked_sub(bytes) else {
+            return places;
+        };
+        left = rest;
+        *place = LayerPlace {
+            gpu: 0,
+            attention: Device::Gpu,
+            kv: Device::Gpu,
+            predictor: Device::Gpu,
+            hot_count: neurons,
+        };
+    }
+    if problem.head_bytes <= left {
+        places.head = Device::Gpu;
+    }
+    places
+}
+
+/// The dense parts where they fit, and of every layer the same share of neurons, whichever: what it
+/// may be expected to cost.
+fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) {
+    let layers = || problem.layers.iter();
+    let all: u64 = layers()
+        .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
+        .sum();
+    let share = (left_bytes as f64 / all as f64).min(1.0);
+    let mut places = dense.clone();
+    let mut sum = cost::head(problem, dense);
+    for (index, layer) in layers().enumerate() {
+        let neurons = layer.frequencies.len();
+        let place = &mut places.layers[index];
+        // Rounded down, which keeps it within the memory.
+        place.hot_count = (share * neurons as f64) as usize;
+        let all = Neurons::of(&layer.frequencies);
+        let part = place.hot_count as f64 / neurons as f64;
+        let [hot, cold] = [part, 1.0 - part].map(|part| Neurons {
+            count: part * all.count,
+            active: part * all.active,
+        });
+        let whole = cost::layer(problem, dense, index);
+        let without = cost::ffn(
+            problem,
+            &layer.way,
+            place.attention,
+            Neurons::default(),
+            all,
+        );
+        let with = cost::ffn(problem, &layer.way, place.attention, hot, cold);
+        sum = sum
+            + Cost {
+                total: whole.total - without.total + with.total,
+                ..Cost::default()
+            };
+    }
+    (places, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, place, samples};
+
+    #[test]
+    fn the_plan_is_never_slower_than_any_of_them() {
+        let mut problem = samples::shaped(6, 640, samples::power_law);
+        let reserve = reserve_bytes(&problem);
+        for vram in [
+            0,
+            reserve,
+            reserve + 100_000,
+            reserve + 2_000_000,
+            reserve + 15_000_000,
+            1 << 40,
+        ] {
+            problem.budget.vram_bytes = vram;
+            let (plan, _) = place(&problem, &Options::default()).unwrap();
+            let time = plan.totals.microseconds_per_token;
+            for baseline in all(&problem) {
+                // A plan's figures are rounded.
+                assert!(
+                    time <= baseline.microseconds_per_token + 1e-3,
+                    "{vram}: {time} but {baseline:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn whole_layers_are_the_last_and_the_head_comes_once_all_are_there() {
+        let mut problem = samples::shaped(3, 10, samples::power_law);
+        let layer = 80_000 + 10 * 6912;
+        let reserve = reserve_bytes(&problem);
+        for (vram, layers, head) in [
+            (0, 0, Device::Cpu),
+            (layer, 1, Device::Cpu),
+            (3 * layer + 99_999, 3, Device::Cpu),
+            (3 * layer + 100_000, 3, Device::Gpu),
+        ] {
+            problem.budget.vram_bytes = reserve + vram;
+            let places = whole_layers(&problem);
+            let on_gpu: Vec<bool> = places.layers.iter().map(|l| l.hot_count == 10).collect();
+            assert_eq!(on_gpu.iter().filter(|on| **on).count(), layers);
+            assert!(on_gpu.is_sorted(), "the last ones");
+            assert_eq!(places.head, head);
+        }
+    }
+}
