@@ -327,7 +327,11 @@ impl Stage<'_> {
             (Device::Cpu, Access::Rows) => PICKED_PRODUCTS,
             _ => 1.0,
         };
-        let computing = operations_needed / (products * operations(self.hardware, device));
+        // How fast one token's weights are read has been measured with what is computed with them.
+        let computing = match pass.tokens > 1.0 {
+            true => operations_needed / (products * operations(self.hardware, device)),
+            false => 0.0,
+        };
         let beside = match (device, &self.hardware.gpu) {
             (Device::Gpu, Some(gpu)) => {
                 let kernel = self.engine.gpu_kernel_seconds;
