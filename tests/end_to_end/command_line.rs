@@ -2,7 +2,7 @@
 
 use crate::sandbox::Sandbox;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "",
     "pull",
     "profile",
@@ -17,6 +17,7 @@ const COMMANDS: [&str; 15] = [
     "logits",
     "tokenize",
     "synth",
+    "simulate",
     "completions",
 ];
 

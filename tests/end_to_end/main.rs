@@ -24,6 +24,7 @@ mod policies;
 mod profiles;
 mod readme;
 mod sandbox;
+mod simulate;
 mod synth;
 #[path = "../support/torch.rs"]
 mod torch;

@@ -302,7 +302,7 @@ fn a_plan_that_claims_other_memory_than_running_takes_is_refused() {
     );
     refused(
         &|plan| plan.lines.push(plan.lines[0].clone()),
-        &["two lines `attention`"],
+        &["two lines `CUDA context and reserve`"],
     );
     refused(&|plan| plan.lines.clear(), &["totals."]);
 }

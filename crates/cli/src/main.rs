@@ -19,8 +19,8 @@ use output::Output;
 use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run, synth,
-    tokenize, train_predictors,
+    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
+    simulate, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.
@@ -76,6 +76,8 @@ enum Command {
     Tokenize(tokenize::TokenizeArguments),
     /// Make a checkpoint of a real shape with random weights, for work on speed and memory
     Synth(synth::SynthArguments),
+    /// Foresee how fast a model would be on a machine, without its weights
+    Simulate(simulate::SimulateArguments),
     /// Write shell completions to stdout
     Completions(completions::CompletionsArguments),
 }
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Command::Logits(arguments) => logits::run(&arguments, output),
         Command::Tokenize(arguments) => tokenize::run(&arguments, output),
         Command::Synth(arguments) => synth::run(&arguments, output),
+        Command::Simulate(arguments) => simulate::run(&arguments, output),
         Command::Completions(arguments) => completions::run::<Arguments>(&arguments),
     };
     if let Some(bytes) = machine::peak_memory() {

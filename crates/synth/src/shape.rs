@@ -21,7 +21,7 @@ type Named = (&'static str, fn() -> Value);
 
 /// The shapes known by name. Where the published model's activation is never exactly zero, the
 /// stand-in has a ReLU, as the ReLU versions of these models have.
-pub const SHAPES: [Named; 16] = [
+pub const SHAPES: [Named; 17] = [
     ("llama-1b", || llama(2048, 22, 32, 4, 5632, 32000)),
     ("llama-7b", || llama(4096, 32, 32, 32, 11008, 32000)),
     ("llama-13b", || llama(5120, 40, 40, 40, 13824, 32000)),
@@ -36,6 +36,7 @@ pub const SHAPES: [Named; 16] = [
     ("opt-13b", || opt(5120, 40, 40)),
     ("opt-30b", || opt(7168, 48, 56)),
     ("opt-66b", || opt(9216, 64, 72)),
+    ("opt-175b", || opt(12288, 96, 96)),
     ("falcon-7b", || falcon(4544, 32, 71, 1, false)),
     ("falcon-40b", || falcon(8192, 60, 128, 8, true)),
 ];

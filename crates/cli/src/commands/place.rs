@@ -6,11 +6,11 @@ mod describe;
 pub(crate) mod inputs;
 mod options;
 mod page;
-mod problem;
-mod request;
+pub(crate) mod problem;
+pub(crate) mod request;
 pub(crate) mod search;
 mod solver;
-mod ways;
+pub(crate) mod ways;
 
 use std::path::{Path, PathBuf};
 

@@ -119,7 +119,7 @@ pub(super) fn context(
 }
 
 /// The machine called `name`, or described in the file of that name.
-pub(super) fn read_hardware(name: &str) -> Result<Hardware> {
+pub(crate) fn read_hardware(name: &str) -> Result<Hardware> {
     if let Some(hardware) = hardware::named(name) {
         return Ok(hardware);
     }

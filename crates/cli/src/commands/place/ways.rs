@@ -45,6 +45,25 @@ impl Leeway {
     }
 }
 
+/// What a predictor of `rank` reads for a token: A, half of B's columns, since relu silences about
+/// half of the units, and what is kept per neuron in float32.
+pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usize) -> Work {
+    let neurons = config.ffn_size;
+    let blocks = match format {
+        Format::F32 | Format::Bf16 => 0,
+        Format::Q8_0 | Format::Q4_0 => rank.div_ceil(BLOCK),
+    };
+    let alive = rank as f64 / 2.0;
+    Work {
+        bytes: (rank * format.row_bytes(config.hidden_size)) as f64
+            + alive * format.row_bytes(neurons) as f64
+            + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
+        // A is read whole, of B every other row.
+        rows: alive / 2.0,
+        sums: alive,
+    }
+}
+
 /// The ways one layer could go.
 pub(crate) struct LayerWays {
     pub(crate) candidates: Vec<Candidate>,
@@ -127,24 +146,9 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// What a predictor of `rank` reads for a token: A, half of B's columns, since relu silences about
-    /// half of the units, and what is kept per neuron in float32.
     fn work_of_predictor(&self, rank: usize) -> Work {
         let format = self.predictors.map_or(Format::Q4_0, PredictorFile::weights);
-        let neurons = self.config.ffn_size;
-        let blocks = match format {
-            Format::F32 | Format::Bf16 => 0,
-            Format::Q8_0 | Format::Q4_0 => rank.div_ceil(BLOCK),
-        };
-        let alive = rank as f64 / 2.0;
-        Work {
-            bytes: (rank * format.row_bytes(self.config.hidden_size)) as f64
-                + alive * format.row_bytes(neurons) as f64
-                + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
-            // A is read whole, of B every other row.
-            rows: alive / 2.0,
-            sums: alive,
-        }
+        work_of_predictor(self.config, format, rank)
     }
 
     /// The ways `layer` could go within `leeway`.

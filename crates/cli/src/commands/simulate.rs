@@ -1,0 +1,168 @@
+//! `powerinfer simulate`: how fast a model would be on a machine, without its weights.
+
+#[cfg(test)]
+mod against_published;
+mod answer;
+mod engine;
+mod published;
+mod step;
+mod subject;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{Budget, Policy},
+};
+use powerinfer_kernels::Format;
+use powerinfer_model::ModelConfig;
+use powerinfer_synth::Shape;
+
+use crate::{
+    commands::place::request::read_hardware,
+    engine::PolicyArgument,
+    output::{Output, print, print_json},
+};
+
+use answer::Request;
+use published::{Activity, Said};
+
+/// Longest context unless told otherwise.
+const DEFAULT_CONTEXT: usize = 2048;
+
+/// A model, a machine, and what to ask of them.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: how often neurons fire follows from a sparsity and a skew, the published ones of that model where there are any. docs/simulator.md compares the predictions with what was measured.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+)]
+pub(crate) struct SimulateArguments {
+    /// Shape of the model: a name, or a folder with a `config.json`
+    #[arg(long, value_name = "SHAPE")]
+    like: String,
+    /// Machine: a name (see `powerinfer place --help`) or a TOML or JSON file
+    #[arg(long, value_name = "NAME|FILE", default_value = "rtx4090")]
+    hardware: String,
+    /// Memory to use on the GPU; 0G uses none [default: all of the card's]
+    #[arg(long, value_name = "SIZE")]
+    vram: Option<ByteSize>,
+    /// Memory to use on the CPU [default: all of that machine's]
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<ByteSize>,
+    /// Tokens that the KV cache has room for [default: the model's context, at most 2048]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Format of the weights: f16, bf16, f32, q8_0 or q4_0
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = quant)]
+    quant: Format,
+    /// Share of FFN activations that are zero [default: the model's published one]
+    #[arg(long, value_name = "SHARE")]
+    sparsity: Option<f64>,
+    /// Share of a layer's neurons that carry 80 % of its activations [default: the model's published
+    /// one]
+    #[arg(long, value_name = "SHARE")]
+    skew: Option<f64>,
+    /// Size of all predictors as a share of the model's parameters; 0 for none [default: the model's
+    /// published one]
+    #[arg(long, value_name = "SHARE")]
+    predictor_share: Option<f64>,
+    /// Which neurons every layer computes [default: what is quickest, layer by layer]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<PolicyArgument>,
+    /// Draw the line between hot and cold by hand: this share of every layer's neurons, the hottest,
+    /// is on the GPU [default: where the solver draws it]
+    #[arg(long, value_name = "SHARE")]
+    hot: Option<f64>,
+    /// Requests that the KV cache has room for at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    batch: u32,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
+    /// Tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &SimulateArguments, output: Output) -> Result<()> {
+    let answer = arguments.ask()?.answer()?;
+    if arguments.json {
+        return print_json(&answer);
+    }
+    print(answer.describe())?;
+    answer.say_result(output);
+    Ok(())
+}
+
+impl SimulateArguments {
+    /// What is asked for, resolved.
+    fn ask(&self) -> Result<Request> {
+        let shape = Shape::find(&self.like)?;
+        let config = shape.describe()?;
+        let hardware = read_hardware(&self.hardware)?;
+        let context = self.context(&config)?;
+        let card = hardware.gpu.as_ref().map_or(0, |gpu| gpu.vram_bytes);
+        let budget = Budget {
+            vram_bytes: self.vram.map_or(card, |vram| vram.0),
+            ram_bytes: self.ram.map_or(hardware.cpu.ram_bytes, |ram| ram.0),
+            context_tokens: context as u64 * u64::from(self.batch),
+            vram_split: Vec::new(),
+        };
+        let activity = Activity::of(
+            &shape.name,
+            Said {
+                sparsity: self.sparsity,
+                skew: self.skew,
+                predictor_share: self.predictor_share,
+            },
+        );
+        activity.check()?;
+        if let Some(hot) = self.hot
+            && !(0.0..=1.0).contains(&hot)
+        {
+            bail!("`--hot` is {hot}; give a share from 0 to 1, such as 0.2");
+        }
+        Ok(Request {
+            name: shape.name,
+            config,
+            hardware,
+            budget,
+            quant: self.quant,
+            activity,
+            is_skew_said: self.skew.is_some(),
+            policy: self.policy.map(Policy::from),
+            hot: self.hot,
+            prompt: self.prompt as usize,
+            tokens: self.tokens as usize,
+        })
+    }
+
+    fn context(&self, config: &ModelConfig) -> Result<usize> {
+        let needed = (self.prompt as usize).saturating_add(self.tokens as usize);
+        let usual = config.context_length.min(DEFAULT_CONTEXT.max(needed));
+        let context = self.context.unwrap_or(usual);
+        if context == 0 || context > config.context_length {
+            bail!(
+                "`--context` is {context}; this model was made for 1 to {} tokens",
+                config.context_length
+            );
+        }
+        if needed > context {
+            bail!(
+                "`--prompt` and `--tokens` make {needed} tokens, the context has room for {context}; ask for fewer, or raise `--context`"
+            );
+        }
+        Ok(context)
+    }
+}
+
+/// The format called `name`; weights in float16 have the size of those in bfloat16.
+fn quant(name: &str) -> Result<Format, String> {
+    match name {
+        "f16" => Ok(Format::Bf16),
+        _ => name
+            .parse()
+            .map_err(|error| format!("{error}, or f16, which has the size of bf16")),
+    }
+}

@@ -1,0 +1,436 @@
+//! How long an engine takes for one pass over the weights: a step of decoding for some requests at
+//! once, or a stretch of a prompt.
+//!
+//! ```text
+//! T = Σ_layers  attention + KV + foresight + max(hot, cold + T_sync)   + head
+//! part = max(bytes / bandwidth, operations / throughput) + rows + kernels
+//! ```
+//!
+//! A neuron is read once for all tokens of a pass that it is active for, in `1 − (1 − f)^tokens` of
+//! the passes, as if tokens were independent; it is computed for each of them.
+
+use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_kernels::Format;
+use powerinfer_solver::{Way, Work};
+
+use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
+
+/// Where a model's parts are, and what a token reads of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Placed<'a> {
+    pub(crate) layers: Vec<PlacedLayer<'a>>,
+    pub(crate) head: Device,
+    pub(crate) head_bytes: u64,
+    pub(crate) quant: Format,
+    pub(crate) hidden_size: usize,
+    /// Weight matrices of a neuron.
+    pub(crate) matrices: usize,
+}
+
+/// One layer of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlacedLayer<'a> {
+    pub(crate) way: Way,
+    /// Hottest first.
+    pub(crate) frequencies: &'a [f64],
+    /// So many of them are on the GPU.
+    pub(crate) hot_count: usize,
+    pub(crate) neuron_bytes: u64,
+    pub(crate) attention: Device,
+    pub(crate) attention_bytes: u64,
+    pub(crate) foresight: Device,
+    pub(crate) kv: Device,
+    /// Numbers that a token of context adds to the cache.
+    pub(crate) kv_numbers: usize,
+}
+
+/// What a pass does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pass {
+    /// Tokens that go through the weights together, a whole number.
+    pub(crate) tokens: f64,
+    /// Tokens of context whose keys and values are read, of all requests together.
+    pub(crate) context: f64,
+    /// Whether it is part of a prompt.
+    pub(crate) kind: Kind,
+}
+
+/// What a pass is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A new token for every request.
+    Decode,
+    /// Many tokens of one prompt.
+    Prompt,
+}
+
+/// Seconds of a pass, and the work of it in which both sides share.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Time {
+    /// The GPU works.
+    pub(crate) gpu: f64,
+    /// The CPU works.
+    pub(crate) cpu: f64,
+    /// Handing over.
+    pub(crate) sync: f64,
+    /// From start to end.
+    pub(crate) total: f64,
+}
+
+impl Time {
+    fn on(device: Device, seconds: f64) -> Self {
+        match device {
+            Device::Gpu => Self {
+                gpu: seconds,
+                total: seconds,
+                ..Self::default()
+            },
+            Device::Cpu => Self {
+                cpu: seconds,
+                total: seconds,
+                ..Self::default()
+            },
+        }
+    }
+
+    fn handing_over(seconds: f64) -> Self {
+        Self {
+            sync: seconds,
+            total: seconds,
+            ..Self::default()
+        }
+    }
+
+    fn then(self, other: Self) -> Self {
+        Self {
+            gpu: self.gpu + other.gpu,
+            cpu: self.cpu + other.cpu,
+            sync: self.sync + other.sync,
+            total: self.total + other.total,
+        }
+    }
+
+    fn beside(self, other: Self) -> Self {
+        Self {
+            total: self.total.max(other.total),
+            ..self.then(other)
+        }
+    }
+}
+
+/// Whether weights are read whole, or as rows that are picked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Matrices,
+    Rows,
+}
+
+/// A part of a pass on one device.
+struct Part {
+    device: Device,
+    access: Access,
+    /// Read once.
+    work: Work,
+    /// Bytes of weights that are computed with, for every token.
+    computed_bytes: f64,
+    kernels: f64,
+}
+
+/// An engine on a machine.
+#[derive(Clone, Copy)]
+pub(crate) struct Stage<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) hardware: &'a Hardware,
+}
+
+impl Stage<'_> {
+    /// Time of one pass over all of `placed`.
+    pub(crate) fn pass(self, placed: &Placed<'_>, pass: Pass) -> Time {
+        let mut before = Device::Cpu;
+        let mut time = Time::default();
+        for layer in &placed.layers {
+            time = time
+                .then(self.crossing(placed, pass, before, layer.attention))
+                .then(self.attention(placed, layer, pass))
+                .then(self.ffn(placed, layer, pass));
+            before = layer.attention;
+        }
+        let head = Part {
+            device: placed.head,
+            access: Access::Matrices,
+            work: Work {
+                bytes: placed.head_bytes as f64,
+                ..Work::default()
+            },
+            // A prompt's last token alone needs a successor.
+            computed_bytes: match pass.kind {
+                Kind::Decode => placed.head_bytes as f64,
+                Kind::Prompt => placed.head_bytes as f64 / pass.tokens,
+            },
+            kernels: 1.0,
+        };
+        let token = match self.engine.counts_rows {
+            true => self.hardware.cpu.token_seconds,
+            false => 0.0,
+        };
+        time.then(self.crossing(placed, pass, before, placed.head))
+            .then(self.part(placed, pass, &head))
+            .then(Time::on(Device::Cpu, token))
+    }
+
+    fn attention(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
+        let weights = Part {
+            device: layer.attention,
+            access: Access::Matrices,
+            work: Work {
+                bytes: layer.attention_bytes as f64,
+                ..Work::default()
+            },
+            computed_bytes: layer.attention_bytes as f64,
+            kernels: self.engine.kernels[0],
+        };
+        let device = match self.engine.kv_on_cpu {
+            true => Device::Cpu,
+            false => layer.kv,
+        };
+        let bytes = pass.context * (layer.kv_numbers as u64 * self.engine.kv_number_bytes) as f64;
+        let share = match device {
+            Device::Gpu => 1.0,
+            Device::Cpu => self.engine.cpu_kv,
+        };
+        let bandwidth = share * self.bandwidth(device, Access::Matrices, Format::Bf16);
+        let mut time = self
+            .part(placed, pass, &weights)
+            .then(Time::on(device, bytes / bandwidth));
+        if self.engine.counts_rows && layer.attention == Device::Cpu {
+            time = time.then(Time::on(Device::Cpu, self.hardware.cpu.layer_seconds));
+        }
+        if layer.kv_numbers > 0 && device != layer.attention {
+            time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
+        }
+        time
+    }
+
+    fn ffn(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
+        let Way {
+            foresight, every, ..
+        } = layer.way;
+        let is_dense = pass.kind == Kind::Prompt && !self.engine.sparse_prompts;
+        let mut time = Time::default();
+        if foresight != Work::default() && !is_dense {
+            let part = Part {
+                device: layer.foresight,
+                access: Access::Matrices,
+                work: foresight,
+                computed_bytes: foresight.bytes,
+                kernels: self.engine.kernels[1],
+            };
+            time = self.part(placed, pass, &part);
+            if layer.foresight != layer.attention {
+                time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
+            }
+        }
+        let side = |device: Device, frequencies: &[f64]| {
+            if frequencies.is_empty() {
+                return Time::default();
+            }
+            let count = frequencies.len() as f64;
+            let all = count * layer.neuron_bytes as f64;
+            let neurons = Way {
+                foresight: Work::default(),
+                ..layer.way
+            };
+            let (work, computed_bytes) = if is_dense {
+                let work = Work {
+                    bytes: all,
+                    ..Work::default()
+                };
+                (work, all)
+            } else {
+                let active: f64 = frequencies.iter().sum();
+                let read: f64 = match pass.tokens as i32 {
+                    1 => active,
+                    tokens => frequencies
+                        .iter()
+                        .map(|f| 1.0 - (1.0 - f).powi(tokens))
+                        .sum(),
+                };
+                (neurons.work(count, read), neurons.work(count, active).bytes)
+            };
+            let access = match is_dense || every.bytes * count >= all {
+                true => Access::Matrices,
+                false => Access::Rows,
+            };
+            let part = Part {
+                device,
+                access,
+                work,
+                computed_bytes,
+                kernels: self.engine.kernels[2],
+            };
+            let time = self.part(placed, pass, &part);
+            match device == layer.attention {
+                true => time,
+                false => time.then(self.merge(placed, layer, pass)),
+            }
+        };
+        let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
+        time.then(side(Device::Gpu, hot).beside(side(Device::Cpu, cold)))
+    }
+
+    /// Input to the other side and its results back.
+    fn merge(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
+        match self.engine.merge {
+            Merge::PerLayer => self.hand_over(pass, 2 * placed.hidden_size),
+            Merge::PerMatrix => {
+                let each = placed.hidden_size + layer.frequencies.len();
+                (0..placed.matrices).fold(Time::default(), |time, _| {
+                    time.then(self.hand_over(pass, each))
+                })
+            }
+        }
+    }
+
+    /// Time of `part`, or of sending its weights to the GPU where the engine may and that is
+    /// quicker.
+    fn part(self, placed: &Placed<'_>, pass: Pass, part: &Part) -> Time {
+        let here = self.part_on(part.device, placed, pass, part);
+        match &self.hardware.gpu {
+            Some(gpu)
+                if self.engine.ships_weights
+                    && pass.kind == Kind::Prompt
+                    && part.access == Access::Matrices
+                    && part.device == Device::Cpu =>
+            {
+                let sent = part.work.bytes / gpu.pcie_bandwidth_bytes_per_second;
+                let there = self.part_on(Device::Gpu, placed, pass, part);
+                match sent + there < here {
+                    true => Time {
+                        gpu: there,
+                        sync: sent,
+                        total: sent + there,
+                        cpu: 0.0,
+                    },
+                    false => Time::on(Device::Cpu, here),
+                }
+            }
+            _ => Time::on(part.device, here),
+        }
+    }
+
+    fn part_on(self, device: Device, placed: &Placed<'_>, pass: Pass, part: &Part) -> f64 {
+        let reading = part.work.bytes / self.bandwidth(device, part.access, placed.quant);
+        // Two operations for a weight and a token.
+        let bytes_per_weight = placed.quant.row_bytes(4096) as f64 / 4096.0;
+        let operations_needed = 2.0 * pass.tokens * part.computed_bytes / bytes_per_weight;
+        let products = match (device, part.access) {
+            (Device::Cpu, Access::Rows) => PICKED_PRODUCTS,
+            _ => 1.0,
+        };
+        // How fast one token's weights are read has been measured with what is computed with them.
+        let computing = match pass.tokens > 1.0 {
+            true => operations_needed / (products * operations(self.hardware, device)),
+            false => 0.0,
+        };
+        let beside = match (device, &self.hardware.gpu) {
+            (Device::Gpu, Some(gpu)) => {
+                let kernel = self.engine.gpu_kernel_seconds;
+                part.kernels * kernel.unwrap_or(gpu.kernel_launch_seconds)
+            }
+            _ if self.engine.counts_rows => {
+                let cpu = &self.hardware.cpu;
+                part.work.rows * cpu.row_seconds
+                    + part.work.sums * cpu.sum_row_seconds
+                    + part.kernels * cpu.kernel_seconds
+            }
+            _ => 0.0,
+        };
+        reading.max(computing) + beside
+    }
+
+    fn bandwidth(self, device: Device, access: Access, quant: Format) -> f64 {
+        match (device, &self.hardware.gpu) {
+            (Device::Gpu, Some(gpu)) => {
+                (self.engine.gpu_reads)(quant) * gpu.read_bandwidth_bytes_per_second
+            }
+            _ => {
+                let share = match access {
+                    Access::Matrices => self.engine.cpu_matrices,
+                    Access::Rows => self.engine.cpu_rows,
+                };
+                let cpu = &self.hardware.cpu;
+                let memory = share(quant) * cpu.read_bandwidth_bytes_per_second;
+                match quant.is_quantised() {
+                    true => memory.min(cpu.threads as f64 * self.engine.cpu_blocks_per_thread),
+                    false => memory,
+                }
+            }
+        }
+    }
+
+    /// `numbers` in float32 cross for each token, there and back together.
+    fn hand_over(self, pass: Pass, numbers: usize) -> Time {
+        Time::handing_over(self.hardware.gpu.as_ref().map_or(0.0, |gpu| {
+            let bytes = 4.0 * numbers as f64 * pass.tokens;
+            let beside = self
+                .engine
+                .hand_over_seconds
+                .unwrap_or(gpu.hand_over_seconds);
+            beside + bytes / gpu.pcie_bandwidth_bytes_per_second
+        }))
+    }
+
+    /// The hidden state moves from one device to the other, or stays.
+    fn crossing(self, placed: &Placed<'_>, pass: Pass, from: Device, to: Device) -> Time {
+        match &self.hardware.gpu {
+            Some(gpu) if from != to => {
+                let bytes = 4.0 * placed.hidden_size as f64 * pass.tokens;
+                Time::handing_over(
+                    gpu.pcie_latency_seconds + bytes / gpu.pcie_bandwidth_bytes_per_second,
+                )
+            }
+            _ => Time::default(),
+        }
+    }
+}
+
+impl Placed<'_> {
+    /// Share of the neurons on the GPU, and of the activations that they carry.
+    pub(crate) fn hot(&self) -> [f64; 2] {
+        let mut counts = [0.0; 2];
+        let mut carried = [0.0; 2];
+        for layer in &self.layers {
+            let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
+            counts = [counts[0] + hot.len() as f64, counts[1] + cold.len() as f64];
+            let sum = |frequencies: &[f64]| frequencies.iter().sum::<f64>();
+            carried = [carried[0] + sum(hot), carried[1] + sum(cold)];
+        }
+        [counts, carried].map(|[hot, cold]| hot / (hot + cold))
+    }
+
+    /// Share of what a token computes with, attention and active neurons, that is on the GPU: the
+    /// paper's neuron load, whose neurons are the rows of any matrix.
+    pub(crate) fn load_on_gpu(&self) -> f64 {
+        let mut on_gpu = 0.0;
+        let mut all = 0.0;
+        for layer in &self.layers {
+            let active = |frequencies: &[f64]| {
+                let sum: f64 = frequencies.iter().sum();
+                let neurons = Way {
+                    foresight: Work::default(),
+                    ..layer.way
+                };
+                neurons.work(frequencies.len() as f64, sum).bytes
+            };
+            let (hot, cold) = layer.frequencies.split_at(layer.hot_count);
+            let (hot, cold) = (active(hot), active(cold));
+            let attention = layer.attention_bytes as f64;
+            all += attention + hot + cold;
+            on_gpu += hot;
+            if layer.attention == Device::Gpu {
+                on_gpu += attention;
+            }
+        }
+        on_gpu / all
+    }
+}

@@ -1,0 +1,286 @@
+"""Asks `powerinfer simulate` how a 33B- and a 70B-class model would run, and writes what it says as
+docs/33b-versus-70b.md with plots. usage: 33b_versus_70b.py POWERINFER FOLDER"""
+
+import json
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MODELS = {"llama-30b": "33B", "llama-70b": "70B"}
+FORMATS = {"q4_0": "INT4", "f16": "FP16"}
+CARDS = {"rtx3060-12g": "RTX 3060", "rtx4090": "RTX 4090", "rtx5090": "RTX 5090"}
+SPARSITIES = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97]
+MEMORIES = [8, 12, 16, 24, 32, 48, 64, 80]
+LINES = [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
+COLOURS = ["#2563eb", "#d9480f", "#2f9e44", "#9c36b5", "#0b7285", "#868e96"]
+
+
+class Simulator:
+    """Answers, each asked for once."""
+
+    def __init__(self, program):
+        self.program = program
+        self.answers = {}
+
+    def ask_all(self, questions):
+        questions = [question for question in questions if question not in self.answers]
+        with ThreadPoolExecutor(2) as pool:
+            self.answers.update(zip(questions, pool.map(self.ask, questions)))
+
+    def ask(self, question):
+        command = [self.program, "simulate", "--json", "--ram", "192G", *question]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+        return json.loads(done.stdout)
+
+
+class Point:
+    """What one answer says of one engine."""
+
+    def __init__(self, answer, engine=0):
+        found = answer["engines"][engine]
+        decode = {at["requests"]: at for at in found["decode"]}
+        self.speed = decode[1]["tokens_per_second"]
+        self.latency = decode[1]["milliseconds"]
+        self.together = decode[8]["tokens_per_second"]
+        self.hot_neurons = found["hot_neurons"]
+        self.hot_share = found["hot_share"]
+
+
+def by_sparsity(model, quant, sparsity):
+    return ("--like", model, "--quant", quant, "--sparsity", str(sparsity))
+
+
+def by_memory(model, card, gibibytes):
+    return ("--like", model, "--quant", "q4_0", "--hardware", card, "--vram", f"{gibibytes}G")
+
+
+def by_line(model, share):
+    return ("--like", model, "--quant", "q4_0", "--vram", "80G", "--hot", str(share))
+
+
+def number(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def table(headings, rows):
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def plot(path, title, horizontal, ticks, vertical, curves):
+    """A chart of `curves`, [(name, [(x, y)])], with a logarithmic vertical axis."""
+    width, height, left, bottom, top, right = 720, 360, 56, 44, 34, 150
+    xs = [x for _, points in curves for x, _ in points]
+    ys = [y for _, points in curves for _, y in points]
+    low, high = math.log10(min(ys)) - 0.05, math.log10(max(ys)) + 0.05
+    first, last = min(xs), max(xs)
+
+    def across(x):
+        return left + (x - first) / (last - first) * (width - left - right)
+
+    def up(y):
+        return height - bottom - (math.log10(y) - low) / (high - low) * (height - bottom - top)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{title}" font-family="system-ui,sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{left}" y="20" font-size="15">{title}</text>',
+        f'<text x="{left}" y="{height - 8}">{horizontal}</text>',
+        f'<text x="{width - right + 8}" y="{top}">{vertical}</text>',
+    ]
+    for x in ticks:
+        parts.append(f'<text x="{across(x):.1f}" y="{height - bottom + 16}" text-anchor="middle">{x:g}</text>')
+    for power in range(math.floor(low), math.ceil(high) + 1):
+        for digit in (1, 2, 5):
+            y = digit * 10.0**power
+            if low <= math.log10(y) <= high:
+                parts.append(
+                    f'<path d="M{left} {up(y):.1f}H{width - right}" stroke="#ddd"/>'
+                    f'<text x="{left - 6}" y="{up(y) + 4:.1f}" text-anchor="end">{y:g}</text>'
+                )
+    for index, (name, points) in enumerate(curves):
+        colour = COLOURS[index % len(COLOURS)]
+        dash = ' stroke-dasharray="6 4"' if index % 2 else ""
+        line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        for x, y in points:
+            parts.append(f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.5" fill="{colour}"/>')
+        y = top + 20 + 18 * index
+        parts.append(
+            f'<path d="M{width - right + 8} {y - 4}h24" stroke="{colour}" stroke-width="2"{dash}/>'
+            f'<text x="{width - right + 38}" y="{y}">{name}</text>'
+        )
+    path.write_text("\n".join([*parts, "</svg>", ""]))
+
+
+def main():
+    simulator = Simulator(sys.argv[1])
+    folder = Path(sys.argv[2])
+    plots = folder / "33b-versus-70b"
+    plots.mkdir(exist_ok=True)
+    simulator.ask_all(
+        [by_sparsity(m, q, s) for m in MODELS for q in FORMATS for s in SPARSITIES]
+        + [by_memory(m, c, g) for m in MODELS for c in CARDS for g in MEMORIES]
+        + [by_line(m, s) for m in MODELS for s in LINES]
+    )
+
+    def at(question, engine=0):
+        return Point(simulator.answers[question], engine)
+
+    sparse = {(m, q, s): at(by_sparsity(m, q, s)) for m in MODELS for q in FORMATS for s in SPARSITIES}
+    memory = {(m, c, g): at(by_memory(m, c, g)) for m in MODELS for c in CARDS for g in MEMORIES}
+    whole = {(m, c, g): at(by_memory(m, c, g), -1) for m in MODELS for c in CARDS for g in MEMORIES}
+    line = {(m, s): at(by_line(m, s)) for m in MODELS for s in LINES}
+
+    plot(
+        plots / "sparsity.svg", "Speed by sparsity, RTX 4090", "zeros among FFN activations", [0.5, 0.6, 0.7, 0.8, 0.9, 0.97], "tokens/s",
+        [(f"{MODELS[m]} {FORMATS[q]}", [(s, sparse[m, q, s].speed) for s in SPARSITIES]) for q in FORMATS for m in MODELS],
+    )
+    plot(
+        plots / "vram.svg", "Speed by VRAM, INT4", "GiB of VRAM, all else as the card has it", MEMORIES, "tokens/s",
+        [(f"{MODELS[m]} {CARDS[c]}", [(g, memory[m, c, g].speed) for g in MEMORIES]) for c in CARDS for m in MODELS],
+    )
+    plot(
+        plots / "line.svg", "Speed by the line between hot and cold, INT4, RTX 4090 with 80 GiB",
+        "share of each layer's neurons on the GPU", LINES, "tokens/s",
+        [(f"{MODELS[m]} alone", [(s, line[m, s].speed) for s in LINES]) for m in MODELS]
+        + [(f"{MODELS[m]} 8 at once", [(s, line[m, s].together) for s in LINES]) for m in MODELS],
+    )
+
+    def gain(points, first, last):
+        return points[last].speed / points[first].speed
+
+    small, large = MODELS
+    sparsity_gain = {
+        (m, q): gain({s: sparse[m, q, s] for s in SPARSITIES}, 0.5, 0.97) for m in MODELS for q in FORMATS
+    }
+    text = f"""# 33B versus 70B
+
+How throughput and latency of a 33B- and a 70B-class model depend on the sparsity of their neurons, on
+VRAM, and on where the line between hot and cold is drawn, on consumer cards. Foreseen by
+`powerinfer simulate` for this engine, not measured: [simulator.md](simulator.md) says how far
+such predictions were off for engines that were. This engine has no GPU kernels yet; they are taken to read at the 80 % of a
+card's nominal bandwidth that good ones sustain, where llama.cpp's of 2023 read four-bit weights at 56 %. Written by
+`scripts/33b-versus-70b.sh`.
+
+The models have the shapes of LLaMA-30B (32.5 billion parameters) and LLaMA-2-70B with a ReLU in their FFNs.
+Unless it says otherwise: 82 % zeros for the 70B (published) and 80 % for the 33B (assumed, between the published 13B and
+70B), 43 % of the neurons carry 80 % of the activations or the nearest share that the sparsity allows, room for 2048
+tokens of context, a context of 128 tokens, a desktop with DDR5-5600 and an RTX 4090, and 192 GiB of RAM so that
+everything fits. The 33B has a key and a value for each of its 52 heads, the 70B for 8 groups: so the KV cache
+of the 33B, in 32 bits, takes 6.1 GiB of these 2048 tokens and that of the 70B 1.3 GiB.
+
+## In short
+
+* **Sparsity** matters as far as the CPU reads neurons. From 50 % zeros to 97 % the 33B becomes
+  {number(sparsity_gain[small, "q4_0"])} times faster in INT4 and {number(sparsity_gain[small, "f16"])} times in FP16, the 70B
+  {number(sparsity_gain[large, "q4_0"])} and {number(sparsity_gain[large, "f16"])} times. What is left is attention and predictors, which every
+  token reads whole.
+* **VRAM** matters until what the CPU still reads no longer counts. On the RTX 4090 in INT4 the 33B makes
+  {number(memory[small, "rtx4090", 8].speed)}, {number(memory[small, "rtx4090", 24].speed)} and {number(memory[small, "rtx4090", 48].speed)} tokens/s with 8, 24 and 48 GiB, the 70B
+  {number(memory[large, "rtx4090", 8].speed)}, {number(memory[large, "rtx4090", 24].speed)} and {number(memory[large, "rtx4090", 48].speed)}. At 24 GiB the 70B takes
+  {number(memory[large, "rtx4090", 24].latency / memory[small, "rtx4090", 24].latency)} times as long for a token as the 33B, dense layer by layer (as llama.cpp places them)
+  {number(whole[small, "rtx4090", 24].speed / whole[large, "rtx4090", 24].speed)} times.
+* **The line**: the hottest tenth of the neurons carries {100 * line[large, 0.1].hot_share:.0f} % of the 70B's activations. On the GPU
+  it brings {number(line[large, 0.1].speed / line[large, 0.0].speed)} times the speed of none, the hottest
+  40 % {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight requests at once
+  read colder neurons too: there it is {number(line[large, 0.1].together / line[large, 0.0].together)},
+  {number(line[large, 0.4].together / line[large, 0.0].together)} and {number(line[large, 1.0].together / line[large, 0.0].together)} times. The line changes no token's text, only where
+  neurons are computed.
+* A card's own speed matters only once most of what is read lies on it: with 12 GiB the 70B makes
+  {number(memory[large, "rtx3060-12g", 12].speed)} tokens/s on an RTX 3060, {number(memory[large, "rtx4090", 12].speed)} on an RTX 4090 and {number(memory[large, "rtx5090", 12].speed)} on an RTX 5090,
+  whose desktops have memory of 51, 90 and 96 GB/s.
+
+## Sparsity
+
+![Speed by sparsity](33b-versus-70b/sparsity.svg)
+
+RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request, tokens/s of eight together.
+
+"""
+    rows = [
+        [f"{100 * s:.0f} %"]
+        + [
+            cell
+            for m in MODELS
+            for q in FORMATS
+            for cell in [
+                number(sparse[m, q, s].speed),
+                number(sparse[m, q, s].latency),
+                number(sparse[m, q, s].together),
+            ]
+        ]
+        for s in SPARSITIES
+    ]
+    headings = ["zeros"] + [
+        f"{MODELS[m]} {FORMATS[q]} {what}" for m in MODELS for q in FORMATS for what in ("tokens/s", "ms", "8 at once")
+    ]
+    text += table(headings, rows)
+    text += """
+## VRAM
+
+![Speed by VRAM](33b-versus-70b/vram.svg)
+
+INT4. Each card with more or less memory than it has, all else being its own; tokens/s of one request, in brackets
+what llama.cpp's whole layers would make of it.
+
+"""
+    rows = [
+        [f"{g} GiB"]
+        + [f"{number(memory[m, c, g].speed)} ({number(whole[m, c, g].speed)})" for m in MODELS for c in CARDS]
+        for g in MEMORIES
+    ]
+    text += table(["VRAM"] + [f"{MODELS[m]} {CARDS[c]}" for m in MODELS for c in CARDS], rows)
+    text += """
+Milliseconds per token of one request, and tokens/s of eight together, on the RTX 4090:
+
+"""
+    rows = [
+        [f"{g} GiB"]
+        + [
+            cell
+            for m in MODELS
+            for cell in [
+                number(memory[m, "rtx4090", g].latency),
+                number(memory[m, "rtx4090", g].together),
+                f"{100 * memory[m, 'rtx4090', g].hot_neurons:.0f} %",
+            ]
+        ]
+        for g in MEMORIES
+    ]
+    text += table(["VRAM"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("ms", "8 at once", "hot")], rows)
+    text += """
+## The line between hot and cold
+
+![Speed by the line](33b-versus-70b/line.svg)
+
+INT4 on an RTX 4090 as if it had 80 GiB, so that attention, predictors and the KV cache are on the GPU throughout and
+only the line moves.
+
+"""
+    rows = [
+        [f"{100 * s:.0f} %"]
+        + [
+            cell
+            for m in MODELS
+            for cell in [
+                f"{100 * line[m, s].hot_share:.0f} %",
+                number(line[m, s].speed),
+                number(line[m, s].latency),
+                number(line[m, s].together),
+            ]
+        ]
+        for s in LINES
+    ]
+    text += table(
+        ["hot"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("carry", "tokens/s", "ms", "8 at once")], rows
+    )
+    (folder / "33b-versus-70b.md").write_text(text)
+
+
+main()
