@@ -5,6 +5,7 @@ pub(crate) mod certify;
 mod describe;
 pub(crate) mod inputs;
 mod options;
+mod outlook;
 mod page;
 pub(crate) mod problem;
 pub(crate) mod request;

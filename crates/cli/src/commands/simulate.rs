@@ -3,9 +3,9 @@
 #[cfg(test)]
 mod against_published;
 mod answer;
-mod engine;
+pub(crate) mod engine;
 mod published;
-mod step;
+pub(crate) mod step;
 mod subject;
 
 use anyhow::{Result, bail};

@@ -13,7 +13,7 @@ use powerinfer_solver::{Candidate, Decision, Options, Problem, Way, Work, decide
 use serde_json::{Value, json};
 
 use super::{
-    PlaceArguments, describe, inputs, page,
+    PlaceArguments, describe, inputs, outlook, page,
     problem::{largest_rank, problem},
     request, say_result,
 };
@@ -186,6 +186,9 @@ fn solved(
     let candidates: Vec<_> = layers.iter().map(|layer| vec![candidate(layer)]).collect();
     let mut decision = decide(problem, &candidates, options)
         .with_context(|| format!("cannot place `{}` again", bundle.folder().display()))?;
+    let chosen: Vec<&Candidate> = candidates.iter().map(|ways| &ways[0]).collect();
+    let (config, quant) = (bundle.config(), bundle.quant());
+    outlook::foresee(&mut decision.plan, problem, config, quant, &chosen);
     for ((layer, before), prices) in decision
         .plan
         .layers

@@ -15,7 +15,7 @@ use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
 use super::{
-    again, certify, inputs,
+    again, certify, inputs, outlook,
     request::Request,
     search::{self, Judge},
     ways::{LayerWays, Leeway, Subject},
@@ -229,6 +229,10 @@ impl Solver<'_> {
         let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
         let decision = decide(&self.problem, &candidates, &self.options)?;
         let mut plan = decision.plan;
+        let chosen = candidates.iter().zip(&decision.chosen);
+        let chosen: Vec<_> = chosen.map(|(ways, chosen)| &ways[*chosen]).collect();
+        let (config, quant) = (self.subject.config, self.subject.quant);
+        outlook::foresee(&mut plan, &self.problem, config, quant, &chosen);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
             let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);

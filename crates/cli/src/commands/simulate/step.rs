@@ -9,9 +9,13 @@
 //! A neuron is read once for all tokens of a pass that it is active for, in `1 − (1 − f)^tokens` of
 //! the passes, as if tokens were independent; it is computed for each of them.
 
-use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_artifact::{
+    hardware::Hardware,
+    plan::{Device, Plan},
+};
 use powerinfer_kernels::Format;
-use powerinfer_solver::{Way, Work};
+use powerinfer_model::ModelConfig;
+use powerinfer_solver::{Candidate, Problem, Way, Work};
 
 use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 
@@ -394,7 +398,37 @@ impl Stage<'_> {
     }
 }
 
-impl Placed<'_> {
+impl<'a> Placed<'a> {
+    /// A model as `plan` has it, its layers going the ways `chosen`.
+    pub(crate) fn of(
+        plan: &Plan,
+        problem: &Problem,
+        config: &ModelConfig,
+        quant: Format,
+        chosen: &[&'a Candidate],
+    ) -> Self {
+        let layers = plan.layers.iter().zip(&problem.layers).zip(chosen);
+        let layers = layers.map(|((plan, layer), chosen)| PlacedLayer {
+            way: chosen.way,
+            frequencies: &chosen.frequencies,
+            hot_count: plan.hot_count,
+            neuron_bytes: layer.neuron_bytes,
+            attention: plan.attention,
+            attention_bytes: layer.attention_read_bytes,
+            foresight: plan.predictor.unwrap_or(plan.attention),
+            kv: plan.kv,
+            kv_numbers: 2 * config.kv_head_count * config.head_size,
+        });
+        Self {
+            layers: layers.collect(),
+            head: plan.head,
+            head_bytes: problem.head_bytes,
+            quant,
+            hidden_size: config.hidden_size,
+            matrices: config.matrices_per_neuron(),
+        }
+    }
+
     /// Share of the neurons on the GPU, and of the activations that they carry.
     pub(crate) fn hot(&self) -> [f64; 2] {
         let mut counts = [0.0; 2];

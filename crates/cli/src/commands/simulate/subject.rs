@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     hardware::Hardware,
-    plan::{Budget, Device, Objective, Plan, Policy, Score},
+    plan::{Budget, Device, Objective, Policy, Score},
 };
 use powerinfer_bundle::{neuron_bytes, weight_bytes};
 use powerinfer_kernels::Format;
@@ -279,30 +279,9 @@ impl Subject<'_> {
             candidates,
             decision,
         } = solved;
-        let Plan { layers, head, .. } = &decision.plan;
-        let layers = layers.iter().enumerate().map(|(index, plan)| {
-            let layer = &problem.layers[index];
-            let chosen = &candidates[index][decision.chosen[index]];
-            PlacedLayer {
-                way: chosen.way,
-                frequencies: &chosen.frequencies,
-                hot_count: plan.hot_count,
-                neuron_bytes: layer.neuron_bytes,
-                attention: plan.attention,
-                attention_bytes: layer.attention_bytes,
-                foresight: plan.predictor.unwrap_or(plan.attention),
-                kv: plan.kv,
-                kv_numbers: 2 * self.config.kv_head_count * self.config.head_size,
-            }
-        });
-        Placed {
-            layers: layers.collect(),
-            head: *head,
-            head_bytes: problem.head_bytes,
-            quant: self.quant,
-            hidden_size: self.config.hidden_size,
-            matrices: self.config.matrices_per_neuron(),
-        }
+        let chosen = candidates.iter().zip(&decision.chosen);
+        let chosen: Vec<&Candidate> = chosen.map(|(ways, chosen)| &ways[*chosen]).collect();
+        Placed::of(&decision.plan, problem, self.config, self.quant, &chosen)
     }
 }
 
