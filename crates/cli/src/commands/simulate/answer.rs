@@ -47,6 +47,7 @@ pub(crate) struct Answer {
     /// How active neurons are taken to be, and who says so.
     activity: Activity,
     /// How good the placement is.
+    #[serde(flatten)]
     solver: Solver,
     /// What each engine would do with this machine.
     engines: Vec<EngineAnswer>,
