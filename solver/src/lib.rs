@@ -2,9 +2,10 @@
 //! be used, turned into a [`Plan`](powerinfer_artifact::plan::Plan).
 //!
 //! ```text
-//! Problem ──dense──▶ what VRAM is left ──program──▶ levels ──relaxation──▶ bound, greedy start
-//!                                                                               │
-//!                        Plan ◀──placement── hot counts ◀──impact (good_lp)─────┘
+//! Problem ──latency──▶ Chain: all that a layer can be ──decomposition──▶ Places ──placement──▶ Plan
+//!    │                   │            dual, fill, labels          ▲
+//!    │                   └──mixed_integer (good_lp)───────────────┤
+//!    └──dense──▶ what VRAM is left ──program, relaxation──▶ impact (good_lp)
 //! ```
 
 mod account;

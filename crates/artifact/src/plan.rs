@@ -229,13 +229,14 @@ pub struct InputThresholds {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SolverSummary {
-    /// What found the plan: `microlp`, or `greedy` where the program was not solved in time.
+    /// What found the plan: `decomposition`, `microlp`, `highs`, or `greedy` where a general solver
+    /// did not come to an end in time.
     pub backend: String,
-    /// Value of this plan.
+    /// Value of this plan: microseconds per token, or activations on the GPU per token.
     pub objective: f64,
-    /// No plan within the budget is worth more.
+    /// No plan within the budget is better: none takes less time, or carries more activations.
     pub bound: f64,
-    /// `(bound − objective) / bound`; 0 is proven optimal.
+    /// How far `objective` is from `bound`, as a share of it; 0 is proven optimal.
     pub gap: f64,
 }
 
