@@ -20,10 +20,22 @@ use crate::{
     places::{LayerPlace, Places},
 };
 
-/// Kernels that each part of a layer takes.
-const ATTENTION_KERNELS: f64 = 3.0;
-const PREDICTOR_KERNELS: f64 = 2.0;
-const FFN_KERNELS: f64 = 2.0;
+/// Kernels that each part of a layer takes: a matrix each on the CPU, fused on a GPU.
+fn kernels(device: Device, part: Part) -> f64 {
+    match (part, device) {
+        (Part::Attention, Device::Cpu) => 4.0,
+        (Part::Ffn, Device::Cpu) | (Part::Attention, Device::Gpu) => 3.0,
+        (Part::Ffn, Device::Gpu) | (Part::Predictor, _) => 2.0,
+    }
+}
+
+/// Parts of a layer that are kernels.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Attention,
+    Predictor,
+    Ffn,
+}
 
 /// Predicted seconds of one layer, or of a sum of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -115,8 +127,11 @@ pub(crate) fn layer_on(
 pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
     let machine = Machine(&problem.hardware);
     let home = place.attention;
-    let mut cost = machine.serial(home, layer.attention_read_bytes as f64, ATTENTION_KERNELS)
-        + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
+    let mut cost = machine.serial(
+        home,
+        layer.attention_read_bytes as f64,
+        kernels(home, Part::Attention),
+    ) + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
         + machine.layer(home);
     if layer.kv_bytes > 0 && place.kv != home {
         cost = cost + hand_over(problem);
@@ -142,7 +157,8 @@ pub(crate) fn foresight(problem: &Problem, way: &Way, home: Device, device: Devi
     if way.foresight == Work::default() {
         return Cost::default();
     }
-    let cost = Machine(&problem.hardware).work(device, way.foresight, PREDICTOR_KERNELS);
+    let cost =
+        Machine(&problem.hardware).work(device, way.foresight, kernels(device, Part::Predictor));
     match device == home {
         true => cost,
         false => cost + hand_over(problem),
@@ -175,7 +191,7 @@ pub(crate) fn side(
         ..*way
     };
     let work = alone.work(neurons.count, neurons.active);
-    let cost = Machine(&problem.hardware).work(device, work, FFN_KERNELS);
+    let cost = Machine(&problem.hardware).work(device, work, kernels(device, Part::Ffn));
     match device == home {
         true => cost,
         false => cost + hand_over(problem),

@@ -498,6 +498,7 @@ mod tests {
     #[test]
     fn no_time_leaves_the_greedy_plan_and_an_honest_gap() {
         let mut problem = samples::shaped(12, 64 * 20, samples::power_law);
+        problem.hardware.cpu.read_bandwidth_bytes_per_second = 53.76e9;
         problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 80e-6;
         let total = total_bytes(&problem);
         let mut better = 0;

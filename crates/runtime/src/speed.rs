@@ -25,6 +25,9 @@ pub const WEIGHT_BYTE: u8 = 0x3c;
 const DENSITY: f64 = 0.1;
 /// Share of the weights that some rows are taken from: the rest has been read last and is in a cache.
 const FIRST: f64 = 0.75;
+/// Bytes that one kernel reads of a whole matrix, and of some rows, about as in models: with several
+/// threads a short kernel waits longer for the last of them than a long one does for its size.
+const PIECES: [usize; 2] = [8 << 20, 1 << 20];
 /// What one thread does between kernels, about: a norm, an activation.
 const BETWEEN_KERNELS: Duration = Duration::from_micros(20);
 /// Tokens of a prompt that go through a matrix together.
@@ -81,13 +84,15 @@ impl SpeedTest {
         Matrix::new(rows, columns, data).expect("the planes were cut for this shape")
     }
 
-    /// Runs every kind of kernel over the weights as rows of `columns`, `passes` times each in turn.
+    /// Runs every kind of kernel over the weights as rows of `columns`, `passes` times each in turn. What
+    /// starting a kernel takes, `kernel_seconds`, is left out of the time.
     pub fn kernels(
         &self,
         threads: &Threads,
         format: Format,
         columns: usize,
         passes: usize,
+        kernel_seconds: f64,
     ) -> KernelSpeed {
         let matrix = self.matrix(format, columns);
         let x = vec![0.5; columns];
@@ -101,22 +106,37 @@ impl SpeedTest {
         let mut seconds: [Vec<f64>; 4] = Default::default();
         for _ in 0..passes.max(1) {
             // Per byte; other rows each time, after a pass over all, so that no cache has them.
-            let mut time = |kind: usize, rows: usize, act: &mut dyn FnMut()| {
+            let mut time = |kind: usize, rows: usize, kernels: usize, act: &mut dyn FnMut()| {
                 let started = Instant::now();
                 act();
+                let elapsed = started.elapsed().as_secs_f64();
+                // At least half of it is what is read, whatever the figure for starting says.
+                let reading = (elapsed - kernels as f64 * kernel_seconds).max(elapsed / 2.0);
                 let bytes = (rows * matrix.row_bytes()).max(1) as f64;
-                seconds[kind].push(started.elapsed().as_secs_f64() / bytes);
+                seconds[kind].push(reading / bytes);
             };
             let (products, sums) = (some(), some());
-            time(0, all.len(), &mut || threads.gemv(&matrix, &x, &mut out));
-            time(1, products.len(), &mut || {
-                threads.gemv_rows(&matrix, &products, &x, &mut out[..products.len()]);
+            let [whole, few] = PIECES.map(|bytes| (bytes / matrix.row_bytes()).max(1));
+            time(0, all.len(), all.len().div_ceil(whole), &mut || {
+                for piece in all.chunks(whole) {
+                    let rows = piece[0] as usize..piece[0] as usize + piece.len();
+                    threads.gemv(&matrix.rows_range(rows.clone()), &x, &mut out[rows]);
+                }
             });
-            time(2, all.len(), &mut || {
-                threads.axpy_rows(&matrix, &all, &coefficients, &mut sum);
+            time(1, products.len(), products.len().div_ceil(few), &mut || {
+                for (piece, out) in products.chunks(few).zip(out.chunks_mut(few)) {
+                    threads.gemv_rows(&matrix, piece, &x, &mut out[..piece.len()]);
+                }
             });
-            time(3, sums.len(), &mut || {
-                threads.axpy_rows(&matrix, &sums, &coefficients[..sums.len()], &mut sum);
+            time(2, all.len(), all.len().div_ceil(whole), &mut || {
+                for piece in all.chunks(whole) {
+                    threads.axpy_rows(&matrix, piece, &coefficients[..piece.len()], &mut sum);
+                }
+            });
+            time(3, sums.len(), sums.len().div_ceil(few), &mut || {
+                for piece in sums.chunks(few) {
+                    threads.axpy_rows(&matrix, piece, &coefficients[..piece.len()], &mut sum);
+                }
             });
             black_box((&out, &sum));
         }
@@ -191,7 +211,7 @@ impl SpeedTest {
     }
 
     /// What handing a kernel to all threads takes, beside what is done.
-    fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
+    pub fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
         // Just enough to be shared. It stays in the caches, so that its own time is small.
         const COLUMNS: usize = 1024;
         const ROWS: usize = 512;
@@ -320,7 +340,7 @@ mod tests {
             for format in Format::ALL {
                 for columns in [32, 1024, 5000] {
                     let columns = columns / BLOCK * BLOCK;
-                    let speed = test.kernels(&threads, format, columns, 1);
+                    let speed = test.kernels(&threads, format, columns, 1, 1e-6);
                     assert_eq!(speed.row_bytes as usize, format.row_bytes(columns));
                     assert_eq!((speed.format, speed.threads), (format, count));
                     for speed in [

@@ -85,8 +85,9 @@ pub(crate) fn measure(
     for format in Format::ALL {
         for count in &counts {
             let pool = Threads::new(isa, *count)?;
+            let starting = test.kernel_seconds(&pool)?;
             for columns in lengths {
-                kernels.push(test.kernels(&pool, format, *columns, passes));
+                kernels.push(test.kernels(&pool, format, *columns, passes, starting));
                 progress.advance(1)?;
             }
         }

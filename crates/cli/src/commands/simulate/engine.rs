@@ -24,8 +24,8 @@ pub(crate) struct Engine {
     pub(crate) gpu_kernel_seconds: Option<f64>,
     /// What handing over takes beside its bytes, where it is not what the machine says.
     pub(crate) hand_over_seconds: Option<f64>,
-    /// Kernels of attention, of foreseeing, and of the FFN.
-    pub(crate) kernels: [f64; 3],
+    /// Kernels of attention, of foreseeing, and of the FFN, on the GPU and on the CPU.
+    pub(crate) kernels: [[f64; 3]; 2],
     /// Whether the CPU's rows and kernels cost what the machine says beside their bytes; else
     /// that is in the shares above.
     pub(crate) counts_rows: bool,
@@ -50,6 +50,17 @@ pub(crate) enum Merge {
     PerMatrix,
 }
 
+impl Engine {
+    /// Kernels of attention, of foreseeing, and of the FFN, on `device`.
+    pub(crate) fn kernels(&self, device: Device) -> [f64; 3] {
+        let [gpu, cpu] = self.kernels;
+        match device {
+            Device::Gpu => gpu,
+            Device::Cpu => cpu,
+        }
+    }
+}
+
 /// This project's engine. The solver's own costs, so that a step is what a plan says.
 pub(crate) const OURS: Engine = Engine {
     name: "this engine",
@@ -60,7 +71,7 @@ pub(crate) const OURS: Engine = Engine {
     gpu_reads: |_| 1.0,
     gpu_kernel_seconds: None,
     hand_over_seconds: None,
-    kernels: [3.0, 2.0, 2.0],
+    kernels: [[3.0, 2.0, 2.0], [4.0, 2.0, 3.0]],
     counts_rows: true,
     merge: Merge::PerLayer,
     kv_number_bytes: 4,
@@ -119,7 +130,7 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     },
     gpu_kernel_seconds: Some(0.0),
     hand_over_seconds: None,
-    kernels: [0.0; 3],
+    kernels: [[0.0; 3]; 2],
     counts_rows: false,
     merge: Merge::PerLayer,
     kv_number_bytes: 2,

@@ -191,7 +191,7 @@ impl Stage<'_> {
                 ..Work::default()
             },
             computed_bytes: layer.attention_bytes as f64,
-            kernels: self.engine.kernels[0],
+            kernels: self.engine.kernels(layer.attention)[0],
         };
         let device = match self.engine.kv_on_cpu {
             true => Device::Cpu,
@@ -227,7 +227,7 @@ impl Stage<'_> {
                 access: Access::Matrices,
                 work: foresight,
                 computed_bytes: foresight.bytes,
-                kernels: self.engine.kernels[1],
+                kernels: self.engine.kernels(layer.foresight)[1],
             };
             time = self.part(placed, pass, &part);
             if layer.foresight != layer.attention {
@@ -270,7 +270,7 @@ impl Stage<'_> {
                 access,
                 work,
                 computed_bytes,
-                kernels: self.engine.kernels[2],
+                kernels: self.engine.kernels(device)[2],
             };
             let time = self.part(placed, pass, &part);
             match device == layer.attention {
