@@ -553,4 +553,23 @@ mod tests {
             assert_eq!(general.gap, 0.0);
         }
     }
+
+    #[test]
+    fn no_time_for_a_general_solver_leaves_the_best_plan_known_and_an_honest_gap() {
+        let mut problem = samples::shaped(6, 1024, samples::power_law);
+        problem.budget.vram_bytes = reserve_bytes(&problem) + 20_000_000;
+        let hurried = Options {
+            time_limit: std::time::Duration::ZERO,
+            ..options(Backend::Microlp)
+        };
+        let (plan, report) = crate::place(&problem, &hurried).unwrap();
+        plan.validate().unwrap();
+        let (best, _) = crate::place(&problem, &options(Backend::Decomposition)).unwrap();
+        assert_eq!(plan.solver.objective, best.solver.objective);
+        assert!(plan.solver.bound <= best.solver.bound * (1.0 + 1e-12));
+        if report.trouble.is_some() {
+            assert_eq!(plan.solver.backend, "decomposition");
+            assert!(report.gap > 0.0, "its proof was not asked for");
+        }
+    }
 }
