@@ -354,7 +354,7 @@ fn others(page: &mut String, plan: &Plan) {
         );
     }
     page.push_str("</svg>\n");
-    *page += &table(&PLACEMENTS, placements(plan, outlook).into_iter());
+    *page += &table(&PLACEMENTS, placements(plan, outlook));
     for sentence in predicted(plan, outlook) {
         let _ = writeln!(page, "<p>{}</p>", escape(&sentence));
     }
