@@ -23,6 +23,7 @@ use good_lp::{
 
 use crate::{
     Backend, decomposition, greedy,
+    mixed_integer::is_proven,
     program::{Levels, Program},
     relaxation::{Block, ROUNDING, Relaxation, blocks_by_density},
 };
@@ -185,7 +186,7 @@ fn improve(
                 answer.choice = choice;
                 answer.mass = mass;
             }
-            if matches!(status, SolutionStatus::Optimal) {
+            if is_proven(&status) {
                 answer.bound = answer.mass;
             } else {
                 answer.trouble = Some(format!("stopped after {time_limit:?}"));
@@ -375,6 +376,12 @@ mod tests {
         })
     }
 
+    /// Every solver that this program has.
+    fn backends() -> Vec<Backend> {
+        let all = [Backend::Microlp, Backend::Decomposition, Backend::Highs];
+        all.into_iter().filter(|one| one.is_built_in()).collect()
+    }
+
     fn agree(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * a.abs().max(1.0)
     }
@@ -385,7 +392,7 @@ mod tests {
         #[test]
         fn the_answer_equals_exhaustive_search(
             (problem, capacity, at_least) in tiny_with_limits(),
-            backend in prop_oneof![Just(Backend::Microlp), Just(Backend::Decomposition)],
+            backend in proptest::sample::select(backends()),
         ) {
             let program = Program::new(&problem, capacity, at_least);
             let truth = exhaustive::best_value(&problem, capacity, at_least);

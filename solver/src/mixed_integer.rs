@@ -214,7 +214,7 @@ fn solve(
                 .with_mip_gap(0.0)
                 .map_err(|error| ResolutionError::Str(format!("{error:?}")))?;
             let solution = model.with_time_limit(seconds).solve()?;
-            let is_optimal = matches!(solution.status(), SolutionStatus::Optimal);
+            let is_optimal = is_proven(&solution.status());
             Ok((read(&|variable| solution.value(variable)), is_optimal))
         }
         _ => {
@@ -223,10 +223,16 @@ fn solve(
                 model.add_constraint(row);
             }
             let solution = model.with_time_limit(seconds).solve()?;
-            let is_optimal = matches!(solution.status(), SolutionStatus::Optimal);
+            let is_optimal = is_proven(&solution.status());
             Ok((read(&|variable| solution.value(variable)), is_optimal))
         }
     }
+}
+
+/// Whether a solver came to its end. None was allowed a gap, so one that it mentions is the rounding of
+/// its own tolerance.
+pub(crate) fn is_proven(status: &SolutionStatus) -> bool {
+    matches!(status, SolutionStatus::Optimal | SolutionStatus::GapLimit)
 }
 
 /// Mean magnitude of the open choices' costs, never 0.
