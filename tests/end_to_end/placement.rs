@@ -184,3 +184,74 @@ fn auto_takes_what_the_named_card_has_and_asks_for_a_size_where_there_is_none() 
         dry_run(&sandbox, &["--vram", "auto"]).bad(1, &["`--vram auto`", "hint: give a size"]);
     }
 }
+
+#[test]
+fn a_budget_beyond_the_card_is_told_and_a_named_machine_brings_its_memory() {
+    let sandbox = demo();
+    let answer = dry_run(&sandbox, &["--vram", "64G", "--hardware", "rtx4060-8g"]).good();
+    let told = "the budget of 64.0 GiB is more than the 8.0 GiB";
+    assert!(answer.stderr.contains(told), "{}", answer.stderr);
+    let bundle = [
+        "place",
+        "demo.powerinfer/bundle",
+        "--vram",
+        "0G",
+        "--dry-run",
+        "--json",
+    ];
+    let again = sandbox.run(&[&bundle[..], &["--hardware", "rtx4060-8g"]].concat());
+    for answer in [answer.json(), again.good().json()] {
+        let plan = &answer["plan"];
+        assert_eq!(
+            plan["budget"]["ram_bytes"],
+            plan["hardware"]["cpu"]["ram_bytes"]
+        );
+    }
+    let huge = "name = 'x'\ndescription = ''\n[cpu]\nthreads = 1\nram_bytes = 1000\n\
+        read_bandwidth_bytes_per_second = 1e10\nkernel_seconds = 1e300\n";
+    std::fs::write(sandbox.path("huge.toml"), huge).unwrap();
+    dry_run(&sandbox, &["--vram", "0G", "--hardware", "huge.toml"]).bad(
+        1,
+        &["`cpu.kernel_seconds` is 1e300, it must be at most 1e3"],
+    );
+}
+
+#[test]
+fn a_page_takes_the_place_of_no_other_file_and_a_bundle_is_not_changed_for_one_that_cannot_be() {
+    let sandbox = demo();
+    let plan = || std::fs::read(sandbox.path("demo.powerinfer/bundle/plan.json")).unwrap();
+    let before = plan();
+    std::fs::create_dir(sandbox.path("folder")).unwrap();
+    for (page, words) in [
+        ("folder", "is a folder"),
+        (
+            "demo.powerinfer/profile/profile.json",
+            "is there and no page of ours",
+        ),
+        (
+            "demo.powerinfer/bundle/deeper/page.html",
+            "among the bundle's own files",
+        ),
+    ] {
+        let place = [
+            "place",
+            "demo.powerinfer/bundle",
+            "--vram",
+            "520M",
+            "--html",
+            page,
+        ];
+        sandbox.run(&place).bad(1, &[words]);
+        assert_eq!(plan(), before);
+    }
+    let place = [
+        "place",
+        "demo.powerinfer/bundle",
+        "--vram",
+        "520M",
+        "--html",
+        "page.html",
+    ];
+    sandbox.run(&place).good();
+    sandbox.run(&place).good();
+}

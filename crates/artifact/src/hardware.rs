@@ -157,6 +157,20 @@ pub enum HardwareError {
         /// What was found.
         value: f64,
     },
+    /// More than any machine has, so that times and sums would be no numbers.
+    #[error(
+        "hardware `{hardware}`: `{field}` is {value:e}, it must be at most {most:e}; measure it with `powerinfer doctor` or correct the file"
+    )]
+    TooMuch {
+        /// Name of the machine.
+        hardware: String,
+        /// Dotted name of the figure.
+        field: String,
+        /// What was found.
+        value: f64,
+        /// The most that is taken.
+        most: f64,
+    },
     /// Negative, infinite or not a number where a delay must stand.
     #[error(
         "hardware `{hardware}`: `{field}` is {value}, it must be 0 or more; measure it with `powerinfer doctor` or correct the file"
@@ -324,10 +338,19 @@ impl Hardware {
     pub fn validate(&self) -> Result<(), HardwareError> {
         let hardware = || self.name.clone();
         for (field, value, bound) in self.figures() {
-            let least = match bound {
-                Bound::Positive => 1.0,
-                Bound::NotNegative => 0.0,
+            // An exabyte, or as much a second; a quarter of an hour.
+            let (least, most) = match bound {
+                Bound::Positive => (1.0, 1e18),
+                Bound::NotNegative => (0.0, 1e3),
             };
+            if value.is_finite() && value > most {
+                return Err(HardwareError::TooMuch {
+                    hardware: hardware(),
+                    field,
+                    value,
+                    most,
+                });
+            }
             if value.is_finite() && value >= least {
                 continue;
             }

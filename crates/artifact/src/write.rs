@@ -51,7 +51,22 @@ fn persist(file: NamedTempFile, path: &Path) -> Result<(), ArtifactError> {
 }
 
 /// Writes `bytes` to `path`, all or nothing; missing folders are made.
+///
+/// Where a link stands, what it names is replaced; a pipe or a device is written to and stays.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
+    if let Ok(there) = fs::metadata(path)
+        && !there.is_file()
+        && !there.is_dir()
+    {
+        let open = fs::File::options().write(true).open(path);
+        let written = open.and_then(|mut file| file.write_all(bytes));
+        return written.map_err(ArtifactError::write(path));
+    }
+    let named = match path.is_symlink() {
+        true => fs::canonicalize(path).ok(),
+        false => None,
+    };
+    let path = named.as_deref().unwrap_or(path);
     let mut file = beside(path)?;
     file.write_all(bytes).map_err(ArtifactError::write(path))?;
     persist(file, path)
@@ -343,6 +358,27 @@ fn remove_leftovers(folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_what_is_no_file_stays_what_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, link] = ["target", "link"].map(|name| folder.path().join(name));
+        fs::write(&target, "old").unwrap();
+        std::os::unix::fs::symlink("target", &link).unwrap();
+        write_file(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        // A link to nothing is replaced.
+        fs::remove_file(&target).unwrap();
+        write_file(&link, b"here").unwrap();
+        assert_eq!(fs::read(&link).unwrap(), b"here");
+        // A socket is neither file nor folder, and is not written to either.
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        write_file(&socket, b"x").unwrap_err();
+        assert!(!fs::metadata(&socket).unwrap().is_file());
+    }
 
     #[test]
     fn a_failed_write_leaves_the_old_file() {

@@ -38,8 +38,8 @@ use crate::{
     progress::Bar,
 };
 
-pub(crate) use describe::describe;
 use describe::say_result;
+pub(crate) use describe::{beyond_the_card, describe};
 use inputs::InputSparsity;
 use options::{PlacementArguments, VramArgument};
 use problem::{largest_rank, problem};
@@ -88,7 +88,7 @@ pub(crate) struct BudgetArguments {
     /// `auto` what is free now less 256 MiB, and `24G,12G` two GPUs, which are planned for ahead
     #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
     vram: VramArgument,
-    /// Memory to use on the CPU [default: all of this machine's]
+    /// Memory to use on the CPU [default: all of this machine's, or of the one `--hardware` names]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096]

@@ -136,15 +136,19 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
     let (config, plan) = (bundle.config(), bundle.plan());
     let given = &arguments.budget;
     let before = plan.budget.context_tokens as usize;
-    let mut budget = Budget {
-        vram_split: Vec::new(),
-        vram_bytes: 0,
-        ram_bytes: given.ram.unwrap_or(ByteSize(plan.budget.ram_bytes)).0,
-        context_tokens: request::context(given, config, before)? as u64,
-    };
     let hardware = match &given.hardware {
         Some(name) => request::read_hardware(name)?,
         None => plan.hardware.clone(),
+    };
+    let ram = match given.hardware.is_some() {
+        true => hardware.cpu.ram_bytes,
+        false => plan.budget.ram_bytes,
+    };
+    let mut budget = Budget {
+        vram_split: Vec::new(),
+        vram_bytes: 0,
+        ram_bytes: given.ram.unwrap_or(ByteSize(ram)).0,
+        context_tokens: request::context(given, config, before)? as u64,
     };
     given
         .vram

@@ -205,9 +205,26 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
             false => "nothing of the model would be quicker on the GPU, so everything stays on the CPU".to_owned(),
         });
     }
+    if let Some(warning) = beyond_the_card(plan) {
+        output.say(warning);
+    }
     output.say(format!(
         "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
         plan.hardware.name,
         1e6 / plan.totals.microseconds_per_token
     ));
+}
+
+/// What to say where a budget is larger than the card that the plan is for.
+pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
+    let card = plan.hardware.gpu.as_ref()?;
+    let budgets = plan.budget.vram_per_gpu().into_iter();
+    let budget = budgets.max().filter(|most| *most > card.vram_bytes)?;
+    Some(format!(
+        "the budget of {} is more than the {} of the {} in `{}`",
+        ByteSize(budget),
+        ByteSize(card.vram_bytes),
+        card.name,
+        plan.hardware.name
+    ))
 }

@@ -1,7 +1,7 @@
 //! A plan as one page: which neurons are where and what they carry, predicted times, both memories
 //! against their budgets. The page needs nothing from elsewhere and runs no scripts.
 
-use std::{fmt::Write, path::Path};
+use std::{fmt::Write, fs::File, io::Read, path::Path};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
@@ -14,7 +14,8 @@ use powerinfer_artifact::{
 use super::describe::{PLACEMENTS, place, placements, predicted};
 use crate::output::{Output, percent};
 
-/// Refuses a page that would be among the files of the bundle in `folder`, which are replaced.
+/// Refuses a page that would be among the files of the bundle in `folder`, which are replaced, or
+/// that would take the place of something that is no page.
 pub(super) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
     let Some(page) = page else {
         return Ok(());
@@ -28,14 +29,37 @@ pub(super) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
             .or_else(|_| std::path::absolute(path))
             .ok()
     };
-    if absolute(place).is_some() && absolute(place) == absolute(folder) {
+    if let (Some(place), Some(folder)) = (absolute(place), absolute(folder))
+        && place.starts_with(folder)
+    {
         bail!(
             "`{}` would be among the bundle's own files; write the page elsewhere",
             page.display()
         );
     }
+    if page.is_dir() {
+        bail!("`{}` is a folder; name a file for the page", page.display());
+    }
+    if page.is_file() {
+        let mut start = [0; BEGINNING.len()];
+        let read = File::open(page).and_then(|mut file| file.read(&mut start));
+        let is_ours = match read {
+            Ok(0) => true,
+            Ok(length) => BEGINNING.as_bytes().starts_with(&start[..length]),
+            Err(_) => false,
+        };
+        if !is_ours {
+            bail!(
+                "`{}` is there and no page of ours; remove it, or name another file",
+                page.display()
+            );
+        }
+    }
     Ok(())
 }
+
+/// What every page of ours begins with.
+const BEGINNING: &str = "<!doctype html>";
 
 /// Writes the page for `plan` to `path`, where that is asked for.
 pub(super) fn draw(
@@ -451,5 +475,16 @@ mod tests {
             refuse_inside(Some(&folder.path().join("page.html")), &bundle).unwrap();
         }
         refuse_inside(None, &bundle).unwrap();
+        refuse_inside(Some(&bundle.join("deeper/page.html")), &bundle).unwrap_err();
+        let file = folder.path().join("page.html");
+        for (content, is_good) in [("", true), ("<!doctype html>\n<html>", true), ("{}", false)] {
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(
+                refuse_inside(Some(&file), &bundle).is_ok(),
+                is_good,
+                "{content}"
+            );
+        }
+        refuse_inside(Some(folder.path()), &bundle).unwrap_err();
     }
 }

@@ -53,10 +53,10 @@ impl Request {
         )?;
         let hardware = arguments.hardware.as_deref();
         let hardware = read_hardware(hardware.unwrap_or(ASSUMED_HARDWARE))?;
-        let ram = arguments
-            .ram
-            .or_else(|| machine::memory().map(|(total, _)| ByteSize(total)))
-            .unwrap_or(ByteSize(hardware.cpu.ram_bytes));
+        let ram = arguments.ram.unwrap_or_else(|| {
+            let here = machine::memory().filter(|_| arguments.hardware.is_none());
+            ByteSize(here.map_or(hardware.cpu.ram_bytes, |(total, _)| total))
+        });
         let mut budget = Budget {
             vram_split: Vec::new(),
             vram_bytes: 0,

@@ -18,7 +18,10 @@ use super::{
     step::{Kind, Pass, Placed, Stage},
     subject::{Solved, Subject, model_bytes, parameters, rank},
 };
-use crate::output::{Output, Table, percent};
+use crate::{
+    commands::place::beyond_the_card,
+    output::{Output, Table, percent},
+};
 
 /// Requests that decode together.
 const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -53,6 +56,9 @@ pub(crate) struct Answer {
     engines: Vec<EngineAnswer>,
     /// Where this engine has what.
     plan: Plan,
+    /// Share of hot neurons that was drawn by hand, for this engine's speed alone.
+    #[serde(skip)]
+    hot: Option<f64>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -185,6 +191,7 @@ impl Request {
                 solve_seconds: decision.report.solve_seconds,
             },
             engines,
+            hot: self.hot,
             plan: decision.plan,
         })
     }
@@ -480,10 +487,19 @@ impl Answer {
             solve_seconds,
         } = &self.solver;
         output.say(format!(
-            "objective {}: {objective:.3}, at most {bound:.3}, gap {:.3} %; {backend} solved it in {solve_seconds:.3} s",
+            "objective {}: {objective:.3}, proven bound {bound:.3}, gap {:.3} %; {backend} solved it in {solve_seconds:.3} s",
             self.plan.objective,
             100.0 * gap,
         ));
+        if let Some(share) = self.hot {
+            output.say(format!(
+                "the layers and memories shown are the solver's; `this engine` is rated with the hottest {} of every layer on the GPU, as `--hot` says",
+                percent(share)
+            ));
+        }
+        if let Some(warning) = beyond_the_card(&self.plan) {
+            output.say(warning);
+        }
     }
 }
 
