@@ -13,6 +13,8 @@ pub const BLOCK: usize = 32;
 pub enum Format {
     /// IEEE single precision, 4 bytes per weight.
     F32,
+    /// IEEE half precision, 2 bytes per weight.
+    F16,
     /// The upper half of a single-precision number, 2 bytes per weight.
     Bf16,
     /// Blocks of 32 signed bytes with one `f16` scale: 34 bytes per block.
@@ -23,12 +25,19 @@ pub enum Format {
 
 impl Format {
     /// Every format, widest first.
-    pub const ALL: [Format; 4] = [Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0];
+    pub const ALL: [Format; 5] = [
+        Format::F32,
+        Format::F16,
+        Format::Bf16,
+        Format::Q8_0,
+        Format::Q4_0,
+    ];
 
     /// The name in files, on the command line and in messages.
     pub fn name(self) -> &'static str {
         match self {
             Format::F32 => "f32",
+            Format::F16 => "f16",
             Format::Bf16 => "bf16",
             Format::Q8_0 => "q8_0",
             Format::Q4_0 => "q4_0",
@@ -44,14 +53,14 @@ impl Format {
     pub fn row_bytes(self, columns: usize) -> usize {
         match self {
             Format::F32 => columns * 4,
-            Format::Bf16 => columns * 2,
+            Format::F16 | Format::Bf16 => columns * 2,
             Format::Q8_0 => columns.div_ceil(BLOCK) * (BLOCK + 2),
             Format::Q4_0 => columns.div_ceil(BLOCK) * (BLOCK / 2 + 2),
         }
     }
 
     /// All names, for messages.
-    pub(crate) fn names() -> String {
+    pub fn names() -> String {
         Format::ALL.map(Format::name).join(", ")
     }
 }
@@ -87,13 +96,14 @@ mod tests {
         let message = "q5_0".parse::<Format>().unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown weight format `q5_0`, expected one of f32, bf16, q8_0, q4_0"
+            "unknown weight format `q5_0`, expected one of f32, f16, bf16, q8_0, q4_0"
         );
     }
 
     #[test]
     fn a_row_pays_for_its_last_partial_block() {
         assert_eq!(Format::F32.row_bytes(33), 132);
+        assert_eq!(Format::F16.row_bytes(33), 66);
         assert_eq!(Format::Bf16.row_bytes(33), 66);
         assert_eq!(Format::Q8_0.row_bytes(33), 68);
         assert_eq!(Format::Q4_0.row_bytes(33), 36);

@@ -26,6 +26,8 @@ pub enum MatrixData<'a> {
     /// `[rows, columns]`.
     F32(&'a [f32]),
     /// `[rows, columns]`.
+    F16(&'a [f16]),
+    /// `[rows, columns]`.
     Bf16(&'a [bf16]),
     /// A weight is `quant * scale`.
     Q8_0 {
@@ -49,6 +51,7 @@ impl MatrixData<'_> {
     pub fn format(&self) -> Format {
         match self {
             MatrixData::F32(_) => Format::F32,
+            MatrixData::F16(_) => Format::F16,
             MatrixData::Bf16(_) => Format::Bf16,
             MatrixData::Q8_0 { .. } => Format::Q8_0,
             MatrixData::Q4_0 { .. } => Format::Q4_0,
@@ -74,6 +77,7 @@ impl<'a> Matrix<'a> {
         };
         match data {
             MatrixData::F32(values) => check("values", values.len(), columns)?,
+            MatrixData::F16(values) => check("values", values.len(), columns)?,
             MatrixData::Bf16(values) => check("values", values.len(), columns)?,
             MatrixData::Q8_0 { quants, scales } => {
                 check("quants", quants.len(), blocks * BLOCK)?;
@@ -129,6 +133,7 @@ impl<'a> Matrix<'a> {
         let blocks = self.blocks();
         let data = match self.data {
             MatrixData::F32(values) => MatrixData::F32(&values[of(self.columns)]),
+            MatrixData::F16(values) => MatrixData::F16(&values[of(self.columns)]),
             MatrixData::Bf16(values) => MatrixData::Bf16(&values[of(self.columns)]),
             MatrixData::Q8_0 { quants, scales } => MatrixData::Q8_0 {
                 quants: &quants[of(blocks * BLOCK)],
@@ -176,6 +181,13 @@ impl<'a> Matrix<'a> {
             MatrixData::F32(values) => {
                 let values = &values[row * self.columns + start..][..width];
                 numbers[..width].copy_from_slice(values);
+                1.0
+            }
+            MatrixData::F16(values) => {
+                let values = &values[row * self.columns + start..][..width];
+                for (number, value) in numbers.iter_mut().zip(values) {
+                    *number = value.to_f32();
+                }
                 1.0
             }
             MatrixData::Bf16(values) => {

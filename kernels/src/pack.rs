@@ -10,7 +10,8 @@ use crate::{Format, Matrix, MatrixData};
 /// Rounds as ggml does, bit for bit. `Q8_0`: the scale is the largest magnitude over 127, quants
 /// are rounded to nearest, halves away from zero. `Q4_0`: the scale is the number of largest
 /// magnitude over -8, so that it becomes nibble 0. Quants are computed with the `f32` scale, which
-/// is then stored as `f16`. `Bf16` rounds to nearest, ties to even. In the quantised formats a NaN
+/// is then stored as `f16`. `F16` and `Bf16` round to nearest, ties to even; beyond 65504, `F16` is
+/// infinite. In the quantised formats a NaN
 /// becomes the smallest quant or zero, and what exceeds the range of `f16` scales is lost.
 ///
 /// Panics when `values` does not hold `rows * columns` numbers.
@@ -22,6 +23,7 @@ pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> Owne
     );
     let data = match format {
         Format::F32 => OwnedData::F32(values.to_vec()),
+        Format::F16 => OwnedData::F16(values.iter().copied().map(f16::from_f32).collect()),
         Format::Bf16 => OwnedData::Bf16(values.iter().copied().map(bf16::from_f32).collect()),
         Format::Q8_0 => {
             let mut quants = Vec::with_capacity(rows * columns.next_multiple_of(BLOCK));
@@ -61,6 +63,7 @@ pub struct OwnedMatrix {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OwnedData {
     F32(Vec<f32>),
+    F16(Vec<f16>),
     Bf16(Vec<bf16>),
     Q8_0 { quants: Vec<i8>, scales: Vec<f16> },
     Q4_0 { quants: Vec<u8>, scales: Vec<f16> },
@@ -71,6 +74,7 @@ impl OwnedMatrix {
     pub fn as_view(&self) -> Matrix<'_> {
         let data = match &self.data {
             OwnedData::F32(values) => MatrixData::F32(values),
+            OwnedData::F16(values) => MatrixData::F16(values),
             OwnedData::Bf16(values) => MatrixData::Bf16(values),
             OwnedData::Q8_0 { quants, scales } => MatrixData::Q8_0 { quants, scales },
             OwnedData::Q4_0 { quants, scales } => MatrixData::Q4_0 { quants, scales },

@@ -36,6 +36,7 @@ pub fn transpose(matrix: &Matrix<'_>, order: &[u32]) -> Transposed {
     let format = matrix.format();
     let data = match format {
         Format::F32 => OwnedData::F32(numbers),
+        Format::F16 => OwnedData::F16(numbers.into_iter().map(f16::from_f32).collect()),
         Format::Bf16 => OwnedData::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
         Format::Q8_0 => OwnedData::Q8_0 {
             quants: padded_rows(&numbers, rows)
@@ -63,7 +64,7 @@ pub fn transpose(matrix: &Matrix<'_>, order: &[u32]) -> Transposed {
             data,
         },
         scales: match format {
-            Format::F32 | Format::Bf16 => Vec::new(),
+            Format::F32 | Format::F16 | Format::Bf16 => Vec::new(),
             Format::Q8_0 | Format::Q4_0 => scales,
         },
     }

@@ -364,7 +364,7 @@ fn nan_and_infinity_come_out_where_scalar_lets_them_out() {
 
 #[test]
 fn nan_and_infinity_in_weights_spoil_their_own_row_only() {
-    for format in [Format::F32, Format::Bf16] {
+    for format in [Format::F32, Format::F16, Format::Bf16] {
         for special in [f32::NAN, f32::INFINITY] {
             let mut values = noise(16, 3 * 45);
             values[45 + 44] = special;

@@ -22,6 +22,7 @@ fn bound(format: Format, block: &[f32]) -> f32 {
     let scaled = |step: f32, quant: f32| step + largest / 1024.0 + quant * 2f32.powi(-25);
     match format {
         Format::F32 => 0.0,
+        Format::F16 => largest / 2048.0 + 2f32.powi(-25),
         Format::Bf16 => largest / 256.0,
         Format::Q8_0 => scaled(largest / 127.0 / 2.0 * 1.001, 127.0),
         // The far end of the range has nibble 15 where it would need 16.

@@ -21,6 +21,7 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
     let blocks = columns.div_ceil(BLOCK);
     match format {
         Format::F32 => vec![("", Dtype::F32, columns)],
+        Format::F16 => vec![("", Dtype::F16, columns)],
         Format::Bf16 => vec![("", Dtype::BF16, columns)],
         Format::Q8_0 => vec![
             (".quants", Dtype::I8, blocks * BLOCK),
@@ -37,6 +38,7 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
 fn plane_bytes(matrix: &OwnedMatrix) -> Vec<&[u8]> {
     match matrix.as_view().data() {
         MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
+        MatrixData::F16(values) => vec![bytemuck::cast_slice(values)],
         MatrixData::Bf16(values) => vec![bytemuck::cast_slice(values)],
         MatrixData::Q8_0 { quants, scales } => {
             vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)]
@@ -134,6 +136,7 @@ impl StoredMatrix {
         }
         let data = match self.format {
             Format::F32 => MatrixData::F32(cast::<f32>(file, &self.planes[0])),
+            Format::F16 => MatrixData::F16(cast::<f16>(file, &self.planes[0])),
             Format::Bf16 => MatrixData::Bf16(cast::<bf16>(file, &self.planes[0])),
             Format::Q8_0 => MatrixData::Q8_0 {
                 quants: cast::<i8>(file, &self.planes[0]),
@@ -163,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_matrix_reads_back_as_packed(rows in 1usize..5, columns in 1usize..70, format in 0usize..4, seed in 0u64..9) {
+        fn a_matrix_reads_back_as_packed(rows in 1usize..5, columns in 1usize..70, format in 0usize..Format::ALL.len(), seed in 0u64..9) {
             let format = Format::ALL[format];
             let mut random = crate::random::Random::new(seed);
             let values: Vec<f32> = (0..rows * columns).map(|_| random.normal() as f32).collect();

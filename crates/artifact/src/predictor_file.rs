@@ -346,7 +346,7 @@ impl PredictorFile {
             StoredMatrix::find(&self.file, &name, self.weights, rows, columns)
         };
         let scales = match self.weights {
-            Format::F32 | Format::Bf16 => Vec::new(),
+            Format::F32 | Format::F16 | Format::Bf16 => Vec::new(),
             Format::Q8_0 | Format::Q4_0 => {
                 let shape = [summary.rank.div_ceil(BLOCK), neurons];
                 self.numbers(&tensor_name(layer, "unit_scales"), &shape)?

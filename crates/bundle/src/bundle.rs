@@ -82,8 +82,10 @@ impl Bundle {
             .parse()
             .map_err(|_| ArtifactError::WrongFormat {
                 path: path.clone(),
-                expected: "bundle with weights this program knows (f32, bf16, q8_0, q4_0)"
-                    .to_owned(),
+                expected: format!(
+                    "bundle with weights this program knows ({})",
+                    Format::names()
+                ),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
             })?;
         let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;

@@ -71,6 +71,7 @@ impl SpeedTest {
         let plane = |start: usize, length: usize| &bytes[start..][..length];
         let data = match format {
             Format::F32 => MatrixData::F32(bytemuck::cast_slice(plane(0, rows * columns * 4))),
+            Format::F16 => MatrixData::F16(bytemuck::cast_slice(plane(0, rows * columns * 2))),
             Format::Bf16 => MatrixData::Bf16(bytemuck::cast_slice(plane(0, rows * columns * 2))),
             Format::Q8_0 => MatrixData::Q8_0 {
                 quants: bytemuck::cast_slice(plane(0, blocks * BLOCK)),

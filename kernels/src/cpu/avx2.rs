@@ -62,6 +62,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_f16(self, values: &[f16; BLOCK]) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 values.
+            *register = unsafe { _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())) };
+        }
+        block
+    }
+
+    #[inline(always)]
     fn load_bf16(self, values: &[bf16; BLOCK]) -> [__m256; REGISTERS] {
         let mut block = self.splat(0.0);
         for (register, values) in block.iter_mut().zip(values.as_chunks::<8>().0) {

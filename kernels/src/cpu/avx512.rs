@@ -60,6 +60,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_f16(self, values: &[f16; BLOCK]) -> [__m512; 2] {
+        let start = values.as_ptr();
+        // SAFETY: the token proves the features; both halves lie within the array.
+        unsafe {
+            [
+                _mm512_cvtph_ps(_mm256_loadu_si256(start.cast())),
+                _mm512_cvtph_ps(_mm256_loadu_si256(start.add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn load_bf16(self, values: &[bf16; BLOCK]) -> [__m512; 2] {
         let start = values.as_ptr();
         // SAFETY: the token proves the features; both halves lie within the array.

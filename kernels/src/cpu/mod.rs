@@ -77,6 +77,8 @@ pub(crate) trait Simd: Copy {
     /// Reads 32 numbers.
     fn load(self, values: &[f32; BLOCK]) -> Self::Block;
     /// Reads and widens 32 numbers.
+    fn load_f16(self, values: &[f16; BLOCK]) -> Self::Block;
+    /// Reads and widens 32 numbers.
     fn load_bf16(self, values: &[bf16; BLOCK]) -> Self::Block;
     /// Reads and widens 32 signed bytes.
     fn load_q8(self, quants: &[i8; BLOCK]) -> Self::Block;

@@ -59,6 +59,14 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn load_f16(self, values: &[f16; BLOCK]) -> [float32x4_t; REGISTERS] {
+        let mut numbers = [0.0; BLOCK];
+        // Uses the conversion instruction where the processor has it.
+        values.convert_to_f32_slice(&mut numbers);
+        self.load(&numbers)
+    }
+
+    #[inline(always)]
     fn load_bf16(self, values: &[bf16; BLOCK]) -> [float32x4_t; REGISTERS] {
         let mut block = self.splat(0.0);
         for (register, values) in block.iter_mut().zip(values.as_chunks::<4>().0) {

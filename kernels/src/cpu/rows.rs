@@ -1,4 +1,4 @@
-//! The four formats as rows of blocks: what a kernel needs to know of a format.
+//! The formats as rows of blocks: what a kernel needs to know of a format.
 
 use std::ops::Range;
 
@@ -49,6 +49,13 @@ impl Plain for f32 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[f32; BLOCK]) -> S::Block {
         simd.load(values)
+    }
+}
+
+impl Plain for f16 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, values: &[f16; BLOCK]) -> S::Block {
+        simd.load_f16(values)
     }
 }
 
@@ -232,6 +239,10 @@ macro_rules! with_weights {
         let columns = $matrix.columns();
         match $matrix.data() {
             $crate::MatrixData::F32(values) => {
+                let $weights = $crate::cpu::rows::PlainWeights { values, columns };
+                $body
+            }
+            $crate::MatrixData::F16(values) => {
                 let $weights = $crate::cpu::rows::PlainWeights { values, columns };
                 $body
             }

@@ -51,7 +51,7 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Format of the weights: f16, bf16, f32, q8_0 or q4_0
-    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = quant)]
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = str::parse::<Format>)]
     quant: Format,
     /// Share of FFN activations that are zero [default: the model's published one]
     #[arg(long, value_name = "SHARE")]
@@ -154,15 +154,5 @@ impl SimulateArguments {
             );
         }
         Ok(context)
-    }
-}
-
-/// The format called `name`; weights in float16 have the size of those in bfloat16.
-fn quant(name: &str) -> Result<Format, String> {
-    match name {
-        "f16" => Ok(Format::Bf16),
-        _ => name
-            .parse()
-            .map_err(|error| format!("{error}, or f16, which has the size of bf16")),
     }
 }

@@ -27,7 +27,7 @@ const fn f16(model: &'static str, hardware: &'static str, tokens: usize) -> Sett
     Setting {
         model,
         hardware,
-        quant: Format::Bf16,
+        quant: Format::F16,
         prompt: 64,
         tokens,
     }
@@ -238,7 +238,7 @@ impl Page {
             for (engine, published) in [&ORIGINAL, &LLAMA_CPP].into_iter().zip(published) {
                 let found = answers.speed(*setting, engine).request.tokens_per_second;
                 let quant = match setting.quant {
-                    Format::Bf16 => "FP16",
+                    Format::F16 => "FP16",
                     _ => "INT4",
                 };
                 let what = format!(

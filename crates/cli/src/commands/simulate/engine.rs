@@ -125,7 +125,7 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     // makes 60.78 tokens/s in F16 and 149.37 in Q4_0, 81 % and 56 % of 1008 GB/s with all
     // launches, where 80 % counts as sustained.
     gpu_reads: |format| match format {
-        Format::F32 | Format::Bf16 => 1.0,
+        Format::F32 | Format::F16 | Format::Bf16 => 1.0,
         Format::Q8_0 | Format::Q4_0 => 0.7,
     },
     gpu_kernel_seconds: Some(0.0),

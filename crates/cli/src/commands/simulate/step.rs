@@ -202,7 +202,7 @@ impl Stage<'_> {
             Device::Gpu => 1.0,
             Device::Cpu => self.engine.cpu_kv,
         };
-        let bandwidth = share * self.bandwidth(device, Access::Matrices, Format::Bf16);
+        let bandwidth = share * self.bandwidth(device, Access::Matrices, Format::F16);
         let mut time = self
             .part(placed, pass, &weights)
             .then(Time::on(device, bytes / bandwidth));
