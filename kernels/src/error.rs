@@ -40,7 +40,9 @@ pub enum KernelError {
         name: String,
     },
     /// No instruction set has this name.
-    #[error("unknown instruction set `{name}`, expected one of scalar, avx2, avx512, neon")]
+    #[error(
+        "unknown instruction set `{name}`, expected one of scalar, avx2, avx512, avx512-vnni, neon"
+    )]
     UnknownIsa {
         /// The name that was given.
         name: String,

@@ -15,7 +15,7 @@ use crate::cpu::{avx2::Avx2, avx512::Avx512};
 const VARIABLE: &str = "POWERINFER_ISA";
 
 /// Every name, on whatever processor.
-const NAMES: [&str; 4] = ["scalar", "avx2", "avx512", "neon"];
+const NAMES: [&str; 5] = ["scalar", "avx2", "avx512", "avx512-vnni", "neon"];
 
 /// An instruction set that this processor has, with the kernels written for it as methods.
 ///
@@ -29,7 +29,9 @@ enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512(Avx512<false>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512<true>),
     #[cfg(target_arch = "aarch64")]
     Neon(Neon),
 }
@@ -38,7 +40,7 @@ impl Isa {
     /// Plain code: the specification, correct everywhere and slow.
     pub const SCALAR: Isa = Isa(Kind::Scalar);
 
-    /// The one that `POWERINFER_ISA` names (`scalar`, `avx2`, `avx512` or `neon`), or else the
+    /// The one that `POWERINFER_ISA` names (`scalar`, `avx2`, `avx512`, `avx512-vnni` or `neon`), or else the
     /// fastest. Call it once and pass the value around.
     ///
     /// Fails when the variable names none, or one that this processor lacks.
@@ -61,6 +63,8 @@ impl Isa {
         available.extend(Avx2::detect().map(|avx2| Isa(Kind::Avx2(avx2))));
         #[cfg(target_arch = "x86_64")]
         available.extend(Avx512::detect().map(|avx512| Isa(Kind::Avx512(avx512))));
+        #[cfg(target_arch = "x86_64")]
+        available.extend(Avx512::detect().map(|avx512| Isa(Kind::Avx512Vnni(avx512))));
         #[cfg(target_arch = "aarch64")]
         available.extend(Neon::detect().map(|neon| Isa(Kind::Neon(neon))));
         available
@@ -74,6 +78,8 @@ impl Isa {
             Kind::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
             Kind::Neon(_) => "neon",
         }
@@ -89,6 +95,8 @@ impl Isa {
             Kind::Avx2(avx2) => avx2.run(operation),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(avx512) => avx512.run(operation),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni(avx512) => avx512.run(operation),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon(neon) => neon.run(operation),
         }
@@ -148,7 +156,7 @@ mod tests {
         let unknown = "sse9".parse::<Isa>().unwrap_err().to_string();
         assert_eq!(
             unknown,
-            "unknown instruction set `sse9`, expected one of scalar, avx2, avx512, neon"
+            "unknown instruction set `sse9`, expected one of scalar, avx2, avx512, avx512-vnni, neon"
         );
         let foreign = if cfg!(target_arch = "aarch64") {
             "avx2"

@@ -11,6 +11,7 @@
 //! on the instruction set, on the kernel that computed a row, or on how threads share the rows.
 //! Threads themselves are the caller's business.
 
+mod activations;
 mod cpu;
 mod error;
 mod format;
@@ -21,6 +22,7 @@ mod pack;
 mod signs;
 mod transpose;
 
+pub use activations::Activations;
 pub use cpu::GEMM_BYTES;
 pub use error::KernelError;
 pub use format::{BLOCK, Format};

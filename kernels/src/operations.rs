@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv};
+use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemv, IntegerSum, Quantise};
 use crate::format::BLOCK;
-use crate::{Isa, Matrix, SignMatrix};
+use crate::{Activations, Isa, Matrix, SignMatrix};
 
 /// Every kernel panics when its slices do not fit each other. Rows are computed independently,
 /// so threads may share them in any way; a sum has the same bits on every instruction set.
@@ -39,6 +39,46 @@ impl Isa {
         });
     }
 
+    /// Rounds the vectors of `columns` numbers that `x` holds to bytes.
+    ///
+    /// Panics when `x` is no whole number of vectors.
+    pub fn quantise(&self, x: &[f32], columns: usize, out: &mut Activations) {
+        assert_eq!(x.len() % columns.max(1), 0, "whole vectors of {columns}");
+        self.run(Quantise { x, columns, out });
+    }
+
+    /// `out[i] = matrix[i] · x` for all rows of a quantised matrix and the one vector of `x`.
+    pub fn gemv_integer(&self, matrix: &Matrix<'_>, x: &Activations, out: &mut [f32]) {
+        assert_eq!(out.len(), matrix.rows(), "one output per row");
+        check_integer(matrix, x, 1);
+        self.run(IntegerGemv {
+            matrix,
+            rows: None,
+            x: x.token(0),
+            out,
+        });
+    }
+
+    /// `out[i] = matrix[rows[i]] · x` of a quantised matrix and the one vector of `x`; rows that are
+    /// not listed are never read from memory. Rows may come in any order, and more than once.
+    pub fn gemv_rows_integer(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        x: &Activations,
+        out: &mut [f32],
+    ) {
+        assert_eq!(out.len(), rows.len(), "one output per listed row");
+        check_integer(matrix, x, 1);
+        check_rows(matrix, rows);
+        self.run(IntegerGemv {
+            matrix,
+            rows: Some(rows),
+            x: x.token(0),
+            out,
+        });
+    }
+
     /// `out[c] += Σ_i coefficients[i] * matrix[rows[i], columns.start + c]`, adding the rows in
     /// the order of the list; rows that are not listed are never read from memory.
     ///
@@ -54,20 +94,37 @@ impl Isa {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
-        assert!(
-            columns.start <= columns.end && columns.end <= matrix.columns(),
-            "columns {columns:?} of a matrix of {}",
-            matrix.columns()
-        );
-        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
-        assert_eq!(out.len(), columns.len(), "one output per column");
-        check_rows(matrix, rows);
+        check_axpy(matrix, rows, coefficients, &columns, out);
         self.run(AxpyRows {
             matrix,
             rows,
             coefficients,
             columns,
+            out,
+        });
+    }
+
+    /// [`Isa::axpy_rows`] of a quantised matrix in whole numbers: coefficients times scales are rounded
+    /// to 15 bits of the largest one among those of 1024 rows (rows `1024 k..1024 (k + 1)` that follow
+    /// one another in the list) in a block of columns. A sum with a NaN or an infinity is NaN.
+    ///
+    /// A row whose coefficient is 0 may be left out: the result is the same, up to the sign of a zero.
+    pub fn axpy_rows_integer(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        check_axpy(matrix, rows, coefficients, &columns, out);
+        let format = matrix.format();
+        assert!(format.is_quantised(), "{format} is not quantised");
+        self.run(IntegerSum {
+            matrix,
+            rows,
+            coefficients,
+            first_block: columns.start / BLOCK,
             out,
         });
     }
@@ -121,6 +178,31 @@ impl Isa {
         assert_eq!(x.len(), y.len(), "vectors of one length");
         self.run(Axpy { alpha, x, y });
     }
+}
+
+fn check_axpy(
+    matrix: &Matrix<'_>,
+    rows: &[u32],
+    coefficients: &[f32],
+    columns: &Range<usize>,
+    out: &[f32],
+) {
+    assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
+    assert!(
+        columns.start <= columns.end && columns.end <= matrix.columns(),
+        "columns {columns:?} of a matrix of {}",
+        matrix.columns()
+    );
+    assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
+    assert_eq!(out.len(), columns.len(), "one output per column");
+    check_rows(matrix, rows);
+}
+
+fn check_integer(matrix: &Matrix<'_>, x: &Activations, tokens: usize) {
+    let format = matrix.format();
+    assert!(format.is_quantised(), "{format} is not quantised");
+    assert_eq!(x.columns(), matrix.columns(), "one x per column");
+    assert_eq!(x.tokens(), tokens, "vectors of x");
 }
 
 fn check_rows(matrix: &Matrix<'_>, rows: &[u32]) {

@@ -1,7 +1,7 @@
 //! Every instruction set gives the bits of the scalar specification, and every kernel the bits of
 //! the others; the specification itself is close to arithmetic in `f64`.
 
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
+use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
 
 /// Lengths around every block, register and span boundary.
@@ -495,5 +495,263 @@ proptest! {
             prop_assert_eq!(&found, &expected, "{}", isa);
         }
         prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());
+    }
+}
+
+const QUANTISED: [Format; 2] = [Format::Q8_0, Format::Q4_0];
+
+fn rounded(isa: Isa, x: &[f32], columns: usize) -> Activations {
+    let mut activations = Activations::default();
+    isa.quantise(x, columns, &mut activations);
+    activations
+}
+
+fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &Activations) -> Vec<f32> {
+    let mut out = vec![f32::NAN; matrix.as_view().rows()];
+    isa.gemv_integer(&matrix.as_view(), x, &mut out);
+    out
+}
+
+#[test]
+fn products_in_whole_numbers_have_the_bits_of_scalar_for_all_lengths_and_row_counts() {
+    for format in QUANTISED {
+        for columns in lengths() {
+            let x = noise(20, columns);
+            for rows in [0, 1, 2, 3, 4, 5, 9] {
+                let matrix = matrix(format, rows, columns);
+                let expected =
+                    gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, columns));
+                for isa in translations() {
+                    assert_same(
+                        &gemv_integer(isa, &matrix, &rounded(isa, &x, columns)),
+                        &expected,
+                        &format!("{isa}, {format}, {rows} x {columns}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_in_whole_numbers_are_within_the_rounding_of_their_vector() {
+    for format in QUANTISED {
+        for columns in lengths().filter(|columns| *columns > 0) {
+            let matrix = matrix(format, 4, columns);
+            let x = noise(21, columns);
+            let exact = gemv(Isa::SCALAR, &matrix, &x);
+            let rounded = gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, columns));
+            let mut row = vec![0.0; columns];
+            for (index, (exact, rounded)) in exact.iter().zip(rounded).enumerate() {
+                matrix.as_view().dequantise_row(index, &mut row);
+                // Half a step of each number, which is a 127th of its block's largest.
+                let mut bound = 1e-5;
+                for (row, x) in row.chunks(32).zip(x.chunks(32)) {
+                    let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                    bound += row.iter().map(|w| w.abs()).sum::<f32>() * largest / 254.0;
+                }
+                assert!(
+                    (exact - rounded).abs() <= bound,
+                    "{exact} {rounded} {bound}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn listed_rows_in_whole_numbers_have_the_bits_of_all_rows() {
+    for format in QUANTISED {
+        for columns in [1, 31, 64, 172, 257, 1056] {
+            let matrix = matrix(format, 11, columns);
+            let all: Vec<u32> = (0..11).collect();
+            for isa in Isa::available() {
+                let x = rounded(isa, &noise(22, columns), columns);
+                let expected = gemv_integer(isa, &matrix, &x);
+                for rows in [&[][..], &[10], &[7, 0, 7], &[1, 3, 4, 8, 9], &all] {
+                    let expected: Vec<f32> =
+                        rows.iter().map(|row| expected[*row as usize]).collect();
+                    let mut out = vec![f32::NAN; rows.len()];
+                    isa.gemv_rows_integer(&matrix.as_view(), rows, &x, &mut out);
+                    assert_same(
+                        &out,
+                        &expected,
+                        &format!("{isa}, {format}, {columns} columns"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_quants_and_activations_do_not_overflow() {
+    // The far ends of both ranges, which packing never makes together.
+    let columns = 1024;
+    let x: Vec<f32> = (0..columns)
+        .map(|i| if i % 3 == 0 { -1.0 } else { 1.0 })
+        .collect();
+    let bytes: Vec<i8> = (0..2 * columns)
+        .map(|i| if i % 5 < 2 { 127 } else { -128 })
+        .collect();
+    let scales = vec![powerinfer_kernels::f16::ONE; 2 * columns / 32];
+    let data = powerinfer_kernels::MatrixData::Q8_0 {
+        quants: &bytes,
+        scales: &scales,
+    };
+    let matrix = powerinfer_kernels::Matrix::new(2, columns, data).unwrap();
+    for isa in Isa::available() {
+        let mut out = [0.0; 2];
+        isa.gemv_integer(&matrix, &rounded(isa, &x, columns), &mut out);
+        for (row, out) in out.iter().enumerate() {
+            let row = &bytes[row * columns..][..columns];
+            let expected: f64 = row
+                .iter()
+                .zip(&x)
+                .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                .sum();
+            assert!(
+                (f64::from(*out) - expected).abs() < 1.0,
+                "{isa}: {out} {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_spoils_every_product_and_what_is_next_to_nothing_counts_as_nothing() {
+    for format in QUANTISED {
+        let matrix = matrix(format, 3, 100);
+        for isa in Isa::available() {
+            for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = noise(23, 100);
+                x[99] = special;
+                let products = gemv_integer(isa, &matrix, &rounded(isa, &x, 100));
+                assert!(
+                    products.iter().all(|y| y.is_nan()),
+                    "{isa}, {special}: {products:?}"
+                );
+            }
+            for tiny in [0.0, -0.0, f32::MIN_POSITIVE, 1e-42, -1e-31] {
+                let products = gemv_integer(isa, &matrix, &rounded(isa, &[tiny; 100], 100));
+                assert_same(&products, &[0.0; 3], &format!("{isa}, {tiny}"));
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn rounding_has_the_bits_of_scalar(
+        x in prop::collection::vec(prop::num::f32::ANY, 1..600),
+    ) {
+        let matrix = matrix(Format::Q8_0, 2, x.len());
+        let expected = gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, x.len()));
+        for isa in translations() {
+            assert_same(&gemv_integer(isa, &matrix, &rounded(isa, &x, x.len())), &expected, isa.name());
+        }
+    }
+}
+
+fn axpy_rows_integer(
+    isa: Isa,
+    matrix: &OwnedMatrix,
+    rows: &[u32],
+    coefficients: &[f32],
+    columns: std::ops::Range<usize>,
+) -> Vec<f32> {
+    let mut out = noise(30, columns.len());
+    isa.axpy_rows_integer(&matrix.as_view(), rows, coefficients, columns, &mut out);
+    out
+}
+
+#[test]
+fn sums_in_whole_numbers_have_the_bits_of_scalar() {
+    for format in QUANTISED {
+        for (rows, columns) in [
+            (1, 1),
+            (3, 32),
+            (4, 100),
+            (5, 127),
+            (33, 129),
+            (70, 544),
+            (9, 1056),
+        ] {
+            let matrix = matrix(format, rows, columns);
+            let listed: Vec<u32> = (0..rows as u32).filter(|row| row % 7 != 3).collect();
+            let coefficients = noise(31, listed.len());
+            for start in [0, 32, 96].into_iter().filter(|start| *start < columns) {
+                let expected =
+                    axpy_rows_integer(Isa::SCALAR, &matrix, &listed, &coefficients, start..columns);
+                for isa in translations() {
+                    let found =
+                        axpy_rows_integer(isa, &matrix, &listed, &coefficients, start..columns);
+                    let context = format!("{isa}, {format}, {rows} x {columns} from {start}");
+                    assert_same(&found, &expected, &context);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_in_whole_numbers_are_close_to_f64_and_need_no_rows_that_count_nothing() {
+    for format in QUANTISED {
+        let (rows, columns) = (2500, 64);
+        let matrix = matrix(format, rows, columns);
+        let all: Vec<u32> = (0..rows as u32).collect();
+        let coefficients: Vec<f32> = noise(32, rows)
+            .iter()
+            .map(|x| if x.abs() > 0.1 { 0.0 } else { x * x * x * 1e4 })
+            .collect();
+        let (listed, some): (Vec<u32>, Vec<f32>) = all
+            .iter()
+            .zip(&coefficients)
+            .filter(|(_, x)| **x != 0.0)
+            .unzip();
+        let mut expected: Vec<f64> = noise(30, columns).iter().map(|x| f64::from(*x)).collect();
+        let (mut row, mut bound) = (vec![0.0; columns], 1e-4);
+        for (index, x) in listed.iter().zip(&some) {
+            matrix.as_view().dequantise_row(*index as usize, &mut row);
+            for (sum, weight) in expected.iter_mut().zip(&row) {
+                *sum += f64::from(*x) * f64::from(*weight);
+            }
+            // Half a step of the largest factor, a 16256th of it, times the largest quant.
+            bound += 10.0 / 16256.0 / 2.0 * 1.1;
+        }
+        for isa in Isa::available() {
+            let found = axpy_rows_integer(isa, &matrix, &listed, &some, 0..columns);
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    (f64::from(*found) - expected).abs() < bound,
+                    "{isa}: {found} {expected} {bound}"
+                );
+            }
+            assert_same(
+                &axpy_rows_integer(isa, &matrix, &all, &coefficients, 0..columns),
+                &found,
+                isa.name(),
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sum_with_what_is_no_number_is_none() {
+    for format in QUANTISED {
+        let matrix = matrix(format, 6, 40);
+        for isa in Isa::available() {
+            for special in [f32::NAN, f32::INFINITY] {
+                let coefficients = [1.0, special, 0.0, 1.0, 1.0, 1.0];
+                let found =
+                    axpy_rows_integer(isa, &matrix, &[0, 1, 2, 3, 4, 5], &coefficients, 0..40);
+                assert!(
+                    found.iter().all(|x| x.is_nan()),
+                    "{isa}, {special}: {found:?}"
+                );
+            }
+            let found = axpy_rows_integer(isa, &matrix, &[0, 3], &[0.0, 1e-42], 0..40);
+            assert_same(&found, &noise(30, 40), isa.name());
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Operation, SPAN, Simd};
+use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
 /// Proof that this processor has AVX2, FMA, F16C and POPCNT.
@@ -30,9 +31,12 @@ const REGISTERS: usize = BLOCK / 8;
 // memory that the references given to them span.
 impl Simd for Avx2 {
     type Vector = __m256;
+    type Integers = __m256i;
+    const QUARTERS: usize = 2;
+    const SIGNED_BIAS: i32 = 0;
+    type Lanes = [__m256; 2];
     type Block = [__m256; REGISTERS];
     const LANES: usize = 8;
-    const DOT_ROWS: usize = 2;
     const TILE_ROWS: usize = 3;
 
     #[inline]
@@ -43,6 +47,11 @@ impl Simd for Avx2 {
         }
         // SAFETY: the token proves the features.
         unsafe { with_features(self, operation) }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, values: &[T]) {
+        prefetch(values);
     }
 
     #[inline(always)]
@@ -204,6 +213,254 @@ impl Simd for Avx2 {
     fn multiply_add_vector(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         // SAFETY: the token proves the features.
         unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> [__m256; 2] {
+        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
+        // SAFETY: the token proves the features; the loads take a block each.
+        unsafe {
+            let mut products = [_mm256_setzero_si256(); SPAN];
+            for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+                let weights = _mm256_loadu_si256(weights.as_ptr().cast());
+                let x = _mm256_loadu_si256(x.as_ptr().cast());
+                // The signs of weights go to x, so that no pair of products exceeds 16 bits.
+                let unsigned = _mm256_abs_epi8(weights);
+                *product = sum_pairs(_mm256_maddubs_epi16(unsigned, _mm256_sign_epi8(x, weights)));
+            }
+            let mut lanes = [_mm256_setzero_ps(); 2];
+            let (halves, _) = products.as_chunks::<8>();
+            for (lanes, [a, b, c, d, e, f, g, h]) in lanes.iter_mut().zip(halves) {
+                // Sums within halves of registers, then of the two halves.
+                let (low, high) = (sum_fours([*a, *b, *c, *d]), sum_fours([*e, *f, *g, *h]));
+                let sums = _mm256_add_epi32(
+                    _mm256_permute2x128_si256(low, high, 0x20),
+                    _mm256_permute2x128_si256(low, high, 0x31),
+                );
+                *lanes = _mm256_cvtepi32_ps(sums);
+            }
+            lanes
+        }
+    }
+
+    #[inline(always)]
+    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
+        let x_halves = x.halves.as_chunks::<32>().0;
+        // SAFETY: the token proves the features; the loads take two blocks of nibbles and two halves
+        // of blocks of x each.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            let mut products = [_mm256_setzero_si256(); SPAN / 2];
+            for (pair, (blocks, product)) in blocks.chunks(2).zip(&mut products).enumerate() {
+                let bytes = match blocks {
+                    [one] => _mm256_zextsi128_si256(_mm_loadu_si128(one.as_ptr().cast())),
+                    both => _mm256_loadu_si256(both.as_ptr().cast()),
+                };
+                let low = _mm256_and_si256(bytes, mask);
+                let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+                // First halves of four blocks, then second halves: half registers of x go by fours.
+                let place = pair / 2 * 4 + pair % 2;
+                let first = _mm256_loadu_si256(x_halves[place].as_ptr().cast());
+                let second = _mm256_loadu_si256(x_halves[place + 2].as_ptr().cast());
+                *product = sum_pairs(_mm256_add_epi16(
+                    _mm256_maddubs_epi16(low, first),
+                    _mm256_maddubs_epi16(high, second),
+                ));
+            }
+            let mut lanes = [_mm256_setzero_ps(); 2];
+            let (halves, _) = products.as_chunks::<4>();
+            let (x_sums, _) = x.sums.as_chunks::<8>();
+            for ((lanes, products), x_sums) in lanes.iter_mut().zip(halves).zip(x_sums) {
+                let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+                let sums = _mm256_permutevar8x32_epi32(sum_fours(*products), order);
+                // A nibble is 8 more than its weight.
+                let bias = _mm256_slli_epi32(_mm256_loadu_si256(x_sums.as_ptr().cast()), 3);
+                *lanes = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, bias));
+            }
+            lanes
+        }
+    }
+
+    #[inline(always)]
+    fn widen_lanes(self, scales: &[f16]) -> [__m256; 2] {
+        let mut wide = [0.0; SPAN];
+        self.widen(scales, &mut wide);
+        self.load_lanes(&wide)
+    }
+
+    #[inline(always)]
+    fn splat_lanes(self, value: f32) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+
+    #[inline(always)]
+    fn load_lanes(self, values: &[f32; SPAN]) -> [__m256; 2] {
+        [self.load_vector(values), self.load_vector(&values[8..])]
+    }
+
+    #[inline(always)]
+    fn multiply_lanes(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn multiply_add_lanes(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        [
+            self.multiply_add_vector(a[0], b[0], c[0]),
+            self.multiply_add_vector(a[1], b[1], c[1]),
+        ]
+    }
+
+    #[inline(always)]
+    fn zero_integers(self) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_setzero_si256() }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8]) -> __m256i {
+        let mut padded = [0; 32];
+        let bytes = match <&[u8; 32]>::try_from(bytes) {
+            Ok(whole) => whole,
+            Err(_) => {
+                padded[..bytes.len()].copy_from_slice(bytes);
+                &padded
+            }
+        };
+        // SAFETY: the token proves the features; the load takes the 32 bytes.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> __m256i {
+        let eight = &numbers[index / 2].as_chunks::<8>().0[index % 2];
+        // SAFETY: the token proves the features; the load takes the 8 numbers.
+        unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_integers(self, integers: __m256i, out: &mut [[i32; 16]], index: usize) {
+        let eight = &mut out[index / 2].as_chunks_mut::<8>().0[index % 2];
+        // SAFETY: the token proves the features; the store fills the 8 numbers.
+        unsafe { _mm256_storeu_si256(eight.as_mut_ptr().cast(), integers) }
+    }
+
+    #[inline(always)]
+    fn store_quarters(self, [a, b, c, d]: [__m256i; 4], out: &mut [[i32; 16]; 4]) {
+        // SAFETY: the token proves the features.
+        let natural = unsafe {
+            [
+                _mm256_permute2x128_si256(a, b, 0x20),
+                _mm256_permute2x128_si256(c, d, 0x20),
+                _mm256_permute2x128_si256(a, b, 0x31),
+                _mm256_permute2x128_si256(c, d, 0x31),
+            ]
+        };
+        for (index, integers) in natural.into_iter().enumerate() {
+            self.store_integers(integers, out, index);
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(self, [a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
+            let (ab_high, cd_high) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
+            [
+                _mm256_unpacklo_epi16(ab, cd),
+                _mm256_unpackhi_epi16(ab, cd),
+                _mm256_unpacklo_epi16(ab_high, cd_high),
+                _mm256_unpackhi_epi16(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, bytes: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn spread_over_one(self, words: &[u32]) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (first, second) = (
+                _mm_set1_epi32(words[0] as i32),
+                _mm_set1_epi32(words[1] as i32),
+            );
+            _mm256_set_m128i(second, first)
+        }
+    }
+
+    #[inline(always)]
+    fn spread_over_two(self, words: &[u32]) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_epi32(words[0] as i32) }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sums: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_add_epi32(sums, sum_pairs(_mm256_maddubs_epi16(unsigned, signed))) }
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            // The signs of `a` go to `b`, so that no pair of products exceeds 16 bits.
+            self.dot_unsigned(sums, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, lanes: [__m256; 2]) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe { sum_of_eight(_mm256_add_ps(lanes[0], lanes[1])) }
+    }
+}
+
+/// Adds neighbours of 16 bits.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn sum_pairs(pairs: __m256i) -> __m256i {
+    // SAFETY: the caller vouches for the features.
+    unsafe { _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) }
+}
+
+/// Adds up the lanes of each half of four registers: half h of register r becomes lane `4 h + r`.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn sum_fours(r: [__m256i; 4]) -> __m256i {
+    // SAFETY: the caller vouches for the features.
+    unsafe { _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3])) }
+}
+
+/// Asks for the cache lines of `values`, to where there is room for more of them on their way than in
+/// the first-level cache.
+#[inline(always)]
+pub(super) fn prefetch<T>(values: &[T]) {
+    const LINE: usize = 64;
+    let start = values.as_ptr().cast::<i8>();
+    for offset in (0..size_of_val(values)).step_by(LINE) {
+        // SAFETY: every x86-64 has the instruction, and it never fails, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset)) };
     }
 }
 

@@ -5,15 +5,16 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Operation, SPAN, Simd, avx2};
+use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
-/// Proof that this processor has AVX-512 F, BW, DQ and VL.
+/// Proof that this processor has AVX-512 F, BW, DQ and VL, and VNNI where `VNNI` says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VNNI: bool>(());
 
-impl Avx512 {
+impl<const VNNI: bool> Avx512<VNNI> {
     /// Asks the processor.
-    pub(crate) fn detect() -> Option<Avx512> {
+    pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
@@ -21,29 +22,95 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
-            && is_x86_feature_detected!("popcnt");
+            && is_x86_feature_detected!("popcnt")
+            && (!VNNI || is_x86_feature_detected!("avx512vnni"));
         found.then_some(Avx512(()))
     }
+
+    /// Adds the products of every four unsigned bytes with as many signed ones to a lane of `sums`.
+    ///
+    /// Without VNNI, no two products of neighbours may exceed 16 bits.
+    #[inline(always)]
+    fn dot_bytes(self, sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            if VNNI {
+                _mm512_dpbusd_epi32(sums, unsigned, signed)
+            } else {
+                let pairs = _mm512_maddubs_epi16(unsigned, signed);
+                let fours = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+                _mm512_add_epi32(sums, fours)
+            }
+        }
+    }
+
+    /// Adds up the lanes of every quarter of four registers: quarter q of register r becomes lane
+    /// `4 q + r`.
+    #[inline(always)]
+    fn sum_quarters(self, r: [__m512i; 4]) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let [mut a, mut b] = [r[0], r[2]];
+            for (a, b) in [(&mut a, r[1]), (&mut b, r[3])] {
+                let (low, high) = (_mm512_unpacklo_epi32(*a, b), _mm512_unpackhi_epi32(*a, b));
+                *a = _mm512_add_epi32(low, high);
+            }
+            let (low, high) = (_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+            _mm512_add_epi32(low, high)
+        }
+    }
+}
+
+/// Reads at most 64 bytes; zero where there are fewer.
+///
+/// # Safety
+///
+/// The processor has AVX-512 BW.
+#[inline(always)]
+unsafe fn load_bytes<T: bytemuck::Pod>(values: &[T]) -> __m512i {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let lanes = u64::MAX.checked_shr(64 - bytes.len() as u32).unwrap_or(0);
+    // SAFETY: the caller vouches for the features; no more lanes are read than there are bytes.
+    unsafe { _mm512_maskz_loadu_epi8(lanes, bytes.as_ptr().cast()) }
 }
 
 // The `unsafe` blocks below rest on two facts: an `Avx512` exists only where `detect` found every
 // feature that the instructions need, and unaligned loads and stores need no more than the
 // memory that the references given to them span.
-impl Simd for Avx512 {
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type Vector = __m512;
+    type Integers = __m512i;
+    const QUARTERS: usize = 4;
+    const SIGNED_BIAS: i32 = if VNNI { 128 } else { 0 };
+    type Lanes = __m512;
     type Block = [__m512; 2];
     const LANES: usize = 16;
-    const DOT_ROWS: usize = 4;
     const TILE_ROWS: usize = 6;
 
     #[inline]
     fn run<O: Operation>(self, operation: O) -> O::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
-        fn with_features<O: Operation>(simd: Avx512, operation: O) -> O::Output {
+        fn with_features<S: Simd, O: Operation>(simd: S, operation: O) -> O::Output {
+            operation.translate(simd)
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
+        #[target_feature(enable = "avx512vnni")]
+        fn with_vnni<S: Simd, O: Operation>(simd: S, operation: O) -> O::Output {
             operation.translate(simd)
         }
         // SAFETY: the token proves the features.
-        unsafe { with_features(self, operation) }
+        unsafe {
+            if VNNI {
+                with_vnni(self, operation)
+            } else {
+                with_features(self, operation)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, values: &[T]) {
+        avx2::prefetch(values);
     }
 
     #[inline(always)]
@@ -191,5 +258,232 @@ impl Simd for Avx512 {
     fn multiply_add_vector(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> __m512 {
+        let x_quants = x.quants.as_chunks::<64>().0;
+        // SAFETY: the token proves the features; x is 8 registers long.
+        unsafe {
+            let mut products = [_mm512_setzero_si512(); 8];
+            for (index, product) in products.iter_mut().enumerate() {
+                let weights = match blocks.get(2 * index..2 * index + 2) {
+                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
+                    None => load_bytes(blocks.get(2 * index..).unwrap_or_default()),
+                };
+                let x = _mm512_loadu_si512(x_quants[index].as_ptr().cast());
+                *product = self.dot_signed(*product, weights, x);
+            }
+            let [a, b, c, d, e, f, g, h] = products;
+            let (low, high) = (
+                self.sum_quarters([a, b, c, d]),
+                self.sum_quarters([e, f, g, h]),
+            );
+            // Two quarters are one block.
+            let sums = _mm512_add_epi32(
+                _mm512_shuffle_i32x4(low, high, 0b10_00_10_00),
+                _mm512_shuffle_i32x4(low, high, 0b11_01_11_01),
+            );
+            let order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+            let mut sums = _mm512_permutexvar_epi32(order, sums);
+            if VNNI {
+                // Takes off what the bias adds, 128 times the sum of x.
+                let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
+                sums = _mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 7));
+            }
+            _mm512_cvtepi32_ps(sums)
+        }
+    }
+
+    #[inline(always)]
+    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512 {
+        let x_halves = x.halves.as_chunks::<64>().0;
+        // SAFETY: the token proves the features; x is 8 registers long.
+        unsafe {
+            let mut products = [_mm512_setzero_si512(); 4];
+            for (index, product) in products.iter_mut().enumerate() {
+                let bytes = match blocks.get(4 * index..4 * index + 4) {
+                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
+                    None => load_bytes(blocks.get(4 * index..).unwrap_or_default()),
+                };
+                let mask = _mm512_set1_epi8(15);
+                let low = _mm512_and_si512(bytes, mask);
+                let high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+                let first = _mm512_loadu_si512(x_halves[2 * index].as_ptr().cast());
+                let second = _mm512_loadu_si512(x_halves[2 * index + 1].as_ptr().cast());
+                *product = self.dot_bytes(self.dot_bytes(*product, low, first), high, second);
+            }
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let sums = _mm512_permutexvar_epi32(order, self.sum_quarters(products));
+            // A nibble is 8 more than its weight.
+            let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 3)))
+        }
+    }
+
+    #[inline(always)]
+    fn widen_lanes(self, scales: &[f16]) -> __m512 {
+        // SAFETY: the token proves the features; no more lanes are read than there are scales.
+        unsafe {
+            let half = match <&[f16; SPAN]>::try_from(scales) {
+                Ok(whole) => _mm256_loadu_si256(whole.as_ptr().cast()),
+                Err(_) => {
+                    let lanes = ((1u32 << scales.len()) - 1) as u16;
+                    _mm256_maskz_loadu_epi16(lanes, scales.as_ptr().cast())
+                }
+            };
+            _mm512_cvtph_ps(half)
+        }
+    }
+
+    #[inline(always)]
+    fn splat_lanes(self, value: f32) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load_lanes(self, values: &[f32; SPAN]) -> __m512 {
+        // SAFETY: the token proves the features; the load takes the 16 values.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn multiply_lanes(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn multiply_add_lanes(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn zero_integers(self) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8]) -> __m512i {
+        match <&[u8; 64]>::try_from(bytes) {
+            // SAFETY: the token proves the features; the load takes the 64 bytes.
+            Ok(whole) => unsafe { _mm512_loadu_si512(whole.as_ptr().cast()) },
+            // SAFETY: the token proves the features.
+            Err(_) => unsafe { load_bytes(bytes) },
+        }
+    }
+
+    #[inline(always)]
+    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> __m512i {
+        // SAFETY: the token proves the features; the load takes the 16 numbers.
+        unsafe { _mm512_loadu_si512(numbers[index].as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_integers(self, integers: __m512i, out: &mut [[i32; 16]], index: usize) {
+        // SAFETY: the token proves the features; the store fills the 16 numbers.
+        unsafe { _mm512_storeu_si512(out[index].as_mut_ptr().cast(), integers) }
+    }
+
+    #[inline(always)]
+    fn store_quarters(self, [a, b, c, d]: [__m512i; 4], out: &mut [[i32; 16]; 4]) {
+        // SAFETY: the token proves the features; the stores fill 16 numbers each.
+        unsafe {
+            let ab = [
+                _mm512_shuffle_i32x4(a, b, 0b01_00_01_00),
+                _mm512_shuffle_i32x4(a, b, 0b11_10_11_10),
+            ];
+            let cd = [
+                _mm512_shuffle_i32x4(c, d, 0b01_00_01_00),
+                _mm512_shuffle_i32x4(c, d, 0b11_10_11_10),
+            ];
+            for pair in 0..2 {
+                let even = _mm512_shuffle_i32x4(ab[pair], cd[pair], 0b10_00_10_00);
+                let odd = _mm512_shuffle_i32x4(ab[pair], cd[pair], 0b11_01_11_01);
+                _mm512_storeu_si512(out[2 * pair].as_mut_ptr().cast(), even);
+                _mm512_storeu_si512(out[2 * pair + 1].as_mut_ptr().cast(), odd);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+            let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+            [
+                _mm512_unpacklo_epi16(ab, cd),
+                _mm512_unpackhi_epi16(ab, cd),
+                _mm512_unpacklo_epi16(ab_high, cd_high),
+                _mm512_unpackhi_epi16(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_and_si512(bytes, _mm512_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, bytes: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn spread_over_one(self, words: &[u32]) -> __m512i {
+        let words = &words[..4];
+        // SAFETY: the token proves the features; the load takes the 4 words.
+        unsafe {
+            let order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            let words = _mm_loadu_si128(words.as_ptr().cast());
+            _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(words))
+        }
+    }
+
+    #[inline(always)]
+    fn spread_over_two(self, words: &[u32]) -> __m512i {
+        let words = &words[..2];
+        // SAFETY: the token proves the features; the load takes the 2 words.
+        unsafe {
+            let order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+            let words = _mm_loadl_epi64(words.as_ptr().cast());
+            _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(words))
+        }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        self.dot_bytes(sums, unsigned, signed)
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            if VNNI {
+                self.dot_bytes(sums, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b)
+            } else {
+                // The signs of `a` go to `b`, so that no pair of products exceeds 16 bits.
+                let negative = _mm512_movepi8_mask(a);
+                let b = _mm512_mask_sub_epi8(b, negative, _mm512_setzero_si512(), b);
+                self.dot_bytes(sums, _mm512_abs_epi8(a), b)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, lanes: __m512) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let low = _mm512_castps512_ps256(lanes);
+            avx2::sum_of_eight(_mm256_add_ps(low, _mm512_extractf32x8_ps(lanes, 1)))
+        }
     }
 }

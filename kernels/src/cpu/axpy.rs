@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::rows::{Row, Weights, with_weights};
-use super::{Operation, SPAN, Simd, padded, scalar};
+use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
 use crate::format::BLOCK;
 
@@ -30,7 +30,8 @@ impl Operation for Axpy<'_> {
             values: self.x,
             columns: self.x.len(),
         };
-        add_rows(simd, [row.row(0, 0..self.x.len())], [self.alpha], self.y);
+        let row = row.row(0, 0..self.x.len());
+        add_rows(simd, [row], [row], [self.alpha], self.y);
     }
 }
 
@@ -59,21 +60,29 @@ impl Operation for AxpyRows<'_> {
             let row = |index: u32| weights.row(index as usize, self.columns.clone());
             let (groups, singles) = self.rows.as_chunks::<ROWS>();
             let (coefficients, single_coefficients) = self.coefficients.as_chunks::<ROWS>();
-            for (&[a, b, c, d], &coefficients) in groups.iter().zip(coefficients) {
-                add_rows(simd, [row(a), row(b), row(c), row(d)], coefficients, self.out);
+            let last = groups.len().saturating_sub(1);
+            for (index, &coefficients) in coefficients.iter().enumerate() {
+                let [a, b, c, d] = groups[index];
+                let [e, f, g, h] = groups[last.min(index + AHEAD / ROWS)];
+                let rows = [row(a), row(b), row(c), row(d)];
+                let next = [row(e), row(f), row(g), row(h)];
+                add_rows(simd, rows, next, coefficients, self.out);
             }
             for (&single, &coefficient) in singles.iter().zip(single_coefficients) {
-                add_rows(simd, [row(single)], [coefficient], self.out);
+                let row = row(single);
+                add_rows(simd, [row], [row], [coefficient], self.out);
             }
         });
     }
 }
 
-/// Adds `R` rows times their coefficients to `out`, in this order for each column.
+/// Adds `R` rows times their coefficients to `out`, in this order for each column; asks for the `next`
+/// ones meanwhile.
 #[inline(always)]
 fn add_rows<S: Simd, W: Row, const R: usize>(
     simd: S,
     rows: [W; R],
+    next: [W; R],
     coefficients: [f32; R],
     out: &mut [f32],
 ) {
@@ -86,6 +95,7 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
     for (span, out) in blocks.chunks_mut(SPAN).enumerate() {
         let mut rows = rows;
         for index in 0..R {
+            next[index].span(span * SPAN, out.len()).prefetch(simd);
             rows[index] = rows[index].span(span * SPAN, out.len());
             if W::SCALED {
                 rows[index].scales(simd, &mut factors[index]);

@@ -1,7 +1,7 @@
 //! Products of rows with one vector: all rows, or the listed ones.
 
 use super::rows::{Row, Weights, with_weights};
-use super::{Operation, SPAN, Simd, padded, scalar};
+use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
 use crate::format::BLOCK;
 
@@ -24,8 +24,8 @@ impl Operation for Dot<'_> {
             values: self.a,
             columns: self.a.len(),
         };
-        let [sum] = dots(simd, [row.row(0, 0..self.a.len())], self.b);
-        sum
+        let row = row.row(0, 0..self.a.len());
+        dot(simd, row, row, self.b)
     }
 }
 
@@ -57,71 +57,36 @@ impl Operation for Gemv<'_> {
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
         let row = |index| Self::row(self.rows, index);
-        with_weights!(self.matrix, weights => match S::DOT_ROWS {
-            4 => products::<S, _, 4>(simd, weights, row, self.x, self.out),
-            _ => products::<S, _, 2>(simd, weights, row, self.x, self.out),
+        let columns = 0..self.x.len();
+        let last = self.out.len().saturating_sub(1);
+        // One row after the other: side by side, rows share what is read of `x`, but each is a stream
+        // of its own that the processor has to find out about.
+        with_weights!(self.matrix, weights => for (index, out) in self.out.iter_mut().enumerate() {
+            let next = weights.row(row(last.min(index + AHEAD)), columns.clone());
+            *out = dot(simd, weights.row(row(index), columns.clone()), next, self.x);
         });
     }
 }
 
-/// One product per entry of `out`, with the row that `row` names, `R` rows at a time.
+/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile.
 #[inline(always)]
-fn products<S: Simd, W: Weights, const R: usize>(
-    simd: S,
-    weights: W,
-    row: impl Fn(usize) -> usize,
-    x: &[f32],
-    out: &mut [f32],
-) {
-    let (groups, singles) = out.as_chunks_mut::<R>();
-    let first_single = groups.len() * R;
-    for (group, out) in groups.iter_mut().enumerate() {
-        let mut rows = [weights.row(row(group * R), 0..x.len()); R];
-        for (index, entry) in rows.iter_mut().enumerate().skip(1) {
-            *entry = weights.row(row(group * R + index), 0..x.len());
-        }
-        *out = dots(simd, rows, x);
-    }
-    for (index, out) in singles.iter_mut().enumerate() {
-        [*out] = dots(
-            simd,
-            [weights.row(row(first_single + index), 0..x.len())],
-            x,
-        );
-    }
-}
-
-/// The products of `R` rows with `x`, each summed as in the specification.
-#[inline(always)]
-fn dots<S: Simd, W: Row, const R: usize>(simd: S, rows: [W; R], x: &[f32]) -> [f32; R] {
+fn dot<S: Simd, W: Row>(simd: S, row: W, next: W, x: &[f32]) -> f32 {
     let (blocks, x_rest) = x.as_chunks::<BLOCK>();
-    let mut sums = [simd.splat(0.0); R];
-    let mut scales = [[1.0; SPAN]; R];
+    let mut sum = simd.splat(0.0);
+    let mut scales = [1.0; SPAN];
     for (span, x) in blocks.chunks(SPAN).enumerate() {
-        let mut rows = rows;
-        for (row, scales) in rows.iter_mut().zip(&mut scales) {
-            *row = row.span(span * SPAN, x.len());
-            row.scales(simd, scales);
-        }
+        next.span(span * SPAN, x.len()).prefetch(simd);
+        let row = row.span(span * SPAN, x.len());
+        row.scales(simd, &mut scales);
         for (block, x) in x.iter().enumerate() {
-            let x = simd.load(x);
-            for index in 0..R {
-                let weights = rows[index].weights(simd, block, scales[index][block]);
-                sums[index] = simd.multiply_add(weights, x, sums[index]);
-            }
+            let weights = row.weights(simd, block, scales[block]);
+            sum = simd.multiply_add(weights, simd.load(x), sum);
         }
     }
     if !x_rest.is_empty() {
-        let x = simd.load(&padded(x_rest));
-        for index in 0..R {
-            let (numbers, scale) = rows[index].rest(simd, blocks.len());
-            let weights = simd.multiply(numbers, simd.splat(scale));
-            sums[index] = simd.multiply_add(weights, x, sums[index]);
-        }
+        let (numbers, scale) = row.rest(simd, blocks.len());
+        let weights = simd.multiply(numbers, simd.splat(scale));
+        sum = simd.multiply_add(weights, simd.load(&padded(x_rest)), sum);
     }
-    let mut out = [0.0; R];
-    for index in 0..R {
-        out[index] = simd.sum(sums[index]);
-    }
-    out
+    simd.sum(sum)
 }

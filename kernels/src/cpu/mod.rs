@@ -17,8 +17,11 @@ pub(crate) mod avx512;
 mod axpy;
 mod dot;
 mod gemm;
+mod integer_dot;
+mod integer_sum;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+mod quantise;
 mod rows;
 mod scalar;
 
@@ -27,13 +30,23 @@ pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
 pub use gemm::GEMM_BYTES;
 pub(crate) use gemm::Gemm;
+pub(crate) use integer_dot::IntegerGemv;
+pub(crate) use integer_sum::IntegerSum;
+pub(crate) use quantise::Quantise;
 
 use half::{bf16, f16};
 
+use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
-/// Blocks whose scales are widened to `f32` at once.
-const SPAN: usize = 16;
+/// Blocks that are gone through at once: as many scales fill the widest register.
+pub(crate) const SPAN: usize = 16;
+/// How many rows ahead memory is asked for: as long as a row takes, the memory answers later.
+const AHEAD: usize = 8;
+/// Columns of a span.
+pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;
+/// Blocks of four-bit weights whose bytes fill the widest register.
+pub(crate) const GROUP: usize = 4;
 
 /// One kernel with its arguments.
 pub(crate) trait Operation {
@@ -62,16 +75,27 @@ pub(crate) trait Simd: Copy {
     type Vector: Copy;
     /// 32 lanes, in as many registers as that takes.
     type Block: Copy;
+    /// A register of bytes, or of whole numbers of 32 bits; a quarter is 16 bytes.
+    type Integers: Copy;
+    /// Quarters of a register, 1 to 4.
+    const QUARTERS: usize;
+    /// What `dot_signed` makes signed bytes larger by before it multiplies them.
+    const SIGNED_BIAS: i32;
+    /// One number for each block of a span, in as many registers as that takes.
+    type Lanes: Copy;
     /// Lanes of a register.
     const LANES: usize;
-    /// Rows that a matrix-vector product reads at a time, 2 or 4: what the registers hold.
-    const DOT_ROWS: usize;
     /// Rows of a matrix-matrix tile, 3 or 6: what the registers hold with four tokens.
     const TILE_ROWS: usize;
 
     /// Runs `operation` where the compiler may use this instruction set.
     fn run<O: Operation>(self, operation: O) -> O::Output;
 
+    /// Asks for the cache lines of `values`, which are to be read soon.
+    ///
+    /// Rows are short for the processor's own guesses, which begin anew at every jump and at every
+    /// page: unasked, listed rows come at half the speed of memory.
+    fn prefetch<T>(self, values: &[T]);
     /// Every lane `value`.
     fn splat(self, value: f32) -> Self::Block;
     /// Reads 32 numbers.
@@ -105,6 +129,62 @@ pub(crate) trait Simd: Copy {
     /// `a * b + c`, rounded once.
     fn multiply_add_vector(self, a: Self::Vector, b: Self::Vector, c: Self::Vector)
     -> Self::Vector;
+
+    /// The products of at most [`SPAN`] blocks of signed bytes with those of `x`: exact, zero where
+    /// there are fewer.
+    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> Self::Lanes;
+    /// The same of blocks of biased nibbles.
+    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes;
+    /// Widens at most [`SPAN`] scales; zero where there are fewer.
+    fn widen_lanes(self, scales: &[f16]) -> Self::Lanes;
+    /// Every lane `value`.
+    fn splat_lanes(self, value: f32) -> Self::Lanes;
+    /// Reads one number a lane.
+    fn load_lanes(self, values: &[f32; SPAN]) -> Self::Lanes;
+    /// `a * b`.
+    fn multiply_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// `a * b + c`, rounded once.
+    fn multiply_add_lanes(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
+    /// Every bit zero.
+    fn zero_integers(self) -> Self::Integers;
+    /// Reads at most a register of bytes; zero where there are fewer.
+    fn load_bytes(self, bytes: &[u8]) -> Self::Integers;
+    /// Reads register `index` of whole numbers.
+    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> Self::Integers;
+    /// Writes register `index` of whole numbers.
+    fn store_integers(self, integers: Self::Integers, out: &mut [[i32; 16]], index: usize);
+    /// Writes quarter q of register r to numbers `4 r..4 r + 4` of `out[q]`.
+    fn store_quarters(self, integers: [Self::Integers; 4], out: &mut [[i32; 16]; 4]);
+    /// Puts bytes of four rows side by side: byte `4 r + t` of quarter q of row i becomes byte i of
+    /// lane t of quarter q of register r.
+    fn interleave(self, rows: [Self::Integers; 4]) -> [Self::Integers; 4];
+    /// The low four bits of every byte.
+    fn low_nibbles(self, bytes: Self::Integers) -> Self::Integers;
+    /// The high four bits of every byte.
+    fn high_nibbles(self, bytes: Self::Integers) -> Self::Integers;
+    /// Writes word q to every lane of quarter q.
+    fn spread_over_one(self, words: &[u32]) -> Self::Integers;
+    /// Writes word q to every lane of quarters 2 q and 2 q + 1; where a register is one quarter, word 0
+    /// to that.
+    fn spread_over_two(self, words: &[u32]) -> Self::Integers;
+    /// Adds the products of every four bytes up to 15 with as many signed ones to a lane of `sums`.
+    fn dot_unsigned(
+        self,
+        sums: Self::Integers,
+        unsigned: Self::Integers,
+        signed: Self::Integers,
+    ) -> Self::Integers;
+    /// The same of signed bytes, made larger by [`Self::SIGNED_BIAS`], with signed ones that are not
+    /// -128.
+    fn dot_signed(
+        self,
+        sums: Self::Integers,
+        a: Self::Integers,
+        b: Self::Integers,
+    ) -> Self::Integers;
+
+    /// Adds the upper half of the lanes to the lower half until one is left.
+    fn sum_lanes(self, lanes: Self::Lanes) -> f32;
 }
 
 /// `values` followed by zeros.

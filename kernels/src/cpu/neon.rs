@@ -6,6 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::{Operation, SPAN, Simd};
+use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
 /// Proof that this processor has NEON.
@@ -27,9 +28,12 @@ const REGISTERS: usize = BLOCK / 4;
 // span.
 impl Simd for Neon {
     type Vector = float32x4_t;
+    type Integers = int32x4x2_t;
+    const QUARTERS: usize = 2;
+    const SIGNED_BIAS: i32 = 0;
+    type Lanes = [float32x4_t; SPAN / 4];
     type Block = [float32x4_t; REGISTERS];
     const LANES: usize = 4;
-    const DOT_ROWS: usize = 2;
     const TILE_ROWS: usize = 6;
 
     #[inline]
@@ -40,6 +44,11 @@ impl Simd for Neon {
         }
         // SAFETY: the token proves the feature.
         unsafe { with_features(self, operation) }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, _: &[T]) {
+        // No instruction for it has a name in stable Rust.
     }
 
     #[inline(always)]
@@ -196,6 +205,232 @@ impl Simd for Neon {
         // SAFETY: the token proves the feature.
         unsafe { vfmaq_f32(c, a, b) }
     }
+
+    #[inline(always)]
+    fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> Self::Lanes {
+        let mut products = [0.0; SPAN];
+        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
+        for ((weights, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+            let (weights, x) = (weights.as_chunks::<16>().0, x.as_chunks::<16>().0);
+            // SAFETY: the token proves the feature; the loads take 16 bytes each.
+            *product = unsafe {
+                let low = multiply_bytes(vld1q_s8(weights[0].as_ptr()), vld1q_s8(x[0].as_ptr()));
+                let high = multiply_bytes(vld1q_s8(weights[1].as_ptr()), vld1q_s8(x[1].as_ptr()));
+                vaddvq_s32(vaddq_s32(low, high)) as f32
+            };
+        }
+        self.load_lanes(&products)
+    }
+
+    #[inline(always)]
+    fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes {
+        let mut products = [0.0; SPAN];
+        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
+        for ((nibbles, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+            let x = x.as_chunks::<16>().0;
+            // SAFETY: the token proves the feature; the loads take 16 bytes each.
+            *product = unsafe {
+                let bytes = vld1q_u8(nibbles.as_ptr());
+                let bias = vdupq_n_s8(8);
+                let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+                let low = multiply_bytes(vsubq_s8(low, bias), vld1q_s8(x[0].as_ptr()));
+                let high = multiply_bytes(vsubq_s8(high, bias), vld1q_s8(x[1].as_ptr()));
+                vaddvq_s32(vaddq_s32(low, high)) as f32
+            };
+        }
+        self.load_lanes(&products)
+    }
+
+    #[inline(always)]
+    fn widen_lanes(self, scales: &[f16]) -> Self::Lanes {
+        let mut wide = [0.0; SPAN];
+        self.widen(scales, &mut wide);
+        self.load_lanes(&wide)
+    }
+
+    #[inline(always)]
+    fn splat_lanes(self, value: f32) -> Self::Lanes {
+        // SAFETY: the token proves the feature.
+        unsafe { [vdupq_n_f32(value); SPAN / 4] }
+    }
+
+    #[inline(always)]
+    fn load_lanes(self, values: &[f32; SPAN]) -> Self::Lanes {
+        let mut lanes = self.splat_lanes(0.0);
+        for (lanes, values) in lanes.iter_mut().zip(values.as_chunks::<4>().0) {
+            // SAFETY: the token proves the feature; the load takes the 4 values.
+            *lanes = unsafe { vld1q_f32(values.as_ptr()) };
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn multiply_lanes(self, mut a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vmulq_f32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn multiply_add_lanes(self, a: Self::Lanes, b: Self::Lanes, mut c: Self::Lanes) -> Self::Lanes {
+        for ((a, b), c) in a.into_iter().zip(b).zip(&mut c) {
+            *c = self.multiply_add_vector(a, b, *c);
+        }
+        c
+    }
+
+    #[inline(always)]
+    fn zero_integers(self) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe { int32x4x2_t(vdupq_n_s32(0), vdupq_n_s32(0)) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8]) -> int32x4x2_t {
+        let mut padded = [0; 32];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: the token proves the feature; the loads take 16 bytes each.
+        unsafe {
+            let [first, second] = [0, 16].map(|start| vld1q_u8(padded[start..].as_ptr()));
+            int32x4x2_t(vreinterpretq_s32_u8(first), vreinterpretq_s32_u8(second))
+        }
+    }
+
+    #[inline(always)]
+    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> int32x4x2_t {
+        let four = numbers[index / 2].as_chunks::<4>().0;
+        let first = index % 2 * 2;
+        // SAFETY: the token proves the feature; the loads take 4 numbers each.
+        unsafe {
+            int32x4x2_t(
+                vld1q_s32(four[first].as_ptr()),
+                vld1q_s32(four[first + 1].as_ptr()),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn store_integers(self, integers: int32x4x2_t, out: &mut [[i32; 16]], index: usize) {
+        let four = out[index / 2].as_chunks_mut::<4>().0;
+        let first = index % 2 * 2;
+        // SAFETY: the token proves the feature; the stores fill 4 numbers each.
+        unsafe {
+            vst1q_s32(four[first].as_mut_ptr(), integers.0);
+            vst1q_s32(four[first + 1].as_mut_ptr(), integers.1);
+        }
+    }
+
+    #[inline(always)]
+    fn store_quarters(self, [a, b, c, d]: [int32x4x2_t; 4], out: &mut [[i32; 16]; 4]) {
+        let natural = [
+            int32x4x2_t(a.0, b.0),
+            int32x4x2_t(c.0, d.0),
+            int32x4x2_t(a.1, b.1),
+            int32x4x2_t(c.1, d.1),
+        ];
+        for (index, integers) in natural.into_iter().enumerate() {
+            self.store_integers(integers, out, index);
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(self, [a, b, c, d]: [int32x4x2_t; 4]) -> [int32x4x2_t; 4] {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            let [w, x, y, z] = interleave_quarters([a.0, b.0, c.0, d.0]);
+            let [p, q, r, s] = interleave_quarters([a.1, b.1, c.1, d.1]);
+            [
+                int32x4x2_t(w, p),
+                int32x4x2_t(x, q),
+                int32x4x2_t(y, r),
+                int32x4x2_t(z, s),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: int32x4x2_t) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            let mask = vdupq_n_s32(0x0f0f_0f0f);
+            int32x4x2_t(vandq_s32(bytes.0, mask), vandq_s32(bytes.1, mask))
+        }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, bytes: int32x4x2_t) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            let shifted = [bytes.0, bytes.1]
+                .map(|bytes| vreinterpretq_s32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s32(bytes))));
+            int32x4x2_t(shifted[0], shifted[1])
+        }
+    }
+
+    #[inline(always)]
+    fn spread_over_one(self, words: &[u32]) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe { int32x4x2_t(vdupq_n_s32(words[0] as i32), vdupq_n_s32(words[1] as i32)) }
+    }
+
+    #[inline(always)]
+    fn spread_over_two(self, words: &[u32]) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe { int32x4x2_t(vdupq_n_s32(words[0] as i32), vdupq_n_s32(words[0] as i32)) }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(
+        self,
+        sums: int32x4x2_t,
+        unsigned: int32x4x2_t,
+        signed: int32x4x2_t,
+    ) -> int32x4x2_t {
+        // Bytes up to 15 are signed ones too.
+        self.dot_signed(sums, unsigned, signed)
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sums: int32x4x2_t, a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            let dot = |sums, a, b| {
+                let (a, b) = (vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b));
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+                let high = vpaddlq_s16(vmull_high_s8(a, b));
+                vaddq_s32(sums, vpaddq_s32(low, high))
+            };
+            int32x4x2_t(dot(sums.0, a.0, b.0), dot(sums.1, a.1, b.1))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, lanes: Self::Lanes) -> f32 {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            let eight = [vaddq_f32(lanes[0], lanes[2]), vaddq_f32(lanes[1], lanes[3])];
+            let four = vaddq_f32(eight[0], eight[1]);
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+}
+
+/// Sums of the products of every four of sixteen signed bytes, in whatever order.
+///
+/// # Safety
+///
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn multiply_bytes(a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller vouches for the feature.
+    unsafe {
+        let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+        vpadalq_s16(vpaddlq_s16(low), vmull_high_s8(a, b))
+    }
 }
 
 /// Eight signed bytes as numbers.
@@ -212,5 +447,27 @@ unsafe fn widen_bytes(bytes: int8x8_t) -> [float32x4_t; 2] {
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
             vcvtq_f32_s32(vmovl_s16(vget_high_s16(words))),
         ]
+    }
+}
+
+/// Puts the bytes of four rows of 16 side by side.
+///
+/// # Safety
+///
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn interleave_quarters(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
+    // SAFETY: the caller vouches for the feature.
+    unsafe {
+        let [a, b, c, d] = rows.map(|row| vreinterpretq_u8_s32(row));
+        let [ab, ab_high] = [vzip1q_u8(a, b), vzip2q_u8(a, b)].map(|x| vreinterpretq_u16_u8(x));
+        let [cd, cd_high] = [vzip1q_u8(c, d), vzip2q_u8(c, d)].map(|x| vreinterpretq_u16_u8(x));
+        [
+            vzip1q_u16(ab, cd),
+            vzip2q_u16(ab, cd),
+            vzip1q_u16(ab_high, cd_high),
+            vzip2q_u16(ab_high, cd_high),
+        ]
+        .map(|x| vreinterpretq_s32_u16(x))
     }
 }

@@ -24,6 +24,9 @@ pub(super) trait Row: Copy {
     /// The blocks `first..first + count`, all of them whole.
     fn span(self, first: usize, count: usize) -> Self;
 
+    /// Asks for its memory.
+    fn prefetch<S: Simd>(self, simd: S);
+
     /// Widens the scales of the first blocks, at most [`SPAN`] of them; nothing where `SCALED` is
     /// false.
     fn scales<S: Simd>(self, simd: S, out: &mut [f32; SPAN]);
@@ -100,6 +103,11 @@ impl<T: Plain> Row for PlainRow<'_, T> {
             blocks: &self.blocks[first..first + count],
             rest: &[],
         }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S) {
+        simd.prefetch(self.blocks);
     }
 
     #[inline(always)]
@@ -207,6 +215,12 @@ impl<Q: Quants> Row for Quantised<'_, Q> {
             scales: &self.scales[first..first + count],
             blocks: count,
         }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S) {
+        simd.prefetch(self.quants);
+        simd.prefetch(self.scales);
     }
 
     #[inline(always)]

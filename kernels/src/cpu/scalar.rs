@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use super::SPAN;
+use super::integer_sum::{cut, rounding, scaled_sum};
 use crate::Matrix;
+use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
 /// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
@@ -16,6 +19,54 @@ pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
         multiply_add(&mut sums, &weights, x);
     }
     sum(sums)
+}
+
+/// `row · x` for a rounded `x`: per block the whole number `Σ quant * quant`, then 16 running sums of
+/// fused multiply-adds of that and the product of both scales, one sum per block of a span, over
+/// the spans in order; then the halving sum of the 16.
+pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSpan]) -> f32 {
+    let mut sums = [0.0f32; SPAN];
+    for block in 0..matrix.blocks() {
+        let (span, lane) = (&x[block / SPAN], block % SPAN);
+        let (quants, scale) = matrix.block(row, block);
+        let x = &span.quants[lane * BLOCK..][..BLOCK];
+        let terms = quants.iter().zip(x).map(|(q, x)| *q as i32 * i32::from(*x));
+        // At most 32 * 128 * 127, which a float holds exactly.
+        let product = terms.sum::<i32>() as f32;
+        sums[lane] = product.mul_add(scale * span.scales[lane], sums[lane]);
+    }
+    halved(&mut sums)
+}
+
+/// `out[c] += Σ_i coefficients[i] * matrix[rows[i], first_block * 32 + c]` for rows of one chunk: the
+/// factors of a block, coefficients times scales, rounded to whole numbers up to 16256 and cut into
+/// two bytes; whole sums of the products of either with the quants; and two fused multiply-adds.
+pub(super) fn integer_sum(
+    matrix: &Matrix<'_>,
+    rows: &[u32],
+    coefficients: &[f32],
+    first_block: usize,
+    out: &mut [f32],
+) {
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let block = |row: &u32| matrix.block(*row as usize, first_block + index);
+        let factors = rows.iter().zip(coefficients);
+        let factors: Vec<f32> = factors.map(|(row, x)| x * block(row).1).collect();
+        let magnitudes = factors.iter().map(|factor| factor.to_bits() & 0x7fff_ffff);
+        let (inverse, scale) = rounding(magnitudes.max().unwrap_or(0));
+        let (mut high, mut low) = ([0; BLOCK], [0; BLOCK]);
+        for (row, factor) in rows.iter().zip(factors) {
+            let (numbers, _) = block(row);
+            let (h, l) = cut(factor, inverse);
+            for (column, number) in numbers.iter().enumerate() {
+                high[column] += *number as i32 * i32::from(h);
+                low[column] += *number as i32 * i32::from(l);
+            }
+        }
+        for (column, out) in out.iter_mut().enumerate() {
+            *out = scaled_sum(high[column], low[column], scale, *out);
+        }
+    }
 }
 
 /// `a · b`, as [`dot_row`] of a row of `f32`.
@@ -63,7 +114,11 @@ fn multiply_add(sums: &mut [f32; BLOCK], weights: &[f32; BLOCK], x: &[f32]) {
 
 /// Adds the upper half to the lower half until one number is left.
 fn sum(mut sums: [f32; BLOCK]) -> f32 {
-    let mut half = BLOCK / 2;
+    halved(&mut sums)
+}
+
+fn halved(sums: &mut [f32]) -> f32 {
+    let mut half = sums.len() / 2;
     while half > 0 {
         for index in 0..half {
             sums[index] += sums[index + half];

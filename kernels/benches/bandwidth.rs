@@ -1,0 +1,157 @@
+//! How fast each kernel goes through weights that lie in memory, beside plain reading.
+//!
+//! `cargo bench -p powerinfer-kernels --bench bandwidth [FORMAT…]`, on one thread; `POWERINFER_ISA`
+//! chooses the instructions. Results are compared with the scalar code before anything is timed.
+#![allow(clippy::print_stdout, missing_docs)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use powerinfer_kernels::{
+    Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, bf16, f16, pack,
+};
+
+const COLUMNS: usize = 4096;
+const BYTES: usize = 512 << 20;
+const PASSES: usize = 5;
+
+fn main() {
+    let isa = Isa::detect().expect("POWERINFER_ISA names what this processor has");
+    let asked: Vec<Format> = std::env::args()
+        .filter_map(|name| name.parse().ok())
+        .collect();
+    let mut memory = memmap2::MmapMut::map_anon(BYTES).expect("memory for the weights");
+    if std::env::var_os("HUGE").is_some() {
+        memory.advise(memmap2::Advice::HugePage).unwrap();
+    }
+    memory.fill(0x2a);
+    let bytes: &[u64] = bytemuck::cast_slice(&memory);
+    let read = best(BYTES, || {
+        black_box(
+            bytes
+                .iter()
+                .fold([0u64; 1], |[sum], word| [sum.wrapping_add(*word)]),
+        );
+    });
+    println!("{isa}, rows of {COLUMNS} weights, one thread; GB/s of {PASSES} passes, the best");
+    println!("plain reading {read:.1}");
+    println!(
+        "format  dense  rounded  rows 10 %  rounded  sum of rows  int    sum 10 %  int  prompt GFLOP/s  rounded"
+    );
+    for format in Format::ALL {
+        if asked.is_empty() || asked.contains(&format) {
+            measure(isa, format, bytemuck::cast_slice(bytes));
+        }
+    }
+}
+
+fn measure(isa: Isa, format: Format, bytes: &[u8]) {
+    check(isa, format);
+    let rows = BYTES / format.row_bytes(COLUMNS);
+    let matrix = view(format, rows, bytes);
+    let total = rows * matrix.row_bytes();
+    let x: Vec<f32> = (0..COLUMNS).map(|i| (i % 7) as f32 - 3.0).collect();
+    let mut rounded = Activations::default();
+    isa.quantise(&x, COLUMNS, &mut rounded);
+    let mut out = vec![0.0; rows];
+    let dense = best(total, || isa.gemv(&matrix, &x, &mut out));
+    let integer = |act: &mut dyn FnMut(&Activations), bytes: usize| match format.is_quantised() {
+        true => best(bytes, || act(&rounded)),
+        false => f64::NAN,
+    };
+    let dense_rounded = integer(&mut |x| isa.gemv_integer(&matrix, x, &mut out), total);
+    let listed: Vec<u32> = (0..rows as u32)
+        .filter(|row| row.wrapping_mul(2_654_435_761) >> 16 < 6554)
+        .collect();
+    let some = listed.len() * matrix.row_bytes();
+    let out = &mut out[..listed.len()];
+    let sparse = best(some, || isa.gemv_rows(&matrix, &listed, &x, out));
+    let sparse_rounded = integer(
+        &mut |x| isa.gemv_rows_integer(&matrix, &listed, x, out),
+        some,
+    );
+    let mut sums = vec![0.0; COLUMNS];
+    let all: Vec<u32> = (0..rows as u32).collect();
+    let ones = vec![1.0; rows];
+    let sum = best(total, || {
+        isa.axpy_rows(&matrix, &all, &ones, 0..COLUMNS, &mut sums)
+    });
+    let sum_sparse = best(some, || {
+        isa.axpy_rows(
+            &matrix,
+            &listed,
+            &ones[..listed.len()],
+            0..COLUMNS,
+            &mut sums,
+        );
+    });
+    let whole = |rows: &[u32], sums: &mut [f32], bytes| match format.is_quantised() {
+        true => best(bytes, || {
+            isa.axpy_rows_integer(&matrix, rows, &ones[..rows.len()], 0..COLUMNS, sums)
+        }),
+        false => f64::NAN,
+    };
+    let sum_integer = whole(&all, &mut sums, total);
+    let sum_sparse_integer = whole(&listed, &mut sums, some);
+    const TOKENS: usize = 64;
+    let part = matrix.rows_range(0..2048);
+    let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * COLUMNS).collect();
+    let mut products = vec![0.0; TOKENS * part.rows()];
+    let operations = 2 * TOKENS * COLUMNS * part.rows();
+    let prompt = best(operations, || isa.gemm(&part, &many, TOKENS, &mut products));
+    println!(
+        "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:11.1} {sum_integer:5.1}  {sum_sparse:8.1} {sum_sparse_integer:5.1}  {prompt:14.1}"
+    );
+}
+
+/// `count` thousand millionths of the seconds that the fastest pass took.
+fn best(count: usize, mut act: impl FnMut()) -> f64 {
+    let seconds = (0..PASSES).map(|_| {
+        let started = Instant::now();
+        act();
+        started.elapsed().as_secs_f64()
+    });
+    count as f64 / seconds.fold(f64::INFINITY, f64::min) / 1e9
+}
+
+fn view(format: Format, rows: usize, bytes: &[u8]) -> Matrix<'_> {
+    let blocks = rows * COLUMNS / BLOCK;
+    let (head, tail) = (
+        |length| &bytes[..length],
+        |from: usize, length| &bytes[from..][..length],
+    );
+    let data = match format {
+        Format::F32 => MatrixData::F32(bytemuck::cast_slice(head(rows * COLUMNS * 4))),
+        Format::F16 => MatrixData::F16(bytemuck::cast_slice::<_, f16>(head(rows * COLUMNS * 2))),
+        Format::Bf16 => MatrixData::Bf16(bytemuck::cast_slice::<_, bf16>(head(rows * COLUMNS * 2))),
+        Format::Q8_0 => MatrixData::Q8_0 {
+            quants: bytemuck::cast_slice(head(blocks * BLOCK)),
+            scales: bytemuck::cast_slice(tail(blocks * BLOCK, blocks * 2)),
+        },
+        Format::Q4_0 => MatrixData::Q4_0 {
+            quants: head(blocks * BLOCK / 2),
+            scales: bytemuck::cast_slice(tail(blocks * BLOCK / 2, blocks * 2)),
+        },
+    };
+    Matrix::new(rows, COLUMNS, data).expect("the planes were cut for this shape")
+}
+
+/// A fast kernel that is wrong is not fast.
+fn check(isa: Isa, format: Format) {
+    let values: Vec<f32> = (0..8 * COLUMNS)
+        .map(|i| ((i * 7919) % 211) as f32 / 100.0 - 1.0)
+        .collect();
+    let matrix: OwnedMatrix = pack(format, 8, COLUMNS, &values);
+    let products = |isa: Isa| {
+        let mut out = vec![0.0; 8];
+        isa.gemv(&matrix.as_view(), &values[..COLUMNS], &mut out);
+        if format.is_quantised() {
+            let mut rounded = Activations::default();
+            isa.quantise(&values[..COLUMNS], COLUMNS, &mut rounded);
+            out.resize(16, 0.0);
+            isa.gemv_integer(&matrix.as_view(), &rounded, &mut out[8..]);
+        }
+        out
+    };
+    assert_eq!(products(isa), products(Isa::SCALAR), "{isa}, {format}");
+}

@@ -1,0 +1,136 @@
+//! Products of quantised rows with one rounded vector, in whole numbers but for the scales.
+
+use half::f16;
+
+use super::{AHEAD, Operation, SPAN, Simd, scalar};
+use crate::activations::ActivationSpan;
+use crate::format::BLOCK;
+use crate::{Matrix, MatrixData};
+
+/// `out[i] = matrix[rows[i]] · x`, where no list of rows means all rows.
+pub(crate) struct IntegerGemv<'a> {
+    pub(crate) matrix: &'a Matrix<'a>,
+    pub(crate) rows: Option<&'a [u32]>,
+    pub(crate) x: &'a [ActivationSpan],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl IntegerGemv<'_> {
+    /// The row that output `index` is the product of.
+    #[inline(always)]
+    fn row(rows: Option<&[u32]>, index: usize) -> usize {
+        rows.map_or(index, |rows| rows[index] as usize)
+    }
+}
+
+impl Operation for IntegerGemv<'_> {
+    type Output = ();
+
+    fn specify(self) {
+        for (index, out) in self.out.iter_mut().enumerate() {
+            *out = scalar::integer_dot_row(self.matrix, Self::row(self.rows, index), self.x);
+        }
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(self, simd: S) {
+        let blocks = self.matrix.blocks();
+        let row = |index| Self::row(self.rows, index);
+        match self.matrix.data() {
+            MatrixData::Q8_0 { quants, scales } => {
+                let planes = Planes::<[i8; BLOCK]>::new(quants.as_chunks().0, scales, blocks);
+                products(simd, planes, row, self.x, self.out);
+            }
+            MatrixData::Q4_0 { quants, scales } => {
+                let planes = Planes::<[u8; BLOCK / 2]>::new(quants.as_chunks().0, scales, blocks);
+                products(simd, planes, row, self.x, self.out);
+            }
+            _ => unreachable!("only quantised weights are multiplied in whole numbers"),
+        }
+    }
+}
+
+/// A block of quants.
+pub(super) trait IntegerQuants: Sized {
+    /// The products of at most [`SPAN`] blocks with those of `x`, each a whole number.
+    fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes;
+}
+
+impl IntegerQuants for [i8; BLOCK] {
+    #[inline(always)]
+    fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes {
+        simd.products_q8(blocks, x)
+    }
+}
+
+impl IntegerQuants for [u8; BLOCK / 2] {
+    #[inline(always)]
+    fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes {
+        simd.products_q4(blocks, x)
+    }
+}
+
+/// `[rows, blocks]` quants and as many scales.
+#[derive(Clone, Copy)]
+struct Planes<'a, Q> {
+    quants: &'a [Q],
+    scales: &'a [f16],
+    blocks: usize,
+}
+
+impl<'a, Q> Planes<'a, Q> {
+    #[inline(always)]
+    fn new(quants: &'a [Q], scales: &'a [f16], blocks: usize) -> Self {
+        Self {
+            quants,
+            scales,
+            blocks,
+        }
+    }
+
+    #[inline(always)]
+    fn row(&self, index: usize) -> (&'a [Q], &'a [f16]) {
+        let row = index * self.blocks..(index + 1) * self.blocks;
+        (&self.quants[row.clone()], &self.scales[row])
+    }
+}
+
+/// One product per entry of `out`, with the row that `row` names.
+///
+/// One row after the other: side by side, rows share what is read of `x`, but each is a stream of its
+/// own that the processor has to find out about.
+#[inline(always)]
+fn products<S: Simd, Q: IntegerQuants>(
+    simd: S,
+    planes: Planes<'_, Q>,
+    row: impl Fn(usize) -> usize,
+    x: &[ActivationSpan],
+    out: &mut [f32],
+) {
+    let last = out.len().saturating_sub(1);
+    for (index, out) in out.iter_mut().enumerate() {
+        let next = planes.row(row(last.min(index + AHEAD)));
+        *out = dot(simd, planes.row(row(index)), next, x);
+    }
+}
+
+/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile.
+#[inline(always)]
+fn dot<S: Simd, Q: IntegerQuants>(
+    simd: S,
+    (quants, scales): (&[Q], &[f16]),
+    (next_quants, next_scales): (&[Q], &[f16]),
+    x: &[ActivationSpan],
+) -> f32 {
+    let mut sums = simd.splat_lanes(0.0);
+    let spans = quants.chunks(SPAN).zip(scales.chunks(SPAN));
+    let next = next_quants.chunks(SPAN).zip(next_scales.chunks(SPAN));
+    for (((quants, scales), (next_quants, next_scales)), x) in spans.zip(next).zip(x) {
+        simd.prefetch(next_quants);
+        simd.prefetch(next_scales);
+        let products = Q::products(simd, quants, x);
+        let scales = simd.multiply_lanes(simd.widen_lanes(scales), simd.load_lanes(&x.scales));
+        sums = simd.multiply_add_lanes(products, scales, sums);
+    }
+    simd.sum_lanes(sums)
+}
