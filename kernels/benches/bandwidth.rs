@@ -12,7 +12,7 @@ use powerinfer_kernels::{
 };
 
 const COLUMNS: usize = 4096;
-const BYTES: usize = 512 << 20;
+
 const PASSES: usize = 5;
 
 fn main() {
@@ -20,13 +20,13 @@ fn main() {
     let asked: Vec<Format> = std::env::args()
         .filter_map(|name| name.parse().ok())
         .collect();
-    let mut memory = memmap2::MmapMut::map_anon(BYTES).expect("memory for the weights");
+    let mut memory = memmap2::MmapMut::map_anon(total_bytes()).expect("memory for the weights");
     if std::env::var_os("HUGE").is_some() {
         memory.advise(memmap2::Advice::HugePage).unwrap();
     }
     memory.fill(0x2a);
     let bytes: &[u64] = bytemuck::cast_slice(&memory);
-    let read = best(BYTES, || {
+    let read = best(total_bytes(), || {
         black_box(
             bytes
                 .iter()
@@ -36,7 +36,7 @@ fn main() {
     println!("{isa}, rows of {COLUMNS} weights, one thread; GB/s of {PASSES} passes, the best");
     println!("plain reading {read:.1}");
     println!(
-        "format  dense  rounded  rows 10 %  rounded  sum of rows  int    sum 10 %  int  prompt GFLOP/s  rounded"
+        "format  dense  rounded  rows 10 %  rounded  sum of rows  sum 10 %  prompt GFLOP/s  rounded"
     );
     for format in Format::ALL {
         if asked.is_empty() || asked.contains(&format) {
@@ -47,7 +47,7 @@ fn main() {
 
 fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     check(isa, format);
-    let rows = BYTES / format.row_bytes(COLUMNS);
+    let rows = total_bytes() / format.row_bytes(COLUMNS);
     let matrix = view(format, rows, bytes);
     let total = rows * matrix.row_bytes();
     let x: Vec<f32> = (0..COLUMNS).map(|i| (i % 7) as f32 - 3.0).collect();
@@ -85,31 +85,31 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
             &mut sums,
         );
     });
-    let whole = |rows: &[u32], sums: &mut [f32], bytes| match format.is_quantised() {
-        true => best(bytes, || {
-            isa.axpy_rows_integer(&matrix, rows, &ones[..rows.len()], 0..COLUMNS, sums)
-        }),
-        false => f64::NAN,
-    };
-    let sum_integer = whole(&all, &mut sums, total);
-    let sum_sparse_integer = whole(&listed, &mut sums, some);
     const TOKENS: usize = 64;
-    let part = matrix.rows_range(0..2048);
+    let part = matrix.rows_range(0..rows.min(2048));
     let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * COLUMNS).collect();
     let mut products = vec![0.0; TOKENS * part.rows()];
     let operations = 2 * TOKENS * COLUMNS * part.rows();
     let prompt = best(operations, || isa.gemm(&part, &many, TOKENS, &mut products));
+    isa.quantise(&many, COLUMNS, &mut rounded);
+    let prompt_rounded = match format.is_quantised() {
+        true => best(operations, || isa.gemm_integer(&part, &rounded, &mut products)),
+        false => f64::NAN,
+    };
     println!(
-        "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:11.1} {sum_integer:5.1}  {sum_sparse:8.1} {sum_sparse_integer:5.1}  {prompt:14.1}"
+        "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:11.1}  {sum_sparse:8.1}  {prompt:14.1}  {prompt_rounded:7.1}"
     );
 }
 
 /// `count` thousand millionths of the seconds that the fastest pass took.
 fn best(count: usize, mut act: impl FnMut()) -> f64 {
+    let times = 512 / (total_bytes() >> 20);
     let seconds = (0..PASSES).map(|_| {
         let started = Instant::now();
-        act();
-        started.elapsed().as_secs_f64()
+        for _ in 0..times {
+            act();
+        }
+        started.elapsed().as_secs_f64() / times as f64
     });
     count as f64 / seconds.fold(f64::INFINITY, f64::min) / 1e9
 }
@@ -154,4 +154,8 @@ fn check(isa: Isa, format: Format) {
         out
     };
     assert_eq!(products(isa), products(Isa::SCALAR), "{isa}, {format}");
+}
+
+fn total_bytes() -> usize {
+    std::env::var("MIB").map_or(512, |x| x.parse().unwrap()) << 20
 }

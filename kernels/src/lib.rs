@@ -23,7 +23,7 @@ mod signs;
 mod transpose;
 
 pub use activations::Activations;
-pub use cpu::GEMM_BYTES;
+pub use cpu::gemm_bytes;
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
 pub use half::{bf16, f16};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemv, IntegerSum, Quantise};
+use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise};
 use crate::format::BLOCK;
 use crate::{Activations, Isa, Matrix, SignMatrix};
 
@@ -94,7 +94,15 @@ impl Isa {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        check_axpy(matrix, rows, coefficients, &columns, out);
+        assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
+        assert!(
+            columns.start <= columns.end && columns.end <= matrix.columns(),
+            "columns {columns:?} of a matrix of {}",
+            matrix.columns()
+        );
+        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
+        assert_eq!(out.len(), columns.len(), "one output per column");
+        check_rows(matrix, rows);
         self.run(AxpyRows {
             matrix,
             rows,
@@ -104,35 +112,9 @@ impl Isa {
         });
     }
 
-    /// [`Isa::axpy_rows`] of a quantised matrix in whole numbers: coefficients times scales are rounded
-    /// to 15 bits of the largest one among those of 1024 rows (rows `1024 k..1024 (k + 1)` that follow
-    /// one another in the list) in a block of columns. A sum with a NaN or an infinity is NaN.
+    /// `out[t, r] = matrix[r] · x[t]` for all rows and tokens, each with the bits of [`Isa::gemv`].
     ///
-    /// A row whose coefficient is 0 may be left out: the result is the same, up to the sign of a zero.
-    pub fn axpy_rows_integer(
-        &self,
-        matrix: &Matrix<'_>,
-        rows: &[u32],
-        coefficients: &[f32],
-        columns: Range<usize>,
-        out: &mut [f32],
-    ) {
-        check_axpy(matrix, rows, coefficients, &columns, out);
-        let format = matrix.format();
-        assert!(format.is_quantised(), "{format} is not quantised");
-        self.run(IntegerSum {
-            matrix,
-            rows,
-            coefficients,
-            first_block: columns.start / BLOCK,
-            out,
-        });
-    }
-
-    /// `out[r, t] = matrix[r] · x[t]` for all rows and tokens, each with the bits of [`Isa::gemv`].
-    ///
-    /// `x` is `[tokens, columns]` and `out` is `[rows, tokens]`, both row-major: a thread that
-    /// takes some rows of the matrix ([`Matrix::rows_range`]) takes a contiguous part of `out`.
+    /// `x` is `[tokens, columns]` and `out` is `[tokens, rows]`, both row-major.
     pub fn gemm(&self, matrix: &Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
         let expected = |length: usize| tokens.checked_mul(length);
         assert_eq!(
@@ -158,6 +140,20 @@ impl Isa {
         }
     }
 
+    /// `out[t, r] = matrix[r] · x[t]` for all rows of a quantised matrix and all vectors of `x`, each
+    /// with the bits of [`Isa::gemv_integer`]; `out` is `[tokens, rows]`.
+    pub fn gemm_integer(&self, matrix: &Matrix<'_>, x: &Activations, out: &mut [f32]) {
+        let expected = x.tokens().checked_mul(matrix.rows());
+        assert_eq!(Some(out.len()), expected, "tokens times rows of output");
+        check_integer(matrix, x, x.tokens());
+        // Unpacking ahead gains nothing for one token.
+        if x.tokens() == 1 {
+            self.gemv_integer(matrix, x, out);
+        } else if !out.is_empty() {
+            self.run(IntegerGemm { matrix, x, out });
+        }
+    }
+
     /// `a · b`, with the bits of [`Isa::gemv`] on one row of `f32`.
     pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len(), "vectors of one length");
@@ -178,24 +174,6 @@ impl Isa {
         assert_eq!(x.len(), y.len(), "vectors of one length");
         self.run(Axpy { alpha, x, y });
     }
-}
-
-fn check_axpy(
-    matrix: &Matrix<'_>,
-    rows: &[u32],
-    coefficients: &[f32],
-    columns: &Range<usize>,
-    out: &[f32],
-) {
-    assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
-    assert!(
-        columns.start <= columns.end && columns.end <= matrix.columns(),
-        "columns {columns:?} of a matrix of {}",
-        matrix.columns()
-    );
-    assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
-    assert_eq!(out.len(), columns.len(), "one output per column");
-    check_rows(matrix, rows);
 }
 
 fn check_integer(matrix: &Matrix<'_>, x: &Activations, tokens: usize) {

@@ -207,7 +207,7 @@ fn gemm_has_the_bits_of_gemv() {
             for token in 0..tokens {
                 let x = &x[token * columns..][..columns];
                 for (row, value) in gemv(Isa::SCALAR, &matrix, x).into_iter().enumerate() {
-                    expected[row * tokens + token] = value;
+                    expected[token * rows + row] = value;
                 }
             }
             for isa in Isa::available() {
@@ -653,105 +653,30 @@ proptest! {
     }
 }
 
-fn axpy_rows_integer(
-    isa: Isa,
-    matrix: &OwnedMatrix,
-    rows: &[u32],
-    coefficients: &[f32],
-    columns: std::ops::Range<usize>,
-) -> Vec<f32> {
-    let mut out = noise(30, columns.len());
-    isa.axpy_rows_integer(&matrix.as_view(), rows, coefficients, columns, &mut out);
-    out
-}
-
 #[test]
-fn sums_in_whole_numbers_have_the_bits_of_scalar() {
+fn gemm_in_whole_numbers_has_the_bits_of_gemv() {
     for format in QUANTISED {
-        for (rows, columns) in [
-            (1, 1),
-            (3, 32),
-            (4, 100),
-            (5, 127),
-            (33, 129),
-            (70, 544),
-            (9, 1056),
+        for (rows, columns, tokens) in [
+            (0, 64, 3),
+            (1, 33, 2),
+            (5, 64, 7),
+            (16, 512, 8),
+            (17, 544, 9),
+            (33, 1056, 16),
+            (49, 257, 21),
         ] {
             let matrix = matrix(format, rows, columns);
-            let listed: Vec<u32> = (0..rows as u32).filter(|row| row % 7 != 3).collect();
-            let coefficients = noise(31, listed.len());
-            for start in [0, 32, 96].into_iter().filter(|start| *start < columns) {
-                let expected =
-                    axpy_rows_integer(Isa::SCALAR, &matrix, &listed, &coefficients, start..columns);
-                for isa in translations() {
-                    let found =
-                        axpy_rows_integer(isa, &matrix, &listed, &coefficients, start..columns);
-                    let context = format!("{isa}, {format}, {rows} x {columns} from {start}");
-                    assert_same(&found, &expected, &context);
+            let x = noise(24, columns * tokens);
+            for isa in Isa::available() {
+                let mut out = vec![f32::NAN; rows * tokens];
+                isa.gemm_integer(&matrix.as_view(), &rounded(isa, &x, columns), &mut out);
+                for (token, x) in x.chunks_exact(columns).enumerate() {
+                    let expected = gemv_integer(isa, &matrix, &rounded(isa, x, columns));
+                    let context =
+                        format!("{isa}, {format}, {rows} x {columns}, {token} of {tokens}");
+                    assert_same(&out[token * rows..][..rows], &expected, &context);
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn sums_in_whole_numbers_are_close_to_f64_and_need_no_rows_that_count_nothing() {
-    for format in QUANTISED {
-        let (rows, columns) = (2500, 64);
-        let matrix = matrix(format, rows, columns);
-        let all: Vec<u32> = (0..rows as u32).collect();
-        let coefficients: Vec<f32> = noise(32, rows)
-            .iter()
-            .map(|x| if x.abs() > 0.1 { 0.0 } else { x * x * x * 1e4 })
-            .collect();
-        let (listed, some): (Vec<u32>, Vec<f32>) = all
-            .iter()
-            .zip(&coefficients)
-            .filter(|(_, x)| **x != 0.0)
-            .unzip();
-        let mut expected: Vec<f64> = noise(30, columns).iter().map(|x| f64::from(*x)).collect();
-        let (mut row, mut bound) = (vec![0.0; columns], 1e-4);
-        for (index, x) in listed.iter().zip(&some) {
-            matrix.as_view().dequantise_row(*index as usize, &mut row);
-            for (sum, weight) in expected.iter_mut().zip(&row) {
-                *sum += f64::from(*x) * f64::from(*weight);
-            }
-            // Half a step of the largest factor, a 16256th of it, times the largest quant.
-            bound += 10.0 / 16256.0 / 2.0 * 1.1;
-        }
-        for isa in Isa::available() {
-            let found = axpy_rows_integer(isa, &matrix, &listed, &some, 0..columns);
-            for (found, expected) in found.iter().zip(&expected) {
-                assert!(
-                    (f64::from(*found) - expected).abs() < bound,
-                    "{isa}: {found} {expected} {bound}"
-                );
-            }
-            assert_same(
-                &axpy_rows_integer(isa, &matrix, &all, &coefficients, 0..columns),
-                &found,
-                isa.name(),
-            );
-        }
-    }
-}
-
-#[test]
-fn a_sum_with_what_is_no_number_is_none() {
-    for format in QUANTISED {
-        let matrix = matrix(format, 6, 40);
-        for isa in Isa::available() {
-            for special in [f32::NAN, f32::INFINITY] {
-                let coefficients = [1.0, special, 0.0, 1.0, 1.0, 1.0];
-                let found =
-                    axpy_rows_integer(isa, &matrix, &[0, 1, 2, 3, 4, 5], &coefficients, 0..40);
-                assert!(
-                    found.iter().all(|x| x.is_nan()),
-                    "{isa}, {special}: {found:?}"
-                );
-            }
-            let found = axpy_rows_integer(isa, &matrix, &[0, 3], &[0.0, 1e-42], 0..40);
-            assert_same(&found, &noise(30, 40), isa.name());
         }
     }
 }

@@ -31,9 +31,8 @@ const REGISTERS: usize = BLOCK / 8;
 // memory that the references given to them span.
 impl Simd for Avx2 {
     type Vector = __m256;
-    type Integers = __m256i;
-    const QUARTERS: usize = 2;
-    const SIGNED_BIAS: i32 = 0;
+    type Whole = [__m256i; 2];
+    const PANEL_BIAS: i32 = 0;
     type Lanes = [__m256; 2];
     type Block = [__m256; REGISTERS];
     const LANES: usize = 8;
@@ -314,113 +313,43 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn zero_integers(self) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_setzero_si256() }
+    fn store_lanes(self, lanes: [__m256; 2], out: &mut [f32; SPAN]) {
+        self.store_vector(lanes[0], out);
+        self.store_vector(lanes[1], &mut out[8..]);
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[u8]) -> __m256i {
-        let mut padded = [0; 32];
-        let bytes = match <&[u8; 32]>::try_from(bytes) {
-            Ok(whole) => whole,
-            Err(_) => {
-                padded[..bytes.len()].copy_from_slice(bytes);
-                &padded
+    fn add_lanes(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn splat_whole(self, value: i32) -> [__m256i; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_set1_epi32(value); 2] }
+    }
+
+    #[inline(always)]
+    fn dot_panel(self, mut sums: [__m256i; 2], panel: &[u8; 64], x: [i8; 4]) -> [__m256i; 2] {
+        for (sums, panel) in sums.iter_mut().zip(panel.as_chunks::<32>().0) {
+            // SAFETY: the token proves the features; the load takes the 32 bytes.
+            unsafe {
+                let panel = _mm256_loadu_si256(panel.as_ptr().cast());
+                let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
+                // The signs of the panel go to x, so that no pair of products exceeds 16 bits.
+                let pairs =
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(panel), _mm256_sign_epi8(x, panel));
+                *sums = _mm256_add_epi32(*sums, sum_pairs(pairs));
             }
-        };
-        // SAFETY: the token proves the features; the load takes the 32 bytes.
-        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> __m256i {
-        let eight = &numbers[index / 2].as_chunks::<8>().0[index % 2];
-        // SAFETY: the token proves the features; the load takes the 8 numbers.
-        unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn store_integers(self, integers: __m256i, out: &mut [[i32; 16]], index: usize) {
-        let eight = &mut out[index / 2].as_chunks_mut::<8>().0[index % 2];
-        // SAFETY: the token proves the features; the store fills the 8 numbers.
-        unsafe { _mm256_storeu_si256(eight.as_mut_ptr().cast(), integers) }
-    }
-
-    #[inline(always)]
-    fn store_quarters(self, [a, b, c, d]: [__m256i; 4], out: &mut [[i32; 16]; 4]) {
-        // SAFETY: the token proves the features.
-        let natural = unsafe {
-            [
-                _mm256_permute2x128_si256(a, b, 0x20),
-                _mm256_permute2x128_si256(c, d, 0x20),
-                _mm256_permute2x128_si256(a, b, 0x31),
-                _mm256_permute2x128_si256(c, d, 0x31),
-            ]
-        };
-        for (index, integers) in natural.into_iter().enumerate() {
-            self.store_integers(integers, out, index);
         }
+        sums
     }
 
     #[inline(always)]
-    fn interleave(self, [a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+    fn lanes_of(self, whole: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: the token proves the features.
-        unsafe {
-            let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
-            let (ab_high, cd_high) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
-            [
-                _mm256_unpacklo_epi16(ab, cd),
-                _mm256_unpackhi_epi16(ab, cd),
-                _mm256_unpacklo_epi16(ab_high, cd_high),
-                _mm256_unpackhi_epi16(ab_high, cd_high),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn low_nibbles(self, bytes: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(15)) }
-    }
-
-    #[inline(always)]
-    fn high_nibbles(self, bytes: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15)) }
-    }
-
-    #[inline(always)]
-    fn spread_over_one(self, words: &[u32]) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe {
-            let (first, second) = (
-                _mm_set1_epi32(words[0] as i32),
-                _mm_set1_epi32(words[1] as i32),
-            );
-            _mm256_set_m128i(second, first)
-        }
-    }
-
-    #[inline(always)]
-    fn spread_over_two(self, words: &[u32]) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_epi32(words[0] as i32) }
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(self, sums: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_add_epi32(sums, sum_pairs(_mm256_maddubs_epi16(unsigned, signed))) }
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe {
-            // The signs of `a` go to `b`, so that no pair of products exceeds 16 bits.
-            self.dot_unsigned(sums, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a))
-        }
+        unsafe { [_mm256_cvtepi32_ps(whole[0]), _mm256_cvtepi32_ps(whole[1])] }
     }
 
     #[inline(always)]

@@ -44,6 +44,23 @@ impl<const VNNI: bool> Avx512<VNNI> {
         }
     }
 
+    /// The same of signed bytes with signed ones that are not -128; with VNNI those of `a` count as
+    /// 128 larger.
+    #[inline(always)]
+    fn dot_signed(self, sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            if VNNI {
+                self.dot_bytes(sums, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b)
+            } else {
+                // The signs of `a` go to `b`, so that no pair of products exceeds 16 bits.
+                let negative = _mm512_movepi8_mask(a);
+                let b = _mm512_mask_sub_epi8(b, negative, _mm512_setzero_si512(), b);
+                self.dot_bytes(sums, _mm512_abs_epi8(a), b)
+            }
+        }
+    }
+
     /// Adds up the lanes of every quarter of four registers: quarter q of register r becomes lane
     /// `4 q + r`.
     #[inline(always)]
@@ -79,9 +96,8 @@ unsafe fn load_bytes<T: bytemuck::Pod>(values: &[T]) -> __m512i {
 // memory that the references given to them span.
 impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type Vector = __m512;
-    type Integers = __m512i;
-    const QUARTERS: usize = 4;
-    const SIGNED_BIAS: i32 = if VNNI { 128 } else { 0 };
+    type Whole = __m512i;
+    const PANEL_BIAS: i32 = if VNNI { 128 } else { 0 };
     type Lanes = __m512;
     type Block = [__m512; 2];
     const LANES: usize = 16;
@@ -361,121 +377,41 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn zero_integers(self) -> __m512i {
+    fn store_lanes(self, lanes: __m512, out: &mut [f32; SPAN]) {
+        // SAFETY: the token proves the features; the store fills the 16 values.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), lanes) }
+    }
+
+    #[inline(always)]
+    fn add_lanes(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: the token proves the features.
-        unsafe { _mm512_setzero_si512() }
+        unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[u8]) -> __m512i {
-        match <&[u8; 64]>::try_from(bytes) {
-            // SAFETY: the token proves the features; the load takes the 64 bytes.
-            Ok(whole) => unsafe { _mm512_loadu_si512(whole.as_ptr().cast()) },
-            // SAFETY: the token proves the features.
-            Err(_) => unsafe { load_bytes(bytes) },
-        }
-    }
-
-    #[inline(always)]
-    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> __m512i {
-        // SAFETY: the token proves the features; the load takes the 16 numbers.
-        unsafe { _mm512_loadu_si512(numbers[index].as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn store_integers(self, integers: __m512i, out: &mut [[i32; 16]], index: usize) {
-        // SAFETY: the token proves the features; the store fills the 16 numbers.
-        unsafe { _mm512_storeu_si512(out[index].as_mut_ptr().cast(), integers) }
-    }
-
-    #[inline(always)]
-    fn store_quarters(self, [a, b, c, d]: [__m512i; 4], out: &mut [[i32; 16]; 4]) {
-        // SAFETY: the token proves the features; the stores fill 16 numbers each.
-        unsafe {
-            let ab = [
-                _mm512_shuffle_i32x4(a, b, 0b01_00_01_00),
-                _mm512_shuffle_i32x4(a, b, 0b11_10_11_10),
-            ];
-            let cd = [
-                _mm512_shuffle_i32x4(c, d, 0b01_00_01_00),
-                _mm512_shuffle_i32x4(c, d, 0b11_10_11_10),
-            ];
-            for pair in 0..2 {
-                let even = _mm512_shuffle_i32x4(ab[pair], cd[pair], 0b10_00_10_00);
-                let odd = _mm512_shuffle_i32x4(ab[pair], cd[pair], 0b11_01_11_01);
-                _mm512_storeu_si512(out[2 * pair].as_mut_ptr().cast(), even);
-                _mm512_storeu_si512(out[2 * pair + 1].as_mut_ptr().cast(), odd);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn interleave(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    fn splat_whole(self, value: i32) -> __m512i {
         // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    fn dot_panel(self, sums: __m512i, panel: &[u8; 64], x: [i8; 4]) -> __m512i {
+        // SAFETY: the token proves the features; the load takes the 64 bytes.
         unsafe {
-            let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
-            let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
-            [
-                _mm512_unpacklo_epi16(ab, cd),
-                _mm512_unpackhi_epi16(ab, cd),
-                _mm512_unpacklo_epi16(ab_high, cd_high),
-                _mm512_unpackhi_epi16(ab_high, cd_high),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn low_nibbles(self, bytes: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_and_si512(bytes, _mm512_set1_epi8(15)) }
-    }
-
-    #[inline(always)]
-    fn high_nibbles(self, bytes: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15)) }
-    }
-
-    #[inline(always)]
-    fn spread_over_one(self, words: &[u32]) -> __m512i {
-        let words = &words[..4];
-        // SAFETY: the token proves the features; the load takes the 4 words.
-        unsafe {
-            let order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            let words = _mm_loadu_si128(words.as_ptr().cast());
-            _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(words))
-        }
-    }
-
-    #[inline(always)]
-    fn spread_over_two(self, words: &[u32]) -> __m512i {
-        let words = &words[..2];
-        // SAFETY: the token proves the features; the load takes the 2 words.
-        unsafe {
-            let order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-            let words = _mm_loadl_epi64(words.as_ptr().cast());
-            _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(words))
-        }
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(self, sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
-        self.dot_bytes(sums, unsigned, signed)
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe {
+            let panel = _mm512_loadu_si512(panel.as_ptr().cast());
+            let x = _mm512_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
             if VNNI {
-                self.dot_bytes(sums, _mm512_xor_si512(a, _mm512_set1_epi8(-128)), b)
+                self.dot_bytes(sums, panel, x)
             } else {
-                // The signs of `a` go to `b`, so that no pair of products exceeds 16 bits.
-                let negative = _mm512_movepi8_mask(a);
-                let b = _mm512_mask_sub_epi8(b, negative, _mm512_setzero_si512(), b);
-                self.dot_bytes(sums, _mm512_abs_epi8(a), b)
+                self.dot_signed(sums, panel, x)
             }
         }
+    }
+
+    #[inline(always)]
+    fn lanes_of(self, whole: __m512i) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cvtepi32_ps(whole) }
     }
 
     #[inline(always)]

@@ -27,10 +27,11 @@ const TILE_TOKENS: usize = 4;
 /// Columns of a row that are in the panel at a time.
 const SPAN_COLUMNS: usize = SPAN * BLOCK;
 
-/// Bytes that a product of rows with many vectors takes while it is computed, on each thread.
-pub const GEMM_BYTES: usize = BATCH_ROWS * (SPAN_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
+/// Bytes that a product of rows with many vectors takes while it is computed.
+pub(super) const BYTES: usize =
+    BATCH_ROWS * (SPAN_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
 
-/// `out[r, t] = matrix[r] · x[t]`, with `out` `[rows, tokens]`.
+/// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct Gemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) x: &'a [f32],
@@ -43,9 +44,10 @@ impl Operation for Gemm<'_> {
 
     fn specify(self) {
         let columns = self.matrix.columns();
-        for (row, out) in self.out.chunks_exact_mut(self.tokens).enumerate() {
-            for (token, out) in out.iter_mut().enumerate() {
-                let x = &self.x[token * columns..][..columns];
+        let rows = self.matrix.rows().max(1);
+        for (token, out) in self.out.chunks_exact_mut(rows).enumerate() {
+            let x = &self.x[token * columns..][..columns];
+            for (row, out) in out.iter_mut().enumerate() {
                 *out = scalar::dot_row(self.matrix, row, x);
             }
         }
@@ -114,9 +116,12 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
                 multiply_panel::<S, R>(simd, panel, groups, &x_span[..batch_tokens], sums);
             }
             for row in 0..batch_rows {
-                let out = &mut out[(first_row + row) * tokens + first_token..][..batch_tokens];
-                for (out, sums) in out.iter_mut().zip(&sums[row * BATCH_TOKENS..]) {
-                    *out = simd.sum(simd.load(sums));
+                for (token, sums) in sums[row * BATCH_TOKENS..][..batch_tokens]
+                    .iter()
+                    .enumerate()
+                {
+                    let place = (first_token + token) * matrix.rows() + first_row + row;
+                    out[place] = simd.sum(simd.load(sums));
                 }
             }
         }

@@ -18,7 +18,7 @@ mod axpy;
 mod dot;
 mod gemm;
 mod integer_dot;
-mod integer_sum;
+mod integer_gemm;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 mod quantise;
@@ -28,16 +28,22 @@ mod scalar;
 pub(crate) use agreements::Agreements;
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
-pub use gemm::GEMM_BYTES;
 pub(crate) use gemm::Gemm;
 pub(crate) use integer_dot::IntegerGemv;
-pub(crate) use integer_sum::IntegerSum;
+pub(crate) use integer_gemm::IntegerGemm;
 pub(crate) use quantise::Quantise;
 
 use half::{bf16, f16};
 
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
+
+/// Bytes that the product of a matrix of `columns` columns with many vectors takes while it is
+/// computed, on each thread.
+pub const fn gemm_bytes(columns: usize) -> usize {
+    let (exact, integer) = (gemm::BYTES, integer_gemm::bytes(columns));
+    if exact > integer { exact } else { integer }
+}
 
 /// Blocks that are gone through at once: as many scales fill the widest register.
 pub(crate) const SPAN: usize = 16;
@@ -75,12 +81,10 @@ pub(crate) trait Simd: Copy {
     type Vector: Copy;
     /// 32 lanes, in as many registers as that takes.
     type Block: Copy;
-    /// A register of bytes, or of whole numbers of 32 bits; a quarter is 16 bytes.
-    type Integers: Copy;
-    /// Quarters of a register, 1 to 4.
-    const QUARTERS: usize;
-    /// What `dot_signed` makes signed bytes larger by before it multiplies them.
-    const SIGNED_BIAS: i32;
+    /// As many whole numbers of 32 bits as [`Self::Lanes`] has numbers.
+    type Whole: Copy;
+    /// What signed bytes of a panel are stored larger by.
+    const PANEL_BIAS: i32;
     /// One number for each block of a span, in as many registers as that takes.
     type Lanes: Copy;
     /// Lanes of a register.
@@ -141,47 +145,21 @@ pub(crate) trait Simd: Copy {
     fn splat_lanes(self, value: f32) -> Self::Lanes;
     /// Reads one number a lane.
     fn load_lanes(self, values: &[f32; SPAN]) -> Self::Lanes;
+    /// Writes one number a lane.
+    fn store_lanes(self, lanes: Self::Lanes, out: &mut [f32; SPAN]);
+    /// `a + b`.
+    fn add_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// `a * b`.
     fn multiply_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     fn multiply_add_lanes(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
-    /// Every bit zero.
-    fn zero_integers(self) -> Self::Integers;
-    /// Reads at most a register of bytes; zero where there are fewer.
-    fn load_bytes(self, bytes: &[u8]) -> Self::Integers;
-    /// Reads register `index` of whole numbers.
-    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> Self::Integers;
-    /// Writes register `index` of whole numbers.
-    fn store_integers(self, integers: Self::Integers, out: &mut [[i32; 16]], index: usize);
-    /// Writes quarter q of register r to numbers `4 r..4 r + 4` of `out[q]`.
-    fn store_quarters(self, integers: [Self::Integers; 4], out: &mut [[i32; 16]; 4]);
-    /// Puts bytes of four rows side by side: byte `4 r + t` of quarter q of row i becomes byte i of
-    /// lane t of quarter q of register r.
-    fn interleave(self, rows: [Self::Integers; 4]) -> [Self::Integers; 4];
-    /// The low four bits of every byte.
-    fn low_nibbles(self, bytes: Self::Integers) -> Self::Integers;
-    /// The high four bits of every byte.
-    fn high_nibbles(self, bytes: Self::Integers) -> Self::Integers;
-    /// Writes word q to every lane of quarter q.
-    fn spread_over_one(self, words: &[u32]) -> Self::Integers;
-    /// Writes word q to every lane of quarters 2 q and 2 q + 1; where a register is one quarter, word 0
-    /// to that.
-    fn spread_over_two(self, words: &[u32]) -> Self::Integers;
-    /// Adds the products of every four bytes up to 15 with as many signed ones to a lane of `sums`.
-    fn dot_unsigned(
-        self,
-        sums: Self::Integers,
-        unsigned: Self::Integers,
-        signed: Self::Integers,
-    ) -> Self::Integers;
-    /// The same of signed bytes, made larger by [`Self::SIGNED_BIAS`], with signed ones that are not
-    /// -128.
-    fn dot_signed(
-        self,
-        sums: Self::Integers,
-        a: Self::Integers,
-        b: Self::Integers,
-    ) -> Self::Integers;
+    /// Every lane `value`.
+    fn splat_whole(self, value: i32) -> Self::Whole;
+    /// Adds the products of every four bytes of a panel, which are larger than their numbers by
+    /// [`Self::PANEL_BIAS`], with the four of `x`, none of them -128, to their lane of `sums`.
+    fn dot_panel(self, sums: Self::Whole, panel: &[u8; 64], x: [i8; 4]) -> Self::Whole;
+    /// Whole numbers below 2^24 as numbers.
+    fn lanes_of(self, whole: Self::Whole) -> Self::Lanes;
 
     /// Adds the upper half of the lanes to the lower half until one is left.
     fn sum_lanes(self, lanes: Self::Lanes) -> f32;

@@ -28,9 +28,8 @@ const REGISTERS: usize = BLOCK / 4;
 // span.
 impl Simd for Neon {
     type Vector = float32x4_t;
-    type Integers = int32x4x2_t;
-    const QUARTERS: usize = 2;
-    const SIGNED_BIAS: i32 = 0;
+    type Whole = [int32x4_t; SPAN / 4];
+    const PANEL_BIAS: i32 = 0;
     type Lanes = [float32x4_t; SPAN / 4];
     type Block = [float32x4_t; REGISTERS];
     const LANES: usize = 4;
@@ -283,128 +282,51 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn zero_integers(self) -> int32x4x2_t {
+    fn store_lanes(self, lanes: Self::Lanes, out: &mut [f32; SPAN]) {
+        for (lanes, out) in lanes.into_iter().zip(out.as_chunks_mut::<4>().0) {
+            self.store_vector(lanes, out);
+        }
+    }
+
+    #[inline(always)]
+    fn add_lanes(self, mut a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vaddq_f32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn splat_whole(self, value: i32) -> Self::Whole {
         // SAFETY: the token proves the feature.
-        unsafe { int32x4x2_t(vdupq_n_s32(0), vdupq_n_s32(0)) }
+        unsafe { [vdupq_n_s32(value); SPAN / 4] }
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[u8]) -> int32x4x2_t {
-        let mut padded = [0; 32];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the token proves the feature; the loads take 16 bytes each.
-        unsafe {
-            let [first, second] = [0, 16].map(|start| vld1q_u8(padded[start..].as_ptr()));
-            int32x4x2_t(vreinterpretq_s32_u8(first), vreinterpretq_s32_u8(second))
+    fn dot_panel(self, mut sums: Self::Whole, panel: &[u8; 64], x: [i8; 4]) -> Self::Whole {
+        for (sums, panel) in sums.iter_mut().zip(panel.as_chunks::<16>().0) {
+            // SAFETY: the token proves the feature; the load takes the 16 bytes.
+            unsafe {
+                let panel = vreinterpretq_s8_u8(vld1q_u8(panel.as_ptr()));
+                let x = vdupq_n_s32(i32::from_le_bytes(x.map(|x| x as u8)));
+                let x = vreinterpretq_s8_s32(x);
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(panel), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_high_s8(panel, x));
+                *sums = vaddq_s32(*sums, vpaddq_s32(low, high));
+            }
         }
+        sums
     }
 
     #[inline(always)]
-    fn load_integers(self, numbers: &[[i32; 16]], index: usize) -> int32x4x2_t {
-        let four = numbers[index / 2].as_chunks::<4>().0;
-        let first = index % 2 * 2;
-        // SAFETY: the token proves the feature; the loads take 4 numbers each.
-        unsafe {
-            int32x4x2_t(
-                vld1q_s32(four[first].as_ptr()),
-                vld1q_s32(four[first + 1].as_ptr()),
-            )
+    fn lanes_of(self, whole: Self::Whole) -> Self::Lanes {
+        let mut lanes = self.splat_lanes(0.0);
+        for (lanes, whole) in lanes.iter_mut().zip(whole) {
+            // SAFETY: the token proves the feature.
+            *lanes = unsafe { vcvtq_f32_s32(whole) };
         }
-    }
-
-    #[inline(always)]
-    fn store_integers(self, integers: int32x4x2_t, out: &mut [[i32; 16]], index: usize) {
-        let four = out[index / 2].as_chunks_mut::<4>().0;
-        let first = index % 2 * 2;
-        // SAFETY: the token proves the feature; the stores fill 4 numbers each.
-        unsafe {
-            vst1q_s32(four[first].as_mut_ptr(), integers.0);
-            vst1q_s32(four[first + 1].as_mut_ptr(), integers.1);
-        }
-    }
-
-    #[inline(always)]
-    fn store_quarters(self, [a, b, c, d]: [int32x4x2_t; 4], out: &mut [[i32; 16]; 4]) {
-        let natural = [
-            int32x4x2_t(a.0, b.0),
-            int32x4x2_t(c.0, d.0),
-            int32x4x2_t(a.1, b.1),
-            int32x4x2_t(c.1, d.1),
-        ];
-        for (index, integers) in natural.into_iter().enumerate() {
-            self.store_integers(integers, out, index);
-        }
-    }
-
-    #[inline(always)]
-    fn interleave(self, [a, b, c, d]: [int32x4x2_t; 4]) -> [int32x4x2_t; 4] {
-        // SAFETY: the token proves the feature.
-        unsafe {
-            let [w, x, y, z] = interleave_quarters([a.0, b.0, c.0, d.0]);
-            let [p, q, r, s] = interleave_quarters([a.1, b.1, c.1, d.1]);
-            [
-                int32x4x2_t(w, p),
-                int32x4x2_t(x, q),
-                int32x4x2_t(y, r),
-                int32x4x2_t(z, s),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn low_nibbles(self, bytes: int32x4x2_t) -> int32x4x2_t {
-        // SAFETY: the token proves the feature.
-        unsafe {
-            let mask = vdupq_n_s32(0x0f0f_0f0f);
-            int32x4x2_t(vandq_s32(bytes.0, mask), vandq_s32(bytes.1, mask))
-        }
-    }
-
-    #[inline(always)]
-    fn high_nibbles(self, bytes: int32x4x2_t) -> int32x4x2_t {
-        // SAFETY: the token proves the feature.
-        unsafe {
-            let shifted = [bytes.0, bytes.1]
-                .map(|bytes| vreinterpretq_s32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s32(bytes))));
-            int32x4x2_t(shifted[0], shifted[1])
-        }
-    }
-
-    #[inline(always)]
-    fn spread_over_one(self, words: &[u32]) -> int32x4x2_t {
-        // SAFETY: the token proves the feature.
-        unsafe { int32x4x2_t(vdupq_n_s32(words[0] as i32), vdupq_n_s32(words[1] as i32)) }
-    }
-
-    #[inline(always)]
-    fn spread_over_two(self, words: &[u32]) -> int32x4x2_t {
-        // SAFETY: the token proves the feature.
-        unsafe { int32x4x2_t(vdupq_n_s32(words[0] as i32), vdupq_n_s32(words[0] as i32)) }
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(
-        self,
-        sums: int32x4x2_t,
-        unsigned: int32x4x2_t,
-        signed: int32x4x2_t,
-    ) -> int32x4x2_t {
-        // Bytes up to 15 are signed ones too.
-        self.dot_signed(sums, unsigned, signed)
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, sums: int32x4x2_t, a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t {
-        // SAFETY: the token proves the feature.
-        unsafe {
-            let dot = |sums, a, b| {
-                let (a, b) = (vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b));
-                let low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
-                let high = vpaddlq_s16(vmull_high_s8(a, b));
-                vaddq_s32(sums, vpaddq_s32(low, high))
-            };
-            int32x4x2_t(dot(sums.0, a.0, b.0), dot(sums.1, a.1, b.1))
-        }
+        lanes
     }
 
     #[inline(always)]
@@ -447,27 +369,5 @@ unsafe fn widen_bytes(bytes: int8x8_t) -> [float32x4_t; 2] {
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
             vcvtq_f32_s32(vmovl_s16(vget_high_s16(words))),
         ]
-    }
-}
-
-/// Puts the bytes of four rows of 16 side by side.
-///
-/// # Safety
-///
-/// The processor has NEON.
-#[inline(always)]
-unsafe fn interleave_quarters(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
-    // SAFETY: the caller vouches for the feature.
-    unsafe {
-        let [a, b, c, d] = rows.map(|row| vreinterpretq_u8_s32(row));
-        let [ab, ab_high] = [vzip1q_u8(a, b), vzip2q_u8(a, b)].map(|x| vreinterpretq_u16_u8(x));
-        let [cd, cd_high] = [vzip1q_u8(c, d), vzip2q_u8(c, d)].map(|x| vreinterpretq_u16_u8(x));
-        [
-            vzip1q_u16(ab, cd),
-            vzip2q_u16(ab, cd),
-            vzip1q_u16(ab_high, cd_high),
-            vzip2q_u16(ab_high, cd_high),
-        ]
-        .map(|x| vreinterpretq_s32_u16(x))
     }
 }

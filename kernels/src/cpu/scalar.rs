@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::SPAN;
-use super::integer_sum::{cut, rounding, scaled_sum};
 use crate::Matrix;
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
@@ -36,37 +35,6 @@ pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSp
         sums[lane] = product.mul_add(scale * span.scales[lane], sums[lane]);
     }
     halved(&mut sums)
-}
-
-/// `out[c] += Σ_i coefficients[i] * matrix[rows[i], first_block * 32 + c]` for rows of one chunk: the
-/// factors of a block, coefficients times scales, rounded to whole numbers up to 16256 and cut into
-/// two bytes; whole sums of the products of either with the quants; and two fused multiply-adds.
-pub(super) fn integer_sum(
-    matrix: &Matrix<'_>,
-    rows: &[u32],
-    coefficients: &[f32],
-    first_block: usize,
-    out: &mut [f32],
-) {
-    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
-        let block = |row: &u32| matrix.block(*row as usize, first_block + index);
-        let factors = rows.iter().zip(coefficients);
-        let factors: Vec<f32> = factors.map(|(row, x)| x * block(row).1).collect();
-        let magnitudes = factors.iter().map(|factor| factor.to_bits() & 0x7fff_ffff);
-        let (inverse, scale) = rounding(magnitudes.max().unwrap_or(0));
-        let (mut high, mut low) = ([0; BLOCK], [0; BLOCK]);
-        for (row, factor) in rows.iter().zip(factors) {
-            let (numbers, _) = block(row);
-            let (h, l) = cut(factor, inverse);
-            for (column, number) in numbers.iter().enumerate() {
-                high[column] += *number as i32 * i32::from(h);
-                low[column] += *number as i32 * i32::from(l);
-            }
-        }
-        for (column, out) in out.iter_mut().enumerate() {
-            *out = scaled_sum(high[column], low[column], scale, *out);
-        }
-    }
 }
 
 /// `a · b`, as [`dot_row`] of a row of `f32`.
