@@ -17,6 +17,7 @@
 //! ```
 
 mod chunks;
+mod credit;
 mod shared;
 
 use std::{
@@ -58,11 +59,12 @@ impl Pool {
     }
 
     /// Calls `work` with every number below `parts`, each once, in any order and on any thread;
-    /// returns when all calls have.
+    /// returns when all calls have. Calls must not wait for each other: where sharing does not pay,
+    /// they come one after the other.
     ///
-    /// A call that panics makes this panic alike, once no call is running any more; the pool stays
-    /// fit for use. While a job runs, another one, from inside it or from another thread, is done by
-    /// its caller alone.
+    /// A call that panics makes this panic alike, once no call is running any more; some may then not
+    /// have been made, and the pool stays fit for use. While a job runs, another one, from inside it
+    /// or from another thread, is done by its caller alone.
     pub fn run(&self, parts: usize, work: &(impl Fn(usize) + Sync)) {
         if self.workers.is_empty() || parts < 2 || !self.shared.run(parts, work) {
             (0..parts).for_each(work);

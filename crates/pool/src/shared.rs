@@ -28,6 +28,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::credit::Credit;
+
 /// How long a worker looks out for the next job: about what waking it costs, so that looking out
 /// never costs much more than sleeping would have.
 const LOOK_OUT: Duration = Duration::from_micros(50);
@@ -51,6 +53,15 @@ struct Job {
     parts: usize,
 }
 
+/// What one thread did of a job.
+#[derive(Default)]
+struct Own {
+    parts: usize,
+    time: Duration,
+    /// Of one part, at least: it was not interrupted.
+    least: Duration,
+}
+
 pub(crate) struct Shared {
     /// Parts that nobody has taken. Raised by a caller, lowered by those who take.
     remaining: Apart<AtomicUsize>,
@@ -60,6 +71,7 @@ pub(crate) struct Shared {
     job: Apart<UnsafeCell<Job>>,
     /// Whether a caller has the pool.
     taken: AtomicBool,
+    credit: Credit,
     /// Workers that look out for a job.
     looking: AtomicUsize,
     /// Most workers that may: on more processors than there are, they would be in each other's way.
@@ -97,6 +109,7 @@ impl Shared {
             unfinished: Apart(AtomicUsize::new(0)),
             job: Apart(UnsafeCell::new(nothing)),
             taken: AtomicBool::new(false),
+            credit: Credit::new(),
             looking: AtomicUsize::new(0),
             may_look: processors - 1,
             asleep: (0..workers.div_ceil(64))
@@ -111,12 +124,34 @@ impl Shared {
         }
     }
 
-    /// Shares out the parts of `work` and waits for them; `false`, and nothing done, where the pool
-    /// is in use.
+    /// Does the parts of `work`, by sharing them out where that pays; `false`, and nothing done, where
+    /// the pool is in use.
     pub(crate) fn run<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> bool {
         if self.taken.swap(true, Acquire) {
             return false;
         }
+        let started = Instant::now();
+        let panic = if self.credit.allows_sharing() {
+            let own = self.share(parts, work);
+            let saved = own.least * (parts - own.parts) as u32;
+            let lost = started.elapsed().saturating_sub(own.time);
+            self.credit.shared(saved, lost);
+            lock(&self.panic).take()
+        } else {
+            let work = AssertUnwindSafe(|| (0..parts).for_each(work));
+            let result = catch_unwind(work);
+            self.credit.alone(started.elapsed());
+            result.err()
+        };
+        self.taken.store(false, Release);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        true
+    }
+
+    /// Shares out the parts of `work` and waits for them; the caller has the pool.
+    fn share<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> Own {
         let job = Job {
             closure: std::ptr::from_ref(work).cast(),
             call: call::<F>,
@@ -133,26 +168,19 @@ impl Shared {
         // Publishes both: who takes a part reads this value or one that was made of it.
         self.remaining.0.store(parts, SeqCst);
         self.wake(parts - 1);
-        let started = Instant::now();
-        let done = self.take_parts();
-        let per_part = started.elapsed() / done.max(1) as u32;
-        self.finish(done);
-        self.wait(per_part.clamp(PATIENCE[0], PATIENCE[1]));
-        let panic = lock(&self.panic).take();
-        self.taken.store(false, Release);
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
-        true
+        let own = self.take_parts();
+        self.finish(own.parts);
+        self.wait(own.least.clamp(PATIENCE[0], PATIENCE[1]));
+        own
     }
 
     /// The life of a worker.
     pub(crate) fn serve(&self, worker: usize) {
         self.handles[worker].get_or_init(thread::current);
         while self.wait_for_job(worker) {
-            let done = self.take_parts();
-            if done > 0 {
-                self.finish(done);
+            let own = self.take_parts();
+            if own.parts > 0 {
+                self.finish(own.parts);
             }
         }
     }
@@ -162,9 +190,10 @@ impl Shared {
         self.stopped.store(true, SeqCst);
     }
 
-    /// Does parts until nobody has any left to take; returns how many.
-    fn take_parts(&self) -> usize {
-        let mut done = 0;
+    /// Does parts until nobody has any left to take.
+    fn take_parts(&self) -> Own {
+        let mut own = Own::default();
+        let mut before = Instant::now();
         let take = |left: usize| left.checked_sub(1);
         while let Ok(left) = self.remaining.0.fetch_update(Acquire, Relaxed, take) {
             // SAFETY: a part was taken and is not yet counted as finished, so the caller is in `run`
@@ -186,9 +215,18 @@ impl Shared {
                     std::mem::forget(panic);
                 }
             }
-            done += 1;
+            let now = Instant::now();
+            let time = now.duration_since(before);
+            before = now;
+            own.least = if own.parts == 0 {
+                time
+            } else {
+                own.least.min(time)
+            };
+            own.time += time;
+            own.parts += 1;
         }
-        done
+        own
     }
 
     /// Counts parts as finished; this thread does not look at their job again.
@@ -291,4 +329,29 @@ fn look_out(at_most: Duration, is_so: impl Fn() -> bool) -> bool {
 /// Locks; that a thread panicked with the lock says nothing about what is in it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use crate::Pool;
+
+    use super::*;
+
+    #[test]
+    fn all_threads_take_part_whether_they_wait_or_sleep() {
+        for threads in [2, 5, 40, 70] {
+            let pool = Pool::new(threads).unwrap();
+            for gap in [0, 20, 300, 3_000] {
+                thread::sleep(Duration::from_micros(gap));
+                // Nobody passes before everybody is there, so each part needs a thread of its own.
+                let barrier = Barrier::new(threads);
+                let own = pool.shared.share(threads, &|_| {
+                    barrier.wait();
+                });
+                assert_eq!(own.parts, 1);
+            }
+        }
+    }
 }

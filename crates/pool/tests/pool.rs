@@ -3,10 +3,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering::*},
-    },
+    sync::atomic::{AtomicUsize, Ordering::*},
     thread,
     time::{Duration, Instant},
 };
@@ -26,7 +23,10 @@ fn pause(state: &mut u64) {
     match next(state) % 16 {
         0 => thread::sleep(Duration::from_micros(next(state) as u64 % 200)),
         1..4 => {
-            let (started, long) = (Instant::now(), Duration::from_micros(next(state) as u64 % 120));
+            let (started, long) = (
+                Instant::now(),
+                Duration::from_micros(next(state) as u64 % 120),
+            );
             while started.elapsed() < long {
                 std::hint::spin_loop();
             }
@@ -70,21 +70,6 @@ fn thousands_of_tiny_jobs_leave_nothing_out_and_nothing_behind() {
             if job % 4 == 0 {
                 pause(&mut state);
             }
-        }
-    }
-}
-
-#[test]
-fn all_threads_take_part() {
-    for threads in [2, 5, 40] {
-        let pool = Pool::new(threads).unwrap();
-        for gap in [0, 20, 300] {
-            thread::sleep(Duration::from_micros(gap));
-            // Nobody passes before everybody is there, so each part needs a thread of its own.
-            let barrier = Barrier::new(threads);
-            pool.run(threads, &|_| {
-                barrier.wait();
-            });
         }
     }
 }
