@@ -25,7 +25,9 @@ impl<T> Start<T> {
 }
 
 impl Pool {
-    /// Like [`Pool::run`], with part i of `out` for call i: `out[bounds[i]..bounds[i + 1]]`.
+    /// Calls `work` with parts of `out` and where they start, as [`Pool::run`] does with numbers: with
+    /// `out[bounds[i]..bounds[i + 1]]` for every i, or, where sharing does not pay, with all of these
+    /// as one.
     ///
     /// Panics where bounds descend or pass the end of `out`; what lies before the first bound or from
     /// the last one on is left alone.
@@ -36,20 +38,23 @@ impl Pool {
         work: &(impl Fn(usize, &mut [T]) + Sync),
     ) {
         assert!(bounds.is_sorted(), "bounds in ascending order");
-        let last = bounds.last().copied().unwrap_or(0);
-        assert!(
-            last <= out.len(),
-            "a bound at {last} of {} values",
-            out.len()
-        );
+        let [first, .., end] = *bounds else {
+            return;
+        };
+        assert!(end <= out.len(), "a bound at {end} of {} values", out.len());
         let start = Start(out.as_mut_ptr());
-        self.run(bounds.len().saturating_sub(1), &|part| {
-            let (first, end) = (bounds[part], bounds[part + 1]);
-            // SAFETY: bounds ascend up to the length of `out`, so parts lie in it and do not overlap;
-            // `run` calls every part once and returns after all of them, while `out` is borrowed.
+        let part = |first: usize, end: usize| {
+            // SAFETY: bounds ascend up to the length of `out`, so parts lie in it and do not overlap.
+            // One call has all of them, or each call another one, and `run_or` returns after all
+            // calls, while `out` is borrowed.
             #[allow(unsafe_code)]
             let values = unsafe { start.part(first, end - first) };
-            work(part, values);
-        });
+            work(first, values);
+        };
+        self.run_or(
+            bounds.len() - 1,
+            &|index| part(bounds[index], bounds[index + 1]),
+            || part(first, end),
+        );
     }
 }

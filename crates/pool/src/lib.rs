@@ -8,7 +8,7 @@
 //! # fn main() -> std::io::Result<()> {
 //! let pool = powerinfer_pool::Pool::new(2)?;
 //! let mut squares = [0, 1, 2, 3, 4, 5, 6];
-//! pool.run_chunks(&mut squares, &[0, 3, 7], &|_part, numbers: &mut [i32]| {
+//! pool.run_chunks(&mut squares, &[0, 3, 7], &|_first, numbers: &mut [i32]| {
 //!     numbers.iter_mut().for_each(|number| *number *= *number);
 //! });
 //! assert_eq!(squares, [0, 1, 4, 9, 16, 25, 36]);
@@ -66,8 +66,15 @@ impl Pool {
     /// have been made, and the pool stays fit for use. While a job runs, another one, from inside it
     /// or from another thread, is done by its caller alone.
     pub fn run(&self, parts: usize, work: &(impl Fn(usize) + Sync)) {
-        if self.workers.is_empty() || parts < 2 || !self.shared.run(parts, work) {
-            (0..parts).for_each(work);
+        self.run_or(parts, work, || (0..parts).for_each(work));
+    }
+
+    /// Shares out `work`, or does it by `alone` where sharing does not pay.
+    fn run_or(&self, parts: usize, work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
+        if self.workers.is_empty() || parts < 2 {
+            alone();
+        } else {
+            self.shared.run(parts, work, alone);
         }
     }
 }

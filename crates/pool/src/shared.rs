@@ -124,11 +124,11 @@ impl Shared {
         }
     }
 
-    /// Does the parts of `work`, by sharing them out where that pays; `false`, and nothing done, where
-    /// the pool is in use.
-    pub(crate) fn run<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> bool {
+    /// Shares out the parts of `work`, or does them by `alone` where that is better or the pool is in
+    /// use.
+    pub(crate) fn run<F: Fn(usize) + Sync>(&self, parts: usize, work: &F, alone: impl FnOnce()) {
         if self.taken.swap(true, Acquire) {
-            return false;
+            return alone();
         }
         let started = Instant::now();
         let panic = if self.credit.allows_sharing() {
@@ -138,8 +138,7 @@ impl Shared {
             self.credit.shared(saved, lost);
             lock(&self.panic).take()
         } else {
-            let work = AssertUnwindSafe(|| (0..parts).for_each(work));
-            let result = catch_unwind(work);
+            let result = catch_unwind(AssertUnwindSafe(alone));
             self.credit.alone(started.elapsed());
             result.err()
         };
@@ -147,7 +146,6 @@ impl Shared {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
-        true
     }
 
     /// Shares out the parts of `work` and waits for them; the caller has the pool.
