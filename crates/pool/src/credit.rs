@@ -17,25 +17,60 @@ const LEAST: Duration = Duration::from_millis(40);
 /// Share of the time alone that pays debts off, and so about what trying to share may cost: 1 in so
 /// many.
 const INSTALMENT: u32 = 32;
+/// Time in parts that is remembered, to see how much longer they take for being interrupted.
+const REMEMBERED: Duration = Duration::from_millis(200);
 
 /// Nanoseconds saved by sharing. Only the caller that has the pool touches it.
-pub(crate) struct Credit(AtomicI64);
+pub(crate) struct Credit {
+    saved: AtomicI64,
+    /// What the caller's parts took lately.
+    taken: AtomicI64,
+    /// What they would have taken had each been as fast as the fastest of its job.
+    least: AtomicI64,
+}
+
+/// What a caller did of a job that was shared.
+#[derive(Default)]
+pub(crate) struct Own {
+    /// Parts that it did.
+    pub(crate) parts: usize,
+    /// What these took.
+    pub(crate) time: Duration,
+    /// What the fastest part took.
+    pub(crate) least: Duration,
+}
 
 impl Credit {
-    /// Enough for some bad luck at first.
+    /// As much as can be, for nothing speaks against sharing yet.
     pub(crate) fn new() -> Self {
-        Self(AtomicI64::new(nanoseconds(MOST / 4)))
+        Self {
+            saved: AtomicI64::new(nanoseconds(MOST)),
+            taken: AtomicI64::new(0),
+            least: AtomicI64::new(0),
+        }
     }
 
     /// Whether jobs are to be shared.
     pub(crate) fn allows_sharing(&self) -> bool {
-        self.0.load(Relaxed) >= 0
+        self.saved.load(Relaxed) >= 0
     }
 
-    /// A job was shared: other threads did what would have taken the caller `saved`, and the caller
-    /// spent `lost` on handing over and waiting.
-    pub(crate) fn shared(&self, saved: Duration, lost: Duration) {
-        self.add(nanoseconds(saved) - nanoseconds(lost));
+    /// A job was shared, which took `elapsed`: the caller did `own`, and `others` parts were done by
+    /// other threads.
+    pub(crate) fn shared(&self, own: &Own, others: usize, elapsed: Duration) {
+        let least = nanoseconds(own.least);
+        let mut taken = self.taken.load(Relaxed) + nanoseconds(own.time);
+        let mut all_least = self.least.load(Relaxed) + least * own.parts as i64;
+        if taken > nanoseconds(REMEMBERED) {
+            (taken, all_least) = (taken / 2, all_least / 2);
+        }
+        self.taken.store(taken, Relaxed);
+        self.least.store(all_least, Relaxed);
+        // Alone the caller would have been interrupted in the others' parts as in its own.
+        let stretch = taken as f64 / all_least.max(1) as f64;
+        let saved = least as f64 * others as f64 * stretch;
+        let lost = nanoseconds(elapsed.saturating_sub(own.time));
+        self.add(saved as i64 - lost);
     }
 
     /// A job was done alone in `elapsed`.
@@ -44,9 +79,9 @@ impl Credit {
     }
 
     fn add(&self, gain: i64) {
-        let credit = self.0.load(Relaxed).saturating_add(gain);
+        let credit = self.saved.load(Relaxed).saturating_add(gain);
         let credit = credit.clamp(-nanoseconds(LEAST), nanoseconds(MOST));
-        self.0.store(credit, Relaxed);
+        self.saved.store(credit, Relaxed);
     }
 }
 
@@ -66,7 +101,13 @@ mod tests {
         let (mut time, mut lost_time) = (0.0, 0.0);
         for _ in 0..1_000_000 {
             if credit.allows_sharing() {
-                credit.shared(saved, lost);
+                let own = Own {
+                    parts: 1,
+                    time: JOB - saved,
+                    least: JOB - saved,
+                };
+                let others = saved.as_secs_f64() / own.least.as_secs_f64();
+                credit.shared(&own, others.round() as usize, JOB - saved + lost);
                 time += (JOB + lost).saturating_sub(saved).as_secs_f64();
                 lost_time += lost.as_secs_f64() - saved.as_secs_f64();
             } else {

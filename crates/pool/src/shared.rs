@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::credit::Credit;
+use crate::credit::{Credit, Own};
 
 /// How long a worker looks out for the next job: about what waking it costs, so that looking out
 /// never costs much more than sleeping would have.
@@ -53,20 +53,13 @@ struct Job {
     parts: usize,
 }
 
-/// What one thread did of a job.
-#[derive(Default)]
-struct Own {
-    parts: usize,
-    time: Duration,
-    /// Of one part, at least: it was not interrupted.
-    least: Duration,
-}
-
 pub(crate) struct Shared {
     /// Parts that nobody has taken. Raised by a caller, lowered by those who take.
     remaining: Apart<AtomicUsize>,
     /// Parts that are not known to be done.
     unfinished: Apart<AtomicUsize>,
+    /// Nanoseconds of the part of this job that took least, of those that are finished.
+    least: AtomicU64,
     /// Written by the caller that holds `taken`, while `remaining` and `unfinished` are 0.
     job: Apart<UnsafeCell<Job>>,
     /// Whether a caller has the pool.
@@ -107,6 +100,7 @@ impl Shared {
         Self {
             remaining: Apart(AtomicUsize::new(0)),
             unfinished: Apart(AtomicUsize::new(0)),
+            least: AtomicU64::new(0),
             job: Apart(UnsafeCell::new(nothing)),
             taken: AtomicBool::new(false),
             credit: Credit::new(),
@@ -133,9 +127,8 @@ impl Shared {
         let started = Instant::now();
         let panic = if self.credit.allows_sharing() {
             let own = self.share(parts, work);
-            let saved = own.least * (parts - own.parts) as u32;
-            let lost = started.elapsed().saturating_sub(own.time);
-            self.credit.shared(saved, lost);
+            self.credit
+                .shared(&own, parts - own.parts, started.elapsed());
             lock(&self.panic).take()
         } else {
             let result = catch_unwind(AssertUnwindSafe(alone));
@@ -148,7 +141,8 @@ impl Shared {
         }
     }
 
-    /// Shares out the parts of `work` and waits for them; the caller has the pool.
+    /// Shares out the parts of `work` and waits for them; the caller has the pool. Returns what the
+    /// caller did, and what a part took at least, whoever did it.
     fn share<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> Own {
         let job = Job {
             closure: std::ptr::from_ref(work).cast(),
@@ -162,13 +156,15 @@ impl Shared {
         unsafe {
             *self.job.0.get() = job;
         }
+        self.least.store(u64::MAX, Relaxed);
         self.unfinished.0.store(parts, Relaxed);
-        // Publishes both: who takes a part reads this value or one that was made of it.
+        // Publishes them all: who takes a part reads this value or one that was made of it.
         self.remaining.0.store(parts, SeqCst);
         self.wake(parts - 1);
-        let own = self.take_parts();
-        self.finish(own.parts);
+        let mut own = self.take_parts();
+        self.finish(&own);
         self.wait(own.least.clamp(PATIENCE[0], PATIENCE[1]));
+        own.least = Duration::from_nanos(self.least.load(Relaxed));
         own
     }
 
@@ -178,7 +174,7 @@ impl Shared {
         while self.wait_for_job(worker) {
             let own = self.take_parts();
             if own.parts > 0 {
-                self.finish(own.parts);
+                self.finish(&own);
             }
         }
     }
@@ -228,8 +224,12 @@ impl Shared {
     }
 
     /// Counts parts as finished; this thread does not look at their job again.
-    fn finish(&self, parts: usize) {
-        let last = self.unfinished.0.fetch_sub(parts, SeqCst) == parts;
+    fn finish(&self, own: &Own) {
+        if own.parts > 0 {
+            let least = u64::try_from(own.least.as_nanos()).unwrap_or(u64::MAX);
+            self.least.fetch_min(least, Relaxed);
+        }
+        let last = self.unfinished.0.fetch_sub(own.parts, SeqCst) == own.parts;
         if last && self.caller_sleeps.load(SeqCst) {
             // Between its looking and its sleeping the caller holds the lock.
             drop(lock(&self.lock));

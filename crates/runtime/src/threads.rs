@@ -14,7 +14,7 @@ const WORTH_SPLITTING: usize = 64 << 10;
 /// Bytes of a part, about and at least: its start, some 200 ns, is next to nothing.
 const PART_BYTES: usize = 32 << 10;
 /// Most parts for each thread, so that what one does not get done the others do.
-const PARTS_PER_THREAD: usize = 8;
+const PARTS_PER_THREAD: usize = 4;
 /// The same for sums, whose parts are pieces of all rows: half as long, they are read a tenth slower.
 const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels take at once, or a multiple.
