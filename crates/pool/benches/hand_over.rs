@@ -77,7 +77,7 @@ fn contention() {
                         }
                     });
                 }
-                for _ in 0..9 {
+                for _ in 0..7 {
                     for (index, pool) in [&one, &two].into_iter().enumerate() {
                         let (speed, times) = read(pool, &words, parts, bytes);
                         speeds[index].push(speed);
@@ -101,7 +101,7 @@ fn contention() {
     }
 }
 
-/// GB/s over a fifth of a second, and the sorted times of jobs in µs.
+/// GB/s over a tenth of a second, and the sorted times of jobs in µs.
 fn read(pool: &Pool, words: &[u64], parts: usize, bytes: usize) -> (f64, Vec<f64>) {
     let job_words = parts * bytes / 8;
     let sum = AtomicU64::new(0);
@@ -121,7 +121,7 @@ fn read(pool: &Pool, words: &[u64], parts: usize, bytes: usize) -> (f64, Vec<f64
         times.push(job_started.elapsed().as_secs_f64() * 1e6);
         // What lies between the kernels of a model.
         wait(Duration::from_micros(5));
-        if started.elapsed() > Duration::from_millis(200) {
+        if started.elapsed() > Duration::from_millis(100) {
             break;
         }
     }

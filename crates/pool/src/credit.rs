@@ -13,10 +13,10 @@ use std::{
 /// Most savings that are remembered, so that it does not take long to see that times have changed.
 const MOST: Duration = Duration::from_millis(10);
 /// Most debts, so that one long interruption is not paid for all day.
-const LEAST: Duration = Duration::from_millis(40);
+const LEAST: Duration = Duration::from_millis(20);
 /// Share of the time alone that pays debts off, and so about what trying to share may cost: 1 in so
 /// many.
-const INSTALMENT: u32 = 32;
+const INSTALMENT: u32 = 48;
 /// Time in parts that is remembered, to see how much longer they take for being interrupted.
 const REMEMBERED: Duration = Duration::from_millis(200);
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn sharing_that_never_pays_costs_little() {
         for lost in [1, 100, 3_000, 30_000].map(Duration::from_micros) {
-            assert!(loss(Duration::ZERO, lost) < 0.032, "{lost:?}");
+            assert!(loss(Duration::ZERO, lost) < 0.022, "{lost:?}");
         }
     }
 

@@ -201,13 +201,7 @@ impl Shared {
             let call = || unsafe { (job.call)(job.closure, part) };
             // What a closure leaves behind when it panics is seen by the caller alone, which panics.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-                let mut first = lock(&self.panic);
-                if first.is_none() {
-                    *first = Some(panic);
-                } else {
-                    // Dropping it could panic again.
-                    std::mem::forget(panic);
-                }
+                self.keep(panic);
             }
             let now = Instant::now();
             let time = now.duration_since(before);
@@ -221,6 +215,17 @@ impl Shared {
             own.parts += 1;
         }
         own
+    }
+
+    /// Keeps what the first part to panic panicked with, for the caller.
+    fn keep(&self, panic: Box<dyn Any + Send>) {
+        let mut first = lock(&self.panic);
+        if first.is_none() {
+            *first = Some(panic);
+        } else if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            // It panics whenever it is dropped, so it is not.
+            std::mem::forget(panic);
+        }
     }
 
     /// Counts parts as finished; this thread does not look at their job again.
