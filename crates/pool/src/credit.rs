@@ -6,7 +6,7 @@
 //! slower than one thread, and where its threads run undisturbed it is not held back.
 
 use std::{
-    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -15,14 +15,18 @@ const MOST: Duration = Duration::from_millis(10);
 /// Most debts, so that one long interruption is not paid for all day.
 const LEAST: Duration = Duration::from_millis(20);
 /// Share of the time alone that pays debts off, and so about what trying to share may cost: 1 in so
-/// many.
-const INSTALMENT: u32 = 48;
+/// many. Twice as many whenever debts are made again before much has been saved.
+const INSTALMENTS: [u32; 4] = [16, 32, 64, 128];
 /// Time in parts that is remembered, to see how much longer they take for being interrupted.
 const REMEMBERED: Duration = Duration::from_millis(200);
+/// More than so many times longer they take for other reasons than that others want the processor.
+const MOST_STRETCH: f64 = 2.0;
 
 /// Nanoseconds saved by sharing. Only the caller that has the pool touches it.
 pub(crate) struct Credit {
     saved: AtomicI64,
+    /// How many times debts were made since savings were last at their most, as far as that counts.
+    doubt: AtomicUsize,
     /// What the caller's parts took lately.
     taken: AtomicI64,
     /// What they would have taken had each been as fast as the fastest of its job.
@@ -45,6 +49,7 @@ impl Credit {
     pub(crate) fn new() -> Self {
         Self {
             saved: AtomicI64::new(nanoseconds(MOST)),
+            doubt: AtomicUsize::new(0),
             taken: AtomicI64::new(0),
             least: AtomicI64::new(0),
         }
@@ -67,21 +72,29 @@ impl Credit {
         self.taken.store(taken, Relaxed);
         self.least.store(all_least, Relaxed);
         // Alone the caller would have been interrupted in the others' parts as in its own.
-        let stretch = taken as f64 / all_least.max(1) as f64;
+        let stretch = (taken as f64 / all_least.max(1) as f64).min(MOST_STRETCH);
         let saved = least as f64 * others as f64 * stretch;
         let lost = nanoseconds(elapsed.saturating_sub(own.time));
-        self.add(saved as i64 - lost);
+        let doubt = match self.add(saved as i64 - lost) {
+            credit if credit >= nanoseconds(MOST) => 0,
+            0.. => return,
+            _ => (self.doubt.load(Relaxed) + 1).min(INSTALMENTS.len()),
+        };
+        self.doubt.store(doubt, Relaxed);
     }
 
     /// A job was done alone in `elapsed`.
     pub(crate) fn alone(&self, elapsed: Duration) {
-        self.add(nanoseconds(elapsed / INSTALMENT));
+        let doubt = self.doubt.load(Relaxed).max(1) - 1;
+        self.add(nanoseconds(elapsed / INSTALMENTS[doubt]));
     }
 
-    fn add(&self, gain: i64) {
+    /// Adds to what was saved; returns what that comes to.
+    fn add(&self, gain: i64) -> i64 {
         let credit = self.saved.load(Relaxed).saturating_add(gain);
         let credit = credit.clamp(-nanoseconds(LEAST), nanoseconds(MOST));
         self.saved.store(credit, Relaxed);
+        credit
     }
 }
 
@@ -121,8 +134,25 @@ mod tests {
     #[test]
     fn sharing_that_never_pays_costs_little() {
         for lost in [1, 100, 3_000, 20_000].map(Duration::from_micros) {
-            assert!(loss(Duration::ZERO, lost) < 0.022, "{lost:?}");
+            assert!(loss(Duration::ZERO, lost) < 0.011, "{lost:?}");
         }
+    }
+
+    #[test]
+    fn one_interruption_is_soon_forgotten() {
+        let credit = Credit::new();
+        let own = Own {
+            parts: 1,
+            time: JOB / 2,
+            least: JOB / 2,
+        };
+        credit.shared(&own, 1, Duration::from_secs(1));
+        let mut alone = Duration::ZERO;
+        while !credit.allows_sharing() {
+            credit.alone(JOB);
+            alone += JOB;
+        }
+        assert!(alone < Duration::from_millis(400), "{alone:?}");
     }
 
     #[test]
