@@ -7,7 +7,8 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 15] = [
+const LADDER: [&str; 16] = [
+    "powerinfer-pool",
     "powerinfer-kernels",
     "powerinfer-artifact",
     "powerinfer-model",

@@ -7,7 +7,11 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 
-use crate::{model_argument::bundle_folder, output::Output};
+use crate::{
+    machine::cores::{usable_cores, warn_of_too_many},
+    model_argument::bundle_folder,
+    output::Output,
+};
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,7 +44,7 @@ impl From<PolicyArgument> for Policy {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Execution")]
 pub(crate) struct EngineArguments {
-    /// Threads to compute with [default: all cores]
+    /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Which neurons to compute [default: what the plan says, layer by layer]
@@ -51,8 +55,7 @@ pub(crate) struct EngineArguments {
 impl EngineArguments {
     /// Threads to use.
     pub(crate) fn thread_count(&self) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or(cores).clamp(1, 1024)
+        self.threads.unwrap_or_else(usable_cores).clamp(1, 1024)
     }
 }
 
@@ -90,6 +93,7 @@ pub(crate) fn runtime(
             crate::machine::gpu_status()
         ));
     }
+    warn_of_too_many(threads, output);
     let isa = Isa::detect()?;
     output.detail(format!("kernels: {}, threads: {threads}", isa.name()));
     Ok(Runtime::new(

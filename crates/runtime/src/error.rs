@@ -56,7 +56,7 @@ pub enum RuntimeError {
         /// Threads asked for.
         threads: usize,
         /// The reason.
-        source: rayon::ThreadPoolBuildError,
+        source: std::io::Error,
     },
     /// A sampling setting out of its range.
     #[error("`--{setting}` is {value}; {expected}")]

@@ -213,7 +213,7 @@ impl SpeedTest {
 
     /// What handing a kernel to all threads takes, beside what is done.
     pub fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
-        // Just enough to be shared. It stays in the caches, so that its own time is small.
+        // Enough for parts on some threads. It stays in the caches, so that its own time is small.
         const COLUMNS: usize = 1024;
         const ROWS: usize = 512;
         let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);

@@ -1,37 +1,52 @@
 //! Splits kernels over threads. Rows are independent and sums are split by columns, so a result
 //! never depends on the number of threads.
 
+use std::ops::Range;
+
 use powerinfer_bundle::memory::BATCH_THREADS;
 use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix};
-use rayon::prelude::*;
+use powerinfer_pool::Pool;
 
 use crate::RuntimeError;
 
 /// Bytes of weights below which handing work over costs more than it saves.
-const WORTH_SPLITTING: usize = 512 << 10;
+const WORTH_SPLITTING: usize = 64 << 10;
+/// Bytes of a part, about and at least: its start, some 200 ns, is next to nothing.
+const PART_BYTES: usize = 32 << 10;
+/// Most parts for each thread, so that what one does not get done the others do.
+const PARTS_PER_THREAD: usize = 4;
+/// The same for sums, whose parts are pieces of all rows: half as long, they are read a tenth slower.
+const SUMS_PER_THREAD: usize = 1;
+/// Rows that kernels take at once, or a multiple.
+const ROW_GROUP: usize = 8;
+
+/// Rows that products with many vectors take at once.
+const GEMM_ROWS: usize = 24;
 
 /// Kernels on a number of threads.
 #[derive(Debug)]
 pub struct Threads {
     isa: Isa,
-    count: usize,
-    pool: Option<rayon::ThreadPool>,
+    pool: Pool,
+}
+
+/// What is shared: `out`, which is made of a number of bytes of weights.
+struct Work<'a, T> {
+    out: &'a mut [T],
+    bytes: usize,
+    /// Values of `out` that a part has a multiple of.
+    step: usize,
+    most_parts: usize,
 }
 
 impl Threads {
     /// Kernels of `isa` on `count` threads; 0 stands for 1.
     pub fn new(isa: Isa, count: usize) -> Result<Self, RuntimeError> {
-        let count = count.max(1);
-        let build = || rayon::ThreadPoolBuilder::new().num_threads(count).build();
-        let pool = (count > 1).then(build).transpose();
-        Ok(Self {
-            isa,
-            count,
-            pool: pool.map_err(|source| RuntimeError::Threads {
-                threads: count,
-                source,
-            })?,
-        })
+        let pool = Pool::new(count).map_err(|source| RuntimeError::Threads {
+            threads: count,
+            source,
+        })?;
+        Ok(Self { isa, pool })
     }
 
     /// The instruction set in use.
@@ -41,58 +56,63 @@ impl Threads {
 
     /// Number of threads.
     pub fn count(&self) -> usize {
-        self.count
+        self.pool.threads()
     }
 
-    /// The pool, where `bytes` of work are worth sharing.
-    fn pool_for(&self, bytes: usize) -> Option<&rayon::ThreadPool> {
-        self.pool.as_ref().filter(|_| bytes >= WORTH_SPLITTING)
+    /// Fills `out`, one value per row of `row_bytes`: `kernel` does a range of them.
+    fn by_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        row_bytes: usize,
+        kernel: impl Fn(Range<usize>, &mut [T]) + Sync,
+    ) {
+        let work = Work {
+            bytes: out.len() * row_bytes,
+            step: ROW_GROUP,
+            most_parts: PARTS_PER_THREAD * self.count(),
+            out,
+        };
+        self.share(work, kernel);
+    }
+
+    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where it is
+    /// worth it.
+    fn share<T: Send>(&self, work: Work<'_, T>, kernel: impl Fn(Range<usize>, &mut [T]) + Sync) {
+        let length = work.out.len();
+        let steps = length.div_ceil(work.step);
+        let parts = (work.bytes / PART_BYTES).min(work.most_parts).min(steps);
+        if self.count() == 1 || work.bytes < WORTH_SPLITTING || parts < 2 {
+            return kernel(0..length, work.out);
+        }
+        let bound = |part: usize| (part * steps / parts * work.step).min(length);
+        let bounds: Vec<usize> = (0..=parts).map(bound).collect();
+        self.pool
+            .run_chunks(work.out, &bounds, &|first, out: &mut [T]| {
+                kernel(first..first + out.len(), out);
+            });
     }
 
     /// `out[i] = matrix[i] · x` for all rows.
     pub(crate) fn gemv(&self, matrix: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
-        let Some(pool) = self.pool_for(matrix.rows() * matrix.row_bytes()) else {
-            return self.isa.gemv(matrix, x, out);
-        };
-        let chunk = matrix.rows().div_ceil(self.count);
-        pool.install(|| {
-            out.par_chunks_mut(chunk)
-                .enumerate()
-                .for_each(|(index, out)| {
-                    let start = index * chunk;
-                    self.isa
-                        .gemv(&matrix.rows_range(start..start + out.len()), x, out);
-                });
+        assert_eq!(out.len(), matrix.rows(), "one output per row");
+        self.by_rows(out, matrix.row_bytes(), |rows, out| {
+            self.isa.gemv(&matrix.rows_range(rows), x, out);
         });
     }
 
     /// `out[i] = matrix[rows[i]] · x`.
     pub(crate) fn gemv_rows(&self, matrix: &Matrix<'_>, rows: &[u32], x: &[f32], out: &mut [f32]) {
-        let Some(pool) = self.pool_for(rows.len() * matrix.row_bytes()) else {
-            return self.isa.gemv_rows(matrix, rows, x, out);
-        };
-        let chunk = rows.len().div_ceil(self.count);
-        pool.install(|| {
-            out.par_chunks_mut(chunk)
-                .zip(rows.par_chunks(chunk))
-                .for_each(|(out, rows)| self.isa.gemv_rows(matrix, rows, x, out));
+        assert_eq!(out.len(), rows.len(), "one output per listed row");
+        self.by_rows(out, matrix.row_bytes(), |listed, out| {
+            self.isa.gemv_rows(matrix, &rows[listed], x, out);
         });
     }
 
     /// `out[i]` = signs of row i that are those of `x`.
     pub(crate) fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
-        let Some(pool) = self.pool_for(signs.bytes()) else {
-            return self.isa.agreements(signs, x, out);
-        };
-        let chunk = signs.rows().div_ceil(self.count);
-        pool.install(|| {
-            out.par_chunks_mut(chunk)
-                .enumerate()
-                .for_each(|(index, out)| {
-                    let start = index * chunk;
-                    let part = signs.rows_range(start..start + out.len());
-                    self.isa.agreements(&part, x, out);
-                });
+        assert_eq!(out.len(), signs.rows(), "one output per row");
+        self.by_rows(out, SignMatrix::row_bytes(signs.columns()), |rows, out| {
+            self.isa.agreements(&signs.rows_range(rows), x, out);
         });
     }
 
@@ -104,21 +124,14 @@ impl Threads {
         coefficients: &[f32],
         out: &mut [f32],
     ) {
-        let columns = matrix.columns();
-        let Some(pool) = self.pool_for(rows.len() * matrix.row_bytes()) else {
-            return self
-                .isa
-                .axpy_rows(matrix, rows, coefficients, 0..columns, out);
+        let work = Work {
+            out,
+            bytes: rows.len() * matrix.row_bytes(),
+            step: BLOCK,
+            most_parts: SUMS_PER_THREAD * self.count(),
         };
-        let chunk = columns.div_ceil(self.count).next_multiple_of(BLOCK);
-        pool.install(|| {
-            out.par_chunks_mut(chunk)
-                .enumerate()
-                .for_each(|(index, out)| {
-                    let start = index * chunk;
-                    self.isa
-                        .axpy_rows(matrix, rows, coefficients, start..start + out.len(), out);
-                });
+        self.share(work, |columns, out| {
+            self.isa.axpy_rows(matrix, rows, coefficients, columns, out);
         });
     }
 
@@ -129,22 +142,22 @@ impl Threads {
         }
         let rows = matrix.rows();
         let mut transposed = vec![0.0; rows * tokens];
-        match self.pool_for(rows * matrix.row_bytes()) {
-            None => self.isa.gemm(matrix, x, tokens, &mut transposed),
-            Some(pool) => {
-                let chunk = rows.div_ceil(self.count.min(BATCH_THREADS));
-                pool.install(|| {
-                    transposed
-                        .par_chunks_mut(chunk * tokens)
-                        .enumerate()
-                        .for_each(|(index, out)| {
-                            let start = index * chunk;
-                            let part = matrix.rows_range(start..start + out.len() / tokens);
-                            self.isa.gemm(&part, x, tokens, out);
-                        });
-                });
-            }
-        }
+        // A row is used once per token.
+        let bytes = rows * matrix.row_bytes() * tokens;
+        let work = Work {
+            out: &mut transposed,
+            bytes,
+            step: GEMM_ROWS * tokens,
+            // Each thread that is in a part has rows unpacked meanwhile.
+            most_parts: match self.count() {
+                count if count > BATCH_THREADS => BATCH_THREADS,
+                count => PARTS_PER_THREAD * count,
+            },
+        };
+        self.share(work, |values, out| {
+            let rows = values.start / tokens..values.end / tokens;
+            self.isa.gemm(&matrix.rows_range(rows), x, tokens, out);
+        });
         for (token, out) in out.chunks_exact_mut(rows).enumerate() {
             for (row, out) in out.iter_mut().enumerate() {
                 *out = transposed[row * tokens + token];
@@ -190,7 +203,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert!(
-            matrix.rows() * matrix.row_bytes() >= WORTH_SPLITTING,
+            matrix.rows() * matrix.row_bytes() >= PARTS_PER_THREAD * 7 * PART_BYTES / 4,
             "large enough to be shared"
         );
         assert_eq!(run(1), run(2));

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::{
     machine::{
         self,
+        cores::{usable_cores, warn_of_too_many},
         measure::{Thoroughness, measure},
     },
     output::{Output, Table, print, print_json},
@@ -28,7 +29,7 @@ pub(crate) struct DoctorArguments {
     /// Write what was measured into this file, `.toml` or `.json`, for `place --hardware FILE`
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Measure for this many threads at most [default: all cores]
+    /// Measure for this many threads at most [default: one per physical core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Measure less, and each once: for a first look
@@ -43,8 +44,10 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     if let Some(path) = &arguments.write {
         Hardware::check_file_name(path)?;
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = arguments.threads.map_or(cores, |count| count as usize);
+    let threads = arguments
+        .threads
+        .map_or_else(usable_cores, |count| count as usize);
+    warn_of_too_many(threads, output);
     let thoroughness = match arguments.quick {
         true => Thoroughness::Quick,
         false => Thoroughness::Full,

@@ -53,7 +53,7 @@ pub(crate) struct TextArguments {
     /// Measure the bundle's certificate again, on its own text, and fail where it differs
     #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "policy"])]
     certificate: bool,
-    /// Threads to compute with [default: all cores]
+    /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     /// Print one JSON document
@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     }
     let threads = arguments
         .threads
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        .unwrap_or_else(crate::machine::cores::usable_cores);
     let quiet = Output {
         quiet: true,
         ..output

@@ -86,7 +86,7 @@ fn measure_in(
     allowed_rise: f64,
     output: Output,
 ) -> Result<Certificate> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = crate::machine::cores::usable_cores();
     let quiet = Output {
         quiet: true,
         ..output

@@ -42,7 +42,7 @@ pub(crate) fn calibrate(
     share: f64,
     output: Output,
 ) -> Result<Vec<InputThresholds>> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = crate::machine::cores::usable_cores();
     let quiet = Output {
         quiet: true,
         ..output

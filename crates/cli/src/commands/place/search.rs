@@ -73,7 +73,7 @@ impl Judge {
     /// Measures `texts` as `bundle` has them when everything is computed.
     pub(crate) fn new(bundle: Bundle, texts: Vec<Vec<u32>>, output: Output) -> Result<Self> {
         let windows = windows(&bundle);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = crate::machine::cores::usable_cores();
         let quiet = Output {
             quiet: true,
             ..output

@@ -1,0 +1,170 @@
+//! Every part once, panics carried over, nesting, and threads that come and go.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicUsize, Ordering::*},
+    thread,
+    time::{Duration, Instant},
+};
+
+use powerinfer_pool::Pool;
+
+/// A chain of numbers that look random.
+fn next(state: &mut u64) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 16) as usize
+}
+
+/// Sleeps for about as long as a pool looks out for work, or does not.
+fn pause(state: &mut u64) {
+    match next(state) % 16 {
+        0 => thread::sleep(Duration::from_micros(next(state) as u64 % 200)),
+        1..4 => {
+            let (started, long) = (
+                Instant::now(),
+                Duration::from_micros(next(state) as u64 % 120),
+            );
+            while started.elapsed() < long {
+                std::hint::spin_loop();
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_part_is_run_once_on_any_number_of_threads() {
+    for threads in [0, 1, 2, 3, 7, 64, 130] {
+        let pool = Pool::new(threads).unwrap();
+        assert_eq!(pool.threads(), threads.max(1));
+        for parts in [0, 1, 2, 3, 5, 64, 1000] {
+            let calls: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(parts, &|part| {
+                calls[part].fetch_add(1, Relaxed);
+            });
+            let calls = calls.into_iter().map(AtomicUsize::into_inner);
+            assert!(calls.eq(std::iter::repeat_n(1, parts)), "{threads} {parts}");
+        }
+    }
+}
+
+#[test]
+fn thousands_of_tiny_jobs_leave_nothing_out_and_nothing_behind() {
+    for (threads, jobs) in [(2, 40_000), (3, 20_000), (16, 3_000)] {
+        let pool = Pool::new(threads).unwrap();
+        let mut state = 88_172_645_463_325_252;
+        for job in 0..jobs {
+            let parts = next(&mut state) % 9;
+            // On this stack: a part that ran late would write to a frame that is gone.
+            let mut numbers = [0; 8];
+            let bounds: Vec<usize> = (0..=parts).collect();
+            pool.run_chunks(&mut numbers, &bounds, &|first, numbers| {
+                for (index, number) in numbers.iter_mut().enumerate() {
+                    *number += job * 10 + first + index + 1;
+                }
+            });
+            for (part, number) in numbers.iter().enumerate() {
+                assert_eq!(*number, if part < parts { job * 10 + part + 1 } else { 0 });
+            }
+            if job % 4 == 0 {
+                pause(&mut state);
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_are_those_between_the_bounds() {
+    let pool = Pool::new(3).unwrap();
+    let mut out = vec![0; 20];
+    pool.run_chunks(&mut out, &[2, 2, 7, 19], &|first, values| {
+        let whole = values.len() == 17;
+        assert!(whole || [(2, 0), (2, 5), (7, 12)].contains(&(first, values.len())));
+        for (index, value) in values.iter_mut().enumerate() {
+            *value += first + index;
+        }
+    });
+    let expected: Vec<usize> = (0..20)
+        .map(|i| if (2..19).contains(&i) { i } else { 0 })
+        .collect();
+    assert_eq!(out, expected);
+    pool.run_chunks(&mut out, &[], &|_, _| unreachable!());
+    pool.run_chunks(&mut out, &[4], &|_, _| unreachable!());
+    for bounds in [[0, 21], [3, 2]] {
+        let out = &mut out;
+        let run = AssertUnwindSafe(|| pool.run_chunks(out, &bounds, &|_, _| ()));
+        assert!(catch_unwind(run).is_err(), "{bounds:?}");
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_leaves_the_pool_fit() {
+    for threads in [1, 2, 8] {
+        let pool = Pool::new(threads).unwrap();
+        for round in 0..200 {
+            let run = AssertUnwindSafe(|| {
+                pool.run(10, &|part| {
+                    if part % 5 == round % 5 {
+                        std::panic::panic_any(part % 5);
+                    }
+                });
+            });
+            let panic = catch_unwind(run).unwrap_err();
+            assert_eq!(panic.downcast_ref::<usize>(), Some(&(round % 5)));
+            let sum = AtomicUsize::new(0);
+            pool.run(10, &|part| {
+                sum.fetch_add(part, Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 45);
+        }
+    }
+}
+
+#[test]
+fn a_job_in_a_job_is_done() {
+    let pool = Pool::new(4).unwrap();
+    let calls = AtomicUsize::new(0);
+    pool.run(10, &|_| {
+        pool.run(10, &|_| {
+            pool.run(3, &|_| {
+                calls.fetch_add(1, Relaxed);
+            });
+        });
+    });
+    assert_eq!(calls.into_inner(), 300);
+}
+
+#[test]
+fn callers_on_many_threads_share_a_pool() {
+    let pool = Pool::new(3).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..2_000 {
+                    let mut out = [0; 6];
+                    pool.run_chunks(&mut out, &[0, 1, 2, 3, 4, 5, 6], &|first, values| {
+                        for (index, value) in values.iter_mut().enumerate() {
+                            *value = first + index;
+                        }
+                    });
+                    assert_eq!(out, [0, 1, 2, 3, 4, 5]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_pool_ends_whether_its_threads_wait_or_sleep() {
+    for round in 0..200 {
+        let pool = Pool::new(1 + round % 5).unwrap();
+        if round % 2 == 0 {
+            pool.run(4, &|_| ());
+        }
+        thread::sleep(Duration::from_micros([0, 30, 300][round % 3]));
+        drop(pool);
+    }
+}
