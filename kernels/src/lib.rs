@@ -11,6 +11,8 @@
 //! on the instruction set, on the kernel that computed a row, or on how threads share the rows.
 //! Threads themselves are the caller's business.
 
+mod attention;
+mod cache;
 mod cpu;
 mod error;
 mod format;
@@ -21,7 +23,8 @@ mod pack;
 mod signs;
 mod transpose;
 
-pub use cpu::GEMM_BYTES;
+pub use cache::{CacheFormat, CachePlane, Lay};
+pub use cpu::{GEMM_BYTES, power_of_two};
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
 pub use half::{bf16, f16};

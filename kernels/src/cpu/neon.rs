@@ -72,6 +72,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn load_f16(self, values: &[f16; BLOCK]) -> [float32x4_t; REGISTERS] {
+        let mut widened = [0.0; BLOCK];
+        values.convert_to_f32_slice(&mut widened);
+        self.load(&widened)
+    }
+
+    #[inline(always)]
     fn load_q8(self, quants: &[i8; BLOCK]) -> [float32x4_t; REGISTERS] {
         let mut block = self.splat(0.0);
         for (pair, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
@@ -141,6 +148,52 @@ impl Simd for Neon {
             *c = self.multiply_add_vector(a, b, *c);
         }
         c
+    }
+
+    #[inline(always)]
+    fn maximum(
+        self,
+        mut a: [float32x4_t; REGISTERS],
+        b: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vmaxnmq_f32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn add_exponent(
+        self,
+        mut value: [float32x4_t; REGISTERS],
+        power: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (value, power) in value.iter_mut().zip(power) {
+            // SAFETY: the token proves the feature.
+            *value = unsafe {
+                let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(power));
+                vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(*value), power))
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
+    fn zero_below(
+        self,
+        x: [float32x4_t; REGISTERS],
+        bound: f32,
+        mut value: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (value, x) in value.iter_mut().zip(x) {
+            // SAFETY: the token proves the feature.
+            *value = unsafe {
+                let is_below = vcltq_f32(x, vdupq_n_f32(bound));
+                vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(*value), is_below))
+            };
+        }
+        value
     }
 
     #[inline(always)]
