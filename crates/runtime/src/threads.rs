@@ -49,6 +49,26 @@ impl Threads {
         self.pool.as_ref().filter(|_| bytes >= WORTH_SPLITTING)
     }
 
+    /// Runs `act` on every part, on all threads where `work` bytes are worth sharing; at most
+    /// [`BATCH_THREADS`] parts at once. Parts are independent of each other.
+    pub(crate) fn share<T: Send>(
+        &self,
+        work: usize,
+        parts: Vec<T>,
+        act: impl Fn(T) + Sync + Send,
+    ) {
+        match self.pool_for(work) {
+            Some(pool) if parts.len() > 1 => {
+                let least = match self.count > BATCH_THREADS {
+                    true => parts.len().div_ceil(BATCH_THREADS),
+                    false => 1,
+                };
+                pool.install(|| parts.into_par_iter().with_min_len(least).for_each(act));
+            }
+            _ => parts.into_iter().for_each(act),
+        }
+    }
+
     /// `out[i] = matrix[i] · x` for all rows.
     pub(crate) fn gemv(&self, matrix: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
         let Some(pool) = self.pool_for(matrix.rows() * matrix.row_bytes()) else {

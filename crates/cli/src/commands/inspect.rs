@@ -216,7 +216,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let manifest = &bundle.manifest_document().body;
     let plan = bundle.plan();
     let mut text = format!(
-        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}\n",
+        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
         describe(bundle.header()),
         manifest.quant,
         plan.totals.hot_count,
@@ -224,6 +224,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         ByteSize(plan.totals.gpu_bytes),
         ByteSize(plan.totals.cpu_bytes),
         plan.budget.context_tokens,
+        plan.budget.kv_cache,
     );
     if let Some(inputs) = super::place::inputs::describe(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
@@ -346,7 +347,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             })
         }
         _ => {
-            let plan = Document::<Plan>::read(path, "powerinfer-plan", 1)?;
+            let plan = Document::<Plan>::read_since(path, "powerinfer-plan", 1, 2)?;
             plan.body
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;
