@@ -13,13 +13,7 @@ impl Isa {
     ///
     /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions that are
     /// not there are 0.
-    pub fn scores(
-        &self,
-        keys: &CachePlane,
-        tiles: Range<usize>,
-        queries: &[f32],
-        out: &mut [f32],
-    ) {
+    pub fn scores(&self, keys: &CachePlane, tiles: Range<usize>, queries: &[f32], out: &mut [f32]) {
         assert_eq!(keys.lay(), Lay::Keys, "a plane of keys");
         check(keys, &tiles, queries, out);
         if !out.is_empty() {

@@ -40,7 +40,10 @@ pub enum KernelError {
         name: String,
     },
     /// No format of the KV cache has this name.
-    #[error("unknown KV cache format `{name}`, expected one of {}", CacheFormat::names())]
+    #[error(
+        "unknown KV cache format `{name}`, expected one of {}",
+        CacheFormat::names()
+    )]
     UnknownCacheFormat {
         /// The name that was given.
         name: String,

@@ -17,7 +17,10 @@ use powerinfer_model::{Files, ModelConfig};
 
 use crate::{
     BundleError, FORMAT, Manifest, OLDEST_VERSION, VERSION,
-    manifest::{MANIFEST, NEXT_PLAN, OLDEST_PLAN_VERSION, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
+    manifest::{
+        MANIFEST, NEXT_PLAN, OLDEST_PLAN_VERSION, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS,
+        check_seal, sealed,
+    },
 };
 
 /// How far to trust the files of a bundle.

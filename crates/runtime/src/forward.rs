@@ -11,13 +11,14 @@ use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions}
 
 use crate::{
     InputMagnitudes, PolicyChoice, RuntimeError, Sequence, Statistics, Threads, Verification,
-    attention::{LayerCache, Reach, attend},
+    attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
     linear::Linear,
     memory::{self, Held},
     norm::norm_all,
     rotary::rotate,
+    sequence::LayerCache,
     verification::Observation,
 };
 
@@ -164,7 +165,13 @@ impl Runtime {
     /// What is held in memory, by the lines of a plan.
     pub fn memory(&self) -> Vec<Held> {
         let (config, context) = (&self.config, self.context_limit());
-        memory::held(config, &self.weights, &self.choices, &self.sequence, context)
+        memory::held(
+            config,
+            &self.weights,
+            &self.choices,
+            &self.sequence,
+            context,
+        )
     }
 
     /// The sequence that is run.
@@ -320,8 +327,13 @@ impl Runtime {
         }
         drop((key, value));
         // Each token sees itself and what came before it.
+        let heads = Heads {
+            count: self.config.head_count,
+            kv_count: self.config.kv_head_count,
+            size: self.config.head_size,
+        };
         let mut mixed = query;
-        let read = attend(&self.threads, &self.config, &reach, cache, &mut mixed);
+        let read = attend(&self.threads, heads, &reach, cache, &mut mixed);
         self.statistics.bytes_read += read as u64;
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].output.add(&mixed);

@@ -2,8 +2,8 @@
 
 use powerinfer_artifact::{
     plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, CacheFormat, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-        PREDICTORS, Plan, SCRATCH,
+        ATTENTION, BudgetLine, COLD_NEURONS, CacheFormat, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
+        KV_CACHE, PREDICTORS, Plan, SCRATCH,
     },
     predictor_file::PredictorFile,
 };

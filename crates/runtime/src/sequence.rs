@@ -1,9 +1,7 @@
 //! A sequence of tokens, and what attention keeps of them.
 
-use powerinfer_kernels::CacheFormat;
+use powerinfer_kernels::{CacheFormat, CachePlane, Lay};
 use powerinfer_model::ModelConfig;
-
-use crate::attention::LayerCache;
 
 /// Tokens that were run, with their keys and values in every layer.
 ///
@@ -69,5 +67,64 @@ impl Sequence {
     /// Bytes that are reserved for keys and values.
     pub(crate) fn bytes(&self) -> usize {
         self.layers.iter().map(LayerCache::bytes).sum()
+    }
+}
+
+/// Keys and values of one layer, a plane of each per head.
+#[derive(Debug)]
+pub(crate) struct LayerCache {
+    pub(crate) keys: Vec<CachePlane>,
+    pub(crate) values: Vec<CachePlane>,
+}
+
+impl LayerCache {
+    /// A cache with room for `positions`; none where memory has not got it. What is not used yet is
+    /// not touched.
+    pub(crate) fn new(
+        kv_heads: usize,
+        head_size: usize,
+        format: CacheFormat,
+        positions: usize,
+    ) -> Option<Self> {
+        let heads = |lay| {
+            let plane = |_| CachePlane::new(lay, format, head_size, positions);
+            (0..kv_heads).map(plane).collect::<Option<_>>()
+        };
+        Some(Self {
+            keys: heads(Lay::Keys)?,
+            values: heads(Lay::Values)?,
+        })
+    }
+
+    /// All planes, those of keys first.
+    pub(crate) fn planes(&self) -> impl Iterator<Item = &CachePlane> {
+        self.keys.iter().chain(&self.values)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut CachePlane> {
+        self.keys.iter_mut().chain(&mut self.values)
+    }
+
+    /// Bytes that are reserved.
+    pub(crate) fn bytes(&self) -> usize {
+        self.planes().map(CachePlane::bytes).sum()
+    }
+
+    /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
+    pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
+        let size = key.len() / self.keys.len();
+        for (plane, key) in self.keys.iter_mut().zip(key.chunks_exact(size)) {
+            plane.push(key);
+        }
+        for (plane, value) in self.values.iter_mut().zip(value.chunks_exact(size)) {
+            plane.push(value);
+        }
+    }
+
+    /// Forgets all positions from `positions` on.
+    pub(crate) fn truncate(&mut self, positions: usize) {
+        self.planes_mut()
+            .for_each(|plane| plane.truncate(positions));
     }
 }

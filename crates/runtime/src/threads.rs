@@ -51,12 +51,7 @@ impl Threads {
 
     /// Runs `act` on every part, on all threads where `work` bytes are worth sharing; at most
     /// [`BATCH_THREADS`] parts at once. Parts are independent of each other.
-    pub(crate) fn share<T: Send>(
-        &self,
-        work: usize,
-        parts: Vec<T>,
-        act: impl Fn(T) + Sync + Send,
-    ) {
+    pub(crate) fn share<T: Send>(&self, work: usize, parts: Vec<T>, act: impl Fn(T) + Sync + Send) {
         match self.pool_for(work) {
             Some(pool) if parts.len() > 1 => {
                 let least = match self.count > BATCH_THREADS {

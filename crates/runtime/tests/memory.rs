@@ -187,7 +187,10 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
         (EMBEDDINGS, memory::embedding_bytes(config, case.quant)),
         (HOT_NEURONS, plan.totals.hot_count * neuron_bytes),
         (COLD_NEURONS, layers * (neurons - hot) as u64 * neuron_bytes),
-        (KV_CACHE, layers * memory::kv_bytes(config, context, plan.budget.kv_cache)),
+        (
+            KV_CACHE,
+            layers * memory::kv_bytes(config, context, plan.budget.kv_cache),
+        ),
         (
             SCRATCH,
             memory::cpu_scratch_bytes(config, context, file.map_or(0, |_| RANK)),

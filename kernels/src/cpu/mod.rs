@@ -24,10 +24,10 @@ mod rows;
 mod scalar;
 
 pub(crate) use agreements::Agreements;
+pub use attention::power_of_two;
 pub(crate) use attention::{Powers, Scores, WeightedValues};
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
-pub use attention::power_of_two;
 pub use gemm::GEMM_BYTES;
 pub(crate) use gemm::Gemm;
 
