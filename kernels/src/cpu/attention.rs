@@ -10,6 +10,39 @@ use crate::CachePlane;
 use crate::cache::{PlaneData, Square};
 use crate::format::BLOCK;
 
+/// Calls a method for `$count` queries, as many queries and blocks at a time as the registers of `$simd`
+/// hold sums of; never so few that a sum waits for itself where that can be helped.
+macro_rules! in_groups {
+    ($simd:ty, $count:expr, $query:ident, $part:ident.$method:ident($($argument:expr),*)) => {{
+        let mut $query = 0;
+        if <$simd>::LANES >= 16 {
+            while $count - $query >= 8 {
+                $part.$method::<$simd, 8, 1>($($argument),*);
+                $query += 8;
+            }
+            while $count - $query >= 4 {
+                $part.$method::<$simd, 4, 1>($($argument),*);
+                $query += 4;
+            }
+            while $count - $query >= 2 {
+                $part.$method::<$simd, 2, 2>($($argument),*);
+                $query += 2;
+            }
+            if $query < $count {
+                $part.$method::<$simd, 1, 4>($($argument),*);
+            }
+        } else {
+            while $count - $query >= 2 {
+                $part.$method::<$simd, 2, 1>($($argument),*);
+                $query += 2;
+            }
+            if $query < $count {
+                $part.$method::<$simd, 1, 2>($($argument),*);
+            }
+        }
+    }};
+}
+
 /// `out[q, p] = queries[q] · keys[p]`, for the positions of some tiles.
 pub(crate) struct Scores<'a> {
     pub(crate) keys: &'a CachePlane,
@@ -62,128 +95,198 @@ impl Scores<'_> {
     /// The translation for one type of number; no scales mean 1.
     #[inline(always)]
     fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
-        let (head_size, width) = (self.keys.head_size(), self.keys.width());
-        let length = self.tiles.len() * BLOCK;
-        let blocks = width / BLOCK;
-        let count = self.queries.len() / width;
+        let mut part = Part::new(self.keys, squares, scales, self.tiles.len());
+        let count = self.queries.len() / part.width;
         self.out.fill(0.0);
-        for tile in self.tiles.clone() {
-            for block in 0..blocks {
-                let index = tile * blocks + block;
-                let part = Part {
-                    square: &squares[index],
-                    scale: scale(simd, scales, index),
-                    rows: (head_size - block * BLOCK).min(BLOCK),
-                    first: block * BLOCK,
-                    width,
-                    position: (tile - self.tiles.start) * BLOCK,
-                    length,
-                };
-                let (queries, out) = (self.queries, &mut *self.out);
-                let mut query = 0;
-                if S::LANES >= 16 {
-                    while count - query >= 8 {
-                        part.scores::<S, 8>(simd, query, queries, out);
-                        query += 8;
-                    }
-                    while count - query >= 4 {
-                        part.scores::<S, 4>(simd, query, queries, out);
-                        query += 4;
-                    }
-                }
-                while count - query >= 2 {
-                    part.scores::<S, 2>(simd, query, queries, out);
-                    query += 2;
-                }
-                if query < count {
-                    part.scores::<S, 1>(simd, query, queries, out);
-                }
-            }
+        for (position, tile) in self.tiles.enumerate() {
+            part.turn_to(tile, position);
+            in_groups!(
+                S,
+                count,
+                query,
+                part.scores(simd, query, self.queries, self.out)
+            );
         }
     }
 }
 
-/// A square and what it takes part in.
-struct Part<'a, T, B> {
-    square: &'a Square<T>,
-    scale: B,
-    /// Rows of the square that count.
-    rows: usize,
-    /// Number of a head that the square starts with.
-    first: usize,
-    /// Numbers of a head.
-    width: usize,
-    /// Position, among those of the tiles, that the square starts with.
+/// A tile and what it takes part in.
+struct Part<'a, T> {
+    squares: &'a [Square<T>],
+    scales: &'a [[f16; BLOCK]],
+    /// Number of the tile's first square.
+    square: usize,
+    /// Position, among those of all tiles, that the tile starts with.
     position: usize,
-    /// Positions of the tiles.
+    /// Positions of all tiles.
     length: usize,
+    head_size: usize,
+    /// Numbers of a head, filled up.
+    width: usize,
 }
 
-impl<T: Number, B: Copy> Part<'_, T, B> {
-    /// Adds the square's products with `Q` queries.
+impl<'a, T: Number> Part<'a, T> {
     #[inline(always)]
-    fn scores<S: Simd<Block = B>, const Q: usize>(
+    fn new(
+        plane: &CachePlane,
+        squares: &'a [Square<T>],
+        scales: &'a [[f16; BLOCK]],
+        tiles: usize,
+    ) -> Self {
+        Part {
+            squares,
+            scales,
+            square: 0,
+            position: 0,
+            length: tiles * BLOCK,
+            head_size: plane.head_size(),
+            width: plane.width(),
+        }
+    }
+
+    /// Goes on with `tile`, number `index` of those there are.
+    #[inline(always)]
+    fn turn_to(&mut self, tile: usize, index: usize) {
+        self.square = tile * (self.width / BLOCK);
+        self.position = index * BLOCK;
+    }
+
+    /// The scales of `block`, 1 where there are none.
+    #[inline(always)]
+    fn scale<S: Simd>(&self, simd: S, block: usize) -> S::Block {
+        match self.scales.is_empty() {
+            true => simd.splat(1.0),
+            false => simd.load_f16(&self.scales[self.square + block]),
+        }
+    }
+
+    /// Writes the products of the tile with `Q` queries, `B` blocks at a time.
+    #[inline(always)]
+    fn scores<S: Simd, const Q: usize, const B: usize>(
         &self,
         simd: S,
         query: usize,
         queries: &[f32],
         out: &mut [f32],
     ) {
-        let mut factors = [&[0.0; BLOCK]; Q];
-        for (index, factors) in factors.iter_mut().enumerate() {
-            let start = (query + index) * self.width + self.first;
-            *factors = block_of(&queries[start..]);
+        let whole = self.head_size / BLOCK;
+        let mut block = 0;
+        while whole - block >= B {
+            self.add_scores::<S, Q, B>(simd, block, BLOCK, query, queries, out);
+            block += B;
         }
-        let mut sums = [simd.splat(0.0); Q];
-        for (row, numbers) in self.square[..self.rows].iter().enumerate() {
-            let numbers = T::load(simd, numbers);
-            for index in 0..Q {
-                let factor = simd.splat(factors[index][row]);
-                sums[index] = simd.multiply_add(factor, numbers, sums[index]);
-            }
+        while block < whole {
+            self.add_scores::<S, Q, 1>(simd, block, BLOCK, query, queries, out);
+            block += 1;
         }
-        for (index, sum) in sums.into_iter().enumerate() {
-            let start = (query + index) * self.length + self.position;
-            let out = block_of_mut(&mut out[start..]);
-            simd.store(simd.multiply_add(self.scale, sum, simd.load(out)), out);
+        let rest = self.head_size % BLOCK;
+        if rest > 0 {
+            self.add_scores::<S, Q, 1>(simd, block, rest, query, queries, out);
         }
     }
 
-    /// Adds the square's rows, times their weights, to `Q` sums.
+    /// Adds the products of `B` blocks, the first `rows` numbers of each, with `Q` queries.
     #[inline(always)]
-    fn add_values<S: Simd<Block = B>, const Q: usize>(
+    fn add_scores<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        block: usize,
+        rows: usize,
+        query: usize,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let squares = &self.squares[self.square + block..][..B];
+        let mut factors = [[&[0.0; BLOCK]; B]; Q];
+        for (q, factors) in factors.iter_mut().enumerate() {
+            for (b, factors) in factors.iter_mut().enumerate() {
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                *factors = block_of(&queries[start..]);
+            }
+        }
+        let mut sums = [[simd.splat(0.0); B]; Q];
+        for row in 0..rows.min(BLOCK) {
+            for b in 0..B {
+                let numbers = T::load(simd, &squares[b][row]);
+                for q in 0..Q {
+                    let factor = simd.splat(factors[q][b][row]);
+                    sums[q][b] = simd.multiply_add(factor, numbers, sums[q][b]);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            let out = block_of_mut(&mut out[(query + q) * self.length + self.position..]);
+            let mut total = simd.load(out);
+            for (b, sum) in sums.into_iter().enumerate() {
+                total = simd.multiply_add(self.scale(simd, block + b), sum, total);
+            }
+            simd.store(total, out);
+        }
+    }
+
+    /// Adds the tile's values, times their weights, to `Q` sums, `B` blocks at a time.
+    #[inline(always)]
+    fn weighted<S: Simd, const Q: usize, const B: usize>(
         &self,
         simd: S,
         query: usize,
-        is_scaled: bool,
         weights: &[f32],
         out: &mut [f32],
     ) {
-        let mut scaled = [[0.0; BLOCK]; Q];
-        let mut sums = [simd.splat(0.0); Q];
-        for index in 0..Q {
-            let start = (query + index) * self.length + self.position;
-            let weights = block_of(&weights[start..]);
-            match is_scaled {
-                true => simd.store(
-                    simd.multiply(simd.load(weights), self.scale),
-                    &mut scaled[index],
-                ),
-                false => scaled[index] = *weights,
-            }
-            let start = (query + index) * self.width + self.first;
-            sums[index] = simd.load(block_of(&out[start..]));
+        let blocks = self.width / BLOCK;
+        let mut block = 0;
+        while blocks - block >= B {
+            self.add_values::<S, Q, B>(simd, block, query, weights, out);
+            block += B;
         }
-        for (row, numbers) in self.square.iter().enumerate() {
-            let numbers = T::load(simd, numbers);
-            for index in 0..Q {
-                let weight = simd.splat(scaled[index][row]);
-                sums[index] = simd.multiply_add(weight, numbers, sums[index]);
+        while block < blocks {
+            self.add_values::<S, Q, 1>(simd, block, query, weights, out);
+            block += 1;
+        }
+    }
+
+    /// Adds `B` blocks of the values to `Q` sums.
+    #[inline(always)]
+    fn add_values<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        block: usize,
+        query: usize,
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let squares = &self.squares[self.square + block..][..B];
+        let mut scaled = [[[0.0; BLOCK]; B]; Q];
+        let mut factors = [&[0.0; BLOCK]; Q];
+        let mut sums = [[simd.splat(0.0); B]; Q];
+        for q in 0..Q {
+            factors[q] = block_of(&weights[(query + q) * self.length + self.position..]);
+            for b in 0..B {
+                if T::SCALED {
+                    let product = simd.multiply(simd.load(factors[q]), self.scale(simd, block + b));
+                    simd.store(product, &mut scaled[q][b]);
+                }
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                sums[q][b] = simd.load(block_of(&out[start..]));
             }
         }
-        for (index, sum) in sums.into_iter().enumerate() {
-            let start = (query + index) * self.width + self.first;
-            simd.store(sum, block_of_mut(&mut out[start..]));
+        for row in 0..BLOCK {
+            for b in 0..B {
+                let numbers = T::load(simd, &squares[b][row]);
+                for q in 0..Q {
+                    let factor = match T::SCALED {
+                        true => scaled[q][b][row],
+                        false => factors[q][row],
+                    };
+                    sums[q][b] = simd.multiply_add(simd.splat(factor), numbers, sums[q][b]);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            for (b, sum) in sums.into_iter().enumerate() {
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                simd.store(sum, block_of_mut(&mut out[start..]));
+            }
         }
     }
 }
@@ -235,54 +338,32 @@ impl WeightedValues<'_> {
     /// The translation for one type of number; no scales mean 1.
     #[inline(always)]
     fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
-        let width = self.values.width();
-        let length = self.tiles.len() * BLOCK;
-        let blocks = width / BLOCK;
-        let count = self.out.len() / width;
-        let is_scaled = !scales.is_empty();
-        for tile in self.tiles.clone() {
-            for block in 0..blocks {
-                let index = tile * blocks + block;
-                let part = Part {
-                    square: &squares[index],
-                    scale: scale(simd, scales, index),
-                    rows: BLOCK,
-                    first: block * BLOCK,
-                    width,
-                    position: (tile - self.tiles.start) * BLOCK,
-                    length,
-                };
-                let (weights, out) = (self.weights, &mut *self.out);
-                let mut query = 0;
-                if S::LANES >= 16 {
-                    while count - query >= 8 {
-                        part.add_values::<S, 8>(simd, query, is_scaled, weights, out);
-                        query += 8;
-                    }
-                    while count - query >= 4 {
-                        part.add_values::<S, 4>(simd, query, is_scaled, weights, out);
-                        query += 4;
-                    }
-                }
-                while count - query >= 2 {
-                    part.add_values::<S, 2>(simd, query, is_scaled, weights, out);
-                    query += 2;
-                }
-                if query < count {
-                    part.add_values::<S, 1>(simd, query, is_scaled, weights, out);
-                }
-            }
+        let mut part = Part::new(self.values, squares, scales, self.tiles.len());
+        let count = self.out.len() / part.width;
+        for (position, tile) in self.tiles.enumerate() {
+            part.turn_to(tile, position);
+            in_groups!(
+                S,
+                count,
+                query,
+                part.weighted(simd, query, self.weights, self.out)
+            );
         }
     }
 }
 
 /// A number of the cache.
 trait Number: Copy {
+    /// Whether it is to be multiplied by a scale.
+    const SCALED: bool;
+
     /// Reads 32 of them.
     fn load<S: Simd>(simd: S, numbers: &[Self; BLOCK]) -> S::Block;
 }
 
 impl Number for f32 {
+    const SCALED: bool = false;
+
     #[inline(always)]
     fn load<S: Simd>(simd: S, numbers: &[f32; BLOCK]) -> S::Block {
         simd.load(numbers)
@@ -290,6 +371,8 @@ impl Number for f32 {
 }
 
 impl Number for f16 {
+    const SCALED: bool = false;
+
     #[inline(always)]
     fn load<S: Simd>(simd: S, numbers: &[f16; BLOCK]) -> S::Block {
         simd.load_f16(numbers)
@@ -297,18 +380,11 @@ impl Number for f16 {
 }
 
 impl Number for i8 {
+    const SCALED: bool = true;
+
     #[inline(always)]
     fn load<S: Simd>(simd: S, numbers: &[i8; BLOCK]) -> S::Block {
         simd.load_q8(numbers)
-    }
-}
-
-/// The scales of square `index`, 1 where there are none.
-#[inline(always)]
-fn scale<S: Simd>(simd: S, scales: &[[f16; BLOCK]], index: usize) -> S::Block {
-    match scales.is_empty() {
-        true => simd.splat(1.0),
-        false => simd.load_f16(&scales[index]),
     }
 }
 
