@@ -179,6 +179,16 @@ impl Runtime {
         &self.sequence
     }
 
+    /// The same, to be changed by what knows what it may be.
+    pub(crate) fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// From which magnitude on each layer reads inputs, where it leaves any out.
+    pub(crate) fn input_thresholds(&self) -> &[Option<InputThresholds>] {
+        &self.input_thresholds
+    }
+
     /// An empty sequence, with as much room.
     pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
         start(&self.bundle)

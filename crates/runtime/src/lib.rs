@@ -12,6 +12,7 @@ mod input_magnitudes;
 mod linear;
 mod memory;
 mod norm;
+mod prompt_cache;
 mod rotary;
 mod sampling;
 mod sequence;
