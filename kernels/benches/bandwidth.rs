@@ -93,7 +93,9 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let prompt = best(operations, || isa.gemm(&part, &many, TOKENS, &mut products));
     isa.quantise(&many, COLUMNS, &mut rounded);
     let prompt_rounded = match format.is_quantised() {
-        true => best(operations, || isa.gemm_integer(&part, &rounded, &mut products)),
+        true => best(operations, || {
+            isa.gemm_integer(&part, &rounded, &mut products)
+        }),
         false => f64::NAN,
     };
     println!(

@@ -1,6 +1,6 @@
 //! What can be wrong with weights, or with a choice of instruction set.
 
-use crate::Format;
+use crate::{CacheFormat, Format};
 
 /// Why a matrix, a format or an instruction set was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +36,15 @@ pub enum KernelError {
     /// No weight format has this name.
     #[error("unknown weight format `{name}`, expected one of {}", Format::names())]
     UnknownFormat {
+        /// The name that was given.
+        name: String,
+    },
+    /// No format of the KV cache has this name.
+    #[error(
+        "unknown KV cache format `{name}`, expected one of {}",
+        CacheFormat::names()
+    )]
+    UnknownCacheFormat {
         /// The name that was given.
         name: String,
     },

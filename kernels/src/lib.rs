@@ -12,6 +12,8 @@
 //! Threads themselves are the caller's business.
 
 mod activations;
+mod attention;
+mod cache;
 mod cpu;
 mod error;
 mod format;
@@ -23,7 +25,8 @@ mod signs;
 mod transpose;
 
 pub use activations::Activations;
-pub use cpu::gemm_bytes;
+pub use cache::{CacheFormat, CachePlane, Lay};
+pub use cpu::{gemm_bytes, power_of_two};
 pub use error::KernelError;
 pub use format::{BLOCK, Format};
 pub use half::{bf16, f16};

@@ -101,7 +101,7 @@ fn pack_blocks(
     scales
 }
 
-fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
+pub(crate) fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let scale = largest / 127.0;
     let inverse = inverse_of(scale);

@@ -7,7 +7,7 @@
 
 use powerinfer_artifact::{
     hardware,
-    plan::{Budget, Objective, Policy},
+    plan::{Budget, CacheFormat, Objective, Policy},
 };
 use powerinfer_solver::{
     Backend, Candidate, Decision, Foreseen, GROUP_SIZE, Layer, NeuronShape, Options, Problem, Way,
@@ -163,6 +163,7 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
             vram_bytes: vram,
             ram_bytes: 1 << 40,
             context_tokens: 2048,
+            kv_cache: CacheFormat::F16,
             vram_split: Vec::new(),
         },
         hardware: hardware::named("pc-high").expect("it is built in"),

@@ -1,6 +1,9 @@
 //! Problems for tests.
 
-use powerinfer_artifact::{hardware, plan::Budget};
+use powerinfer_artifact::{
+    hardware,
+    plan::{Budget, CacheFormat},
+};
 
 use crate::{GROUP_SIZE, Layer, NeuronShape, Problem, Way};
 
@@ -48,6 +51,7 @@ pub(crate) fn shaped(
             vram_bytes: 24 << 30,
             ram_bytes: 192 << 30,
             context_tokens: 2048,
+            kv_cache: CacheFormat::F32,
             vram_split: Vec::new(),
         },
         hardware: hardware::named("pc-high").unwrap(),

@@ -39,7 +39,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 fn plan(bundle: &Path) -> Plan {
     let path = bundle.join("plan.json");
-    Document::read(&path, "powerinfer-plan", 1).unwrap().body
+    Document::read(&path, "powerinfer-plan", 2).unwrap().body
 }
 
 /// The plan without its words.
@@ -256,7 +256,7 @@ fn a_plan_that_claims_other_memory_than_running_takes_is_refused() {
     let (sandbox, bundle) = demo();
     place(&sandbox, &["--vram", "517M", "--context", "64"]).good();
     let (path, whole) = (bundle.join("plan.json"), plan(&bundle));
-    let mut document: Document<Plan> = Document::read(&path, "powerinfer-plan", 1).unwrap();
+    let mut document: Document<Plan> = Document::read(&path, "powerinfer-plan", 2).unwrap();
     let mut refused = |edit: &dyn Fn(&mut Plan), parts: &[&str]| {
         document.body = whole.clone();
         edit(&mut document.body);

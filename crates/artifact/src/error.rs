@@ -151,6 +151,14 @@ pub enum ArtifactError {
         /// The digest found.
         found: String,
     },
+    /// The bytes are not those that the file's own header promises.
+    #[error(
+        "`{path}` is damaged: its content is not what its header promises; delete it and make it again"
+    )]
+    DamagedContent {
+        /// The file.
+        path: PathBuf,
+    },
     /// The user asked to stop.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),

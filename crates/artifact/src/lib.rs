@@ -18,6 +18,7 @@ pub mod placing;
 pub mod plan;
 pub mod predictor_file;
 pub mod progress;
+pub mod prompt_cache;
 pub mod random;
 pub mod tensor_file;
 pub mod tensor_writer;

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+pub use powerinfer_kernels::CacheFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -250,9 +251,32 @@ pub struct Budget {
     pub ram_bytes: u64,
     /// Tokens that the KV cache holds.
     pub context_tokens: u64,
+    /// How it stores them; plans that do not say were made for 32 bits.
+    #[serde(default = "full_width", with = "cache_format_name")]
+    pub kv_cache: CacheFormat,
     /// Memory on each GPU, in the order of the layers they have; empty where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_split: Vec<u64>,
+}
+
+/// The format of plans that name none.
+fn full_width() -> CacheFormat {
+    CacheFormat::F32
+}
+
+/// A format by its name.
+mod cache_format_name {
+    use powerinfer_kernels::CacheFormat;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(format: &CacheFormat, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(format.name())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<CacheFormat, D::Error> {
+        let name = String::deserialize(from)?;
+        name.parse().map_err(D::Error::custom)
+    }
 }
 
 impl Budget {
@@ -533,6 +557,7 @@ impl Plan {
                 vram_bytes: 0,
                 ram_bytes: 0,
                 context_tokens: context_tokens as u64,
+                kv_cache: CacheFormat::F32,
                 vram_split: Vec::new(),
             },
             lines: Vec::new(),
@@ -807,6 +832,7 @@ mod tests {
                 vram_bytes: 60,
                 ram_bytes: 50,
                 context_tokens: 16,
+                kv_cache: CacheFormat::F32,
                 vram_split: Vec::new(),
             },
             lines: vec![

@@ -17,7 +17,10 @@ use powerinfer_model::{Files, ModelConfig};
 
 use crate::{
     BundleError, FORMAT, Manifest, OLDEST_VERSION, VERSION,
-    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
+    manifest::{
+        MANIFEST, NEXT_PLAN, OLDEST_PLAN_VERSION, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS,
+        check_seal, sealed,
+    },
 };
 
 /// How far to trust the files of a bundle.
@@ -88,7 +91,12 @@ impl Bundle {
                 ),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
             })?;
-        let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
+        let plan = Document::<Plan>::read_since(
+            &plan_path,
+            PLAN_FORMAT,
+            OLDEST_PLAN_VERSION,
+            PLAN_VERSION,
+        )?;
         plan.header
             .check_model(&plan_path, &manifest.header.model)?;
         plan.body.validate().map_err(|source| BundleError::Plan {

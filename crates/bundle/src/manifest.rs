@@ -19,7 +19,9 @@ pub(crate) const PLAN: &str = "plan.json";
 /// What the next plan is called until the manifest speaks of it.
 pub(crate) const NEXT_PLAN: &str = "plan.next.json";
 pub(crate) const PLAN_FORMAT: &str = "powerinfer-plan";
-pub(crate) const PLAN_VERSION: u32 = 1;
+pub(crate) const PLAN_VERSION: u32 = 2;
+/// Oldest version of plans read here; the first says nothing of how the KV cache stores numbers.
+pub(crate) const OLDEST_PLAN_VERSION: u32 = 1;
 
 /// The body of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

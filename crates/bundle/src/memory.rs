@@ -5,7 +5,7 @@
 //! the embeddings, and the line of a head on the GPU is for a copy of all of it.
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
-use powerinfer_kernels::{BLOCK, Format, GEMM_BYTES, SignMatrix};
+use powerinfer_kernels::{BLOCK, CacheFormat, Format, SignMatrix, gemm_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 
 use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
@@ -15,6 +15,15 @@ pub const PREFILL_BATCH: usize = 64;
 
 /// Most threads that share a product over a batch: each has rows of weights unpacked meanwhile.
 pub const BATCH_THREADS: usize = 64;
+
+/// Positions whose keys and values attention takes together, before it merges what they give.
+pub const ATTENTION_SPAN: usize = 512;
+
+/// Queries that attention takes together for one head of keys and values.
+pub const ATTENTION_ROWS: usize = 32;
+
+/// Queries of one head of keys and values up to which threads share spans; beyond, they share queries.
+pub const FEW_ROWS: usize = 8;
 
 const FLOAT: u64 = size_of::<f32>() as u64;
 
@@ -140,14 +149,16 @@ pub fn foresight_bytes(
     bytes as u64
 }
 
-/// Bytes of a layer's KV cache for `context` tokens: keys and values in float32.
-pub fn kv_bytes(config: &ModelConfig, context: u64) -> u64 {
-    context * (2 * config.kv_head_count * config.head_size) as u64 * FLOAT
+/// Bytes of a layer's KV cache for `context` tokens: keys and values in `format`, heads and context
+/// filled up to multiples of 32.
+pub fn kv_bytes(config: &ModelConfig, context: u64, format: CacheFormat) -> u64 {
+    let block = format.plane_bytes(config.head_size, BLOCK);
+    context.div_ceil(BLOCK as u64) * (2 * config.kv_head_count * block) as u64
 }
 
 /// Most bytes that are held beside all these while tokens are computed and chosen, of a model whose
 /// predictors have at most `rank` units: activations of [`PREFILL_BATCH`] tokens, lists of neurons,
-/// attention's scores for `context` tokens, the logits of one token.
+/// what attention has of spans of `context` tokens, the logits of one token.
 pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let queries = config.head_count * config.head_size;
@@ -156,7 +167,10 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     // before the FFN; beside them the embeddings, or what is live in attention, or in the FFN.
     // A product over a batch is there twice for a moment, before and after it is turned round.
     let embedding = config.embedding_size + 2 * hidden;
-    let attention = 2 * queries + 2 * keys + 2 * hidden.max(queries) + hidden;
+    // Attention has queries and what it gives for them in another order, and filled up.
+    let width = config.head_size.next_multiple_of(BLOCK);
+    let ordered = config.head_count * width;
+    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden;
     let ffn = 3 * neurons + hidden;
     let per_token = 4 * hidden + embedding.max(attention).max(ffn);
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
@@ -166,10 +180,23 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     // Logits, and what a sampler sorts of them.
     let logits = 8 * config.vocabulary_size + config.embedding_size + 2 * hidden;
     let tokens = (batch * per_token + single + logits) as u64;
-    (tokens + 3 * context) * FLOAT
+    // What few queries get of each span of the context until it is merged, lists of spans, and which
+    // tokens there are.
+    let rows = config.head_count.max(FEW_ROWS * config.kv_head_count);
+    let span = rows * (width + 2) + 16 * config.kv_head_count;
+    let spans = context.div_ceil(ATTENTION_SPAN as u64) * span as u64;
+    (tokens + spans + context) * FLOAT
 }
 
-/// The same on the CPU, whose threads unpack weights as well.
+/// The same on the CPU, whose threads unpack weights and score positions as well.
 pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
-    scratch_bytes(config, context, rank) + (BATCH_THREADS * GEMM_BYTES) as u64
+    scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
+}
+
+/// The most that each thread holds beside while it multiplies or attends.
+pub fn thread_bytes(config: &ModelConfig) -> usize {
+    let width = config.head_size.next_multiple_of(BLOCK);
+    let floats = ATTENTION_ROWS * (ATTENTION_SPAN + 2 * (width + 2));
+    let columns = config.hidden_size.max(config.head_count * config.head_size);
+    gemm_bytes(columns.max(config.embedding_size)).max(floats * size_of::<f32>())
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::{
     Bundle, BundleError, REQUEST,
     bundle::{check_still_here, plan_path},
-    manifest::{MANIFEST, NEXT_PLAN, PLAN, sealed},
+    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION, sealed},
 };
 
 /// The header's setting that says, of a bundle that was placed again, by what request it was made.
@@ -53,6 +53,7 @@ impl Bundle {
             settle()?;
         }
         let mut header = self.plan.header.clone();
+        header.version = PLAN_VERSION;
         let mut manifest = self.manifest.clone();
         for settings in [&mut header.settings, &mut manifest.header.settings] {
             let before = settings.insert(REQUEST.to_owned(), request.clone());

@@ -1,58 +1,25 @@
-//! Causal grouped-query attention over a KV cache.
+//! Causal grouped-query attention over a KV cache that is streamed once for all queries that share
+//! it, in spans of positions whose results are merged in order.
+//!
+//! Where spans begin depends on nothing but positions, and each query's numbers are computed by
+//! themselves; so a token has the same bits alone and within a batch, on one thread and on many.
 
-use powerinfer_kernels::Isa;
-use powerinfer_model::{ModelConfig, alibi_bias};
+use std::{f32::consts::LOG2_E, ops::Range};
 
-/// Keys and values of one layer, one run of positions per head, in float32.
-#[derive(Debug)]
-pub(crate) struct LayerCache {
-    /// Per key and value head: `[positions, head_size]`.
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
-}
+use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
+use powerinfer_kernels::{BLOCK, Isa, power_of_two};
+use powerinfer_model::alibi_bias;
 
-impl LayerCache {
-    /// A cache with room for `positions` and never more; none where memory has not got it. What is
-    /// not used yet is not touched.
-    pub(crate) fn new(kv_heads: usize, head_size: usize, positions: usize) -> Option<Self> {
-        let reserved = || {
-            let mut head = Vec::new();
-            head.try_reserve_exact(positions.checked_mul(head_size)?)
-                .ok()?;
-            Some(head)
-        };
-        let heads = || (0..kv_heads).map(|_| reserved()).collect::<Option<_>>();
-        Some(Self {
-            keys: heads()?,
-            values: heads()?,
-        })
-    }
+use crate::{Threads, sequence::LayerCache};
 
-    /// Bytes that are reserved.
-    pub(crate) fn bytes(&self) -> usize {
-        let heads = self.keys.iter().chain(&self.values);
-        heads.map(Vec::capacity).sum::<usize>() * size_of::<f32>()
-    }
-
-    /// Appends one position; `key` and `value` are `[kv_heads, head_size]`.
-    pub(crate) fn push(&mut self, key: &[f32], value: &[f32]) {
-        let size = key.len() / self.keys.len();
-        debug_assert!(self.keys[0].len() + size <= self.keys[0].capacity());
-        for (head, cache) in self.keys.iter_mut().enumerate() {
-            cache.extend(&key[head * size..][..size]);
-        }
-        for (head, cache) in self.values.iter_mut().enumerate() {
-            cache.extend(&value[head * size..][..size]);
-        }
-    }
-
-    /// Forgets every position.
-    pub(crate) fn clear(&mut self) {
-        self.keys
-            .iter_mut()
-            .chain(&mut self.values)
-            .for_each(Vec::clear);
-    }
+/// How many heads there are, and of how many numbers each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    /// Of queries.
+    pub(crate) count: usize,
+    /// Of keys and values.
+    pub(crate) kv_count: usize,
+    pub(crate) size: usize,
 }
 
 /// What attention does besides dotting: how far it looks back, and ALiBi's slopes.
@@ -63,55 +30,489 @@ pub(crate) struct Reach<'a> {
     pub(crate) slopes: Option<&'a [f32]>,
 }
 
-/// Mixes values for one token: `query` and `out` are `[heads, head_size]`; the token's own key
-/// and value are the last in the cache. Returns the bytes of the cache that were read.
-pub(crate) fn attend(
-    isa: Isa,
-    config: &ModelConfig,
-    reach: &Reach<'_>,
-    cache: &LayerCache,
-    query: &[f32],
-    scores: &mut Vec<f32>,
-    out: &mut [f32],
-) -> usize {
-    let size = config.head_size;
-    let group = config.head_count / config.kv_head_count;
-    let scale = 1.0 / (size as f32).sqrt();
-    let positions = cache.keys[0].len() / size;
-    let first = reach
-        .window
-        .map_or(0, |window| positions.saturating_sub(window));
-    for (head, (query, out)) in query
-        .chunks_exact(size)
-        .zip(out.chunks_exact_mut(size))
-        .enumerate()
-    {
-        let keys = &cache.keys[head / group][first * size..];
-        let values = &cache.values[head / group][first * size..];
-        scores.clear();
-        scores.extend(keys.chunks_exact(size).map(|key| isa.dot(query, key)));
-        if let Some(slopes) = reach.slopes {
-            for (key, score) in scores.iter_mut().enumerate() {
-                *score += alibi_bias(slopes[head], first + key);
-            }
-        }
-        scores.iter_mut().for_each(|score| *score *= scale);
-        softmax(scores);
-        out.fill(0.0);
-        for (weight, value) in scores.iter().zip(values.chunks_exact(size)) {
-            isa.axpy(*weight, value, out);
-        }
+impl Reach<'_> {
+    /// Positions that the token at `position` sees.
+    fn seen(&self, position: usize) -> Range<usize> {
+        let end = position + 1;
+        let first = self.window.map_or(0, |window| end.saturating_sub(window));
+        first..end
     }
-    2 * (positions - first) * config.kv_head_count * size * size_of::<f32>()
 }
 
-/// `e^x / Σ e^x`, without overflow.
-fn softmax(values: &mut [f32]) {
-    let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for value in values.iter_mut() {
-        *value = (*value - largest).exp();
-        sum += *value;
+/// Mixes values for the last tokens in the cache: `queries`, `[tokens, heads, head_size]`, become what
+/// attention gives for them. Returns the bytes of the cache that were read.
+pub(crate) fn attend(
+    threads: &Threads,
+    heads: Heads,
+    reach: &Reach<'_>,
+    cache: &LayerCache,
+    queries: &mut [f32],
+) -> usize {
+    let tokens = queries.len() / (heads.count * heads.size);
+    let mix = Mix {
+        isa: threads.isa(),
+        reach,
+        cache,
+        first: cache.keys[0].positions() - tokens,
+        size: heads.size,
+        group: heads.count / heads.kv_count,
+        // Powers of two are cheaper than those of e.
+        scale: LOG2_E / (heads.size as f32).sqrt(),
+    };
+    let width = cache.keys[0].width();
+    let rows = tokens * mix.group;
+    // Rows of one KV head side by side, so that they can be taken together.
+    let mut gathered = vec![0.0; heads.kv_count * rows * width];
+    mix.for_each_head(queries, &mut gathered, |query, row| {
+        let scaled = query.iter().map(|query| query * mix.scale);
+        row.iter_mut()
+            .zip(scaled)
+            .for_each(|(row, query)| *row = query);
+    });
+    let mut mixed = vec![0.0; gathered.len()];
+    let seen = reach.seen(mix.first).start..mix.first + tokens;
+    let spans = seen.start / ATTENTION_SPAN..seen.end.div_ceil(ATTENTION_SPAN);
+    let position_bytes = 2 * kv_plane_bytes(cache) / BLOCK;
+    let read = heads.kv_count * seen.len() * position_bytes;
+    if rows <= FEW_ROWS.max(mix.group) && spans.len() > 1 {
+        // Few rows see much: threads share what is seen.
+        let part = rows * (width + 2);
+        let mut partials = vec![0.0; heads.kv_count * spans.len() * part];
+        let mut parts = Vec::with_capacity(partials.len() / part);
+        for (index, partial) in partials.chunks_exact_mut(part).enumerate() {
+            let (head, span) = (index / spans.len(), index % spans.len());
+            let queries = &gathered[head * rows * width..][..rows * width];
+            parts.push((head, spans.start + span, queries, partial));
+        }
+        threads.share(read, parts, |(head, span, queries, partial)| {
+            let mut scores = vec![0.0; rows.min(ATTENTION_ROWS) * ATTENTION_SPAN];
+            mix.span(head, span, 0, queries, &mut scores, partial);
+        });
+        let partials = partials.chunks_exact(spans.len() * part);
+        for (partials, mixed) in partials.zip(mixed.chunks_exact_mut(rows * width)) {
+            let mut merged = vec![0.0; part];
+            start(&mut merged, rows, width);
+            for partial in partials.chunks_exact(part) {
+                merge(&mut merged, partial, rows, width);
+            }
+            finish(&merged, mixed, width);
+        }
+    } else {
+        // Threads share the rows.
+        let mut parts = Vec::with_capacity(heads.kv_count * rows.div_ceil(ATTENTION_ROWS));
+        let queries = gathered.chunks_exact(rows * width);
+        for (head, (queries, mixed)) in queries
+            .zip(mixed.chunks_exact_mut(rows * width))
+            .enumerate()
+        {
+            let chunk = ATTENTION_ROWS * width;
+            let chunks = queries.chunks(chunk).zip(mixed.chunks_mut(chunk));
+            parts.extend(
+                chunks.enumerate().map(|(index, (queries, mixed))| {
+                    (head, index * ATTENTION_ROWS, queries, mixed)
+                }),
+            );
+        }
+        let work = read * rows.div_ceil(ATTENTION_ROWS);
+        threads.share(work, parts, |(head, first_row, queries, mixed)| {
+            let rows = queries.len() / width;
+            let mut scores = vec![0.0; rows * ATTENTION_SPAN];
+            let mut partial = vec![0.0; rows * (width + 2)];
+            let mut merged = vec![0.0; rows * (width + 2)];
+            start(&mut merged, rows, width);
+            for span in spans.clone() {
+                mix.span(head, span, first_row, queries, &mut scores, &mut partial);
+                merge(&mut merged, &partial, rows, width);
+            }
+            finish(&merged, mixed, width);
+        });
     }
-    values.iter_mut().for_each(|value| *value /= sum);
+    mix.for_each_head(queries, &mut mixed, |out, mixed| {
+        out.copy_from_slice(&mixed[..mix.size]);
+    });
+    read
+}
+
+/// Bytes of 32 positions of one plane.
+fn kv_plane_bytes(cache: &LayerCache) -> usize {
+    let plane = &cache.keys[0];
+    plane.format().plane_bytes(plane.head_size(), BLOCK)
+}
+
+/// Attention of some tokens over one layer's cache. Row `token · group + head` of a KV head is of the
+/// group's query head `head`.
+struct Mix<'a> {
+    isa: Isa,
+    reach: &'a Reach<'a>,
+    cache: &'a LayerCache,
+    /// Position of the first token.
+    first: usize,
+    /// Numbers of a head.
+    size: usize,
+    /// Query heads per KV head.
+    group: usize,
+    /// What queries are multiplied by.
+    scale: f32,
+}
+
+impl Mix<'_> {
+    /// Hands each head of `heads`, `[tokens, heads, head_size]`, to `act` with its row of `rows`,
+    /// `[kv_heads, tokens · group, width]`.
+    fn for_each_head(
+        &self,
+        heads: &mut [f32],
+        rows: &mut [f32],
+        act: impl Fn(&mut [f32], &mut [f32]),
+    ) {
+        let (kv_heads, width) = (self.cache.keys.len(), self.cache.keys[0].width());
+        let tokens = heads.len() / (kv_heads * self.group * self.size);
+        for (index, head) in heads.chunks_exact_mut(self.size).enumerate() {
+            let (token, head_index) = (
+                index / (kv_heads * self.group),
+                index % (kv_heads * self.group),
+            );
+            let (kv_head, member) = (head_index / self.group, head_index % self.group);
+            let row = (kv_head * tokens + token) * self.group + member;
+            act(head, &mut rows[row * width..][..width]);
+        }
+    }
+
+    /// What rows from `first_row` on get of one span: for each a sum of values, weighted by powers of
+    /// their scores over the largest; behind these sums, that largest score and the sum of weights.
+    fn span(
+        &self,
+        head: usize,
+        span: usize,
+        first_row: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+        partial: &mut [f32],
+    ) {
+        let (keys, values) = (&self.cache.keys[head], &self.cache.values[head]);
+        let width = keys.width();
+        let rows = queries.len() / width;
+        let (sums, ends) = partial.split_at_mut(rows * width);
+        let span = span * ATTENTION_SPAN..(span + 1) * ATTENTION_SPAN;
+        let seen = |row: usize| {
+            let seen = self.reach.seen(self.first + (first_row + row) / self.group);
+            seen.start.max(span.start)..seen.end.min(span.end)
+        };
+        sums.fill(0.0);
+        for start in (0..rows).step_by(ATTENTION_ROWS) {
+            let chunk = start..rows.min(start + ATTENTION_ROWS);
+            // Later rows see later positions.
+            let union = seen(chunk.start).start..seen(chunk.end - 1).end;
+            let tiles = union.start / BLOCK..union.end.div_ceil(BLOCK);
+            let ends = &mut ends[2 * chunk.start..2 * chunk.end];
+            if union.is_empty() {
+                ends.as_chunks_mut::<2>().0.fill(NOTHING);
+                continue;
+            }
+            let length = tiles.len() * BLOCK;
+            let scores = &mut scores[..chunk.len() * length];
+            let part = chunk.start * width..chunk.end * width;
+            self.isa
+                .scores(keys, tiles.clone(), &queries[part.clone()], scores);
+            let rows = scores.chunks_exact_mut(length);
+            for (row, (scores, end)) in chunk.zip(rows.zip(ends.as_chunks_mut::<2>().0)) {
+                let seen = seen(row);
+                if seen.is_empty() {
+                    scores.fill(0.0);
+                    *end = NOTHING;
+                    continue;
+                }
+                let first = tiles.start * BLOCK;
+                let valid = seen.start - first..seen.end - first;
+                if let Some(slopes) = self.reach.slopes {
+                    let slope = slopes[head * self.group + (first_row + row) % self.group];
+                    for (score, position) in scores[valid.clone()].iter_mut().zip(seen) {
+                        *score += alibi_bias(slope, position) * self.scale;
+                    }
+                }
+                *end = self.isa.powers(scores, valid).into();
+            }
+            self.isa
+                .weighted_values(values, tiles, scores, &mut sums[part]);
+        }
+    }
+}
+
+/// Largest score and sum of weights of a row that sees nothing.
+const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
+
+/// Makes `merged` what nothing has been added to.
+fn start(merged: &mut [f32], rows: usize, width: usize) {
+    let (sums, ends) = merged.split_at_mut(rows * width);
+    sums.fill(0.0);
+    ends.as_chunks_mut::<2>().0.fill(NOTHING);
+}
+
+/// Adds what rows get of one more span.
+fn merge(merged: &mut [f32], partial: &[f32], rows: usize, width: usize) {
+    let (sums, ends) = merged.split_at_mut(rows * width);
+    let (added_sums, added_ends) = partial.split_at(rows * width);
+    let ends = ends.as_chunks_mut::<2>().0;
+    for (row, (end, added)) in ends.iter_mut().zip(added_ends.as_chunks().0).enumerate() {
+        if *added == NOTHING {
+            continue;
+        }
+        let largest = end[0].max(added[0]);
+        let (before, new) = (
+            power_of_two(end[0] - largest),
+            power_of_two(added[0] - largest),
+        );
+        let row = row * width..(row + 1) * width;
+        for (sum, added) in sums[row.clone()].iter_mut().zip(&added_sums[row]) {
+            *sum = *sum * before + added * new;
+        }
+        *end = [largest, end[1] * before + added[1] * new];
+    }
+}
+
+/// Divides the sums by those of the weights.
+fn finish(merged: &[f32], mixed: &mut [f32], width: usize) {
+    let (sums, ends) = merged.split_at(mixed.len());
+    let rows = sums.chunks_exact(width).zip(ends.as_chunks::<2>().0);
+    for (mixed, (sums, [_, weights])) in mixed.chunks_exact_mut(width).zip(rows) {
+        for (mixed, sum) in mixed.iter_mut().zip(sums) {
+            *mixed = sum / weights;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use powerinfer_artifact::random::Random;
+    use powerinfer_kernels::CacheFormat;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What some tokens see, and what they ask.
+    struct Case {
+        heads: Heads,
+        window: Option<usize>,
+        slopes: Option<Vec<f32>>,
+        queries: Vec<f32>,
+        keys: Vec<f32>,
+        values: Vec<f32>,
+    }
+
+    impl Case {
+        fn new(heads: Heads, window: Option<usize>, with_slopes: bool, tokens: usize) -> Self {
+            let mut random = Random::new(tokens as u64);
+            let mut normal = |count: usize| {
+                let numbers = (0..count).map(|_| random.normal() as f32);
+                numbers.collect::<Vec<_>>()
+            };
+            Self {
+                queries: normal(tokens * heads.count * heads.size),
+                keys: normal(tokens * heads.kv_count * heads.size),
+                values: normal(tokens * heads.kv_count * heads.size),
+                slopes: with_slopes.then(|| {
+                    let slope = |head| 0.5f32.powi(head as i32 + 1);
+                    (0..heads.count).map(slope).collect()
+                }),
+                heads,
+                window,
+            }
+        }
+
+        fn tokens(&self) -> usize {
+            self.queries.len() / (self.heads.count * self.heads.size)
+        }
+
+        /// What attention gives for the tokens in batches of these sizes, the last one repeated.
+        fn run(&self, format: CacheFormat, batches: &[usize], threads: &Threads) -> Vec<f32> {
+            let Heads {
+                count,
+                kv_count,
+                size,
+            } = self.heads;
+            let mut cache = LayerCache::new(kv_count, size, format, self.tokens()).unwrap();
+            let reach = Reach {
+                window: self.window,
+                slopes: self.slopes.as_deref(),
+            };
+            let mut out = self.queries.clone();
+            let mut token = 0;
+            let sizes = batches
+                .iter()
+                .chain(std::iter::repeat(&batches[batches.len() - 1]));
+            for batch in sizes {
+                let batch = token..self.tokens().min(token + batch);
+                for token in batch.clone() {
+                    let own = token * kv_count * size..(token + 1) * kv_count * size;
+                    cache.push(&self.keys[own.clone()], &self.values[own]);
+                }
+                let queries = &mut out[batch.start * count * size..batch.end * count * size];
+                attend(threads, self.heads, &reach, &cache, queries);
+                token = batch.end;
+                if token == self.tokens() {
+                    return out;
+                }
+            }
+            unreachable!("batches have no end")
+        }
+
+        /// The same for one head of one token, in double precision.
+        fn exact(&self, token: usize, head: usize) -> Vec<f64> {
+            let Heads {
+                count,
+                kv_count,
+                size,
+            } = self.heads;
+            let kv_head = head / (count / kv_count);
+            let query = &self.queries[(token * count + head) * size..][..size];
+            let first = self
+                .window
+                .map_or(0, |window| (token + 1).saturating_sub(window));
+            let score = |position: usize| {
+                let key = &self.keys[(position * kv_count + kv_head) * size..][..size];
+                let pairs = query.iter().zip(key);
+                let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let slopes = self.slopes.as_ref();
+                let bias = slopes.map_or(0.0, |slopes| alibi_bias(slopes[head], position));
+                (product + f64::from(bias)) / (size as f64).sqrt()
+            };
+            let scores: Vec<f64> = (first..=token).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let (mut sum, mut out) = (0.0, vec![0.0; size]);
+            for (score, position) in scores.iter().zip(first..) {
+                let weight = (score - largest).exp();
+                let value = &self.values[(position * kv_count + kv_head) * size..][..size];
+                out.iter_mut()
+                    .zip(value)
+                    .for_each(|(out, value)| *out += weight * f64::from(*value));
+                sum += weight;
+            }
+            out.into_iter().map(|out| out / sum).collect()
+        }
+
+        /// Fails where `found` is further off than `allowed` for `token`.
+        fn check(&self, found: &[f32], token: usize, allowed: f64) {
+            let Heads { count, size, .. } = self.heads;
+            for head in 0..count {
+                let found = &found[(token * count + head) * size..][..size];
+                for (found, exact) in found.iter().zip(self.exact(token, head)) {
+                    let off = (f64::from(*found) - exact).abs();
+                    assert!(off <= allowed, "token {token} head {head}: {found} {exact}");
+                }
+            }
+        }
+    }
+
+    /// How far results may be off whose values are normal.
+    fn allowed(format: CacheFormat) -> f64 {
+        match format {
+            CacheFormat::F32 => 1e-5,
+            CacheFormat::F16 => 6e-3,
+            CacheFormat::Q8_0 => 1e-1,
+        }
+    }
+
+    fn threads(count: usize) -> Threads {
+        Threads::new(Isa::detect().unwrap(), count).unwrap()
+    }
+
+    #[test]
+    fn attention_is_that_of_double_precision() {
+        for format in CacheFormat::ALL {
+            for (count, kv_count, size) in [
+                (1, 1, 8),
+                (4, 2, 64),
+                (6, 1, 33),
+                (8, 8, 80),
+                (9, 3, 96),
+                (8, 1, 128),
+                (71, 1, 64),
+                (2, 1, 256),
+            ] {
+                let heads = Heads {
+                    count,
+                    kv_count,
+                    size,
+                };
+                for (window, with_slopes) in [
+                    (None, false),
+                    (Some(5), false),
+                    (Some(70), true),
+                    (None, true),
+                ] {
+                    let case = Case::new(heads, window, with_slopes, 100);
+                    let found = case.run(format, &[40, 1], &threads(1));
+                    for token in [0, 1, 31, 32, 39, 40, 76, 99] {
+                        case.check(&found, token, allowed(format));
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn batches_and_threads_change_no_bit(
+            format in 0usize..3,
+            kv_count in 1usize..4,
+            group in 1usize..6,
+            size in 1usize..70,
+            window in proptest::option::of(1usize..900),
+            with_slopes: bool,
+            tokens in 1usize..1200,
+            batches in proptest::collection::vec(1usize..600, 1..6),
+        ) {
+            let heads = Heads { count: kv_count * group, kv_count, size };
+            let case = Case::new(heads, window, with_slopes, tokens);
+            let format = CacheFormat::ALL[format];
+            let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let one_by_one = bits(case.run(format, &[1], &threads(1)));
+            prop_assert_eq!(&bits(case.run(format, &batches, &threads(1))), &one_by_one);
+            prop_assert_eq!(&bits(case.run(format, &batches, &threads(3))), &one_by_one);
+            prop_assert_eq!(&bits(case.run(format, &[1], &threads(2))), &one_by_one);
+        }
+    }
+
+    #[test]
+    fn long_contexts_are_as_exact_as_short_ones() {
+        let heads = Heads {
+            count: 4,
+            kv_count: 1,
+            size: 16,
+        };
+        let tokens = 32_768;
+        for (format, window) in [
+            (CacheFormat::F32, None),
+            (CacheFormat::F16, None),
+            (CacheFormat::Q8_0, None),
+            (CacheFormat::F16, Some(4096)),
+        ] {
+            let mut case = Case::new(heads, window, false, tokens);
+            // All but the last few tokens are only seen.
+            let seen = tokens - 40;
+            let mut cache = LayerCache::new(1, heads.size, format, tokens).unwrap();
+            for (key, value) in case
+                .keys
+                .chunks_exact(heads.size)
+                .zip(case.values.chunks_exact(heads.size))
+            {
+                cache.push(key, value);
+            }
+            let reach = Reach {
+                window,
+                slopes: None,
+            };
+            let queries = &mut case.queries.clone()[seen * heads.count * heads.size..];
+            attend(&threads(2), heads, &reach, &cache, queries);
+            let mut last = case.queries.clone()[(tokens - 1) * heads.count * heads.size..].to_vec();
+            attend(&threads(2), heads, &reach, &cache, &mut last);
+            assert_eq!(last, queries[39 * heads.count * heads.size..]);
+            case.queries[seen * heads.count * heads.size..].copy_from_slice(queries);
+            let found = std::mem::take(&mut case.queries);
+            case.queries = Case::new(heads, window, false, tokens).queries;
+            for token in [seen, tokens - 1] {
+                case.check(&found, token, allowed(format) / 10.0);
+            }
+        }
+    }
 }

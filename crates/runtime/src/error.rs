@@ -50,6 +50,20 @@ pub enum RuntimeError {
         /// Bytes of all layers.
         bytes: u64,
     },
+    /// A prompt cache of something that computes other numbers.
+    #[error(
+        "the prompt cache `{path}` is of other {what}: {found}; here it is {expected}; delete it, or name another file by `--prompt-cache`"
+    )]
+    OtherPromptCache {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// What the file is of.
+        found: String,
+        /// What runs.
+        expected: String,
+    },
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads {

@@ -10,14 +10,15 @@ use powerinfer_bundle::{
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    InputMagnitudes, PolicyChoice, RuntimeError, Statistics, Threads, Verification,
-    attention::{LayerCache, Reach, attend},
+    InputMagnitudes, PolicyChoice, RuntimeError, Sequence, Statistics, Threads, Verification,
+    attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
     linear::Linear,
     memory::{self, Held},
     norm::norm_all,
     rotary::rotate,
+    sequence::LayerCache,
     verification::Observation,
 };
 
@@ -40,8 +41,7 @@ pub struct Runtime {
     policies: Vec<Policy>,
     input_thresholds: Vec<Option<InputThresholds>>,
     threads: Threads,
-    cache: Vec<LayerCache>,
-    position: usize,
+    sequence: Sequence,
     statistics: Statistics,
     scratch: Scratch,
     verification: Option<Verification>,
@@ -79,20 +79,14 @@ impl Runtime {
             choices.check(*policy, bundle.folder(), layer)?;
         }
         let context = context_limit(&bundle);
-        let new = |_| LayerCache::new(config.kv_head_count, config.head_size, context);
-        let cache: Option<Vec<_>> = (0..config.layer_count).map(new).collect();
-        let cache = cache.ok_or_else(|| RuntimeError::NoRoom {
-            tokens: context,
-            bytes: kv_bytes(&config, context as u64).saturating_mul(config.layer_count as u64),
-        })?;
+        let sequence = start(&bundle)?;
         memory::check(
             &bundle,
-            &memory::held(&config, &weights, &choices, &cache, context),
+            &memory::held(&config, &weights, &choices, &sequence, context),
         )?;
         Ok(Self {
-            cache,
+            sequence,
             threads: options.threads,
-            position: 0,
             statistics: Statistics::default(),
             scratch: Scratch::default(),
             verification: None,
@@ -171,20 +165,67 @@ impl Runtime {
     /// What is held in memory, by the lines of a plan.
     pub fn memory(&self) -> Vec<Held> {
         let (config, context) = (&self.config, self.context_limit());
-        memory::held(config, &self.weights, &self.choices, &self.cache, context)
+        memory::held(
+            config,
+            &self.weights,
+            &self.choices,
+            &self.sequence,
+            context,
+        )
+    }
+
+    /// The sequence that is run.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// The same, to be changed by what knows what it may be.
+    pub(crate) fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// From which magnitude on each layer reads inputs, where it leaves any out.
+    pub(crate) fn input_thresholds(&self) -> &[Option<InputThresholds>] {
+        &self.input_thresholds
+    }
+
+    /// An empty sequence, with as much room.
+    pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
+        start(&self.bundle)
+    }
+
+    /// From now on runs `sequence`; returns the one before.
+    pub fn replace_sequence(&mut self, sequence: Sequence) -> Sequence {
+        std::mem::replace(&mut self.sequence, sequence)
+    }
+
+    /// Forgets all tokens from number `tokens` on.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.sequence.truncate(tokens);
+    }
+
+    /// Keeps of the sequence what `tokens` begin with too, all but their last; returns how many tokens
+    /// that is. What is left of `tokens` can be run then.
+    pub fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
+        let common = self.sequence.common_prefix(tokens);
+        let kept = common.min(tokens.len().saturating_sub(1));
+        self.truncate(kept);
+        kept
     }
 
     /// Runs `tokens`, one batch; returns the hidden states after the last layer, `[tokens, hidden]`.
-    fn layers(&mut self, tokens: &[u32]) -> Vec<f32> {
+    fn layers(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
         let weights = Arc::clone(&self.weights);
-        let mut hidden = self.embed(&weights, tokens);
+        let position = sequence.position();
+        let mut hidden = self.embed(&weights, tokens, position);
         for (index, layer) in weights.layers.iter().enumerate() {
             // Attention sees the hidden state through a norm, or as it is where norms come after.
             let mut input = hidden.clone();
             if self.config.block != Block::PostNorm {
                 self.norm(&layer.attention_norm, &mut input);
             }
-            let attended = self.attention(index, layer, &input);
+            let cache = &mut sequence.layers[index];
+            let attended = self.attention(index, layer, cache, position, &input);
 
             // The FFN runs after attention was added, or beside it on the same hidden state.
             let residual = match self.config.block {
@@ -213,18 +254,18 @@ impl Runtime {
             }
 
             // It computes whatever neurons the policy asks for.
-            self.ffn(index, layer, &residual, &input, &mut hidden);
+            self.ffn(index, layer, position, &residual, &input, &mut hidden);
             if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
                 self.norm(norm, &mut hidden);
             }
         }
-        self.position += tokens.len();
+        sequence.tokens.extend(tokens);
         self.statistics.tokens += tokens.len() as u64;
         hidden
     }
 
     /// Each token's row of the embedding, with its position where positions are learned.
-    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32]) -> Vec<f32> {
+    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32], position: usize) -> Vec<f32> {
         let (count, width) = (tokens.len(), self.config.embedding_size);
         let table = weights.embedding.view(self.bundle.weights());
         let mut embedded = vec![0.0; count * width];
@@ -244,7 +285,7 @@ impl Runtime {
             let table = table.view(self.bundle.weights());
             let mut row = vec![0.0; self.config.hidden_size];
             for (index, hidden) in hidden.chunks_exact_mut(row.len()).enumerate() {
-                table.dequantise_row(self.position + index + offset, &mut row);
+                table.dequantise_row(position + index + offset, &mut row);
                 add(hidden, &row);
             }
             read += count * table.row_bytes();
@@ -253,8 +294,15 @@ impl Runtime {
         hidden
     }
 
-    /// What attention adds for the tokens whose inputs are `x [tokens, hidden]`.
-    fn attention(&mut self, index: usize, layer: &StoredLayer, x: &[f32]) -> Vec<f32> {
+    /// What attention adds for the tokens from `position` on whose inputs are `x [tokens, hidden]`.
+    fn attention(
+        &mut self,
+        index: usize,
+        layer: &StoredLayer,
+        cache: &mut LayerCache,
+        position: usize,
+        x: &[f32],
+    ) -> Vec<f32> {
         // Query, key and value of all tokens at once.
         let thresholds = self.input_thresholds[index];
         let threshold = thresholds.map_or(0.0, |thresholds| thresholds.attention);
@@ -277,29 +325,25 @@ impl Runtime {
                 _ => None,
             },
         };
-        // Each token sees itself and what came before it.
-        let cache = &mut self.cache[index];
-        let mut mixed = vec![0.0; query.len()];
-        let (mut scores, mut read) = (Vec::new(), 0);
         for token in 0..count {
             let query = &mut query[token * queries..][..queries];
             let key = &mut key[token * keys..][..keys];
             if let Positions::Rotary(rotary) = &self.config.positions {
-                for heads in [&mut *query, &mut *key] {
-                    rotate(rotary, heads, self.config.head_size, self.position + token);
+                for heads in [query, &mut *key] {
+                    rotate(rotary, heads, self.config.head_size, position + token);
                 }
             }
             cache.push(key, &value[token * keys..][..keys]);
-            read += attend(
-                self.threads.isa(),
-                &self.config,
-                &reach,
-                cache,
-                query,
-                &mut scores,
-                &mut mixed[token * queries..][..queries],
-            );
         }
+        drop((key, value));
+        // Each token sees itself and what came before it.
+        let heads = Heads {
+            count: self.config.head_count,
+            kv_count: self.config.kv_head_count,
+            size: self.config.head_size,
+        };
+        let mut mixed = query;
+        let read = attend(&self.threads, heads, &reach, cache, &mut mixed);
         self.statistics.bytes_read += read as u64;
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].output.add(&mixed);
@@ -313,6 +357,7 @@ impl Runtime {
         &mut self,
         index: usize,
         layer: &StoredLayer,
+        position: usize,
         residual: &[f32],
         x: &[f32],
         hidden: &mut [f32],
@@ -339,7 +384,7 @@ impl Runtime {
             false => x,
         };
         let tokens = x.len() / self.config.hidden_size;
-        let positions = self.position..self.position + tokens;
+        let positions = position..position + tokens;
         let verification = self.verification.as_mut();
         let verification = verification.filter(|found| found.wants(&positions));
         let before = verification.is_some().then(|| {
@@ -421,12 +466,22 @@ impl Runtime {
                 vocabulary,
             });
         }
-        let (asked, limit) = (self.position + tokens.len(), self.context_limit());
+        let (asked, limit) = (self.position() + tokens.len(), self.context_limit());
         if asked > limit {
             return Err(ModelError::ContextFull { asked, limit });
         }
         Ok(())
     }
+}
+
+/// An empty sequence of `bundle`.
+fn start(bundle: &Bundle) -> Result<Sequence, RuntimeError> {
+    let (config, context) = (bundle.config(), context_limit(bundle));
+    let format = bundle.plan().budget.kv_cache;
+    Sequence::new(config, format, context).ok_or_else(|| RuntimeError::NoRoom {
+        tokens: context,
+        bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
+    })
 }
 
 fn context_limit(bundle: &Bundle) -> usize {
@@ -448,29 +503,32 @@ impl LanguageModel for Runtime {
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         self.check(tokens)?;
         let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary_size);
+        let mut sequence = std::mem::take(&mut self.sequence);
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(batch);
+            let hidden = self.layers(&mut sequence, batch);
             logits.extend(self.head(&hidden));
         }
+        self.sequence = sequence;
         Ok(logits)
     }
 
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         self.check(tokens)?;
         let mut last = Vec::new();
+        let mut sequence = std::mem::take(&mut self.sequence);
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(batch);
+            let hidden = self.layers(&mut sequence, batch);
             last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
         }
+        self.sequence = sequence;
         Ok(self.head(&last))
     }
 
     fn reset(&mut self) {
-        self.cache.iter_mut().for_each(LayerCache::clear);
-        self.position = 0;
+        self.sequence.truncate(0);
     }
 
     fn position(&self) -> usize {
-        self.position
+        self.sequence.position()
     }
 }

@@ -2,8 +2,8 @@
 
 use powerinfer_artifact::{
     plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-        PREDICTORS, Plan, SCRATCH,
+        ATTENTION, BudgetLine, COLD_NEURONS, CacheFormat, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
+        KV_CACHE, PREDICTORS, Plan, SCRATCH,
     },
     predictor_file::PredictorFile,
 };
@@ -13,7 +13,7 @@ use powerinfer_bundle::{
 };
 use powerinfer_model::ModelConfig;
 
-use crate::{RuntimeError, attention::LayerCache, choice::LayerChoices};
+use crate::{RuntimeError, Sequence, choice::LayerChoices};
 
 /// Memory that is held for one use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) fn held(
     config: &ModelConfig,
     weights: &StoredWeights,
     choices: &[LayerChoices],
-    cache: &[LayerCache],
+    sequence: &Sequence,
     context: usize,
 ) -> Vec<Held> {
     let (mut attention, mut neurons) = (0, 0);
@@ -67,10 +67,7 @@ pub(crate) fn held(
         (HEAD, head as u64),
         (EMBEDDINGS, embeddings as u64),
         (NEURONS, neurons as u64),
-        (
-            KV_CACHE,
-            cache.iter().map(LayerCache::bytes).sum::<usize>() as u64,
-        ),
+        (KV_CACHE, sequence.bytes() as u64),
         (SCRATCH, scratch),
     ]
     .map(|(line, bytes)| Held { line, bytes })
@@ -118,6 +115,10 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
     for Held { line, bytes } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
+            // Plans of old filled nothing up.
+            KV_CACHE if plan.budget.kv_cache == CacheFormat::F32 => {
+                planned >= *bytes || planned >= unfilled_kv_bytes(bundle)
+            }
             KV_CACHE | SCRATCH => planned >= *bytes,
             // The plan has room for neurons in either layout, whose rows are filled up differently
             // where sizes are no multiples of a block.
@@ -148,6 +149,15 @@ fn planned(plan: &Plan, line: &str) -> u64 {
 fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
     let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
     plan.lines.iter().find(is_it).map(|line| line.bytes)
+}
+
+/// Bytes of keys and values in 32 bits, nothing filled up to blocks.
+fn unfilled_kv_bytes(bundle: &Bundle) -> u64 {
+    let (config, budget) = (bundle.config(), &bundle.plan().budget);
+    let numbers = 2 * config.layer_count * config.kv_head_count * config.head_size;
+    budget
+        .context_tokens
+        .saturating_mul((numbers * size_of::<f32>()) as u64)
 }
 
 fn leaves_inputs_out(plan: &Plan) -> bool {

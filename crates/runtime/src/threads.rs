@@ -20,8 +20,8 @@ const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels take at once, or a multiple.
 const ROW_GROUP: usize = 8;
 
-/// Rows that products with many vectors take at once.
-const GEMM_ROWS: usize = 24;
+/// Rows that products with many vectors take at once, or a multiple.
+const GEMM_ROWS: usize = 48;
 
 /// Kernels on a number of threads.
 #[derive(Debug)]
@@ -72,12 +72,16 @@ impl Threads {
             most_parts: PARTS_PER_THREAD * self.count(),
             out,
         };
-        self.share(work, kernel);
+        self.share_values(work, kernel);
     }
 
     /// Calls `kernel` with parts of the work and where they lie in it, on all threads where it is
     /// worth it.
-    fn share<T: Send>(&self, work: Work<'_, T>, kernel: impl Fn(Range<usize>, &mut [T]) + Sync) {
+    fn share_values<T: Send>(
+        &self,
+        work: Work<'_, T>,
+        kernel: impl Fn(Range<usize>, &mut [T]) + Sync,
+    ) {
         let length = work.out.len();
         let steps = length.div_ceil(work.step);
         let parts = (work.bytes / PART_BYTES).min(work.most_parts).min(steps);
@@ -90,6 +94,34 @@ impl Threads {
             .run_chunks(work.out, &bounds, &|first, out: &mut [T]| {
                 kernel(first..first + out.len(), out);
             });
+    }
+
+    /// Runs `act` on every part, on all threads where `bytes` of work are worth sharing; at most
+    /// [`BATCH_THREADS`] parts at once. Parts are independent of each other.
+    pub(crate) fn share<T: Send>(
+        &self,
+        bytes: usize,
+        parts: Vec<T>,
+        act: impl Fn(T) + Sync + Send,
+    ) {
+        let mut parts: Vec<Option<T>> = parts.into_iter().map(Some).collect();
+        let work = Work {
+            bytes,
+            step: 1,
+            most_parts: self.most_parts(),
+            out: &mut parts,
+        };
+        self.share_values(work, |_, parts| {
+            parts.iter_mut().filter_map(Option::take).for_each(&act)
+        });
+    }
+
+    /// Parts of work during which a thread holds memory of its own.
+    fn most_parts(&self) -> usize {
+        match self.count() {
+            count if count > BATCH_THREADS => BATCH_THREADS,
+            count => PARTS_PER_THREAD * count,
+        }
     }
 
     /// `out[i] = matrix[i] · x` for all rows.
@@ -130,7 +162,7 @@ impl Threads {
             step: BLOCK,
             most_parts: SUMS_PER_THREAD * self.count(),
         };
-        self.share(work, |columns, out| {
+        self.share_values(work, |columns, out| {
             self.isa.axpy_rows(matrix, rows, coefficients, columns, out);
         });
     }
@@ -141,26 +173,27 @@ impl Threads {
             return self.gemv(matrix, x, out);
         }
         let rows = matrix.rows();
-        let mut transposed = vec![0.0; rows * tokens];
-        // A row is used once per token.
-        let bytes = rows * matrix.row_bytes() * tokens;
+        // Groups of rows one after the other, of each `[tokens, rows of the group]`.
+        let mut groups = vec![0.0; rows * tokens];
         let work = Work {
-            out: &mut transposed,
-            bytes,
+            out: &mut groups,
+            // A row is used once per token.
+            bytes: rows * matrix.row_bytes() * tokens,
             step: GEMM_ROWS * tokens,
-            // Each thread that is in a part has rows unpacked meanwhile.
-            most_parts: match self.count() {
-                count if count > BATCH_THREADS => BATCH_THREADS,
-                count => PARTS_PER_THREAD * count,
-            },
+            most_parts: self.most_parts(),
         };
-        self.share(work, |values, out| {
-            let rows = values.start / tokens..values.end / tokens;
-            self.isa.gemm(&matrix.rows_range(rows), x, tokens, out);
+        self.share_values(work, |values, out| {
+            let starts = (values.start / tokens..).step_by(GEMM_ROWS);
+            for (start, out) in starts.zip(out.chunks_mut(GEMM_ROWS * tokens)) {
+                let group = matrix.rows_range(start..start + out.len() / tokens);
+                self.isa.gemm(&group, x, tokens, out);
+            }
         });
-        for (token, out) in out.chunks_exact_mut(rows).enumerate() {
-            for (row, out) in out.iter_mut().enumerate() {
-                *out = transposed[row * tokens + token];
+        let starts = (0..rows).step_by(GEMM_ROWS);
+        for (start, group) in starts.zip(groups.chunks(GEMM_ROWS * tokens)) {
+            let width = group.len() / tokens;
+            for (out, group) in out.chunks_exact_mut(rows).zip(group.chunks_exact(width)) {
+                out[start..start + width].copy_from_slice(group);
             }
         }
     }

@@ -26,7 +26,7 @@ use powerinfer_artifact::{
     threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
 };
 use powerinfer_bundle::{Bundle, PackInputs, Verification, memory, pack};
-use powerinfer_kernels::{Format, GEMM_BYTES, Isa, OwnedMatrix, SignMatrix};
+use powerinfer_kernels::{Format, Isa, OwnedMatrix, SignMatrix};
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Sampler, SamplingSettings, Threads};
 
@@ -187,7 +187,10 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
         (EMBEDDINGS, memory::embedding_bytes(config, case.quant)),
         (HOT_NEURONS, plan.totals.hot_count * neuron_bytes),
         (COLD_NEURONS, layers * (neurons - hot) as u64 * neuron_bytes),
-        (KV_CACHE, layers * memory::kv_bytes(config, context)),
+        (
+            KV_CACHE,
+            layers * memory::kv_bytes(config, context, plan.budget.kv_cache),
+        ),
         (
             SCRATCH,
             memory::cpu_scratch_bytes(config, context, file.map_or(0, |_| RANK)),
@@ -297,7 +300,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
             };
             let before = MEMORY.allocated();
             // Of threads that unpack weights there is one here.
-            let others = (memory::BATCH_THREADS - 1) * GEMM_BYTES;
+            let others = (memory::BATCH_THREADS - 1) * memory::thread_bytes(config);
             let line = held[SCRATCH] as usize - others;
             MEMORY.set_limit(before + line + SLACK).unwrap();
             let mut sampler = Sampler::new(settings).unwrap();

@@ -160,6 +160,48 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn maximum(self, mut a: [__m256; REGISTERS], b: [__m256; REGISTERS]) -> [__m256; REGISTERS] {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the features.
+            *a = unsafe { _mm256_max_ps(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn add_exponent(
+        self,
+        mut value: [__m256; REGISTERS],
+        power: [__m256; REGISTERS],
+    ) -> [__m256; REGISTERS] {
+        for (value, power) in value.iter_mut().zip(power) {
+            // SAFETY: the token proves the features.
+            *value = unsafe {
+                let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(power));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(*value), power))
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
+    fn zero_below(
+        self,
+        x: [__m256; REGISTERS],
+        bound: f32,
+        mut value: [__m256; REGISTERS],
+    ) -> [__m256; REGISTERS] {
+        for (value, x) in value.iter_mut().zip(x) {
+            // SAFETY: the token proves the features.
+            *value = unsafe {
+                let is_kept = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(bound));
+                _mm256_and_ps(is_kept, *value)
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
     fn sum(self, block: [__m256; REGISTERS]) -> f32 {
         // SAFETY: the token proves the features.
         unsafe {

@@ -233,6 +233,36 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn maximum(self, a: [__m512; 2], b: [__m512; 2]) -> [__m512; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm512_max_ps(a[0], b[0]), _mm512_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn add_exponent(self, mut value: [__m512; 2], power: [__m512; 2]) -> [__m512; 2] {
+        for (value, power) in value.iter_mut().zip(power) {
+            // SAFETY: the token proves the features.
+            *value = unsafe {
+                let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(power));
+                _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(*value), power))
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
+    fn zero_below(self, x: [__m512; 2], bound: f32, mut value: [__m512; 2]) -> [__m512; 2] {
+        for (value, x) in value.iter_mut().zip(x) {
+            // SAFETY: the token proves the features.
+            *value = unsafe {
+                let is_kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(bound));
+                _mm512_maskz_mov_ps(is_kept, *value)
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
     fn sum(self, block: [__m512; 2]) -> f32 {
         // SAFETY: the token proves the features.
         unsafe {

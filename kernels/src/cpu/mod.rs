@@ -10,6 +10,7 @@
 )]
 
 mod agreements;
+mod attention;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +27,8 @@ mod rows;
 mod scalar;
 
 pub(crate) use agreements::Agreements;
+pub use attention::power_of_two;
+pub(crate) use attention::{Powers, Scores, WeightedValues};
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;
@@ -120,6 +123,12 @@ pub(crate) trait Simd: Copy {
     fn multiply(self, a: Self::Block, b: Self::Block) -> Self::Block;
     /// `a * b + c`, rounded once.
     fn multiply_add(self, a: Self::Block, b: Self::Block, c: Self::Block) -> Self::Block;
+    /// The larger of `a` and `b`.
+    fn maximum(self, a: Self::Block, b: Self::Block) -> Self::Block;
+    /// Adds the bits of `power`, shifted left past the mantissa, to the bits of `value`.
+    fn add_exponent(self, value: Self::Block, power: Self::Block) -> Self::Block;
+    /// `value`, but 0 where `x` is less than `bound`.
+    fn zero_below(self, x: Self::Block, bound: f32, value: Self::Block) -> Self::Block;
     /// Adds the upper half of the lanes to the lower half until one is left.
     fn sum(self, block: Self::Block) -> f32;
 

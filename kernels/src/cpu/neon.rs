@@ -160,6 +160,52 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn maximum(
+        self,
+        mut a: [float32x4_t; REGISTERS],
+        b: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vmaxnmq_f32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn add_exponent(
+        self,
+        mut value: [float32x4_t; REGISTERS],
+        power: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (value, power) in value.iter_mut().zip(power) {
+            // SAFETY: the token proves the feature.
+            *value = unsafe {
+                let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(power));
+                vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(*value), power))
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
+    fn zero_below(
+        self,
+        x: [float32x4_t; REGISTERS],
+        bound: f32,
+        mut value: [float32x4_t; REGISTERS],
+    ) -> [float32x4_t; REGISTERS] {
+        for (value, x) in value.iter_mut().zip(x) {
+            // SAFETY: the token proves the feature.
+            *value = unsafe {
+                let is_below = vcltq_f32(x, vdupq_n_f32(bound));
+                vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(*value), is_below))
+            };
+        }
+        value
+    }
+
+    #[inline(always)]
     fn sum(self, b: [float32x4_t; REGISTERS]) -> f32 {
         // SAFETY: the token proves the feature.
         unsafe {

@@ -81,7 +81,7 @@ fn multiply_add(sums: &mut [f32; BLOCK], weights: &[f32; BLOCK], x: &[f32]) {
 }
 
 /// Adds the upper half to the lower half until one number is left.
-fn sum(mut sums: [f32; BLOCK]) -> f32 {
+pub(super) fn sum(mut sums: [f32; BLOCK]) -> f32 {
     halved(&mut sums)
 }
 

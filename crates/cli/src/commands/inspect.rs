@@ -1,6 +1,9 @@
 //! `powerinfer inspect`: what an artifact is, who made it from what, and whether it is whole.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
@@ -9,6 +12,7 @@ use powerinfer_artifact::{
     document::Document,
     plan::Plan,
     predictor_file::{self, PredictorFile},
+    prompt_cache::{self, PromptCacheFile},
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
@@ -28,7 +32,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer inspect demo.powerinfer/bundle --verify")]
 pub(crate) struct InspectArguments {
-    /// Profile, predictors, bundle, plan or model (`org/name` on the hub too); or a folder with several of them
+    /// Profile, predictors, bundle, plan, prompt cache or model (`org/name` on the hub too); or a folder with several of them
     path: PathBuf,
     /// Draw a profile as a page that needs nothing from elsewhere
     #[arg(long, value_name = "FILE")]
@@ -104,8 +108,9 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
             Some("safetensors") => tensors(path),
             Some("json") => document(path, verify),
             Some("gguf") => model(&Checkpoint::open(path)?, verify),
+            _ if is_safetensors(path) => tensors(path),
             _ => bail!(
-                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json and models",
+                "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
                 path.display()
             ),
         }
@@ -216,7 +221,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let manifest = &bundle.manifest_document().body;
     let plan = bundle.plan();
     let mut text = format!(
-        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}\n",
+        "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
         describe(bundle.header()),
         manifest.quant,
         plan.totals.hot_count,
@@ -224,6 +229,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         ByteSize(plan.totals.gpu_bytes),
         ByteSize(plan.totals.cpu_bytes),
         plan.budget.context_tokens,
+        plan.budget.kv_cache,
     );
     if let Some(inputs) = super::place::inputs::describe(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
@@ -305,6 +311,9 @@ fn tensors(path: &Path) -> Result<Report> {
         return Ok(report);
     }
     let file = TensorFile::open(path)?;
+    if file.header(prompt_cache::FORMAT, u32::MAX).is_ok() {
+        return prompt_cache(path);
+    }
     let mut text = String::new();
     let mut entries = Vec::new();
     for name in file.names() {
@@ -321,6 +330,31 @@ fn tensors(path: &Path) -> Result<Report> {
         text,
         json: json!({ "tensors": entries }),
     })
+}
+
+/// A prompt cache, whose content is verified by opening it.
+fn prompt_cache(path: &Path) -> Result<Report> {
+    let file = PromptCacheFile::open(path)?;
+    let length = std::fs::metadata(path)?.len();
+    let text = format!(
+        "{}  tokens       {}, with keys and values in {}\n  size         {}\n",
+        describe(file.header()),
+        file.tokens().len(),
+        file.format(),
+        ByteSize(length),
+    );
+    Ok(Report {
+        has_digests: true,
+        text,
+        json: json!({ "header": file.header(), "tokens": file.tokens(), "bytes": length }),
+    })
+}
+
+/// Whether the file begins as safetensors files do, whatever it is called.
+fn is_safetensors(path: &Path) -> bool {
+    let mut start = [0; 9];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start[8] == b'{'
 }
 
 /// A JSON file of ours.
@@ -346,7 +380,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             })
         }
         _ => {
-            let plan = Document::<Plan>::read(path, "powerinfer-plan", 1)?;
+            let plan = Document::<Plan>::read_since(path, "powerinfer-plan", 1, 2)?;
             plan.body
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;

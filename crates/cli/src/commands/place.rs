@@ -24,7 +24,7 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
 use powerinfer_solver::SolveReport;
@@ -94,6 +94,9 @@ pub(crate) struct BudgetArguments {
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
+    /// Format of the KV cache: f16, q8_0 at about half the memory, or f32 [default: f16]
+    #[arg(long, value_name = "FORMAT")]
+    kv_cache: Option<CacheFormat>,
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
     /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: rtx4090]
     #[arg(long, value_name = "NAME|FILE")]

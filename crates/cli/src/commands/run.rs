@@ -1,5 +1,7 @@
 //! `powerinfer run`: text from a bundle.
 
+mod prompt_cache;
+
 use std::{
     io::{BufRead, IsTerminal, Read},
     time::{Duration, Instant},
@@ -14,6 +16,7 @@ use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tok
 use serde::Deserialize;
 use serde_json::json;
 
+use self::prompt_cache::{PromptCache, PromptCacheArguments};
 use crate::{
     engine::{EngineArguments, open_runtime},
     model_argument::{self, DEMO},
@@ -47,6 +50,8 @@ pub(crate) struct RunArguments {
     max_tokens: usize,
     #[command(flatten)]
     sampling: SamplingArguments,
+    #[command(flatten)]
+    prompt_cache: PromptCacheArguments,
     #[command(flatten)]
     engine: EngineArguments,
     /// Compute the FFNs of every K-th token densely too, and tell how far the policy's are off (with
@@ -137,6 +142,8 @@ impl SamplingArguments {
 #[derive(Debug, Default)]
 struct Timing {
     prompt_tokens: usize,
+    /// Of these, tokens that had been computed before.
+    cached_tokens: usize,
     prompt: Duration,
     generated_tokens: usize,
     decode: Duration,
@@ -166,6 +173,9 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             print(&text)?;
             text
         }
+        Prompt::Interactive if arguments.prompt_cache.prompt_cache.is_some() => {
+            bail!("`--prompt-cache` takes a prompt; give one with `--prompt TEXT` or on stdin")
+        }
         Prompt::Interactive => return chat(arguments, &mut model, &tokenizer, sampler()?, output),
     };
     if arguments.echo && !arguments.json {
@@ -175,11 +185,11 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let mut completion = String::new();
     let json = arguments.json;
     let timing = generate(
+        arguments,
         &mut model,
         &tokenizer,
         &mut sampler()?,
         &ids,
-        arguments.max_tokens,
         output,
         &mut |piece| {
             completion.push_str(piece);
@@ -191,8 +201,9 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "prompt": prompt,
             "completion": completion,
             "prompt_tokens": timing.prompt_tokens,
+            "cached_prompt_tokens": timing.cached_tokens,
             "generated_tokens": timing.generated_tokens,
-            "prompt_tokens_per_second": rate(timing.prompt_tokens, timing.prompt),
+            "prompt_tokens_per_second": rate(timing.computed_tokens(), timing.prompt),
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.decoded.bytes_per_token(),
@@ -250,35 +261,39 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
 
 /// Generates until the text ends, the tokens or the context are used up, or Ctrl-C.
 fn generate(
+    arguments: &RunArguments,
     model: &mut Runtime,
     tokenizer: &Tokenizer,
     sampler: &mut Sampler,
     ids: &[u32],
-    max_tokens: usize,
     output: Output,
     write: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Timing> {
     if ids.is_empty() {
         bail!("the prompt has no tokens; give some text with `--prompt`");
     }
+    check_length(model, ids.len())?;
+    let cache = PromptCache::open(&arguments.prompt_cache, model, ids)?;
     let mut told = model.verification().map_or(0, |found| found.alarms().len());
     let mut verified = model.verification().map_or(0, Verification::tokens);
     let mut timing = Timing {
         prompt_tokens: ids.len(),
+        cached_tokens: cache.taken,
         ..Timing::default()
     };
     ids.iter().for_each(|id| sampler.remember(*id));
     model.take_statistics();
     let started = Instant::now();
-    let mut logits = model.forward_last(ids)?;
+    let mut logits = model.forward_last(&ids[cache.taken..])?;
     timing.prompt = started.elapsed();
     model.take_statistics();
+    cache.keep_prompt(model)?;
 
     let stops = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
     let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
     let known = tokenizer.vocabulary_size();
     let started = Instant::now();
-    while timing.generated_tokens < max_tokens && !interrupted() {
+    while timing.generated_tokens < arguments.max_tokens && !interrupted() {
         // Rows of the head beyond the tokenizer's vocabulary are padding and mean nothing.
         let token = sampler.sample(&logits[..known.min(logits.len())]);
         timing.generated_tokens += 1;
@@ -300,7 +315,23 @@ fn generate(
     if let Some(piece) = decoder.finish()? {
         write(&piece)?;
     }
+    cache.keep_all(model)?;
     Ok(timing)
+}
+
+/// Refuses a prompt of so many tokens where the context does not hold them.
+fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
+    let (limit, longest) = (model.context_limit(), model.config().context_length);
+    if tokens <= limit {
+        return Ok(());
+    }
+    let instead = match longest > limit {
+        true => format!(
+            "shorten it, or place the bundle again with a longer `--context`, up to the model's {longest}"
+        ),
+        false => "shorten it; the model was made for no more".to_owned(),
+    };
+    bail!("the prompt is {tokens} tokens long, and the context holds {limit}; {instead}")
 }
 
 /// `verification` with the bands that the bundle is certified for, where its plan is followed.
@@ -392,12 +423,21 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 impl Timing {
+    /// Tokens of the prompt that were computed.
+    fn computed_tokens(&self) -> usize {
+        self.prompt_tokens - self.cached_tokens
+    }
+
     /// One line of figures.
     fn describe(&self) -> String {
+        let cached = match self.cached_tokens {
+            0 => String::new(),
+            cached => format!(" ({cached} of them known already)"),
+        };
         format!(
-            "prompt: {} tokens, {:.0} tokens/s; decode: {} tokens, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
+            "prompt: {} tokens{cached}, {:.0} tokens/s; decode: {} tokens, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
             self.prompt_tokens,
-            rate(self.prompt_tokens, self.prompt),
+            rate(self.computed_tokens(), self.prompt),
             self.generated_tokens,
             rate(self.generated_tokens, self.decode),
             percent(self.decoded.computed_share()),
@@ -433,14 +473,13 @@ fn chat(
             }
             None => tokenizer.encode(&line, SpecialTokens::Add)?,
         };
-        model.reset();
         let mut answer = String::new();
         let timing = generate(
+            arguments,
             model,
             tokenizer,
             &mut sampler,
             &ids,
-            arguments.max_tokens,
             output,
             &mut |piece| {
                 answer.push_str(piece);

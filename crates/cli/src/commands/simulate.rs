@@ -13,7 +13,7 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Budget, Policy},
 };
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_synth::Shape;
 
@@ -107,6 +107,7 @@ impl SimulateArguments {
             vram_bytes: self.vram.map_or(card, |vram| vram.0),
             ram_bytes: self.ram.map_or(hardware.cpu.ram_bytes, |ram| ram.0),
             context_tokens: context as u64 * u64::from(self.batch),
+            kv_cache: CacheFormat::F16,
             vram_split: Vec::new(),
         };
         let activity = Activity::of(

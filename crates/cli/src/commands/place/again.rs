@@ -149,6 +149,7 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
         vram_bytes: 0,
         ram_bytes: given.ram.unwrap_or(ByteSize(ram)).0,
         context_tokens: request::context(given, config, before)? as u64,
+        kv_cache: given.kv_cache.unwrap_or(plan.budget.kv_cache),
     };
     given
         .vram

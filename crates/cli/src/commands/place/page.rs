@@ -118,7 +118,13 @@ fn facts(plan: &Plan) -> String {
                 1e6 / totals.microseconds_per_token
             ),
         ),
-        ("context", format!("{} tokens", plan.budget.context_tokens)),
+        (
+            "context",
+            format!(
+                "{} tokens, KV cache in {}",
+                plan.budget.context_tokens, plan.budget.kv_cache
+            ),
+        ),
         ("head", plan.head.to_string()),
         ("objective", plan.objective.to_string()),
         (

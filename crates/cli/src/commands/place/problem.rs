@@ -36,7 +36,7 @@ pub(crate) fn problem(
         attention_bytes: memory::attention_bytes(config, quant, left_out.is_some()),
         attention_read_bytes: memory::attention_read_bytes(config, quant, left_out),
         predictor_bytes: 0,
-        kv_bytes: memory::kv_bytes(config, budget.context_tokens),
+        kv_bytes: memory::kv_bytes(config, budget.context_tokens, budget.kv_cache),
         pins: Pins::default(),
     };
     let context = budget.context_tokens;

@@ -10,7 +10,7 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, REQUEST};
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
 use serde_json::json;
@@ -62,6 +62,7 @@ impl Request {
             vram_bytes: 0,
             ram_bytes: ram.0,
             context_tokens: context as u64,
+            kv_cache: arguments.kv_cache.unwrap_or(CacheFormat::F16),
         };
         let is_this_machine = arguments.hardware.is_none();
         arguments

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
 use powerinfer_artifact::{hardware, plan::Budget};
-use powerinfer_kernels::Format;
+use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_synth::Shape;
 
 use super::{
@@ -171,6 +171,7 @@ impl Setting {
                 vram_bytes: gpu.vram_bytes,
                 ram_bytes: hardware.cpu.ram_bytes,
                 context_tokens: 2048,
+                kv_cache: CacheFormat::F16,
                 vram_split: Vec::new(),
             },
             config,

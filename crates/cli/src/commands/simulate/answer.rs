@@ -13,7 +13,7 @@ use powerinfer_model::ModelConfig;
 use serde::Serialize;
 
 use super::{
-    engine::{Engine, LLAMA_CPP, ORIGINAL, OURS},
+    engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
     published::Activity,
     step::{Kind, Pass, Placed, Stage},
     subject::{Solved, Subject, model_bytes, parameters, rank},
@@ -225,7 +225,7 @@ impl Request {
 
     fn llama_cpp(&self, subject: &Subject<'_>) -> EngineAnswer {
         let all_active = vec![1.0; self.config.ffn_size];
-        let (placed, count) = subject.by_whole_layers(LLAMA_CPP.kv_number_bytes, &all_active);
+        let (placed, count) = subject.by_whole_layers(LLAMA_CPP_KV_NUMBER_BYTES, &all_active);
         let on_cpu = subject.cpu_bytes(&placed);
         if on_cpu > self.budget.ram_bytes {
             return EngineAnswer {

@@ -31,8 +31,8 @@ pub(crate) struct Engine {
     pub(crate) counts_rows: bool,
     /// How the results of a split FFN come together.
     pub(crate) merge: Merge,
-    /// Bytes of a number in the KV cache.
-    pub(crate) kv_number_bytes: u64,
+    /// Bytes of a number in the KV cache; none where the plan says how it is stored.
+    pub(crate) kv_number_bytes: Option<u64>,
     /// Whether the KV cache stays on the CPU, wherever attention is.
     pub(crate) kv_on_cpu: bool,
     /// Whether matrices of the CPU are sent to the GPU for a prompt where that is quicker.
@@ -74,7 +74,7 @@ pub(crate) const OURS: Engine = Engine {
     kernels: [[3.0, 2.0, 2.0], [4.0, 2.0, 3.0]],
     counts_rows: true,
     merge: Merge::PerLayer,
-    kv_number_bytes: 4,
+    kv_number_bytes: None,
     kv_on_cpu: false,
     ships_weights: false,
     sparse_prompts: false,
@@ -101,7 +101,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     counts_rows: false,
     // Three sparse operators per gated FFN, each in two halves and an addition (source code).
     merge: Merge::PerMatrix,
-    kv_number_bytes: 2,
+    kv_number_bytes: LLAMA_CPP.kv_number_bytes,
     // "The KV cache continues to reside in CPU memory" (section 7).
     kv_on_cpu: true,
     ships_weights: true,
@@ -133,11 +133,14 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     kernels: [[0.0; 3]; 2],
     counts_rows: false,
     merge: Merge::PerLayer,
-    kv_number_bytes: 2,
+    kv_number_bytes: Some(LLAMA_CPP_KV_NUMBER_BYTES),
     kv_on_cpu: false,
     ships_weights: true,
     sparse_prompts: false,
 };
+
+/// Bytes of a number in llama.cpp's KV cache: F16, its default.
+pub(crate) const LLAMA_CPP_KV_NUMBER_BYTES: u64 = 2;
 
 /// Tokens of a prompt that llama.cpp makes room for at once on the GPU.
 pub(crate) const LLAMA_CPP_BATCH: u64 = 512;

@@ -13,7 +13,8 @@ use powerinfer_artifact::{
     hardware::Hardware,
     plan::{Device, Plan},
 };
-use powerinfer_kernels::Format;
+use powerinfer_bundle::memory::kv_bytes;
+use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{Candidate, Problem, Way, Work};
 
@@ -46,6 +47,8 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) kv: Device,
     /// Numbers that a token of context adds to the cache.
     pub(crate) kv_numbers: usize,
+    /// Bytes that they take where the plan says how they are stored.
+    pub(crate) kv_bytes: f64,
 }
 
 /// What a pass does.
@@ -197,7 +200,11 @@ impl Stage<'_> {
             true => Device::Cpu,
             false => layer.kv,
         };
-        let bytes = pass.context * (layer.kv_numbers as u64 * self.engine.kv_number_bytes) as f64;
+        let per_token = match self.engine.kv_number_bytes {
+            Some(bytes) => (layer.kv_numbers as u64 * bytes) as f64,
+            None => layer.kv_bytes,
+        };
+        let bytes = pass.context * per_token;
         let share = match device {
             Device::Gpu => 1.0,
             Device::Cpu => self.engine.cpu_kv,
@@ -407,6 +414,7 @@ impl<'a> Placed<'a> {
         quant: Format,
         chosen: &[&'a Candidate],
     ) -> Self {
+        let kv_bytes = kv_bytes(config, BLOCK as u64, plan.budget.kv_cache) as f64 / BLOCK as f64;
         let layers = plan.layers.iter().zip(&problem.layers).zip(chosen);
         let layers = layers.map(|((plan, layer), chosen)| PlacedLayer {
             way: chosen.way,
@@ -418,6 +426,7 @@ impl<'a> Placed<'a> {
             foresight: plan.predictor.unwrap_or(plan.attention),
             kv: plan.kv,
             kv_numbers: 2 * config.kv_head_count * config.head_size,
+            kv_bytes,
         });
         Self {
             layers: layers.collect(),

@@ -241,6 +241,7 @@ impl Subject<'_> {
                 foresight: home,
                 kv: home,
                 kv_numbers: numbers,
+                kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
             }
         });
         let placed = Placed {

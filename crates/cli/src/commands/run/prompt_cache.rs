@@ -1,0 +1,97 @@
+//! `run --prompt-cache FILE`: what a prompt computes, kept for the next one that begins like it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::prompt_cache::PromptCacheFile;
+use powerinfer_runtime::Runtime;
+
+/// Which file, and what for.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Prompt cache")]
+pub(crate) struct PromptCacheArguments {
+    /// Keep what the prompt computes in this file; what the file has of the prompt's beginning is taken
+    /// over from it and not computed again
+    #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
+    pub(super) prompt_cache: Option<PathBuf>,
+    /// Keep the generated text in it too
+    #[arg(long, requires = "prompt_cache")]
+    prompt_cache_all: bool,
+    /// Leave the file as it is
+    #[arg(long, requires = "prompt_cache", conflicts_with = "prompt_cache_all")]
+    prompt_cache_ro: bool,
+}
+
+/// The prompt cache of one generation.
+pub(super) struct PromptCache<'a> {
+    arguments: &'a PromptCacheArguments,
+    /// Tokens that the file has.
+    known: Vec<u32>,
+    /// Tokens of the prompt that need not be computed.
+    pub(super) taken: usize,
+}
+
+impl<'a> PromptCache<'a> {
+    /// Has `model` go on with what it has of `prompt` already, from the file or from before.
+    pub(super) fn open(
+        arguments: &'a PromptCacheArguments,
+        model: &mut Runtime,
+        prompt: &[u32],
+    ) -> Result<Self> {
+        let mut cache = Self {
+            arguments,
+            known: Vec::new(),
+            taken: 0,
+        };
+        match &arguments.prompt_cache {
+            Some(path) if path.exists() => {
+                let file = PromptCacheFile::open(path)?;
+                cache.taken = model.load_prompt_cache(path, &file, prompt)?;
+                cache.known = file.tokens().to_vec();
+            }
+            Some(path) if arguments.prompt_cache_ro => bail!(
+                "there is no prompt cache `{}`; leave out `--prompt-cache-ro` once to make it",
+                path.display()
+            ),
+            _ => cache.taken = model.keep_prefix_of(prompt),
+        }
+        Ok(cache)
+    }
+
+    /// Keeps the prompt, which `model` has just read.
+    pub(super) fn keep_prompt(&self, model: &Runtime) -> Result<()> {
+        match self.arguments.prompt_cache_all {
+            true => Ok(()),
+            false => self.keep(model),
+        }
+    }
+
+    /// Keeps all, where that is asked for and was computed as the plan has it.
+    pub(super) fn keep_all(&self, model: &Runtime) -> Result<()> {
+        let alarms = model.verification().map_or(0, |found| found.alarms().len());
+        if !self.arguments.prompt_cache_all {
+            return Ok(());
+        }
+        if alarms > 0 {
+            bail!(
+                "the prompt cache was not written: {alarms} layers left the plan's policy on the way"
+            );
+        }
+        self.keep(model)
+    }
+
+    /// Writes what `model` has run, unless the file has it already.
+    fn keep(&self, model: &Runtime) -> Result<()> {
+        let is_known = self.known.starts_with(model.sequence().tokens());
+        match self.path() {
+            Some(path) if !is_known => Ok(model.save_prompt_cache(path)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file, where it may be written.
+    fn path(&self) -> Option<&Path> {
+        let path = self.arguments.prompt_cache.as_deref();
+        path.filter(|_| !self.arguments.prompt_cache_ro)
+    }
+}

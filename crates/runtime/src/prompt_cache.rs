@@ -1,0 +1,170 @@
+//! Sequences kept in a file, so that a prompt that begins like an earlier one is not read again.
+
+use std::path::Path;
+
+use powerinfer_artifact::{
+    Digest, Header,
+    plan::Policy,
+    prompt_cache::{FORMAT, Planes, PromptCacheFile, VERSION, write},
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_kernels::{BLOCK, CachePlane};
+use serde_json::{Value, json};
+
+use crate::{Runtime, RuntimeError};
+
+const WEIGHTS: &str = "weights";
+const PREDICTORS: &str = "predictors";
+const POLICIES: &str = "policies";
+const DECISIONS: &str = "decisions";
+
+impl Runtime {
+    /// Writes the tokens that were run, with their keys and values, to `path`.
+    ///
+    /// The same sequence of the same bundle gives the same bytes.
+    pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
+        let sequence = self.sequence();
+        let layers: Vec<Planes<'_>> = sequence
+            .layers
+            .iter()
+            .map(|layer| Planes {
+                keys: layer.keys.iter().map(CachePlane::as_bytes).collect(),
+                values: layer.values.iter().map(CachePlane::as_bytes).collect(),
+            })
+            .collect();
+        let blocks = self.blocks();
+        let format = self.bundle().plan().budget.kv_cache;
+        let tokens = sequence.tokens();
+        Ok(write(path, self.stamp(), tokens, format, blocks, &layers)?)
+    }
+
+    /// Takes over what `file` has of the beginning of `prompt`, instead of the sequence that is here;
+    /// returns how many tokens that is, never all of `prompt`. What is left of it can be run then.
+    ///
+    /// Fails where the file is of something that would have computed other numbers.
+    pub fn load_prompt_cache(
+        &mut self,
+        path: &Path,
+        file: &PromptCacheFile,
+        prompt: &[u32],
+    ) -> Result<usize, RuntimeError> {
+        self.check_prompt_cache(path, file)?;
+        let both = file.tokens().iter().zip(prompt);
+        let common = both.take_while(|(own, other)| own == other).count();
+        let kept = common
+            .min(prompt.len().saturating_sub(1))
+            .min(self.context_limit());
+        let (heads, blocks) = (self.bundle().config().kv_head_count, self.blocks());
+        // All of it is looked at before any of it is taken over.
+        let layers = self.bundle().config().layer_count;
+        let layers = (0..layers).map(|layer| file.planes(layer, heads, blocks));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let sequence = self.sequence_mut();
+        for (layer, planes) in sequence.layers.iter_mut().zip(&layers) {
+            let planes = planes.keys.iter().chain(&planes.values);
+            for (plane, (numbers, scales)) in layer.planes_mut().zip(planes) {
+                plane.read_bytes(numbers, scales, kept);
+            }
+        }
+        sequence.tokens.clear();
+        sequence.tokens.extend(&prompt[..kept]);
+        Ok(kept)
+    }
+
+    /// Blocks of a head.
+    fn blocks(&self) -> usize {
+        self.bundle().config().head_size.div_ceil(BLOCK)
+    }
+
+    /// Who computes, and all that the numbers depend on beside the tokens.
+    fn stamp(&self) -> Header {
+        let bundle = self.bundle();
+        let header = Header::new(FORMAT, VERSION, bundle.header().model.clone(), 0);
+        let mut header = header
+            .with_input(WEIGHTS, file_digest(bundle, bundle.weights().path()))
+            .with_setting(POLICIES, json!(self.policies()))
+            .with_setting(DECISIONS, self.decisions().to_string());
+        if let Some(predictors) = bundle.predictors() {
+            header = header.with_input(PREDICTORS, file_digest(bundle, &predictors.path()));
+        }
+        header
+    }
+
+    /// A digest of what else decides which neurons are computed, and in which order they are added up.
+    fn decisions(&self) -> Digest {
+        let plans = self.bundle().plan().layers.iter();
+        let layers: Vec<_> = plans
+            .zip(self.policies())
+            .zip(self.input_thresholds())
+            .map(|((plan, policy), inputs)| {
+                let threshold = plan.threshold.filter(|_| *policy == Policy::Threshold);
+                (policy, threshold, inputs, plan.hot_count)
+            })
+            .collect();
+        Digest::of(json!(layers).to_string().as_bytes())
+    }
+
+    /// Refuses a file of something else.
+    fn check_prompt_cache(&self, path: &Path, file: &PromptCacheFile) -> Result<(), RuntimeError> {
+        let (own, found) = (self.stamp(), file.header());
+        let differs = |what, found: String, expected: String| {
+            Err(RuntimeError::OtherPromptCache {
+                path: path.to_owned(),
+                what,
+                found,
+                expected,
+            })
+        };
+        if found.model.fingerprint != own.model.fingerprint {
+            return differs("model", found.model.to_string(), own.model.to_string());
+        }
+        let input = |header: &Header, name| match header.inputs.get(name) {
+            Some(digest) => format!("{}…", &digest.to_string()[..15]),
+            None => "none".to_owned(),
+        };
+        for (name, what) in [(WEIGHTS, "bundle's weights"), (PREDICTORS, "predictors")] {
+            if found.inputs.get(name) != own.inputs.get(name) {
+                return differs(what, input(found, name), input(&own, name));
+            }
+        }
+        let format = self.bundle().plan().budget.kv_cache;
+        if file.format() != format {
+            let (found, own) = (file.format().to_string(), format.to_string());
+            return differs("KV cache format", found, own);
+        }
+        if found.settings.get(POLICIES) != own.settings.get(POLICIES) {
+            let policies = |header: &Header| summary(header.settings.get(POLICIES));
+            return differs("policies", policies(found), policies(&own));
+        }
+        if found.settings.get(DECISIONS) != own.settings.get(DECISIONS) {
+            let (before, now) = ("those before the bundle was placed again", "others");
+            return differs("thresholds or hot neurons", before.into(), now.into());
+        }
+        Ok(())
+    }
+}
+
+/// The digest that the bundle's manifest has of the file at `path`.
+fn file_digest(bundle: &Bundle, path: &Path) -> Digest {
+    let files = &bundle.manifest_document().body.files;
+    let name = path.file_name().and_then(|name| name.to_str());
+    let digest = name.and_then(|name| files.get(name));
+    *digest.expect("the manifest has every file of the bundle")
+}
+
+/// Policies and how many layers each has.
+fn summary(policies: Option<&Value>) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for policy in policies.and_then(Value::as_array).into_iter().flatten() {
+        let policy = policy.as_str().unwrap_or("?");
+        match counts.iter_mut().find(|(name, _)| name == policy) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((policy.to_owned(), 1)),
+        }
+    }
+    let counts = counts.iter();
+    let counts: Vec<_> = counts
+        .map(|(name, count)| format!("`{name}` in {count} layers"))
+        .collect();
+    counts.join(", ")
+}

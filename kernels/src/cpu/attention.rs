@@ -1,0 +1,503 @@
+//! Attention over a KV cache: products of queries with keys, powers of two, and weighted sums of
+//! values. A square of the cache is read once for as many queries as the registers hold.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::{Operation, Simd};
+use crate::CachePlane;
+use crate::cache::{PlaneData, Square};
+use crate::format::BLOCK;
+
+/// Calls a method for `$count` queries, as many queries and blocks at a time as the registers of `$simd`
+/// hold sums of; never so few that a sum waits for itself where that can be helped.
+macro_rules! in_groups {
+    ($simd:ty, $count:expr, $query:ident, $part:ident.$method:ident($($argument:expr),*)) => {{
+        let mut $query = 0;
+        if <$simd>::LANES >= 16 {
+            while $count - $query >= 8 {
+                $part.$method::<$simd, 8, 1>($($argument),*);
+                $query += 8;
+            }
+            while $count - $query >= 4 {
+                $part.$method::<$simd, 4, 1>($($argument),*);
+                $query += 4;
+            }
+            while $count - $query >= 2 {
+                $part.$method::<$simd, 2, 2>($($argument),*);
+                $query += 2;
+            }
+            if $query < $count {
+                $part.$method::<$simd, 1, 4>($($argument),*);
+            }
+        } else {
+            while $count - $query >= 2 {
+                $part.$method::<$simd, 2, 1>($($argument),*);
+                $query += 2;
+            }
+            if $query < $count {
+                $part.$method::<$simd, 1, 2>($($argument),*);
+            }
+        }
+    }};
+}
+
+/// `out[q, p] = queries[q] · keys[p]`, for the positions of some tiles.
+pub(crate) struct Scores<'a> {
+    pub(crate) keys: &'a CachePlane,
+    pub(crate) tiles: Range<usize>,
+    /// `[queries, width]`.
+    pub(crate) queries: &'a [f32],
+    /// `[queries, positions of the tiles]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Operation for Scores<'_> {
+    type Output = ();
+
+    /// Each block of 32 numbers is a chain of fused multiply-adds; its sum times the scale is added
+    /// to those of the blocks before.
+    fn specify(self) {
+        let (head_size, width) = (self.keys.head_size(), self.keys.width());
+        let length = self.tiles.len() * BLOCK;
+        for (query, out) in self
+            .queries
+            .chunks_exact(width)
+            .zip(self.out.chunks_exact_mut(length))
+        {
+            for (position, out) in out.iter_mut().enumerate() {
+                let position = self.tiles.start * BLOCK + position;
+                *out = 0.0;
+                for (block, query) in query[..head_size].chunks(BLOCK).enumerate() {
+                    let mut sum = 0.0f32;
+                    for (row, query) in query.iter().enumerate() {
+                        let number = self.keys.number(position, block * BLOCK + row);
+                        sum = query.mul_add(number, sum);
+                    }
+                    *out = self.keys.scale(position, block).mul_add(sum, *out);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(self, simd: S) {
+        match &self.keys.data {
+            PlaneData::F32(squares) => self.of(simd, squares, &[]),
+            PlaneData::F16(squares) => self.of(simd, squares, &[]),
+            PlaneData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+        }
+    }
+}
+
+impl Scores<'_> {
+    /// The translation for one type of number; no scales mean 1.
+    #[inline(always)]
+    fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
+        let mut part = Part::new(self.keys, squares, scales, self.tiles.len());
+        let count = self.queries.len() / part.width;
+        self.out.fill(0.0);
+        for (position, tile) in self.tiles.enumerate() {
+            part.turn_to(tile, position);
+            in_groups!(
+                S,
+                count,
+                query,
+                part.scores(simd, query, self.queries, self.out)
+            );
+        }
+    }
+}
+
+/// A tile and what it takes part in.
+struct Part<'a, T> {
+    squares: &'a [Square<T>],
+    scales: &'a [[f16; BLOCK]],
+    /// Number of the tile's first square.
+    square: usize,
+    /// Position, among those of all tiles, that the tile starts with.
+    position: usize,
+    /// Positions of all tiles.
+    length: usize,
+    head_size: usize,
+    /// Numbers of a head, filled up.
+    width: usize,
+}
+
+impl<'a, T: Number> Part<'a, T> {
+    #[inline(always)]
+    fn new(
+        plane: &CachePlane,
+        squares: &'a [Square<T>],
+        scales: &'a [[f16; BLOCK]],
+        tiles: usize,
+    ) -> Self {
+        Part {
+            squares,
+            scales,
+            square: 0,
+            position: 0,
+            length: tiles * BLOCK,
+            head_size: plane.head_size(),
+            width: plane.width(),
+        }
+    }
+
+    /// Goes on with `tile`, number `index` of those there are.
+    #[inline(always)]
+    fn turn_to(&mut self, tile: usize, index: usize) {
+        self.square = tile * (self.width / BLOCK);
+        self.position = index * BLOCK;
+    }
+
+    /// The scales of `block`, 1 where there are none.
+    #[inline(always)]
+    fn scale<S: Simd>(&self, simd: S, block: usize) -> S::Block {
+        match self.scales.is_empty() {
+            true => simd.splat(1.0),
+            false => simd.load_f16(&self.scales[self.square + block]),
+        }
+    }
+
+    /// Writes the products of the tile with `Q` queries, `B` blocks at a time.
+    #[inline(always)]
+    fn scores<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        query: usize,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let whole = self.head_size / BLOCK;
+        let mut block = 0;
+        while whole - block >= B {
+            self.add_scores::<S, Q, B>(simd, block, BLOCK, query, queries, out);
+            block += B;
+        }
+        while block < whole {
+            self.add_scores::<S, Q, 1>(simd, block, BLOCK, query, queries, out);
+            block += 1;
+        }
+        let rest = self.head_size % BLOCK;
+        if rest > 0 {
+            self.add_scores::<S, Q, 1>(simd, block, rest, query, queries, out);
+        }
+    }
+
+    /// Adds the products of `B` blocks, the first `rows` numbers of each, with `Q` queries.
+    #[inline(always)]
+    fn add_scores<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        block: usize,
+        rows: usize,
+        query: usize,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let squares = &self.squares[self.square + block..][..B];
+        let mut factors = [[&[0.0; BLOCK]; B]; Q];
+        for (q, factors) in factors.iter_mut().enumerate() {
+            for (b, factors) in factors.iter_mut().enumerate() {
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                *factors = block_of(&queries[start..]);
+            }
+        }
+        let mut sums = [[simd.splat(0.0); B]; Q];
+        for row in 0..rows.min(BLOCK) {
+            for b in 0..B {
+                let numbers = T::load(simd, &squares[b][row]);
+                for q in 0..Q {
+                    let factor = simd.splat(factors[q][b][row]);
+                    sums[q][b] = simd.multiply_add(factor, numbers, sums[q][b]);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            let out = block_of_mut(&mut out[(query + q) * self.length + self.position..]);
+            let mut total = simd.load(out);
+            for (b, sum) in sums.into_iter().enumerate() {
+                total = simd.multiply_add(self.scale(simd, block + b), sum, total);
+            }
+            simd.store(total, out);
+        }
+    }
+
+    /// Adds the tile's values, times their weights, to `Q` sums, `B` blocks at a time.
+    #[inline(always)]
+    fn weighted<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        query: usize,
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let blocks = self.width / BLOCK;
+        let mut block = 0;
+        while blocks - block >= B {
+            self.add_values::<S, Q, B>(simd, block, query, weights, out);
+            block += B;
+        }
+        while block < blocks {
+            self.add_values::<S, Q, 1>(simd, block, query, weights, out);
+            block += 1;
+        }
+    }
+
+    /// Adds `B` blocks of the values to `Q` sums.
+    #[inline(always)]
+    fn add_values<S: Simd, const Q: usize, const B: usize>(
+        &self,
+        simd: S,
+        block: usize,
+        query: usize,
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let squares = &self.squares[self.square + block..][..B];
+        let mut scaled = [[[0.0; BLOCK]; B]; Q];
+        let mut factors = [&[0.0; BLOCK]; Q];
+        let mut sums = [[simd.splat(0.0); B]; Q];
+        for q in 0..Q {
+            factors[q] = block_of(&weights[(query + q) * self.length + self.position..]);
+            for b in 0..B {
+                if T::SCALED {
+                    let product = simd.multiply(simd.load(factors[q]), self.scale(simd, block + b));
+                    simd.store(product, &mut scaled[q][b]);
+                }
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                sums[q][b] = simd.load(block_of(&out[start..]));
+            }
+        }
+        for row in 0..BLOCK {
+            for b in 0..B {
+                let numbers = T::load(simd, &squares[b][row]);
+                for q in 0..Q {
+                    let factor = match T::SCALED {
+                        true => scaled[q][b][row],
+                        false => factors[q][row],
+                    };
+                    sums[q][b] = simd.multiply_add(simd.splat(factor), numbers, sums[q][b]);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            for (b, sum) in sums.into_iter().enumerate() {
+                let start = (query + q) * self.width + (block + b) * BLOCK;
+                simd.store(sum, block_of_mut(&mut out[start..]));
+            }
+        }
+    }
+}
+
+/// `out[q] += Σ_p weights[q, p] · values[p]`, for the positions of some tiles in order.
+pub(crate) struct WeightedValues<'a> {
+    pub(crate) values: &'a CachePlane,
+    pub(crate) tiles: Range<usize>,
+    /// `[queries, positions of the tiles]`.
+    pub(crate) weights: &'a [f32],
+    /// `[queries, width]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Operation for WeightedValues<'_> {
+    type Output = ();
+
+    /// One fused multiply-add per number, of the product of weight and scale.
+    fn specify(self) {
+        let width = self.values.width();
+        let length = self.tiles.len() * BLOCK;
+        for (weights, out) in self
+            .weights
+            .chunks_exact(length)
+            .zip(self.out.chunks_exact_mut(width))
+        {
+            for (position, weight) in weights.iter().enumerate() {
+                let position = self.tiles.start * BLOCK + position;
+                for (column, out) in out.iter_mut().enumerate() {
+                    let scale = self.values.scale(position, column / BLOCK);
+                    let number = self.values.number(position, column);
+                    *out = (weight * scale).mul_add(number, *out);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(self, simd: S) {
+        match &self.values.data {
+            PlaneData::F32(squares) => self.of(simd, squares, &[]),
+            PlaneData::F16(squares) => self.of(simd, squares, &[]),
+            PlaneData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+        }
+    }
+}
+
+impl WeightedValues<'_> {
+    /// The translation for one type of number; no scales mean 1.
+    #[inline(always)]
+    fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
+        let mut part = Part::new(self.values, squares, scales, self.tiles.len());
+        let count = self.out.len() / part.width;
+        for (position, tile) in self.tiles.enumerate() {
+            part.turn_to(tile, position);
+            in_groups!(
+                S,
+                count,
+                query,
+                part.weighted(simd, query, self.weights, self.out)
+            );
+        }
+    }
+}
+
+/// A number of the cache.
+trait Number: Copy {
+    /// Whether it is to be multiplied by a scale.
+    const SCALED: bool;
+
+    /// Reads 32 of them.
+    fn load<S: Simd>(simd: S, numbers: &[Self; BLOCK]) -> S::Block;
+}
+
+impl Number for f32 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, numbers: &[f32; BLOCK]) -> S::Block {
+        simd.load(numbers)
+    }
+}
+
+impl Number for f16 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, numbers: &[f16; BLOCK]) -> S::Block {
+        simd.load_f16(numbers)
+    }
+}
+
+impl Number for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, numbers: &[i8; BLOCK]) -> S::Block {
+        simd.load_q8(numbers)
+    }
+}
+
+/// The first 32 numbers.
+#[inline(always)]
+fn block_of(numbers: &[f32]) -> &[f32; BLOCK] {
+    numbers.first_chunk().expect("rows are whole blocks")
+}
+
+/// The first 32 numbers.
+#[inline(always)]
+fn block_of_mut(numbers: &mut [f32]) -> &mut [f32; BLOCK] {
+    numbers.first_chunk_mut().expect("rows are whole blocks")
+}
+
+/// Replaces the scores of `valid` by `2^(score - largest)` and all others by 0; returns the largest
+/// and the sum.
+pub(crate) struct Powers<'a> {
+    /// Whole blocks.
+    pub(crate) scores: &'a mut [f32],
+    pub(crate) valid: Range<usize>,
+}
+
+impl Powers<'_> {
+    /// Takes out what is not valid.
+    #[inline(always)]
+    fn mask(&mut self) {
+        self.scores[..self.valid.start].fill(f32::NEG_INFINITY);
+        self.scores[self.valid.end..].fill(f32::NEG_INFINITY);
+    }
+}
+
+impl Operation for Powers<'_> {
+    type Output = (f32, f32);
+
+    /// 32 running sums, added up by halving.
+    fn specify(mut self) -> (f32, f32) {
+        self.mask();
+        let largest = self.scores.iter().copied();
+        let largest = largest.fold(f32::NEG_INFINITY, f32::max);
+        let mut sums = [0.0; BLOCK];
+        for scores in self.scores.chunks_exact_mut(BLOCK) {
+            for (score, sum) in scores.iter_mut().zip(&mut sums) {
+                *score = power_of_two(*score - largest);
+                *sum += *score;
+            }
+        }
+        (largest, super::scalar::sum(sums))
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(mut self, simd: S) -> (f32, f32) {
+        self.mask();
+        let (blocks, _) = self.scores.as_chunks_mut::<BLOCK>();
+        let mut largest = simd.splat(f32::NEG_INFINITY);
+        for block in blocks.iter() {
+            largest = simd.maximum(simd.load(block), largest);
+        }
+        let mut lanes = [0.0; BLOCK];
+        simd.store(largest, &mut lanes);
+        let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        let (one, less) = (simd.splat(1.0), simd.splat(-largest));
+        let mut sums = simd.splat(0.0);
+        for block in blocks {
+            let power = powers_of_two(simd, simd.multiply_add(simd.load(block), one, less));
+            sums = simd.multiply_add(power, one, sums);
+            simd.store(power, block);
+        }
+        (largest, simd.sum(sums))
+    }
+}
+
+/// `ln(2)^k / k!` from k = 7 down: the series of `2^r`, good to a rounding for `|r| <= 1/2`.
+const SERIES: [f32; 8] = [
+    1.525_273_4e-5,
+    1.540_353e-4,
+    1.333_355_8e-3,
+    9.618_129e-3,
+    5.550_411e-2,
+    0.240_226_51,
+    std::f32::consts::LN_2,
+    1.0,
+];
+
+/// Added to a number of moderate size, leaves its nearest integer in the lowest bits.
+const ROUNDING: f32 = 12_582_912.0;
+
+/// The smallest exponent of a normal number; powers below it count as 0.
+const SMALLEST: f32 = -126.0;
+
+/// `2^x` for `x <= 0`, to within a few roundings; 0 below `2^-126`. The same bits on every machine.
+pub fn power_of_two(x: f32) -> f32 {
+    if x < SMALLEST {
+        return 0.0;
+    }
+    let rounded = x + ROUNDING;
+    let rest = x - (rounded - ROUNDING);
+    let mut power = SERIES[0];
+    for coefficient in &SERIES[1..] {
+        power = power.mul_add(rest, *coefficient);
+    }
+    f32::from_bits(power.to_bits().wrapping_add(rounded.to_bits() << 23))
+}
+
+#[inline(always)]
+fn powers_of_two<S: Simd>(simd: S, x: S::Block) -> S::Block {
+    let one = simd.splat(1.0);
+    let rounded = simd.multiply_add(x, one, simd.splat(ROUNDING));
+    let whole = simd.multiply_add(rounded, one, simd.splat(-ROUNDING));
+    let rest = simd.multiply_add(whole, simd.splat(-1.0), x);
+    let mut power = simd.splat(SERIES[0]);
+    for coefficient in &SERIES[1..] {
+        power = simd.multiply_add(power, rest, simd.splat(*coefficient));
+    }
+    simd.zero_below(x, SMALLEST, simd.add_exponent(power, rounded))
+}

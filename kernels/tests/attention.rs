@@ -1,0 +1,199 @@
+//! Attention's kernels: the same bits on every instruction set, close to arithmetic in `f64`, and a
+//! cache that gives back what was put in.
+
+use powerinfer_kernels::{CacheFormat, CachePlane, Isa, Lay, power_of_two};
+use proptest::prelude::*;
+
+const HEAD_SIZES: [usize; 9] = [1, 8, 31, 33, 64, 80, 96, 128, 256];
+
+/// Numbers between -1 and 1, the same for the same seed.
+fn noise(seed: u64, length: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+fn plane(lay: Lay, format: CacheFormat, head_size: usize, heads: &[f32]) -> CachePlane {
+    let positions = heads.len() / head_size;
+    let mut plane = CachePlane::new(lay, format, head_size, positions).unwrap();
+    heads.chunks(head_size).for_each(|head| plane.push(head));
+    plane
+}
+
+/// `count` heads of `size` numbers, each filled up with zeros to `width`.
+fn padded(heads: &[f32], size: usize, width: usize) -> Vec<f32> {
+    let fill = |head: &[f32]| [head, &vec![0.0; width - size][..]].concat();
+    heads.chunks(size).flat_map(fill).collect()
+}
+
+/// How far a format may be off, of numbers between -1 and 1.
+fn rounding(format: CacheFormat) -> f64 {
+    match format {
+        CacheFormat::F32 => 0.0,
+        CacheFormat::F16 => 0.5 / 1024.0,
+        CacheFormat::Q8_0 => 0.6 / 127.0,
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32], what: &str) {
+    for (index, (a, b)) in a.iter().zip(b).enumerate() {
+        assert_eq!(a.to_bits(), b.to_bits(), "{what}: entry {index}: {a} {b}");
+    }
+}
+
+#[test]
+fn scores_and_sums_are_those_of_double_precision_on_every_instruction_set() {
+    for format in CacheFormat::ALL {
+        for head_size in HEAD_SIZES {
+            for (queries, positions) in [(1, 1), (2, 33), (3, 70), (4, 64), (15, 40), (8, 97)] {
+                let seed = (head_size * 100 + positions) as u64;
+                let cached = noise(seed, positions * head_size);
+                let query = noise(seed + 1, queries * head_size);
+                let keys = plane(Lay::Keys, format, head_size, &cached);
+                let values = plane(Lay::Values, format, head_size, &cached);
+                let width = keys.width();
+                let tiles = 0..positions.div_ceil(32);
+                let length = 32 * tiles.len();
+                let weights = padded(&noise(seed + 2, queries * positions), positions, length);
+                let what = format!("{format} {head_size} {queries} x {positions}");
+                let run = |isa: Isa| {
+                    let mut scores = vec![f32::NAN; queries * length];
+                    let heads = padded(&query, head_size, width);
+                    isa.scores(&keys, tiles.clone(), &heads, &mut scores);
+                    let mut sums = vec![0.25; queries * width];
+                    isa.weighted_values(&values, tiles.clone(), &weights, &mut sums);
+                    (scores, sums)
+                };
+                let (scores, sums) = run(Isa::SCALAR);
+                for isa in Isa::available() {
+                    let found = run(isa);
+                    same_bits(&found.0, &scores, &format!("{what} scores {isa}"));
+                    same_bits(&found.1, &sums, &format!("{what} sums {isa}"));
+                }
+                for q in 0..queries {
+                    for p in 0..length {
+                        let product = |i: usize| {
+                            f64::from(query[q * head_size + i])
+                                * f64::from(cached[p * head_size + i])
+                        };
+                        let exact: f64 = match p < positions {
+                            true => (0..head_size).map(product).sum(),
+                            false => 0.0,
+                        };
+                        let allowed = head_size as f64 * (rounding(format) + 1e-6);
+                        let found = f64::from(scores[q * length + p]);
+                        assert!((found - exact).abs() <= allowed, "{what}: {found} {exact}");
+                    }
+                    for i in 0..head_size {
+                        let product = |p: usize| {
+                            f64::from(weights[q * length + p])
+                                * f64::from(cached[p * head_size + i])
+                        };
+                        let exact = 0.25 + (0..positions).map(product).sum::<f64>();
+                        let allowed = positions as f64 * (rounding(format) + 1e-6);
+                        let found = f64::from(sums[q * width + i]);
+                        assert!((found - exact).abs() <= allowed, "{what}: {found} {exact}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn powers_are_those_of_double_precision_and_nothing_where_they_are_masked() {
+    for isa in Isa::available() {
+        for (length, valid) in [(32, 0..1), (64, 5..64), (96, 40..41), (512, 31..500)] {
+            let scores: Vec<f32> = noise(7, length).iter().map(|x| x * 90.0).collect();
+            let mut powers = scores.clone();
+            let (largest, sum) = isa.powers(&mut powers, valid.clone());
+            let mut expected = scores.clone();
+            let by_specification = Isa::SCALAR.powers(&mut expected, valid.clone());
+            same_bits(&powers, &expected, isa.name());
+            assert_eq!((largest, sum), by_specification, "{isa}");
+            let kept = scores[valid.clone()].iter().copied();
+            assert_eq!(largest, kept.fold(f32::NEG_INFINITY, f32::max));
+            let mut total = 0.0;
+            for (index, power) in powers.iter().enumerate() {
+                let exact = f64::from(scores[index] - largest).exp2();
+                match valid.contains(&index) && exact >= 2f64.powi(-126) {
+                    true => assert!((f64::from(*power) / exact - 1.0).abs() < 4e-7),
+                    false => assert_eq!(*power, 0.0),
+                }
+                total += f64::from(*power);
+            }
+            assert!((f64::from(sum) / total - 1.0).abs() < 1e-5);
+        }
+    }
+    assert_eq!(power_of_two(0.0), 1.0);
+    assert_eq!(power_of_two(f32::NEG_INFINITY), 0.0);
+    assert!(power_of_two(f32::NAN).is_nan());
+}
+
+#[test]
+fn a_part_of_the_tiles_gives_the_scores_of_its_positions() {
+    let isa = Isa::available().pop().unwrap();
+    let heads = noise(3, 130 * 64);
+    let keys = plane(Lay::Keys, CacheFormat::F16, 64, &heads);
+    let query = noise(4, 2 * 64);
+    let mut all = vec![0.0; 2 * 160];
+    isa.scores(&keys, 0..5, &query, &mut all);
+    let mut some = vec![0.0; 2 * 64];
+    isa.scores(&keys, 2..4, &query, &mut some);
+    assert_eq!(some[..64], all[64..128]);
+    assert_eq!(some[64..], all[160 + 64..160 + 128]);
+}
+
+#[test]
+fn numbers_that_are_none_stay_visible_and_large_ones_stay_finite() {
+    for format in CacheFormat::ALL {
+        let keys = plane(Lay::Keys, format, 2, &[f32::NAN, 1.0, 1e6, 1.0]);
+        let mut scores = vec![0.0; 32];
+        let query = padded(&[1.0, 1.0], 2, 32);
+        Isa::SCALAR.scores(&keys, 0..1, &query, &mut scores);
+        assert!(scores[0].is_nan(), "{format}");
+        assert!(scores[1] > 6e4 && scores[1].is_finite(), "{format}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_was_truncated_or_copied_is_as_if_it_had_been_pushed(
+        format in 0usize..3,
+        keys: bool,
+        head_size in 1usize..70,
+        positions in 1usize..100,
+        kept in 0usize..100,
+    ) {
+        let format = CacheFormat::ALL[format];
+        let lay = if keys { Lay::Keys } else { Lay::Values };
+        let kept = kept.min(positions);
+        let heads = noise(5, positions * head_size);
+        let whole = plane(lay, format, head_size, &heads);
+        prop_assert_eq!(whole.bytes(), format.plane_bytes(head_size, positions));
+        let mut expected = CachePlane::new(lay, format, head_size, positions).unwrap();
+        heads.chunks(head_size).take(kept).for_each(|head| expected.push(head));
+
+        let mut truncated = whole.clone();
+        truncated.truncate(kept);
+        prop_assert_eq!(truncated.as_bytes(), expected.as_bytes());
+        let mut copied = CachePlane::new(lay, format, head_size, positions).unwrap();
+        copied.copy_from(&whole, kept);
+        prop_assert_eq!(&copied, &expected);
+        let mut read = CachePlane::new(lay, format, head_size, positions).unwrap();
+        let (numbers, scales) = whole.as_bytes();
+        read.read_bytes(numbers, scales, kept);
+        prop_assert_eq!(&read, &expected);
+
+        // And it grows on as it would have.
+        for head in heads.chunks(head_size).skip(kept) {
+            truncated.push(head);
+        }
+        prop_assert_eq!(truncated.as_bytes(), whole.as_bytes());
+    }
+}
