@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv};
+use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, Sum};
 use crate::format::BLOCK;
 use crate::{Isa, Matrix, SignMatrix};
 
@@ -114,6 +114,11 @@ impl Isa {
         assert_eq!(x.len(), signs.row_words(), "one sign per column");
         assert_eq!(out.len(), signs.rows(), "one output per row");
         self.run(Agreements { signs, x, out });
+    }
+
+    /// The sum of all words, wrapping: plain loads, as fast as memory can be read in a stream.
+    pub fn sum(&self, words: &[u64]) -> u64 {
+        self.run(Sum { words })
     }
 
     /// `y += alpha * x`, each element rounded once.

@@ -1,5 +1,6 @@
 //! What this machine is: processor, memory, graphics card.
 
+pub(crate) mod contention;
 pub(crate) mod gpu;
 pub(crate) mod measure;
 

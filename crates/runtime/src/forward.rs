@@ -10,7 +10,7 @@ use powerinfer_bundle::{
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    InputMagnitudes, PolicyChoice, RuntimeError, Statistics, Threads, Verification,
+    InputMagnitudes, PolicyChoice, RuntimeError, Stage, Statistics, Threads, Verification,
     attention::{LayerCache, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
@@ -116,9 +116,23 @@ impl Runtime {
         &self.policies
     }
 
-    /// What was read and computed since the last call.
+    /// What was read and computed since the last call. A clock that runs goes on.
     pub fn take_statistics(&mut self) -> Statistics {
-        std::mem::take(&mut self.statistics)
+        let taken = std::mem::take(&mut self.statistics);
+        if taken.stages.is_some() {
+            self.statistics.start_clock();
+        }
+        taken
+    }
+
+    /// From now on time counts to stages; what lies before this call counts to none.
+    pub fn start_clock(&mut self) {
+        self.statistics.start_clock();
+    }
+
+    /// What the caller did since the last forward pass was `stage`, where the clock runs.
+    pub fn mark(&mut self, stage: Stage) {
+        self.statistics.mark(stage);
     }
 
     /// From now on `layer` follows `policy`, with `threshold` where that is given.
@@ -140,6 +154,11 @@ impl Runtime {
     /// gate and up only while every neuron is computed.
     pub fn skip_inputs(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
         self.input_thresholds[layer] = thresholds;
+    }
+
+    /// Whether some inputs of projections are left out.
+    pub fn skips_inputs(&self) -> bool {
+        self.input_thresholds.iter().any(Option::is_some)
     }
 
     /// From now on counts how large the inputs of projections are.
@@ -178,13 +197,16 @@ impl Runtime {
     fn layers(&mut self, tokens: &[u32]) -> Vec<f32> {
         let weights = Arc::clone(&self.weights);
         let mut hidden = self.embed(&weights, tokens);
+        self.statistics.mark(Stage::Embedding);
         for (index, layer) in weights.layers.iter().enumerate() {
             // Attention sees the hidden state through a norm, or as it is where norms come after.
             let mut input = hidden.clone();
             if self.config.block != Block::PostNorm {
                 self.norm(&layer.attention_norm, &mut input);
             }
+            self.statistics.mark(Stage::Norms);
             let attended = self.attention(index, layer, &input);
+            self.statistics.mark(Stage::AttentionOutput);
 
             // The FFN runs after attention was added, or beside it on the same hidden state.
             let residual = match self.config.block {
@@ -211,6 +233,8 @@ impl Runtime {
             {
                 self.norm(norm, &mut input);
             }
+
+            self.statistics.mark(Stage::Norms);
 
             // It computes whatever neurons the policy asks for.
             self.ffn(index, layer, &residual, &input, &mut hidden);
@@ -264,6 +288,7 @@ impl Runtime {
         let mut query = self.linear(&layer.query, x, threshold);
         let mut key = self.linear(&layer.key, x, threshold);
         let value = self.linear(&layer.value, x, threshold);
+        self.statistics.mark(Stage::QueryKeyValue);
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             self.norm(query_norm, &mut query);
             self.norm(key_norm, &mut key);
@@ -301,6 +326,7 @@ impl Runtime {
             );
         }
         self.statistics.bytes_read += read as u64;
+        self.statistics.mark(Stage::Attention);
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].output.add(&mixed);
         }
@@ -409,7 +435,10 @@ impl Runtime {
         if let Some(project) = &weights.project_out {
             x = self.linear(project, &x, 0.0);
         }
-        self.linear(&weights.head, &x, 0.0)
+        self.statistics.mark(Stage::Norms);
+        let logits = self.linear(&weights.head, &x, 0.0);
+        self.statistics.mark(Stage::Head);
+        logits
     }
 
     /// Refuses tokens outside the vocabulary and beyond the context.

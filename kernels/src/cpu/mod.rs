@@ -21,12 +21,14 @@ mod gemm;
 pub(crate) mod neon;
 mod rows;
 mod scalar;
+mod sum;
 
 pub(crate) use agreements::Agreements;
 pub(crate) use axpy::{Axpy, AxpyRows};
 pub(crate) use dot::{Dot, Gemv};
 pub use gemm::GEMM_BYTES;
 pub(crate) use gemm::Gemm;
+pub(crate) use sum::Sum;
 
 use half::{bf16, f16};
 
