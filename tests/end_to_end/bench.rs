@@ -72,7 +72,7 @@ fn stages_add_up_to_the_token_and_every_figure_is_there() {
         assert!((sum / positive(&bytes["total"]) - 1.0).abs() < 1e-9);
         positive(&report["hand_over_microseconds"]);
         let check = &report["check"];
-        assert_eq!(check["tokens"], 20);
+        assert_eq!(check["tokens"], 12);
         assert_eq!(check["batch"]["equal"], true);
         assert_eq!(
             check["dense"]["equality_promised"],
@@ -98,7 +98,7 @@ fn the_table_has_the_stages_and_text_may_be_given() {
         .good();
     let text = run.text();
     for part in [
-        "checked         20 tokens",
+        "checked         12 tokens",
         "prompt of 16",
         "decoding 4",
         "query-key-value",
@@ -114,10 +114,29 @@ fn the_table_has_the_stages_and_text_may_be_given() {
     std::fs::write(sandbox.path("text.txt"), "def").unwrap();
     sandbox
         .run(&[&arguments[..], &["--prompt", "text.txt"]].concat())
-        .bad(1, &["text.txt", "20 are needed", "hint: "]);
+        .bad(1, &["text.txt", "16 are needed", "hint: "]);
     sandbox
         .run(&["bench", "--prompt", "missing.txt"])
         .bad(1, &["missing.txt"]);
+}
+
+#[test]
+fn ffns_are_timed_with_some_of_their_neurons() {
+    let arguments = ["-p", "0", "-n", "0", "--ffn-densities", "5,50"];
+    let report = bench(&[&arguments[..], &["--json"]].concat()).good().json();
+    assert_eq!(report["decode"].as_array().unwrap().len(), 0);
+    let found = report["ffn"].as_array().unwrap();
+    let shares: Vec<f64> = found
+        .iter()
+        .map(|time| {
+            positive(&time["microseconds"]["median"]);
+            positive(&time["neuron_share"])
+        })
+        .collect();
+    assert_eq!(shares, [0.05, 0.5, 1.0]);
+    assert_eq!(found[2]["time_share"], 1.0);
+    let text = bench(&arguments).good().text();
+    assert!(text.contains("of the time of all"), "{text}");
 }
 
 #[test]
@@ -128,6 +147,7 @@ fn what_cannot_be_timed_is_refused() {
     bench(&["-p", "100000"]).bad(1, &["--prompt-tokens", "100000", "hint: "]);
     bench(&["-d", "100000", "-n", "1"]).bad(1, &["--depth", "100001", "--context"]);
     bench(&["-p", "0", "-n", "0"]).bad(1, &["nothing to time"]);
+    bench(&["--ffn-densities", "0"]).bad(2, &["--ffn-densities", "not above 0"]);
     bench(&["--probe", "1K"]).bad(1, &["--probe", "1MiB"]);
     bench(&["--probe", "9000G"]).bad(1, &["--probe", "give less"]);
     Sandbox::new()

@@ -1,8 +1,11 @@
 //! The forward pass: one page, one comment per step.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
+use powerinfer_artifact::{
+    plan::{InputThresholds, Policy, Threshold},
+    random::Random,
+};
 use powerinfer_bundle::{
     Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights,
     memory::{PREFILL_BATCH, kv_bytes},
@@ -411,6 +414,32 @@ impl Runtime {
         if let Some(fallback) = verification.observe(index, positions, &observation) {
             self.policies[index] = fallback;
         }
+    }
+
+    /// What gate, up and down of layer `index` take for one token, of the neurons in `listed`, which
+    /// ascend, or of all of them.
+    pub fn time_ffn(&mut self, index: usize, listed: Option<&[u32]>) -> Duration {
+        let layer = &self.weights.layers[index];
+        let file = self.bundle.weights();
+        let ffn = Ffn {
+            gate: Linear::of(&layer.gate, file),
+            up: layer.up.as_ref().map(|up| Linear::of(up, file)),
+            down: Linear::of(&layer.down, file),
+            kind: self.config.ffn,
+            activation: self.config.activation,
+            input_threshold: 0.0,
+            choice: listed.map_or(Choice::Dense, Choice::Listed),
+            hot_count: self.bundle.plan().layers[index].hot_count,
+        };
+        let mut random = Random::new(index as u64);
+        let normal = |_| random.normal() as f32;
+        let x: Vec<f32> = (0..self.config.hidden_size).map(normal).collect();
+        let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
+        statistics.start_clock();
+        let (scratch, counted) = (&mut self.scratch, &mut statistics);
+        ffn.run_batch(&self.threads, &x, &x, &mut hidden, scratch, counted);
+        let lap = |stage| statistics.stages.unwrap_or_default().lap(stage).time;
+        lap(Stage::GateUp) + lap(Stage::Down)
     }
 
     /// `x · Wᵀ + b` for `x [tokens, inputs]`, those below `threshold` left out.

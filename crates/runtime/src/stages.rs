@@ -105,6 +105,13 @@ pub struct StageTimes {
     last_bytes: u64,
 }
 
+/// Nothing counted yet, and the clock starts.
+impl Default for StageTimes {
+    fn default() -> Self {
+        Self::start(0)
+    }
+}
+
 impl StageTimes {
     /// Nothing counted yet; the first lap begins now, when `bytes` have been read.
     pub(crate) fn start(bytes: u64) -> Self {

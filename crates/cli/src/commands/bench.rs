@@ -1,6 +1,7 @@
 //! `powerinfer bench`: how fast a bundle runs here, and where the time goes.
 
 mod check;
+mod densities;
 mod measure;
 mod report;
 
@@ -45,6 +46,9 @@ pub(crate) struct BenchArguments {
     /// How often to time each
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
+    /// Time FFNs alone too, with these shares of their neurons, in percent
+    #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
+    ffn_densities: Vec<f64>,
     /// Take the tokens from this text [default: random tokens]
     #[arg(long, value_name = "FILE")]
     prompt: Option<PathBuf>,
@@ -97,6 +101,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .map(|work| bench.measure(&mut model, *work))
         .collect();
     let measured = measured?;
+    let densities = match arguments.ffn_densities.is_empty() {
+        true => Vec::new(),
+        false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
+    };
     let hand_over = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
 
@@ -110,6 +118,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         probe_bytes: probe.bytes(),
         check: &found,
         measured: &measured,
+        densities: &densities,
         hand_over_microseconds: 1e6 * hand_over,
     };
     match arguments.json {
@@ -151,7 +160,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
             );
         }
     }
-    if works.is_empty() {
+    if works.is_empty() && arguments.ffn_densities.is_empty() {
         bail!("there is nothing to time; give `--prompt-tokens` or `--decode-tokens`");
     }
     Ok(works)
@@ -182,6 +191,15 @@ fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<V
 
 fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// A share of neurons, given in percent.
+fn parse_density(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match percent > 0.0 && percent <= 100.0 {
+        true => Ok(percent / 100.0),
+        false => Err("not above 0 and at most 100".to_owned()),
+    }
 }
 
 /// What was asked for, if it fits beside the model.

@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use crate::{output::percent, progress::interrupted};
 
-/// Tokens that go through at once, and then one by one.
-const BATCH: usize = 16;
-const SINGLE: usize = 4;
+/// Tokens that go through at once, more than kernels take together and no multiple of that; and then
+/// one by one.
+const BATCH: usize = 9;
+const SINGLE: usize = 3;
 /// How far logits may be apart where equality is promised, as a share of the largest: the runtime
 /// promises the same bits.
 const PROMISED: f32 = 0.0;

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::{
     check::Check,
+    densities::FfnTime,
     measure::{Measured, Spread, Work},
 };
 use crate::{
@@ -31,6 +32,7 @@ pub(super) struct Report<'a> {
     pub(super) probe_bytes: usize,
     pub(super) check: &'a Check,
     pub(super) measured: &'a [Measured],
+    pub(super) densities: &'a [FfnTime],
     pub(super) hand_over_microseconds: f64,
 }
 
@@ -70,6 +72,7 @@ impl Report<'_> {
             "hand_over_microseconds": self.hand_over_microseconds,
             "prompt": of(true),
             "decode": of(false),
+            "ffn": self.densities,
             "plan": {
                 "machine": plan.hardware.name,
                 "microseconds_per_token": plan.totals.microseconds_per_token,
@@ -103,6 +106,19 @@ impl Report<'_> {
                 writeln!(text, "\n{}", stages(measured))?;
                 self.describe_decode(&mut text, measured)?;
             }
+        }
+        if !self.densities.is_empty() {
+            let mut table =
+                Table::new(&["neurons", "µs an FFN", "least–most", "of the time of all"]);
+            for found in self.densities {
+                table.row(vec![
+                    percent(found.neuron_share),
+                    figure(found.microseconds.median),
+                    range(&found.microseconds),
+                    percent(found.time_share),
+                ]);
+            }
+            writeln!(text, "\n{table}")?;
         }
         writeln!(
             text,
