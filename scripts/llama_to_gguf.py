@@ -20,10 +20,13 @@ LAYER = {
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def convert(folder, out):
-    """Writes the model in `folder` to the file `out`; exits where GGUF's `llama` is another model."""
+def convert(folder, out, for_speed=False):
+    """Writes the model in `folder` to the file `out`; exits where GGUF's `llama` is another model.
+
+    What is `for_speed` alone may have any activation, which `llama` computes as SiLU, and has no tokenizer.
+    """
     config = json.loads((folder / "config.json").read_text())
-    plain = config["model_type"] == "llama" and config.get("hidden_act", "silu") == "silu"
+    plain = config["model_type"] == "llama" and (for_speed or config.get("hidden_act", "silu") == "silu")
     if not plain or config.get("rope_scaling") or config.get("attention_bias") or config.get("mlp_bias"):
         raise SystemExit(f"error: `{folder}` is not a plain Llama with SiLU, the one that GGUF's `llama` is")
     heads = config["num_attention_heads"]
@@ -44,8 +47,12 @@ def convert(folder, out):
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    add_tokenizer(writer, folder, config)
-    for name, values in tensors(folder / "model.safetensors"):
+    if for_speed:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        add_tokenizer(writer, folder, config)
+    parts = sorted(folder.glob("model*.safetensors"))
+    for name, values in (tensor for part in parts for tensor in tensors(part)):
         name = name.removesuffix(".weight")
         # In GGUF's `llama` neighbouring numbers are rotated together, here those half a head apart.
         if name.endswith(("q_proj", "k_proj")):

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::cpu::{Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise};
+use crate::cpu::{
+    Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise, Sum,
+};
 use crate::format::BLOCK;
 use crate::{Activations, Isa, Matrix, SignMatrix};
 
@@ -167,6 +169,11 @@ impl Isa {
         assert_eq!(x.len(), signs.row_words(), "one sign per column");
         assert_eq!(out.len(), signs.rows(), "one output per row");
         self.run(Agreements { signs, x, out });
+    }
+
+    /// The sum of all words, wrapping: plain loads, as fast as memory can be read in a stream.
+    pub fn sum(&self, words: &[u64]) -> u64 {
+        self.run(Sum { words })
     }
 
     /// `y += alpha * x`, each element rounded once.

@@ -2,7 +2,7 @@
 
 use crate::sandbox::Sandbox;
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "",
     "pull",
     "profile",
@@ -12,6 +12,7 @@ const COMMANDS: [&str; 16] = [
     "prepare",
     "run",
     "eval",
+    "bench",
     "inspect",
     "doctor",
     "logits",
@@ -97,6 +98,9 @@ fn json_is_one_document_and_quiet_is_quiet() {
         &["inspect", "demo.powerinfer", "--json"][..],
         &["place", "demo", "--vram", "1G", "--json", "--dry-run"],
         &["run", "demo", "--prompt", "def f(x):", "-n", "3", "--json"],
+        &[
+            "bench", "demo", "-r", "1", "-n", "3", "-p", "0", "--probe", "4M", "--json",
+        ],
         &["doctor", "--json"],
     ] {
         let run = sandbox.run(&[arguments, &["--quiet"]].concat()).good();

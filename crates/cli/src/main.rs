@@ -19,7 +19,7 @@ use output::Output;
 use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
-    completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
+    bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
     simulate, synth, tokenize, train_predictors,
 };
 
@@ -66,6 +66,8 @@ enum Command {
     Run(run::RunArguments),
     /// Measure quality and speed of a bundle
     Eval(eval::EvalArguments),
+    /// Time a bundle, stage by stage, against the memory's speed
+    Bench(bench::BenchArguments),
     /// Explain an artifact
     Inspect(inspect::InspectArguments),
     /// Tell what this machine can do
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Command::Prepare(arguments) => prepare::run(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
         Command::Eval(arguments) => eval::run(&arguments, output),
+        Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Inspect(arguments) => inspect::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&arguments, output),
         Command::Logits(arguments) => logits::run(&arguments, output),

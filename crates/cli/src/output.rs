@@ -19,6 +19,14 @@ impl Output {
         !self.quiet && !self.verbose && std::io::stderr().is_terminal()
     }
 
+    /// The same, but silent.
+    pub(crate) fn silent(self) -> Self {
+        Self {
+            quiet: true,
+            verbose: false,
+        }
+    }
+
     /// A line of talk.
     pub(crate) fn say(self, line: impl AsRef<str>) {
         if !self.quiet {

@@ -24,6 +24,8 @@ pub(crate) enum Choice<'a> {
     SignBit(SignBits<'a>),
     /// Those whose score reaches a threshold.
     Threshold(Scoring<'a>),
+    /// These, in ascending order, whatever their gates say.
+    Listed(&'a [u32]),
 }
 
 /// A layer's predictor.
@@ -78,10 +80,21 @@ impl Foreseen {
         }));
     }
 
+    /// Packs the decision for `neurons`, in ascending order.
+    fn set_listed(&mut self, neurons: &[u32]) {
+        let words = neurons.last().map_or(0, |last| *last as usize / 64 + 1);
+        self.mask.clear();
+        self.mask.resize(words, 0);
+        for neuron in neurons {
+            self.mask[*neuron as usize / 64] |= 1 << (neuron % 64);
+        }
+    }
+
     /// Lists the neurons of `side` that are to be computed.
     pub(crate) fn list(&self, side: std::ops::Range<usize>, rows: &mut Vec<u32>) {
         let words = side.start / 64..side.end.div_ceil(64);
-        for (index, word) in self.mask[words.clone()].iter().enumerate() {
+        let mask = self.mask.iter().take(words.end).skip(words.start);
+        for (index, word) in mask.enumerate() {
             let first = (words.start + index) * 64;
             let mut left = *word;
             while left != 0 {
@@ -98,7 +111,10 @@ impl Foreseen {
 impl<'a> Choice<'a> {
     /// Whether something is asked which neurons to look at, before any is read.
     pub(crate) fn foresees(&self) -> bool {
-        matches!(self, Self::Predicted(_) | Self::SignBit(_))
+        matches!(
+            self,
+            Self::Predicted(_) | Self::SignBit(_) | Self::Listed(_)
+        )
     }
 
     /// What is added for the neurons that are not computed: `[hidden]`.
@@ -120,6 +136,7 @@ impl<'a> Choice<'a> {
         match self {
             Self::Predicted(predictor) => predictor.foresee(threads, x, foreseen, statistics),
             Self::SignBit(signs) => signs.foresee(threads, x, foreseen, statistics),
+            Self::Listed(neurons) => foreseen.set_listed(neurons),
             _ => {}
         }
     }
@@ -127,7 +144,7 @@ impl<'a> Choice<'a> {
     /// Whether `neuron` is computed further, once `act(gate·x)` is known.
     pub(crate) fn passes_gate(&self, neuron: usize, activation: f32) -> bool {
         match self {
-            Self::Dense => true,
+            Self::Dense | Self::Listed(_) => true,
             Self::Threshold(Scoring { threshold, vectors }) => {
                 let scale = match threshold.score {
                     Score::Gate => 1.0,
@@ -144,7 +161,7 @@ impl<'a> Choice<'a> {
     /// left out.
     pub(crate) fn coefficient(&self, neuron: usize, product: f32) -> Option<f32> {
         match self {
-            Self::Dense => Some(product),
+            Self::Dense | Self::Listed(_) => Some(product),
             Self::Threshold(Scoring { threshold, vectors }) => {
                 if threshold.score.precedes_up() {
                     return Some(product);

@@ -7,7 +7,7 @@ use powerinfer_bundle::Layout;
 use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
-    Statistics, Threads,
+    Stage, Statistics, Threads,
     choice::{Choice, Foreseen},
     linear::{Linear, masked},
 };
@@ -123,6 +123,8 @@ impl Ffn<'_> {
             };
             let gates = all(&self.gate);
             let ups = self.up.as_ref().map(all);
+            statistics.bytes_read += read as u64;
+            statistics.mark(Stage::GateUp);
             for (token, hidden) in hidden.chunks_exact_mut(size).enumerate() {
                 scratch.gate.clear();
                 scratch.rows.clear();
@@ -139,9 +141,10 @@ impl Ffn<'_> {
                         scratch.gate.push(coefficient);
                     }
                 }
-                read += self.add_down(threads, token, hidden, scratch, statistics);
+                let read = self.add_down(threads, token, hidden, scratch, statistics);
+                statistics.bytes_read += read as u64;
             }
-            statistics.bytes_read += read as u64;
+            statistics.mark(Stage::Down);
         }
     }
 
@@ -182,15 +185,21 @@ impl Ffn<'_> {
         if let Some(up) = &self.up {
             whole(up, &mut scratch.whole_up);
         }
-        let foreseen = &mut scratch.foreseen;
-        self.choice
-            .foresee(threads, foreseen_from, foreseen, statistics);
+        if self.choice.foresees() {
+            statistics.mark(Stage::GateUp);
+            let foreseen = &mut scratch.foreseen;
+            self.choice
+                .foresee(threads, foreseen_from, foreseen, statistics);
+            statistics.mark(Stage::Foreseeing);
+        }
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if !side.is_empty() {
                 let read = self.side(threads, x, side, scratch);
                 statistics.bytes_read += read as u64;
+                statistics.mark(Stage::GateUp);
                 let read = self.add_down(threads, token, hidden, scratch, statistics);
                 statistics.bytes_read += read as u64;
+                statistics.mark(Stage::Down);
             }
         }
     }

@@ -1,8 +1,11 @@
 //! The forward pass: one page, one comment per step.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
+use powerinfer_artifact::{
+    plan::{InputThresholds, Policy, Threshold},
+    random::Random,
+};
 use powerinfer_bundle::{
     Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights,
     memory::{PREFILL_BATCH, kv_bytes},
@@ -10,7 +13,8 @@ use powerinfer_bundle::{
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    InputMagnitudes, PolicyChoice, RuntimeError, Sequence, Statistics, Threads, Verification,
+    InputMagnitudes, PolicyChoice, RuntimeError, Sequence, Stage, Statistics, Threads,
+    Verification,
     attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
@@ -110,9 +114,23 @@ impl Runtime {
         &self.policies
     }
 
-    /// What was read and computed since the last call.
+    /// What was read and computed since the last call. A clock that runs goes on.
     pub fn take_statistics(&mut self) -> Statistics {
-        std::mem::take(&mut self.statistics)
+        let taken = std::mem::take(&mut self.statistics);
+        if taken.stages.is_some() {
+            self.statistics.start_clock();
+        }
+        taken
+    }
+
+    /// From now on time counts to stages; what lies before this call counts to none.
+    pub fn start_clock(&mut self) {
+        self.statistics.start_clock();
+    }
+
+    /// What the caller did since the last forward pass was `stage`, where the clock runs.
+    pub fn mark(&mut self, stage: Stage) {
+        self.statistics.mark(stage);
     }
 
     /// From now on `layer` follows `policy`, with `threshold` where that is given.
@@ -134,6 +152,11 @@ impl Runtime {
     /// gate and up only while every neuron is computed.
     pub fn skip_inputs(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
         self.input_thresholds[layer] = thresholds;
+    }
+
+    /// Whether some inputs of projections are left out.
+    pub fn skips_inputs(&self) -> bool {
+        self.input_thresholds.iter().any(Option::is_some)
     }
 
     /// From now on counts how large the inputs of projections are.
@@ -218,14 +241,17 @@ impl Runtime {
         let weights = Arc::clone(&self.weights);
         let position = sequence.position();
         let mut hidden = self.embed(&weights, tokens, position);
+        self.statistics.mark(Stage::Embedding);
         for (index, layer) in weights.layers.iter().enumerate() {
             // Attention sees the hidden state through a norm, or as it is where norms come after.
             let mut input = hidden.clone();
             if self.config.block != Block::PostNorm {
                 self.norm(&layer.attention_norm, &mut input);
             }
+            self.statistics.mark(Stage::Norms);
             let cache = &mut sequence.layers[index];
             let attended = self.attention(index, layer, cache, position, &input);
+            self.statistics.mark(Stage::AttentionOutput);
 
             // The FFN runs after attention was added, or beside it on the same hidden state.
             let residual = match self.config.block {
@@ -252,6 +278,8 @@ impl Runtime {
             {
                 self.norm(norm, &mut input);
             }
+
+            self.statistics.mark(Stage::Norms);
 
             // It computes whatever neurons the policy asks for.
             self.ffn(index, layer, position, &residual, &input, &mut hidden);
@@ -312,6 +340,7 @@ impl Runtime {
         let mut query = self.linear(&layer.query, x, threshold);
         let mut key = self.linear(&layer.key, x, threshold);
         let value = self.linear(&layer.value, x, threshold);
+        self.statistics.mark(Stage::QueryKeyValue);
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             self.norm(query_norm, &mut query);
             self.norm(key_norm, &mut key);
@@ -345,6 +374,7 @@ impl Runtime {
         let mut mixed = query;
         let read = attend(&self.threads, heads, &reach, cache, &mut mixed);
         self.statistics.bytes_read += read as u64;
+        self.statistics.mark(Stage::Attention);
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].output.add(&mixed);
         }
@@ -432,6 +462,32 @@ impl Runtime {
         }
     }
 
+    /// What gate, up and down of layer `index` take for one token, of the neurons in `listed`, which
+    /// ascend, or of all of them.
+    pub fn time_ffn(&mut self, index: usize, listed: Option<&[u32]>) -> Duration {
+        let layer = &self.weights.layers[index];
+        let file = self.bundle.weights();
+        let ffn = Ffn {
+            gate: Linear::of(&layer.gate, file),
+            up: layer.up.as_ref().map(|up| Linear::of(up, file)),
+            down: Linear::of(&layer.down, file),
+            kind: self.config.ffn,
+            activation: self.config.activation,
+            input_threshold: 0.0,
+            choice: listed.map_or(Choice::Dense, Choice::Listed),
+            hot_count: self.bundle.plan().layers[index].hot_count,
+        };
+        let mut random = Random::new(index as u64);
+        let normal = |_| random.normal() as f32;
+        let x: Vec<f32> = (0..self.config.hidden_size).map(normal).collect();
+        let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
+        statistics.start_clock();
+        let (scratch, counted) = (&mut self.scratch, &mut statistics);
+        ffn.run_batch(&self.threads, &x, &x, &mut hidden, scratch, counted);
+        let lap = |stage| statistics.stages.unwrap_or_default().lap(stage).time;
+        lap(Stage::GateUp) + lap(Stage::Down)
+    }
+
     /// `x · Wᵀ + b` for `x [tokens, inputs]`, those below `threshold` left out.
     fn linear(&mut self, stored: &StoredLinear, x: &[f32], threshold: f32) -> Vec<f32> {
         let linear = Linear::of(stored, self.bundle.weights());
@@ -454,7 +510,10 @@ impl Runtime {
         if let Some(project) = &weights.project_out {
             x = self.linear(project, &x, 0.0);
         }
-        self.linear(&weights.head, &x, 0.0)
+        self.statistics.mark(Stage::Norms);
+        let logits = self.linear(&weights.head, &x, 0.0);
+        self.statistics.mark(Stage::Head);
+        logits
     }
 
     /// Refuses tokens outside the vocabulary and beyond the context.

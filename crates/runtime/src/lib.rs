@@ -4,6 +4,7 @@
 //! computed is the policy's choice, made at one place, the FFN.
 
 mod attention;
+mod bandwidth;
 mod choice;
 mod error;
 mod ffn;
@@ -17,10 +18,12 @@ mod rotary;
 mod sampling;
 mod sequence;
 mod speed;
+mod stages;
 mod statistics;
 mod threads;
 mod verification;
 
+pub use bandwidth::ReadProbe;
 pub use error::RuntimeError;
 pub use ffn::PolicyChoice;
 pub use forward::{Options, Runtime};
@@ -29,6 +32,7 @@ pub use memory::Held;
 pub use sampling::{Sampler, SamplingSettings};
 pub use sequence::Sequence;
 pub use speed::{BesideMatrices, SpeedTest, WEIGHT_BYTE};
+pub use stages::{Lap, Reads, Stage, StageTimes};
 pub use statistics::Statistics;
 pub use threads::Threads;
 pub use verification::{Alarm, Drift, Verification, WINDOW};

@@ -2,6 +2,8 @@
 
 use std::ops::AddAssign;
 
+use crate::{Stage, StageTimes};
+
 /// Counted over some tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Statistics {
@@ -13,9 +15,26 @@ pub struct Statistics {
     pub neurons: u64,
     /// Bytes of weights and of the KV cache read.
     pub bytes_read: u64,
+    /// What every stage took, where a clock runs.
+    pub stages: Option<StageTimes>,
 }
 
 impl Statistics {
+    /// From now on time counts to stages; what lies before counts to none.
+    pub(crate) fn start_clock(&mut self) {
+        let read = self.bytes_read;
+        self.stages
+            .get_or_insert_with(|| StageTimes::start(read))
+            .skip(read);
+    }
+
+    /// What was done since the last mark was `stage`, where a clock runs.
+    pub(crate) fn mark(&mut self, stage: Stage) {
+        if let Some(stages) = &mut self.stages {
+            stages.mark(stage, self.bytes_read);
+        }
+    }
+
     /// Share of neurons that were computed.
     pub fn computed_share(&self) -> f64 {
         if self.neurons == 0 {
@@ -35,6 +54,7 @@ impl Statistics {
     }
 }
 
+/// Counts add up; stages are those of the left side.
 impl AddAssign for Statistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;

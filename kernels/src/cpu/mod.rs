@@ -25,6 +25,7 @@ pub(crate) mod neon;
 mod quantise;
 mod rows;
 mod scalar;
+mod sum;
 
 pub(crate) use agreements::Agreements;
 pub use attention::power_of_two;
@@ -35,6 +36,7 @@ pub(crate) use gemm::Gemm;
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
 pub(crate) use quantise::Quantise;
+pub(crate) use sum::Sum;
 
 use half::{bf16, f16};
 

@@ -1,5 +1,6 @@
 //! One subcommand, one file.
 
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;

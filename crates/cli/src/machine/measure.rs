@@ -174,7 +174,7 @@ pub(crate) fn measure(
 }
 
 /// A temporary file of weights, mapped; it is gone with the value that is returned.
-fn speed_test(bytes: usize) -> Result<SpeedTest> {
+pub(crate) fn speed_test(bytes: usize) -> Result<SpeedTest> {
     let mut file = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let piece = vec![WEIGHT_BYTE; 1 << 20];
     for _ in 0..bytes / piece.len() {

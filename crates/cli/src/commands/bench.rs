@@ -1,0 +1,217 @@
+//! `powerinfer bench`: how fast a bundle runs here, and where the time goes.
+
+mod check;
+mod densities;
+mod measure;
+mod report;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::{ByteSize, Progress, plan::Policy, random::Random};
+use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_kernels::Isa;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
+use powerinfer_text::SpecialTokens;
+
+use crate::{
+    engine::{self, EngineArguments, open_runtime},
+    machine::{self, measure::speed_test},
+    model_argument::{self, DEMO, bundle_folder},
+    output::{Output, print, print_json},
+    progress::Bar,
+};
+use measure::{Bench, Work};
+use report::Report;
+
+/// What to time, and how often.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The result is checked against the dense path before anything is timed. Figures are medians of the repeats; beside each repeat it is measured how fast memory can be read.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100"
+)]
+pub(crate) struct BenchArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
+    #[arg(default_value = DEMO)]
+    bundle: String,
+    /// Lengths of the prompts to read, 0 for none [default: 128 and 512, as far as the context goes]
+    #[arg(short, long, value_name = "N", value_delimiter = ',')]
+    prompt_tokens: Option<Vec<usize>>,
+    /// Tokens to decode one by one, 0 for none [default: 64, as far as the context goes]
+    #[arg(short = 'n', long, value_name = "N")]
+    decode_tokens: Option<usize>,
+    /// Tokens that come before those that are decoded
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    depth: usize,
+    /// How often to time each
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// Time FFNs alone too, with these shares of their neurons, in percent
+    #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
+    ffn_densities: Vec<f64>,
+    /// Take the tokens from this text [default: random tokens]
+    #[arg(long, value_name = "FILE")]
+    prompt: Option<PathBuf>,
+    /// Memory to read for the read bandwidth; several times the processor's caches
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    probe: ByteSize,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Seed of the random tokens
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
+    let threads = arguments.engine.thread_count();
+    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    let works = works(arguments, model.context_limit())?;
+    let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
+    let checked = check::TOKENS.min(model.context_limit());
+    let ids = tokens(arguments, &model, longest.max(checked))?;
+
+    let bar = Bar::new(output);
+    bar.begin("checking", 1, "comparisons");
+    let found = {
+        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
+        let dense = PolicyChoice::Forced(Policy::Dense);
+        let mut dense = engine::runtime(bundle, dense, threads, output.silent())?;
+        check::check(&mut model, &mut dense, &ids[..checked])?
+    };
+    bar.advance(1)?;
+    bar.end();
+
+    let isa = Isa::detect()?;
+    let probe = ReadProbe::new(probe_bytes(arguments.probe)?);
+    let bench = Bench {
+        isa,
+        threads,
+        repeats: arguments.repeats as usize,
+        probe: &probe,
+        ids: &ids,
+        progress: &bar,
+    };
+    let steps = works.iter().map(|work| bench.steps(*work)).sum();
+    bar.begin("timing", steps, "tokens");
+    let measured: Result<Vec<_>> = works
+        .iter()
+        .map(|work| bench.measure(&mut model, *work))
+        .collect();
+    let measured = measured?;
+    let densities = match arguments.ffn_densities.is_empty() {
+        true => Vec::new(),
+        false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
+    };
+    let hand_over = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
+    bar.end();
+
+    let report = Report {
+        model: &model,
+        isa,
+        threads,
+        policy: arguments.engine.policy.map(Policy::from),
+        text: arguments.prompt.as_deref(),
+        seed: arguments.seed,
+        probe_bytes: probe.bytes(),
+        check: &found,
+        measured: &measured,
+        densities: &densities,
+        hand_over_microseconds: 1e6 * hand_over,
+    };
+    match arguments.json {
+        true => print_json(&report.json()),
+        false => print(report.text()?),
+    }
+}
+
+/// What to time, prompts first. Fails where it does not fit the context, or is nothing.
+fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
+    let depth = arguments.depth;
+    let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
+        let mut usual = vec![128, 512];
+        usual.retain(|tokens| *tokens <= limit);
+        usual
+    });
+    let tokens = arguments
+        .decode_tokens
+        .unwrap_or_else(|| 64.min(limit.saturating_sub(depth)));
+    let mut works: Vec<Work> = prompts
+        .into_iter()
+        .map(|tokens| Work::Prompt { tokens })
+        .collect();
+    works.retain(|work| work.context() > 0);
+    if tokens > 0 {
+        works.push(Work::Decode { tokens, depth });
+    }
+    for work in &works {
+        let (what, asked) = match work {
+            Work::Prompt { tokens } => ("--prompt-tokens", *tokens),
+            Work::Decode { tokens, depth } => (
+                "--depth` and `--decode-tokens",
+                tokens.saturating_add(*depth),
+            ),
+        };
+        if asked > limit {
+            bail!(
+                "`{what}` ask for {asked} tokens and the bundle has room for {limit}; ask for fewer, or place it again with a longer `--context`"
+            );
+        }
+    }
+    if works.is_empty() && arguments.ffn_densities.is_empty() {
+        bail!("there is nothing to time; give `--prompt-tokens` or `--decode-tokens`");
+    }
+    Ok(works)
+}
+
+/// `count` tokens: of the text, or random ones.
+fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
+    let Some(path) = &arguments.prompt else {
+        let mut random = Random::new(arguments.seed);
+        let vocabulary = model.config().vocabulary_size;
+        return Ok((0..count)
+            .map(|_| random.below(vocabulary) as u32)
+            .collect());
+    };
+    let text = read_text(path)?;
+    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    let mut ids = tokenizer.encode(&text, SpecialTokens::Add)?;
+    if ids.len() < count {
+        bail!(
+            "`{}` has {} tokens and {count} are needed; give a longer text or ask for fewer tokens",
+            path.display(),
+            ids.len()
+        );
+    }
+    ids.truncate(count);
+    Ok(ids)
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// A share of neurons, given in percent.
+fn parse_density(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    match percent > 0.0 && percent <= 100.0 {
+        true => Ok(percent / 100.0),
+        false => Err("not above 0 and at most 100".to_owned()),
+    }
+}
+
+/// What was asked for, if it fits beside the model.
+fn probe_bytes(asked: ByteSize) -> Result<usize> {
+    if asked.0 < 1 << 20 {
+        bail!("`--probe` is {asked}, which is read in no time; give at least 1MiB");
+    }
+    if let Some((_, free)) = machine::memory().filter(|(_, free)| asked.0 > free / 2) {
+        bail!(
+            "`--probe` is {asked} and {} of memory are free; give less",
+            ByteSize(free)
+        );
+    }
+    Ok(asked.0 as usize)
+}

@@ -1,0 +1,93 @@
+//! How fast memory can be read in a stream: what a decode step is held against.
+
+use std::{
+    hint::black_box,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Instant,
+};
+
+use powerinfer_kernels::Isa;
+
+/// Words that a thread takes at a time. A thread that is held up leaves the rest to the others.
+const PIECE: usize = (4 << 20) / size_of::<u64>();
+
+/// Memory to read, best many times as large as the caches.
+pub struct ReadProbe {
+    words: Vec<u64>,
+}
+
+impl ReadProbe {
+    /// Memory of about `bytes`, every page of it written.
+    pub fn new(bytes: usize) -> Self {
+        let count = (bytes / size_of::<u64>()).max(1);
+        Self {
+            words: (0..count as u64).collect(),
+        }
+    }
+
+    /// Bytes that one pass reads.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
+    /// Reads everything once on `threads` threads; returns bytes per second.
+    pub fn pass(&self, isa: Isa, threads: usize) -> f64 {
+        let next = AtomicUsize::new(0);
+        let pieces = || {
+            while let Some(piece) = {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                self.words.chunks(PIECE).nth(index)
+            } {
+                black_box(isa.sum(piece));
+            }
+        };
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                scope.spawn(pieces);
+            }
+            pieces();
+        });
+        self.bytes() as f64 / started.elapsed().as_secs_f64().max(1e-9)
+    }
+}
+
+impl std::fmt::Debug for ReadProbe {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "ReadProbe({} bytes)", self.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_as_fast_as_memory_on_any_number_of_threads() {
+        for bytes in [0, 8, 5 << 20, 16 << 20] {
+            let probe = ReadProbe::new(bytes);
+            for threads in [0, 1, 2, 5] {
+                let speed = probe.pass(Isa::detect().unwrap(), threads);
+                assert!(speed.is_finite() && speed > 1e4, "{speed}");
+            }
+        }
+    }
+
+    /// Not a test of correctness: `cargo test --release -- --ignored --nocapture reads`.
+    #[test]
+    #[ignore = "takes a gibibyte of memory and prints how fast it is read"]
+    fn reads_a_gibibyte() {
+        let probe = ReadProbe::new(1 << 30);
+        for isa in Isa::available() {
+            for threads in [1, 2] {
+                let mut speeds: Vec<f64> = (0..15).map(|_| probe.pass(isa, threads)).collect();
+                speeds.sort_unstable_by(f64::total_cmp);
+                println!(
+                    "{isa}, {threads} threads: median {:.1} GB/s, most {:.1}",
+                    speeds[7] / 1e9,
+                    speeds[14] / 1e9
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A sum of words: hardly more than reading them, so that it tells how fast they can be read.
+
+use super::{Operation, Simd};
+
+/// Words that are added side by side: eight registers of the widest instruction set.
+const LANES: usize = 64;
+
+/// The sum of all words, wrapping.
+pub(crate) struct Sum<'a> {
+    pub(crate) words: &'a [u64],
+}
+
+impl Sum<'_> {
+    /// The same code for all: the compiler makes vectors of it.
+    #[inline(always)]
+    fn add(self) -> u64 {
+        let (blocks, rest) = self.words.as_chunks::<LANES>();
+        let mut sums = [0u64; LANES];
+        for block in blocks {
+            for (sum, word) in sums.iter_mut().zip(block) {
+                *sum = sum.wrapping_add(*word);
+            }
+        }
+        let sums = sums.iter().chain(rest);
+        sums.fold(0, |sum, word| sum.wrapping_add(*word))
+    }
+}
+
+impl Operation for Sum<'_> {
+    type Output = u64;
+
+    fn specify(self) -> u64 {
+        self.add()
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(self, _simd: S) -> u64 {
+        self.add()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Isa;
+
+    #[test]
+    fn every_word_is_added_once() {
+        let words: Vec<u64> = (0..1000).map(|word| word << 50 | word).collect();
+        for isa in Isa::available() {
+            for length in [0, 1, 63, 64, 65, 127, 128, 1000] {
+                let want = words[..length]
+                    .iter()
+                    .fold(0u64, |sum, word| sum.wrapping_add(*word));
+                assert_eq!(isa.sum(&words[..length]), want, "{isa} {length}");
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Side by side with llama.cpp on this machine's processor, in one run: synthetic models of real shapes,
+# the same weights in the same format, the same numbers of threads, runs in turn, the speed of memory
+# probed beside each. Also: what sparsity brings over our own dense path. Writes a report in Markdown,
+# and all figures in JSON beside the models. Leave the machine alone meanwhile. About half an hour on two
+# cores, not counting the first build of llama.cpp; 25 GB of disk and 20 GB of memory. Needs rustup, a C++
+# compiler, CMake and Python 3.9 or newer with pip.
+#
+# usage: scripts/bench-cpu.sh [FOLDER] [REPORT]
+#   FOLDER  where to work; llama.cpp is built there once [default: a temporary folder]
+#   REPORT  [default: docs/cpu-results.md]
+# SHAPES="llama-1b llama-7b:16 llama-70b:4" (with numbers of layers where not all), QUANTS="f16 q8_0 q4_0",
+# THREADS="1 2" and REPEATS=3 change what is run; PROMPT_SHAPES=llama-1b says on which a prompt of 512
+# tokens is read too; SPARSE="" leaves sparsity out. LLAMA_CPP_BIN=folder has llama-bench and llama-quantize
+# already, POWERINFER=path uses a binary that is there already.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+report=$(realpath -m "${2:-$root/docs/cpu-results.md}")
+if [ -z "${POWERINFER:-}" ]; then
+  (cd "$root" && cargo build --release --locked -p powerinfer-cli)
+  POWERINFER=${CARGO_TARGET_DIR:-$root/target}/release/powerinfer
+fi
+POWERINFER=$(realpath "$POWERINFER")
+folder=${1:-}
+if [ -z "$folder" ]; then
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+fi
+mkdir -p "$folder"
+folder=$(realpath "$folder")
+
+# What converts models for llama.cpp.
+[ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check gguf==0.19.0
+
+# llama.cpp, as the source package of its Python binding carries it.
+export LLAMA_CPP_VERSION=0.3.36
+if [ -z "${LLAMA_CPP_BIN:-}" ]; then
+  LLAMA_CPP_BIN=$folder/llama.cpp/bin
+  if [ ! -x "$LLAMA_CPP_BIN/llama-bench" ] || [ ! -x "$LLAMA_CPP_BIN/llama-quantize" ]; then
+    "$folder/venv/bin/pip" download --quiet --disable-pip-version-check --no-binary llama-cpp-python --no-deps \
+      --dest "$folder" "llama-cpp-python==$LLAMA_CPP_VERSION"
+    tar -xzf "$folder/llama_cpp_python-$LLAMA_CPP_VERSION.tar.gz" -C "$folder"
+    cmake -S "$folder/llama_cpp_python-$LLAMA_CPP_VERSION/vendor/llama.cpp" -B "$folder/llama.cpp" \
+      -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
+      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
+    cmake --build "$folder/llama.cpp" --config Release --parallel "$(nproc)" \
+      --target llama-bench llama-quantize
+  fi
+fi
+LLAMA_CPP_BIN=$(realpath "$LLAMA_CPP_BIN")
+export POWERINFER LLAMA_CPP_BIN
+"$folder/venv/bin/python" -B "$root/scripts/bench_cpu.py" "$folder" "$report"

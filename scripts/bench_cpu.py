@@ -1,0 +1,399 @@
+"""What `bench-cpu.sh` does: powerinfer and llama.cpp in turn on the same shapes, as a report."""
+
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+
+from llama_to_gguf import convert
+
+POWERINFER = os.environ["POWERINFER"]
+LLAMA = pathlib.Path(os.environ["LLAMA_CPP_BIN"])
+SHAPES = os.environ.get("SHAPES", "llama-1b llama-7b:16 llama-70b:4").split()
+QUANTS = os.environ.get("QUANTS", "f16 q8_0 q4_0").split()
+THREADS = [int(word) for word in os.environ.get("THREADS", "1 2").split()]
+REPEATS = int(os.environ.get("REPEATS", "3"))
+PROMPT_SHAPES = os.environ.get("PROMPT_SHAPES", "llama-1b").split()
+SPARSE = os.environ.get("SPARSE", "llama-7b llama-70b").split()
+
+TOKENS = 64
+PROMPT = 512
+CONTEXT = PROMPT + TOKENS
+SPARSITY = 0.9
+SPARSE_QUANT = "q4_0"
+# Predictors of this rank are at most 3 % of the model's bytes where both are in 4 bits.
+RANKS = {"llama-1b": 176, "llama-7b": 384, "llama-13b": 448, "llama-30b": 576, "llama-70b": 640}
+# Shapes too large to be held against llama.cpp in every format.
+ONLY_SPARSE = {"llama-70b"}
+LLAMA_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+DECODE_GOALS = {"f16": 1.1, "bf16": 1.1, "q8_0": 1.2, "q4_0": 1.3}
+SHARE_GOALS = {"f16": 0.85, "bf16": 0.85, "q8_0": 0.85, "q4_0": 0.75}
+# Over our own dense path, and over llama.cpp.
+SPARSE_GOALS = {
+    ("llama-7b", "exact"): (1.6, 2.0),
+    ("llama-7b", "predicted"): (2.0, 2.5),
+    ("llama-70b", "predicted"): (3.0, None),
+}
+PROMPT_GOAL, HAND_OVER_GOAL, THREADS_GOAL = 1.0, 3.0, 1.6
+DENSITIES = [5, 10, 20, 30, 50, 70]
+# An FFN with a share of its neurons may take so many times that share of the time of all, and so much more.
+DENSITY_GOAL = (1.2, 3.0)
+# A run that others keep from the processor may wait for its threads for ever.
+LIMIT_SECONDS = 1200
+
+
+def run(*command, limit=LIMIT_SECONDS, **options):
+    """What a command writes; its words are shown where it fails. None where it takes too long."""
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, **options)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode != 0:
+        sys.exit(f"error: {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+class Runs:
+    """What runs in turn left: documents of ours, samples of theirs."""
+
+    def __init__(self):
+        self.ours, self.prompt, self.decode = [], [], []
+
+    def speeds(self, kind):
+        return [run[kind][0]["tokens_per_second"]["median"] for run in self.ours if run[kind]]
+
+
+def bench(bundle, policy, threads, prompt, *more, repeats=1):
+    """One run of ours."""
+    text = run(
+        POWERINFER, "bench", bundle, "--policy", policy, "--threads", threads, "--repeats", repeats,
+        "-p", PROMPT if prompt else 0, "-n", TOKENS, "--json", "--quiet", *more,
+    )
+    return json.loads(text) if text else None
+
+
+def llama_bench(model, threads, prompt):
+    """One run of theirs: tokens per second of prompt and decoding, and its version."""
+    text = run(
+        LLAMA / "llama-bench", "-m", model, "-t", threads, "-p", PROMPT if prompt else 0, "-n", TOKENS,
+        "-r", 1, "-o", "jsonl",
+    )
+    found = {"prompt": None, "decode": None, "version": ""}
+    for line in (text or "").splitlines():
+        if line.startswith("{"):
+            test = json.loads(line)
+            found["prompt" if test["n_prompt"] else "decode"] = test["avg_ts"]
+            found["version"] = f"{test['build_commit']} ({test['build_number']})"
+    return found
+
+
+def in_turn(bundle, model, threads, prompt, policies=("dense",)):
+    """Runs of each policy of ours and of theirs, round by round."""
+    runs = {policy: Runs() for policy in policies}
+    versions = set()
+    for _ in range(REPEATS):
+        for policy in policies:
+            found = bench(bundle, policy, threads, prompt)
+            if found:
+                runs[policy].ours.append(found)
+        if model:
+            theirs = llama_bench(model, threads, prompt)
+            versions.add(theirs["version"])
+            for kind in ("prompt", "decode"):
+                if theirs[kind]:
+                    getattr(runs[policies[0]], kind).append(theirs[kind])
+    return runs, versions
+
+
+def median(values):
+    return statistics.median(values) if values else None
+
+
+def figure(value, digits=2):
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def spread(values):
+    if not values:
+        return "did not finish"
+    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def ratio(one, other):
+    return one / other if one and other else None
+
+
+def verdict(value, goal, at_most=False):
+    """A figure beside its goal."""
+    if value is None or goal is None:
+        return figure(value), "–", "–"
+    met = value <= goal if at_most else value >= goal
+    return figure(value), f"{'≤' if at_most else '≥'} {goal:g}", "met" if met else "**not met**"
+
+
+def table(headings, rows):
+    align = [":--"] + ["--:"] * (len(headings) - 1)
+    lines = [headings, align, *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+
+
+def name_of(shape, layers):
+    return f"{shape}, {layers} layers" if layers else shape
+
+
+class Model:
+    """A synthetic checkpoint and whatever is made of it."""
+
+    def __init__(self, folder, text, shape):
+        self.shape, _, self.layers = shape.partition(":")
+        self.folder = folder / "models"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.checkpoint = self.folder / "model"
+        synth = ["synth", "--like", self.shape, "--sparsity", SPARSITY, "--out", self.checkpoint, "--quiet"]
+        synth += ["--predictor-rank", RANKS.get(self.shape, 384)]
+        if self.layers:
+            synth += ["--layers", self.layers]
+        say(f"making {name_of(self.shape, self.layers)}")
+        run(POWERINFER, *synth)
+        # Only order within layers comes of it, so that little is enough.
+        self.profile = self.folder / "profile"
+        run(
+            POWERINFER, "profile", self.checkpoint, "--data", text, "--tokens", 64, "--out", self.profile,
+            "--quiet", limit=None,
+        )
+
+    def bundle(self, quant):
+        out = self.folder / f"bundle-{quant}"
+        run(
+            POWERINFER, "place", self.checkpoint, "--profile", self.profile, "--predictors",
+            self.checkpoint / "predictors", "--vram", "0G", "--context", CONTEXT, "--quant", quant,
+            "--policy", "predicted", "--certify-tokens", 0, "--hardware", "cpu-only", "--out", out, "--quiet",
+            limit=None,
+        )
+        return out
+
+    def gguf(self, quant):
+        """The file for llama.cpp; its own quantiser makes it of 16 bits."""
+        source = self.folder / "model-f16.gguf"
+        if not source.exists():
+            convert(self.checkpoint, source, for_speed=True)
+        if quant in ("f16", "bf16"):
+            return source
+        out = self.folder / f"model-{quant}.gguf"
+        run(LLAMA / "llama-quantize", "--pure", source, out, LLAMA_TYPES[quant], limit=None)
+        return out
+
+    def remove(self):
+        shutil.rmtree(self.folder)
+
+
+def where_time_goes(title, document):
+    """The stages of a run of ours, as a section."""
+    decode = document["decode"][0]
+    total = decode["microseconds_per_token"]["median"]
+    bandwidth = decode["read_bandwidth"]["median"]
+    rows = []
+    for stage in decode["stages"]:
+        time, speed = stage["microseconds"]["median"], stage["bytes_per_second"]
+        reads = [f"{stage['bytes'] / 1e6:.1f}", f"{speed / 1e9:.1f}", f"{100 * speed / bandwidth:.0f} %"]
+        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", *(reads if stage["bytes"] else [""] * 3)])
+    rows.append(["unaccounted", f"{decode['unaccounted_microseconds']:.0f}", "", "", "", ""])
+    return f"\n### {title}\n\n" + table(
+        ["stage", "µs a token", "of the time", "MB read", "GB/s", "of read bandwidth"], rows
+    )
+
+
+def middle(documents):
+    """The run whose speed is the median, or just above."""
+    speed = lambda document: document["decode"][0]["tokens_per_second"]["median"]
+    return sorted(documents, key=speed)[len(documents) // 2]
+
+
+def share(documents):
+    return median([run["decode"][0]["bandwidth_share"]["median"] for run in documents])
+
+
+class Report:
+    """Rows as they come; written after every one, so that a run that is broken off leaves what it has."""
+
+    def __init__(self, path, folder):
+        self.path, self.folder = path, folder
+        self.dense, self.prompts, self.sparse, self.stages, self.densities = [], [], [], [], []
+        self.speeds, self.hand_overs, self.raw = {}, [], []
+        self.disturbed, self.count, self.versions = 0, 0, set()
+
+    def keep(self, what, runs):
+        for policy, found in runs.items():
+            self.raw.append({
+                "what": what, "policy": policy, "powerinfer": found.ours,
+                "llama.cpp": {"prompt": found.prompt, "decode": found.decode},
+            })
+            for document in found.ours:
+                self.count += 1
+                contention = document["decode"][0]["contention"]
+                shares = [contention["waited"] or 0, contention["stolen"] or 0]
+                self.disturbed += max(shares) > 0.03
+                if document["machine"]["threads"] > 1:
+                    self.hand_overs.append(document["hand_over_microseconds"])
+
+    def add_dense(self, model, quant, threads, runs):
+        found = runs["dense"]
+        if not found.ours:
+            return
+        title = f"{name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
+        ours, theirs = found.speeds("decode"), found.decode
+        self.speeds[model.shape, quant, threads] = median(ours)
+        bandwidth = median([run["decode"][0]["read_bandwidth"]["median"] for run in found.ours])
+        bytes_read = found.ours[0]["decode"][0]["bytes_per_token"]["weights"]
+        their_share = median(theirs) * bytes_read / bandwidth if theirs else None
+        compared = verdict(ratio(median(ours), median(theirs)), DECODE_GOALS[quant])
+        reached = verdict(share(found.ours), SHARE_GOALS[quant])
+        self.dense.append([
+            name_of(model.shape, model.layers), quant, threads, spread(ours), spread(theirs), *compared,
+            f"{bandwidth / 1e9:.1f}", *reached, figure(their_share),
+        ])
+        if "**not met**" in (*compared, *reached):
+            self.stages.append(where_time_goes(f"Dense, {title}", middle(found.ours)))
+        ours, theirs = found.speeds("prompt"), found.prompt
+        if ours:
+            compared = verdict(ratio(median(ours), median(theirs)), PROMPT_GOAL)
+            self.prompts.append(
+                [name_of(model.shape, model.layers), quant, threads, spread(ours), spread(theirs), *compared]
+            )
+
+    def add_sparse(self, model, threads, runs):
+        dense, theirs = runs["dense"].speeds("decode"), runs["dense"].decode
+        for policy in ("exact", "predicted"):
+            found = runs[policy]
+            if not found.ours:
+                continue
+            ours = found.speeds("decode")
+            goals = SPARSE_GOALS.get((model.shape, policy), (None, None))
+            over_dense = verdict(ratio(median(ours), median(dense)), goals[0])
+            over_llama = verdict(ratio(median(ours), median(theirs)), goals[1])
+            decode = found.ours[0]["decode"][0]
+            dense_bytes = runs["dense"].ours[0]["decode"][0]["bytes_per_token"]["total"]
+            # What would be reached if every byte were read as quickly.
+            ceiling = dense_bytes / decode["bytes_per_token"]["total"]
+            predictors = decode["bytes_per_token"]["predictors"] / dense_bytes
+            self.sparse.append([
+                name_of(model.shape, model.layers), policy, threads, spread(ours),
+                f"{100 * decode['ffn_neurons_computed']:.1f} %", f"{100 * predictors:.1f} %",
+                *over_dense, figure(ceiling), *over_llama,
+            ])
+            if "**not met**" in (*over_dense, *over_llama):
+                title = f"`{policy}`, {name_of(model.shape, model.layers)}, {SPARSE_QUANT}, {threads} thread{'s' * (threads > 1)}"
+                self.stages.append(where_time_goes(title, middle(found.ours)))
+
+    def add_densities(self, model, quant, threads, bundle):
+        """Times of FFNs alone."""
+        found = bench(bundle, "dense", threads, False, "--ffn-densities", ",".join(map(str, DENSITIES)), repeats=REPEATS)
+        if not found:
+            return
+        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "ffn": found["ffn"]})
+        every = found["ffn"][-1]["microseconds"]["median"]
+        rows = []
+        for time in found["ffn"]:
+            taken, goal = time["microseconds"]["median"], DENSITY_GOAL[0] * time["neuron_share"] * every + DENSITY_GOAL[1]
+            rows.append([
+                f"{100 * time['neuron_share']:.0f} %", f"{taken:.0f}", f"{100 * time['time_share']:.1f} %",
+                f"≤ {goal:.0f}", "met" if taken <= goal else "**not met**",
+            ])
+        heading = f"An FFN with some of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
+        self.densities.append((heading, table(["neurons", "µs", "of the time of all", "goal", ""], rows)))
+
+    def write(self):
+        machine = self.raw[0]["powerinfer"][0]["machine"]
+        versions = run(POWERINFER, "--version").strip()
+        theirs = ", ".join(sorted(version for version in self.versions if version)) or "not run"
+        text = f"""# Speed on the processor, beside llama.cpp
+
+Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine['processor']}, {machine['ram_bytes'] / 2**30:.0f} GiB, \
+{platform.system()}, instruction set {machine['instruction_set']}. {versions}; llama.cpp {theirs} of llama-cpp-python \
+{os.environ['LLAMA_CPP_VERSION']}, built for this processor.
+
+Synthetic models with random weights, {100 * SPARSITY:.0f} % of FFN activations zero; both programs read the same shape in the same \
+format (llama.cpp computes SiLU, which is as quick). Runs in turn, {REPEATS} each: median (least–most). The read bandwidth is \
+that of plain vector loads over 1 GiB with as many threads, just before and after each run of ours; shares of llama.cpp \
+are of the same. Every run of ours was first checked against the dense path. \
+{self.disturbed} of {self.count} runs of ours were disturbed: more than 3 % of the time went to others.
+"""
+        goals = ["goal", ""]
+        if self.dense:
+            text += f"\n## Decoding {TOKENS} tokens, every neuron\n\n" + table(
+                ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals, "GB/s readable",
+                 "share of it", *goals, "llama.cpp's share"], self.dense)
+        if self.prompts:
+            text += f"\n## A prompt of {PROMPT} tokens\n\n" + table(
+                ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals], self.prompts)
+        if self.sparse:
+            text += f"\n## Decoding with {100 * SPARSITY:.0f} % zeros, {SPARSE_QUANT}\n\n" + table(
+                ["model", "policy", "threads", "tokens/s", "neurons", "predictors", "over our dense", *goals,
+                 "by bytes alone", "over llama.cpp", *goals], self.sparse)
+            text += "\n“By bytes alone” is the ratio if every byte were read as quickly as under the dense policy; fewer layers than the \
+real model has make it lower, for the head's share is larger.\n"
+        for heading, rows in self.densities:
+            text += f"\n## {heading}\n\n" + rows
+        rows = []
+        for (shape, quant, threads), speed in self.speeds.items():
+            one = self.speeds.get((shape, quant, 1))
+            if threads > 1 and one:
+                rows.append([shape, quant, threads, *verdict(ratio(speed, one), THREADS_GOAL)])
+        if rows:
+            text += "\n## Threads\n\n" + table(["model", "format", "threads", "times one thread", *goals], rows)
+        if self.hand_overs:
+            row = verdict(median(self.hand_overs), HAND_OVER_GOAL, at_most=True)
+            text += f"\nHanding a kernel to the pool takes {row[0]} µs beside its work (goal {row[1]}: {row[2]}).\n"
+        if self.stages:
+            text += "\n## Where the time goes, where a goal is not met\n" + "".join(self.stages)
+        self.path.write_text(text)
+        (self.folder / "figures.json").write_text(json.dumps(self.raw, indent=1))
+
+
+def main(folder, path):
+    text = folder / "text.txt"
+    text.write_text("a few words to read, and then a few more of them\n" * 2000)
+    help_text = run(POWERINFER, "place", "--help")
+    quants = QUANTS
+    if not re.search(r"\bf16\b", help_text):
+        quants = ["bf16" if quant == "f16" else quant for quant in quants]
+    report = Report(path, folder)
+    for shape in SHAPES:
+        model = Model(folder, text, shape)
+        is_sparse = model.shape in SPARSE
+        with_prompt = model.shape in PROMPT_SHAPES
+        for quant in quants:
+            policies = ("dense", "exact", "predicted") if is_sparse and quant == SPARSE_QUANT else ("dense",)
+            if model.shape in ONLY_SPARSE and len(policies) == 1:
+                continue
+            bundle = model.bundle(quant)
+            file = None if model.shape in ONLY_SPARSE else model.gguf(quant)
+            for threads in THREADS:
+                say(f"timing {name_of(model.shape, model.layers)}, {quant}, {threads} threads")
+                runs, versions = in_turn(bundle, file, threads, with_prompt, policies)
+                report.versions |= versions
+                report.keep({"shape": shape, "quant": quant, "threads": threads}, runs)
+                report.add_dense(model, quant, threads, runs)
+                if len(policies) > 1:
+                    report.add_sparse(model, threads, runs)
+                    report.add_densities(model, quant, threads, bundle)
+                report.write()
+            shutil.rmtree(bundle)
+            if file and quant not in ("f16", "bf16"):
+                file.unlink()
+        model.remove()
+    say(f"written: {path}")
+
+
+main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))

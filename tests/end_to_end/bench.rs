@@ -1,0 +1,156 @@
+//! `bench` on the demo: what it reports, and what it refuses.
+
+use serde_json::Value;
+
+use crate::sandbox::{Sandbox, prepared_demo};
+
+fn bench(more: &[&str]) -> crate::sandbox::Run {
+    let sandbox = Sandbox::new();
+    let demo = prepared_demo().to_str().unwrap();
+    let usual = ["bench", demo, "--probe", "8MiB", "-r", "2"];
+    sandbox.run(&[&usual[..], more].concat())
+}
+
+/// A figure, which has to be above 0, as everything measured is.
+#[track_caller]
+fn positive(value: &Value) -> f64 {
+    let number = value.as_f64().unwrap_or_else(|| panic!("{value}"));
+    assert!(number > 0.0 && number.is_finite(), "{value}");
+    number
+}
+
+#[track_caller]
+fn check_spread(value: &Value, repeats: usize) {
+    let (least, most) = (positive(&value["least"]), positive(&value["most"]));
+    assert!((least..=most).contains(&positive(&value["median"])));
+    assert_eq!(value["repeats"].as_array().unwrap().len(), repeats);
+}
+
+#[test]
+fn stages_add_up_to_the_token_and_every_figure_is_there() {
+    let arguments = ["-p", "20,40", "-n", "8", "-d", "5", "--threads", "2"];
+    for policy in ["dense", "exact", "predicted"] {
+        let more = ["--policy", policy, "--json"];
+        let report = bench(&[&arguments[..], &more].concat()).good().json();
+        assert_eq!(report["policy"], policy);
+        assert_eq!(report["machine"]["threads"], 2);
+        assert!(report["bundle"]["files"]["weights.safetensors"].is_string());
+        let prompts = report["prompt"].as_array().unwrap();
+        assert_eq!(prompts.len(), 2);
+        for (prompt, tokens) in prompts.iter().zip([20, 40]) {
+            assert_eq!(prompt["tokens"], tokens);
+            check_spread(&prompt["tokens_per_second"], 2);
+        }
+        let decode = &report["decode"][0];
+        assert_eq!(
+            (&decode["tokens"], &decode["depth"]),
+            (&8.into(), &5.into())
+        );
+        check_spread(&decode["tokens_per_second"], 2);
+        check_spread(&decode["bandwidth_share"], 2);
+        check_spread(&decode["read_bandwidth"], 3);
+        let total = positive(&decode["microseconds_per_token"]["median"]);
+        let stages = decode["stages"].as_array().unwrap();
+        assert_eq!(stages.len(), 10);
+        // Of each repeat, for medians are of different ones.
+        for repeat in 0..2 {
+            let time = |value: &Value| value["repeats"][repeat].as_f64().unwrap();
+            let sum: f64 = stages
+                .iter()
+                .map(|stage| time(&stage["microseconds"]))
+                .sum();
+            let whole = time(&decode["microseconds_per_token"]);
+            assert!((0.9..=1.0001).contains(&(sum / whole)), "{sum} {whole}");
+        }
+        let unaccounted = decode["unaccounted_microseconds"].as_f64().unwrap();
+        assert!((-1.0..0.1 * total).contains(&unaccounted), "{unaccounted}");
+        let bytes = &decode["bytes_per_token"];
+        let (weights, cache) = (positive(&bytes["weights"]), positive(&bytes["kv_cache"]));
+        let predictors = bytes["predictors"].as_f64().unwrap();
+        assert_eq!(predictors > 0.0, policy == "predicted");
+        let sum = weights + cache + predictors;
+        assert!((sum / positive(&bytes["total"]) - 1.0).abs() < 1e-9);
+        positive(&report["hand_over_microseconds"]);
+        let check = &report["check"];
+        assert_eq!(check["tokens"], 12);
+        assert_eq!(check["batch"]["equal"], true);
+        assert_eq!(
+            check["dense"]["equality_promised"],
+            policy != "predicted",
+            "{check}"
+        );
+        if policy != "predicted" {
+            assert_eq!(check["dense"]["equal"], true);
+        }
+        positive(&check["dense"]["top1_agreement"]);
+    }
+}
+
+#[test]
+fn the_table_has_the_stages_and_text_may_be_given() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let text = "def answer(values):\n    return sum(values)\n".repeat(20);
+    std::fs::write(sandbox.path("text.txt"), text).unwrap();
+    let arguments = ["bench", "-p", "16", "-n", "4", "-r", "1", "--probe", "4M"];
+    let run = sandbox
+        .run(&[&arguments[..], &["--prompt", "text.txt"]].concat())
+        .good();
+    let text = run.text();
+    for part in [
+        "checked         12 tokens",
+        "prompt of 16",
+        "decoding 4",
+        "query-key-value",
+        "gate-up",
+        "unaccounted",
+        "read bandwidth",
+        "µs a token at full context on",
+        "hand-over",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    std::fs::write(sandbox.path("text.txt"), "def").unwrap();
+    sandbox
+        .run(&[&arguments[..], &["--prompt", "text.txt"]].concat())
+        .bad(1, &["text.txt", "16 are needed", "hint: "]);
+    sandbox
+        .run(&["bench", "--prompt", "missing.txt"])
+        .bad(1, &["missing.txt"]);
+}
+
+#[test]
+fn ffns_are_timed_with_some_of_their_neurons() {
+    let arguments = ["-p", "0", "-n", "0", "--ffn-densities", "5,50"];
+    let report = bench(&[&arguments[..], &["--json"]].concat()).good().json();
+    assert_eq!(report["decode"].as_array().unwrap().len(), 0);
+    let found = report["ffn"].as_array().unwrap();
+    let shares: Vec<f64> = found
+        .iter()
+        .map(|time| {
+            positive(&time["microseconds"]["median"]);
+            positive(&time["neuron_share"])
+        })
+        .collect();
+    assert_eq!(shares, [0.05, 0.5, 1.0]);
+    assert_eq!(found[2]["time_share"], 1.0);
+    let text = bench(&arguments).good().text();
+    assert!(text.contains("of the time of all"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_timed_is_refused() {
+    Sandbox::new()
+        .run(&["bench", "--repeats", "0"])
+        .bad(2, &["--repeats", "0 is not in"]);
+    bench(&["-p", "100000"]).bad(1, &["--prompt-tokens", "100000", "hint: "]);
+    bench(&["-d", "100000", "-n", "1"]).bad(1, &["--depth", "100001", "--context"]);
+    bench(&["-p", "0", "-n", "0"]).bad(1, &["nothing to time"]);
+    bench(&["--ffn-densities", "0"]).bad(2, &["--ffn-densities", "not above 0"]);
+    bench(&["--probe", "1K"]).bad(1, &["--probe", "1MiB"]);
+    bench(&["--probe", "9000G"]).bad(1, &["--probe", "give less"]);
+    Sandbox::new()
+        .run(&["bench", "./nowhere"])
+        .bad(1, &["nowhere", "hint: "]);
+}
