@@ -59,7 +59,10 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         true => best(bytes, || act(&rounded)),
         false => f64::NAN,
     };
-    let dense_rounded = integer(&mut |x| isa.gemv_integer(&matrix, x, &mut out), total);
+    let dense_rounded = integer(
+        &mut |x| isa.gemv_integer(&matrix, x.vector(0), &mut out),
+        total,
+    );
     let listed: Vec<u32> = (0..rows as u32)
         .filter(|row| row.wrapping_mul(2_654_435_761) >> 16 < 6554)
         .collect();
@@ -67,7 +70,7 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let out = &mut out[..listed.len()];
     let sparse = best(some, || isa.gemv_rows(&matrix, &listed, &x, out));
     let sparse_rounded = integer(
-        &mut |x| isa.gemv_rows_integer(&matrix, &listed, x, out),
+        &mut |x| isa.gemv_rows_integer(&matrix, &listed, x.vector(0), out),
         some,
     );
     let mut sums = vec![0.0; COLUMNS];
@@ -151,7 +154,7 @@ fn check(isa: Isa, format: Format) {
             let mut rounded = Activations::default();
             isa.quantise(&values[..COLUMNS], COLUMNS, &mut rounded);
             out.resize(16, 0.0);
-            isa.gemv_integer(&matrix.as_view(), &rounded, &mut out[8..]);
+            isa.gemv_integer(&matrix.as_view(), rounded.vector(0), &mut out[8..]);
         }
         out
     };

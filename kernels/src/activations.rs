@@ -29,11 +29,31 @@ impl Activations {
         self.columns
     }
 
+    /// Bytes of a vector of `columns` numbers.
+    pub fn vector_bytes(columns: usize) -> usize {
+        columns.div_ceil(SPAN_COLUMNS) * size_of::<ActivationSpan>()
+    }
+
+    /// Vector `token`.
+    pub fn vector(&self, token: usize) -> RoundedVector<'_> {
+        RoundedVector {
+            columns: self.columns,
+            spans: self.token(token),
+        }
+    }
+
     /// The spans of vector `token`.
     pub(crate) fn token(&self, token: usize) -> &[ActivationSpan] {
         let spans = self.columns.div_ceil(SPAN_COLUMNS);
         &self.spans[token * spans..][..spans]
     }
+}
+
+/// One vector of [`Activations`].
+#[derive(Debug, Clone, Copy)]
+pub struct RoundedVector<'a> {
+    pub(crate) columns: usize,
+    pub(crate) spans: &'a [ActivationSpan],
 }
 
 /// Sixteen blocks of a vector, zeros where it has fewer.

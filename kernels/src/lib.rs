@@ -24,7 +24,7 @@ mod pack;
 mod signs;
 mod transpose;
 
-pub use activations::Activations;
+pub use activations::{Activations, RoundedVector};
 pub use cache::{CacheFormat, CachePlane, Lay};
 pub use cpu::{gemm_bytes, power_of_two};
 pub use error::KernelError;

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use crate::cpu::{
-    Agreements, Axpy, AxpyRows, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise, Sum,
+    Agreements, Axpy, AxpyRows, AxpyRowsMany, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise,
+    Sum,
 };
 use crate::format::BLOCK;
-use crate::{Activations, Isa, Matrix, SignMatrix};
+use crate::{Activations, Isa, Matrix, RoundedVector, SignMatrix};
 
 /// Every kernel panics when its slices do not fit each other. Rows are computed independently,
 /// so threads may share them in any way; a sum has the same bits on every instruction set.
@@ -49,34 +50,34 @@ impl Isa {
         self.run(Quantise { x, columns, out });
     }
 
-    /// `out[i] = matrix[i] · x` for all rows of a quantised matrix and the one vector of `x`.
-    pub fn gemv_integer(&self, matrix: &Matrix<'_>, x: &Activations, out: &mut [f32]) {
+    /// `out[i] = matrix[i] · x` for all rows of a quantised matrix.
+    pub fn gemv_integer(&self, matrix: &Matrix<'_>, x: RoundedVector<'_>, out: &mut [f32]) {
         assert_eq!(out.len(), matrix.rows(), "one output per row");
-        check_integer(matrix, x, 1);
+        check_integer(matrix, x.columns);
         self.run(IntegerGemv {
             matrix,
             rows: None,
-            x: x.token(0),
+            x: x.spans,
             out,
         });
     }
 
-    /// `out[i] = matrix[rows[i]] · x` of a quantised matrix and the one vector of `x`; rows that are
-    /// not listed are never read from memory. Rows may come in any order, and more than once.
+    /// `out[i] = matrix[rows[i]] · x` of a quantised matrix; rows that are not listed are never read
+    /// from memory. Rows may come in any order, and more than once.
     pub fn gemv_rows_integer(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
-        x: &Activations,
+        x: RoundedVector<'_>,
         out: &mut [f32],
     ) {
         assert_eq!(out.len(), rows.len(), "one output per listed row");
-        check_integer(matrix, x, 1);
+        check_integer(matrix, x.columns);
         check_rows(matrix, rows);
         self.run(IntegerGemv {
             matrix,
             rows: Some(rows),
-            x: x.token(0),
+            x: x.spans,
             out,
         });
     }
@@ -106,6 +107,38 @@ impl Isa {
         assert_eq!(out.len(), columns.len(), "one output per column");
         check_rows(matrix, rows);
         self.run(AxpyRows {
+            matrix,
+            rows,
+            coefficients,
+            columns,
+            out,
+        });
+    }
+
+    /// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`, each token with the
+    /// bits of [`Isa::axpy_rows`]: `coefficients` is `[tokens, rows]`, `out` `[tokens, columns]`.
+    pub fn axpy_rows_many(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        assert!(
+            columns.start <= columns.end && columns.end <= matrix.columns(),
+            "columns {columns:?} of a matrix of {}",
+            matrix.columns()
+        );
+        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
+        let expected = coefficients.len().checked_mul(columns.len());
+        assert_eq!(
+            expected,
+            out.len().checked_mul(rows.len()),
+            "as many tokens in both"
+        );
+        check_rows(matrix, rows);
+        self.run(AxpyRowsMany {
             matrix,
             rows,
             coefficients,
@@ -147,10 +180,10 @@ impl Isa {
     pub fn gemm_integer(&self, matrix: &Matrix<'_>, x: &Activations, out: &mut [f32]) {
         let expected = x.tokens().checked_mul(matrix.rows());
         assert_eq!(Some(out.len()), expected, "tokens times rows of output");
-        check_integer(matrix, x, x.tokens());
+        check_integer(matrix, x.columns());
         // Unpacking ahead gains nothing for one token.
         if x.tokens() == 1 {
-            self.gemv_integer(matrix, x, out);
+            self.gemv_integer(matrix, x.vector(0), out);
         } else if !out.is_empty() {
             self.run(IntegerGemm { matrix, x, out });
         }
@@ -183,11 +216,10 @@ impl Isa {
     }
 }
 
-fn check_integer(matrix: &Matrix<'_>, x: &Activations, tokens: usize) {
+fn check_integer(matrix: &Matrix<'_>, columns: usize) {
     let format = matrix.format();
     assert!(format.is_quantised(), "{format} is not quantised");
-    assert_eq!(x.columns(), matrix.columns(), "one x per column");
-    assert_eq!(x.tokens(), tokens, "vectors of x");
+    assert_eq!(columns, matrix.columns(), "one x per column");
 }
 
 fn check_rows(matrix: &Matrix<'_>, rows: &[u32]) {

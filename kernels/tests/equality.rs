@@ -508,7 +508,7 @@ fn rounded(isa: Isa, x: &[f32], columns: usize) -> Activations {
 
 fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &Activations) -> Vec<f32> {
     let mut out = vec![f32::NAN; matrix.as_view().rows()];
-    isa.gemv_integer(&matrix.as_view(), x, &mut out);
+    isa.gemv_integer(&matrix.as_view(), x.vector(0), &mut out);
     out
 }
 
@@ -572,7 +572,7 @@ fn listed_rows_in_whole_numbers_have_the_bits_of_all_rows() {
                     let expected: Vec<f32> =
                         rows.iter().map(|row| expected[*row as usize]).collect();
                     let mut out = vec![f32::NAN; rows.len()];
-                    isa.gemv_rows_integer(&matrix.as_view(), rows, &x, &mut out);
+                    isa.gemv_rows_integer(&matrix.as_view(), rows, x.vector(0), &mut out);
                     assert_same(
                         &out,
                         &expected,
@@ -602,7 +602,7 @@ fn extreme_quants_and_activations_do_not_overflow() {
     let matrix = powerinfer_kernels::Matrix::new(2, columns, data).unwrap();
     for isa in Isa::available() {
         let mut out = [0.0; 2];
-        isa.gemv_integer(&matrix, &rounded(isa, &x, columns), &mut out);
+        isa.gemv_integer(&matrix, rounded(isa, &x, columns).vector(0), &mut out);
         for (row, out) in out.iter().enumerate() {
             let row = &bytes[row * columns..][..columns];
             let expected: f64 = row
@@ -675,6 +675,47 @@ fn gemm_in_whole_numbers_has_the_bits_of_gemv() {
                     let context =
                         format!("{isa}, {format}, {rows} x {columns}, {token} of {tokens}");
                     assert_same(&out[token * rows..][..rows], &expected, &context);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_for_many_tokens_have_the_bits_of_one_at_a_time() {
+    for format in Format::ALL {
+        for (rows, columns, tokens) in [
+            (1, 1, 1),
+            (5, 40, 2),
+            (33, 128, 6),
+            (70, 300, 7),
+            (40, 513, 13),
+        ] {
+            let matrix = matrix(format, rows, columns);
+            let listed: Vec<u32> = (0..rows as u32).filter(|row| row % 5 != 3).collect();
+            let coefficients = noise(40, listed.len() * tokens);
+            for start in [0, 32, 128].into_iter().filter(|start| *start < columns) {
+                let part = start..columns;
+                for isa in Isa::available() {
+                    let mut out = noise(41, part.len() * tokens);
+                    let mut expected = out.clone();
+                    isa.axpy_rows_many(
+                        &matrix.as_view(),
+                        &listed,
+                        &coefficients,
+                        part.clone(),
+                        &mut out,
+                    );
+                    for (out, coefficients) in expected
+                        .chunks_exact_mut(part.len())
+                        .zip(coefficients.chunks_exact(listed.len()))
+                    {
+                        let part = part.clone();
+                        Isa::SCALAR.axpy_rows(&matrix.as_view(), &listed, coefficients, part, out);
+                    }
+                    let context =
+                        format!("{isa}, {format}, {rows} x {columns} from {start} for {tokens}");
+                    assert_same(&out, &expected, &context);
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! the embeddings, and the line of a head on the GPU is for a copy of all of it.
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
-use powerinfer_kernels::{BLOCK, CacheFormat, Format, SignMatrix, gemm_bytes};
+use powerinfer_kernels::{Activations, BLOCK, CacheFormat, Format, SignMatrix, gemm_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
 
 use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
@@ -165,13 +165,17 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let keys = config.kv_head_count * config.head_size;
     // Of every token of a batch: the hidden state, a norm of it, what attention added, and the state
     // before the FFN; beside them the embeddings, or what is live in attention, or in the FFN.
-    // A product over a batch is there twice for a moment, before and after it is turned round.
+    // A product over a batch is there twice for a moment, by groups of rows and as it is to be; what
+    // is multiplied is there rounded as well.
     let embedding = config.embedding_size + 2 * hidden;
     // Attention has queries and what it gives for them in another order, and filled up.
     let width = config.head_size.next_multiple_of(BLOCK);
     let ordered = config.head_count * width;
-    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden;
-    let ffn = 3 * neurons + hidden;
+    let rounded = Activations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
+    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + rounded;
+    // Products of matrices by input; neurons and what their rows are multiplied by, found group by
+    // group, by token, and spread over the rows of all tokens; who is foreseen.
+    let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + rounded;
     let per_token = 4 * hidden + embedding.max(attention).max(ffn);
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
     // Of one token at a time. Lists grow by doubling, and are there twice while they do.
@@ -198,5 +202,8 @@ pub fn thread_bytes(config: &ModelConfig) -> usize {
     let width = config.head_size.next_multiple_of(BLOCK);
     let floats = ATTENTION_ROWS * (ATTENTION_SPAN + 2 * (width + 2));
     let columns = config.hidden_size.max(config.head_count * config.head_size);
-    gemm_bytes(columns.max(config.embedding_size)).max(floats * size_of::<f32>())
+    // Beside a product of a few rows, the products of all tokens, and lists of the rows.
+    let products = 64 * (PREFILL_BATCH + 8) * size_of::<f32>();
+    let gemm = gemm_bytes(columns.max(config.embedding_size)) + products;
+    gemm.max(floats * size_of::<f32>())
 }

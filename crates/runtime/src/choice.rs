@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 use powerinfer_kernels::{BLOCK, Matrix, SignMatrix, pack_signs};
 use powerinfer_model::ModelConfig;
 
-use crate::{RuntimeError, Statistics, Threads};
+use crate::{RuntimeError, Statistics, Threads, input::Input};
 
 /// How a layer's neurons are chosen, borrowed for a forward pass.
 #[derive(Clone, Copy)]
@@ -64,15 +64,19 @@ pub(crate) struct Foreseen {
     sums: Vec<f32>,
     logits: Vec<f32>,
     agreements: Vec<u32>,
-    /// A bit per neuron, lowest first: whether it is to be computed.
-    mask: Vec<u64>,
+    /// Who is foreseen.
+    pub(crate) mask: Mask,
 }
 
-impl Foreseen {
+/// A bit per neuron, lowest first: whether it is to be computed.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Mask(Vec<u64>);
+
+impl Mask {
     /// Packs decisions.
     fn set<T: Copy>(&mut self, from: &[T], is_computed: impl Fn(T) -> bool) {
-        self.mask.clear();
-        self.mask.extend(from.chunks(64).map(|group| {
+        self.0.clear();
+        self.0.extend(from.chunks(64).map(|group| {
             let bits = group.iter().enumerate();
             bits.fold(0u64, |word, (bit, value)| {
                 word | u64::from(is_computed(*value)) << bit
@@ -83,17 +87,17 @@ impl Foreseen {
     /// Packs the decision for `neurons`, in ascending order.
     fn set_listed(&mut self, neurons: &[u32]) {
         let words = neurons.last().map_or(0, |last| *last as usize / 64 + 1);
-        self.mask.clear();
-        self.mask.resize(words, 0);
+        self.0.clear();
+        self.0.resize(words, 0);
         for neuron in neurons {
-            self.mask[*neuron as usize / 64] |= 1 << (neuron % 64);
+            self.0[*neuron as usize / 64] |= 1 << (neuron % 64);
         }
     }
 
     /// Lists the neurons of `side` that are to be computed.
     pub(crate) fn list(&self, side: std::ops::Range<usize>, rows: &mut Vec<u32>) {
         let words = side.start / 64..side.end.div_ceil(64);
-        let mask = self.mask.iter().take(words.end).skip(words.start);
+        let mask = self.0.iter().take(words.end).skip(words.start);
         for (index, word) in mask.enumerate() {
             let first = (words.start + index) * 64;
             let mut left = *word;
@@ -136,7 +140,7 @@ impl<'a> Choice<'a> {
         match self {
             Self::Predicted(predictor) => predictor.foresee(threads, x, foreseen, statistics),
             Self::SignBit(signs) => signs.foresee(threads, x, foreseen, statistics),
-            Self::Listed(neurons) => foreseen.set_listed(neurons),
+            Self::Listed(neurons) => foreseen.mask.set_listed(neurons),
             _ => {}
         }
     }
@@ -189,7 +193,8 @@ impl Predictor<'_> {
         statistics: &mut Statistics,
     ) {
         foreseen.middle.resize(self.a.rows(), 0.0);
-        threads.gemv(&self.a, x, &mut foreseen.middle);
+        let x = Input::new(threads, x, x.len(), &self.a);
+        threads.gemv(&self.a, &x, &mut foreseen.middle);
         let mut logits = std::mem::take(&mut foreseen.logits);
         logits.clear();
         logits.extend_from_slice(self.bias);
@@ -230,7 +235,7 @@ impl Predictor<'_> {
                 *logit += sum * scale;
             }
         }
-        foreseen.set(&logits, |logit| logit >= self.threshold);
+        foreseen.mask.set(&logits, |logit| logit >= self.threshold);
         foreseen.logits = logits;
         statistics.bytes_read += read as u64;
     }
@@ -248,7 +253,9 @@ impl SignBits<'_> {
         let mut agreements = std::mem::take(&mut foreseen.agreements);
         agreements.resize(self.signs.rows(), 0);
         threads.agreements(&self.signs, &pack_signs(x), &mut agreements);
-        foreseen.set(&agreements, |count| count >= self.agreements);
+        foreseen
+            .mask
+            .set(&agreements, |count| count >= self.agreements);
         foreseen.agreements = agreements;
         statistics.bytes_read += self.signs.bytes() as u64;
     }
@@ -436,11 +443,11 @@ mod tests {
             decisions in prop::collection::vec(any::<bool>(), 1..300), cut in 0usize..300,
         ) {
             let cut = cut.min(decisions.len());
-            let mut foreseen = Foreseen::default();
-            foreseen.set(&decisions, |decision| decision);
+            let mut mask = Mask::default();
+            mask.set(&decisions, |decision| decision);
             for side in [0..cut, cut..decisions.len()] {
                 let mut rows = Vec::new();
-                foreseen.list(side.clone(), &mut rows);
+                mask.list(side.clone(), &mut rows);
                 let expected: Vec<u32> = side.filter(|i| decisions[*i]).map(|i| i as u32).collect();
                 prop_assert_eq!(rows, expected);
             }

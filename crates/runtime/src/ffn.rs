@@ -1,15 +1,20 @@
 //! The FFN under a policy: gate, up and down of the neurons that it chooses.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_bundle::Layout;
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
     Stage, Statistics, Threads,
-    choice::{Choice, Foreseen},
-    linear::{Linear, masked},
+    choice::{Choice, Foreseen, Mask},
+    input::{Input, Vector},
+    linear::Linear,
 };
 
 /// Which policy each layer follows.
@@ -39,29 +44,94 @@ pub(crate) struct Ffn<'a> {
     pub(crate) hot_count: usize,
 }
 
+/// Rows that a thread takes of a list, or a multiple.
+const ROWS_AT_ONCE: usize = 8;
+
+/// Neurons of a group, at most 64, whose rows are gone through for all tokens before the next group's, so that they
+/// are read from memory once.
+const GROUP: usize = 64;
+
 /// Memory that is used again from layer to layer.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     foreseen: Foreseen,
-    /// Products of all neurons, where they come from a matrix by input.
+    /// Which neurons are foreseen, token by token.
+    masks: Vec<Mask>,
+    /// Products of all neurons for all tokens, where they come from a matrix by input.
     whole_gate: Vec<f32>,
     whole_up: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
+    /// Neurons that are computed and what their rows of down are multiplied by, in places of groups.
+    places: Vec<(u32, f32)>,
     rows: Vec<u32>,
+    /// The same, token by token.
+    active: Vec<Active>,
     partial: Vec<f32>,
     /// Per token, the neurons that were computed and what their rows of down were multiplied by;
     /// filled where somebody has put a list here.
     pub(crate) recorded: Option<Vec<Vec<(u32, f32)>>>,
 }
 
+/// The neurons that are computed of a token, in ascending order, and what their rows of down are
+/// multiplied by.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Active {
+    pub(crate) rows: Vec<u32>,
+    pub(crate) coefficients: Vec<f32>,
+}
+
+/// Marks the end of what a group has of a token.
+const NONE: (u32, f32) = (u32::MAX, 0.0);
+
+/// Rows that were read of gate and up.
+#[derive(Default)]
+struct Read {
+    gate: AtomicUsize,
+    up: AtomicUsize,
+}
+
+impl Read {
+    fn add(&self, gate: usize, up: usize) {
+        self.gate.fetch_add(gate, Ordering::Relaxed);
+        self.up.fetch_add(up, Ordering::Relaxed);
+    }
+}
+
+/// Memory of a thread.
+#[derive(Default)]
+struct Work {
+    /// Neurons to look at.
+    rows: Vec<u32>,
+    /// Of these, those that pass the gate, and the activations of their gates.
+    alive: Vec<u32>,
+    gates: Vec<f32>,
+    ups: Vec<f32>,
+}
+
 impl Scratch {
-    /// Remembers what was computed of a token, where that is asked for.
-    fn record(&mut self, token: usize) {
+    /// Remembers what was computed, where that is asked for.
+    fn record(&mut self) {
         if let Some(recorded) = &mut self.recorded {
-            recorded.resize(recorded.len().max(token + 1), Vec::new());
-            let values = self.gate.iter().copied();
-            recorded[token].extend(self.rows.iter().copied().zip(values));
+            recorded.resize(recorded.len().max(self.active.len()), Vec::new());
+            for (recorded, active) in recorded.iter_mut().zip(&self.active) {
+                let values = active.coefficients.iter().copied();
+                recorded.extend(active.rows.iter().copied().zip(values));
+            }
+        }
+    }
+}
+
+impl Active {
+    /// Takes over what groups have.
+    fn fill<'a>(&mut self, places: impl Iterator<Item = &'a (u32, f32)> + Clone) {
+        let computed = places.filter(|place| place.0 != NONE.0);
+        let count = computed.clone().count();
+        self.rows.clear();
+        self.rows.reserve_exact(count);
+        self.coefficients.clear();
+        self.coefficients.reserve_exact(count);
+        for (row, coefficient) in computed {
+            self.rows.push(*row);
+            self.coefficients.push(*coefficient);
         }
     }
 }
@@ -70,9 +140,9 @@ impl Ffn<'_> {
     /// Adds the FFN's output for some tokens, `x [tokens, hidden]`, to `hidden`, with the bits of
     /// one token at a time; whatever foresees sees `foreseen_from`, as long as `x`.
     ///
-    /// Together the tokens of a prompt wake nearly every neuron, so gate and up go through all
-    /// of them at once. Foreseen tokens go one by one: their policy must not depend on company. So
-    /// do those of matrices by input, each of which reads other rows.
+    /// The hot and the cold side each run gate, activation, up and down on their own neurons; their
+    /// sums of d_model numbers are merged once. Whom a policy chooses for a token does not depend on
+    /// company: tokens share the reading of rows, and nothing else.
     pub(crate) fn run_batch(
         &self,
         threads: &Threads,
@@ -82,72 +152,168 @@ impl Ffn<'_> {
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) {
-        let size = self.gate.inputs();
+        let (size, neurons) = (self.gate.inputs(), self.gate.outputs());
         let tokens = x.len() / size;
-        let x = &masked(x, self.input_threshold);
+        let x = self.gate.input(threads, x, self.input_threshold);
         for constant in [self.down.bias, self.choice.offset()].into_iter().flatten() {
             for hidden in hidden.chunks_exact_mut(size) {
                 add(hidden, constant);
             }
             statistics.bytes_read += size_of_val(constant) as u64;
         }
-        let is_by_input = |linear: &Linear<'_>| linear.layout == Layout::ByInput;
-        let by_input = is_by_input(&self.gate) || self.up.as_ref().is_some_and(is_by_input);
-        if tokens == 1 || by_input || self.choice.foresees() {
-            let inputs = x.chunks_exact(size).zip(foreseen_from.chunks_exact(size));
-            let inputs = inputs.zip(hidden.chunks_exact_mut(size));
-            for (token, ((x, foreseen_from), hidden)) in inputs.enumerate() {
-                self.run(
-                    threads,
-                    token,
-                    x,
-                    foreseen_from,
-                    hidden,
-                    scratch,
-                    statistics,
-                );
-            }
-            return;
-        }
-        let neurons = self.gate.outputs();
         statistics.neurons += (tokens * neurons) as u64;
+        let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
+            if linear.layout == Layout::ByInput {
+                let product = linear.product(threads, &x, self.input_threshold);
+                statistics.bytes_read += product.bytes_read as u64;
+                *products = product.values;
+            }
+        };
+        whole(&self.gate, &mut scratch.whole_gate);
+        if let Some(up) = &self.up {
+            whole(up, &mut scratch.whole_up);
+        }
+        scratch.masks.clear();
+        if self.choice.foresees() {
+            statistics.mark(Stage::GateUp);
+            for seen in foreseen_from.chunks_exact(size) {
+                let foreseen = &mut scratch.foreseen;
+                self.choice.foresee(threads, seen, foreseen, statistics);
+                scratch.masks.push(foreseen.mask.clone());
+            }
+            statistics.mark(Stage::Foreseeing);
+        }
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if side.is_empty() {
                 continue;
             }
-            let mut read = 0;
-            let mut all = |linear: &Linear<'_>| {
-                let product = linear.product_of_rows(threads, x, side.clone());
-                read += product.bytes_read;
-                product.values
+            let read = match tokens {
+                1 => self.of_one(threads, &x, side, scratch),
+                _ => self.of_many(threads, &x, side, scratch),
             };
-            let gates = all(&self.gate);
-            let ups = self.up.as_ref().map(all);
             statistics.bytes_read += read as u64;
             statistics.mark(Stage::GateUp);
-            for (token, hidden) in hidden.chunks_exact_mut(size).enumerate() {
-                scratch.gate.clear();
-                scratch.rows.clear();
-                for index in 0..side.len() {
-                    let (place, neuron) = (token * side.len() + index, side.start + index);
-                    let activation = self.activation.apply(gates[place]);
-                    if !self.choice.passes_gate(neuron, activation) {
-                        continue;
-                    }
-                    let up = ups.as_ref().map(|ups| ups[place]);
-                    let product = self.product(activation, up);
-                    if let Some(coefficient) = self.choice.coefficient(neuron, product) {
-                        scratch.rows.push(neuron as u32);
-                        scratch.gate.push(coefficient);
-                    }
-                }
-                let read = self.add_down(threads, token, hidden, scratch, statistics);
-                statistics.bytes_read += read as u64;
-            }
+            let read = self.add_down(threads, hidden, scratch, statistics);
+            statistics.bytes_read += read as u64;
             statistics.mark(Stage::Down);
         }
     }
 
+    /// Finds the neurons of `side` that are computed of the only token; returns the bytes read.
+    fn of_one(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        side: Range<usize>,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let Scratch {
+            rows,
+            places,
+            masks,
+            active,
+            whole_gate,
+            whole_up,
+            ..
+        } = scratch;
+        rows.clear();
+        match masks.first() {
+            Some(mask) => mask.list(side, rows),
+            None => rows.extend(side.start as u32..side.end as u32),
+        }
+        places.clear();
+        places.resize(rows.len(), NONE);
+        let whole = Whole {
+            gate: whole_gate,
+            up: whole_up,
+        };
+        let (read, rows) = (Read::default(), &*rows);
+        threads.by_row_groups(places, 1, ROWS_AT_ONCE, self.row_bytes(), |part, places| {
+            let mut work = Work::default();
+            let rows = &rows[part];
+            self.compute(
+                threads.isa(),
+                x.vector(0),
+                rows,
+                None,
+                whole,
+                &mut work,
+                places,
+            );
+            read.add(rows.len(), work.alive.len());
+        });
+        active.resize_with(1, Active::default);
+        active[0].fill(places.iter());
+        self.bytes_of(&read)
+    }
+
+    /// Finds the neurons of `side` that are computed of each token; returns the bytes read.
+    fn of_many(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        side: Range<usize>,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let (tokens, neurons) = (x.tokens(), self.gate.outputs());
+        let Scratch {
+            places,
+            masks,
+            active,
+            whole_gate,
+            whole_up,
+            ..
+        } = scratch;
+        places.clear();
+        places.resize(side.len() * tokens, NONE);
+        let (read, isa) = (Read::default(), threads.isa());
+        // Who looks at every gate looks at them for all tokens at once.
+        let at_once = masks.is_empty() && self.gate.layout == Layout::ByOutput;
+        let bytes = self.row_bytes() * tokens;
+        threads.by_row_groups(places, tokens, GROUP, bytes, |part, places| {
+            let (mut work, mut all) = (Work::default(), Vec::new());
+            for (start, places) in part.step_by(GROUP).zip(places.chunks_mut(GROUP * tokens)) {
+                let width = places.len() / tokens;
+                let group = side.start + start..side.start + start + width;
+                if at_once {
+                    all.resize(width * tokens, 0.0);
+                    x.multiply_all(isa, &self.gate.matrix.rows_range(group.clone()), &mut all);
+                }
+                let (mut looked_at, mut passed) = (0u64, 0u64);
+                let bit = |row: &u32| 1 << (*row as usize - group.start);
+                for (token, places) in places.chunks_exact_mut(width).enumerate() {
+                    let mut rows = std::mem::take(&mut work.rows);
+                    rows.clear();
+                    match masks.get(token) {
+                        Some(mask) => mask.list(group.clone(), &mut rows),
+                        None => rows.extend(group.start as u32..group.end as u32),
+                    }
+                    let gates = at_once.then(|| &all[token * width..][..width]);
+                    let whole = Whole {
+                        gate: whole_gate.get(token * neurons..).unwrap_or_default(),
+                        up: whole_up.get(token * neurons..).unwrap_or_default(),
+                    };
+                    self.compute(isa, x.vector(token), &rows, gates, whole, &mut work, places);
+                    looked_at |= rows.iter().map(bit).fold(0, |bits, bit| bits | bit);
+                    passed |= work.alive.iter().map(bit).fold(0, |bits, bit| bits | bit);
+                    work.rows = rows;
+                }
+                read.add(
+                    looked_at.count_ones() as usize,
+                    passed.count_ones() as usize,
+                );
+            }
+        });
+        active.resize_with(tokens, Active::default);
+        for (token, active) in active.iter_mut().enumerate() {
+            let groups = places.chunks(GROUP * tokens);
+            active.fill(groups.flat_map(|places| {
+                let width = places.len() / tokens;
+                &places[token * width..][..width]
+            }));
+        }
+        self.bytes_of(&read)
+    }
     /// What a neuron multiplies its row of down by: its activation, its up product if it has one.
     fn product(&self, activation: f32, up: Option<f32>) -> f32 {
         match (self.kind, up) {
@@ -157,153 +323,115 @@ impl Ffn<'_> {
         }
     }
 
-    /// Adds the FFN's output for one token `x`, foreseen from `foreseen_from`, to `hidden`.
+    /// Finds those of `rows` that are computed of one token, and what their rows of down are multiplied
+    /// by; puts them to the front of `places`. Products of gate may be there already, one a row.
     ///
-    /// The hot and the cold side each run gate, activation, up and down on their own neurons;
-    /// their sums of d_model numbers are merged once.
+    /// Gate first: of a neuron that it leaves silent, the rest need not be read.
     #[allow(clippy::too_many_arguments)] // each is another thing that a pass reads or leaves
-    fn run(
+    fn compute(
         &self,
-        threads: &Threads,
-        token: usize,
-        x: &[f32],
-        foreseen_from: &[f32],
-        hidden: &mut [f32],
-        scratch: &mut Scratch,
-        statistics: &mut Statistics,
+        isa: Isa,
+        x: Vector<'_>,
+        rows: &[u32],
+        gates: Option<&[f32]>,
+        whole: Whole<'_>,
+        work: &mut Work,
+        places: &mut [(u32, f32)],
     ) {
-        let neurons = self.gate.outputs();
-        statistics.neurons += neurons as u64;
-        let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
-            if linear.layout == Layout::ByInput {
-                let product = linear.product(threads, x, self.input_threshold);
-                statistics.bytes_read += product.bytes_read as u64;
-                *products = product.values;
-            }
-        };
-        whole(&self.gate, &mut scratch.whole_gate);
-        if let Some(up) = &self.up {
-            whole(up, &mut scratch.whole_up);
-        }
-        if self.choice.foresees() {
-            statistics.mark(Stage::GateUp);
-            let foreseen = &mut scratch.foreseen;
-            self.choice
-                .foresee(threads, foreseen_from, foreseen, statistics);
-            statistics.mark(Stage::Foreseeing);
-        }
-        for side in [0..self.hot_count, self.hot_count..neurons] {
-            if !side.is_empty() {
-                let read = self.side(threads, x, side, scratch);
-                statistics.bytes_read += read as u64;
-                statistics.mark(Stage::GateUp);
-                let read = self.add_down(threads, token, hidden, scratch, statistics);
-                statistics.bytes_read += read as u64;
-                statistics.mark(Stage::Down);
-            }
-        }
-    }
-
-    /// Leaves the neurons of `side` that are computed in `scratch.rows` and what their rows of down
-    /// are multiplied by in `scratch.gate`; returns the bytes read.
-    fn side(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        side: Range<usize>,
-        scratch: &mut Scratch,
-    ) -> usize {
-        let Scratch {
-            foreseen,
-            whole_gate,
-            whole_up,
-            gate,
-            up,
-            rows,
+        let Work {
+            alive,
+            gates: kept,
+            ups,
             ..
-        } = scratch;
-        rows.clear();
-        if self.choice.foresees() {
-            foreseen.list(side.clone(), rows);
-        } else {
-            rows.extend(side.start as u32..side.end as u32);
-        }
-        // Gate first: of a neuron that it leaves silent, the rest need not be read.
-        gate.resize(rows.len(), 0.0);
-        let mut read = match self.gate.layout {
-            Layout::ByInput => take(whole_gate, rows, gate),
-            Layout::ByOutput if rows.len() == side.len() => {
-                threads.gemv(&self.gate.matrix.rows_range(side.clone()), x, gate);
-                self.gate.add_bias(side.start, gate);
-                rows.len() * self.gate.row_bytes()
+        } = work;
+        kept.clear();
+        match (self.gate.layout, gates) {
+            (Layout::ByInput, _) => kept.extend(rows.iter().map(|row| whole.gate[*row as usize])),
+            (Layout::ByOutput, Some(gates)) => kept.extend_from_slice(gates),
+            (Layout::ByOutput, None) => {
+                kept.resize(rows.len(), 0.0);
+                x.multiply_rows(isa, &self.gate.matrix, rows, kept);
             }
-            Layout::ByOutput => products_of(&self.gate, threads, rows, x, gate),
-        };
-        keep(rows, gate, |neuron, gate| {
+        }
+        if self.gate.layout == Layout::ByOutput {
+            self.gate.add_bias_of(rows, kept);
+        }
+        alive.clear();
+        alive.extend_from_slice(rows);
+        keep(alive, kept, |neuron, gate| {
             let activation = self.activation.apply(gate);
             let passes = self.choice.passes_gate(neuron, activation);
             passes.then_some(activation)
         });
-        if let Some(linear) = &self.up {
-            up.resize(rows.len(), 0.0);
-            read += match linear.layout {
-                Layout::ByInput => take(whole_up, rows, up),
-                Layout::ByOutput => products_of(linear, threads, rows, x, up),
-            };
-            gate.iter_mut()
-                .zip(up)
-                .for_each(|(gate, up)| *gate = self.product(*gate, Some(*up)));
+        if let Some(up) = &self.up {
+            ups.clear();
+            match up.layout {
+                Layout::ByInput => ups.extend(alive.iter().map(|row| whole.up[*row as usize])),
+                Layout::ByOutput => {
+                    ups.resize(alive.len(), 0.0);
+                    x.multiply_rows(isa, &up.matrix, alive, ups);
+                    up.add_bias_of(alive, ups);
+                }
+            }
+            for (gate, up) in kept.iter_mut().zip(&*ups) {
+                *gate = self.product(*gate, Some(*up));
+            }
         }
-        keep(rows, gate, |neuron, product| {
-            self.choice.coefficient(neuron, product)
+        let products = alive.iter().zip(&*kept);
+        let computed = products.filter_map(|(row, product)| {
+            let coefficient = self.choice.coefficient(*row as usize, *product)?;
+            Some((*row, coefficient))
         });
-        read
+        for (place, computed) in places.iter_mut().zip(computed) {
+            *place = computed;
+        }
     }
 
-    /// Adds what the neurons in `scratch.rows` contribute to `hidden`; returns the bytes read.
+    /// Bytes of a neuron's rows of gate and up, as far as they lie by output.
+    fn row_bytes(&self) -> usize {
+        let of = |linear: &Linear<'_>| match linear.layout {
+            Layout::ByOutput => linear.row_bytes(),
+            Layout::ByInput => 0,
+        };
+        of(&self.gate) + self.up.as_ref().map_or(0, of)
+    }
+
+    fn bytes_of(&self, read: &Read) -> usize {
+        let of = |linear: &Linear<'_>, rows: &AtomicUsize| match linear.layout {
+            Layout::ByOutput => rows.load(Ordering::Relaxed) * linear.row_bytes(),
+            Layout::ByInput => 0,
+        };
+        let up = self.up.as_ref().map_or(0, |up| of(up, &read.up));
+        of(&self.gate, &read.gate) + up
+    }
+
+    /// Adds what the neurons in `scratch.active` contribute to `hidden`; returns the bytes read.
     fn add_down(
         &self,
         threads: &Threads,
-        token: usize,
         hidden: &mut [f32],
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) -> usize {
-        scratch.record(token);
+        scratch.record();
         let Scratch {
-            gate,
-            rows,
-            partial,
-            ..
+            active, partial, ..
         } = scratch;
         partial.clear();
         partial.resize(hidden.len(), 0.0);
-        threads.axpy_rows(&self.down.matrix, rows, gate, partial);
+        let rows = threads.sums_of_rows(&self.down.matrix, active, partial);
         add(hidden, partial);
-        statistics.neurons_computed += rows.len() as u64;
-        rows.len() * self.down.matrix.row_bytes()
+        let computed: usize = active.iter().map(|active| active.rows.len()).sum();
+        statistics.neurons_computed += computed as u64;
+        rows * self.down.matrix.row_bytes()
     }
 }
 
-/// Computes the outputs `rows` of a matrix by output; returns the bytes read.
-fn products_of(
-    linear: &Linear<'_>,
-    threads: &Threads,
-    rows: &[u32],
-    x: &[f32],
-    out: &mut [f32],
-) -> usize {
-    threads.gemv_rows(&linear.matrix, rows, x, out);
-    linear.add_bias_of(rows, out);
-    rows.len() * linear.row_bytes()
-}
-
-/// Takes the products of `rows` from those of all neurons, which read nothing more.
-fn take(whole: &[f32], rows: &[u32], out: &mut [f32]) -> usize {
-    for (out, row) in out.iter_mut().zip(rows) {
-        *out = whole[*row as usize];
-    }
-    0
+/// Products of one token with matrices by input, of all neurons.
+#[derive(Clone, Copy)]
+struct Whole<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
 }
 
 /// Replaces the values of rows by what `change` makes of them, and drops those that it drops.

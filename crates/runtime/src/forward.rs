@@ -337,9 +337,15 @@ impl Runtime {
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].attention.add(x);
         }
-        let mut query = self.linear(&layer.query, x, threshold);
-        let mut key = self.linear(&layer.key, x, threshold);
-        let value = self.linear(&layer.value, x, threshold);
+        let file = self.bundle.weights();
+        let input = Linear::of(&layer.query, file).input(&self.threads, x, threshold);
+        let mut product = |stored: &StoredLinear| {
+            let product = Linear::of(stored, file).product(&self.threads, &input, threshold);
+            self.statistics.bytes_read += product.bytes_read as u64;
+            product.values
+        };
+        let (mut query, mut key) = (product(&layer.query), product(&layer.key));
+        let value = product(&layer.value);
         self.statistics.mark(Stage::QueryKeyValue);
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             self.norm(query_norm, &mut query);
@@ -491,7 +497,8 @@ impl Runtime {
     /// `x · Wᵀ + b` for `x [tokens, inputs]`, those below `threshold` left out.
     fn linear(&mut self, stored: &StoredLinear, x: &[f32], threshold: f32) -> Vec<f32> {
         let linear = Linear::of(stored, self.bundle.weights());
-        let product = linear.product(&self.threads, x, threshold);
+        let input = linear.input(&self.threads, x, threshold);
+        let product = linear.product(&self.threads, &input, threshold);
         self.statistics.bytes_read += product.bytes_read as u64;
         product.values
     }

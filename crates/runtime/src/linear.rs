@@ -5,13 +5,13 @@
 //! by input    out   = Σ_j x_j · W_j   a row is read only where |x_j| ≥ threshold
 //! ```
 
-use std::{borrow::Cow, ops::Range};
+use std::borrow::Cow;
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
 use powerinfer_kernels::Matrix;
 
-use crate::Threads;
+use crate::{Threads, input::Input};
 
 /// A matrix and its bias, borrowed for a forward pass.
 #[derive(Clone, Copy)]
@@ -55,22 +55,31 @@ impl<'a> Linear<'a> {
         }
     }
 
-    /// `x · Wᵀ + b` for `x [tokens, inputs]`, of which those below `threshold` in magnitude count as
-    /// 0; tokens have the bits of one at a time.
-    pub(crate) fn product(&self, threads: &Threads, x: &[f32], threshold: f32) -> Product {
+    /// Those of `x [tokens, inputs]` that are not below `threshold` in magnitude, ready to be
+    /// multiplied with this matrix and others that lie in its format.
+    pub(crate) fn input<'x>(&self, threads: &Threads, x: &'x [f32], threshold: f32) -> Input<'x> {
+        Input::new(threads, masked(x, threshold), self.inputs(), &self.matrix)
+    }
+
+    /// `x · Wᵀ + b` for an input made with the same `threshold`; tokens have the bits of one at a
+    /// time.
+    pub(crate) fn product(&self, threads: &Threads, x: &Input<'_>, threshold: f32) -> Product {
         let (inputs, outputs) = (self.inputs(), self.outputs());
-        let tokens = x.len() / inputs;
+        let tokens = x.tokens();
         let mut values = vec![0.0; tokens * outputs];
         let mut bytes_read = self.bias.map_or(0, size_of_val);
         match self.layout {
             Layout::ByOutput => {
-                let x = masked(x, threshold);
-                threads.gemm(&self.matrix, &x, tokens, &mut values);
+                threads.gemm(&self.matrix, x, &mut values);
                 bytes_read += self.matrix.rows() * self.matrix.row_bytes();
             }
             Layout::ByInput => {
                 let (mut rows, mut kept) = (Vec::new(), Vec::new());
-                for (x, out) in x.chunks_exact(inputs).zip(values.chunks_exact_mut(outputs)) {
+                for (x, out) in x
+                    .exact()
+                    .chunks_exact(inputs)
+                    .zip(values.chunks_exact_mut(outputs))
+                {
                     rows.clear();
                     kept.clear();
                     for (row, x) in x
@@ -87,29 +96,9 @@ impl<'a> Linear<'a> {
             }
         }
         for out in values.chunks_exact_mut(outputs) {
-            self.add_bias(0, out);
+            self.add_bias(out);
         }
         Product { values, bytes_read }
-    }
-
-    /// The outputs `range` of a matrix by output, with their biases: `[tokens, range]`.
-    pub(crate) fn product_of_rows(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        range: Range<usize>,
-    ) -> Product {
-        let tokens = x.len() / self.inputs();
-        let rows = self.matrix.rows_range(range.clone());
-        let mut values = vec![0.0; tokens * range.len()];
-        threads.gemm(&rows, x, tokens, &mut values);
-        for products in values.chunks_exact_mut(range.len().max(1)) {
-            self.add_bias(range.start, products);
-        }
-        Product {
-            values,
-            bytes_read: range.len() * self.row_bytes(),
-        }
     }
 
     /// Bytes that one row of a matrix by output and its bias take.
@@ -117,14 +106,11 @@ impl<'a> Linear<'a> {
         self.matrix.row_bytes() + self.bias.map_or(0, |_| size_of::<f32>())
     }
 
-    /// Adds the biases of the outputs from `first` on to their products.
-    pub(crate) fn add_bias(&self, first: usize, products: &mut [f32]) {
+    /// Adds the biases to the products of all outputs.
+    fn add_bias(&self, products: &mut [f32]) {
         if let Some(bias) = self.bias {
-            let bias = &bias[first..];
-            products
-                .iter_mut()
-                .zip(bias)
-                .for_each(|(x, bias)| *x += bias);
+            let products = products.iter_mut().zip(bias);
+            products.for_each(|(product, bias)| *product += bias);
         }
     }
 
@@ -159,6 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ActivationFormat;
 
     /// `Σ_j x_j · w_ij + b_i` over the inputs that count, in float64.
     fn oracle(weights: &[f64], bias: &[f32], x: &[f32], threshold: f32) -> Vec<f64> {
@@ -184,6 +171,7 @@ mod tests {
             let weights = normal(outputs * inputs);
             let (x, bias) = (normal(tokens * inputs), normal(outputs));
             let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
+            let threads = threads.with_activations(ActivationFormat::F32);
             for layout in [Layout::ByOutput, Layout::ByInput] {
                 let packed = match layout {
                     Layout::ByOutput => pack(format, outputs, inputs, &weights),
@@ -210,7 +198,8 @@ mod tests {
                 }
                 let linear = Linear { matrix: view, layout, bias: Some(&bias) };
                 prop_assert_eq!((linear.inputs(), linear.outputs()), (inputs, outputs));
-                let found = linear.product(&threads, &x, threshold);
+                let input = linear.input(&threads, &x, threshold);
+                let found = linear.product(&threads, &input, threshold);
                 let mut alone = Vec::new();
                 let mut kept = 0;
                 for (x, found) in x.chunks_exact(inputs).zip(found.values.chunks_exact(outputs)) {
@@ -219,7 +208,8 @@ mod tests {
                         prop_assert!((f64::from(*found) - want).abs() < 2e-4, "{found} {want}");
                     }
                     kept += x.iter().filter(|x| x.abs() >= threshold).count();
-                    alone.extend(linear.product(&threads, x, threshold).values);
+                    let input = linear.input(&threads, x, threshold);
+                    alone.extend(linear.product(&threads, &input, threshold).values);
                 }
                 prop_assert_eq!(&alone, &found.values);
                 let read = match layout {

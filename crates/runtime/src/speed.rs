@@ -15,7 +15,8 @@ use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, pack};
 use powerinfer_model::{Activation, NormKind, Rotary};
 
 use crate::{
-    RuntimeError, Sampler, SamplingSettings, Threads, ffn, norm::norm_all, rotary::rotate,
+    RuntimeError, Sampler, SamplingSettings, Threads, ffn, input::Input, norm::norm_all,
+    rotary::rotate,
 };
 
 /// Every byte of the weights. As float32, bfloat16 and float16 it is an ordinary number, so nothing is
@@ -97,6 +98,7 @@ impl SpeedTest {
     ) -> KernelSpeed {
         let matrix = self.matrix(format, columns);
         let x = vec![0.5; columns];
+        let input = Input::new(threads, &x[..], columns, &matrix);
         let mut out = vec![0.0; matrix.rows()];
         let mut sum = vec![0.0; columns];
         let mut random = Random::new(1);
@@ -121,12 +123,12 @@ impl SpeedTest {
             time(0, all.len(), all.len().div_ceil(whole), &mut || {
                 for piece in all.chunks(whole) {
                     let rows = piece[0] as usize..piece[0] as usize + piece.len();
-                    threads.gemv(&matrix.rows_range(rows.clone()), &x, &mut out[rows]);
+                    threads.gemv(&matrix.rows_range(rows.clone()), &input, &mut out[rows]);
                 }
             });
             time(1, products.len(), products.len().div_ceil(few), &mut || {
                 for (piece, out) in products.chunks(few).zip(out.chunks_mut(few)) {
-                    threads.gemv_rows(&matrix, piece, &x, &mut out[..piece.len()]);
+                    threads.gemv_rows(&matrix, piece, &input, &mut out[..piece.len()]);
                 }
             });
             time(2, all.len(), all.len().div_ceil(whole), &mut || {
@@ -197,7 +199,10 @@ impl SpeedTest {
         let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
         let x = vec![0.5; PROMPT_TOKENS * COLUMNS];
         let mut out = vec![0.0; PROMPT_TOKENS * ROWS];
-        let seconds = usual_seconds(3, || threads.gemm(&matrix, &x, PROMPT_TOKENS, &mut out));
+        let seconds = usual_seconds(3, || {
+            let input = Input::new(threads, &x[..], COLUMNS, &matrix);
+            threads.gemm(&matrix, &input, &mut out);
+        });
         ((2 * PROMPT_TOKENS * ROWS * COLUMNS) as f64 / seconds).round()
     }
 
@@ -219,6 +224,7 @@ impl SpeedTest {
         let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
         let (x, mut out) = (vec![0.5; COLUMNS], vec![0.0; ROWS]);
         let alone = Threads::new(threads.isa(), 1)?;
+        let input = Input::new(threads, &x[..], COLUMNS, &matrix);
         let mut time = |threads: &Threads| {
             let times = (0..301).map(|_| {
                 // What lies between kernels, so that threads have to be woken as they are there.
@@ -227,15 +233,16 @@ impl SpeedTest {
                     std::hint::spin_loop();
                 }
                 let started = Instant::now();
-                threads.gemv(&matrix, black_box(&x), &mut out);
+                threads.gemv(&matrix, black_box(&input), &mut out);
                 started.elapsed().as_secs_f64()
             });
             usual(times.collect())
         };
         let (one, all) = (time(&alone), time(threads));
         let tiny = pack(Format::Q8_0, 1, BLOCK, &[0.5; BLOCK]);
+        let short = Input::new(&alone, &x[..BLOCK], BLOCK, &tiny.as_view());
         let start = usual_seconds(301, || {
-            alone.gemv(&tiny.as_view(), black_box(&x[..BLOCK]), &mut out[..1]);
+            alone.gemv(&tiny.as_view(), black_box(&short), &mut out[..1]);
         });
         Ok((all - one / threads.count() as f64).max(start))
     }

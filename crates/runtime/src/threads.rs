@@ -7,7 +7,7 @@ use powerinfer_bundle::memory::BATCH_THREADS;
 use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix};
 use powerinfer_pool::Pool;
 
-use crate::RuntimeError;
+use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input};
 
 /// Bytes of weights below which handing work over costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
@@ -23,10 +23,19 @@ const ROW_GROUP: usize = 8;
 /// Rows that products with many vectors take at once, or a multiple.
 const GEMM_ROWS: usize = 48;
 
+/// Columns of a sum over many tokens that a thread takes, or a multiple.
+const STRIPE_COLUMNS: usize = 512;
+/// Rows of a stripe that stay in the second-level cache.
+const CHUNK_ROWS: usize = 256;
+/// Share of the rows of all tokens that a token has on average from which on all are added for every
+/// token, those that it lacks times 0: a row costs a third of what it costs alone.
+const MANY: f64 = 0.3;
+
 /// Kernels on a number of threads.
 #[derive(Debug)]
 pub struct Threads {
     isa: Isa,
+    activations: ActivationFormat,
     pool: Pool,
 }
 
@@ -46,7 +55,24 @@ impl Threads {
             threads: count,
             source,
         })?;
-        Ok(Self { isa, pool })
+        Ok(Self {
+            isa,
+            activations: ActivationFormat::default(),
+            pool,
+        })
+    }
+
+    /// The same with another format of what matrices are multiplied with.
+    pub fn with_activations(self, activations: ActivationFormat) -> Self {
+        Self {
+            activations,
+            ..self
+        }
+    }
+
+    /// How what matrices are multiplied with is stored.
+    pub fn activations(&self) -> ActivationFormat {
+        self.activations
     }
 
     /// The instruction set in use.
@@ -125,18 +151,47 @@ impl Threads {
     }
 
     /// `out[i] = matrix[i] · x` for all rows.
-    pub(crate) fn gemv(&self, matrix: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
+    pub(crate) fn gemv(&self, matrix: &Matrix<'_>, x: &Input<'_>, out: &mut [f32]) {
         assert_eq!(out.len(), matrix.rows(), "one output per row");
+        let x = x.vector(0);
         self.by_rows(out, matrix.row_bytes(), |rows, out| {
-            self.isa.gemv(&matrix.rows_range(rows), x, out);
+            x.multiply(self.isa, &matrix.rows_range(rows), out);
         });
     }
 
     /// `out[i] = matrix[rows[i]] · x`.
-    pub(crate) fn gemv_rows(&self, matrix: &Matrix<'_>, rows: &[u32], x: &[f32], out: &mut [f32]) {
+    pub(crate) fn gemv_rows(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        x: &Input<'_>,
+        out: &mut [f32],
+    ) {
         assert_eq!(out.len(), rows.len(), "one output per listed row");
+        let x = x.vector(0);
         self.by_rows(out, matrix.row_bytes(), |listed, out| {
-            self.isa.gemv_rows(matrix, &rows[listed], x, out);
+            x.multiply_rows(self.isa, matrix, &rows[listed], out);
+        });
+    }
+
+    /// Calls `act` with ranges of rows, of which each takes up to `row_bytes`, a multiple of `step` but
+    /// for the last, and with `width` places a row.
+    pub(crate) fn by_row_groups<T: Send>(
+        &self,
+        places: &mut [T],
+        width: usize,
+        step: usize,
+        row_bytes: usize,
+        act: impl Fn(Range<usize>, &mut [T]) + Sync,
+    ) {
+        let work = Work {
+            bytes: places.len() / width.max(1) * row_bytes,
+            step: step * width,
+            most_parts: PARTS_PER_THREAD * self.count(),
+            out: places,
+        };
+        self.share_values(work, |part, places| {
+            act(part.start / width..part.end / width, places);
         });
     }
 
@@ -167,8 +222,83 @@ impl Threads {
         });
     }
 
-    /// `out[t, r] = matrix[r] · x[t]` for `tokens` rows of `x`.
-    pub(crate) fn gemm(&self, matrix: &Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+    /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens,
+    /// columns]`, rows in the order given, which ascends; returns how many rows that needs in all.
+    pub(crate) fn sums_of_rows(
+        &self,
+        matrix: &Matrix<'_>,
+        active: &[Active],
+        out: &mut [f32],
+    ) -> usize {
+        if let [one] = active {
+            self.axpy_rows(matrix, &one.rows, &one.coefficients, out);
+            return one.rows.len();
+        }
+        let (tokens, columns) = (active.len(), matrix.columns());
+        let union = union(active, matrix.rows());
+        let listed: usize = active.iter().map(|active| active.rows.len()).sum();
+        let is_dense = listed as f64 >= MANY * (tokens * union.len()) as f64;
+        let coefficients = match is_dense {
+            true => spread(active, &union),
+            false => Vec::new(),
+        };
+        // Stripes of columns one after the other, of each `[tokens, columns of the stripe]`.
+        let mut stripes = vec![0.0; out.len()];
+        let starts = || (0..columns).step_by(STRIPE_COLUMNS);
+        for (start, stripe) in starts().zip(stripes.chunks_mut(STRIPE_COLUMNS * tokens)) {
+            let width = stripe.len() / tokens;
+            let rows = out
+                .chunks_exact(columns)
+                .zip(stripe.chunks_exact_mut(width));
+            rows.for_each(|(out, stripe)| stripe.copy_from_slice(&out[start..start + width]));
+        }
+        let work = Work {
+            out: &mut stripes,
+            bytes: listed * matrix.row_bytes(),
+            step: STRIPE_COLUMNS * tokens,
+            most_parts: self.most_parts(),
+        };
+        self.share_values(work, |values, out| {
+            let starts = (values.start / tokens..).step_by(STRIPE_COLUMNS);
+            for (start, stripe) in starts.zip(out.chunks_mut(STRIPE_COLUMNS * tokens)) {
+                let width = stripe.len() / tokens;
+                let part = start..start + width;
+                if is_dense {
+                    let isa = self.isa;
+                    isa.axpy_rows_many(matrix, &union, &coefficients, part, stripe);
+                    continue;
+                }
+                // Few of the rows count for a token. Those of a chunk stay in the cache until every
+                // token has taken its own.
+                let mut left: Vec<usize> = vec![0; tokens];
+                for chunk in union.chunks(CHUNK_ROWS) {
+                    let end = chunk[chunk.len() - 1];
+                    let of_tokens = active.iter().zip(&mut left);
+                    for ((active, left), out) in of_tokens.zip(stripe.chunks_exact_mut(width)) {
+                        let rows = &active.rows[*left..];
+                        let count = rows.partition_point(|row| *row <= end);
+                        let coefficients = &active.coefficients[*left..][..count];
+                        let part = part.clone();
+                        self.isa
+                            .axpy_rows(matrix, &rows[..count], coefficients, part, out);
+                        *left += count;
+                    }
+                }
+            }
+        });
+        for (start, stripe) in starts().zip(stripes.chunks(STRIPE_COLUMNS * tokens)) {
+            let width = stripe.len() / tokens;
+            let rows = out
+                .chunks_exact_mut(columns)
+                .zip(stripe.chunks_exact(width));
+            rows.for_each(|(out, stripe)| out[start..start + width].copy_from_slice(stripe));
+        }
+        union.len()
+    }
+
+    /// `out[t, r] = matrix[r] · x[t]` for all vectors of `x`.
+    pub(crate) fn gemm(&self, matrix: &Matrix<'_>, x: &Input<'_>, out: &mut [f32]) {
+        let tokens = x.tokens();
         if tokens == 1 {
             return self.gemv(matrix, x, out);
         }
@@ -186,7 +316,7 @@ impl Threads {
             let starts = (values.start / tokens..).step_by(GEMM_ROWS);
             for (start, out) in starts.zip(out.chunks_mut(GEMM_ROWS * tokens)) {
                 let group = matrix.rows_range(start..start + out.len() / tokens);
-                self.isa.gemm(&group, x, tokens, out);
+                x.multiply_all(self.isa, &group, out);
             }
         });
         let starts = (0..rows).step_by(GEMM_ROWS);
@@ -197,6 +327,36 @@ impl Threads {
             }
         }
     }
+}
+
+/// The rows that any token has, of `count`, in ascending order.
+fn union(active: &[Active], count: usize) -> Vec<u32> {
+    let mut is_listed = vec![false; count];
+    for row in active.iter().flat_map(|active| &active.rows) {
+        is_listed[*row as usize] = true;
+    }
+    let rows = (0..count as u32).zip(is_listed);
+    rows.filter_map(|(row, is_listed)| is_listed.then_some(row))
+        .collect()
+}
+
+/// The coefficients of all rows of `union` for every token, 0 for those that it lacks: `[tokens,
+/// union]`.
+fn spread(active: &[Active], union: &[u32]) -> Vec<f32> {
+    let mut coefficients = vec![0.0; active.len() * union.len()];
+    for (active, out) in active
+        .iter()
+        .zip(coefficients.chunks_exact_mut(union.len().max(1)))
+    {
+        let mut place = 0;
+        for (row, coefficient) in active.rows.iter().zip(&active.coefficients) {
+            while union[place] != *row {
+                place += 1;
+            }
+            out[place] = *coefficient;
+        }
+    }
+    coefficients
 }
 
 #[cfg(test)]
@@ -226,10 +386,12 @@ mod tests {
                 vec![0.0; columns],
                 vec![0.0; tokens * rows],
             ];
-            threads.gemv(&matrix, &x[..columns], &mut out[0]);
-            threads.gemv_rows(&matrix, &listed, &x[..columns], &mut out[1]);
+            let one = Input::new(&threads, &x[..columns], columns, &matrix);
+            let many = Input::new(&threads, &x[..], columns, &matrix);
+            threads.gemv(&matrix, &one, &mut out[0]);
+            threads.gemv_rows(&matrix, &listed, &one, &mut out[1]);
             threads.axpy_rows(&matrix, &listed, &coefficients, &mut out[2]);
-            threads.gemm(&matrix, &x, tokens, &mut out[3]);
+            threads.gemm(&matrix, &many, &mut out[3]);
             out.concat()
                 .into_iter()
                 .map(f32::to_bits)

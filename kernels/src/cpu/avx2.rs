@@ -237,6 +237,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn splat_vector(self, value: f32) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
     fn load_vector(self, values: &[f32]) -> __m256 {
         let values = &values[..Self::LANES];
         // SAFETY: the token proves the features; the slice is 8 long.

@@ -287,6 +287,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn splat_vector(self, value: f32) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
     fn load_vector(self, values: &[f32]) -> __m512 {
         let values = &values[..Self::LANES];
         // SAFETY: the token proves the features; the slice is 16 long.

@@ -88,27 +88,23 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
 ) {
     let (blocks, out_rest) = out.as_chunks_mut::<BLOCK>();
     let whole = blocks.len();
-    let mut factors = [[0.0; SPAN]; R];
+    let mut factors = [simd.splat(0.0); R];
     for index in 0..R {
-        factors[index] = [coefficients[index]; SPAN];
+        factors[index] = simd.splat(coefficients[index]);
     }
+    let mut scales = [[1.0; SPAN]; R];
     for (span, out) in blocks.chunks_mut(SPAN).enumerate() {
         let mut rows = rows;
         for index in 0..R {
             next[index].span(span * SPAN, out.len()).prefetch(simd);
             rows[index] = rows[index].span(span * SPAN, out.len());
-            if W::SCALED {
-                rows[index].scales(simd, &mut factors[index]);
-                for factor in &mut factors[index] {
-                    *factor *= coefficients[index];
-                }
-            }
+            rows[index].scales(simd, &mut scales[index]);
         }
         for (block, out) in out.iter_mut().enumerate() {
             let mut sum = simd.load(out);
             for index in 0..R {
-                let numbers = rows[index].numbers(simd, block);
-                sum = simd.multiply_add(simd.splat(factors[index][block]), numbers, sum);
+                let weights = rows[index].weights(simd, block, scales[index][block]);
+                sum = simd.multiply_add(factors[index], weights, sum);
             }
             simd.store(sum, out);
         }
@@ -118,9 +114,171 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
         let mut sum = simd.load(&block);
         for index in 0..R {
             let (numbers, scale) = rows[index].rest(simd, whole);
-            sum = simd.multiply_add(simd.splat(coefficients[index] * scale), numbers, sum);
+            let weights = simd.multiply(numbers, simd.splat(scale));
+            sum = simd.multiply_add(factors[index], weights, sum);
         }
         simd.store(sum, &mut block);
         out_rest.copy_from_slice(&block[..out_rest.len()]);
+    }
+}
+
+/// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`.
+pub(crate) struct AxpyRowsMany<'a> {
+    pub(crate) matrix: &'a Matrix<'a>,
+    pub(crate) rows: &'a [u32],
+    /// `[tokens, rows]`.
+    pub(crate) coefficients: &'a [f32],
+    pub(crate) columns: Range<usize>,
+    /// `[tokens, columns]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Rows that are dequantised at a time.
+const PANEL_ROWS: usize = 32;
+/// Columns of a panel: of them and its rows, as many as the first-level cache holds.
+const PANEL_COLUMNS: usize = 4 * BLOCK;
+/// Registers of a row that a tile of tokens shares.
+const TILE_REGISTERS: usize = 4;
+
+impl Operation for AxpyRowsMany<'_> {
+    type Output = ();
+
+    fn specify(self) {
+        let tokens = self.coefficients.chunks_exact(self.rows.len().max(1));
+        for (coefficients, out) in tokens.zip(self.out.chunks_exact_mut(self.columns.len().max(1)))
+        {
+            AxpyRows {
+                matrix: self.matrix,
+                rows: self.rows,
+                coefficients,
+                columns: self.columns.clone(),
+                out,
+            }
+            .specify();
+        }
+    }
+
+    #[inline(always)]
+    fn translate<S: Simd>(self, simd: S) {
+        match S::TILE_ROWS {
+            6 => add_many::<S, 6>(simd, self),
+            _ => add_many::<S, 3>(simd, self),
+        }
+    }
+}
+
+/// The sums of all tokens, `T` of which share the reading of a panel.
+///
+/// ```text
+/// for 128 columns, for 32 rows:             panel   [row, column]
+///   for a few tokens, for four registers:   tile    one register per token and four
+/// ```
+#[inline(always)]
+fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsMany<'_>) {
+    let AxpyRowsMany {
+        matrix,
+        rows,
+        coefficients,
+        columns,
+        out,
+    } = sum;
+    let (width, count) = (columns.len(), rows.len());
+    if width == 0 || count == 0 {
+        return;
+    }
+    let tokens = out.len() / width;
+    let mut panel = [[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; PANEL_ROWS];
+    // Sums of a panel's columns, filled up to whole tiles.
+    let mut sums = vec![[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; tokens.next_multiple_of(T)];
+    let mut factors = vec![0.0; tokens.next_multiple_of(T) * PANEL_ROWS];
+    for first in (0..width).step_by(PANEL_COLUMNS) {
+        let part = first..width.min(first + PANEL_COLUMNS);
+        let lengths = 0..part.len();
+        for (sums, out) in sums.iter_mut().zip(out.chunks_exact(width)) {
+            sums.as_flattened_mut()[lengths.clone()].copy_from_slice(&out[part.clone()]);
+        }
+        let of_matrix = columns.start + part.start..columns.start + part.end;
+        for (batch, rows) in rows.chunks(PANEL_ROWS).enumerate() {
+            with_weights!(matrix, weights => for (row, panel) in rows.iter().zip(&mut panel) {
+                dequantise(simd, weights.row(*row as usize, of_matrix.clone()), part.len(), panel);
+            });
+            let start = batch * PANEL_ROWS;
+            for token in 0..tokens {
+                let of_token = &coefficients[token * count + start..][..rows.len()];
+                for (row, coefficient) in of_token.iter().enumerate() {
+                    factors[(token / T * PANEL_ROWS + row) * T + token % T] = *coefficient;
+                }
+            }
+            let tiles = factors
+                .chunks_exact(PANEL_ROWS * T)
+                .zip(sums.chunks_exact_mut(T));
+            for (factors, sums) in tiles {
+                add_panel::<S, T>(simd, &panel[..rows.len()], factors.as_chunks::<T>().0, sums);
+            }
+        }
+        for (sums, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
+            out[part.clone()].copy_from_slice(&sums.as_flattened()[lengths.clone()]);
+        }
+    }
+}
+
+/// Writes the weights of a part of a row.
+#[inline(always)]
+fn dequantise<S: Simd, W: Row>(
+    simd: S,
+    row: W,
+    columns: usize,
+    out: &mut [[f32; BLOCK]; PANEL_COLUMNS / BLOCK],
+) {
+    let whole = columns / BLOCK;
+    let mut scales = [1.0; SPAN];
+    row.scales(simd, &mut scales);
+    for block in 0..whole {
+        simd.store(row.weights(simd, block, scales[block]), &mut out[block]);
+    }
+    if !columns.is_multiple_of(BLOCK) {
+        let (numbers, scale) = row.rest(simd, whole);
+        simd.store(simd.multiply(numbers, simd.splat(scale)), &mut out[whole]);
+    }
+}
+
+/// Adds the panel's rows times `factors`, `T` a row, to the sums of `T` tokens.
+#[inline(always)]
+fn add_panel<S: Simd, const T: usize>(
+    simd: S,
+    panel: &[[[f32; BLOCK]; PANEL_COLUMNS / BLOCK]],
+    factors: &[[f32; T]],
+    sums: &mut [[[f32; BLOCK]; PANEL_COLUMNS / BLOCK]],
+) {
+    let step = TILE_REGISTERS * S::LANES;
+    for start in (0..PANEL_COLUMNS).step_by(step) {
+        let mut tile = [[simd.load_vector(&[0.0; BLOCK]); TILE_REGISTERS]; T];
+        for token in 0..T {
+            let sums = &sums[token].as_flattened()[start..start + step];
+            for register in 0..TILE_REGISTERS {
+                tile[token][register] = simd.load_vector(&sums[register * S::LANES..]);
+            }
+        }
+        for (row, factors) in panel.iter().zip(factors) {
+            let row = &row.as_flattened()[start..start + step];
+            let mut weights = [simd.load_vector(row); TILE_REGISTERS];
+            for register in 1..TILE_REGISTERS {
+                weights[register] = simd.load_vector(&row[register * S::LANES..]);
+            }
+            for token in 0..T {
+                let factor = simd.splat_vector(factors[token]);
+                for register in 0..TILE_REGISTERS {
+                    let sum = tile[token][register];
+                    tile[token][register] =
+                        simd.multiply_add_vector(factor, weights[register], sum);
+                }
+            }
+        }
+        for token in 0..T {
+            let sums = &mut sums[token].as_flattened_mut()[start..start + step];
+            for register in 0..TILE_REGISTERS {
+                simd.store_vector(tile[token][register], &mut sums[register * S::LANES..]);
+            }
+        }
     }
 }

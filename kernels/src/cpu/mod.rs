@@ -30,7 +30,7 @@ mod sum;
 pub(crate) use agreements::Agreements;
 pub use attention::power_of_two;
 pub(crate) use attention::{Powers, Scores, WeightedValues};
-pub(crate) use axpy::{Axpy, AxpyRows};
+pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsMany};
 pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;
 pub(crate) use integer_dot::IntegerGemv;
@@ -137,6 +137,8 @@ pub(crate) trait Simd: Copy {
     /// Widens at most [`SPAN`] scales into the front of `out`; the rest of `out` is undefined.
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]);
 
+    /// Every lane of a register `value`.
+    fn splat_vector(self, value: f32) -> Self::Vector;
     /// Reads a register from the front of `values`.
     fn load_vector(self, values: &[f32]) -> Self::Vector;
     /// Writes a register to the front of `out`.

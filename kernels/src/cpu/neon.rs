@@ -232,6 +232,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn splat_vector(self, value: f32) -> float32x4_t {
+        // SAFETY: the token proves the features.
+        unsafe { vdupq_n_f32(value) }
+    }
+
+    #[inline(always)]
     fn load_vector(self, values: &[f32]) -> float32x4_t {
         let values = &values[..Self::LANES];
         // SAFETY: the token proves the feature; the slice is 4 long.

@@ -18,27 +18,21 @@ pub(super) trait Weights: Copy {
 
 /// A part of a row: whole blocks, then perhaps a shorter one, the rest.
 pub(super) trait Row: Copy {
-    /// Whether the numbers of a block are to be multiplied by its scale.
-    const SCALED: bool;
-
     /// The blocks `first..first + count`, all of them whole.
     fn span(self, first: usize, count: usize) -> Self;
 
     /// Asks for its memory.
     fn prefetch<S: Simd>(self, simd: S);
 
-    /// Widens the scales of the first blocks, at most [`SPAN`] of them; nothing where `SCALED` is
-    /// false.
+    /// Widens the scales of the first blocks, at most [`SPAN`] of them; nothing where a
+    /// format has none.
     fn scales<S: Simd>(self, simd: S, out: &mut [f32; SPAN]);
 
-    /// The unscaled numbers of whole block `block`.
-    fn numbers<S: Simd>(self, simd: S, block: usize) -> S::Block;
-
-    /// The numbers of whole block `block`, times `scale` where `SCALED`.
+    /// The numbers of whole block `block`, times `scale` where the format has scales.
     fn weights<S: Simd>(self, simd: S, block: usize, scale: f32) -> S::Block;
 
-    /// What follows the first `whole` blocks: a last block, padded, and its scale (1 where not
-    /// `SCALED`). The padding holds zeros or finite numbers.
+    /// What follows the first `whole` blocks: a last block, padded, and its scale (1 where the
+    /// format has none). The padding holds zeros or finite numbers.
     fn rest<S: Simd>(self, simd: S, whole: usize) -> (S::Block, f32);
 }
 
@@ -95,8 +89,6 @@ impl<'a, T: Plain> Weights for PlainWeights<'a, T> {
 }
 
 impl<T: Plain> Row for PlainRow<'_, T> {
-    const SCALED: bool = false;
-
     #[inline(always)]
     fn span(self, first: usize, count: usize) -> Self {
         PlainRow {
@@ -112,11 +104,6 @@ impl<T: Plain> Row for PlainRow<'_, T> {
 
     #[inline(always)]
     fn scales<S: Simd>(self, _: S, _: &mut [f32; SPAN]) {}
-
-    #[inline(always)]
-    fn numbers<S: Simd>(self, simd: S, block: usize) -> S::Block {
-        T::load(simd, &self.blocks[block])
-    }
 
     #[inline(always)]
     fn weights<S: Simd>(self, simd: S, block: usize, _: f32) -> S::Block {
@@ -206,8 +193,6 @@ impl<'a, Q: Quants> Weights for Quantised<'a, Q> {
 }
 
 impl<Q: Quants> Row for Quantised<'_, Q> {
-    const SCALED: bool = true;
-
     #[inline(always)]
     fn span(self, first: usize, count: usize) -> Self {
         Quantised {
@@ -226,11 +211,6 @@ impl<Q: Quants> Row for Quantised<'_, Q> {
     #[inline(always)]
     fn scales<S: Simd>(self, simd: S, out: &mut [f32; SPAN]) {
         simd.widen(&self.scales[..self.scales.len().min(SPAN)], out);
-    }
-
-    #[inline(always)]
-    fn numbers<S: Simd>(self, simd: S, block: usize) -> S::Block {
-        self.quants[block].numbers(simd)
     }
 
     #[inline(always)]

@@ -48,8 +48,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sum(sums)
 }
 
-/// Adds `coefficient * matrix[row, columns]` to `out`: one fused multiply-add per column, of the
-/// unscaled number and the product of coefficient and scale.
+/// Adds `coefficient * matrix[row, columns]` to `out`: one fused multiply-add per column.
 pub(super) fn axpy_row(
     matrix: &Matrix<'_>,
     row: usize,
@@ -60,7 +59,8 @@ pub(super) fn axpy_row(
     let first_block = columns.start / BLOCK;
     for (offset, out) in out.chunks_mut(BLOCK).enumerate() {
         let (numbers, scale) = matrix.block(row, first_block + offset);
-        axpy(coefficient * scale, &numbers[..out.len()], out);
+        let weights = numbers.map(|number| number * scale);
+        axpy(coefficient, &weights[..out.len()], out);
     }
 }
 
