@@ -19,7 +19,6 @@ const PARTS_PER_THREAD: usize = 4;
 const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels take at once, or a multiple.
 const ROW_GROUP: usize = 8;
-
 /// Rows that products with many vectors take at once.
 const GEMM_ROWS: usize = 24;
 
@@ -75,7 +74,7 @@ impl Threads {
         self.share(work, kernel);
     }
 
-    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where it is
+    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where that is
     /// worth it.
     fn share<T: Send>(&self, work: Work<'_, T>, kernel: impl Fn(Range<usize>, &mut [T]) + Sync) {
         let length = work.out.len();
@@ -140,6 +139,9 @@ impl Threads {
         if tokens == 1 {
             return self.gemv(matrix, x, out);
         }
+        if tokens == 0 {
+            return;
+        }
         let rows = matrix.rows();
         let mut transposed = vec![0.0; rows * tokens];
         // A row is used once per token.
@@ -203,7 +205,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert!(
-            matrix.rows() * matrix.row_bytes() >= PARTS_PER_THREAD * 7 * PART_BYTES / 4,
+            matrix.rows() * matrix.row_bytes() >= WORTH_SPLITTING,
             "large enough to be shared"
         );
         assert_eq!(run(1), run(2));
