@@ -101,7 +101,7 @@ impl Threads {
         self.share_values(work, kernel);
     }
 
-    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where it is
+    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where that is
     /// worth it.
     fn share_values<T: Send>(
         &self,
@@ -302,6 +302,9 @@ impl Threads {
         if tokens == 1 {
             return self.gemv(matrix, x, out);
         }
+        if tokens == 0 {
+            return;
+        }
         let rows = matrix.rows();
         // Groups of rows one after the other, of each `[tokens, rows of the group]`.
         let mut groups = vec![0.0; rows * tokens];
@@ -398,7 +401,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert!(
-            matrix.rows() * matrix.row_bytes() >= PARTS_PER_THREAD * 7 * PART_BYTES / 4,
+            matrix.rows() * matrix.row_bytes() >= WORTH_SPLITTING,
             "large enough to be shared"
         );
         assert_eq!(run(1), run(2));
