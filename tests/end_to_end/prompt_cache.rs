@@ -117,7 +117,7 @@ fn prompts_that_are_empty_or_too_long_are_refused_with_both_numbers() {
     let sandbox = demo();
     let long = "x = 1\n".repeat(400);
     let place = ["place", "demo.powerinfer/bundle", "--vram", "0G"];
-    run(&sandbox, &long, &[]).bad(1, &["the context holds 512", "shorten it"]);
+    run(&sandbox, &long, &[]).bad(1, &["the context holds 512", "shorten the prompt"]);
     sandbox
         .run(&[&place[..], &["--context", "40"]].concat())
         .good();
