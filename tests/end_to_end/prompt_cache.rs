@@ -78,16 +78,24 @@ fn text_from_a_prompt_cache_is_the_text_computed_afresh() {
 fn prompt_caches_that_do_not_fit_are_refused() {
     let sandbox = demo();
     let cache = ["--prompt-cache", "@p.cache"];
-    run(&sandbox, TASK, &[&cache[..], &["--prompt-cache-ro"]].concat())
-        .bad(1, &["p.cache", "--prompt-cache-ro"]);
+    run(
+        &sandbox,
+        TASK,
+        &[&cache[..], &["--prompt-cache-ro"]].concat(),
+    )
+    .bad(1, &["p.cache", "--prompt-cache-ro"]);
     run(&sandbox, TASK, &["--prompt-cache-all"]).bad(2, &["--prompt-cache"]);
     let arguments = ["run", "demo", "--interactive", "--prompt-cache", "@p.cache"];
     sandbox.run(&arguments).bad(2, &["--interactive"]);
 
     run(&sandbox, TASK, &cache).good();
     let instead = "delete it, or name another file";
-    run(&sandbox, TASK, &[&cache[..], &["--policy", "dense"]].concat())
-        .bad(1, &["p.cache", "policies", "dense", instead]);
+    run(
+        &sandbox,
+        TASK,
+        &[&cache[..], &["--policy", "dense"]].concat(),
+    )
+    .bad(1, &["p.cache", "policies", "dense", instead]);
     let place = ["place", "demo.powerinfer/bundle", "--vram", "0G"];
     sandbox
         .run(&[&place[..], &["--kv-cache", "q8_0"]].concat())

@@ -90,7 +90,10 @@ fn narrow_caches_are_close_to_the_wide_one() {
         };
         let wide = run(CacheFormat::F32);
         let norm = |numbers: &mut dyn Iterator<Item = f32>| {
-            numbers.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+            numbers
+                .map(|x| f64::from(x) * f64::from(x))
+                .sum::<f64>()
+                .sqrt()
         };
         for (format, allowed) in [(CacheFormat::F16, 1e-3), (CacheFormat::Q8_0, 5e-2)] {
             let narrow = run(format);
