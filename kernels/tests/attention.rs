@@ -1,5 +1,6 @@
 //! Attention's kernels: the same bits on every instruction set, close to arithmetic in `f64`, and a
 //! cache that gives back what was put in.
+#![allow(clippy::unwrap_used)]
 
 use powerinfer_kernels::{CacheFormat, CachePlane, Isa, Lay, power_of_two};
 use proptest::prelude::*;

@@ -52,6 +52,8 @@ fn perplexity_is_that_of_the_standard_implementations_logits() {
                 "0G",
                 "--quant",
                 "f32",
+                "--kv-cache",
+                "f32",
                 "--context",
                 "128",
             ])

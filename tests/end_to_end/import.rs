@@ -71,7 +71,16 @@ fn imported_predictors_compute_what_the_original_computes() {
             assert_eq!(recall > 0.95, kind == "f16", "{kind}: {recall}");
         }
         sandbox
-            .run(&["place", &model, "--vram", "0G", "--quant", "f32"])
+            .run(&[
+                "place",
+                &model,
+                "--vram",
+                "0G",
+                "--quant",
+                "f32",
+                "--kv-cache",
+                "f32",
+            ])
             .good();
         let bundle = format!("tiny.powerinfer.{kind}.powerinfer");
         let prompts = about["files"][kind]["prompts"].as_array().unwrap();

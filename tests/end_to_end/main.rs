@@ -23,6 +23,7 @@ mod place_again;
 mod placement;
 mod policies;
 mod profiles;
+mod prompt_cache;
 mod readme;
 mod sandbox;
 mod simulate;

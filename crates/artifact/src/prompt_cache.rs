@@ -80,7 +80,11 @@ pub fn write(
         }
     }
     let header = header.with_setting(KV_CACHE_SETTING, format.name());
-    let content = content(&header, pieces.values().flatten().copied());
+    let tensors = pieces.iter().map(|(name, pieces)| {
+        let (dtype, shape) = &shapes[name];
+        (&name[..], *dtype, &shape[..], pieces.clone())
+    });
+    let content = content(&header, tensors);
     let header = header.with_setting(CONTENT_SETTING, content.to_string());
     fill_tensors(path, Some(&header), &shapes, |writer| {
         for (name, pieces) in &pieces {
@@ -102,8 +106,11 @@ impl PromptCacheFile {
         };
         let expected = header.settings.remove(CONTENT_SETTING);
         let names = file.names();
-        let views = names.iter().filter_map(|name| file.find(name));
-        let found = content(&header, views.map(|view| view.bytes));
+        let tensors = names.iter().filter_map(|name| {
+            let view = file.find(name)?;
+            Some((&name[..], view.dtype, view.shape, vec![view.bytes]))
+        });
+        let found = content(&header, tensors);
         if expected != Some(found.to_string().into()) {
             return Err(damaged());
         }
@@ -171,11 +178,17 @@ impl PromptCacheFile {
     }
 }
 
-/// The digest of a header without this digest, and of all tensors by name.
-fn content<'a>(header: &Header, tensors: impl Iterator<Item = &'a [u8]>) -> Digest {
+/// The digest of a header without this digest, and of all tensors by name, whose bytes are in pieces.
+fn content<'a>(
+    header: &Header,
+    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], Vec<&'a [u8]>)>,
+) -> Digest {
     let mut digest = DigestBuilder::default();
     digest.add(&serde_json::to_vec(header).expect("a header is plain JSON"));
-    tensors.for_each(|bytes| digest.add(bytes));
+    for (name, dtype, shape, pieces) in tensors {
+        digest.add(format!("\n{name} {dtype:?} {shape:?}\n").as_bytes());
+        pieces.into_iter().for_each(|bytes| digest.add(bytes));
+    }
     digest.finish()
 }
 

@@ -10,35 +10,26 @@ use crate::CachePlane;
 use crate::cache::{PlaneData, Square};
 use crate::format::BLOCK;
 
-/// Calls a method for `$count` queries, as many queries and blocks at a time as the registers of `$simd`
-/// hold sums of; never so few that a sum waits for itself where that can be helped.
+/// Calls a method for `$count` queries, as many at a time as the registers of `$simd` hold sums of.
 macro_rules! in_groups {
     ($simd:ty, $count:expr, $query:ident, $part:ident.$method:ident($($argument:expr),*)) => {{
         let mut $query = 0;
         if <$simd>::LANES >= 16 {
             while $count - $query >= 8 {
-                $part.$method::<$simd, 8, 1>($($argument),*);
+                $part.$method::<$simd, 8>($($argument),*);
                 $query += 8;
             }
             while $count - $query >= 4 {
-                $part.$method::<$simd, 4, 1>($($argument),*);
+                $part.$method::<$simd, 4>($($argument),*);
                 $query += 4;
             }
-            while $count - $query >= 2 {
-                $part.$method::<$simd, 2, 2>($($argument),*);
-                $query += 2;
-            }
-            if $query < $count {
-                $part.$method::<$simd, 1, 4>($($argument),*);
-            }
-        } else {
-            while $count - $query >= 2 {
-                $part.$method::<$simd, 2, 1>($($argument),*);
-                $query += 2;
-            }
-            if $query < $count {
-                $part.$method::<$simd, 1, 2>($($argument),*);
-            }
+        }
+        while $count - $query >= 2 {
+            $part.$method::<$simd, 2>($($argument),*);
+            $query += 2;
+        }
+        if $query < $count {
+            $part.$method::<$simd, 1>($($argument),*);
         }
     }};
 }
@@ -151,140 +142,86 @@ impl<'a, T: Number> Part<'a, T> {
         self.position = index * BLOCK;
     }
 
-    /// The scales of `block`, 1 where there are none.
+    /// The scales of square `index`, 1 where there are none.
     #[inline(always)]
-    fn scale<S: Simd>(&self, simd: S, block: usize) -> S::Block {
+    fn scale<S: Simd>(&self, simd: S, index: usize) -> S::Block {
         match self.scales.is_empty() {
             true => simd.splat(1.0),
-            false => simd.load_f16(&self.scales[self.square + block]),
+            false => simd.load_f16(&self.scales[index]),
         }
     }
 
-    /// Writes the products of the tile with `Q` queries, `B` blocks at a time.
+    /// Adds the products of the tile with `Q` queries. Squares are read in the order they lie in, for that
+    /// is what memory is quick at.
     #[inline(always)]
-    fn scores<S: Simd, const Q: usize, const B: usize>(
+    fn scores<S: Simd, const Q: usize>(
         &self,
         simd: S,
         query: usize,
         queries: &[f32],
         out: &mut [f32],
     ) {
-        let whole = self.head_size / BLOCK;
-        let mut block = 0;
-        while whole - block >= B {
-            self.add_scores::<S, Q, B>(simd, block, BLOCK, query, queries, out);
-            block += B;
-        }
-        while block < whole {
-            self.add_scores::<S, Q, 1>(simd, block, BLOCK, query, queries, out);
-            block += 1;
-        }
-        let rest = self.head_size % BLOCK;
-        if rest > 0 {
-            self.add_scores::<S, Q, 1>(simd, block, rest, query, queries, out);
-        }
-    }
-
-    /// Adds the products of `B` blocks, the first `rows` numbers of each, with `Q` queries.
-    #[inline(always)]
-    fn add_scores<S: Simd, const Q: usize, const B: usize>(
-        &self,
-        simd: S,
-        block: usize,
-        rows: usize,
-        query: usize,
-        queries: &[f32],
-        out: &mut [f32],
-    ) {
-        let squares = &self.squares[self.square + block..][..B];
-        let mut factors = [[&[0.0; BLOCK]; B]; Q];
-        for (q, factors) in factors.iter_mut().enumerate() {
-            for (b, factors) in factors.iter_mut().enumerate() {
-                let start = (query + q) * self.width + (block + b) * BLOCK;
+        for block in 0..self.width / BLOCK {
+            let index = self.square + block;
+            let square = &self.squares[index];
+            let rows = (self.head_size - block * BLOCK).min(BLOCK);
+            let mut factors = [&[0.0; BLOCK]; Q];
+            for (q, factors) in factors.iter_mut().enumerate() {
+                let start = (query + q) * self.width + block * BLOCK;
                 *factors = block_of(&queries[start..]);
             }
-        }
-        let mut sums = [[simd.splat(0.0); B]; Q];
-        for row in 0..rows.min(BLOCK) {
-            for b in 0..B {
-                let numbers = T::load(simd, &squares[b][row]);
+            let mut sums = [simd.splat(0.0); Q];
+            for row in 0..rows {
+                let numbers = T::load(simd, &square[row]);
                 for q in 0..Q {
-                    let factor = simd.splat(factors[q][b][row]);
-                    sums[q][b] = simd.multiply_add(factor, numbers, sums[q][b]);
+                    let factor = simd.splat(factors[q][row]);
+                    sums[q] = simd.multiply_add(factor, numbers, sums[q]);
                 }
             }
-        }
-        for (q, sums) in sums.into_iter().enumerate() {
-            let out = block_of_mut(&mut out[(query + q) * self.length + self.position..]);
-            let mut total = simd.load(out);
-            for (b, sum) in sums.into_iter().enumerate() {
-                total = simd.multiply_add(self.scale(simd, block + b), sum, total);
+            let scale = self.scale(simd, index);
+            for (q, sum) in sums.into_iter().enumerate() {
+                let out = block_of_mut(&mut out[(query + q) * self.length + self.position..]);
+                simd.store(simd.multiply_add(scale, sum, simd.load(out)), out);
             }
-            simd.store(total, out);
         }
     }
 
-    /// Adds the tile's values, times their weights, to `Q` sums, `B` blocks at a time.
+    /// Adds the tile's values, times their weights, to `Q` sums.
     #[inline(always)]
-    fn weighted<S: Simd, const Q: usize, const B: usize>(
+    fn weighted<S: Simd, const Q: usize>(
         &self,
         simd: S,
         query: usize,
         weights: &[f32],
         out: &mut [f32],
     ) {
-        let blocks = self.width / BLOCK;
-        let mut block = 0;
-        while blocks - block >= B {
-            self.add_values::<S, Q, B>(simd, block, query, weights, out);
-            block += B;
-        }
-        while block < blocks {
-            self.add_values::<S, Q, 1>(simd, block, query, weights, out);
-            block += 1;
-        }
-    }
-
-    /// Adds `B` blocks of the values to `Q` sums.
-    #[inline(always)]
-    fn add_values<S: Simd, const Q: usize, const B: usize>(
-        &self,
-        simd: S,
-        block: usize,
-        query: usize,
-        weights: &[f32],
-        out: &mut [f32],
-    ) {
-        let squares = &self.squares[self.square + block..][..B];
-        let mut scaled = [[[0.0; BLOCK]; B]; Q];
-        let mut factors = [&[0.0; BLOCK]; Q];
-        let mut sums = [[simd.splat(0.0); B]; Q];
-        for q in 0..Q {
-            factors[q] = block_of(&weights[(query + q) * self.length + self.position..]);
-            for b in 0..B {
+        for block in 0..self.width / BLOCK {
+            let index = self.square + block;
+            let square = &self.squares[index];
+            let mut scaled = [[0.0; BLOCK]; Q];
+            let mut factors = [&[0.0; BLOCK]; Q];
+            let mut sums = [simd.splat(0.0); Q];
+            for q in 0..Q {
+                factors[q] = block_of(&weights[(query + q) * self.length + self.position..]);
                 if T::SCALED {
-                    let product = simd.multiply(simd.load(factors[q]), self.scale(simd, block + b));
-                    simd.store(product, &mut scaled[q][b]);
+                    let product = simd.multiply(simd.load(factors[q]), self.scale(simd, index));
+                    simd.store(product, &mut scaled[q]);
                 }
-                let start = (query + q) * self.width + (block + b) * BLOCK;
-                sums[q][b] = simd.load(block_of(&out[start..]));
+                let start = (query + q) * self.width + block * BLOCK;
+                sums[q] = simd.load(block_of(&out[start..]));
             }
-        }
-        for row in 0..BLOCK {
-            for b in 0..B {
-                let numbers = T::load(simd, &squares[b][row]);
+            for row in 0..BLOCK {
+                let numbers = T::load(simd, &square[row]);
                 for q in 0..Q {
                     let factor = match T::SCALED {
-                        true => scaled[q][b][row],
+                        true => scaled[q][row],
                         false => factors[q][row],
                     };
-                    sums[q][b] = simd.multiply_add(simd.splat(factor), numbers, sums[q][b]);
+                    sums[q] = simd.multiply_add(simd.splat(factor), numbers, sums[q]);
                 }
             }
-        }
-        for (q, sums) in sums.into_iter().enumerate() {
-            for (b, sum) in sums.into_iter().enumerate() {
-                let start = (query + q) * self.width + (block + b) * BLOCK;
+            for (q, sum) in sums.into_iter().enumerate() {
+                let start = (query + q) * self.width + block * BLOCK;
                 simd.store(sum, block_of_mut(&mut out[start..]));
             }
         }
@@ -464,7 +401,7 @@ const SERIES: [f32; 8] = [
     1.333_355_8e-3,
     9.618_129e-3,
     5.550_411e-2,
-    0.240_226_51,
+    0.240_226_5,
     std::f32::consts::LN_2,
     1.0,
 ];

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
-    ByteSize, Header, TensorFile,
+    ArtifactError, ByteSize, Header, TensorFile,
     certificate::{self, Certificate},
     document::Document,
     plan::Plan,
@@ -311,7 +311,8 @@ fn tensors(path: &Path) -> Result<Report> {
         return Ok(report);
     }
     let file = TensorFile::open(path)?;
-    if file.header(prompt_cache::FORMAT, u32::MAX).is_ok() {
+    let header = file.header(prompt_cache::FORMAT, prompt_cache::VERSION);
+    if !matches!(header, Err(ArtifactError::WrongFormat { .. })) {
         return prompt_cache(path);
     }
     let mut text = String::new();

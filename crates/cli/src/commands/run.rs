@@ -327,9 +327,9 @@ fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
     }
     let instead = match longest > limit {
         true => format!(
-            "shorten it, or place the bundle again with a longer `--context`, up to the model's {longest}"
+            "shorten the prompt, or place the bundle again with a longer `--context`, up to the model's {longest}"
         ),
-        false => "shorten it; the model was made for no more".to_owned(),
+        false => "shorten the prompt; the model was made for no more".to_owned(),
     };
     bail!("the prompt is {tokens} tokens long, and the context holds {limit}; {instead}")
 }
