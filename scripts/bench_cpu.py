@@ -208,7 +208,7 @@ def where_time_goes(title, document):
         time, speed = stage["microseconds"]["median"], stage["bytes_per_second"]
         reads = [f"{stage['bytes'] / 1e6:.1f}", f"{speed / 1e9:.1f}", f"{100 * speed / bandwidth:.0f} %"]
         rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", *(reads if stage["bytes"] else [""] * 3)])
-    rows.append(["unaccounted", f"{decode['unaccounted_microseconds']:.0f}", "", "", "", ""])
+    rows.append(["unaccounted", f"{decode['unaccounted_microseconds']['median']:.0f}", "", "", "", ""])
     return f"\n### {title}\n\n" + table(
         ["stage", "µs a token", "of the time", "MB read", "GB/s", "of read bandwidth"], rows
     )
