@@ -27,7 +27,7 @@ CONTEXT = PROMPT + TOKENS
 SPARSITY = 0.9
 SPARSE_QUANT = "q4_0"
 # Predictors of this rank are at most 3 % of the model's bytes where both are in 4 bits.
-RANKS = {"llama-1b": 176, "llama-7b": 384, "llama-13b": 448, "llama-30b": 576, "llama-70b": 640}
+RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "llama-70b": 544}
 # Shapes too large to be held against llama.cpp in every format.
 ONLY_SPARSE = {"llama-70b"}
 LLAMA_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
@@ -148,7 +148,7 @@ def table(headings, rows):
 
 
 def name_of(shape, layers):
-    return f"{shape}, {layers} layers" if layers else shape
+    return f"{shape}, {layers} layer{'s' * (layers != '1')}" if layers else shape
 
 
 class Model:
@@ -161,7 +161,7 @@ class Model:
         self.folder.mkdir(parents=True)
         self.checkpoint = self.folder / "model"
         synth = ["synth", "--like", self.shape, "--sparsity", SPARSITY, "--out", self.checkpoint, "--quiet"]
-        synth += ["--predictor-rank", RANKS.get(self.shape, 384)]
+        synth += ["--predictor-rank", RANKS.get(self.shape, 256)]
         if self.layers:
             synth += ["--layers", self.layers]
         say(f"making {name_of(self.shape, self.layers)}")
@@ -208,7 +208,7 @@ def where_time_goes(title, document):
         time, speed = stage["microseconds"]["median"], stage["bytes_per_second"]
         reads = [f"{stage['bytes'] / 1e6:.1f}", f"{speed / 1e9:.1f}", f"{100 * speed / bandwidth:.0f} %"]
         rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", *(reads if stage["bytes"] else [""] * 3)])
-    rows.append(["unaccounted", f"{decode['unaccounted_microseconds']:.0f}", "", "", "", ""])
+    rows.append(["unaccounted", f"{decode['unaccounted_microseconds']['median']:.0f}", "", "", "", ""])
     return f"\n### {title}\n\n" + table(
         ["stage", "µs a token", "of the time", "MB read", "GB/s", "of read bandwidth"], rows
     )
@@ -260,7 +260,8 @@ class Report:
         compared = verdict(ratio(median(ours), median(theirs)), DECODE_GOALS[quant])
         reached = verdict(share(found.ours), SHARE_GOALS[quant])
         self.dense.append([
-            name_of(model.shape, model.layers), quant, threads, spread(ours), spread(theirs), *compared,
+            name_of(model.shape, model.layers), quant, threads, spread(ours),
+            "not run" if model.shape in ONLY_SPARSE else spread(theirs), *compared,
             f"{bandwidth / 1e9:.1f}", *reached, figure(their_share),
         ])
         if "**not met**" in (*compared, *reached):
@@ -276,7 +277,7 @@ class Report:
         dense, theirs = runs["dense"].speeds("decode"), runs["dense"].decode
         for policy in ("exact", "predicted"):
             found = runs[policy]
-            if not found.ours:
+            if not found.ours or not dense:
                 continue
             ours = found.speeds("decode")
             goals = SPARSE_GOALS.get((model.shape, policy), (None, None))
@@ -314,7 +315,10 @@ class Report:
         self.densities.append((heading, table(["neurons", "µs", "of the time of all", "goal", ""], rows)))
 
     def write(self):
-        machine = self.raw[0]["powerinfer"][0]["machine"]
+        documents = [document for entry in self.raw for document in entry.get("powerinfer", [])]
+        if not documents:
+            return
+        machine = documents[0]["machine"]
         versions = run(POWERINFER, "--version").strip()
         theirs = ", ".join(sorted(version for version in self.versions if version)) or "not run"
         text = f"""# Speed on the processor, beside llama.cpp

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_is_as_fast_as_memory_on_any_number_of_threads() {
+    fn a_pass_has_a_speed_on_any_number_of_threads() {
         for bytes in [0, 8, 5 << 20, 16 << 20] {
             let probe = ReadProbe::new(bytes);
             for threads in [0, 1, 2, 5] {

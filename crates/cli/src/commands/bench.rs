@@ -67,6 +67,7 @@ pub(crate) struct BenchArguments {
 
 pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
+    let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
     let works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
@@ -85,7 +86,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     bar.end();
 
     let isa = Isa::detect()?;
-    let probe = ReadProbe::new(probe_bytes(arguments.probe)?);
+    let probe = ReadProbe::new(probe_bytes);
     let bench = Bench {
         isa,
         threads,

@@ -95,8 +95,10 @@ pub(super) struct Measured {
     pub(super) tokens_per_second: Spread,
     pub(super) microseconds_per_token: Spread,
     pub(super) stages: Vec<StageCost>,
-    /// Of the median token, what is no stage's.
-    pub(super) unaccounted_microseconds: f64,
+    /// What is no stage's.
+    pub(super) unaccounted_microseconds: Spread,
+    /// The repeat in the middle, whose stages add up to its time.
+    pub(super) middle_repeat: usize,
     /// What reading the clock for the stages takes, a token.
     pub(super) clock_microseconds: f64,
     pub(super) bytes_per_token: BytesRead,
@@ -252,7 +254,8 @@ fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
         work,
         sequences: 1,
         tokens_per_second: of_all(&|_, repeat| tokens / repeat.seconds),
-        unaccounted_microseconds: unaccounted.median,
+        unaccounted_microseconds: unaccounted,
+        middle_repeat: middle(&total.repeats),
         clock_microseconds: marks as f64 * StageTimes::mark_cost().as_secs_f64() * 1e6 / tokens,
         bytes_per_token: BytesRead {
             weights: bytes(Some(Reads::Weights)),
@@ -270,6 +273,13 @@ fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
     }
 }
 
+/// The index of the figure in the middle, or of the one above it.
+fn middle(figures: &[f64]) -> usize {
+    let mut order: Vec<usize> = (0..figures.len()).collect();
+    order.sort_by(|one, other| figures[*one].total_cmp(&figures[*other]));
+    order[figures.len() / 2]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,5 +291,7 @@ mod tests {
         assert_eq!(odd.repeats, [3.0, 1.0, 2.0]);
         assert_eq!(Spread::of(vec![4.0, 1.0]).median, 2.5);
         assert_eq!(Spread::of(vec![4.0]).median, 4.0);
+        assert_eq!(middle(&[3.0, 1.0, 2.0]), 2);
+        assert_eq!(middle(&[3.0, 1.0]), 0);
     }
 }

@@ -219,7 +219,7 @@ impl Report<'_> {
     }
 }
 
-/// Stage by stage, what a token takes.
+/// Stage by stage, what a token takes in the repeat in the middle, so that the stages add up.
 fn stages(measured: &Measured) -> Table {
     let mut table = Table::new(&[
         "stage",
@@ -230,50 +230,34 @@ fn stages(measured: &Measured) -> Table {
         "GB/s",
         "of read bandwidth",
     ]);
-    let total = measured.microseconds_per_token.median;
-    let reading = |bytes: f64, speed: f64| match bytes > 0.0 {
-        true => [
-            ByteSize(bytes as u64).to_string(),
-            format!("{:.1}", speed / 1e9),
-            percent(speed / measured.read_bandwidth.median),
-        ],
-        false => Default::default(),
+    let total = measured.microseconds_per_token.repeats[measured.middle_repeat];
+    let mut row = |name: &str, spread: &Spread, bytes: f64| {
+        let time = spread.repeats[measured.middle_repeat];
+        let speed = bytes / (time / 1e6).max(1e-12);
+        let reading = match bytes > 0.0 {
+            true => [
+                ByteSize(bytes as u64).to_string(),
+                format!("{:.1}", speed / 1e9),
+                percent(speed / measured.read_bandwidth.median),
+            ],
+            false => Default::default(),
+        };
+        let cells = [
+            name.to_owned(),
+            figure(time),
+            range(spread),
+            percent(time / total),
+        ];
+        table.row([cells.as_slice(), &reading].concat());
     };
     for cost in &measured.stages {
-        let time = &cost.microseconds;
-        if time.most <= 0.0 {
-            continue;
+        if cost.microseconds.most > 0.0 {
+            row(&cost.stage, &cost.microseconds, cost.bytes);
         }
-        let cells = [
-            cost.stage.clone(),
-            figure(time.median),
-            range(time),
-            percent(time.median / total),
-        ];
-        table.row([&cells[..], &reading(cost.bytes, cost.bytes_per_second)].concat());
     }
-    let unaccounted = measured.unaccounted_microseconds;
-    let cells = [
-        "unaccounted".to_owned(),
-        figure(unaccounted),
-        String::new(),
-        percent(unaccounted / total),
-    ];
-    table.row([&cells[..], &[const { String::new() }; 3]].concat());
-    let cells = [
-        "total".to_owned(),
-        figure(total),
-        range(&measured.microseconds_per_token),
-        percent(1.0),
-    ];
+    row("unaccounted", &measured.unaccounted_microseconds, 0.0);
     let bytes = measured.bytes_per_token.total;
-    table.row(
-        [
-            &cells[..],
-            &reading(bytes, measured.bytes_per_second.median),
-        ]
-        .concat(),
-    );
+    row("total", &measured.microseconds_per_token, bytes);
     table
 }
 
