@@ -10,6 +10,8 @@ step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 step "tests"
 cargo test --workspace --locked
+step "instructions of the inner kernels"
+cargo bench -p powerinfer-kernels --bench instructions --locked
 step "documentation"
 RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 step "done"

@@ -23,6 +23,18 @@ pub enum ArtifactError {
         /// The reason.
         source: std::io::Error,
     },
+    /// There is no room for the bytes of a file, or the system does not let them be locked.
+    #[error(
+        "cannot keep the {bytes} of `{path}` in memory: {source}; leave `--mlock` and `--no-mmap` out, or raise the limit (`ulimit -l`)"
+    )]
+    Hold {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: crate::ByteSize,
+        /// The reason.
+        source: std::io::Error,
+    },
     /// The file is no tensor file, or a damaged one.
     #[error(
         "`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again"

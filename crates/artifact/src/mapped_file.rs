@@ -2,14 +2,15 @@
 
 use std::{
     fs::File,
+    io::Read,
     ops::{Deref, Range},
     path::Path,
     sync::Arc,
 };
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
-use crate::ArtifactError;
+use crate::{ArtifactError, ByteSize};
 
 /// Bytes that stay where they are: a mapped file, or bytes that were in memory all along.
 #[derive(Debug, Clone)]
@@ -20,6 +21,21 @@ pub enum FileBytes {
     Embedded(&'static [u8]),
     /// Bytes made while the program runs.
     Owned(Arc<[u8]>),
+    /// A file read into memory of the program's own.
+    Loaded(Arc<Mmap>),
+}
+
+/// How the bytes of a file are held that is read again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Residence {
+    /// Mapped: what memory has no room for is read from the file when it is touched.
+    #[default]
+    Mapped,
+    /// Mapped, and never given up for something else.
+    Locked,
+    /// Read into memory of the program's own, in huge pages where the system has them: what is read here
+    /// and there comes faster, for the time of a copy at the start.
+    Loaded,
 }
 
 impl FileBytes {
@@ -40,6 +56,38 @@ impl FileBytes {
 }
 
 impl FileBytes {
+    /// Holds the bytes, which are those of the file at `path`, as `residence` says; bytes that are in
+    /// memory anyway stay.
+    ///
+    /// Fails where there is no room, or where the system lets no such amount be locked.
+    pub fn hold(&mut self, path: &Path, residence: Residence) -> Result<(), ArtifactError> {
+        let Self::Mapped(mapped) = self else {
+            return Ok(());
+        };
+        let bytes = mapped.len();
+        let failed = |source| ArtifactError::Hold {
+            path: path.to_owned(),
+            bytes: ByteSize(bytes as u64),
+            source,
+        };
+        match residence {
+            Residence::Mapped => {}
+            #[cfg(unix)]
+            Residence::Locked => mapped.lock().map_err(failed)?,
+            #[cfg(not(unix))]
+            Residence::Locked => return Err(failed(std::io::ErrorKind::Unsupported.into())),
+            Residence::Loaded => {
+                let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
+                #[cfg(target_os = "linux")]
+                drop(memory.advise(memmap2::Advice::HugePage)); // a hint: others do as well
+                let mut file = File::open(path).map_err(failed)?;
+                file.read_exact(&mut memory).map_err(failed)?;
+                *self = Self::Loaded(Arc::new(memory.make_read_only().map_err(failed)?));
+            }
+        }
+        Ok(())
+    }
+
     /// Gives the memory behind `range` back: the bytes stay readable, from the file. Whoever
     /// streams a file larger than memory says so of what it is done with.
     pub fn release(&self, range: Range<usize>) {
@@ -81,9 +129,47 @@ impl Deref for FileBytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(mapped) => mapped,
+            Self::Mapped(mapped) | Self::Loaded(mapped) => mapped,
             Self::Embedded(bytes) => bytes,
             Self::Owned(bytes) => bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_reads_the_same_however_it_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        for residence in [Residence::Mapped, Residence::Locked, Residence::Loaded] {
+            let mut file = FileBytes::open(&path).unwrap();
+            match file.hold(&path, residence) {
+                Ok(()) => {}
+                // Who runs this may be allowed to lock very little.
+                Err(error) => assert!(residence == Residence::Locked, "{error}"),
+            }
+            assert_eq!(&file[..], &bytes[..]);
+            file.release(0..bytes.len());
+            assert_eq!(&file[..], &bytes[..]);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_gone_cannot_be_loaded_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [1; 5000]).unwrap();
+        let mut file = FileBytes::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let error = file.hold(&path, Residence::Loaded).unwrap_err().to_string();
+        assert!(
+            error.starts_with("cannot keep") && error.contains("4.9 KiB"),
+            "{error}"
+        );
     }
 }

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ArtifactError, Header, TensorFile,
+    mapped_file::Residence,
     matrix_planes::StoredMatrix,
     tensor_file::Dtype,
     threshold_curve::{ERRORS, ThresholdCurve},
@@ -231,6 +232,11 @@ impl PredictorFile {
     /// Opens the predictors in `folder`.
     pub fn open(folder: &Path) -> Result<Self, ArtifactError> {
         Self::open_file(&folder.join(FILE))
+    }
+
+    /// Holds the file as `residence` says.
+    pub fn hold(&mut self, residence: Residence) -> Result<(), ArtifactError> {
+        self.file.hold(residence)
     }
 
     /// Opens the file at `path`.

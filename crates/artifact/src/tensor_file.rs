@@ -8,7 +8,10 @@ use std::{
 pub use safetensors::Dtype;
 use safetensors::{SafeTensors, tensor::Metadata};
 
-use crate::{ArtifactError, Header, mapped_file::FileBytes};
+use crate::{
+    ArtifactError, Header,
+    mapped_file::{FileBytes, Residence},
+};
 
 /// Key of our header in the file's `__metadata__`.
 pub(crate) const HEADER_KEY: &str = "powerinfer";
@@ -61,6 +64,11 @@ impl TensorFile {
             metadata,
             data_start,
         })
+    }
+
+    /// Holds the file as `residence` says; see [`FileBytes::hold`].
+    pub fn hold(&mut self, residence: Residence) -> Result<(), ArtifactError> {
+        self.bytes.hold(&self.path, residence)
     }
 
     /// Where the file is.

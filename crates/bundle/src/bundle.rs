@@ -6,6 +6,7 @@ use powerinfer_artifact::{
     ArtifactError, Digest, Header, TensorFile,
     certificate::{self, Certificate},
     document::Document,
+    mapped_file::Residence,
     placing::{self, LayerPlacing},
     plan::Plan,
     predictor_file::{self, PredictorFile},
@@ -263,6 +264,22 @@ impl Bundle {
     /// The weights.
     pub fn weights(&self) -> &TensorFile {
         &self.weights
+    }
+
+    /// Holds weights and predictors as `residence` says, for who is going to read them again and again.
+    pub fn hold(&mut self, residence: Residence) -> Result<(), BundleError> {
+        self.weights.hold(residence)?;
+        if let Some(predictors) = &mut self.predictors {
+            predictors.hold(residence)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of weights and predictors.
+    pub fn bytes(&self) -> u64 {
+        let predictors = self.predictors.as_ref();
+        let predictors = predictors.map_or(0, |found| found.tensors().bytes().len());
+        (self.weights.bytes().len() + predictors) as u64
     }
 
     /// The predictors, where there are any.

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use powerinfer_artifact::plan::Policy;
+use powerinfer_artifact::{ByteSize, mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
 
 use crate::{
     machine::cores::{usable_cores, warn_of_too_many},
@@ -50,9 +50,63 @@ pub(crate) struct EngineArguments {
     /// Which neurons to compute [default: what the plan says, layer by layer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<PolicyArgument>,
+    /// Format of what quantised weights are multiplied with
+    #[arg(long, value_name = "FORMAT", default_value = "int8")]
+    pub(crate) activations: ActivationArgument,
+    /// Never give the weights' memory up for something else
+    #[arg(long)]
+    pub(crate) mlock: bool,
+    /// Read the weights into memory instead of mapping their file: it starts later, and reads sparse
+    /// rows faster where the system has huge pages
+    #[arg(long, conflicts_with = "mlock")]
+    pub(crate) no_mmap: bool,
+}
+
+/// How the numbers are stored that weights are multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationArgument {
+    /// Bytes with a scale for every 32, for quantised weights
+    Int8,
+    /// As exact as the weights; slower with quantised ones
+    F32,
+}
+
+/// What a model runs on, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Execution {
+    threads: usize,
+    activations: ActivationFormat,
+    residence: Residence,
+}
+
+impl From<usize> for Execution {
+    /// On so many threads, and the rest as usual.
+    fn from(threads: usize) -> Self {
+        Self {
+            threads,
+            activations: ActivationFormat::default(),
+            residence: Residence::default(),
+        }
+    }
 }
 
 impl EngineArguments {
+    /// What to run on, and how.
+    pub(crate) fn execution(&self) -> Execution {
+        Execution {
+            threads: self.thread_count(),
+            activations: match self.activations {
+                ActivationArgument::Int8 => ActivationFormat::Int8,
+                ActivationArgument::F32 => ActivationFormat::F32,
+            },
+            residence: match (self.no_mmap, self.mlock) {
+                (true, _) => Residence::Loaded,
+                (false, true) => Residence::Locked,
+                (false, false) => Residence::Mapped,
+            },
+        }
+    }
+
     /// Threads to use.
     pub(crate) fn thread_count(&self) -> usize {
         self.threads.unwrap_or_else(usable_cores).clamp(1, 1024)
@@ -69,16 +123,20 @@ pub(crate) fn open_runtime(
     let policy = engine.policy.map_or(PolicyChoice::Planned, |policy| {
         PolicyChoice::Forced(policy.into())
     });
-    runtime(bundle, policy, engine.thread_count(), output)
+    runtime(bundle, policy, engine.execution(), output)
 }
 
 /// Makes an open bundle ready.
 pub(crate) fn runtime(
-    bundle: Bundle,
+    mut bundle: Bundle,
     policy: PolicyChoice,
-    threads: usize,
+    execution: impl Into<Execution>,
     output: Output,
 ) -> Result<Runtime> {
+    let execution = execution.into();
+    let threads = execution.threads;
+    warn_of_little_memory(&bundle, output);
+    bundle.hold(execution.residence)?;
     let plan = bundle.plan();
     let gpus = plan.budget.vram_split.len();
     if gpus > 1 {
@@ -99,8 +157,21 @@ pub(crate) fn runtime(
     Ok(Runtime::new(
         bundle,
         Options {
-            threads: Threads::new(isa, threads)?,
+            threads: Threads::new(isa, threads)?.with_activations(execution.activations),
             policy,
         },
     )?)
+}
+
+/// Says so where memory has no room for all of a bundle.
+fn warn_of_little_memory(bundle: &Bundle, output: Output) {
+    let bytes = bundle.bytes();
+    if let Some((_, free)) = crate::machine::memory()
+        && bytes > free
+    {
+        output.say(format!(
+            "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token; a smaller `--quant` at `place` would fit",
+            ByteSize(bytes), ByteSize(free)
+        ));
+    }
 }

@@ -292,27 +292,17 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
-        let x_halves = x.halves.as_chunks::<32>().0;
-        // SAFETY: the token proves the features; the loads take two blocks of nibbles and two halves
-        // of blocks of x each.
+        // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one.
         unsafe {
-            let mask = _mm256_set1_epi8(15);
             let mut products = [_mm256_setzero_si256(); SPAN / 2];
-            for (pair, (blocks, product)) in blocks.chunks(2).zip(&mut products).enumerate() {
-                let bytes = match blocks {
-                    [one] => _mm256_zextsi128_si256(_mm_loadu_si128(one.as_ptr().cast())),
-                    both => _mm256_loadu_si256(both.as_ptr().cast()),
-                };
-                let low = _mm256_and_si256(bytes, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
-                // First halves of four blocks, then second halves: half registers of x go by fours.
-                let place = pair / 2 * 4 + pair % 2;
-                let first = _mm256_loadu_si256(x_halves[place].as_ptr().cast());
-                let second = _mm256_loadu_si256(x_halves[place + 2].as_ptr().cast());
-                *product = sum_pairs(_mm256_add_epi16(
-                    _mm256_maddubs_epi16(low, first),
-                    _mm256_maddubs_epi16(high, second),
-                ));
+            let (pairs, rest) = blocks.as_chunks::<2>();
+            for (pair, (both, product)) in pairs.iter().zip(&mut products).enumerate() {
+                let bytes = _mm256_loadu_si256(both.as_ptr().cast());
+                *product = multiply_nibbles(bytes, x, pair);
+            }
+            if let [last] = rest {
+                let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
+                products[pairs.len()] = multiply_nibbles(bytes, x, pairs.len());
             }
             let mut lanes = [_mm256_setzero_ps(); 2];
             let (halves, _) = products.as_chunks::<4>();
@@ -404,6 +394,30 @@ impl Simd for Avx2 {
     fn sum_lanes(self, lanes: [__m256; 2]) -> f32 {
         // SAFETY: the token proves the features.
         unsafe { sum_of_eight(_mm256_add_ps(lanes[0], lanes[1])) }
+    }
+}
+
+/// The products of pair `pair` of blocks of nibbles with those of `x`, each block in one half.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn multiply_nibbles(bytes: __m256i, x: &ActivationSpan, pair: usize) -> __m256i {
+    let (x_halves, _) = x.halves.as_chunks::<32>();
+    // First halves of four blocks, then second halves: half registers of x go by fours.
+    let place = pair / 2 * 4 + pair % 2;
+    // SAFETY: the caller vouches for the features; the loads take two halves of blocks each.
+    unsafe {
+        let mask = _mm256_set1_epi8(15);
+        let low = _mm256_and_si256(bytes, mask);
+        let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+        let first = _mm256_loadu_si256(x_halves[place].as_ptr().cast());
+        let second = _mm256_loadu_si256(x_halves[place + 2].as_ptr().cast());
+        sum_pairs(_mm256_add_epi16(
+            _mm256_maddubs_epi16(low, first),
+            _mm256_maddubs_epi16(high, second),
+        ))
     }
 }
 

@@ -85,9 +85,10 @@ impl Operation for IntegerGemm<'_> {
                     let unpack = |block: &[u8; BLOCK / 2]| {
                         let bias = (S::PANEL_BIAS as u8).wrapping_sub(8);
                         let mut bytes = [0; BLOCK];
-                        for (column, byte) in block.iter().enumerate() {
-                            bytes[column] = (byte & 15).wrapping_add(bias);
-                            bytes[column + BLOCK / 2] = (byte >> 4).wrapping_add(bias);
+                        let (low, high) = bytes.split_at_mut(BLOCK / 2);
+                        for ((low, high), byte) in low.iter_mut().zip(high).zip(block) {
+                            *low = (byte & 15).wrapping_add(bias);
+                            *high = (byte >> 4).wrapping_add(bias);
                         }
                         bytes
                     };

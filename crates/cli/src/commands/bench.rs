@@ -79,7 +79,8 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let found = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
         let dense = PolicyChoice::Forced(Policy::Dense);
-        let mut dense = engine::runtime(bundle, dense, threads, output.silent())?;
+        let mut dense =
+            engine::runtime(bundle, dense, arguments.engine.execution(), output.silent())?;
         check::check(&mut model, &mut dense, &ids[..checked])?
     };
     bar.advance(1)?;

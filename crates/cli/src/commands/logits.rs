@@ -86,9 +86,9 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 arguments.ids.len(),
                 &folder.path().join("bundle"),
             )?;
-            let threads = arguments.execution.thread_count();
+            let execution = arguments.execution.execution();
             forward(
-                runtime(bundle, PolicyChoice::Forced(policy), threads, output)?,
+                runtime(bundle, PolicyChoice::Forced(policy), execution, output)?,
                 &arguments.ids,
             )?
         }

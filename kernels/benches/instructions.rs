@@ -1,0 +1,209 @@
+//! How many instructions each kernel takes for a row of 4096 weights: a figure that no other work on the
+//! machine changes. Fails where one takes more than it is allowed to, so that a change cannot undo quietly
+//! what another has gained.
+//!
+//! `cargo bench -p powerinfer-kernels --bench instructions`. A child process runs a kernel step by step,
+//! and its steps are counted, for tools that translate instructions know no AVX-512. Linux only; skipped
+//! where a process may not follow its child.
+#![allow(
+    missing_docs,
+    unsafe_code,
+    clippy::print_stdout,
+    reason = "a program of its own, which follows another one by system calls"
+)]
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("skipped 1 benchmark: instructions are counted on Linux alone");
+}
+
+#[cfg(target_os = "linux")]
+fn main() {
+    linux::main();
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::hint::black_box;
+
+    use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, pack};
+
+    const COLUMNS: usize = 4096;
+    /// Rows of a run; what a call takes beside its rows is subtracted.
+    const ROWS: usize = 16;
+
+    /// What is counted.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Kernel {
+        /// A row times a vector.
+        Product,
+        /// The same in whole numbers.
+        IntegerProduct,
+        /// A row added to a sum.
+        Sum,
+        /// A row times eight vectors in whole numbers, for one of them.
+        IntegerBatch,
+    }
+
+    use Kernel::{IntegerBatch, IntegerProduct, Product, Sum};
+
+    /// The most instructions that a row of 4096 weights may take: about a tenth more than it did when
+    /// the line was written.
+    const MOST: [(&str, Format, Kernel, u64); 18] = [
+        ("avx2", Format::F16, Product, 3150),
+        ("avx2", Format::Q8_0, IntegerProduct, 2610),
+        ("avx2", Format::Q8_0, IntegerBatch, 1840),
+        ("avx2", Format::Q8_0, Sum, 3430),
+        ("avx2", Format::Q4_0, IntegerProduct, 1760),
+        ("avx2", Format::Q4_0, Sum, 4500),
+        ("avx512", Format::Q8_0, IntegerProduct, 1530),
+        ("avx512", Format::Q4_0, IntegerProduct, 1190),
+        ("avx512-vnni", Format::F32, Product, 1550),
+        ("avx512-vnni", Format::F16, Product, 1650),
+        ("avx512-vnni", Format::F16, Sum, 1690),
+        ("avx512-vnni", Format::Bf16, Product, 1650),
+        ("avx512-vnni", Format::Q8_0, IntegerProduct, 1260),
+        ("avx512-vnni", Format::Q8_0, Sum, 2160),
+        ("avx512-vnni", Format::Q8_0, IntegerBatch, 1000),
+        ("avx512-vnni", Format::Q4_0, IntegerProduct, 1130),
+        ("avx512-vnni", Format::Q4_0, Sum, 1970),
+        ("avx512-vnni", Format::Q4_0, IntegerBatch, 2850),
+    ];
+
+    pub(super) fn main() {
+        let mut failed = 0;
+        println!("instructions for a row of {COLUMNS} weights");
+        println!("instructions of  format  kernel          found  allowed");
+        for isa in Isa::available() {
+            // Scalar code is a specification, not to be fast.
+            if isa == Isa::SCALAR {
+                continue;
+            }
+            for format in Format::ALL {
+                for kernel in [Product, IntegerProduct, Sum, IntegerBatch] {
+                    let is_integer = matches!(kernel, IntegerProduct | IntegerBatch);
+                    if is_integer && !format.is_quantised() {
+                        continue;
+                    }
+                    let Some(found) = per_row(isa, format, kernel) else {
+                        println!("skipped all benchmarks: this process may not follow a child");
+                        return;
+                    };
+                    let allowed = MOST
+                        .iter()
+                        .find(|line| (line.0, line.1, line.2) == (isa.name(), format, kernel));
+                    let most = allowed.map_or("-".to_owned(), |line| line.3.to_string());
+                    let is_over = allowed.is_some_and(|line| found > line.3);
+                    failed += usize::from(is_over);
+                    let verdict = if is_over { "  TOO MANY" } else { "" };
+                    println!(
+                        "{:15}  {format:6}  {:14}  {found:5}  {most:>7}{verdict}",
+                        isa.name(),
+                        format!("{kernel:?}")
+                    );
+                }
+            }
+        }
+        assert_eq!(
+            failed, 0,
+            "kernels that take more instructions than they are allowed to"
+        );
+    }
+
+    /// Instructions of one row; `None` where a process may not follow its child.
+    fn per_row(isa: Isa, format: Format, kernel: Kernel) -> Option<u64> {
+        let few = count(|run| run_rows(isa, format, kernel, ROWS, run))?;
+        let many = count(|run| run_rows(isa, format, kernel, 2 * ROWS, run))?;
+        let vectors = if kernel == IntegerBatch { 8 } else { 1 };
+        Some((many - few) / ROWS as u64 / vectors)
+    }
+
+    /// Calls `run` with the kernel on so many rows.
+    fn run_rows(
+        isa: Isa,
+        format: Format,
+        kernel: Kernel,
+        rows: usize,
+        run: &mut dyn FnMut(&mut dyn FnMut()),
+    ) {
+        let values: Vec<f32> = (0..rows * COLUMNS)
+            .map(|i| ((i * 7919) % 211) as f32 / 100.0 - 1.0)
+            .collect();
+        let matrix: OwnedMatrix = pack(format, rows, COLUMNS, &values);
+        let matrix = matrix.as_view();
+        let x = &values[..COLUMNS];
+        let mut rounded = Activations::default();
+        let eight: Vec<f32> = x.iter().copied().cycle().take(8 * COLUMNS).collect();
+        let listed: Vec<u32> = (0..rows as u32).collect();
+        let mut out = vec![0.0; (rows * 8).max(COLUMNS)];
+        match kernel {
+            Product => run(&mut || isa.gemv(&matrix, x, &mut out[..rows])),
+            IntegerProduct => {
+                isa.quantise(x, COLUMNS, &mut rounded);
+                run(&mut || isa.gemv_integer(&matrix, rounded.vector(0), &mut out[..rows]));
+            }
+            Sum => run(&mut || {
+                isa.axpy_rows(
+                    &matrix,
+                    &listed,
+                    &x[..rows],
+                    0..COLUMNS,
+                    &mut out[..COLUMNS],
+                )
+            }),
+            IntegerBatch => {
+                isa.quantise(&eight, COLUMNS, &mut rounded);
+                run(&mut || isa.gemm_integer(&matrix, &rounded, &mut out[..rows * 8]));
+            }
+        }
+        black_box(&out);
+    }
+
+    /// Instructions between the start and the end of what `prepare` runs, in a child process.
+    fn count(prepare: impl Fn(&mut dyn FnMut(&mut dyn FnMut()))) -> Option<u64> {
+        // SAFETY: this process has one thread, so the child may do whatever the parent may.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: these calls touch no memory; the child leaves without running what its parent
+            // would at its end.
+            unsafe {
+                if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
+                    libc::_exit(1);
+                }
+                prepare(&mut |kernel| {
+                    // Once before, so that what is done the first time is not counted.
+                    kernel();
+                    libc::raise(libc::SIGSTOP);
+                    kernel();
+                    libc::raise(libc::SIGSTOP);
+                });
+                libc::_exit(0);
+            }
+        }
+        let mut status = 0;
+        let mut wait = || {
+            // SAFETY: `status` outlives the call.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            libc::WIFSTOPPED(status).then(|| libc::WSTOPSIG(status))
+        };
+        if child < 0 || wait() != Some(libc::SIGSTOP) {
+            return None;
+        }
+        let mut steps = 0;
+        loop {
+            // SAFETY: the child is stopped, and these calls touch no memory of this process.
+            unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) };
+            match wait() {
+                Some(libc::SIGTRAP) => steps += 1,
+                Some(libc::SIGSTOP) => break,
+                _ => return None,
+            }
+        }
+        // SAFETY: as above; the child has nothing left to do.
+        unsafe {
+            libc::ptrace(libc::PTRACE_KILL, child, 0, 0);
+            libc::waitpid(child, &raw mut status, 0);
+        }
+        Some(steps)
+    }
+}
