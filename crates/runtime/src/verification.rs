@@ -1,7 +1,7 @@
 //! A net at run time: some tokens' FFNs are computed in full too, and the difference is told; a
 //! layer whose difference leaves the band that it was certified for is computed in full from then on.
 
-use std::{collections::VecDeque, ops::Range};
+use std::collections::VecDeque;
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_kernels::Matrix;
@@ -168,9 +168,11 @@ impl Verification {
     }
 
     /// Whether a pass over the tokens at `positions` is verified.
-    pub(crate) fn wants(&self, positions: &Range<usize>) -> bool {
+    pub(crate) fn wants(&self, positions: &[usize]) -> bool {
         match self.which {
-            Which::Decoded(every) => positions.len() == 1 && positions.start.is_multiple_of(every),
+            Which::Decoded(every) => {
+                matches!(positions, [position] if position.is_multiple_of(every))
+            }
             Which::All => true,
         }
     }
@@ -180,7 +182,7 @@ impl Verification {
     pub(crate) fn observe(
         &mut self,
         layer: usize,
-        positions: Range<usize>,
+        positions: &[usize],
         observation: &Observation<'_>,
     ) -> Option<Policy> {
         let norms = &mut self.norms[layer];
@@ -221,7 +223,7 @@ impl Verification {
                 fallback = Some(self.fallback);
                 self.alarms.push(Alarm {
                     layer,
-                    position: positions.start + token,
+                    position: positions[token],
                     error: mean,
                     certified,
                     fallback: self.fallback,
