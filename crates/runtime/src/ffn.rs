@@ -162,6 +162,7 @@ impl Ffn<'_> {
             statistics.bytes_read += size_of_val(constant) as u64;
         }
         statistics.neurons += (tokens * neurons) as u64;
+        statistics.neurons_passed += neurons as u64;
         let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
             if linear.layout == Layout::ByInput {
                 let product = linear.product(threads, &x, self.input_threshold);
@@ -423,6 +424,7 @@ impl Ffn<'_> {
         add(hidden, partial);
         let computed: usize = active.iter().map(|active| active.rows.len()).sum();
         statistics.neurons_computed += computed as u64;
+        statistics.neurons_united += rows as u64;
         rows * self.down.matrix.row_bytes()
     }
 }
