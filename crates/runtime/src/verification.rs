@@ -332,7 +332,7 @@ mod tests {
         let down = down();
         verification.observe(
             1,
-            position..position + 1,
+            &[position],
             &Observation {
                 before: &[1.0, 1.0],
                 sparse: &[4.0 - missed, 5.0],
@@ -347,9 +347,9 @@ mod tests {
     #[test]
     fn errors_are_relative_to_what_the_ffn_adds() {
         let mut verification = Verification::of_decoded(3, 2);
-        assert!(verification.wants(&(6..7)) && !verification.wants(&(7..8)));
-        assert!(!verification.wants(&(6..8)), "a prompt");
-        assert!(Verification::of_all(2).wants(&(0..5)));
+        assert!(verification.wants(&[6]) && !verification.wants(&[7]));
+        assert!(!verification.wants(&[6, 7]), "a prompt");
+        assert!(Verification::of_all(2).wants(&[0, 1, 2, 3, 4]));
         assert_eq!(verification.worst_layer(), None);
         observe(&mut verification, 6, 0.5);
         observe(&mut verification, 9, 0.0);
