@@ -3,7 +3,7 @@
 use std::{hint::black_box, time::Instant};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, Progress, progress::Interrupted};
+use powerinfer_artifact::{ByteSize, progress::Interrupted};
 use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Sequence, Stage};
