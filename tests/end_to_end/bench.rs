@@ -200,8 +200,12 @@ fn what_cannot_be_timed_is_refused() {
     bench(&["--batch", "2", "-n", "0", "-p", "8"]).bad(1, &["--batch", "--decode-tokens"]);
     bench(&["--batch", "2", "-n", "100000"]).bad(1, &["--decode-tokens", "--context"]);
     bench(&["--ffn-densities", "0"]).bad(2, &["--ffn-densities", "not above 0"]);
-    bench(&["--probe", "1K"]).bad(1, &["--probe", "1MiB"]);
-    bench(&["--probe", "9000G"]).bad(1, &["--probe", "give less"]);
+    let demo = prepared_demo().to_str().unwrap();
+    for (size, what) in [("1K", "1MiB"), ("9000G", "give less")] {
+        Sandbox::new()
+            .run(&["bench", demo, "--probe", size])
+            .bad(1, &["--probe", what]);
+    }
     Sandbox::new()
         .run(&["bench", "./nowhere"])
         .bad(1, &["nowhere", "hint: "]);
