@@ -32,6 +32,7 @@ pub use format::{BLOCK, Format};
 pub use half::{bf16, f16};
 pub use isa::Isa;
 pub use matrix::{Matrix, MatrixData};
+pub use operations::{Product, cost_of_all, cost_of_all_sums};
 pub use pack::{OwnedMatrix, pack};
 pub use signs::{SignMatrix, pack_signs};
 pub use transpose::{Transposed, transpose};

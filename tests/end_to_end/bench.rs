@@ -142,6 +142,53 @@ fn ffns_are_timed_with_some_of_their_neurons() {
 }
 
 #[test]
+fn batches_are_timed_beside_dense() {
+    let more = [
+        "--batch",
+        "3,1,2",
+        "-n",
+        "3",
+        "-d",
+        "2",
+        "--policy",
+        "predicted",
+    ];
+    let report = bench(&[&more[..], &["--json"]].concat()).good().json();
+    // Of one, two and three sequences.
+    assert_eq!(report["check"]["sequences"], 6);
+    assert_eq!(report["prompt"].as_array().unwrap().len(), 0);
+    assert_eq!(report["decode"].as_array().unwrap().len(), 0);
+    let batches = report["batches"].as_array().unwrap();
+    assert_eq!(batches.len(), 3);
+    for (batch, sequences) in batches.iter().zip(1..) {
+        assert_eq!(batch["sequences"], sequences);
+        for way in [&batch["policy"], &batch["dense"]] {
+            assert_eq!(way["sequences"], sequences);
+            assert_eq!((&way["tokens"], &way["depth"]), (&3.into(), &2.into()));
+            check_spread(&way["tokens_per_second"], 2);
+            check_spread(&way["bandwidth_share"], 2);
+            positive(&way["bytes_per_token"]["total"]);
+        }
+        let each = positive(&batch["sequence_tokens_per_second"]);
+        let all = positive(&batch["policy"]["tokens_per_second"]["median"]);
+        assert!((each * f64::from(sequences) / all - 1.0).abs() < 1e-9);
+        let united = positive(&batch["united_neurons"]);
+        let computed = positive(&batch["policy"]["ffn_neurons_computed"]);
+        assert!(computed <= united && united <= 1.0, "{computed} {united}");
+        positive(&batch["times_dense"]);
+    }
+    let read = |index: usize| positive(&batches[index]["dense"]["bytes_per_token"]["weights"]);
+    assert!(read(1) < 0.6 * read(0), "weights are read once for all");
+    let text = bench(&more).good().text();
+    for part in ["6 sequences together with each alone: equal", "times dense"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let dense = ["--batch", "2", "-n", "1", "--policy", "dense", "--json"];
+    let report = bench(&dense).good().json();
+    assert!(report["batches"][0]["dense"].is_null());
+}
+
+#[test]
 fn what_cannot_be_timed_is_refused() {
     let sandbox = Sandbox::new();
     let demo = prepared_demo().to_str().unwrap();
@@ -158,6 +205,16 @@ fn what_cannot_be_timed_is_refused() {
     refused(1, &["-p", "0", "-n", "0"], &["nothing to time"]);
     let density = ["--ffn-densities", "not above 0"];
     refused(2, &["--ffn-densities", "0"], &density);
+    refused(2, &["--batch", "0"], &["--batch", "0 is not in"]);
+    refused(2, &["--batch", "x"], &["--batch", "invalid digit"]);
+    refused(2, &["--batch", "1025"], &["--batch", "1025 is not in"]);
+    refused(
+        1,
+        &["--batch", "2", "-n", "0", "-p", "8"],
+        &["--batch", "--decode-tokens"],
+    );
+    let too_long = ["--batch", "2", "-n", "100000"];
+    refused(1, &too_long, &["--decode-tokens", "--context"]);
     refused(1, &["--probe", "1K"], &["--probe", "1MiB"]);
     refused(1, &["--probe", "9000G"], &["--probe", "give less"]);
     sandbox

@@ -94,6 +94,22 @@ impl Mask {
         }
     }
 
+    /// How many neurons of `side` are to be computed.
+    pub(crate) fn count(&self, side: std::ops::Range<usize>) -> usize {
+        let words = side.start / 64..side.end.div_ceil(64);
+        let mask = self.0.iter().take(words.end).skip(words.start);
+        let own = mask.zip(words).map(|(word, index)| {
+            let first = index * 64;
+            let from = u64::MAX << side.start.saturating_sub(first);
+            let until = match side.end - first {
+                end @ 0..64 => (1 << end) - 1,
+                _ => u64::MAX,
+            };
+            (word & from & until).count_ones() as usize
+        });
+        own.sum()
+    }
+
     /// Lists the neurons of `side` that are to be computed.
     pub(crate) fn list(&self, side: std::ops::Range<usize>, rows: &mut Vec<u32>) {
         let words = side.start / 64..side.end.div_ceil(64);
@@ -433,6 +449,19 @@ impl LayerChoices {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn as_many_neurons_are_counted_as_are_listed() {
+        let mut mask = super::Mask::default();
+        mask.set_listed(&[0, 3, 63, 64, 65, 127, 130, 199]);
+        for start in 0..210 {
+            for end in start..210 {
+                let mut listed = Vec::new();
+                mask.list(start..end, &mut listed);
+                assert_eq!(mask.count(start..end), listed.len(), "{start}..{end}");
+            }
+        }
+    }
+
     use proptest::prelude::*;
 
     use super::*;

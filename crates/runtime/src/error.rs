@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::KernelError;
+use powerinfer_model::ModelError;
 
 /// A bundle that cannot be run as asked.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,27 @@ pub enum RuntimeError {
         /// Bytes of all layers.
         bytes: u64,
     },
+    /// A batch of nothing, or one whose sequences have not got a token each.
+    #[error(
+        "a batch has {sequences} sequences and {tokens} tokens; give one token for each of at least one sequence"
+    )]
+    BatchSize {
+        /// Sequences given.
+        sequences: usize,
+        /// Tokens given.
+        tokens: usize,
+    },
+    /// A sequence of a batch that cannot go on, or finds no room.
+    #[error("sequence {sequence} of the batch: {source}")]
+    InBatch {
+        /// Its number, from 0 on.
+        sequence: usize,
+        /// The reason.
+        source: Box<RuntimeError>,
+    },
+    /// A token that the model cannot take.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// A prompt cache of something that computes other numbers.
     #[error(
         "the prompt cache `{path}` is of other {what}: {found}; here it is {expected}; delete it, or name another file by `--prompt-cache`"

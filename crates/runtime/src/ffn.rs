@@ -6,7 +6,7 @@ use std::{
 };
 
 use powerinfer_artifact::plan::Policy;
-use powerinfer_bundle::Layout;
+use powerinfer_bundle::{Layout, memory::PREFILL_BATCH};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Activation, FfnKind};
 
@@ -101,10 +101,18 @@ impl Read {
 struct Work {
     /// Neurons to look at.
     rows: Vec<u32>,
-    /// Of these, those that pass the gate, and the activations of their gates.
-    alive: Vec<u32>,
-    gates: Vec<f32>,
-    ups: Vec<f32>,
+    /// Products with rows of one token.
+    products: Vec<f32>,
+    /// Products of a group for all tokens.
+    all: Vec<f32>,
+}
+
+/// Products of one token that are there already, with biases or without as they were asked for.
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    /// Of neurons from this one on.
+    first: usize,
+    products: &'a [f32],
 }
 
 impl Scratch {
@@ -162,6 +170,7 @@ impl Ffn<'_> {
             statistics.bytes_read += size_of_val(constant) as u64;
         }
         statistics.neurons += (tokens * neurons) as u64;
+        statistics.neurons_passed += neurons as u64;
         let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
             if linear.layout == Layout::ByInput {
                 let product = linear.product(threads, &x, self.input_threshold);
@@ -223,24 +232,14 @@ impl Ffn<'_> {
         }
         places.clear();
         places.resize(rows.len(), NONE);
-        let whole = Whole {
-            gate: whole_gate,
-            up: whole_up,
-        };
         let (read, rows) = (Read::default(), &*rows);
+        let (whole_gate, whole_up) = (known(&self.gate, whole_gate), known_up(self, whole_up));
         threads.by_row_groups(places, 1, ROWS_AT_ONCE, self.row_bytes(), |part, places| {
-            let mut work = Work::default();
+            let (mut work, isa, x) = (Work::default(), threads.isa(), x.vector(0));
             let rows = &rows[part];
-            self.compute(
-                threads.isa(),
-                x.vector(0),
-                rows,
-                None,
-                whole,
-                &mut work,
-                places,
-            );
-            read.add(rows.len(), work.alive.len());
+            let passed = self.pass_gate(isa, x, rows, whole_gate, &mut work.products, places);
+            self.finish(isa, x, whole_up, passed, &mut work, places);
+            read.add(rows.len(), passed);
         });
         active.resize_with(1, Active::default);
         active[0].fill(places.iter());
@@ -267,37 +266,82 @@ impl Ffn<'_> {
         places.clear();
         places.resize(side.len() * tokens, NONE);
         let (read, isa) = (Read::default(), threads.isa());
-        // Who looks at every gate looks at them for all tokens at once.
-        let at_once = masks.is_empty() && self.gate.layout == Layout::ByOutput;
         let bytes = self.row_bytes() * tokens;
+        let of_token = |whole: &'_ [f32], token: usize| token * neurons..whole.len();
+        // Products with all rows of a group, whoever asked for them, cost less where many are asked for.
+        let all_cheaper = |linear: &Linear<'_>, asked: usize, of: usize| {
+            linear.layout == Layout::ByOutput
+                && asked as f64 >= x.cost_of_all(&linear.matrix) * of as f64
+        };
         threads.by_row_groups(places, tokens, GROUP, bytes, |part, places| {
-            let (mut work, mut all) = (Work::default(), Vec::new());
+            let mut work = Work::default();
             for (start, places) in part.step_by(GROUP).zip(places.chunks_mut(GROUP * tokens)) {
                 let width = places.len() / tokens;
                 let group = side.start + start..side.start + start + width;
+                let every = 1u64
+                    .checked_shl(width as u32)
+                    .map_or(u64::MAX, |bit| bit - 1);
+                let bit = |row: u32| 1u64 << (row as usize - group.start);
+                let asked = match masks.is_empty() {
+                    true => places.len(),
+                    false => masks.iter().map(|mask| mask.count(group.clone())).sum(),
+                };
+                let mut all = std::mem::take(&mut work.all);
+                let at_once = all_cheaper(&self.gate, asked, places.len());
                 if at_once {
-                    all.resize(width * tokens, 0.0);
+                    all.resize(places.len(), 0.0);
                     x.multiply_all(isa, &self.gate.matrix.rows_range(group.clone()), &mut all);
                 }
-                let (mut looked_at, mut passed) = (0u64, 0u64);
-                let bit = |row: &u32| 1 << (*row as usize - group.start);
+                let mut rows = std::mem::take(&mut work.rows);
+                let (mut looked_at, mut passed, mut counts) = (0u64, 0u64, [0; PREFILL_BATCH]);
                 for (token, places) in places.chunks_exact_mut(width).enumerate() {
-                    let mut rows = std::mem::take(&mut work.rows);
                     rows.clear();
                     match masks.get(token) {
                         Some(mask) => mask.list(group.clone(), &mut rows),
                         None => rows.extend(group.start as u32..group.end as u32),
                     }
-                    let gates = at_once.then(|| &all[token * width..][..width]);
-                    let whole = Whole {
-                        gate: whole_gate.get(token * neurons..).unwrap_or_default(),
-                        up: whole_up.get(token * neurons..).unwrap_or_default(),
+                    let gates = match at_once {
+                        true => Some(Known {
+                            first: group.start,
+                            products: &all[token * width..][..width],
+                        }),
+                        false => whole_gate
+                            .get(of_token(whole_gate, token))
+                            .and_then(|whole| known(&self.gate, whole)),
                     };
-                    self.compute(isa, x.vector(token), &rows, gates, whole, &mut work, places);
-                    looked_at |= rows.iter().map(bit).fold(0, |bits, bit| bits | bit);
-                    passed |= work.alive.iter().map(bit).fold(0, |bits, bit| bits | bit);
-                    work.rows = rows;
+                    let (x, products) = (x.vector(token), &mut work.products);
+                    let count = self.pass_gate(isa, x, &rows, gates, products, places);
+                    counts[token] = count;
+                    looked_at |= rows.iter().fold(0, |bits, row| bits | bit(*row));
+                    passed |= places[..count]
+                        .iter()
+                        .fold(0, |bits, place| bits | bit(place.0));
                 }
+                work.rows = rows;
+                if at_once {
+                    looked_at = every;
+                }
+                let asked = counts.iter().sum();
+                let up = self.up.as_ref();
+                let up = up.filter(|up| all_cheaper(up, asked, places.len()));
+                if let Some(up) = up {
+                    passed = every;
+                    all.resize(places.len(), 0.0);
+                    x.multiply_all(isa, &up.matrix.rows_range(group.clone()), &mut all);
+                }
+                for (token, places) in places.chunks_exact_mut(width).enumerate() {
+                    let ups = match up {
+                        Some(_) => Some(Known {
+                            first: group.start,
+                            products: &all[token * width..][..width],
+                        }),
+                        None => whole_up
+                            .get(of_token(whole_up, token))
+                            .and_then(|whole| known_up(self, whole)),
+                    };
+                    self.finish(isa, x.vector(token), ups, counts[token], &mut work, places);
+                }
+                work.all = all;
                 read.add(
                     looked_at.count_ones() as usize,
                     passed.count_ones() as usize,
@@ -323,68 +367,60 @@ impl Ffn<'_> {
         }
     }
 
-    /// Finds those of `rows` that are computed of one token, and what their rows of down are multiplied
-    /// by; puts them to the front of `places`. Products of gate may be there already, one a row.
+    /// Finds those of `rows` that pass the gate for one token; puts them with their activations to the
+    /// front of `places` and returns how many they are.
     ///
     /// Gate first: of a neuron that it leaves silent, the rest need not be read.
-    #[allow(clippy::too_many_arguments)] // each is another thing that a pass reads or leaves
-    fn compute(
+    fn pass_gate(
         &self,
         isa: Isa,
         x: Vector<'_>,
         rows: &[u32],
-        gates: Option<&[f32]>,
-        whole: Whole<'_>,
+        known: Option<Known<'_>>,
+        products: &mut Vec<f32>,
+        places: &mut [(u32, f32)],
+    ) -> usize {
+        multiply(&self.gate, isa, x, rows, known, products);
+        let mut passed = 0;
+        for (row, gate) in rows.iter().zip(&*products) {
+            let activation = self.activation.apply(*gate);
+            if self.choice.passes_gate(*row as usize, activation) {
+                places[passed] = (*row, activation);
+                passed += 1;
+            }
+        }
+        passed
+    }
+
+    /// Makes of the neurons of one token that passed the gate, the first `passed` of `places`, those that
+    /// are computed, and what their rows of down are multiplied by.
+    fn finish(
+        &self,
+        isa: Isa,
+        x: Vector<'_>,
+        known: Option<Known<'_>>,
+        passed: usize,
         work: &mut Work,
         places: &mut [(u32, f32)],
     ) {
-        let Work {
-            alive,
-            gates: kept,
-            ups,
-            ..
-        } = work;
-        kept.clear();
-        match (self.gate.layout, gates) {
-            (Layout::ByInput, _) => kept.extend(rows.iter().map(|row| whole.gate[*row as usize])),
-            (Layout::ByOutput, Some(gates)) => kept.extend_from_slice(gates),
-            (Layout::ByOutput, None) => {
-                kept.resize(rows.len(), 0.0);
-                x.multiply_rows(isa, &self.gate.matrix, rows, kept);
-            }
-        }
-        if self.gate.layout == Layout::ByOutput {
-            self.gate.add_bias_of(rows, kept);
-        }
-        alive.clear();
-        alive.extend_from_slice(rows);
-        keep(alive, kept, |neuron, gate| {
-            let activation = self.activation.apply(gate);
-            let passes = self.choice.passes_gate(neuron, activation);
-            passes.then_some(activation)
-        });
         if let Some(up) = &self.up {
-            ups.clear();
-            match up.layout {
-                Layout::ByInput => ups.extend(alive.iter().map(|row| whole.up[*row as usize])),
-                Layout::ByOutput => {
-                    ups.resize(alive.len(), 0.0);
-                    x.multiply_rows(isa, &up.matrix, alive, ups);
-                    up.add_bias_of(alive, ups);
-                }
-            }
-            for (gate, up) in kept.iter_mut().zip(&*ups) {
-                *gate = self.product(*gate, Some(*up));
+            let Work { rows, products, .. } = work;
+            rows.clear();
+            rows.extend(places[..passed].iter().map(|place| place.0));
+            multiply(up, isa, x, rows, known, products);
+            for (place, up) in places.iter_mut().zip(&*products) {
+                place.1 = self.product(place.1, Some(*up));
             }
         }
-        let products = alive.iter().zip(&*kept);
-        let computed = products.filter_map(|(row, product)| {
-            let coefficient = self.choice.coefficient(*row as usize, *product)?;
-            Some((*row, coefficient))
-        });
-        for (place, computed) in places.iter_mut().zip(computed) {
-            *place = computed;
+        let mut computed = 0;
+        for index in 0..passed {
+            let (row, product) = places[index];
+            if let Some(coefficient) = self.choice.coefficient(row as usize, product) {
+                places[computed] = (row, coefficient);
+                computed += 1;
+            }
         }
+        places[computed..passed].fill(NONE);
     }
 
     /// Bytes of a neuron's rows of gate and up, as far as they lie by output.
@@ -423,32 +459,47 @@ impl Ffn<'_> {
         add(hidden, partial);
         let computed: usize = active.iter().map(|active| active.rows.len()).sum();
         statistics.neurons_computed += computed as u64;
+        statistics.neurons_united += rows as u64;
         rows * self.down.matrix.row_bytes()
     }
 }
 
-/// Products of one token with matrices by input, of all neurons.
-#[derive(Clone, Copy)]
-struct Whole<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-}
-
-/// Replaces the values of rows by what `change` makes of them, and drops those that it drops.
-pub(crate) fn keep(
-    rows: &mut Vec<u32>,
-    values: &mut Vec<f32>,
-    mut change: impl FnMut(usize, f32) -> Option<f32>,
+/// Products of `rows` of `linear` with one token's input, biases added; some may be known.
+fn multiply(
+    linear: &Linear<'_>,
+    isa: Isa,
+    x: Vector<'_>,
+    rows: &[u32],
+    known: Option<Known<'_>>,
+    products: &mut Vec<f32>,
 ) {
-    let mut kept = 0;
-    for index in 0..rows.len() {
-        if let Some(value) = change(rows[index] as usize, values[index]) {
-            (rows[kept], values[kept]) = (rows[index], value);
-            kept += 1;
+    products.clear();
+    match known {
+        Some(Known {
+            first,
+            products: known,
+        }) => {
+            products.extend(rows.iter().map(|row| known[*row as usize - first]));
+        }
+        None => {
+            products.resize(rows.len(), 0.0);
+            x.multiply_rows(isa, &linear.matrix, rows, products);
         }
     }
-    rows.truncate(kept);
-    values.truncate(kept);
+    // Matrices by input were multiplied as a whole, with their biases.
+    if linear.layout == Layout::ByOutput {
+        linear.add_bias_of(rows, products);
+    }
+}
+
+/// Products with all rows of one token, where `linear` lies by input.
+fn known<'a>(linear: &Linear<'_>, products: &'a [f32]) -> Option<Known<'a>> {
+    (linear.layout == Layout::ByInput).then_some(Known { first: 0, products })
+}
+
+/// The same of up.
+fn known_up<'a>(ffn: &Ffn<'_>, products: &'a [f32]) -> Option<Known<'a>> {
+    ffn.up.as_ref().and_then(|up| known(up, products))
 }
 
 /// Adds `x` to `sum`.

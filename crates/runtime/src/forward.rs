@@ -1,6 +1,6 @@
 //! The forward pass: one page, one comment per step.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice::from_mut, sync::Arc, time::Duration};
 
 use powerinfer_artifact::{
     plan::{InputThresholds, Policy, Threshold},
@@ -217,6 +217,44 @@ impl Runtime {
         start(&self.bundle)
     }
 
+    /// So many of them, each with room of its own, to be decoded together.
+    pub fn new_sequences(&self, count: usize) -> Result<Vec<Sequence>, RuntimeError> {
+        let mut sequences = Vec::new();
+        for index in 0..count {
+            sequences.push(start(&self.bundle).map_err(|source| in_batch(index, source))?);
+        }
+        Ok(sequences)
+    }
+
+    /// Runs one more token of each of `sequences`, which are of this bundle: token i of sequence i, all
+    /// in one pass that reads weights once. Returns their logits, `[sequences, vocabulary]`, with the
+    /// bits that each has alone.
+    ///
+    /// Fails before anything is changed where a sequence cannot take its token.
+    pub fn decode_batch(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+    ) -> Result<Vec<f32>, RuntimeError> {
+        if sequences.is_empty() || sequences.len() != tokens.len() {
+            return Err(RuntimeError::BatchSize {
+                sequences: sequences.len(),
+                tokens: tokens.len(),
+            });
+        }
+        for (index, (sequence, token)) in sequences.iter().zip(tokens).enumerate() {
+            self.check(sequence.position(), &[*token])
+                .map_err(|source| in_batch(index, source))?;
+        }
+        let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary_size);
+        let batches = sequences.chunks_mut(PREFILL_BATCH);
+        for (sequences, tokens) in batches.zip(tokens.chunks(PREFILL_BATCH)) {
+            let hidden = self.layers(sequences, tokens);
+            logits.extend(self.head(&hidden));
+        }
+        Ok(logits)
+    }
+
     /// From now on runs `sequence`; returns the one before.
     pub fn replace_sequence(&mut self, sequence: Sequence) -> Sequence {
         std::mem::replace(&mut self.sequence, sequence)
@@ -236,11 +274,14 @@ impl Runtime {
         kept
     }
 
-    /// Runs `tokens`, one batch; returns the hidden states after the last layer, `[tokens, hidden]`.
-    fn layers(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+    /// Runs `tokens`, one batch, of which every sequence gets as many, one sequence's after the
+    /// other's; returns the hidden states after the last layer, `[tokens, hidden]`.
+    fn layers(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<f32> {
         let weights = Arc::clone(&self.weights);
-        let position = sequence.position();
-        let mut hidden = self.embed(&weights, tokens, position);
+        let each = tokens.len() / sequences.len();
+        let after = |sequence: &Sequence| sequence.position()..sequence.position() + each;
+        let positions: Vec<usize> = sequences.iter().flat_map(after).collect();
+        let mut hidden = self.embed(&weights, tokens, &positions);
         self.statistics.mark(Stage::Embedding);
         for (index, layer) in weights.layers.iter().enumerate() {
             // Attention sees the hidden state through a norm, or as it is where norms come after.
@@ -249,8 +290,9 @@ impl Runtime {
                 self.norm(&layer.attention_norm, &mut input);
             }
             self.statistics.mark(Stage::Norms);
-            let cache = &mut sequence.layers[index];
-            let attended = self.attention(index, layer, cache, position, &input);
+            let caches = sequences.iter_mut();
+            let caches = caches.map(|sequence| &mut sequence.layers[index]);
+            let attended = self.attention(index, layer, caches, &positions, &input);
             self.statistics.mark(Stage::AttentionOutput);
 
             // The FFN runs after attention was added, or beside it on the same hidden state.
@@ -282,18 +324,20 @@ impl Runtime {
             self.statistics.mark(Stage::Norms);
 
             // It computes whatever neurons the policy asks for.
-            self.ffn(index, layer, position, &residual, &input, &mut hidden);
+            self.ffn(index, layer, &positions, &residual, &input, &mut hidden);
             if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
                 self.norm(norm, &mut hidden);
             }
         }
-        sequence.tokens.extend(tokens);
+        for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks_exact(each)) {
+            sequence.tokens.extend(tokens);
+        }
         self.statistics.tokens += tokens.len() as u64;
         hidden
     }
 
     /// Each token's row of the embedding, with its position where positions are learned.
-    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32], position: usize) -> Vec<f32> {
+    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32], positions: &[usize]) -> Vec<f32> {
         let (count, width) = (tokens.len(), self.config.embedding_size);
         let table = weights.embedding.view(self.bundle.weights());
         let mut embedded = vec![0.0; count * width];
@@ -312,8 +356,8 @@ impl Runtime {
         {
             let table = table.view(self.bundle.weights());
             let mut row = vec![0.0; self.config.hidden_size];
-            for (index, hidden) in hidden.chunks_exact_mut(row.len()).enumerate() {
-                table.dequantise_row(position + index + offset, &mut row);
+            for (position, hidden) in positions.iter().zip(hidden.chunks_exact_mut(row.len())) {
+                table.dequantise_row(position + offset, &mut row);
                 add(hidden, &row);
             }
             read += count * table.row_bytes();
@@ -322,13 +366,14 @@ impl Runtime {
         hidden
     }
 
-    /// What attention adds for the tokens from `position` on whose inputs are `x [tokens, hidden]`.
-    fn attention(
+    /// What attention adds for the tokens at `positions` whose inputs are `x [tokens, hidden]`; every
+    /// cache is of as many of them, and each sees its own.
+    fn attention<'a>(
         &mut self,
         index: usize,
         layer: &StoredLayer,
-        cache: &mut LayerCache,
-        position: usize,
+        caches: impl ExactSizeIterator<Item = &'a mut LayerCache>,
+        positions: &[usize],
         x: &[f32],
     ) -> Vec<f32> {
         // Query, key and value of all tokens at once.
@@ -360,26 +405,36 @@ impl Runtime {
                 _ => None,
             },
         };
-        for token in 0..count {
-            let query = &mut query[token * queries..][..queries];
-            let key = &mut key[token * keys..][..keys];
-            if let Positions::Rotary(rotary) = &self.config.positions {
-                for heads in [query, &mut *key] {
-                    rotate(rotary, heads, self.config.head_size, position + token);
+        if let Positions::Rotary(rotary) = &self.config.positions {
+            let heads = query
+                .chunks_exact_mut(queries)
+                .zip(key.chunks_exact_mut(keys));
+            for (position, (query, key)) in positions.iter().zip(heads) {
+                for heads in [query, key] {
+                    rotate(rotary, heads, self.config.head_size, *position);
                 }
             }
-            cache.push(key, &value[token * keys..][..keys]);
         }
-        drop((key, value));
-        // Each token sees itself and what came before it.
         let heads = Heads {
             count: self.config.head_count,
             kv_count: self.config.kv_head_count,
             size: self.config.head_size,
         };
         let mut mixed = query;
-        let read = attend(&self.threads, heads, &reach, cache, &mut mixed);
-        self.statistics.bytes_read += read as u64;
+        let each = count / caches.len();
+        let pairs = key
+            .chunks_exact(each * keys)
+            .zip(value.chunks_exact(each * keys));
+        let own = mixed.chunks_exact_mut(each * queries).zip(pairs);
+        for (cache, (mixed, (key, value))) in caches.zip(own) {
+            for (key, value) in key.chunks_exact(keys).zip(value.chunks_exact(keys)) {
+                cache.push(key, value);
+            }
+            // Each token sees itself and what came before it.
+            let read = attend(&self.threads, heads, &reach, cache, mixed);
+            self.statistics.bytes_read += read as u64;
+        }
+        drop((key, value));
         self.statistics.mark(Stage::Attention);
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].output.add(&mixed);
@@ -393,7 +448,7 @@ impl Runtime {
         &mut self,
         index: usize,
         layer: &StoredLayer,
-        position: usize,
+        positions: &[usize],
         residual: &[f32],
         x: &[f32],
         hidden: &mut [f32],
@@ -419,10 +474,8 @@ impl Runtime {
             true => residual,
             false => x,
         };
-        let tokens = x.len() / self.config.hidden_size;
-        let positions = position..position + tokens;
         let verification = self.verification.as_mut();
-        let verification = verification.filter(|found| found.wants(&positions));
+        let verification = verification.filter(|found| found.wants(positions));
         let before = verification.is_some().then(|| {
             self.scratch.recorded = Some(Vec::new());
             hidden.to_vec()
@@ -523,8 +576,8 @@ impl Runtime {
         logits
     }
 
-    /// Refuses tokens outside the vocabulary and beyond the context.
-    fn check(&self, tokens: &[u32]) -> Result<(), ModelError> {
+    /// Refuses tokens outside the vocabulary, and beyond the context after `position`.
+    fn check(&self, position: usize, tokens: &[u32]) -> Result<(), ModelError> {
         let vocabulary = self.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
             return Err(ModelError::TokenOutside {
@@ -532,7 +585,7 @@ impl Runtime {
                 vocabulary,
             });
         }
-        let (asked, limit) = (self.position() + tokens.len(), self.context_limit());
+        let (asked, limit) = (position + tokens.len(), self.context_limit());
         if asked > limit {
             return Err(ModelError::ContextFull { asked, limit });
         }
@@ -548,6 +601,14 @@ fn start(bundle: &Bundle) -> Result<Sequence, RuntimeError> {
         tokens: context,
         bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
     })
+}
+
+/// What sequence `sequence` of a batch cannot have.
+fn in_batch(sequence: usize, source: impl Into<RuntimeError>) -> RuntimeError {
+    RuntimeError::InBatch {
+        sequence,
+        source: Box::new(source.into()),
+    }
 }
 
 fn context_limit(bundle: &Bundle) -> usize {
@@ -567,11 +628,11 @@ impl LanguageModel for Runtime {
     }
 
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        self.check(tokens)?;
+        self.check(self.position(), tokens)?;
         let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary_size);
         let mut sequence = std::mem::take(&mut self.sequence);
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(&mut sequence, batch);
+            let hidden = self.layers(from_mut(&mut sequence), batch);
             logits.extend(self.head(&hidden));
         }
         self.sequence = sequence;
@@ -579,11 +640,11 @@ impl LanguageModel for Runtime {
     }
 
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        self.check(tokens)?;
+        self.check(self.position(), tokens)?;
         let mut last = Vec::new();
         let mut sequence = std::mem::take(&mut self.sequence);
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(&mut sequence, batch);
+            let hidden = self.layers(from_mut(&mut sequence), batch);
             last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
         }
         self.sequence = sequence;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use powerinfer_kernels::{Activations, Isa, Matrix, RoundedVector};
+use powerinfer_kernels::{Activations, Isa, Matrix, Product, RoundedVector, cost_of_all};
 
 use crate::Threads;
 
@@ -72,6 +72,15 @@ impl<'a> Input<'a> {
             Some(x) => isa.gemm_integer(matrix, x, out),
             None => isa.gemm(matrix, &self.exact, self.tokens(), out),
         }
+    }
+
+    /// What [`Self::multiply_all`] costs, as a multiple of one vector after the other.
+    pub(crate) fn cost_of_all(&self, matrix: &Matrix<'_>) -> f64 {
+        let product = match self.rounded(matrix) {
+            Some(_) => Product::Integer,
+            None => Product::Float,
+        };
+        cost_of_all(matrix.format(), self.tokens(), product)
     }
 
     /// Number of vectors.

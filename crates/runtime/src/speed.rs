@@ -290,7 +290,7 @@ fn neuron_seconds() -> f64 {
         rows.clear();
         rows.extend(0..NEURONS as u32);
         values.clone_from(&gates);
-        ffn::keep(&mut rows, &mut values, |_, gate| {
+        keep(&mut rows, &mut values, |_, gate| {
             let activation = Activation::Relu.apply(gate);
             (activation != 0.0).then_some(activation)
         });
@@ -330,6 +330,23 @@ fn usual(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.truncate(times.len() - times.len() / 10);
     (times.iter().sum::<f64>() / times.len() as f64).max(1e-15)
+}
+
+/// Replaces the values of rows by what `change` makes of them, and drops those that it drops.
+fn keep(
+    rows: &mut Vec<u32>,
+    values: &mut Vec<f32>,
+    mut change: impl FnMut(usize, f32) -> Option<f32>,
+) {
+    let mut kept = 0;
+    for index in 0..rows.len() {
+        if let Some(value) = change(rows[index] as usize, values[index]) {
+            (rows[kept], values[kept]) = (rows[index], value);
+            kept += 1;
+        }
+    }
+    rows.truncate(kept);
+    values.truncate(kept);
 }
 
 #[cfg(test)]

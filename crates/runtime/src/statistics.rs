@@ -11,8 +11,12 @@ pub struct Statistics {
     pub tokens: u64,
     /// FFN neurons computed, all layers.
     pub neurons_computed: u64,
+    /// The same, those that several tokens of a pass have counted once: whose rows of down are read.
+    pub neurons_united: u64,
     /// FFN neurons there are, all layers, each token.
     pub neurons: u64,
+    /// FFN neurons there are, all layers, each pass.
+    pub neurons_passed: u64,
     /// Bytes of weights and of the KV cache read.
     pub bytes_read: u64,
     /// What every stage took, where a clock runs.
@@ -44,6 +48,14 @@ impl Statistics {
         }
     }
 
+    /// Share of neurons that any token of a pass had computed.
+    pub fn united_share(&self) -> f64 {
+        match self.neurons_passed {
+            0 => 0.0,
+            passed => self.neurons_united as f64 / passed as f64,
+        }
+    }
+
     /// Mean bytes read for a token.
     pub fn bytes_per_token(&self) -> f64 {
         if self.tokens == 0 {
@@ -59,7 +71,9 @@ impl AddAssign for Statistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;
         self.neurons_computed += other.neurons_computed;
+        self.neurons_united += other.neurons_united;
         self.neurons += other.neurons;
+        self.neurons_passed += other.neurons_passed;
         self.bytes_read += other.bytes_read;
     }
 }

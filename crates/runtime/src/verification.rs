@@ -1,7 +1,7 @@
 //! A net at run time: some tokens' FFNs are computed in full too, and the difference is told; a
 //! layer whose difference leaves the band that it was certified for is computed in full from then on.
 
-use std::{collections::VecDeque, ops::Range};
+use std::collections::VecDeque;
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_kernels::Matrix;
@@ -168,9 +168,11 @@ impl Verification {
     }
 
     /// Whether a pass over the tokens at `positions` is verified.
-    pub(crate) fn wants(&self, positions: &Range<usize>) -> bool {
+    pub(crate) fn wants(&self, positions: &[usize]) -> bool {
         match self.which {
-            Which::Decoded(every) => positions.len() == 1 && positions.start.is_multiple_of(every),
+            Which::Decoded(every) => {
+                matches!(positions, [position] if position.is_multiple_of(every))
+            }
             Which::All => true,
         }
     }
@@ -180,7 +182,7 @@ impl Verification {
     pub(crate) fn observe(
         &mut self,
         layer: usize,
-        positions: Range<usize>,
+        positions: &[usize],
         observation: &Observation<'_>,
     ) -> Option<Policy> {
         let norms = &mut self.norms[layer];
@@ -221,7 +223,7 @@ impl Verification {
                 fallback = Some(self.fallback);
                 self.alarms.push(Alarm {
                     layer,
-                    position: positions.start + token,
+                    position: positions[token],
                     error: mean,
                     certified,
                     fallback: self.fallback,
@@ -330,7 +332,7 @@ mod tests {
         let down = down();
         verification.observe(
             1,
-            position..position + 1,
+            &[position],
             &Observation {
                 before: &[1.0, 1.0],
                 sparse: &[4.0 - missed, 5.0],
@@ -345,9 +347,9 @@ mod tests {
     #[test]
     fn errors_are_relative_to_what_the_ffn_adds() {
         let mut verification = Verification::of_decoded(3, 2);
-        assert!(verification.wants(&(6..7)) && !verification.wants(&(7..8)));
-        assert!(!verification.wants(&(6..8)), "a prompt");
-        assert!(Verification::of_all(2).wants(&(0..5)));
+        assert!(verification.wants(&[6]) && !verification.wants(&[7]));
+        assert!(!verification.wants(&[6, 7]), "a prompt");
+        assert!(Verification::of_all(2).wants(&[0, 1, 2, 3, 4]));
         assert_eq!(verification.worst_layer(), None);
         observe(&mut verification, 6, 0.5);
         observe(&mut verification, 9, 0.0);

@@ -1,5 +1,6 @@
 //! `powerinfer bench`: how fast a bundle runs here, and where the time goes.
 
+mod batches;
 mod check;
 mod densities;
 mod measure;
@@ -22,19 +23,21 @@ use crate::{
     output::{Output, print, print_json},
     progress::Bar,
 };
+use batches::Batches;
 use measure::{Bench, Work};
 use report::Report;
 
 /// What to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The result is checked against the dense path before anything is timed. Figures are medians of the repeats; beside each repeat it is measured how fast memory can be read.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100"
+    after_help = "The result is checked against the dense path before anything is timed. Figures are medians of the repeats; beside each repeat it is measured how fast memory can be read.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Lengths of the prompts to read, 0 for none [default: 128 and 512, as far as the context goes]
+    /// Lengths of the prompts to read, 0 for none [default: 128 and 512, as far as the context goes; none
+    /// with `--batch`]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     prompt_tokens: Option<Vec<usize>>,
     /// Tokens to decode one by one, 0 for none [default: 64, as far as the context goes]
@@ -43,6 +46,9 @@ pub(crate) struct BenchArguments {
     /// Tokens that come before those that are decoded
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
+    /// Decode so many sequences at once instead of one, under the policy and with every neuron
+    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    batch: Vec<u32>,
     /// How often to time each
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
@@ -69,20 +75,48 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    let works = works(arguments, model.context_limit())?;
+    let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
     let checked = check::TOKENS.min(model.context_limit());
     let ids = tokens(arguments, &model, longest.max(checked))?;
+    // With batches, what decoding asks for is each sequence's.
+    let batched = match works.last() {
+        Some(Work::Decode { tokens, depth }) if !arguments.batch.is_empty() => {
+            Some((*tokens, *depth))
+        }
+        _ => None,
+    };
+    let batch_ids = match batched {
+        Some((tokens, depth)) => {
+            works.pop();
+            let most = arguments
+                .batch
+                .iter()
+                .max()
+                .map_or(0, |most| *most as usize);
+            batch_tokens(arguments, &model, most * (tokens + depth))?
+        }
+        None => Vec::new(),
+    };
+    let sizes = arguments.batch.iter().map(|size| *size as usize).collect();
+    let mut batches = match batched {
+        Some(each) => Some(Batches::new(&mut model, sizes, each, &batch_ids)?),
+        None => None,
+    };
 
     let bar = Bar::new(output);
     bar.begin("checking", 1, "comparisons");
-    let found = {
+    let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
         let dense = PolicyChoice::Forced(Policy::Dense);
-        let mut dense =
-            engine::runtime(bundle, dense, arguments.engine.execution(), output.silent())?;
-        check::check(&mut model, &mut dense, &ids[..checked])?
+        engine::runtime(bundle, dense, arguments.engine.execution(), output.silent())?
     };
+    let mut found = check::check(&mut model, &mut dense, &ids[..checked])?;
+    if let Some(batches) = &mut batches {
+        found.sequences = batches.check(&mut model)?;
+    }
+    let is_dense = model.policies() == dense.policies() && !model.skips_inputs();
+    let models = if is_dense { 1 } else { 2 };
     bar.advance(1)?;
     bar.end();
 
@@ -96,13 +130,23 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         ids: &ids,
         progress: &bar,
     };
-    let steps = works.iter().map(|work| bench.steps(*work)).sum();
-    bar.begin("timing", steps, "tokens");
+    let steps: u64 = works.iter().map(|work| bench.steps(*work)).sum();
+    let batch_steps = batches
+        .as_ref()
+        .map_or(0, |batches| batches.steps(bench.repeats, models));
+    bar.begin("timing", steps + batch_steps, "tokens");
     let measured: Result<Vec<_>> = works
         .iter()
         .map(|work| bench.measure(&mut model, *work))
         .collect();
     let measured = measured?;
+    let batches = match &mut batches {
+        Some(batches) => {
+            let dense = (!is_dense).then_some(&mut dense);
+            batches.measure(&bench, &mut model, dense)?
+        }
+        None => Vec::new(),
+    };
     let densities = match arguments.ffn_densities.is_empty() {
         true => Vec::new(),
         false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
@@ -120,6 +164,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         probe_bytes: probe.bytes(),
         check: &found,
         measured: &measured,
+        batches: &batches,
         densities: &densities,
         hand_over_microseconds: 1e6 * hand_over,
     };
@@ -133,7 +178,10 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
 fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     let depth = arguments.depth;
     let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
-        let mut usual = vec![128, 512];
+        let mut usual = match arguments.batch.is_empty() {
+            true => vec![128, 512],
+            false => Vec::new(),
+        };
         usual.retain(|tokens| *tokens <= limit);
         usual
     });
@@ -151,7 +199,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     for work in &works {
         let (what, asked) = match work {
             Work::Prompt { tokens } => ("--prompt-tokens", *tokens),
-            Work::Decode { tokens, depth } => (
+            Work::Decode { tokens, depth } | Work::Batch { tokens, depth, .. } => (
                 "--depth` and `--decode-tokens",
                 tokens.saturating_add(*depth),
             ),
@@ -165,11 +213,28 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     if works.is_empty() && arguments.ffn_densities.is_empty() {
         bail!("there is nothing to time; give `--prompt-tokens` or `--decode-tokens`");
     }
+    if tokens == 0 && !arguments.batch.is_empty() {
+        bail!("`--batch` decodes, and `--decode-tokens` is 0; give more, or leave one out");
+    }
     Ok(works)
 }
 
 /// `count` tokens: of the text, or random ones.
 fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
+    let mut ids = batch_tokens(arguments, model, count)?;
+    if let Some(path) = arguments.prompt.as_ref().filter(|_| ids.len() < count) {
+        bail!(
+            "`{}` has {} tokens and {count} are needed; give a longer text or ask for fewer tokens",
+            path.display(),
+            ids.len()
+        );
+    }
+    ids.truncate(count);
+    Ok(ids)
+}
+
+/// All tokens of the text, or `count` random ones.
+fn batch_tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
     let Some(path) = &arguments.prompt else {
         let mut random = Random::new(arguments.seed);
         let vocabulary = model.config().vocabulary_size;
@@ -179,16 +244,7 @@ fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<V
     };
     let text = read_text(path)?;
     let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
-    let mut ids = tokenizer.encode(&text, SpecialTokens::Add)?;
-    if ids.len() < count {
-        bail!(
-            "`{}` has {} tokens and {count} are needed; give a longer text or ask for fewer tokens",
-            path.display(),
-            ids.len()
-        );
-    }
-    ids.truncate(count);
-    Ok(ids)
+    Ok(tokenizer.encode(&text, SpecialTokens::Add)?)
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -25,6 +25,8 @@ pub(super) struct Check {
     dense: Comparison,
     /// A batch with the same tokens one at a time.
     batch: Comparison,
+    /// Sequences decoded together that had the bits of decoding alone, of batches of all sizes.
+    pub(super) sequences: usize,
 }
 
 /// Two ways to compute the same logits.
@@ -54,6 +56,7 @@ pub(super) fn check(model: &mut Runtime, dense: &mut Runtime, ids: &[u32]) -> Re
         tokens: ids.len(),
         dense: compare(&batched, &exact, vocabulary, is_lossless(model)),
         batch: compare(&batched, &alone, vocabulary, true),
+        sequences: 0,
     };
     model.reset();
     check.verdict()?;
@@ -149,12 +152,19 @@ impl Check {
 
     /// In a line.
     pub(super) fn describe(&self) -> String {
-        format!(
+        let mut text = format!(
             "{} tokens; with the dense path: {}; a batch with one at a time: {}",
             self.tokens,
             self.dense.describe(),
             self.batch.describe()
-        )
+        );
+        if self.sequences > 0 {
+            text += &format!(
+                "; {} sequences together with each alone: equal",
+                self.sequences
+            );
+        }
+        text
     }
 }
 
@@ -175,6 +185,7 @@ mod tests {
             tokens: 2,
             dense: apart,
             batch: same(),
+            sequences: 0,
         };
         let error = wrong.verdict().unwrap_err().to_string();
         assert!(error.contains("the dense path"), "{error}");

@@ -24,6 +24,13 @@ pub(super) enum Work {
     Prompt { tokens: usize },
     /// Token by token, so many, after `depth` others.
     Decode { tokens: usize, depth: usize },
+    /// The same of several sequences together, a token of each in a pass.
+    Batch {
+        #[serde(skip)] // told beside
+        sequences: usize,
+        tokens: usize,
+        depth: usize,
+    },
 }
 
 impl Work {
@@ -31,13 +38,24 @@ impl Work {
     pub(super) fn context(self) -> usize {
         match self {
             Self::Prompt { tokens } => tokens,
-            Self::Decode { tokens, depth } => tokens + depth,
+            Self::Decode { tokens, depth } | Self::Batch { tokens, depth, .. } => tokens + depth,
         }
     }
 
+    /// Tokens that are timed, of all sequences.
     fn tokens(self) -> usize {
         match self {
             Self::Prompt { tokens } | Self::Decode { tokens, .. } => tokens,
+            Self::Batch {
+                sequences, tokens, ..
+            } => sequences * tokens,
+        }
+    }
+
+    fn sequences(self) -> usize {
+        match self {
+            Self::Prompt { .. } | Self::Decode { .. } => 1,
+            Self::Batch { sequences, .. } => sequences,
         }
     }
 }
@@ -111,10 +129,10 @@ pub(super) struct Measured {
 }
 
 /// A repeat: its seconds, and what was done in them.
-struct Repeat {
-    seconds: f64,
-    done: Statistics,
-    contention: Contention,
+pub(super) struct Repeat {
+    pub(super) seconds: f64,
+    pub(super) done: Statistics,
+    pub(super) contention: Contention,
 }
 
 /// How to measure.
@@ -142,6 +160,7 @@ impl Bench<'_> {
             repeats.push(match work {
                 Work::Prompt { tokens } => self.prompt(model, tokens)?,
                 Work::Decode { tokens, depth } => self.decode(model, tokens, depth)?,
+                Work::Batch { .. } => unreachable!("batches have sequences of their own"),
             });
             bandwidths.push(self.read());
         }
@@ -149,7 +168,7 @@ impl Bench<'_> {
     }
 
     /// The usual of a few passes, for one alone may be held up.
-    fn read(&self) -> f64 {
+    pub(super) fn read(&self) -> f64 {
         Spread::of(
             (0..3)
                 .map(|_| self.probe.pass(self.isa, self.threads))
@@ -205,7 +224,8 @@ impl Bench<'_> {
     }
 }
 
-fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
+/// Sums up repeats of `work`; memory was probed before and after each.
+pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
     let tokens = work.tokens() as f64;
     let of_all = |figure: &dyn Fn(usize, &Repeat) -> f64| {
         let repeats = repeats.iter().enumerate();
@@ -252,7 +272,7 @@ fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
     let contention: Vec<Contention> = repeats.iter().map(|repeat| repeat.contention).collect();
     Measured {
         work,
-        sequences: 1,
+        sequences: work.sequences(),
         tokens_per_second: of_all(&|_, repeat| tokens / repeat.seconds),
         unaccounted_microseconds: unaccounted,
         middle_repeat: middle(&total.repeats),

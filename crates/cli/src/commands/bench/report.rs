@@ -10,6 +10,7 @@ use powerinfer_runtime::Runtime;
 use serde_json::json;
 
 use super::{
+    batches::{self, BatchMeasured},
     check::Check,
     densities::FfnTime,
     measure::{Measured, Spread, Work},
@@ -32,6 +33,7 @@ pub(super) struct Report<'a> {
     pub(super) probe_bytes: usize,
     pub(super) check: &'a Check,
     pub(super) measured: &'a [Measured],
+    pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
     pub(super) hand_over_microseconds: f64,
 }
@@ -72,6 +74,7 @@ impl Report<'_> {
             "hand_over_microseconds": self.hand_over_microseconds,
             "prompt": of(true),
             "decode": of(false),
+            "batches": self.batches,
             "ffn": self.densities,
             "plan": {
                 "machine": plan.hardware.name,
@@ -100,7 +103,13 @@ impl Report<'_> {
             threads(self.threads)
         )?;
         writeln!(text, "checked         {}\n", self.check.describe())?;
-        text += &self.speeds();
+        if !self.measured.is_empty() {
+            text += &self.speeds();
+        }
+        if !self.batches.is_empty() {
+            let blank = if self.measured.is_empty() { "" } else { "\n" };
+            writeln!(text, "{blank}{}", batches::table(self.batches, figure))?;
+        }
         for measured in self.measured {
             if let Work::Decode { .. } = measured.work {
                 writeln!(text, "\n{}", stages(measured))?;
@@ -126,7 +135,9 @@ impl Report<'_> {
             self.hand_over_microseconds,
             threads(self.threads)
         )?;
-        let spans: Vec<Contention> = self.measured.iter().map(|m| m.contention).collect();
+        let batches = self.batches.iter().map(|batch| &batch.policy);
+        let measured = self.measured.iter().chain(batches);
+        let spans: Vec<Contention> = measured.map(|measured| measured.contention).collect();
         if let Some(line) = disturbance(Contention::mean(&spans)) {
             writeln!(text, "disturbed       {line}")?;
         }
@@ -160,6 +171,9 @@ impl Report<'_> {
                     Work::Prompt { tokens } => format!("prompt of {tokens}"),
                     Work::Decode { tokens, depth: 0 } => format!("decoding {tokens}"),
                     Work::Decode { tokens, depth } => format!("decoding {tokens} after {depth}"),
+                    Work::Batch {
+                        sequences, tokens, ..
+                    } => format!("decoding {tokens} of {sequences}"),
                 },
                 figure(speed.median),
                 range(speed),

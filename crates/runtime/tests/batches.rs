@@ -1,0 +1,310 @@
+//! Sequences decoded together: each has the bits that it has alone, whatever the others are.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+
+use std::{collections::BTreeMap, path::Path};
+
+use golden::Golden;
+use powerinfer_artifact::{
+    Header,
+    matrix_planes::insert_matrix,
+    plan::{InputThresholds, Plan, Policy, Score, Threshold},
+    predictor_file::{
+        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, WEIGHTS_SETTING,
+        score_names, signs_name, tensor_name,
+    },
+    progress::Silent,
+    random::Random,
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
+    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+};
+use powerinfer_bundle::{PackInputs, pack};
+use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack_signs};
+use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
+use powerinfer_runtime::{Options, PolicyChoice, Runtime, RuntimeError, Sequence, Threads};
+use proptest::prelude::*;
+
+/// Learned, rotary and linear positions, gated and plain FFNs, norms before, after and beside, windows,
+/// with and without zeros.
+const MODELS: [&str; 7] = [
+    "llama-relu-gqa",
+    "llama-silu",
+    "falcon-rw-alibi",
+    "opt-preln",
+    "opt-postln-proj",
+    "phi",
+    "mistral-swa-relu",
+];
+
+const RANK: usize = 40;
+
+/// Random predictors that have whatever policies need; of every token they foresee others.
+fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut random = Random::new(5);
+    let mut normal =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| random.normal() as f32).collect() };
+    let mut tensors = BTreeMap::new();
+    let mut summaries = Vec::new();
+    let matrices: Vec<[OwnedMatrix; 3]> = (0..config.layer_count)
+        .map(|_| {
+            let mut matrix = |format, rows: usize, columns: usize| {
+                powerinfer_kernels::pack(format, rows, columns, &normal(rows * columns))
+            };
+            [
+                matrix(weights, RANK, hidden),
+                matrix(weights, neurons, RANK),
+                matrix(predictor_file::BIAS, neurons, 1),
+            ]
+        })
+        .collect();
+    for (layer, matrices) in matrices.iter().enumerate() {
+        for (part, matrix) in ["a", "b", "bias"].into_iter().zip(matrices) {
+            insert_matrix(&mut tensors, &tensor_name(layer, part), matrix);
+        }
+        let lengths = [neurons, neurons, neurons, hidden];
+        for (name, length) in score_names(layer).into_iter().zip(lengths) {
+            let values = normal(length);
+            let bytes = values.iter().flat_map(|value| value.abs().to_le_bytes());
+            let source = TensorSource::owned(Dtype::F32, vec![length], bytes.collect());
+            tensors.insert(name, source);
+        }
+        let gate = Weight::Layer(layer, LayerWeight::Gate);
+        let gate = checkpoint.read(gate).unwrap();
+        let words = gate.chunks(hidden).flat_map(pack_signs);
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let shape = vec![neurons, bytes.len() / neurons];
+        let signs = TensorSource::owned(Dtype::U8, shape, bytes);
+        tensors.insert(signs_name(layer), signs);
+        let level = ThresholdLevel {
+            value: 0.0,
+            error: 0.0,
+            density: 1.0,
+        };
+        summaries.push(PredictorSummary {
+            rank: RANK,
+            sign_bit: Some(SignBitSummary {
+                agreements: hidden as u32 / 2 + 1,
+                alpha: 1.0,
+                bytes: 0,
+                recall: 0.0,
+                contribution_recall: None,
+                precision: 0.0,
+                predicted_sparsity: 0.0,
+            }),
+            thresholds: vec![ThresholdCurve {
+                score: Score::Contribution,
+                centred: true,
+                levels: vec![level; ERRORS.len()],
+            }],
+            ..PredictorSummary::none(layer)
+        });
+    }
+    let identity = checkpoint.identity().clone();
+    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
+        .with_setting(WEIGHTS_SETTING, weights.name())
+        .with_setting(LAYERS_SETTING, serde_json::to_value(&summaries).unwrap());
+    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
+    PredictorFile::open(folder).unwrap()
+}
+
+/// What runs.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    model: &'static str,
+    quant: Format,
+    /// None follows the plan, which leaves inputs of projections out.
+    policy: Option<Policy>,
+    threads: usize,
+}
+
+fn runtime(case: Case) -> Runtime {
+    let golden = Golden::open(case.model);
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let config = checkpoint.config();
+    let folder = tempfile::tempdir().unwrap();
+    let weights = match case.quant.is_quantised() {
+        true => Format::Q8_0,
+        false => Format::F32,
+    };
+    let predictors = predictors(&checkpoint, weights, folder.path());
+    let (count, neurons) = (config.layer_count, config.ffn_size);
+    let policy = case.policy.unwrap_or(Policy::Dense);
+    let mut plan = Plan::unplaced(count, neurons, policy, config.context_length);
+    for layer in &mut plan.layers {
+        layer.hot_count = 50;
+        layer.threshold = Some(Threshold {
+            score: Score::Contribution,
+            centred: true,
+            value: 0.3,
+            error: 0.1,
+        });
+        layer.input_thresholds = case.policy.is_none().then_some(InputThresholds {
+            share: 0.2,
+            attention: 0.2,
+            output: 0.001,
+            ffn: Some(0.2),
+        });
+    }
+    plan.totals.hot_count = count as u64 * 50;
+    let order: Vec<u32> = (0..neurons as u32).rev().collect();
+    let inputs = PackInputs {
+        checkpoint: &checkpoint,
+        orders: &vec![order; count],
+        predictors: Some(&predictors),
+        plan,
+        placing: None,
+        quant: case.quant,
+        companions: &[],
+        inputs: BTreeMap::new(),
+        request: serde_json::Value::Null,
+        seed: 0,
+    };
+    let bundle = pack(&inputs, &folder.path().join("bundle"), &Silent).unwrap();
+    let threads = Threads::new(Isa::detect().unwrap(), case.threads).unwrap();
+    let policy = case
+        .policy
+        .map_or(PolicyChoice::Planned, PolicyChoice::Forced);
+    // The files stay mapped after the folder is gone.
+    Runtime::new(bundle, Options { threads, policy }).unwrap()
+}
+
+/// Sequences of these lengths, each of which begins with so many tokens of the one before.
+fn sequences(
+    model: &mut Runtime,
+    beginnings: &[(usize, usize)],
+    random: &mut Random,
+) -> Vec<Sequence> {
+    let vocabulary = model.config().vocabulary_size;
+    let mut all: Vec<Sequence> = model.new_sequences(beginnings.len()).unwrap();
+    for (index, (shared, own)) in beginnings.iter().enumerate() {
+        let mut sequence = std::mem::take(&mut all[index]);
+        if let Some(before) = index.checked_sub(1).map(|before| &all[before]) {
+            sequence.copy_from(before, before.position().min(*shared));
+        }
+        let tokens: Vec<u32> = (0..*own).map(|_| random.below(vocabulary) as u32).collect();
+        let other = model.replace_sequence(sequence);
+        if !tokens.is_empty() {
+            model.forward_last(&tokens).unwrap();
+        }
+        all[index] = model.replace_sequence(other);
+    }
+    all
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn each_has_the_bits_that_it_has_alone(
+        model in prop::sample::select(&MODELS[..]),
+        quant in prop::sample::select(vec![Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0]),
+        policy in prop::sample::select(vec![
+            None,
+            Some(Policy::Dense),
+            Some(Policy::Exact),
+            Some(Policy::Predicted),
+            Some(Policy::SignBit),
+            Some(Policy::Threshold),
+        ]),
+        threads in 1usize..4,
+        beginnings in prop::collection::vec((0usize..40, 0usize..40), 1..20),
+        seed: u64,
+    ) {
+        const STEPS: usize = 2;
+        let mut model = runtime(Case { model, quant, policy, threads });
+        let mut random = Random::new(seed);
+        let room = model.context_limit() - STEPS;
+        let beginnings: Vec<_> = beginnings
+            .into_iter()
+            .map(|(shared, own)| (shared.min(room / 2), own.min(room / 2)))
+            .collect();
+        let mut batch = sequences(&mut model, &beginnings, &mut random);
+        let vocabulary = model.config().vocabulary_size;
+        let mut alone = model.new_sequences(batch.len()).unwrap();
+        for (alone, sequence) in alone.iter_mut().zip(&batch) {
+            alone.copy_from(sequence, sequence.position());
+        }
+        for _ in 0..STEPS {
+            let tokens: Vec<u32> = batch.iter().map(|_| random.below(vocabulary) as u32).collect();
+            let together = model.decode_batch(&mut batch, &tokens).unwrap();
+            prop_assert_eq!(together.len(), batch.len() * vocabulary);
+            for ((token, together), alone) in
+                tokens.iter().zip(together.chunks_exact(vocabulary)).zip(&mut alone)
+            {
+                let other = model.replace_sequence(std::mem::take(alone));
+                let logits = model.forward_last(&[*token]).unwrap();
+                *alone = model.replace_sequence(other);
+                prop_assert!(bits(together) == bits(&logits));
+            }
+        }
+        for (one, other) in batch.iter().zip(&alone) {
+            prop_assert_eq!(one.tokens(), other.tokens());
+        }
+    }
+}
+
+#[test]
+fn more_sequences_than_go_through_a_layer_together_are_decoded_too() {
+    let mut model = runtime(Case {
+        model: "llama-relu-gqa",
+        quant: Format::Q4_0,
+        policy: Some(Policy::Exact),
+        threads: 2,
+    });
+    let mut batch = model.new_sequences(70).unwrap();
+    let vocabulary = model.config().vocabulary_size;
+    let tokens: Vec<u32> = (0..70).map(|token| token % vocabulary as u32).collect();
+    let together = model.decode_batch(&mut batch, &tokens).unwrap();
+    assert!(batch.iter().all(|sequence| sequence.position() == 1));
+    for (token, together) in tokens.iter().zip(together.chunks_exact(vocabulary)) {
+        model.reset();
+        let logits = model.forward_last(&[*token]).unwrap();
+        assert_eq!(bits(together), bits(&logits), "{token}");
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_names_its_sequence_and_changes_nothing() {
+    let mut model = runtime(Case {
+        model: "llama-relu-gqa",
+        quant: Format::F32,
+        policy: Some(Policy::Dense),
+        threads: 1,
+    });
+    let mut random = Random::new(1);
+    let limit = model.context_limit();
+    let mut batch = sequences(&mut model, &[(0, 3), (0, limit), (2, 1)], &mut random);
+    let positions = |batch: &[Sequence]| batch.iter().map(Sequence::position).collect::<Vec<_>>();
+    let before = positions(&batch);
+    let mut refused = |batch: &mut [Sequence], tokens: &[u32]| {
+        let error = model.decode_batch(batch, tokens).unwrap_err();
+        let source = std::error::Error::source(&error);
+        assert!(source.is_some() || matches!(error, RuntimeError::BatchSize { .. }));
+        error.to_string()
+    };
+    let full = refused(&mut batch, &[0, 0, 0]);
+    assert!(
+        full.contains("sequence 1") && full.contains(&limit.to_string()),
+        "{full}"
+    );
+    let outside = refused(&mut batch, &[0, 0, 1 << 20]);
+    assert!(outside.contains("sequence 1"), "{outside}");
+    let outside = refused(&mut batch[2..], &[1 << 20]);
+    assert!(
+        outside.contains("sequence 0") && outside.contains("1048576"),
+        "{outside}"
+    );
+    let nothing = refused(&mut [], &[]);
+    assert!(nothing.contains("0 sequences"), "{nothing}");
+    let uneven = refused(&mut batch, &[0]);
+    assert!(uneven.contains("3 sequences and 1 tokens"), "{uneven}");
+    assert_eq!(positions(&batch), before);
+}
