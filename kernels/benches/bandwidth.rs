@@ -1,7 +1,8 @@
 //! How fast each kernel goes through weights that lie in memory, beside plain reading.
 //!
-//! `cargo bench -p powerinfer-kernels --bench bandwidth [FORMAT…]`, on one thread; `POWERINFER_ISA`
-//! chooses the instructions. Results are compared with the scalar code before anything is timed.
+//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…]`, on one thread. `POWERINFER_ISA`
+//! chooses the instructions, `MIB=8` makes the weights fit the caches, so that arithmetic is what takes
+//! time, and `HUGE_PAGES=1` lays them in huge pages. Results are compared with the scalar code before anything is timed.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
@@ -21,8 +22,10 @@ fn main() {
         .filter_map(|name| name.parse().ok())
         .collect();
     let mut memory = memmap2::MmapMut::map_anon(total_bytes()).expect("memory for the weights");
-    if std::env::var_os("HUGE").is_some() {
-        memory.advise(memmap2::Advice::HugePage).unwrap();
+    if std::env::var_os("HUGE_PAGES").is_some() {
+        memory
+            .advise(memmap2::Advice::HugePage)
+            .expect("a system that has huge pages");
     }
     memory.fill(0x2a);
     let bytes: &[u64] = bytemuck::cast_slice(&memory);
@@ -108,7 +111,7 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
 
 /// `count` thousand millionths of the seconds that the fastest pass took.
 fn best(count: usize, mut act: impl FnMut()) -> f64 {
-    let times = 512 / (total_bytes() >> 20);
+    let times = (512 / (total_bytes() >> 20)).max(1);
     let seconds = (0..PASSES).map(|_| {
         let started = Instant::now();
         for _ in 0..times {
@@ -161,6 +164,10 @@ fn check(isa: Isa, format: Format) {
     assert_eq!(products(isa), products(Isa::SCALAR), "{isa}, {format}");
 }
 
+/// Bytes of the weights.
 fn total_bytes() -> usize {
-    std::env::var("MIB").map_or(512, |x| x.parse().unwrap()) << 20
+    let mebibytes = std::env::var("MIB").map_or(512, |text| {
+        text.parse().expect("MIB is a number of mebibytes")
+    });
+    mebibytes << 20
 }
