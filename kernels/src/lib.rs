@@ -1,7 +1,7 @@
 //! Sparse and dense kernels over slices: matrix-vector products, row sums and small
 //! matrix-matrix products on plain and quantised weights.
 //!
-//! A [`Matrix`] borrows row-major weights in one of four [`Format`]s; an [`Isa`] is the proof
+//! A [`Matrix`] borrows row-major weights in one of six [`Format`]s; an [`Isa`] is the proof
 //! that this processor has an instruction set, and carries the kernels as methods. Activations
 //! are `f32` and weights are dequantised in registers.
 //!
@@ -21,6 +21,7 @@ mod isa;
 mod matrix;
 mod operations;
 mod pack;
+mod pack_q4_k;
 mod signs;
 mod transpose;
 
@@ -28,10 +29,10 @@ pub use activations::{Activations, RoundedVector};
 pub use cache::{CacheFormat, CachePlane, Lay};
 pub use cpu::{gemm_bytes, power_of_two};
 pub use error::KernelError;
-pub use format::{BLOCK, Format};
+pub use format::{BLOCK, Format, SUPER_BLOCK};
 pub use half::{bf16, f16};
 pub use isa::Isa;
 pub use matrix::{Matrix, MatrixData};
-pub use pack::{OwnedMatrix, pack};
+pub use pack::{OwnedMatrix, pack, repack_q4_k};
 pub use signs::{SignMatrix, pack_signs};
 pub use transpose::{Transposed, transpose};
