@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use powerinfer_kernels::{
-    Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, bf16, f16, pack,
+    Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
 };
 
 const COLUMNS: usize = 4096;
@@ -136,6 +136,15 @@ fn view(format: Format, rows: usize, bytes: &[u8]) -> Matrix<'_> {
             quants: bytemuck::cast_slice(head(blocks * BLOCK)),
             scales: bytemuck::cast_slice(tail(blocks * BLOCK, blocks * 2)),
         },
+        Format::Q4K => {
+            let scales = blocks * BLOCK / 2;
+            let factors = scales + blocks / SUPER_BLOCK * 4;
+            MatrixData::Q4K {
+                quants: head(scales),
+                scales: bytemuck::cast_slice(tail(scales, factors - scales)),
+                factors: bytemuck::cast_slice(tail(factors, blocks * 2)),
+            }
+        }
         Format::Q4_0 => MatrixData::Q4_0 {
             quants: head(blocks * BLOCK / 2),
             scales: bytemuck::cast_slice(tail(blocks * BLOCK / 2, blocks * 2)),

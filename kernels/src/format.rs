@@ -8,6 +8,9 @@ use crate::KernelError;
 /// Columns in one block: the unit of quantisation, and of every kernel's inner loop.
 pub const BLOCK: usize = 32;
 
+/// Blocks of a super-block, whose scales and minima share an `f16` each in [`Format::Q4K`].
+pub const SUPER_BLOCK: usize = 8;
+
 /// How the numbers of a weight matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Format {
@@ -19,17 +22,21 @@ pub enum Format {
     Bf16,
     /// Blocks of 32 signed bytes with one `f16` scale: 34 bytes per block.
     Q8_0,
+    /// Blocks of 32 four-bit numbers with a scale and a minimum of six bits each, which are multiples
+    /// of two `f16` that eight blocks share: 148 bytes per eight blocks. The numbers of ggml's Q4_K.
+    Q4K,
     /// Blocks of 32 four-bit numbers, biased by 8, with one `f16` scale: 18 bytes per block.
     Q4_0,
 }
 
 impl Format {
     /// Every format, widest first.
-    pub const ALL: [Format; 5] = [
+    pub const ALL: [Format; 6] = [
         Format::F32,
         Format::F16,
         Format::Bf16,
         Format::Q8_0,
+        Format::Q4K,
         Format::Q4_0,
     ];
 
@@ -40,13 +47,19 @@ impl Format {
             Format::F16 => "f16",
             Format::Bf16 => "bf16",
             Format::Q8_0 => "q8_0",
+            Format::Q4K => "q4_k",
             Format::Q4_0 => "q4_0",
         }
     }
 
-    /// Whether weights share a scale per block of 32, so that a matrix is two planes.
+    /// Whether weights share a scale per block of 32, so that a matrix is several planes.
     pub fn is_quantised(self) -> bool {
-        matches!(self, Format::Q8_0 | Format::Q4_0)
+        matches!(self, Format::Q8_0 | Format::Q4K | Format::Q4_0)
+    }
+
+    /// Whether blocks have a minimum beside their scale, so that a weight is `number * scale - minimum`.
+    pub fn has_minima(self) -> bool {
+        self == Format::Q4K
     }
 
     /// Bytes that one row takes, all planes together, padding included.
@@ -55,6 +68,10 @@ impl Format {
             Format::F32 => columns * 4,
             Format::F16 | Format::Bf16 => columns * 2,
             Format::Q8_0 => columns.div_ceil(BLOCK) * (BLOCK + 2),
+            Format::Q4K => {
+                let blocks = columns.div_ceil(BLOCK);
+                blocks * (BLOCK / 2 + 2) + blocks.div_ceil(SUPER_BLOCK) * 4
+            }
             Format::Q4_0 => columns.div_ceil(BLOCK) * (BLOCK / 2 + 2),
         }
     }
@@ -96,7 +113,7 @@ mod tests {
         let message = "q5_0".parse::<Format>().unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown weight format `q5_0`, expected one of f32, f16, bf16, q8_0, q4_0"
+            "unknown weight format `q5_0`, expected one of f32, f16, bf16, q8_0, q4_k, q4_0"
         );
     }
 
@@ -106,6 +123,9 @@ mod tests {
         assert_eq!(Format::F16.row_bytes(33), 66);
         assert_eq!(Format::Bf16.row_bytes(33), 66);
         assert_eq!(Format::Q8_0.row_bytes(33), 68);
+        assert_eq!(Format::Q4K.row_bytes(33), 40);
+        assert_eq!(Format::Q4K.row_bytes(4096), 4096 * 37 / 64); // 4.625 bits a weight
+        assert_eq!(Format::Q4K.row_bytes(5504), 172 * 18 + 22 * 4);
         assert_eq!(Format::Q4_0.row_bytes(33), 36);
         assert!(Format::ALL.iter().all(|format| format.row_bytes(0) == 0));
     }

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::format::BLOCK;
+use crate::format::{BLOCK, SUPER_BLOCK};
 use crate::{Format, KernelError};
 
 /// A borrowed row-major weight matrix `[rows, columns]`.
 ///
-/// Plain formats are one plane of `rows * columns` numbers. Quantised formats are two planes,
+/// Plain formats are one plane of `rows * columns` numbers. Quantised formats are two planes or three,
 /// quants and scales, in blocks of 32 along the row; a row whose length is not a multiple of 32
 /// is padded to whole blocks, and what the padding holds never reaches a result as long as its
 /// scale is finite.
@@ -20,7 +20,8 @@ pub struct Matrix<'a> {
     data: MatrixData<'a>,
 }
 
-/// The planes of a matrix, one variant per [`Format`]. A row has `blocks = ⌈columns / 32⌉`.
+/// The planes of a matrix, one variant per [`Format`]. A row has `blocks = ⌈columns / 32⌉` and
+/// `super_blocks = ⌈blocks / 8⌉`.
 #[derive(Debug, Clone, Copy)]
 pub enum MatrixData<'a> {
     /// `[rows, columns]`.
@@ -35,6 +36,15 @@ pub enum MatrixData<'a> {
         quants: &'a [i8],
         /// `[rows, blocks]`.
         scales: &'a [f16],
+    },
+    /// A weight is `d * scale * nibble - dmin * minimum`, rounded once.
+    Q4K {
+        /// `[rows, blocks, 16]`, as in `Q4_0`.
+        quants: &'a [u8],
+        /// `[rows, super_blocks]`: `d` and `dmin`.
+        scales: &'a [[f16; 2]],
+        /// `[rows, blocks]`: scale and minimum, at most 63 each.
+        factors: &'a [[u8; 2]],
     },
     /// A weight is `(nibble - 8) * scale`.
     Q4_0 {
@@ -54,6 +64,7 @@ impl MatrixData<'_> {
             MatrixData::F16(_) => Format::F16,
             MatrixData::Bf16(_) => Format::Bf16,
             MatrixData::Q8_0 { .. } => Format::Q8_0,
+            MatrixData::Q4K { .. } => Format::Q4K,
             MatrixData::Q4_0 { .. } => Format::Q4_0,
         }
     }
@@ -82,6 +93,15 @@ impl<'a> Matrix<'a> {
             MatrixData::Q8_0 { quants, scales } => {
                 check("quants", quants.len(), blocks * BLOCK)?;
                 check("scales", scales.len(), blocks)?;
+            }
+            MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => {
+                check("quants", quants.len(), blocks * (BLOCK / 2))?;
+                check("scales", scales.len(), blocks.div_ceil(SUPER_BLOCK))?;
+                check("factors", factors.len(), blocks)?;
             }
             MatrixData::Q4_0 { quants, scales } => {
                 check("quants", quants.len(), blocks * (BLOCK / 2))?;
@@ -139,6 +159,15 @@ impl<'a> Matrix<'a> {
                 quants: &quants[of(blocks * BLOCK)],
                 scales: &scales[of(blocks)],
             },
+            MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => MatrixData::Q4K {
+                quants: &quants[of(blocks * (BLOCK / 2))],
+                scales: &scales[of(blocks.div_ceil(SUPER_BLOCK))],
+                factors: &factors[of(blocks)],
+            },
             MatrixData::Q4_0 { quants, scales } => MatrixData::Q4_0 {
                 quants: &quants[of(blocks * (BLOCK / 2))],
                 scales: &scales[of(blocks)],
@@ -158,10 +187,8 @@ impl<'a> Matrix<'a> {
         assert!(row < self.rows, "row {row} of a matrix of {}", self.rows);
         assert_eq!(out.len(), self.columns, "one entry per column");
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-            let (quants, scale) = self.block(row, block);
-            for (out, quant) in out.iter_mut().zip(quants) {
-                *out = quant * scale;
-            }
+            let weights = self.block(row, block).weights();
+            out.copy_from_slice(&weights[..out.len()]);
         }
     }
 
@@ -170,54 +197,95 @@ impl<'a> Matrix<'a> {
         self.columns.div_ceil(BLOCK)
     }
 
-    /// Block `block` of row `row` as unscaled numbers, zero past the last column, and the scale
-    /// that makes them weights: 1 in the plain formats.
-    pub(crate) fn block(&self, row: usize, block: usize) -> ([f32; BLOCK], f32) {
+    /// Block `block` of row `row`, its numbers zero past the last column.
+    pub(crate) fn block(&self, row: usize, block: usize) -> Block {
         let mut numbers = [0.0; BLOCK];
         let start = block * BLOCK;
         let width = BLOCK.min(self.columns - start);
         let position = row * self.blocks() + block;
-        let scale = match self.data {
+        let (scale, minimum) = match self.data {
             MatrixData::F32(values) => {
                 let values = &values[row * self.columns + start..][..width];
                 numbers[..width].copy_from_slice(values);
-                1.0
+                (1.0, 0.0)
             }
             MatrixData::F16(values) => {
                 let values = &values[row * self.columns + start..][..width];
                 for (number, value) in numbers.iter_mut().zip(values) {
                     *number = value.to_f32();
                 }
-                1.0
+                (1.0, 0.0)
             }
             MatrixData::Bf16(values) => {
                 let values = &values[row * self.columns + start..][..width];
                 for (number, value) in numbers.iter_mut().zip(values) {
                     *number = value.to_f32();
                 }
-                1.0
+                (1.0, 0.0)
             }
             MatrixData::Q8_0 { quants, scales } => {
                 let quants = &quants[position * BLOCK..][..width];
                 for (number, quant) in numbers.iter_mut().zip(quants) {
                     *number = f32::from(*quant);
                 }
-                scales[position].to_f32()
+                (scales[position].to_f32(), 0.0)
+            }
+            MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => {
+                let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
+                for (column, number) in numbers[..width].iter_mut().enumerate() {
+                    *number = f32::from(nibble(quants, column));
+                }
+                let super_blocks = self.blocks().div_ceil(SUPER_BLOCK);
+                let [d, dmin] = scales[row * super_blocks + block / SUPER_BLOCK].map(f16::to_f32);
+                let [scale, minimum] = factors[position].map(f32::from);
+                // 11 bits times 8: exact.
+                (d * scale, dmin * minimum)
             }
             MatrixData::Q4_0 { quants, scales } => {
                 let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
                 for (column, number) in numbers[..width].iter_mut().enumerate() {
-                    let byte = quants[column % (BLOCK / 2)];
-                    let nibble = if column < BLOCK / 2 {
-                        byte & 15
-                    } else {
-                        byte >> 4
-                    };
-                    *number = f32::from(nibble) - 8.0;
+                    *number = f32::from(nibble(quants, column)) - 8.0;
                 }
-                scales[position].to_f32()
+                (scales[position].to_f32(), 0.0)
             }
         };
-        (numbers, scale)
+        Block {
+            numbers,
+            scale,
+            minimum,
+        }
+    }
+}
+
+/// A block of a row: a weight is `number * scale - minimum`.
+pub(crate) struct Block {
+    pub(crate) numbers: [f32; BLOCK],
+    /// 1 in the plain formats.
+    pub(crate) scale: f32,
+    /// 0 in most formats.
+    pub(crate) minimum: f32,
+}
+
+impl Block {
+    /// The weights; past the last column anything.
+    pub(crate) fn weights(&self) -> [f32; BLOCK] {
+        // A quant of at most 8 bits times a scale of 11 fits in 24, and so does one of 4 bits times
+        // a scale of 19: only the difference is rounded.
+        self.numbers
+            .map(|number| number * self.scale - self.minimum)
+    }
+}
+
+/// The four bits of column `column` of a block.
+fn nibble(quants: &[u8], column: usize) -> u8 {
+    let byte = quants[column % (BLOCK / 2)];
+    if column < BLOCK / 2 {
+        byte & 15
+    } else {
+        byte >> 4
     }
 }

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::format::BLOCK;
+use crate::format::{BLOCK, SUPER_BLOCK};
+use crate::pack_q4_k::{SuperBlock, pack_super_block, unpack_ggml};
 use crate::{Format, Matrix, MatrixData};
 
 /// Stores `values`, `[rows, columns]` row-major, in `format`.
@@ -12,7 +13,9 @@ use crate::{Format, Matrix, MatrixData};
 /// magnitude over -8, so that it becomes nibble 0. Quants are computed with the `f32` scale, which
 /// is then stored as `f16`. `F16` and `Bf16` round to nearest, ties to even; beyond 65504, `F16` is
 /// infinite. In the quantised formats a NaN
-/// becomes the smallest quant or zero, and what exceeds the range of `f16` scales is lost.
+/// becomes the smallest quant or zero, and what exceeds the range of `f16` scales is lost. `Q4K` does
+/// not have the bits of ggml: scales and minima are searched for, as there, and then those next to
+/// them.
 ///
 /// Panics when `values` does not hold `rows * columns` numbers.
 pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
@@ -34,6 +37,15 @@ pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> Owne
             });
             OwnedData::Q8_0 { quants, scales }
         }
+        Format::Q4K => {
+            let mut planes = Q4KPlanes::with_capacity(rows, columns);
+            for row in values.chunks(columns.max(1)) {
+                for part in row.chunks(SUPER_BLOCK * BLOCK) {
+                    planes.push(&pack_super_block(part), part.len());
+                }
+            }
+            planes.into_data()
+        }
         Format::Q4_0 => {
             let mut quants = Vec::with_capacity(rows * columns.next_multiple_of(BLOCK) / 2);
             let scales = pack_blocks(columns, values, |block| {
@@ -51,6 +63,66 @@ pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> Owne
     }
 }
 
+/// The matrix `[rows, columns]` that ggml's blocks of Q4_K hold: the same numbers, each in its row.
+///
+/// Panics when rows are no whole super-blocks of 256, or `blocks` has not 144 bytes for each.
+pub fn repack_q4_k(rows: usize, columns: usize, blocks: &[u8]) -> OwnedMatrix {
+    let (blocks, rest) = blocks.as_chunks();
+    assert!(
+        rest.is_empty() && columns.is_multiple_of(SUPER_BLOCK * BLOCK),
+        "whole super-blocks"
+    );
+    let expected = rows.checked_mul(columns / (SUPER_BLOCK * BLOCK));
+    assert_eq!(Some(blocks.len()), expected, "blocks of {rows} x {columns}");
+    let mut planes = Q4KPlanes::with_capacity(rows, columns);
+    for block in blocks {
+        planes.push(&unpack_ggml(block), SUPER_BLOCK * BLOCK);
+    }
+    OwnedMatrix {
+        rows,
+        columns,
+        data: planes.into_data(),
+    }
+}
+
+/// The planes of a matrix in `Q4K` while they are filled.
+struct Q4KPlanes {
+    quants: Vec<u8>,
+    scales: Vec<[f16; 2]>,
+    factors: Vec<[u8; 2]>,
+}
+
+impl Q4KPlanes {
+    fn with_capacity(rows: usize, columns: usize) -> Self {
+        let blocks = rows * columns.div_ceil(BLOCK);
+        Self {
+            quants: Vec::with_capacity(blocks * BLOCK / 2),
+            scales: Vec::new(),
+            factors: Vec::with_capacity(blocks),
+        }
+    }
+
+    /// Appends the blocks that hold the first `columns` numbers of `super_block`.
+    fn push(&mut self, super_block: &SuperBlock, columns: usize) {
+        let blocks = columns.div_ceil(BLOCK);
+        self.scales.push(super_block.scales);
+        self.factors.extend(&super_block.factors[..blocks]);
+        for numbers in &super_block.numbers[..blocks] {
+            let (low, high) = numbers.split_at(BLOCK / 2);
+            let bytes = low.iter().zip(high).map(|(low, high)| low | high << 4);
+            self.quants.extend(bytes);
+        }
+    }
+
+    fn into_data(self) -> OwnedData {
+        OwnedData::Q4K {
+            quants: self.quants,
+            scales: self.scales,
+            factors: self.factors,
+        }
+    }
+}
+
 /// A weight matrix that owns its planes; [`OwnedMatrix::as_view`] lends them to the kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnedMatrix {
@@ -65,8 +137,19 @@ pub(crate) enum OwnedData {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
-    Q8_0 { quants: Vec<i8>, scales: Vec<f16> },
-    Q4_0 { quants: Vec<u8>, scales: Vec<f16> },
+    Q8_0 {
+        quants: Vec<i8>,
+        scales: Vec<f16>,
+    },
+    Q4K {
+        quants: Vec<u8>,
+        scales: Vec<[f16; 2]>,
+        factors: Vec<[u8; 2]>,
+    },
+    Q4_0 {
+        quants: Vec<u8>,
+        scales: Vec<f16>,
+    },
 }
 
 impl OwnedMatrix {
@@ -77,6 +160,15 @@ impl OwnedMatrix {
             OwnedData::F16(values) => MatrixData::F16(values),
             OwnedData::Bf16(values) => MatrixData::Bf16(values),
             OwnedData::Q8_0 { quants, scales } => MatrixData::Q8_0 { quants, scales },
+            OwnedData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            },
             OwnedData::Q4_0 { quants, scales } => MatrixData::Q4_0 { quants, scales },
         };
         Matrix::new(self.rows, self.columns, data).expect("planes were packed for this shape")

@@ -271,7 +271,7 @@ fn axpy_rows_has_the_bits_of_scalar_for_all_lengths_and_row_counts() {
 #[test]
 fn a_split_of_the_columns_does_not_change_a_column() {
     for format in Format::ALL {
-        for columns in [1, 40, 172, 1056] {
+        for columns in [1, 40, 172, 1000, 1056] {
             let matrix = matrix(format, 7, columns);
             let rows = [6, 0, 1, 3, 4];
             let coefficients = noise(9, rows.len());
@@ -498,7 +498,7 @@ proptest! {
     }
 }
 
-const QUANTISED: [Format; 2] = [Format::Q8_0, Format::Q4_0];
+const QUANTISED: [Format; 3] = [Format::Q8_0, Format::Q4K, Format::Q4_0];
 
 fn rounded(isa: Isa, x: &[f32], columns: usize) -> Activations {
     let mut activations = Activations::default();
@@ -619,6 +619,48 @@ fn extreme_quants_and_activations_do_not_overflow() {
 }
 
 #[test]
+fn extreme_scales_and_minima_do_not_overflow() {
+    use powerinfer_kernels::{Matrix, MatrixData, f16};
+    let columns = 1024 + 40;
+    let blocks = 34;
+    for (sign, minimum) in [(1.0, 0), (-1.0, 0), (1.0, 63), (-1.0, 63), (1.0, 255)] {
+        let x: Vec<f32> = (0..columns)
+            .map(|i| if i % 7 == 0 { -sign } else { sign })
+            .collect();
+        let quants: Vec<u8> = (0..blocks * 16)
+            .map(|i| if i % 3 == 0 { 0xf0 } else { 0xff })
+            .collect();
+        let data = MatrixData::Q4K {
+            quants: &quants,
+            scales: &[[f16::from_f32(0.5), f16::MAX]; 5],
+            factors: &vec![[63, minimum]; blocks],
+        };
+        let matrix = Matrix::new(1, columns, data).unwrap();
+        let mut row = vec![0.0; columns];
+        matrix.dequantise_row(0, &mut row);
+        let terms = row
+            .iter()
+            .zip(&x)
+            .map(|(w, x)| f64::from(*w) * f64::from(*x));
+        let expected: f64 = terms.sum();
+        let magnitude: f64 = row.iter().map(|w| f64::from(w.abs())).sum();
+        let mut of_scalar = [0.0];
+        let vector = rounded(Isa::SCALAR, &x, columns);
+        Isa::SCALAR.gemv_integer(&matrix, vector.vector(0), &mut of_scalar);
+        assert!((f64::from(of_scalar[0]) - expected).abs() <= 1e-5 * magnitude);
+        for isa in translations() {
+            let mut out = [0.0];
+            isa.gemv_integer(&matrix, vector.vector(0), &mut out);
+            assert_same(&out, &of_scalar, isa.name());
+            let mut many = [0.0; 9];
+            let nine = rounded(isa, &x.repeat(9), columns);
+            isa.gemm_integer(&matrix, &nine, &mut many);
+            assert_same(&many, &[of_scalar[0]; 9], isa.name());
+        }
+    }
+}
+
+#[test]
 fn what_is_no_number_spoils_every_product_and_what_is_next_to_nothing_counts_as_nothing() {
     for format in QUANTISED {
         let matrix = matrix(format, 3, 100);
@@ -694,7 +736,10 @@ fn sums_for_many_tokens_have_the_bits_of_one_at_a_time() {
             let matrix = matrix(format, rows, columns);
             let listed: Vec<u32> = (0..rows as u32).filter(|row| row % 5 != 3).collect();
             let coefficients = noise(40, listed.len() * tokens);
-            for start in [0, 32, 128].into_iter().filter(|start| *start < columns) {
+            for start in [0, 32, 128, 288]
+                .into_iter()
+                .filter(|start| *start < columns)
+            {
                 let part = start..columns;
                 for isa in Isa::available() {
                     let mut out = noise(41, part.len() * tokens);

@@ -1,6 +1,8 @@
 //! What packing keeps of a number, and what it refuses.
 
-use powerinfer_kernels::{Format, KernelError, Matrix, MatrixData, OwnedMatrix, bf16, f16, pack};
+use powerinfer_kernels::{
+    Format, KernelError, Matrix, MatrixData, OwnedMatrix, bf16, f16, pack, repack_q4_k,
+};
 use proptest::prelude::*;
 
 fn unpack(matrix: &OwnedMatrix) -> Vec<f32> {
@@ -14,8 +16,8 @@ fn unpack(matrix: &OwnedMatrix) -> Vec<f32> {
     values
 }
 
-/// The largest error that rounding to `format` may make in this block.
-fn bound(format: Format, block: &[f32]) -> f32 {
+/// The largest error that rounding to `format` may make in this block of `row`.
+fn bound(format: Format, block: &[f32], row: &[f32]) -> f32 {
     let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     // Half a step of the quants, plus what rounding the scale to 11 bits does to the largest one.
     // A subnormal `f16` scale is off by up to 2^-25 for each of its quants.
@@ -25,6 +27,12 @@ fn bound(format: Format, block: &[f32]) -> f32 {
         Format::F16 => largest / 2048.0 + 2f32.powi(-25),
         Format::Bf16 => largest / 256.0,
         Format::Q8_0 => scaled(largest / 127.0 / 2.0 * 1.001, 127.0),
+        // Half a step and what fewer bits of its scale and its minimum make of it, both of which are
+        // parts of the largest in the super-block; and what is left out for the sake of the others.
+        Format::Q4K => {
+            let end = |of: fn(f32, f32) -> f32| row.iter().copied().fold(0.0, of);
+            (end(f32::max) - end(f32::min)) / 15.0
+        }
         // The far end of the range has nibble 15 where it would need 16.
         Format::Q4_0 => scaled(largest / 8.0 * 1.001, 8.0),
     }
@@ -47,8 +55,9 @@ proptest! {
             prop_assert_eq!(packed.as_view().format(), format);
             let unpacked = unpack(&packed);
             for (values, unpacked) in values.chunks(columns.max(1)).zip(unpacked.chunks(columns.max(1))) {
+                let row = values;
                 for (values, unpacked) in values.chunks(32).zip(unpacked.chunks(32)) {
-                    let bound = bound(format, values);
+                    let bound = bound(format, values, row);
                     for (value, unpacked) in values.iter().zip(unpacked) {
                         prop_assert!((value - unpacked).abs() <= bound, "{format}: {value} became {unpacked}");
                     }
@@ -80,6 +89,82 @@ fn quants_scales_and_nibbles_stand_where_ggml_puts_them() {
     assert_eq!(scales, [f16::ONE]);
     assert_eq!(quants[..3], [-127, 3, 0]);
     assert_eq!(quants[16], 7);
+}
+
+#[test]
+fn scales_and_minima_stand_in_planes_of_their_own() {
+    // Steps of 1 from 0, of 2 from -30 and of 1 from -63, in rows of nine blocks.
+    let mut row = vec![0.0; 9 * 32];
+    for column in 0..32 {
+        let number = (column % 16) as f32;
+        row[column] = number;
+        row[32 + column] = 2.0 * number - 30.0;
+        row[7 * 32 + column] = number - 63.0;
+        // The largest step, 63 times what steps are multiples of.
+        row[6 * 32 + column] = 63.0 * (number - 1.0);
+        row[8 * 32 + column] = 63.0 * number;
+    }
+    let packed = pack(Format::Q4K, 2, 288, &row.repeat(2));
+    assert_eq!(unpack(&packed), row.repeat(2));
+    let MatrixData::Q4K {
+        quants,
+        scales,
+        factors,
+    } = packed.as_view().data()
+    else {
+        panic!("packed as q4_k");
+    };
+    assert_eq!((quants.len(), scales.len(), factors.len()), (288, 4, 18));
+    assert_eq!(
+        quants[..3],
+        [0x00, 0x11, 0x22],
+        "columns 0 and 16, 1 and 17"
+    );
+    assert_eq!(scales[0], [f16::ONE; 2]);
+    assert_eq!(factors[..2], [[1, 0], [2, 30]]);
+    assert_eq!(factors[6..8], [[63, 63], [1, 63]]);
+    assert_eq!((scales[1][0], factors[8]), (f16::ONE, [63, 0]));
+}
+
+#[test]
+fn blocks_of_ggml_keep_their_numbers() {
+    // 31 and 32 in six bits, in the first four blocks and in the last four.
+    let mut block = [0u8; 144];
+    block[..4].copy_from_slice(&[0x00, 0x3c, 0x00, 0x40]); // 1 and 2
+    block[4] = 31 | 0b10 << 6; // scale of block 0, upper bits of that of block 4
+    block[8] = 32 | 0b01 << 6; // minimum of block 0, upper bits of that of block 4
+    block[12] = 0xf3; // lower bits of scale and minimum of block 4
+    block[16] = 0x5a; // first numbers of blocks 0 and 1
+    block[80] = 0x0c; // of blocks 4 and 5
+    let packed = repack_q4_k(1, 256, &block);
+    let row = unpack(&packed);
+    assert_eq!(row[0], 31.0 * 10.0 - 2.0 * 32.0);
+    assert_eq!(row[1], -2.0 * 32.0);
+    assert_eq!(row[32], 0.0, "block 1 has neither scale nor minimum");
+    assert_eq!(row[128], (32 + 3) as f32 * 12.0 - 2.0 * (16 + 15) as f32);
+}
+
+#[test]
+fn numbers_beyond_every_scale_are_packed_all_the_same() {
+    let values = [
+        f32::MAX,
+        f32::MIN,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1e-9,
+        -1e-9,
+        f32::MIN_POSITIVE / 2.0,
+    ];
+    for length in 1..=values.len() {
+        for start in 0..values.len() {
+            let row: Vec<f32> = (0..300)
+                .map(|i| values[start + i % length - (start + i % length) / 8 * 8])
+                .collect();
+            let unpacked = unpack(&pack(Format::Q4K, 1, 300, &row));
+            assert!(unpacked.iter().all(|x| x.is_finite()), "{row:?}");
+        }
+    }
 }
 
 #[test]
@@ -137,6 +222,14 @@ fn planes_of_the_wrong_length_are_named() {
             scales: &[],
         }),
         "q4_0 matrix of 2 x 33: `quants` holds 0 entries, expected 64"
+    );
+    assert_eq!(
+        error(MatrixData::Q4K {
+            quants: &[0; 64],
+            scales: &[[f16::ZERO; 2]; 2],
+            factors: &[[0; 2]; 3],
+        }),
+        "q4_k matrix of 2 x 33: `factors` holds 3 entries, expected 4"
     );
     assert!(matches!(
         Matrix::new(usize::MAX, 3, MatrixData::F32(&[0.0; 3])),

@@ -53,7 +53,7 @@ fn the_doctor_tells_programs_the_same() {
     let cpu = &report["hardware"]["cpu"];
     assert_eq!(cpu["threads"], report["threads"]);
     let kernels = cpu["kernels"].as_array().unwrap();
-    for format in ["f32", "bf16", "q8_0", "q4_0"] {
+    for format in ["f32", "bf16", "q8_0", "q4_k", "q4_0"] {
         assert!(kernels.iter().any(|kernel| kernel["format"] == format));
     }
     assert!(report["read_bandwidth_bytes_per_second"]["one_thread"].as_f64() > Some(1e8));

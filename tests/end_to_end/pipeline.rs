@@ -171,7 +171,7 @@ fn exact_is_dense_and_reads_less() {
 fn every_format_runs() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    for quant in ["f32", "bf16", "q8_0", "q4_0"] {
+    for quant in ["f32", "bf16", "q8_0", "q4_k", "q4_0"] {
         sandbox
             .run(&["place", "demo", "--vram", "24G", "--quant", quant])
             .good();
@@ -185,6 +185,44 @@ fn every_format_runs() {
             .json();
         assert_eq!(info["manifest"]["quant"], quant);
     }
+}
+
+#[test]
+fn q4_k_is_nearer_to_the_model_than_q4_0() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let [exact, k, zero] = ["f32", "q4_k", "q4_0"].map(|quant| {
+        let place = ["place", "demo", "--vram", "24G", "--policy", "dense"];
+        sandbox
+            .run(&[&place[..], &["--quant", quant]].concat())
+            .good();
+        let eval = [
+            "eval",
+            "perplexity",
+            "demo.powerinfer",
+            "--tokens",
+            "2000",
+            "--json",
+        ];
+        let report = sandbox.run(&eval).good().json();
+        report["dense_perplexity"].as_f64().unwrap().ln()
+    });
+    assert!(
+        (k - exact).abs() < 0.7 * (zero - exact).abs(),
+        "{exact} {k} {zero}"
+    );
+}
+
+#[test]
+fn predictors_are_not_stored_with_minima() {
+    let sandbox = Sandbox::new();
+    let arguments = ["train-predictors", "demo", "--predictor-quant", "q4_k"];
+    let run = sandbox.run(&arguments);
+    assert!(
+        run.stderr.contains("predictors are not stored in q4_k"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! How a packed matrix lies in a tensor file: plain formats as one tensor, quantised ones as a
-//! plane of quants and a plane of scales, each row contiguous in both.
+//! plane of quants and one or two of scales, each row contiguous in all.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix};
+use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK};
 
 use crate::{
     ArtifactError, TensorFile,
@@ -27,6 +27,11 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
             (".quants", Dtype::I8, blocks * BLOCK),
             (".scales", Dtype::F16, blocks),
         ],
+        Format::Q4K => vec![
+            (".quants", Dtype::U8, blocks * BLOCK / 2),
+            (".scales", Dtype::F16, blocks.div_ceil(SUPER_BLOCK) * 2),
+            (".factors", Dtype::U8, blocks * 2),
+        ],
         Format::Q4_0 => vec![
             (".quants", Dtype::U8, blocks * BLOCK / 2),
             (".scales", Dtype::F16, blocks),
@@ -43,6 +48,11 @@ fn plane_bytes(matrix: &OwnedMatrix) -> Vec<&[u8]> {
         MatrixData::Q8_0 { quants, scales } => {
             vec![bytemuck::cast_slice(quants), bytemuck::cast_slice(scales)]
         }
+        MatrixData::Q4K {
+            quants,
+            scales,
+            factors,
+        } => vec![quants, bytemuck::cast_slice(scales), factors.as_flattened()],
         MatrixData::Q4_0 { quants, scales } => vec![quants, bytemuck::cast_slice(scales)],
     }
 }
@@ -142,6 +152,11 @@ impl StoredMatrix {
                 quants: cast::<i8>(file, &self.planes[0]),
                 scales: cast::<f16>(file, &self.planes[1]),
             },
+            Format::Q4K => MatrixData::Q4K {
+                quants: cast::<u8>(file, &self.planes[0]),
+                scales: cast::<[f16; 2]>(file, &self.planes[1]),
+                factors: cast::<[u8; 2]>(file, &self.planes[2]),
+            },
             Format::Q4_0 => MatrixData::Q4_0 {
                 quants: cast::<u8>(file, &self.planes[0]),
                 scales: cast::<f16>(file, &self.planes[1]),
@@ -166,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_matrix_reads_back_as_packed(rows in 1usize..5, columns in 1usize..70, format in 0usize..Format::ALL.len(), seed in 0u64..9) {
+        fn a_matrix_reads_back_as_packed(rows in 1usize..5, columns in 1usize..300, format in 0usize..Format::ALL.len(), seed in 0u64..9) {
             let format = Format::ALL[format];
             let mut random = crate::random::Random::new(seed);
             let values: Vec<f32> = (0..rows * columns).map(|_| random.normal() as f32).collect();

@@ -42,6 +42,15 @@ pub const BIAS: Format = Format::Bf16;
 /// How weights are stored where the header does not say.
 pub const DEFAULT_WEIGHTS: Format = Format::Q8_0;
 
+/// How weights may be stored: without minima, which a matrix that was turned could not have.
+pub const WEIGHTS: [Format; 5] = [
+    Format::F32,
+    Format::F16,
+    Format::Bf16,
+    Format::Q8_0,
+    Format::Q4_0,
+];
+
 /// What predictors see of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PredictorInput {
@@ -269,7 +278,7 @@ impl PredictorFile {
             path,
             WEIGHTS_SETTING,
             DEFAULT_WEIGHTS.name(),
-            &Format::ALL.map(|format| (format.name(), format)),
+            &WEIGHTS.map(|format| (format.name(), format)),
         )?;
         let input = choice(
             &mut header,
@@ -353,7 +362,7 @@ impl PredictorFile {
         };
         let scales = match self.weights {
             Format::F32 | Format::F16 | Format::Bf16 => Vec::new(),
-            Format::Q8_0 | Format::Q4_0 => {
+            Format::Q8_0 | Format::Q4K | Format::Q4_0 => {
                 let shape = [summary.rank.div_ceil(BLOCK), neurons];
                 self.numbers(&tensor_name(layer, "unit_scales"), &shape)?
             }
@@ -513,7 +522,7 @@ mod tests {
     fn a_file_is_read_in_the_format_it_states() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        for format in Format::ALL {
+        for format in WEIGHTS {
             let settings = [
                 (WEIGHTS_SETTING, format.name()),
                 (INPUT_SETTING, "residual"),
@@ -543,7 +552,11 @@ mod tests {
     fn what_it_states_must_be_known() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        for (setting, value) in [(WEIGHTS_SETTING, "q5_1"), (INPUT_SETTING, "token")] {
+        for (setting, value) in [
+            (WEIGHTS_SETTING, "q5_1"),
+            (WEIGHTS_SETTING, "q4_k"),
+            (INPUT_SETTING, "token"),
+        ] {
             write(&path, Format::Q8_0, &[(setting, value)]);
             let message = PredictorFile::open_file(&path).unwrap_err().to_string();
             assert!(message.contains(setting), "{message}");

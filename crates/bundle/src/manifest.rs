@@ -28,7 +28,7 @@ pub(crate) const OLDEST_PLAN_VERSION: u32 = 1;
 pub struct Manifest {
     /// Sizes and constants of the model.
     pub config: ModelConfig,
-    /// Format of the weights: `f32`, `bf16`, `q8_0` or `q4_0`.
+    /// Format of the weights: `f32`, `f16`, `bf16`, `q8_0`, `q4_k` or `q4_0`.
     pub quant: String,
     /// Whether the bundle has `predictors.safetensors`.
     pub predictors: bool,

@@ -13,7 +13,7 @@ use powerinfer_artifact::{
     tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
     write::{PartialFolder, write_file},
 };
-use powerinfer_kernels::{Format, Transposed, transpose};
+use powerinfer_kernels::{Format, Transposed, repack_q4_k, transpose};
 use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 
 use crate::{
@@ -182,6 +182,12 @@ fn write_weight(
     let layout = Layout::planned(weight, &inputs.plan.layers);
     let (rows, columns) = stored_shape(config, weight, layout);
     let format = stored_format(config, weight, inputs.quant);
+    if format == Format::Q4K
+        && layout == Layout::ByOutput
+        && write_q4_k(inputs, weight, writer, progress)?
+    {
+        return Ok(());
+    }
     let read: Box<ReadRows<'_>> = match (weight, layout) {
         (Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up), Layout::ByInput) => {
             let values = inputs.checkpoint.read(weight)?;
@@ -228,6 +234,31 @@ fn write_weight(
         progress.advance((count * columns) as u64)?;
     }
     Ok(())
+}
+
+/// Writes a matrix by output with its neurons in their order and the checkpoint's own numbers, where
+/// that has them in Q4_K; says whether it does.
+fn write_q4_k(
+    inputs: &PackInputs<'_>,
+    weight: Weight,
+    writer: &mut TensorWriter,
+    progress: &dyn Progress,
+) -> Result<bool, BundleError> {
+    let (rows, columns) = stored_shape(inputs.checkpoint.config(), weight, Layout::ByOutput);
+    let order = match weight {
+        Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => inputs.orders[layer].clone(),
+        _ => indices(0..rows),
+    };
+    let per_piece = (PIECE / columns.max(1)).clamp(1, rows);
+    for piece in order.chunks(per_piece) {
+        let Some(blocks) = inputs.checkpoint.read_q4_k(weight, piece)? else {
+            return Ok(false);
+        };
+        let packed = repack_q4_k(piece.len(), columns, &blocks);
+        append_rows(writer, &name(weight, Layout::ByOutput), &packed)?;
+        progress.advance((piece.len() * columns) as u64)?;
+    }
+    Ok(true)
 }
 
 /// What a layer's tensor is to a bundle.

@@ -158,7 +158,7 @@ fn sizes(file: &PredictorFile, layer: &PredictorSummary) -> Option<(usize, usize
         .find_map(|part| tensors.find(&name(part)));
     let stored = widths?.shape.get(1).copied()?;
     let hidden = match file.weights() {
-        powerinfer_kernels::Format::Q4_0 => 2 * stored,
+        powerinfer_kernels::Format::Q4K | powerinfer_kernels::Format::Q4_0 => 2 * stored,
         _ => stored,
     };
     Some((hidden, neurons))

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
+use half::f16;
 use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
 use serde::Deserialize;
 
@@ -185,6 +186,44 @@ impl Checkpoint {
         }
     }
 
+    /// The rows `rows` of a matrix as ggml's super-blocks of 144 bytes, in their order, where the
+    /// checkpoint stores it as Q4_K and by rows; a NaN or infinite scale is an error.
+    pub fn read_q4_k(&self, weight: Weight, rows: &[u32]) -> Result<Option<Vec<u8>>, ModelError> {
+        let source = self.naming.source(&self.config, weight);
+        let shape = self.config.shape(weight);
+        let (Source::Tensor { name, .. }, [count, width]) = (&source, &shape[..]) else {
+            return Ok(None);
+        };
+        let name = self.resolve(name)?;
+        let (Some(stored), Some(order)) = (self.container.q4_k(&name), source.stored_rows(*count))
+        else {
+            return Ok(None);
+        };
+        let row_bytes = stored.len() / source.tensor_shape(&shape)[0].max(1);
+        let mut blocks = Vec::with_capacity(rows.len() * row_bytes);
+        for row in rows {
+            let row = order[*row as usize];
+            let of_row = &stored[row * row_bytes..][..row_bytes];
+            for (block, bytes) in of_row.chunks_exact(Q4_K_BYTES).enumerate() {
+                // All else in a block is small whole numbers.
+                let scales = [
+                    f16::from_le_bytes([bytes[0], bytes[1]]),
+                    f16::from_le_bytes([bytes[2], bytes[3]]),
+                ];
+                if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {
+                    return Err(ModelError::NotFinite {
+                        path: self.container.path(&name),
+                        tensor: name,
+                        index: row * width + block * Q4_K_LENGTH,
+                        value: scale.to_f32(),
+                    });
+                }
+            }
+            blocks.extend_from_slice(of_row);
+        }
+        Ok(Some(blocks))
+    }
+
     /// The rows of the embedding that `tokens` name, in their order: `[tokens, embedding]`.
     ///
     /// The table of a large vocabulary is larger than any layer; this never holds it whole.
@@ -272,6 +311,11 @@ impl Checkpoint {
         }
     }
 }
+
+/// Bytes of a super-block of Q4_K.
+const Q4_K_BYTES: usize = 144;
+/// Weights of a super-block of Q4_K.
+const Q4_K_LENGTH: usize = 256;
 
 /// Opens `model.safetensors`, or its shards; none where there is neither.
 fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {

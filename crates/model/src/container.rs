@@ -31,6 +31,11 @@ pub trait Container: std::fmt::Debug + Send + Sync {
         Ok(self.read(name)?[rows.start * width..rows.end * width].to_vec())
     }
 
+    /// The super-blocks of the tensor called `name`, as ggml has them, where it is stored as Q4_K.
+    fn q4_k(&self, _name: &str) -> Option<&[u8]> {
+        None
+    }
+
     /// A digest of the tensor's name, type, shape and samples of its data, for fingerprints.
     fn digest(&self, name: &str) -> Result<Digest, ModelError>;
 }
@@ -54,6 +59,10 @@ impl<Inner: Container + ?Sized> Container for Arc<Inner> {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
         (**self).read_rows(name, rows)
+    }
+
+    fn q4_k(&self, name: &str) -> Option<&[u8]> {
+        (**self).q4_k(name)
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {

@@ -95,6 +95,24 @@ impl Source {
         shape
     }
 
+    /// Which of the tensor's rows make the `count` rows of a matrix, in their order; none where a row
+    /// is not one of the tensor's as it is.
+    pub(crate) fn stored_rows(&self, count: usize) -> Option<Vec<usize>> {
+        match self {
+            Self::Tensor {
+                change: Change::None | Change::PairsToHalves { .. },
+                ..
+            } => {
+                let total = self.tensor_shape(&[count])[0];
+                // Below 2^24 floats count exactly; no matrix has as many rows.
+                let numbered = (0..total).map(|row| row as f32).collect();
+                let rows = self.apply(numbered, &[count, 1]);
+                (total < 1 << 24).then(|| rows.into_iter().map(|row| row as usize).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// The weight of shape `wanted` from its tensor's `values`, row-major.
     pub(crate) fn apply(&self, values: Vec<f32>, wanted: &[usize]) -> Vec<f32> {
         let Self::Tensor { rows, change, .. } = self else {
@@ -244,12 +262,16 @@ mod tests {
             halves.apply(rows, &[8, 1]),
             [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
         );
+        assert_eq!(halves.stored_rows(4), Some(vec![0, 1, 2, 3]));
+        let halves = Source::whole("q").changed(Change::PairsToHalves { heads: 1 });
+        assert_eq!(halves.stored_rows(4), Some(vec![0, 2, 1, 3]));
         let turned = Source::whole("t").changed(Change::Transposed);
         assert_eq!(turned.tensor_shape(&[2, 3]), [3, 2]);
         assert_eq!(
             turned.apply(vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0], &[2, 3]),
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         );
+        assert_eq!(turned.stored_rows(2), None);
         let norm = Source::whole("n").changed(Change::AddOne);
         assert_eq!(norm.apply(vec![0.5], &[1]), [1.5]);
     }

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
     ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
 };
 use powerinfer_bundle::StoredNorm;
-use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, pack};
+use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 use powerinfer_model::{Activation, NormKind, Rotary};
 
 use crate::{
@@ -78,6 +78,16 @@ impl SpeedTest {
                 quants: bytemuck::cast_slice(plane(0, blocks * BLOCK)),
                 scales: bytemuck::cast_slice(plane(blocks * BLOCK, blocks * 2)),
             },
+            Format::Q4K => {
+                let super_blocks = rows * columns.div_ceil(BLOCK).div_ceil(SUPER_BLOCK);
+                let scales = blocks * BLOCK / 2;
+                let factors = scales + super_blocks * 4;
+                MatrixData::Q4K {
+                    quants: plane(0, scales),
+                    scales: bytemuck::cast_slice(plane(scales, factors - scales)),
+                    factors: bytemuck::cast_slice(plane(factors, blocks * 2)),
+                }
+            }
             Format::Q4_0 => MatrixData::Q4_0 {
                 quants: plane(0, blocks * BLOCK / 2),
                 scales: bytemuck::cast_slice(plane(blocks * BLOCK / 2, blocks * 2)),

@@ -17,9 +17,9 @@ use powerinfer_artifact::{
     random::Random,
     tensor_writer::write_tensors,
 };
-use powerinfer_bundle::{Bundle, PackInputs, neuron_bytes, pack};
+use powerinfer_bundle::{Bundle, PackInputs, StoredWeights, neuron_bytes, pack};
 use powerinfer_kernels::{Format, Isa};
-use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 
@@ -353,7 +353,7 @@ fn predictors_run_in_every_format() {
             .map(|keep| if *keep { 1.0 } else { -1.0 })
             .collect(),
     };
-    let logits = Format::ALL.map(|weights| {
+    let logits = powerinfer_artifact::predictor_file::WEIGHTS.map(|weights| {
         let folder = tempfile::tempdir().unwrap();
         let networks = vec![network.clone(); 3];
         let input = PredictorInput::Normed;
@@ -390,6 +390,70 @@ fn exact_is_dense_bit_for_bit_in_every_format() {
             24,
         );
         assert_eq!(dense, exact, "{name} {quant}");
+    }
+}
+
+#[test]
+fn a_bundle_has_the_numbers_of_a_gguf_file_in_q4_k() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, expected) in [("llama-sp", 12), ("llama-bpe", 5)] {
+        let file = format!("../../tests/golden/gguf/{name}.q4_k_m.gguf");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let config = checkpoint.config();
+        let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
+        let inputs = PackInputs {
+            checkpoint: &checkpoint,
+            orders: &vec![order.clone(); config.layer_count],
+            predictors: None,
+            plan: plan(&checkpoint, 0),
+            placing: None,
+            quant: Format::Q4K,
+            companions: &[],
+            inputs: BTreeMap::new(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        let bundle = pack(&inputs, &folder.path().join(name), &Silent).unwrap();
+        let stored = StoredWeights::find(bundle.weights(), config, Format::Q4K).unwrap();
+        let mut matrices = vec![(Weight::Embedding, &stored.embedding)];
+        for (index, layer) in stored.layers.iter().enumerate() {
+            let up = layer.up.as_ref().unwrap();
+            for (part, linear) in [
+                (LayerWeight::Query, &layer.query),
+                (LayerWeight::Key, &layer.key),
+                (LayerWeight::Value, &layer.value),
+                (LayerWeight::Output, &layer.output),
+                (LayerWeight::Gate, &layer.gate),
+                (LayerWeight::Up, up),
+            ] {
+                matrices.push((Weight::Layer(index, part), &linear.matrix));
+            }
+        }
+        let mut exact = 0;
+        for (weight, matrix) in matrices {
+            if checkpoint.read_q4_k(weight, &[]).unwrap().is_none() {
+                continue; // the file has it in another type
+            }
+            exact += 1;
+            let view = matrix.view(bundle.weights());
+            let wanted = checkpoint.read(weight).unwrap();
+            let mut found = vec![0.0; view.columns()];
+            let rows: Vec<usize> = match weight {
+                Weight::Layer(_, LayerWeight::Gate | LayerWeight::Up) => {
+                    order.iter().map(|neuron| *neuron as usize).collect()
+                }
+                _ => (0..view.rows()).collect(),
+            };
+            assert_eq!(rows.len(), view.rows());
+            for (row, of_file) in rows.into_iter().enumerate() {
+                view.dequantise_row(row, &mut found);
+                let wanted = &wanted[of_file * view.columns()..][..view.columns()];
+                assert_eq!(found, wanted, "{name} {weight:?} row {row}");
+            }
+        }
+        // Queries, keys, outputs, gates and ups, and of `llama-sp` the embedding and a value.
+        assert_eq!(exact, expected, "{name}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Operation, SPAN, Simd};
+use super::{KScales, Operation, SPAN, Simd};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
@@ -20,6 +20,45 @@ impl Avx2 {
             && is_x86_feature_detected!("f16c")
             && is_x86_feature_detected!("popcnt");
         found.then_some(Avx2(()))
+    }
+
+    /// Reads 32 nibbles less `bias`.
+    #[inline(always)]
+    fn nibbles(self, quants: &[u8; BLOCK / 2], bias: i32) -> [__m256; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (register, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the features; the load takes the 8 bytes.
+            unsafe {
+                let bias = _mm256_set1_epi32(bias);
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(quants.as_ptr().cast()));
+                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+                let high = _mm256_srli_epi32(bytes, 4);
+                block[register] = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, bias));
+                block[register + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, bias));
+            }
+        }
+        block
+    }
+
+    /// The products of at most 16 blocks of nibbles as they are with those of `x`.
+    #[inline(always)]
+    fn multiply_nibbles(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256i; 2] {
+        // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one.
+        unsafe {
+            let mut products = [_mm256_setzero_si256(); SPAN / 2];
+            let (pairs, rest) = blocks.as_chunks::<2>();
+            for (pair, (both, product)) in pairs.iter().zip(&mut products).enumerate() {
+                let bytes = _mm256_loadu_si256(both.as_ptr().cast());
+                *product = multiply_nibbles(bytes, x, pair);
+            }
+            if let [last] = rest {
+                let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
+                products[pairs.len()] = multiply_nibbles(bytes, x, pairs.len());
+            }
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let (halves, _) = products.as_chunks::<4>();
+            [0, 1].map(|half| _mm256_permutevar8x32_epi32(sum_fours(halves[half]), order))
+        }
     }
 }
 
@@ -107,25 +146,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> [__m256; REGISTERS] {
-        let mut block = self.splat(0.0);
-        for (register, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
-            // SAFETY: the token proves the features; the load takes the 8 bytes.
-            unsafe {
-                let bias = _mm256_set1_epi32(8);
-                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(quants.as_ptr().cast()));
-                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
-                let high = _mm256_srli_epi32(bytes, 4);
-                block[register] = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, bias));
-                block[register + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, bias));
-            }
+    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [__m256; REGISTERS] {
+        let mut block = self.nibbles(quants, 8);
+        for register in &mut block {
+            // SAFETY: the token proves the features.
+            *register = unsafe { _mm256_mul_ps(*register, _mm256_set1_ps(scale)) };
         }
         block
     }
 
     #[inline(always)]
-    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [__m256; REGISTERS] {
-        self.multiply(self.load_q4(quants), self.splat(scale))
+    fn load_q4_k(self, quants: &[u8; BLOCK / 2], scale: f32, minimum: f32) -> [__m256; REGISTERS] {
+        let mut block = self.nibbles(quants, 0);
+        for register in &mut block {
+            // SAFETY: the token proves the features.
+            *register = unsafe {
+                let (scale, minimum) = (_mm256_set1_ps(scale), _mm256_set1_ps(minimum));
+                _mm256_fmsub_ps(*register, scale, minimum)
+            };
+        }
+        block
     }
 
     #[inline(always)]
@@ -292,29 +332,89 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
-        // SAFETY: the token proves the features; the loads take two blocks of nibbles, or one.
-        unsafe {
-            let mut products = [_mm256_setzero_si256(); SPAN / 2];
-            let (pairs, rest) = blocks.as_chunks::<2>();
-            for (pair, (both, product)) in pairs.iter().zip(&mut products).enumerate() {
-                let bytes = _mm256_loadu_si256(both.as_ptr().cast());
-                *product = multiply_nibbles(bytes, x, pair);
-            }
-            if let [last] = rest {
-                let bytes = _mm256_zextsi128_si256(_mm_loadu_si128(last.as_ptr().cast()));
-                products[pairs.len()] = multiply_nibbles(bytes, x, pairs.len());
-            }
-            let mut lanes = [_mm256_setzero_ps(); 2];
-            let (halves, _) = products.as_chunks::<4>();
-            let (x_sums, _) = x.sums.as_chunks::<8>();
-            for ((lanes, products), x_sums) in lanes.iter_mut().zip(halves).zip(x_sums) {
-                let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-                let sums = _mm256_permutevar8x32_epi32(sum_fours(*products), order);
+        let mut lanes = [self.splat_vector(0.0); 2];
+        let sums = self.multiply_nibbles(blocks, x);
+        for ((lanes, sums), x_sums) in lanes.iter_mut().zip(sums).zip(x.sums.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 sums.
+            *lanes = unsafe {
                 // A nibble is 8 more than its weight.
                 let bias = _mm256_slli_epi32(_mm256_loadu_si256(x_sums.as_ptr().cast()), 3);
-                *lanes = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, bias));
+                _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, bias))
+            };
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> [__m256; 2] {
+        self.lanes_of(self.multiply_nibbles(blocks, x))
+    }
+
+    #[inline(always)]
+    fn sums_of(self, x: &ActivationSpan) -> [__m256; 2] {
+        let mut lanes = [self.splat_vector(0.0); 2];
+        for (lanes, sums) in lanes.iter_mut().zip(x.sums.as_chunks::<8>().0) {
+            // SAFETY: the token proves the features; the load takes the 8 sums.
+            *lanes = unsafe { _mm256_cvtepi32_ps(_mm256_loadu_si256(sums.as_ptr().cast())) };
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn widen_q4_k(self, scales: &KScales<'_>) -> [[__m256; 2]; 2] {
+        let mut supers = [[f16::ZERO; 2]; 4];
+        match <&[[f16; 2]; 2]>::try_from(scales.supers) {
+            Ok(two) => supers[..2].copy_from_slice(two),
+            Err(_) => supers[..scales.supers.len()].copy_from_slice(scales.supers),
+        }
+        let mut padded = [[0; 2]; SPAN];
+        let factors = match <&[[u8; 2]; SPAN]>::try_from(scales.factors) {
+            Ok(whole) => whole,
+            Err(_) => {
+                padded[..scales.factors.len()].copy_from_slice(scales.factors);
+                &padded
             }
-            lanes
+        };
+        let mut wide = [[self.splat_vector(0.0); 2]; 2];
+        // SAFETY: the token proves the features; the loads take four super-blocks and eight blocks.
+        unsafe {
+            let supers = _mm256_cvtph_ps(_mm_loadu_si128(supers.as_ptr().cast()));
+            let order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            for (half, factors) in factors.as_chunks::<8>().0.iter().enumerate() {
+                let pairs = _mm256_cvtepu16_epi32(_mm_loadu_si128(factors.as_ptr().cast()));
+                // The place of a block's d is twice the number of its super-block.
+                let first = _mm256_set1_epi32((scales.skipped + 8 * half) as i32);
+                let blocks = _mm256_add_epi32(order, first);
+                let d = _mm256_slli_epi32(_mm256_srli_epi32(blocks, 3), 1);
+                let dmin = _mm256_or_si256(d, _mm256_set1_epi32(1));
+                let scales = _mm256_and_si256(pairs, _mm256_set1_epi32(255));
+                let minima = _mm256_srli_epi32(pairs, 8);
+                for (part, (place, numbers)) in
+                    [(d, scales), (dmin, minima)].into_iter().enumerate()
+                {
+                    wide[part][half] = _mm256_mul_ps(
+                        _mm256_permutevar8x32_ps(supers, place),
+                        _mm256_cvtepi32_ps(numbers),
+                    );
+                }
+            }
+        }
+        wide
+    }
+
+    #[inline(always)]
+    fn multiply_subtract_lanes(
+        self,
+        a: [__m256; 2],
+        b: [__m256; 2],
+        c: [__m256; 2],
+    ) -> [__m256; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            [
+                _mm256_fmsub_ps(a[0], b[0], c[0]),
+                _mm256_fmsub_ps(a[1], b[1], c[1]),
+            ]
         }
     }
 

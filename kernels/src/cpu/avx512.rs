@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Operation, SPAN, Simd, avx2};
+use super::{KScales, Operation, SPAN, Simd, avx2};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
@@ -58,6 +58,45 @@ impl<const VNNI: bool> Avx512<VNNI> {
                 let b = _mm512_mask_sub_epi8(b, negative, _mm512_setzero_si512(), b);
                 self.dot_bytes(sums, _mm512_abs_epi8(a), b)
             }
+        }
+    }
+
+    /// The weights of 32 nibbles: sixteen nibbles, sixteen lanes.
+    #[inline(always)]
+    fn look_up(self, quants: &[u8; BLOCK / 2], weights: __m512) -> [__m512; 2] {
+        // SAFETY: the token proves the features; the load takes the 16 bytes of the array.
+        unsafe {
+            // A permutation takes no notice of the bits above an index.
+            let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants.as_ptr().cast()));
+            let high = _mm512_srli_epi32(low, 4);
+            [
+                _mm512_permutexvar_ps(low, weights),
+                _mm512_permutexvar_ps(high, weights),
+            ]
+        }
+    }
+
+    /// The products of at most 16 blocks of nibbles as they are with those of `x`.
+    #[inline(always)]
+    fn multiply_nibbles(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512i {
+        let x_halves = x.halves.as_chunks::<64>().0;
+        // SAFETY: the token proves the features; x is 8 registers long.
+        unsafe {
+            let mut products = [_mm512_setzero_si512(); 4];
+            for (index, product) in products.iter_mut().enumerate() {
+                let bytes = match blocks.get(4 * index..4 * index + 4) {
+                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
+                    None => load_bytes(blocks.get(4 * index..).unwrap_or_default()),
+                };
+                let mask = _mm512_set1_epi8(15);
+                let low = _mm512_and_si512(bytes, mask);
+                let high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+                let first = _mm512_loadu_si512(x_halves[2 * index].as_ptr().cast());
+                let second = _mm512_loadu_si512(x_halves[2 * index + 1].as_ptr().cast());
+                *product = self.dot_bytes(self.dot_bytes(*product, low, first), high, second);
+            }
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_permutexvar_epi32(order, self.sum_quarters(products))
         }
     }
 
@@ -181,27 +220,27 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> [__m512; 2] {
-        self.load_q4_scaled(quants, 1.0)
-    }
-
-    #[inline(always)]
     fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [__m512; 2] {
-        // SAFETY: the token proves the features; the load takes the 16 bytes of the array.
+        // SAFETY: the token proves the features.
         unsafe {
-            // Sixteen nibbles, sixteen lanes: a permutation looks weights up, and takes no notice
-            // of the bits above an index.
             let nibbles = _mm512_setr_ps(
                 -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
                 7.0,
             );
-            let weights = _mm512_mul_ps(nibbles, _mm512_set1_ps(scale));
-            let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants.as_ptr().cast()));
-            let high = _mm512_srli_epi32(low, 4);
-            [
-                _mm512_permutexvar_ps(low, weights),
-                _mm512_permutexvar_ps(high, weights),
-            ]
+            self.look_up(quants, _mm512_mul_ps(nibbles, _mm512_set1_ps(scale)))
+        }
+    }
+
+    #[inline(always)]
+    fn load_q4_k(self, quants: &[u8; BLOCK / 2], scale: f32, minimum: f32) -> [__m512; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let nibbles = _mm512_setr_ps(
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0,
+                15.0,
+            );
+            let (scale, minimum) = (_mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+            self.look_up(quants, _mm512_fmsub_ps(nibbles, scale, minimum))
         }
     }
 
@@ -349,28 +388,58 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512 {
-        let x_halves = x.halves.as_chunks::<64>().0;
-        // SAFETY: the token proves the features; x is 8 registers long.
+        let sums = self.multiply_nibbles(blocks, x);
+        // SAFETY: the token proves the features; the load takes the 16 sums.
         unsafe {
-            let mut products = [_mm512_setzero_si512(); 4];
-            for (index, product) in products.iter_mut().enumerate() {
-                let bytes = match blocks.get(4 * index..4 * index + 4) {
-                    Some(whole) => _mm512_loadu_si512(whole.as_ptr().cast()),
-                    None => load_bytes(blocks.get(4 * index..).unwrap_or_default()),
-                };
-                let mask = _mm512_set1_epi8(15);
-                let low = _mm512_and_si512(bytes, mask);
-                let high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-                let first = _mm512_loadu_si512(x_halves[2 * index].as_ptr().cast());
-                let second = _mm512_loadu_si512(x_halves[2 * index + 1].as_ptr().cast());
-                *product = self.dot_bytes(self.dot_bytes(*product, low, first), high, second);
-            }
-            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            let sums = _mm512_permutexvar_epi32(order, self.sum_quarters(products));
             // A nibble is 8 more than its weight.
             let x_sums = _mm512_loadu_si512(x.sums.as_ptr().cast());
             _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_slli_epi32(x_sums, 3)))
         }
+    }
+
+    #[inline(always)]
+    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cvtepi32_ps(self.multiply_nibbles(blocks, x)) }
+    }
+
+    #[inline(always)]
+    fn sums_of(self, x: &ActivationSpan) -> __m512 {
+        // SAFETY: the token proves the features; the load takes the 16 sums.
+        unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(x.sums.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn widen_q4_k(self, scales: &KScales<'_>) -> [__m512; 2] {
+        let numbers = 2 * scales.supers.len();
+        let blocks = scales.factors.len();
+        assert!(numbers <= 8 && blocks <= SPAN, "those of a span");
+        // SAFETY: the token proves the features; no more lanes are read than there are numbers.
+        unsafe {
+            let lanes = ((1u32 << numbers) - 1) as u8;
+            let supers = _mm_maskz_loadu_epi16(lanes, scales.supers.as_ptr().cast());
+            let supers = _mm512_castps256_ps512(_mm256_cvtph_ps(supers));
+            let lanes = ((1u32 << blocks) - 1) as u16;
+            let pairs = _mm256_maskz_loadu_epi16(lanes, scales.factors.as_ptr().cast());
+            // The place of a block's d is twice the number of its super-block.
+            let order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let blocks = _mm512_add_epi32(order, _mm512_set1_epi32(scales.skipped as i32));
+            let d = _mm512_slli_epi32(_mm512_srli_epi32(blocks, 3), 1);
+            let dmin = _mm512_or_si512(d, _mm512_set1_epi32(1));
+            let wide = |bytes| _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(bytes));
+            let scales = wide(_mm256_and_si256(pairs, _mm256_set1_epi16(255)));
+            let minima = wide(_mm256_srli_epi16(pairs, 8));
+            [
+                _mm512_mul_ps(_mm512_permutexvar_ps(d, supers), scales),
+                _mm512_mul_ps(_mm512_permutexvar_ps(dmin, supers), minima),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn multiply_subtract_lanes(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_fmsub_ps(a, b, c) }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::rows::{Row, Weights, with_weights};
+use super::rows::{Row, Scales, Weights, with_weights};
 use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
 use crate::format::BLOCK;
@@ -92,7 +92,7 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
     for index in 0..R {
         factors[index] = simd.splat(coefficients[index]);
     }
-    let mut scales = [[1.0; SPAN]; R];
+    let mut scales = [Scales::ONES; R];
     for (span, out) in blocks.chunks_mut(SPAN).enumerate() {
         let mut rows = rows;
         for index in 0..R {
@@ -103,7 +103,7 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
         for (block, out) in out.iter_mut().enumerate() {
             let mut sum = simd.load(out);
             for index in 0..R {
-                let weights = rows[index].weights(simd, block, scales[index][block]);
+                let weights = rows[index].weights(simd, block, &scales[index]);
                 sum = simd.multiply_add(factors[index], weights, sum);
             }
             simd.store(sum, out);
@@ -113,8 +113,7 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
         let mut block = padded(out_rest);
         let mut sum = simd.load(&block);
         for index in 0..R {
-            let (numbers, scale) = rows[index].rest(simd, whole);
-            let weights = simd.multiply(numbers, simd.splat(scale));
+            let weights = rows[index].rest(simd, whole);
             sum = simd.multiply_add(factors[index], weights, sum);
         }
         simd.store(sum, &mut block);
@@ -231,14 +230,13 @@ fn dequantise<S: Simd, W: Row>(
     out: &mut [[f32; BLOCK]; PANEL_COLUMNS / BLOCK],
 ) {
     let whole = columns / BLOCK;
-    let mut scales = [1.0; SPAN];
+    let mut scales = Scales::ONES;
     row.scales(simd, &mut scales);
-    for block in 0..whole {
-        simd.store(row.weights(simd, block, scales[block]), &mut out[block]);
+    for (block, out) in out[..whole].iter_mut().enumerate() {
+        simd.store(row.weights(simd, block, &scales), out);
     }
     if !columns.is_multiple_of(BLOCK) {
-        let (numbers, scale) = row.rest(simd, whole);
-        simd.store(simd.multiply(numbers, simd.splat(scale)), &mut out[whole]);
+        simd.store(row.rest(simd, whole), &mut out[whole]);
     }
 }
 

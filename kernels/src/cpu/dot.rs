@@ -1,6 +1,6 @@
 //! Products of rows with one vector: all rows, or the listed ones.
 
-use super::rows::{Row, Weights, with_weights};
+use super::rows::{Row, Scales, Weights, with_weights};
 use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
 use crate::format::BLOCK;
@@ -73,19 +73,18 @@ impl Operation for Gemv<'_> {
 fn dot<S: Simd, W: Row>(simd: S, row: W, next: W, x: &[f32]) -> f32 {
     let (blocks, x_rest) = x.as_chunks::<BLOCK>();
     let mut sum = simd.splat(0.0);
-    let mut scales = [1.0; SPAN];
+    let mut scales = Scales::ONES;
     for (span, x) in blocks.chunks(SPAN).enumerate() {
         next.span(span * SPAN, x.len()).prefetch(simd);
         let row = row.span(span * SPAN, x.len());
         row.scales(simd, &mut scales);
         for (block, x) in x.iter().enumerate() {
-            let weights = row.weights(simd, block, scales[block]);
+            let weights = row.weights(simd, block, &scales);
             sum = simd.multiply_add(weights, simd.load(x), sum);
         }
     }
     if !x_rest.is_empty() {
-        let (numbers, scale) = row.rest(simd, blocks.len());
-        let weights = simd.multiply(numbers, simd.splat(scale));
+        let weights = row.rest(simd, blocks.len());
         sum = simd.multiply_add(weights, simd.load(&padded(x_rest)), sum);
     }
     simd.sum(sum)

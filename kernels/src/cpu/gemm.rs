@@ -13,7 +13,7 @@
 
 use std::slice;
 
-use super::rows::{Row, Weights, with_weights};
+use super::rows::{Row, Scales, Weights, with_weights};
 use super::{Operation, SPAN, Simd, padded, scalar};
 use crate::Matrix;
 use crate::format::BLOCK;
@@ -139,15 +139,14 @@ fn dequantise<S: Simd, W: Row, const R: usize>(
     row: usize,
 ) {
     if count == 0 {
-        let (numbers, scale) = weights.rest(simd, first);
-        let weights = simd.multiply(numbers, simd.splat(scale));
+        let weights = weights.rest(simd, first);
         write_block::<S, R>(simd, weights, panel, row, 0, 1);
     } else {
         let weights = weights.span(first, count);
-        let mut scales = [1.0; SPAN];
+        let mut scales = Scales::ONES;
         weights.scales(simd, &mut scales);
-        for (block, &scale) in scales[..count].iter().enumerate() {
-            let weights = weights.weights(simd, block, scale);
+        for block in 0..count {
+            let weights = weights.weights(simd, block, &scales);
             write_block::<S, R>(simd, weights, panel, row, block, count);
         }
     }

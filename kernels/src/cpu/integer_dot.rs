@@ -2,6 +2,7 @@
 
 use half::f16;
 
+use super::rows::{KRow, KWeights, Row};
 use super::{AHEAD, Operation, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
@@ -40,6 +41,19 @@ impl Operation for IntegerGemv<'_> {
             MatrixData::Q8_0 { quants, scales } => {
                 let planes = Planes::<[i8; BLOCK]>::new(quants.as_chunks().0, scales, blocks);
                 products(simd, planes, row, self.x, self.out);
+            }
+            MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => {
+                let columns = self.matrix.columns();
+                let weights = KWeights::new(quants, scales, factors, columns);
+                let last = self.out.len().saturating_sub(1);
+                for (index, out) in self.out.iter_mut().enumerate() {
+                    let next = weights.whole_row(row(last.min(index + AHEAD)));
+                    *out = dot_q4_k(simd, weights.whole_row(row(index)), next, self.x);
+                }
             }
             MatrixData::Q4_0 { quants, scales } => {
                 let planes = Planes::<[u8; BLOCK / 2]>::new(quants.as_chunks().0, scales, blocks);
@@ -131,6 +145,24 @@ fn dot<S: Simd, Q: IntegerQuants>(
         let products = Q::products(simd, quants, x);
         let scales = simd.multiply_lanes(simd.widen_lanes(scales), simd.load_lanes(&x.scales));
         sums = simd.multiply_add_lanes(products, scales, sums);
+    }
+    simd.sum_lanes(sums)
+}
+
+/// The same of a row with minima.
+#[inline(always)]
+fn dot_q4_k<S: Simd>(simd: S, row: KRow<'_>, next: KRow<'_>, x: &[ActivationSpan]) -> f32 {
+    let mut sums = simd.splat_lanes(0.0);
+    let blocks = row.quants.len();
+    for (first, x) in (0..blocks).step_by(SPAN).zip(x) {
+        let count = SPAN.min(blocks - first);
+        next.span(first, count).prefetch(simd);
+        let row = row.span(first, count);
+        let products = simd.products_q4_k(row.quants, x);
+        let [scales, minima] = simd.widen_q4_k(&row.scales);
+        let minima = simd.multiply_lanes(minima, simd.sums_of(x));
+        let products = simd.multiply_subtract_lanes(products, scales, minima);
+        sums = simd.multiply_add_lanes(products, simd.load_lanes(&x.scales), sums);
     }
     simd.sum_lanes(sums)
 }

@@ -5,13 +5,17 @@
 //!
 //! ```text
 //! for 16 rows:              panel    [block, 8 × 4 columns, row, 4]     scales [block, row]
+//!                           minima   [block, row], where the format has them
 //!   for 8 tokens:           sums     [block of a span, token, row]
 //!     for every block:      a register of eight products a token, then one multiply-add
 //! ```
 
+use std::ops::Range;
+
 use half::f16;
 
-use super::{Operation, SPAN, Simd, scalar};
+use super::rows::KWeights;
+use super::{KScales, Operation, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 use crate::{Activations, Matrix, MatrixData};
@@ -33,7 +37,7 @@ pub(crate) struct IntegerGemm<'a> {
 /// Bytes that such a product takes while it is computed.
 pub(super) const fn bytes(columns: usize) -> usize {
     let blocks = columns.div_ceil(BLOCK);
-    blocks * (size_of::<PanelBlock>() + size_of::<[f32; ROWS]>()) + size_of::<Sums>()
+    blocks * (size_of::<PanelBlock>() + 2 * size_of::<[f32; ROWS]>()) + size_of::<Sums>()
 }
 
 /// A block of sixteen rows.
@@ -44,6 +48,15 @@ struct PanelBlock([[u8; ROWS * WORD]; BLOCK / WORD]);
 /// Running sums of a tile: one a block of a span, a token and a row.
 #[repr(C, align(64))]
 struct Sums([[[f32; ROWS]; TOKENS]; SPAN]);
+
+/// Sixteen rows, unpacked.
+struct Panel {
+    blocks: Vec<PanelBlock>,
+    /// One entry a block.
+    scales: Vec<[f32; ROWS]>,
+    /// The same, or nothing.
+    minima: Vec<[f32; ROWS]>,
+}
 
 impl Operation for IntegerGemm<'_> {
     type Output = ();
@@ -62,37 +75,36 @@ impl Operation for IntegerGemm<'_> {
         let Self { matrix, x, out } = self;
         let rows = matrix.rows();
         let blocks = matrix.blocks();
-        let mut panel = vec![PanelBlock([[0; ROWS * WORD]; BLOCK / WORD]); blocks];
-        let mut scales = vec![[0.0; ROWS]; blocks];
+        let has_minima = matrix.format().has_minima();
+        let mut panel = Panel {
+            blocks: vec![PanelBlock([[0; ROWS * WORD]; BLOCK / WORD]); blocks],
+            scales: vec![[0.0; ROWS]; blocks],
+            minima: vec![[0.0; ROWS]; if has_minima { blocks } else { 0 }],
+        };
         let mut sums = Box::new(Sums([[[0.0; ROWS]; TOKENS]; SPAN]));
         for first_row in (0..rows).step_by(ROWS) {
             let part = first_row..rows.min(first_row + ROWS);
             match matrix.data() {
-                MatrixData::Q8_0 {
-                    quants,
-                    scales: all,
-                } => {
-                    let (quants, _) = quants.as_chunks::<BLOCK>();
+                MatrixData::Q8_0 { quants, scales } => {
                     let unpack =
                         |block: &[i8; BLOCK]| block.map(|quant| quant as u8 ^ S::PANEL_BIAS as u8);
-                    fill(&mut panel, &mut scales, part.clone(), quants, all, unpack);
+                    panel.fill(part.clone(), quants.as_chunks().0, unpack);
+                    panel.fill_scales(part.clone(), scales);
                 }
-                MatrixData::Q4_0 {
+                MatrixData::Q4K {
                     quants,
-                    scales: all,
+                    scales,
+                    factors,
                 } => {
-                    let (quants, _) = quants.as_chunks::<{ BLOCK / 2 }>();
-                    let unpack = |block: &[u8; BLOCK / 2]| {
-                        let bias = (S::PANEL_BIAS as u8).wrapping_sub(8);
-                        let mut bytes = [0; BLOCK];
-                        let (low, high) = bytes.split_at_mut(BLOCK / 2);
-                        for ((low, high), byte) in low.iter_mut().zip(high).zip(block) {
-                            *low = (byte & 15).wrapping_add(bias);
-                            *high = (byte >> 4).wrapping_add(bias);
-                        }
-                        bytes
-                    };
-                    fill(&mut panel, &mut scales, part.clone(), quants, all, unpack);
+                    panel.fill(part.clone(), quants.as_chunks().0, unpack_nibbles::<S, 0>);
+                    let weights = KWeights::new(quants, scales, factors, matrix.columns());
+                    for (lane, row) in part.clone().enumerate() {
+                        panel.fill_q4_k(simd, lane, weights.whole_row(row).scales);
+                    }
+                }
+                MatrixData::Q4_0 { quants, scales } => {
+                    panel.fill(part.clone(), quants.as_chunks().0, unpack_nibbles::<S, 8>);
+                    panel.fill_scales(part.clone(), scales);
                 }
                 _ => unreachable!("only quantised weights are multiplied in whole numbers"),
             }
@@ -102,12 +114,11 @@ impl Operation for IntegerGemm<'_> {
                 for (token, tile) in tokens.clone().zip(&mut tile) {
                     *tile = x.token(token);
                 }
-                if tokens.len() == TOKENS {
-                    multiply::<S, TOKENS>(simd, &panel, &scales, &tile, &mut sums);
+                let tile = &tile[..tokens.len()];
+                if has_minima {
+                    multiply_tile::<S, true>(simd, &panel, tile, &mut sums);
                 } else {
-                    for (token, x) in tile[..tokens.len()].iter().enumerate() {
-                        multiply_one(simd, &panel, &scales, x, token, &mut sums);
-                    }
+                    multiply_tile::<S, false>(simd, &panel, tile, &mut sums);
                 }
                 for token in tokens.clone() {
                     let products = halved(simd, &sums, token - first_token);
@@ -119,50 +130,112 @@ impl Operation for IntegerGemm<'_> {
     }
 }
 
-/// Unpacks the rows `part`; what lacks of sixteen holds anything, for products nobody reads.
+/// Nibbles as bytes of a panel, less `BIAS`.
 #[inline(always)]
-fn fill<Q>(
-    panel: &mut [PanelBlock],
-    panel_scales: &mut [[f32; ROWS]],
-    part: std::ops::Range<usize>,
-    quants: &[Q],
-    scales: &[f16],
-    unpack: impl Fn(&Q) -> [u8; BLOCK],
-) {
-    let blocks = panel.len();
-    for (lane, row) in part.enumerate() {
-        let row = row * blocks..(row + 1) * blocks;
-        let (quants, scales) = (&quants[row.clone()], &scales[row]);
-        let of_panel = panel.iter_mut().zip(panel_scales.iter_mut());
-        for ((panel, panel_scales), (block, scale)) in of_panel.zip(quants.iter().zip(scales)) {
-            panel_scales[lane] = scale.to_f32();
-            let bytes = unpack(block);
-            for (words, word) in panel.0.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
-                words[lane * WORD..][..WORD].copy_from_slice(word);
+fn unpack_nibbles<S: Simd, const BIAS: u8>(block: &[u8; BLOCK / 2]) -> [u8; BLOCK] {
+    let bias = (S::PANEL_BIAS as u8).wrapping_sub(BIAS);
+    let mut bytes = [0; BLOCK];
+    let (low, high) = bytes.split_at_mut(BLOCK / 2);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(block) {
+        *low = (byte & 15).wrapping_add(bias);
+        *high = (byte >> 4).wrapping_add(bias);
+    }
+    bytes
+}
+
+impl Panel {
+    /// Unpacks the rows `part`; what lacks of sixteen holds anything, for products nobody reads.
+    #[inline(always)]
+    fn fill<Q>(&mut self, part: Range<usize>, quants: &[Q], unpack: impl Fn(&Q) -> [u8; BLOCK]) {
+        let blocks = self.blocks.len();
+        for (lane, row) in part.enumerate() {
+            let quants = &quants[row * blocks..(row + 1) * blocks];
+            for (panel, block) in self.blocks.iter_mut().zip(quants) {
+                let bytes = unpack(block);
+                for (words, word) in panel.0.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
+                    words[lane * WORD..][..WORD].copy_from_slice(word);
+                }
             }
         }
+    }
+
+    /// Widens the scales of the rows `part`, one a block.
+    #[inline(always)]
+    fn fill_scales(&mut self, part: Range<usize>, scales: &[f16]) {
+        let blocks = self.blocks.len();
+        for (lane, row) in part.enumerate() {
+            let scales = &scales[row * blocks..(row + 1) * blocks];
+            for (of_panel, scale) in self.scales.iter_mut().zip(scales) {
+                of_panel[lane] = scale.to_f32();
+            }
+        }
+    }
+
+    /// Widens the scales and minima of the row that lane `lane` is.
+    #[inline(always)]
+    fn fill_q4_k<S: Simd>(&mut self, simd: S, lane: usize, scales: KScales<'_>) {
+        let spans = self
+            .scales
+            .chunks_mut(SPAN)
+            .zip(self.minima.chunks_mut(SPAN));
+        for (span, of_panel) in spans.enumerate() {
+            let part = scales.part(span * SPAN, of_panel.0.len());
+            let mut wide = [[0.0; SPAN]; 2];
+            let [scales, minima] = simd.widen_q4_k(&part);
+            simd.store_lanes(scales, &mut wide[0]);
+            simd.store_lanes(minima, &mut wide[1]);
+            for (of_panel, wide) in [of_panel.0, of_panel.1].into_iter().zip(wide) {
+                for (of_panel, wide) in of_panel.iter_mut().zip(wide) {
+                    of_panel[lane] = wide;
+                }
+            }
+        }
+    }
+
+    /// The scales and, with `MINIMA`, the minima of block `block`.
+    #[inline(always)]
+    fn scales<S: Simd, const MINIMA: bool>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
+        let scales = simd.load_lanes(&self.scales[block]);
+        match MINIMA {
+            true => [scales, simd.load_lanes(&self.minima[block])],
+            false => [scales; 2],
+        }
+    }
+}
+
+/// The running sums of all rows and the tokens of a tile.
+#[inline(always)]
+fn multiply_tile<S: Simd, const MINIMA: bool>(
+    simd: S,
+    panel: &Panel,
+    tile: &[&[ActivationSpan]],
+    sums: &mut Sums,
+) {
+    if let Ok(whole) = <&[&[ActivationSpan]; TOKENS]>::try_from(tile) {
+        return multiply::<S, TOKENS, MINIMA>(simd, panel, whole, sums);
+    }
+    for (token, x) in tile.iter().enumerate() {
+        multiply_one::<S, MINIMA>(simd, panel, x, token, sums);
     }
 }
 
 /// The running sums of all rows and `T` tokens.
 #[inline(always)]
-fn multiply<S: Simd, const T: usize>(
+fn multiply<S: Simd, const T: usize, const MINIMA: bool>(
     simd: S,
-    panel: &[PanelBlock],
-    scales: &[[f32; ROWS]],
+    panel: &Panel,
     x: &[&[ActivationSpan]; T],
     sums: &mut Sums,
 ) {
     sums.0.as_flattened_mut().fill([0.0; ROWS]);
-    let spans = panel.chunks(SPAN).zip(scales.chunks(SPAN));
-    for (span, (panel, scales)) in spans.enumerate() {
+    for (span, blocks) in panel.blocks.chunks(SPAN).enumerate() {
         let x = x.map(|x| &x[span]);
-        for (block, (panel, scales)) in panel.iter().zip(scales).enumerate() {
-            let scales = simd.load_lanes(scales);
+        for (block, of_panel) in blocks.iter().enumerate() {
+            let scales = panel.scales::<S, MINIMA>(simd, span * SPAN + block);
             let sums = &mut sums.0[block];
             for token in 0..T {
                 let sum = simd.load_lanes(&sums[token]);
-                let sum = add_block(simd, panel, scales, x[token], block, sum);
+                let sum = add_block::<S, MINIMA>(simd, of_panel, scales, x[token], block, sum);
                 simd.store_lanes(sum, &mut sums[token]);
             }
         }
@@ -171,10 +244,9 @@ fn multiply<S: Simd, const T: usize>(
 
 /// The running sums of all rows and one token, which is number `token` of its tile.
 #[inline(always)]
-fn multiply_one<S: Simd>(
+fn multiply_one<S: Simd, const MINIMA: bool>(
     simd: S,
-    panel: &[PanelBlock],
-    scales: &[[f32; ROWS]],
+    panel: &Panel,
     x: &[ActivationSpan],
     token: usize,
     sums: &mut Sums,
@@ -182,18 +254,12 @@ fn multiply_one<S: Simd>(
     for sums in &mut sums.0 {
         sums[token] = [0.0; ROWS];
     }
-    let spans = panel.chunks(SPAN).zip(scales.chunks(SPAN));
-    for ((panel, scales), x) in spans.zip(x) {
-        for (block, (panel, scales)) in panel.iter().zip(scales).enumerate() {
+    for (span, (blocks, x)) in panel.blocks.chunks(SPAN).zip(x).enumerate() {
+        for (block, of_panel) in blocks.iter().enumerate() {
+            let scales = panel.scales::<S, MINIMA>(simd, span * SPAN + block);
             let sums = &mut sums.0[block][token];
-            let sum = add_block(
-                simd,
-                panel,
-                simd.load_lanes(scales),
-                x,
-                block,
-                simd.load_lanes(sums),
-            );
+            let sum = simd.load_lanes(sums);
+            let sum = add_block::<S, MINIMA>(simd, of_panel, scales, x, block, sum);
             simd.store_lanes(sum, sums);
         }
     }
@@ -201,10 +267,10 @@ fn multiply_one<S: Simd>(
 
 /// `sum` and the products of a block of all rows with block `block` of `x`.
 #[inline(always)]
-fn add_block<S: Simd>(
+fn add_block<S: Simd, const MINIMA: bool>(
     simd: S,
     panel: &PanelBlock,
-    scales: S::Lanes,
+    [scales, minima]: [S::Lanes; 2],
     x: &ActivationSpan,
     block: usize,
     sum: S::Lanes,
@@ -214,8 +280,14 @@ fn add_block<S: Simd>(
     for (panel, word) in panel.0.iter().zip(words) {
         products = simd.dot_panel(products, panel, *word);
     }
-    let scales = simd.multiply_lanes(scales, simd.splat_lanes(x.scales[block]));
-    simd.multiply_add_lanes(simd.lanes_of(products), scales, sum)
+    let products = simd.lanes_of(products);
+    let x_scale = simd.splat_lanes(x.scales[block]);
+    if MINIMA {
+        let minima = simd.multiply_lanes(minima, simd.splat_lanes(x.sums[block] as f32));
+        let products = simd.multiply_subtract_lanes(products, scales, minima);
+        return simd.multiply_add_lanes(products, x_scale, sum);
+    }
+    simd.multiply_add_lanes(products, simd.multiply_lanes(scales, x_scale), sum)
 }
 
 /// The sums of token `token`, added up by halving.

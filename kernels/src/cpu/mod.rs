@@ -41,7 +41,7 @@ pub(crate) use sum::Sum;
 use half::{bf16, f16};
 
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, SUPER_BLOCK};
 
 /// Bytes that the product of a matrix of `columns` columns with many vectors takes while it is
 /// computed, on each thread.
@@ -115,10 +115,11 @@ pub(crate) trait Simd: Copy {
     fn load_bf16(self, values: &[bf16; BLOCK]) -> Self::Block;
     /// Reads and widens 32 signed bytes.
     fn load_q8(self, quants: &[i8; BLOCK]) -> Self::Block;
-    /// Reads and widens 32 biased nibbles: the low ones of all bytes, then the high ones.
-    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> Self::Block;
-    /// `load_q4` times `scale`.
+    /// Reads 32 biased nibbles times `scale`: the low ones of all bytes, then the high ones.
     fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> Self::Block;
+    /// Reads 32 nibbles as they are, times `scale` less `minimum`, rounded once where the product is
+    /// exact.
+    fn load_q4_k(self, quants: &[u8; BLOCK / 2], scale: f32, minimum: f32) -> Self::Block;
     /// Writes 32 numbers.
     fn store(self, block: Self::Block, out: &mut [f32; BLOCK]);
     /// `a * b`.
@@ -152,8 +153,14 @@ pub(crate) trait Simd: Copy {
     fn products_q8(self, blocks: &[[i8; BLOCK]], x: &ActivationSpan) -> Self::Lanes;
     /// The same of blocks of biased nibbles.
     fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes;
+    /// The same of blocks of nibbles as they are.
+    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes;
+    /// The sums of the quants of the blocks of `x`.
+    fn sums_of(self, x: &ActivationSpan) -> Self::Lanes;
     /// Widens at most [`SPAN`] scales; zero where there are fewer.
     fn widen_lanes(self, scales: &[f16]) -> Self::Lanes;
+    /// The scales and the minima of at most [`SPAN`] blocks, exact; zero where there are fewer.
+    fn widen_q4_k(self, scales: &KScales<'_>) -> [Self::Lanes; 2];
     /// Every lane `value`.
     fn splat_lanes(self, value: f32) -> Self::Lanes;
     /// Reads one number a lane.
@@ -166,6 +173,9 @@ pub(crate) trait Simd: Copy {
     fn multiply_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     fn multiply_add_lanes(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
+    /// `a * b - c`, rounded once.
+    fn multiply_subtract_lanes(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes)
+    -> Self::Lanes;
     /// Every lane `value`.
     fn splat_whole(self, value: i32) -> Self::Whole;
     /// Adds the products of every four bytes of a panel, which are larger than their numbers by
@@ -176,6 +186,59 @@ pub(crate) trait Simd: Copy {
 
     /// Adds the upper half of the lanes to the lower half until one is left.
     fn sum_lanes(self, lanes: Self::Lanes) -> f32;
+}
+
+/// What makes the weights of some blocks of [`Format::Q4K`](crate::Format::Q4K) out of their nibbles.
+#[derive(Clone, Copy)]
+pub(crate) struct KScales<'a> {
+    /// `d` and `dmin` of all super-blocks that the blocks are of.
+    supers: &'a [[f16; 2]],
+    /// Scale and minimum, one pair a block.
+    factors: &'a [[u8; 2]],
+    /// Blocks of the first super-block that come before the first block.
+    skipped: usize,
+}
+
+impl<'a> KScales<'a> {
+    /// Those of all blocks of a row.
+    #[inline(always)]
+    fn of_row(supers: &'a [[f16; 2]], factors: &'a [[u8; 2]]) -> Self {
+        Self {
+            supers,
+            factors,
+            skipped: 0,
+        }
+    }
+
+    /// Those of the blocks `first..first + count`.
+    #[inline(always)]
+    fn part(self, first: usize, count: usize) -> Self {
+        let start = self.skipped + first;
+        let supers = start / SUPER_BLOCK..(start + count).div_ceil(SUPER_BLOCK);
+        Self {
+            supers: &self.supers[supers],
+            factors: &self.factors[first..first + count],
+            skipped: start % SUPER_BLOCK,
+        }
+    }
+
+    /// Scale and minimum of block `block`, as the specification has them.
+    #[inline(always)]
+    fn one(self, block: usize) -> [f32; 2] {
+        let [d, dmin] = self.supers[(self.skipped + block) / SUPER_BLOCK];
+        let [scale, minimum] = self.factors[block];
+        [
+            d.to_f32() * f32::from(scale),
+            dmin.to_f32() * f32::from(minimum),
+        ]
+    }
+
+    /// Asks for its memory.
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S) {
+        simd.prefetch(self.supers);
+        simd.prefetch(self.factors);
+    }
 }
 
 /// `values` followed by zeros.

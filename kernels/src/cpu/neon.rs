@@ -5,9 +5,9 @@ use std::arch::aarch64::*;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{Operation, SPAN, Simd};
+use super::{KScales, Operation, SPAN, Simd};
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, SUPER_BLOCK};
 
 /// Proof that this processor has NEON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +17,54 @@ impl Neon {
     /// Asks the processor.
     pub(crate) fn detect() -> Option<Neon> {
         std::arch::is_aarch64_feature_detected!("neon").then_some(Neon(()))
+    }
+
+    /// Reads 32 nibbles less `bias`.
+    #[inline(always)]
+    fn nibbles(self, quants: &[u8; BLOCK / 2], bias: i8) -> [float32x4_t; REGISTERS] {
+        let mut block = self.splat(0.0);
+        for (pair, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the feature; the load takes the 8 bytes.
+            let (low, high) = unsafe {
+                let bytes = vld1_u8(quants.as_ptr());
+                let bias = vdup_n_s8(bias);
+                let low = vreinterpret_s8_u8(vand_u8(bytes, vdup_n_u8(15)));
+                let high = vreinterpret_s8_u8(vshr_n_u8::<4>(bytes));
+                (
+                    widen_bytes(vsub_s8(low, bias)),
+                    widen_bytes(vsub_s8(high, bias)),
+                )
+            };
+            block[2 * pair..][..2].copy_from_slice(&low);
+            block[2 * pair + 4..][..2].copy_from_slice(&high);
+        }
+        block
+    }
+
+    /// The products of at most 16 blocks of nibbles less `bias` with those of `x`.
+    #[inline(always)]
+    fn multiply_nibbles(
+        self,
+        blocks: &[[u8; BLOCK / 2]],
+        x: &ActivationSpan,
+        bias: i8,
+    ) -> <Self as Simd>::Lanes {
+        let mut products = [0.0; SPAN];
+        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
+        for ((nibbles, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
+            let x = x.as_chunks::<16>().0;
+            // SAFETY: the token proves the feature; the loads take 16 bytes each.
+            *product = unsafe {
+                let bytes = vld1q_u8(nibbles.as_ptr());
+                let bias = vdupq_n_s8(bias);
+                let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
+                let low = multiply_bytes(vsubq_s8(low, bias), vld1q_s8(x[0].as_ptr()));
+                let high = multiply_bytes(vsubq_s8(high, bias), vld1q_s8(x[1].as_ptr()));
+                vaddvq_s32(vaddq_s32(low, high)) as f32
+            };
+        }
+        self.load_lanes(&products)
     }
 }
 
@@ -100,29 +148,20 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn load_q4(self, quants: &[u8; BLOCK / 2]) -> [float32x4_t; REGISTERS] {
-        let mut block = self.splat(0.0);
-        for (pair, quants) in quants.as_chunks::<8>().0.iter().enumerate() {
-            // SAFETY: the token proves the feature; the load takes the 8 bytes.
-            let (low, high) = unsafe {
-                let bytes = vld1_u8(quants.as_ptr());
-                let bias = vdup_n_s8(8);
-                let low = vreinterpret_s8_u8(vand_u8(bytes, vdup_n_u8(15)));
-                let high = vreinterpret_s8_u8(vshr_n_u8::<4>(bytes));
-                (
-                    widen_bytes(vsub_s8(low, bias)),
-                    widen_bytes(vsub_s8(high, bias)),
-                )
-            };
-            block[2 * pair..][..2].copy_from_slice(&low);
-            block[2 * pair + 4..][..2].copy_from_slice(&high);
-        }
-        block
+    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [float32x4_t; REGISTERS] {
+        self.multiply(self.nibbles(quants, 8), self.splat(scale))
     }
 
     #[inline(always)]
-    fn load_q4_scaled(self, quants: &[u8; BLOCK / 2], scale: f32) -> [float32x4_t; REGISTERS] {
-        self.multiply(self.load_q4(quants), self.splat(scale))
+    fn load_q4_k(
+        self,
+        quants: &[u8; BLOCK / 2],
+        scale: f32,
+        minimum: f32,
+    ) -> [float32x4_t; REGISTERS] {
+        // `-minimum` is exact, so that the sum is the difference.
+        let (scale, minimum) = (self.splat(scale), self.splat(-minimum));
+        self.multiply_add(self.nibbles(quants, 0), scale, minimum)
     }
 
     #[inline(always)]
@@ -275,22 +314,69 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn products_q4(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes {
-        let mut products = [0.0; SPAN];
-        let x_blocks = x.quants.as_chunks::<BLOCK>().0;
-        for ((nibbles, x), product) in blocks.iter().zip(x_blocks).zip(&mut products) {
-            let x = x.as_chunks::<16>().0;
-            // SAFETY: the token proves the feature; the loads take 16 bytes each.
-            *product = unsafe {
-                let bytes = vld1q_u8(nibbles.as_ptr());
-                let bias = vdupq_n_s8(8);
-                let low = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
-                let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
-                let low = multiply_bytes(vsubq_s8(low, bias), vld1q_s8(x[0].as_ptr()));
-                let high = multiply_bytes(vsubq_s8(high, bias), vld1q_s8(x[1].as_ptr()));
-                vaddvq_s32(vaddq_s32(low, high)) as f32
-            };
+        self.multiply_nibbles(blocks, x, 8)
+    }
+
+    #[inline(always)]
+    fn products_q4_k(self, blocks: &[[u8; BLOCK / 2]], x: &ActivationSpan) -> Self::Lanes {
+        self.multiply_nibbles(blocks, x, 0)
+    }
+
+    #[inline(always)]
+    fn sums_of(self, x: &ActivationSpan) -> Self::Lanes {
+        let mut lanes = self.splat_lanes(0.0);
+        for (lanes, sums) in lanes.iter_mut().zip(x.sums.as_chunks::<4>().0) {
+            // SAFETY: the token proves the feature; the load takes the 4 sums.
+            *lanes = unsafe { vcvtq_f32_s32(vld1q_s32(sums.as_ptr())) };
         }
-        self.load_lanes(&products)
+        lanes
+    }
+
+    #[inline(always)]
+    fn widen_q4_k(self, scales: &KScales<'_>) -> [Self::Lanes; 2] {
+        let mut supers = [f16::ZERO; 8];
+        let given = scales.supers.as_flattened();
+        supers[..given.len()].copy_from_slice(given);
+        let mut wide = [0.0; 8];
+        supers.convert_to_f32_slice(&mut wide);
+        let mut padded = [[0; 2]; SPAN];
+        padded[..scales.factors.len()].copy_from_slice(scales.factors);
+        let mut own = [[0.0; SPAN]; 2];
+        for block in 0..SPAN {
+            let super_block = (scales.skipped + block) / SUPER_BLOCK;
+            own[0][block] = wide[2 * super_block];
+            own[1][block] = wide[2 * super_block + 1];
+        }
+        let mut lanes = own.map(|own| self.load_lanes(&own));
+        for (half, factors) in padded.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: the token proves the feature; the load takes the 8 pairs.
+            let pairs = unsafe { vld2_u8(factors.as_flattened().as_ptr()) };
+            for (lanes, bytes) in lanes.iter_mut().zip([pairs.0, pairs.1]) {
+                // SAFETY: the token proves the feature.
+                unsafe {
+                    let words = vmovl_u8(bytes);
+                    let low = vcvtq_f32_u32(vmovl_u16(vget_low_u16(words)));
+                    let high = vcvtq_f32_u32(vmovl_u16(vget_high_u16(words)));
+                    lanes[2 * half] = vmulq_f32(lanes[2 * half], low);
+                    lanes[2 * half + 1] = vmulq_f32(lanes[2 * half + 1], high);
+                }
+            }
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn multiply_subtract_lanes(
+        self,
+        a: Self::Lanes,
+        b: Self::Lanes,
+        mut c: Self::Lanes,
+    ) -> Self::Lanes {
+        for ((a, b), c) in a.into_iter().zip(b).zip(&mut c) {
+            // SAFETY: the token proves the feature.
+            *c = unsafe { vfmaq_f32(vnegq_f32(*c), a, b) };
+        }
+        c
     }
 
     #[inline(always)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{SPAN, Simd, padded};
-use crate::format::BLOCK;
+use super::{KScales, SPAN, Simd, padded};
+use crate::format::{BLOCK, SUPER_BLOCK};
 
 /// The rows of a matrix.
 pub(super) trait Weights: Copy {
@@ -14,6 +14,21 @@ pub(super) trait Weights: Copy {
 
     /// The columns `columns` of row `index`; the range starts at a multiple of 32.
     fn row(self, index: usize, columns: Range<usize>) -> Self::Row;
+}
+
+/// What makes weights of the numbers of a span's blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Scales {
+    scales: [f32; SPAN],
+    minima: [f32; SPAN],
+}
+
+impl Scales {
+    /// None.
+    pub(super) const ONES: Self = Self {
+        scales: [1.0; SPAN],
+        minima: [0.0; SPAN],
+    };
 }
 
 /// A part of a row: whole blocks, then perhaps a shorter one, the rest.
@@ -26,14 +41,14 @@ pub(super) trait Row: Copy {
 
     /// Widens the scales of the first blocks, at most [`SPAN`] of them; nothing where a
     /// format has none.
-    fn scales<S: Simd>(self, simd: S, out: &mut [f32; SPAN]);
+    fn scales<S: Simd>(self, simd: S, out: &mut Scales);
 
-    /// The numbers of whole block `block`, times `scale` where the format has scales.
-    fn weights<S: Simd>(self, simd: S, block: usize, scale: f32) -> S::Block;
+    /// The weights of whole block `block`, whose span has these `scales`.
+    fn weights<S: Simd>(self, simd: S, block: usize, scales: &Scales) -> S::Block;
 
-    /// What follows the first `whole` blocks: a last block, padded, and its scale (1 where the
-    /// format has none). The padding holds zeros or finite numbers.
-    fn rest<S: Simd>(self, simd: S, whole: usize) -> (S::Block, f32);
+    /// The weights that follow the first `whole` blocks: a last block, padded with zeros or finite
+    /// numbers.
+    fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block;
 }
 
 /// A number that stands for itself.
@@ -103,33 +118,26 @@ impl<T: Plain> Row for PlainRow<'_, T> {
     }
 
     #[inline(always)]
-    fn scales<S: Simd>(self, _: S, _: &mut [f32; SPAN]) {}
+    fn scales<S: Simd>(self, _: S, _: &mut Scales) {}
 
     #[inline(always)]
-    fn weights<S: Simd>(self, simd: S, block: usize, _: f32) -> S::Block {
+    fn weights<S: Simd>(self, simd: S, block: usize, _: &Scales) -> S::Block {
         T::load(simd, &self.blocks[block])
     }
 
     #[inline(always)]
-    fn rest<S: Simd>(self, simd: S, _: usize) -> (S::Block, f32) {
-        (T::load(simd, &padded(self.rest)), 1.0)
+    fn rest<S: Simd>(self, simd: S, _: usize) -> S::Block {
+        T::load(simd, &padded(self.rest))
     }
 }
 
 /// A block of 32 numbers that share a scale.
 pub(super) trait Quants {
-    /// Reads the unscaled numbers.
-    fn numbers<S: Simd>(&self, simd: S) -> S::Block;
     /// Reads the numbers times `scale`.
     fn weights<S: Simd>(&self, simd: S, scale: f32) -> S::Block;
 }
 
 impl Quants for [i8; BLOCK] {
-    #[inline(always)]
-    fn numbers<S: Simd>(&self, simd: S) -> S::Block {
-        simd.load_q8(self)
-    }
-
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, scale: f32) -> S::Block {
         simd.multiply(simd.load_q8(self), simd.splat(scale))
@@ -137,11 +145,6 @@ impl Quants for [i8; BLOCK] {
 }
 
 impl Quants for [u8; BLOCK / 2] {
-    #[inline(always)]
-    fn numbers<S: Simd>(&self, simd: S) -> S::Block {
-        simd.load_q4(self)
-    }
-
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, scale: f32) -> S::Block {
         simd.load_q4_scaled(self, scale)
@@ -209,21 +212,116 @@ impl<Q: Quants> Row for Quantised<'_, Q> {
     }
 
     #[inline(always)]
-    fn scales<S: Simd>(self, simd: S, out: &mut [f32; SPAN]) {
-        simd.widen(&self.scales[..self.scales.len().min(SPAN)], out);
+    fn scales<S: Simd>(self, simd: S, out: &mut Scales) {
+        simd.widen(&self.scales[..self.scales.len().min(SPAN)], &mut out.scales);
     }
 
     #[inline(always)]
-    fn weights<S: Simd>(self, simd: S, block: usize, scale: f32) -> S::Block {
-        self.quants[block].weights(simd, scale)
+    fn weights<S: Simd>(self, simd: S, block: usize, scales: &Scales) -> S::Block {
+        self.quants[block].weights(simd, scales.scales[block])
     }
 
     #[inline(always)]
-    fn rest<S: Simd>(self, simd: S, whole: usize) -> (S::Block, f32) {
-        (
-            self.quants[whole].numbers(simd),
-            self.scales[whole].to_f32(),
+    fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block {
+        self.quants[whole].weights(simd, self.scales[whole].to_f32())
+    }
+}
+
+/// The planes of [`Format::Q4K`](crate::Format::Q4K).
+#[derive(Clone, Copy)]
+pub(super) struct KWeights<'a> {
+    quants: &'a [[u8; BLOCK / 2]],
+    supers: &'a [[f16; 2]],
+    factors: &'a [[u8; 2]],
+    /// Blocks per row.
+    blocks: usize,
+}
+
+impl<'a> KWeights<'a> {
+    /// The planes of a matrix of `columns` columns.
+    #[inline(always)]
+    pub(super) fn new(
+        quants: &'a [u8],
+        supers: &'a [[f16; 2]],
+        factors: &'a [[u8; 2]],
+        columns: usize,
+    ) -> Self {
+        Self {
+            quants: quants.as_chunks().0,
+            supers,
+            factors,
+            blocks: columns.div_ceil(BLOCK),
+        }
+    }
+
+    /// Row `index`, all of its blocks.
+    #[inline(always)]
+    pub(super) fn whole_row(self, index: usize) -> KRow<'a> {
+        let super_blocks = self.blocks.div_ceil(SUPER_BLOCK);
+        let of_row = index * self.blocks..(index + 1) * self.blocks;
+        KRow {
+            quants: &self.quants[of_row.clone()],
+            scales: KScales::of_row(
+                &self.supers[index * super_blocks..(index + 1) * super_blocks],
+                &self.factors[of_row],
+            ),
+        }
+    }
+}
+
+/// Some blocks of a row.
+#[derive(Clone, Copy)]
+pub(super) struct KRow<'a> {
+    pub(super) quants: &'a [[u8; BLOCK / 2]],
+    pub(super) scales: KScales<'a>,
+}
+
+impl<'a> Weights for KWeights<'a> {
+    type Row = KRow<'a>;
+
+    #[inline(always)]
+    fn row(self, index: usize, columns: Range<usize>) -> KRow<'a> {
+        let blocks = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
+        self.whole_row(index).span(blocks.start, blocks.len())
+    }
+}
+
+impl Row for KRow<'_> {
+    #[inline(always)]
+    fn span(self, first: usize, count: usize) -> Self {
+        KRow {
+            quants: &self.quants[first..first + count],
+            scales: self.scales.part(first, count),
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S) {
+        simd.prefetch(self.quants);
+        self.scales.prefetch(simd);
+    }
+
+    #[inline(always)]
+    fn scales<S: Simd>(self, simd: S, out: &mut Scales) {
+        let first = self.scales.part(0, self.quants.len().min(SPAN));
+        let [scales, minima] = simd.widen_q4_k(&first);
+        simd.store_lanes(scales, &mut out.scales);
+        simd.store_lanes(minima, &mut out.minima);
+    }
+
+    #[inline(always)]
+    fn weights<S: Simd>(self, simd: S, block: usize, scales: &Scales) -> S::Block {
+        simd.load_q4_k(
+            &self.quants[block],
+            scales.scales[block],
+            scales.minima[block],
         )
+    }
+
+    #[inline(always)]
+    fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block {
+        let [scale, minimum] = self.scales.one(whole);
+        simd.load_q4_k(&self.quants[whole], scale, minimum)
     }
 }
 
@@ -247,6 +345,14 @@ macro_rules! with_weights {
             $crate::MatrixData::Q8_0 { quants, scales } => {
                 let $weights =
                     $crate::cpu::rows::Quantised::<[i8; 32]>::new(quants, scales, columns);
+                $body
+            }
+            $crate::MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => {
+                let $weights = $crate::cpu::rows::KWeights::new(quants, scales, factors, columns);
                 $body
             }
             $crate::MatrixData::Q4_0 { quants, scales } => {

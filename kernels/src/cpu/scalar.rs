@@ -12,9 +12,7 @@ use crate::format::BLOCK;
 pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
     let mut sums = [0.0; BLOCK];
     for (block, x) in x.chunks(BLOCK).enumerate() {
-        // A quant of at most 8 bits times a scale of 11 fits in 24: weights are exact.
-        let (quants, scale) = matrix.block(row, block);
-        let weights = quants.map(|quant| quant * scale);
+        let weights = matrix.block(row, block).weights();
         multiply_add(&mut sums, &weights, x);
     }
     sum(sums)
@@ -23,16 +21,31 @@ pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
 /// `row · x` for a rounded `x`: per block the whole number `Σ quant * quant`, then 16 running sums of
 /// fused multiply-adds of that and the product of both scales, one sum per block of a span, over
 /// the spans in order; then the halving sum of the 16.
+///
+/// With minima, what is added to a block's sum is the scale of `x` times `Σ quant * quant · scale -
+/// minimum · Σ quant of x`, where the second product is rounded, then the difference.
 pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSpan]) -> f32 {
     let mut sums = [0.0f32; SPAN];
     for block in 0..matrix.blocks() {
         let (span, lane) = (&x[block / SPAN], block % SPAN);
-        let (quants, scale) = matrix.block(row, block);
+        let weights = matrix.block(row, block);
         let x = &span.quants[lane * BLOCK..][..BLOCK];
-        let terms = quants.iter().zip(x).map(|(q, x)| *q as i32 * i32::from(*x));
+        let terms = weights
+            .numbers
+            .iter()
+            .zip(x)
+            .map(|(q, x)| *q as i32 * i32::from(*x));
         // At most 32 * 128 * 127, which a float holds exactly.
         let product = terms.sum::<i32>() as f32;
-        sums[lane] = product.mul_add(scale * span.scales[lane], sums[lane]);
+        let (scale, x_scale) = (weights.scale, span.scales[lane]);
+        sums[lane] = if matrix.format().has_minima() {
+            let minimum = weights.minimum * span.sums[lane] as f32;
+            product
+                .mul_add(scale, -minimum)
+                .mul_add(x_scale, sums[lane])
+        } else {
+            product.mul_add(scale * x_scale, sums[lane])
+        };
     }
     halved(&mut sums)
 }
@@ -58,8 +71,7 @@ pub(super) fn axpy_row(
 ) {
     let first_block = columns.start / BLOCK;
     for (offset, out) in out.chunks_mut(BLOCK).enumerate() {
-        let (numbers, scale) = matrix.block(row, first_block + offset);
-        let weights = numbers.map(|number| number * scale);
+        let weights = matrix.block(row, first_block + offset).weights();
         axpy(coefficient, &weights[..out.len()], out);
     }
 }

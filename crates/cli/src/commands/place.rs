@@ -117,7 +117,7 @@ pub(crate) struct BudgetArguments {
     /// nothing [default: 8192, for models beyond a billion parameters fewer]
     #[arg(long, value_name = "N")]
     certify_tokens: Option<usize>,
-    /// Format of the weights: f32, f16, bf16, q8_0 or q4_0 [default: q8_0]
+    /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
     #[arg(long, value_name = "FORMAT")]
     quant: Option<Format>,
     #[command(flatten)]

@@ -50,7 +50,7 @@ pub(crate) struct SimulateArguments {
     /// Tokens that the KV cache has room for [default: the model's context, at most 2048]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Format of the weights: f16, bf16, f32, q8_0 or q4_0
+    /// Format of the weights: f16, bf16, f32, q8_0, q4_k or q4_0
     #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = str::parse::<Format>)]
     quant: Format,
     /// Share of FFN activations that are zero [default: the model's published one]

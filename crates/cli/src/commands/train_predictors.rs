@@ -5,11 +5,11 @@ use std::{path::PathBuf, str::FromStr};
 use anyhow::Result;
 use powerinfer_artifact::{
     ByteSize,
-    predictor_file::{PredictorFile, PredictorSummary},
+    predictor_file::{self, PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
 use powerinfer_bundle::weight_bytes;
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::{Format, Isa, KernelError};
 use powerinfer_model::{Checkpoint, ModelConfig, OriginalPredictors, PredictedSizes};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, make};
 use powerinfer_profile::Profile;
@@ -89,8 +89,19 @@ pub(crate) struct TrainingArguments {
     import: Option<PathBuf>,
     /// Format of the predictors' own weights; `f32` keeps imported ones exactly [default: q4_0, with
     /// `--import` q8_0]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", value_parser = predictor_format)]
     predictor_quant: Option<Format>,
+}
+
+/// The format of this name, where predictors can be in it.
+fn predictor_format(name: &str) -> Result<Format, String> {
+    let format: Format = name
+        .parse()
+        .map_err(|error: KernelError| error.to_string())?;
+    match predictor_file::WEIGHTS.contains(&format) {
+        true => Ok(format),
+        false => Err(format!("predictors are not stored in {format}")),
+    }
 }
 
 /// The way of this name.

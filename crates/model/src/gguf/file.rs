@@ -113,6 +113,12 @@ impl GgufFile {
         Ok(values)
     }
 
+    /// The blocks of the tensor called `name`, where it is stored as Q4_K.
+    pub(crate) fn q4_k(&self, name: &str) -> Option<&[u8]> {
+        let tensor = self.contents.tensors.get(name)?;
+        (tensor.encoding.name == "Q4_K").then(|| &self.bytes[tensor.data.clone()])
+    }
+
     /// A digest of the tensor's name, type, shape and samples of its data.
     pub(crate) fn digest(&self, name: &str) -> Result<Digest, ModelError> {
         let tensor = self.expect(name)?;
@@ -150,6 +156,10 @@ impl Container for GgufFile {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
         self.read_rows(name, rows)
+    }
+
+    fn q4_k(&self, name: &str) -> Option<&[u8]> {
+        self.q4_k(name)
     }
 
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {

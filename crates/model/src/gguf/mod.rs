@@ -98,6 +98,10 @@ impl Container for Gguf {
         Container::read_rows(&self.file, name, rows)
     }
 
+    fn q4_k(&self, name: &str) -> Option<&[u8]> {
+        self.file.q4_k(name)
+    }
+
     fn digest(&self, name: &str) -> Result<Digest, ModelError> {
         self.file.digest(name)
     }

@@ -51,7 +51,7 @@ pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usiz
     let neurons = config.ffn_size;
     let blocks = match format {
         Format::F32 | Format::F16 | Format::Bf16 => 0,
-        Format::Q8_0 | Format::Q4_0 => rank.div_ceil(BLOCK),
+        Format::Q8_0 | Format::Q4K | Format::Q4_0 => rank.div_ceil(BLOCK),
     };
     let alive = rank as f64 / 2.0;
     Work {

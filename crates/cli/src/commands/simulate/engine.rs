@@ -126,7 +126,7 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
     // launches, where 80 % counts as sustained.
     gpu_reads: |format| match format {
         Format::F32 | Format::F16 | Format::Bf16 => 1.0,
-        Format::Q8_0 | Format::Q4_0 => 0.7,
+        Format::Q8_0 | Format::Q4K | Format::Q4_0 => 0.7,
     },
     gpu_kernel_seconds: Some(0.0),
     hand_over_seconds: None,
