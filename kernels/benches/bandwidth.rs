@@ -39,7 +39,7 @@ fn main() {
     println!("{isa}, rows of {COLUMNS} weights, one thread; GB/s of {PASSES} passes, the best");
     println!("plain reading {read:.1}");
     println!(
-        "format  dense  rounded  rows 10 %  rounded  sum of rows  sum 10 %  prompt GFLOP/s  rounded"
+        "format  dense  rounded  rows 10 %  rounded    sum  rounded  sum 10 %  rounded  prompt GFLOP/s  rounded  sums GFLOP/s  rounded"
     );
     for format in Format::ALL {
         if asked.is_empty() || asked.contains(&format) {
@@ -91,6 +91,18 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
             &mut sums,
         );
     });
+    let (sum_rounded, sum_sparse_rounded) = match format.has_nibbles() {
+        true => (
+            best(total, || {
+                isa.axpy_rows_integer(&matrix, &all, &ones, 0..COLUMNS, &mut sums);
+            }),
+            best(some, || {
+                let ones = &ones[..listed.len()];
+                isa.axpy_rows_integer(&matrix, &listed, ones, 0..COLUMNS, &mut sums);
+            }),
+        ),
+        false => (f64::NAN, f64::NAN),
+    };
     const TOKENS: usize = 64;
     let part = matrix.rows_range(0..rows.min(2048));
     let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * COLUMNS).collect();
@@ -104,8 +116,20 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         }),
         false => f64::NAN,
     };
+    let rows = &all[..part.rows()];
+    let ones = vec![1.0; TOKENS * rows.len()];
+    let mut sums = vec![0.0; TOKENS * COLUMNS];
+    let many = best(operations, || {
+        isa.axpy_rows_many(&part, rows, &ones, 0..COLUMNS, &mut sums);
+    });
+    let many_rounded = match format.has_nibbles() {
+        true => best(operations, || {
+            isa.axpy_rows_many_integer(&part, rows, &ones, 0..COLUMNS, &mut sums);
+        }),
+        false => f64::NAN,
+    };
     println!(
-        "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:11.1}  {sum_sparse:8.1}  {prompt:14.1}  {prompt_rounded:7.1}"
+        "{format:6}  {dense:5.1}  {dense_rounded:7.1}  {sparse:9.1}  {sparse_rounded:7.1}  {sum:5.1}  {sum_rounded:7.1}  {sum_sparse:8.1}  {sum_sparse_rounded:7.1}  {prompt:14.1}  {prompt_rounded:7.1}  {many:12.1}  {many_rounded:7.1}"
     );
 }
 
@@ -167,6 +191,14 @@ fn check(isa: Isa, format: Format) {
             isa.quantise(&values[..COLUMNS], COLUMNS, &mut rounded);
             out.resize(16, 0.0);
             isa.gemv_integer(&matrix.as_view(), rounded.vector(0), &mut out[8..]);
+        }
+        if format.has_nibbles() {
+            let rows: Vec<u32> = (0..8).collect();
+            let mut sums = vec![0.0; COLUMNS];
+            let (weights, x) = (matrix.as_view(), &values[..8]);
+            isa.axpy_rows_integer(&weights, &rows, x, 0..COLUMNS, &mut sums);
+            isa.axpy_rows_many_integer(&weights, &rows, x, 0..COLUMNS, &mut sums);
+            out.extend(sums);
         }
         out
     };

@@ -3,7 +3,7 @@
 //! what another has gained.
 //!
 //! `cargo bench -p powerinfer-kernels --bench instructions` counts those that have a limit, `… -- all`
-//! every kernel, which takes minutes. A child process runs a kernel step by step,
+//! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process runs a kernel step by step,
 //! and its steps are counted, for tools that translate instructions know no AVX-512. Linux only; skipped
 //! where a process may not follow its child.
 #![allow(
@@ -44,11 +44,13 @@ mod linux {
         IntegerProduct,
         /// A row added to a sum.
         Sum,
+        /// The same in whole numbers.
+        IntegerSum,
         /// A row times eight vectors in whole numbers, for one of them.
         IntegerBatch,
     }
 
-    use Kernel::{IntegerBatch, IntegerProduct, Product, Sum};
+    use Kernel::{IntegerBatch, IntegerProduct, IntegerSum, Product, Sum};
 
     /// The most instructions that a row of 4096 weights may take: about a tenth more than it did when
     /// the line was written.
@@ -74,7 +76,12 @@ mod linux {
     ];
 
     pub(super) fn main() {
-        let all = std::env::args().any(|argument| argument == "all");
+        let asked: Vec<String> = std::env::args().skip(1).collect();
+        let all = asked.iter().any(|argument| argument == "all");
+        let is_asked = |isa: Isa, format: Format, kernel: Kernel| {
+            asked.contains(&format!("{}/{format}/{kernel:?}", isa.name()))
+        };
+        let has_names = asked.iter().any(|argument| argument.contains('/'));
         let mut failed = 0;
         println!("instructions for a row of {COLUMNS} weights");
         println!("instructions of  format  kernel          found  allowed");
@@ -84,15 +91,18 @@ mod linux {
                 continue;
             }
             for format in Format::ALL {
-                for kernel in [Product, IntegerProduct, Sum, IntegerBatch] {
-                    let is_integer = matches!(kernel, IntegerProduct | IntegerBatch);
-                    if is_integer && !format.is_quantised() {
+                for kernel in [Product, IntegerProduct, Sum, IntegerSum, IntegerBatch] {
+                    let is_integer = matches!(kernel, IntegerProduct | IntegerSum | IntegerBatch);
+                    if is_integer && !format.is_quantised()
+                        || kernel == IntegerSum && !format.has_nibbles()
+                    {
                         continue;
                     }
                     let allowed = MOST
                         .iter()
                         .find(|line| (line.0, line.1, line.2) == (isa.name(), format, kernel));
-                    if allowed.is_none() && !all {
+                    let is_one = is_asked(isa, format, kernel);
+                    if !is_one && (has_names || allowed.is_none() && !all) {
                         continue;
                     }
                     let Some(found) = per_row(isa, format, kernel) else {
@@ -155,6 +165,15 @@ mod linux {
             }
             Sum => run(&mut || {
                 isa.axpy_rows(
+                    &matrix,
+                    &listed,
+                    &x[..rows],
+                    0..COLUMNS,
+                    &mut out[..COLUMNS],
+                )
+            }),
+            IntegerSum => run(&mut || {
+                isa.axpy_rows_integer(
                     &matrix,
                     &listed,
                     &x[..rows],

@@ -87,22 +87,11 @@ impl ActivationSpan {
         for value in values {
             largest = largest.max(value.to_bits() & 0x7fff_ffff);
         }
-        let (scale, inverse) = match f32::from_bits(largest) {
-            largest if !largest.is_finite() => (f32::NAN, 0.0),
-            largest if largest < 1e-30 => (0.0, 0.0),
-            largest => (largest / 127.0, 127.0 / largest),
-        };
+        let (scale, inverse) = rounding(largest);
         self.scales[block] = scale;
         let mut quants = [0; BLOCK];
         for (quant, value) in quants.iter_mut().zip(values) {
-            // One that is no number would spoil the quants; its scale tells of it already.
-            let value = if inverse == 0.0 {
-                0.0
-            } else {
-                *value * inverse
-            };
-            // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the last byte.
-            *quant = (value + 12_582_912.0).to_bits() as u8 as i8;
+            *quant = round(*value, inverse);
         }
         let mut sum = 0;
         for quant in quants {
@@ -115,4 +104,28 @@ impl ActivationSpan {
         self.halves[place..][..BLOCK / 2].copy_from_slice(first);
         self.halves[place + GROUP * BLOCK / 2..][..BLOCK / 2].copy_from_slice(second);
     }
+}
+
+/// What numbers are rounded with whose largest magnitude has these bits: what a whole number stands for,
+/// and what numbers are multiplied by before.
+#[inline(always)]
+pub(crate) fn rounding(largest: u32) -> (f32, f32) {
+    // Without a branch around the divisions, so that several numbers go through them together.
+    let largest = f32::from_bits(largest);
+    let (scale, inverse) = (largest / 127.0, 127.0 / largest);
+    let is_some = largest.is_finite() && largest >= 1e-30;
+    let none = if largest.is_finite() { 0.0 } else { f32::NAN };
+    match is_some {
+        true => (scale, inverse),
+        false => (none, 0.0),
+    }
+}
+
+/// A number as a whole one between -127 and 127.
+#[inline(always)]
+pub(crate) fn round(value: f32, inverse: f32) -> i8 {
+    // One that is no number would spoil the rest; its scale tells of it already.
+    let value = if inverse == 0.0 { 0.0 } else { value * inverse };
+    // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the last byte.
+    (value + 12_582_912.0).to_bits() as u8 as i8
 }

@@ -57,6 +57,11 @@ impl Format {
         matches!(self, Format::Q8_0 | Format::Q4K | Format::Q4_0)
     }
 
+    /// Whether numbers have four bits: rows of such are added up in whole numbers, where rounding is allowed.
+    pub fn has_nibbles(self) -> bool {
+        matches!(self, Format::Q4K | Format::Q4_0)
+    }
+
     /// Whether blocks have a minimum beside their scale, so that a weight is `number * scale - minimum`.
     pub fn has_minima(self) -> bool {
         self == Format::Q4K

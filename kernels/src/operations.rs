@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::cpu::{
-    Agreements, Axpy, AxpyRows, AxpyRowsMany, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv, Quantise,
-    Sum,
+    Agreements, Axpy, AxpyRows, AxpyRowsMany, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv,
+    IntegerSum, IntegerSumMany, Quantise, Sum,
 };
 use crate::format::{BLOCK, Format};
 use crate::{Activations, Isa, Matrix, RoundedVector, SignMatrix};
@@ -98,14 +98,8 @@ impl Isa {
         out: &mut [f32],
     ) {
         assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
-        assert!(
-            columns.start <= columns.end && columns.end <= matrix.columns(),
-            "columns {columns:?} of a matrix of {}",
-            matrix.columns()
-        );
-        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
         assert_eq!(out.len(), columns.len(), "one output per column");
-        check_rows(matrix, rows);
+        check_sum(matrix, rows, &columns);
         self.run(AxpyRows {
             matrix,
             rows,
@@ -125,20 +119,56 @@ impl Isa {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        assert!(
-            columns.start <= columns.end && columns.end <= matrix.columns(),
-            "columns {columns:?} of a matrix of {}",
-            matrix.columns()
-        );
-        assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
-        let expected = coefficients.len().checked_mul(columns.len());
-        assert_eq!(
-            expected,
-            out.len().checked_mul(rows.len()),
-            "as many tokens in both"
-        );
-        check_rows(matrix, rows);
+        check_sums(matrix, rows, coefficients, &columns, out);
         self.run(AxpyRowsMany {
+            matrix,
+            rows,
+            coefficients,
+            columns,
+            out,
+        });
+    }
+
+    /// [`Isa::axpy_rows`] of a matrix of four-bit numbers in whole numbers: coefficients times scales are rounded to
+    /// bytes of the largest one among those of 128 rows (rows `128 k..128 (k + 1)` that follow one
+    /// another in the list) in a block of columns.
+    ///
+    /// A sum with a NaN or an infinity is NaN. A row whose coefficient is 0 may be left out: the result
+    /// is the same, up to the sign of a zero.
+    pub fn axpy_rows_integer(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
+        assert_eq!(out.len(), columns.len(), "one output per column");
+        check_sum(matrix, rows, &columns);
+        check_nibbles(matrix);
+        self.run(IntegerSum {
+            matrix,
+            rows,
+            coefficients,
+            columns,
+            out,
+        });
+    }
+
+    /// [`Isa::axpy_rows_many`] of a matrix of four-bit numbers, each token with the bits of
+    /// [`Isa::axpy_rows_integer`].
+    pub fn axpy_rows_many_integer(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        check_sums(matrix, rows, coefficients, &columns, out);
+        check_nibbles(matrix);
+        self.run(IntegerSumMany {
             matrix,
             rows,
             coefficients,
@@ -290,6 +320,36 @@ pub fn cost_of_all_sums(format: Format, tokens: usize) -> f64 {
         _ => [1200.0, 1050.0, 690.0],
     };
     (unpacking + tokens.div_ceil(6) as f64 * tile) / (alone * tokens as f64).max(1.0)
+}
+
+fn check_sum(matrix: &Matrix<'_>, rows: &[u32], columns: &Range<usize>) {
+    assert!(
+        columns.start <= columns.end && columns.end <= matrix.columns(),
+        "columns {columns:?} of a matrix of {}",
+        matrix.columns()
+    );
+    assert_eq!(columns.start % BLOCK, 0, "columns start with a block");
+    check_rows(matrix, rows);
+}
+
+fn check_sums(
+    matrix: &Matrix<'_>,
+    rows: &[u32],
+    coefficients: &[f32],
+    columns: &Range<usize>,
+    out: &[f32],
+) {
+    check_sum(matrix, rows, columns);
+    assert_eq!(
+        coefficients.len().checked_mul(columns.len()),
+        out.len().checked_mul(rows.len()),
+        "as many tokens in both"
+    );
+}
+
+fn check_nibbles(matrix: &Matrix<'_>) {
+    let format = matrix.format();
+    assert!(format.has_nibbles(), "{format} has no four-bit numbers");
 }
 
 fn check_integer(matrix: &Matrix<'_>, columns: usize) {

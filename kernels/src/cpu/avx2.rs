@@ -469,19 +469,170 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_panel(self, mut sums: [__m256i; 2], panel: &[u8; 64], x: [i8; 4]) -> [__m256i; 2] {
-        for (sums, panel) in sums.iter_mut().zip(panel.as_chunks::<32>().0) {
-            // SAFETY: the token proves the features; the load takes the 32 bytes.
+    fn load_whole(self, bytes: &[u8; 64]) -> [__m256i; 2] {
+        let (halves, _) = bytes.as_chunks::<32>();
+        // SAFETY: the token proves the features; the loads take 32 bytes each.
+        [0, 1].map(|half| unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    fn store_whole(self, whole: [__m256i; 2], out: &mut [u8; 64]) {
+        for (half, out) in whole.into_iter().zip(out.as_chunks_mut::<32>().0) {
+            // SAFETY: the token proves the features; the store fills the 32 bytes.
+            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), half) }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+        let mut words = rows;
+        for half in 0..2 {
+            let [a, b, c, d] = rows.map(|row| row[half]);
+            // SAFETY: the token proves the features.
+            let of_half = unsafe {
+                let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
+                let (ab_high, cd_high) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
+                [
+                    _mm256_unpacklo_epi16(ab, cd),
+                    _mm256_unpackhi_epi16(ab, cd),
+                    _mm256_unpacklo_epi16(ab_high, cd_high),
+                    _mm256_unpackhi_epi16(ab_high, cd_high),
+                ]
+            };
+            for (words, of_half) in words.iter_mut().zip(of_half) {
+                words[half] = of_half;
+            }
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            [
+                bytes.map(|bytes| _mm256_and_si256(bytes, mask)),
+                bytes.map(|bytes| _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn spread_words(self, words: &[u32; 4]) -> [__m256i; 2] {
+        // SAFETY: the token proves the features.
+        let quarter = |word: u32| unsafe { _mm_set1_epi32(word as i32) };
+        // SAFETY: the same.
+        unsafe {
+            [
+                _mm256_set_m128i(quarter(words[1]), quarter(words[0])),
+                _mm256_set_m128i(quarter(words[3]), quarter(words[2])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, mut sums: [__m256i; 2], bytes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
+        for (sums, (bytes, x)) in sums.iter_mut().zip(bytes.into_iter().zip(x)) {
+            // SAFETY: the token proves the features.
             unsafe {
-                let panel = _mm256_loadu_si256(panel.as_ptr().cast());
-                let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-                // The signs of the panel go to x, so that no pair of products exceeds 16 bits.
+                // The signs of the bytes go to x, so that no pair of products exceeds 16 bits.
                 let pairs =
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(panel), _mm256_sign_epi8(x, panel));
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(x, bytes));
                 *sums = _mm256_add_epi32(*sums, sum_pairs(pairs));
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(
+        self,
+        mut sums: [__m256i; 2],
+        nibbles: [__m256i; 2],
+        x: [__m256i; 2],
+    ) -> [__m256i; 2] {
+        for (sums, (nibbles, x)) in sums.iter_mut().zip(nibbles.into_iter().zip(x)) {
+            // SAFETY: the token proves the features.
+            unsafe {
+                let pairs = _mm256_maddubs_epi16(nibbles, x);
+                *sums = _mm256_add_epi32(*sums, sum_pairs(pairs));
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn magnitudes(self, lanes: [__m256; 2]) -> [__m256i; 2] {
+        // SAFETY: the token proves the features.
+        lanes.map(|lanes| unsafe {
+            _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(i32::MAX))
+        })
+    }
+
+    #[inline(always)]
+    fn larger_whole(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_max_epi32(a[0], b[0]), _mm256_max_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn add_whole(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the token proves the features.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn round_lanes(self, values: [__m256; 2], inverses: [__m256; 2]) -> [__m256i; 2] {
+        [0, 1].map(|half| {
+            let (value, inverse) = (values[half], inverses[half]);
+            // SAFETY: the token proves the features.
+            unsafe {
+                let is_some = _mm256_cmp_ps::<_CMP_NEQ_UQ>(inverse, _mm256_setzero_ps());
+                let value = _mm256_and_ps(is_some, _mm256_mul_ps(value, inverse));
+                _mm256_cvtps_epi32(value)
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn join_bytes(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [__m256i; 2] {
+        [0, 1].map(|half| {
+            // SAFETY: the token proves the features.
+            unsafe {
+                let odd = _mm256_set1_epi16(-256);
+                let low = _mm256_blendv_epi8(a[half], _mm256_slli_epi32::<8>(b[half]), odd);
+                let high = _mm256_blendv_epi8(c[half], _mm256_slli_epi32::<8>(d[half]), odd);
+                _mm256_blend_epi16::<0b1010_1010>(low, _mm256_slli_epi32::<16>(high))
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn narrow(self, whole: [__m256i; 2]) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        // SAFETY: the token proves the features; the store fills the 16 bytes.
+        unsafe {
+            let lowest = _mm256_set1_epi32(255);
+            let whole = whole.map(|half| _mm256_and_si256(half, lowest));
+            let pairs = _mm256_packus_epi32(whole[0], whole[1]);
+            let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
+            let (low, high) = (
+                _mm256_castsi256_si128(pairs),
+                _mm256_extracti128_si256::<1>(pairs),
+            );
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm_packus_epi16(low, high));
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn repeat(self, values: &[f32; 4]) -> [__m256; 2] {
+        // SAFETY: the token proves the features; the load takes the 4 values.
+        unsafe {
+            let four = _mm_loadu_ps(values.as_ptr());
+            [_mm256_set_m128(four, four); 2]
+        }
     }
 
     #[inline(always)]
@@ -549,9 +700,10 @@ unsafe fn sum_fours(r: [__m256i; 4]) -> __m256i {
 pub(super) fn prefetch<T>(values: &[T]) {
     const LINE: usize = 64;
     let start = values.as_ptr().cast::<i8>();
-    for offset in (0..size_of_val(values)).step_by(LINE) {
+    let within = start.addr() % LINE;
+    for offset in (0..within + size_of_val(values)).step_by(LINE) {
         // SAFETY: every x86-64 has the instruction, and it never fails, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_sub(within).wrapping_add(offset)) };
     }
 }
 

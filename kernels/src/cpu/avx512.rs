@@ -117,6 +117,10 @@ impl<const VNNI: bool> Avx512<VNNI> {
     }
 }
 
+/// Every other byte of a register, and every other pair of bytes.
+const ODD_BYTES: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+const ODD_WORDS: u32 = 0xaaaa_aaaa;
+
 /// Reads at most 64 bytes; zero where there are fewer.
 ///
 /// # Safety
@@ -500,17 +504,116 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn dot_panel(self, sums: __m512i, panel: &[u8; 64], x: [i8; 4]) -> __m512i {
+    fn load_whole(self, bytes: &[u8; 64]) -> __m512i {
         // SAFETY: the token proves the features; the load takes the 64 bytes.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_whole(self, whole: __m512i, out: &mut [u8; 64]) {
+        // SAFETY: the token proves the features; the store fills the 64 bytes.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), whole) }
+    }
+
+    #[inline(always)]
+    fn interleave(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        // SAFETY: the token proves the features.
         unsafe {
-            let panel = _mm512_loadu_si512(panel.as_ptr().cast());
-            let x = _mm512_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-            if VNNI {
-                self.dot_bytes(sums, panel, x)
-            } else {
-                self.dot_signed(sums, panel, x)
-            }
+            let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+            let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+            [
+                _mm512_unpacklo_epi16(ab, cd),
+                _mm512_unpackhi_epi16(ab, cd),
+                _mm512_unpacklo_epi16(ab_high, cd_high),
+                _mm512_unpackhi_epi16(ab_high, cd_high),
+            ]
         }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: __m512i) -> [__m512i; 2] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let mask = _mm512_set1_epi8(15);
+            [
+                _mm512_and_si512(bytes, mask),
+                _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn spread_words(self, words: &[u32; 4]) -> __m512i {
+        // SAFETY: the token proves the features; the load takes the 4 words.
+        unsafe {
+            let order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            let words = _mm_loadu_si128(words.as_ptr().cast());
+            _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(words))
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: __m512i, bytes: __m512i, x: __m512i) -> __m512i {
+        match VNNI {
+            true => self.dot_bytes(sums, bytes, x),
+            false => self.dot_signed(sums, bytes, x),
+        }
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, sums: __m512i, nibbles: __m512i, x: __m512i) -> __m512i {
+        self.dot_bytes(sums, nibbles, x)
+    }
+
+    #[inline(always)]
+    fn magnitudes(self, lanes: __m512) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_and_si512(_mm512_castps_si512(lanes), _mm512_set1_epi32(i32::MAX)) }
+    }
+
+    #[inline(always)]
+    fn larger_whole(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn add_whole(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn round_lanes(self, values: __m512, inverses: __m512) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let is_some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(inverses, _mm512_setzero_ps());
+            _mm512_maskz_cvtps_epi32(is_some, _mm512_mul_ps(values, inverses))
+        }
+    }
+
+    #[inline(always)]
+    fn join_bytes(self, [a, b, c, d]: [__m512i; 4]) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let low = _mm512_mask_blend_epi8(ODD_BYTES, a, _mm512_slli_epi32::<8>(b));
+            let high = _mm512_mask_blend_epi8(ODD_BYTES, c, _mm512_slli_epi32::<8>(d));
+            _mm512_mask_blend_epi16(ODD_WORDS, low, _mm512_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, whole: __m512i) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        // SAFETY: the token proves the features; the store fills the 16 bytes.
+        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(whole)) };
+        bytes
+    }
+
+    #[inline(always)]
+    fn repeat(self, values: &[f32; 4]) -> __m512 {
+        // SAFETY: the token proves the features; the load takes the 4 values.
+        unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(values.as_ptr())) }
     }
 
     #[inline(always)]

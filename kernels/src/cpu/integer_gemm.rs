@@ -278,7 +278,8 @@ fn add_block<S: Simd, const MINIMA: bool>(
     let words = &x.quants.as_chunks::<WORD>().0[block * (BLOCK / WORD)..][..BLOCK / WORD];
     let mut products = simd.splat_whole(-S::PANEL_BIAS * x.sums[block]);
     for (panel, word) in panel.0.iter().zip(words) {
-        products = simd.dot_panel(products, panel, *word);
+        let word = i32::from_le_bytes(word.map(|quant| quant as u8));
+        products = simd.dot(products, simd.load_whole(panel), simd.splat_whole(word));
     }
     let products = simd.lanes_of(products);
     let x_scale = simd.splat_lanes(x.scales[block]);

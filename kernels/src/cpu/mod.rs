@@ -20,6 +20,7 @@ mod dot;
 mod gemm;
 mod integer_dot;
 mod integer_gemm;
+mod integer_sum;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 mod quantise;
@@ -35,6 +36,7 @@ pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
+pub(crate) use integer_sum::{IntegerSum, IntegerSumMany};
 pub(crate) use quantise::Quantise;
 pub(crate) use sum::Sum;
 
@@ -43,11 +45,16 @@ use half::{bf16, f16};
 use crate::activations::ActivationSpan;
 use crate::format::{BLOCK, SUPER_BLOCK};
 
-/// Bytes that the product of a matrix of `columns` columns with many vectors takes while it is
-/// computed, on each thread.
+/// Bytes that the product of a matrix of `columns` columns with many vectors, or sums of its rows, take
+/// while they are computed, on each thread.
 pub const fn gemm_bytes(columns: usize) -> usize {
-    let (exact, integer) = (gemm::BYTES, integer_gemm::bytes(columns));
-    if exact > integer { exact } else { integer }
+    let (exact, integer, sums) = (
+        gemm::BYTES,
+        integer_gemm::bytes(columns),
+        integer_sum::bytes(columns),
+    );
+    let products = if exact > integer { exact } else { integer };
+    if products > sums { products } else { sums }
 }
 
 /// Blocks that are gone through at once: as many scales fill the widest register.
@@ -178,9 +185,37 @@ pub(crate) trait Simd: Copy {
     -> Self::Lanes;
     /// Every lane `value`.
     fn splat_whole(self, value: i32) -> Self::Whole;
-    /// Adds the products of every four bytes of a panel, which are larger than their numbers by
-    /// [`Self::PANEL_BIAS`], with the four of `x`, none of them -128, to their lane of `sums`.
-    fn dot_panel(self, sums: Self::Whole, panel: &[u8; 64], x: [i8; 4]) -> Self::Whole;
+    /// Reads 64 bytes, quarters of 16.
+    fn load_whole(self, bytes: &[u8; 64]) -> Self::Whole;
+    /// Writes 64 bytes.
+    fn store_whole(self, whole: Self::Whole, out: &mut [u8; 64]);
+    /// Puts the bytes of four rows side by side: byte `4 r + t` of quarter `q` of row `i` becomes byte
+    /// `i` of word `t` of quarter `q` of `r`.
+    fn interleave(self, rows: [Self::Whole; 4]) -> [Self::Whole; 4];
+    /// The low four bits of every byte, and the high ones.
+    fn nibbles(self, bytes: Self::Whole) -> [Self::Whole; 2];
+    /// Word `q` in every word of quarter `q`.
+    fn spread_words(self, words: &[u32; 4]) -> Self::Whole;
+    /// Adds the products of every four bytes, larger than their numbers by [`Self::PANEL_BIAS`], with
+    /// those of `x`, none of them -128, to their lane of `sums`.
+    fn dot(self, sums: Self::Whole, bytes: Self::Whole, x: Self::Whole) -> Self::Whole;
+    /// The same of bytes up to 15 as they are.
+    fn dot_nibbles(self, sums: Self::Whole, nibbles: Self::Whole, x: Self::Whole) -> Self::Whole;
+    /// The bits of magnitudes, which are ordered as these are; those of NaNs come last.
+    fn magnitudes(self, lanes: Self::Lanes) -> Self::Whole;
+    /// The larger of `a` and `b`, neither of them negative.
+    fn larger_whole(self, a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// `a + b`.
+    fn add_whole(self, a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// The whole numbers nearest to `values * inverses`, ties to even, at most 127; 0 where the inverse
+    /// is.
+    fn round_lanes(self, values: Self::Lanes, inverses: Self::Lanes) -> Self::Whole;
+    /// Byte `i` of every word is the lowest one of that word of `i`.
+    fn join_bytes(self, four: [Self::Whole; 4]) -> Self::Whole;
+    /// The lowest bytes of all words.
+    fn narrow(self, whole: Self::Whole) -> [u8; 16];
+    /// Four numbers in every quarter.
+    fn repeat(self, values: &[f32; 4]) -> Self::Lanes;
     /// Whole numbers below 2^24 as numbers.
     fn lanes_of(self, whole: Self::Whole) -> Self::Lanes;
 

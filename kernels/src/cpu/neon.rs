@@ -442,19 +442,158 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn dot_panel(self, mut sums: Self::Whole, panel: &[u8; 64], x: [i8; 4]) -> Self::Whole {
-        for (sums, panel) in sums.iter_mut().zip(panel.as_chunks::<16>().0) {
+    fn load_whole(self, bytes: &[u8; 64]) -> Self::Whole {
+        let (quarters, _) = bytes.as_chunks::<16>();
+        [0, 1, 2, 3].map(|quarter| {
             // SAFETY: the token proves the feature; the load takes the 16 bytes.
+            unsafe { vreinterpretq_s32_u8(vld1q_u8(quarters[quarter].as_ptr())) }
+        })
+    }
+
+    #[inline(always)]
+    fn store_whole(self, whole: Self::Whole, out: &mut [u8; 64]) {
+        for (quarter, out) in whole.into_iter().zip(out.as_chunks_mut::<16>().0) {
+            // SAFETY: the token proves the feature; the store fills the 16 bytes.
+            unsafe { vst1q_u8(out.as_mut_ptr(), vreinterpretq_u8_s32(quarter)) }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: [Self::Whole; 4]) -> [Self::Whole; 4] {
+        let mut words = rows;
+        for quarter in 0..4 {
+            // SAFETY: the token proves the feature.
+            let of_quarter = unsafe {
+                let [a, b, c, d] = rows.map(|row| vreinterpretq_u8_s32(row[quarter]));
+                let [ab, ab_high] = [vzip1q_u8(a, b), vzip2q_u8(a, b)];
+                let [cd, cd_high] = [vzip1q_u8(c, d), vzip2q_u8(c, d)];
+                let [ab, cd] = [ab, cd].map(|bytes| vreinterpretq_u16_u8(bytes));
+                let [ab_high, cd_high] =
+                    [ab_high, cd_high].map(|bytes| vreinterpretq_u16_u8(bytes));
+                [
+                    vzip1q_u16(ab, cd),
+                    vzip2q_u16(ab, cd),
+                    vzip1q_u16(ab_high, cd_high),
+                    vzip2q_u16(ab_high, cd_high),
+                ]
+                .map(|words| vreinterpretq_s32_u16(words))
+            };
+            for (words, of_quarter) in words.iter_mut().zip(of_quarter) {
+                words[quarter] = of_quarter;
+            }
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: Self::Whole) -> [Self::Whole; 2] {
+        // SAFETY: the token proves the feature.
+        unsafe {
+            [
+                bytes.map(|bytes| vandq_s32(bytes, vdupq_n_s32(0x0f0f_0f0f))),
+                bytes.map(|bytes| {
+                    vreinterpretq_s32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s32(bytes)))
+                }),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn spread_words(self, words: &[u32; 4]) -> Self::Whole {
+        // SAFETY: the token proves the feature.
+        words.map(|word| unsafe { vdupq_n_s32(word as i32) })
+    }
+
+    #[inline(always)]
+    fn dot(self, mut sums: Self::Whole, bytes: Self::Whole, x: Self::Whole) -> Self::Whole {
+        for (sums, (bytes, x)) in sums.iter_mut().zip(bytes.into_iter().zip(x)) {
+            // SAFETY: the token proves the feature.
             unsafe {
-                let panel = vreinterpretq_s8_u8(vld1q_u8(panel.as_ptr()));
-                let x = vdupq_n_s32(i32::from_le_bytes(x.map(|x| x as u8)));
-                let x = vreinterpretq_s8_s32(x);
-                let low = vpaddlq_s16(vmull_s8(vget_low_s8(panel), vget_low_s8(x)));
-                let high = vpaddlq_s16(vmull_high_s8(panel, x));
+                let (bytes, x) = (vreinterpretq_s8_s32(bytes), vreinterpretq_s8_s32(x));
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(bytes), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_high_s8(bytes, x));
                 *sums = vaddq_s32(*sums, vpaddq_s32(low, high));
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(self, sums: Self::Whole, nibbles: Self::Whole, x: Self::Whole) -> Self::Whole {
+        self.dot(sums, nibbles, x)
+    }
+
+    #[inline(always)]
+    fn magnitudes(self, lanes: Self::Lanes) -> Self::Whole {
+        // SAFETY: the token proves the feature.
+        lanes.map(|lanes| unsafe { vreinterpretq_s32_f32(vabsq_f32(lanes)) })
+    }
+
+    #[inline(always)]
+    fn larger_whole(self, mut a: Self::Whole, b: Self::Whole) -> Self::Whole {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vmaxq_s32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn add_whole(self, mut a: Self::Whole, b: Self::Whole) -> Self::Whole {
+        for (a, b) in a.iter_mut().zip(b) {
+            // SAFETY: the token proves the feature.
+            *a = unsafe { vaddq_s32(*a, b) };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn round_lanes(self, values: Self::Lanes, inverses: Self::Lanes) -> Self::Whole {
+        let mut rounded = self.splat_whole(0);
+        for (rounded, (value, inverse)) in rounded.iter_mut().zip(values.into_iter().zip(inverses))
+        {
+            // SAFETY: the token proves the feature.
+            *rounded = unsafe {
+                let is_none = vceqzq_f32(inverse);
+                let whole = vcvtnq_s32_f32(vmulq_f32(value, inverse));
+                vbicq_s32(whole, vreinterpretq_s32_u32(is_none))
+            };
+        }
+        rounded
+    }
+
+    #[inline(always)]
+    fn join_bytes(self, [a, b, c, d]: [Self::Whole; 4]) -> Self::Whole {
+        let mut joined = a;
+        for (index, joined) in joined.iter_mut().enumerate() {
+            // SAFETY: the token proves the feature.
+            *joined = unsafe {
+                let low = vsliq_n_s32::<8>(a[index], b[index]);
+                let high = vsliq_n_s32::<8>(c[index], d[index]);
+                vsliq_n_s32::<16>(low, high)
+            };
+        }
+        joined
+    }
+
+    #[inline(always)]
+    fn narrow(self, whole: Self::Whole) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        // SAFETY: the token proves the feature; the store fills the 16 bytes.
+        unsafe {
+            let [a, b, c, d] = whole.map(|quarter| vmovn_s32(quarter));
+            let low = vmovn_s16(vcombine_s16(a, b));
+            let high = vmovn_s16(vcombine_s16(c, d));
+            let all = vreinterpretq_u8_s8(vcombine_s8(low, high));
+            vst1q_u8(bytes.as_mut_ptr(), all);
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn repeat(self, values: &[f32; 4]) -> Self::Lanes {
+        // SAFETY: the token proves the feature; the load takes the 4 values.
+        unsafe { [vld1q_f32(values.as_ptr()); 4] }
     }
 
     #[inline(always)]

@@ -19,8 +19,8 @@ pub(super) trait Weights: Copy {
 /// What makes weights of the numbers of a span's blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Scales {
-    scales: [f32; SPAN],
-    minima: [f32; SPAN],
+    pub(super) scales: [f32; SPAN],
+    pub(super) minima: [f32; SPAN],
 }
 
 impl Scales {
@@ -49,6 +49,25 @@ pub(super) trait Row: Copy {
     /// The weights that follow the first `whole` blocks: a last block, padded with zeros or finite
     /// numbers.
     fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block;
+}
+
+/// A part of a row of four-bit numbers that are multiplied by scales.
+pub(super) trait NibbleRow: Row {
+    /// Whether blocks have minima.
+    const HAS_MINIMA: bool;
+    /// What numbers are larger than they count.
+    const BIAS: i32;
+
+    /// The numbers of all blocks.
+    fn bytes<'r>(self) -> &'r [u8]
+    where
+        Self: 'r;
+
+    /// The scales and the minima, if it has any, of span `span`, of which the last may be short.
+    fn span_scales<S: Simd>(self, simd: S, span: usize) -> [S::Lanes; 2];
+
+    /// Asks for the memory of its scales.
+    fn prefetch_scales<S: Simd>(self, simd: S);
 }
 
 /// A number that stands for itself.
@@ -227,6 +246,30 @@ impl<Q: Quants> Row for Quantised<'_, Q> {
     }
 }
 
+impl NibbleRow for Quantised<'_, [u8; BLOCK / 2]> {
+    const HAS_MINIMA: bool = false;
+    const BIAS: i32 = 8;
+
+    #[inline(always)]
+    fn bytes<'r>(self) -> &'r [u8]
+    where
+        Self: 'r,
+    {
+        self.quants.as_flattened()
+    }
+
+    #[inline(always)]
+    fn span_scales<S: Simd>(self, simd: S, span: usize) -> [S::Lanes; 2] {
+        let scales = &self.scales[span * SPAN..];
+        [simd.widen_lanes(&scales[..scales.len().min(SPAN)]); 2]
+    }
+
+    #[inline(always)]
+    fn prefetch_scales<S: Simd>(self, simd: S) {
+        simd.prefetch(self.scales);
+    }
+}
+
 /// The planes of [`Format::Q4K`](crate::Format::Q4K).
 #[derive(Clone, Copy)]
 pub(super) struct KWeights<'a> {
@@ -322,6 +365,31 @@ impl Row for KRow<'_> {
     fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block {
         let [scale, minimum] = self.scales.one(whole);
         simd.load_q4_k(&self.quants[whole], scale, minimum)
+    }
+}
+
+impl NibbleRow for KRow<'_> {
+    const HAS_MINIMA: bool = true;
+    const BIAS: i32 = 0;
+
+    #[inline(always)]
+    fn bytes<'r>(self) -> &'r [u8]
+    where
+        Self: 'r,
+    {
+        self.quants.as_flattened()
+    }
+
+    #[inline(always)]
+    fn span_scales<S: Simd>(self, simd: S, span: usize) -> [S::Lanes; 2] {
+        let first = span * SPAN;
+        let count = SPAN.min(self.quants.len() - first);
+        simd.widen_q4_k(&self.scales.part(first, count))
+    }
+
+    #[inline(always)]
+    fn prefetch_scales<S: Simd>(self, simd: S) {
+        self.scales.prefetch(simd);
     }
 }
 

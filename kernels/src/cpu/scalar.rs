@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::SPAN;
 use crate::Matrix;
-use crate::activations::ActivationSpan;
+use crate::activations::{ActivationSpan, round, rounding};
 use crate::format::BLOCK;
 
 /// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
@@ -48,6 +48,43 @@ pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSp
         };
     }
     halved(&mut sums)
+}
+
+/// Adds `Σ_i coefficients[i] * matrix[rows[i], first_block * 32 + c]` to `out[c]` for rows of one group.
+///
+/// In every block of columns, a row's factor, its coefficient times the block's scale, is rounded to a
+/// byte of the largest one among the rows; products with the numbers are added up whole; one fused
+/// multiply-add with what a whole factor stands for; and then minima times coefficients are taken off,
+/// added up row after row with fused multiply-adds.
+pub(super) fn integer_sum(
+    matrix: &Matrix<'_>,
+    rows: &[u32],
+    coefficients: &[f32],
+    first_block: usize,
+    out: &mut [f32],
+) {
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let block = |row: &u32| matrix.block(*row as usize, first_block + index);
+        let terms = || rows.iter().map(block).zip(coefficients);
+        let magnitude = |factor: f32| factor.to_bits() & 0x7fff_ffff;
+        let largest = terms().map(|(block, x)| magnitude(x * block.scale)).max();
+        let (scale, inverse) = rounding(largest.unwrap_or(0));
+        let (mut sums, mut minimum) = ([0; BLOCK], 0.0f32);
+        for (block, x) in terms() {
+            let factor = i32::from(round(x * block.scale, inverse));
+            for (sum, number) in sums.iter_mut().zip(block.numbers) {
+                *sum += number as i32 * factor;
+            }
+            minimum = x.mul_add(block.minimum, minimum);
+        }
+        for (out, sum) in out.iter_mut().zip(sums) {
+            // At most 128 * 128 * 127, which a float holds exactly.
+            *out = scale.mul_add(sum as f32, *out);
+            if matrix.format().has_minima() {
+                *out -= minimum;
+            }
+        }
+    }
 }
 
 /// `a · b`, as [`dot_row`] of a row of `f32`.
