@@ -20,6 +20,7 @@ mod error;
 #[cfg(test)]
 mod exhaustive;
 mod fill;
+mod general;
 mod greedy;
 mod impact;
 mod labels;
