@@ -2,22 +2,14 @@
 //! cache that gives back what was put in.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/noise.rs"]
+mod noise;
+
+use noise::noise;
 use powerinfer_kernels::{CacheFormat, CachePlane, Isa, Lay, power_of_two};
 use proptest::prelude::*;
 
 const HEAD_SIZES: [usize; 9] = [1, 8, 31, 33, 64, 80, 96, 128, 256];
-
-/// Numbers between -1 and 1, the same for the same seed.
-fn noise(seed: u64, length: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(length).collect()
-}
 
 fn plane(lay: Lay, format: CacheFormat, head_size: usize, heads: &[f32]) -> CachePlane {
     let positions = heads.len() / head_size;

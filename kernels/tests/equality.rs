@@ -1,24 +1,16 @@
 //! Every instruction set gives the bits of the scalar specification, and every kernel the bits of
 //! the others; the specification itself is close to arithmetic in `f64`.
 
+#[path = "support/noise.rs"]
+mod noise;
+
+use noise::noise;
 use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
 
 /// Lengths around every block, register and span boundary.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=100).chain([127, 128, 172, 257, 511, 512, 513, 544, 1000, 1056])
-}
-
-/// Numbers between -1 and 1, the same for the same seed.
-fn noise(seed: u64, length: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(length).collect()
 }
 
 fn matrix(format: Format, rows: usize, columns: usize) -> OwnedMatrix {

@@ -6,9 +6,10 @@ use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
     Layer, Options, Problem, SolveError, SolveReport, Way, Work, cost, latency,
-    placement::{Solved, solve_impact, solve_latency, write},
     places::Places,
     problem::validate_neurons,
+    solve::{Solved, solve_impact, solve_latency},
+    write::write,
 };
 
 /// Rounds after which the best placement so far is taken.

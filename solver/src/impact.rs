@@ -14,24 +14,16 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use good_lp::{
-    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable,
-    WithInitialSolution, WithTimeLimit,
-    solvers::{SolutionStatus, microlp::microlp},
-    variable,
-};
+use good_lp::{Expression, ProblemVariables, ResolutionError, Variable, variable};
 
 use crate::{
-    Backend, decomposition, greedy,
-    mixed_integer::is_proven,
+    Backend, decomposition, general, greedy,
     program::{Levels, Program},
     relaxation::{Block, ROUNDING, Relaxation, blocks_by_density},
 };
 
 /// Memory rows are scaled to this at most, so that the solver's tolerance stays below one byte.
 const LARGEST_ROW: f64 = 1e6;
-/// Seconds that any caller may call for ever; more overflows in the solver.
-const LONGEST_LIMIT: f64 = 1e9;
 
 /// The best choice of levels found, and how good it is known to be.
 #[derive(Debug, Clone)]
@@ -171,7 +163,7 @@ fn improve(
     };
     match solve_open(program, &relaxation, &answer.choice, backend, time_limit) {
         Err(error) => answer.trouble = Some(error.to_string()),
-        Ok((choice, status)) => {
+        Ok((choice, is_proven)) => {
             let mass = program.mass(&choice);
             if !program.allows(&choice) || mass < start_mass - ROUNDING * relaxation.bound {
                 answer.trouble = Some("its answer is infeasible or worse than greedy's".to_owned());
@@ -186,7 +178,7 @@ fn improve(
                 answer.choice = choice;
                 answer.mass = mass;
             }
-            if is_proven(&status) {
+            if is_proven {
                 answer.bound = answer.mass;
             } else {
                 answer.trouble = Some(format!("stopped after {time_limit:?}"));
@@ -210,14 +202,15 @@ struct LayerVariables {
     groups: Vec<Variable>,
 }
 
-/// States the program over the open levels and has microlp solve it from `start`.
+/// States the program over the open levels and has it solved from `start`; says whether that was to the
+/// end.
 fn solve_open(
     program: &Program,
     relaxation: &Relaxation,
     start: &[usize],
     backend: Backend,
     time_limit: Duration,
-) -> Result<(Vec<usize>, SolutionStatus), ResolutionError> {
+) -> Result<(Vec<usize>, bool), ResolutionError> {
     let mut variables = ProblemVariables::new();
     let mut layers = Vec::with_capacity(relaxation.open.len());
     for open in &relaxation.open {
@@ -266,53 +259,19 @@ fn solve_open(
     rows.push(memory.leq(relaxation.capacity as f64 * scale));
 
     let program = variables.maximise(mass);
-    let seconds = time_limit.as_secs_f64().min(LONGEST_LIMIT);
-    let choice = |value: &dyn Fn(Variable) -> f64| -> Vec<usize> {
-        let is_set = |variable: Variable| value(variable) > 0.5;
-        let level = |layer: &LayerVariables| {
-            if !is_set(layer.used) {
-                return 0;
-            }
-            layer.lowest + layer.groups.iter().filter(|&&group| is_set(group)).count()
-        };
-        layers
-            .iter()
-            .map(|layer| layer.as_ref().map_or(0, level))
-            .collect()
+    let found = general::solve(program, rows, Some(warm), backend, time_limit)?;
+    let is_set = |variable: Variable| found.value(variable) > 0.5;
+    let level = |layer: &LayerVariables| {
+        if !is_set(layer.used) {
+            return 0;
+        }
+        layer.lowest + layer.groups.iter().filter(|&&group| is_set(group)).count()
     };
-    match backend {
-        #[cfg(feature = "highs")]
-        Backend::Highs => {
-            let mut model = program.using(good_lp::solvers::highs::highs);
-            for row in rows {
-                model.add_constraint(row);
-            }
-            let model = good_lp::WithMipGap::with_mip_gap(model, 0.0)
-                .map_err(|error| ResolutionError::Str(format!("{error:?}")))?;
-            let solution = model
-                .with_time_limit(seconds)
-                .with_initial_solution(warm)
-                .solve()?;
-            Ok((
-                choice(&|variable| solution.value(variable)),
-                solution.status(),
-            ))
-        }
-        _ => {
-            let mut model = program.using(microlp);
-            for row in rows {
-                model.add_constraint(row);
-            }
-            let solution = model
-                .with_time_limit(seconds)
-                .with_initial_solution(warm)
-                .solve()?;
-            Ok((
-                choice(&|variable| solution.value(variable)),
-                solution.status(),
-            ))
-        }
-    }
+    let choice = layers
+        .iter()
+        .map(|layer| layer.as_ref().map_or(0, level))
+        .collect();
+    Ok((choice, found.is_proven))
 }
 
 #[cfg(test)]

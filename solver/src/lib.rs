@@ -2,7 +2,7 @@
 //! be used, turned into a [`Plan`](powerinfer_artifact::plan::Plan).
 //!
 //! ```text
-//! Problem ──latency──▶ Chain: all that a layer can be ──decomposition──▶ Places ──placement──▶ Plan
+//! Problem ──latency──▶ Chain: all that a layer can be ──decomposition──▶ Places ──write──▶ Plan
 //!    │                   │            dual, fill, labels          ▲
 //!    │                   └──mixed_integer (good_lp)───────────────┤
 //!    └──dense──▶ what VRAM is left ──program, relaxation──▶ impact (good_lp)
@@ -20,13 +20,17 @@ mod error;
 #[cfg(test)]
 mod exhaustive;
 mod fill;
+mod general;
 mod greedy;
 mod impact;
 mod labels;
 mod latency;
+mod limit;
 mod machine;
 mod mixed_integer;
 pub mod objective;
+mod options;
+mod pins;
 mod placement;
 mod places;
 mod problem;
@@ -34,10 +38,15 @@ mod program;
 mod relaxation;
 #[cfg(test)]
 mod samples;
+mod solve;
 mod way;
+mod write;
 
 pub use decide::{Candidate, Decision, Price, decide};
 pub use error::SolveError;
-pub use placement::{Backend, Options, SolveReport, place};
-pub use problem::{GROUP_SIZE, Layer, Pins, Problem};
+pub use options::{Backend, Options};
+pub use pins::Pins;
+pub use placement::place;
+pub use problem::{GROUP_SIZE, Layer, Problem};
 pub use way::{Foreseen, NeuronShape, Way, Work};
+pub use write::SolveReport;

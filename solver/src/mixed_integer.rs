@@ -14,16 +14,14 @@
 
 use std::time::Duration;
 
-use good_lp::{
-    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit,
-    solvers::SolutionStatus, variable,
-};
+use good_lp::{Expression, ProblemVariables, ResolutionError, Variable, variable};
 
 use crate::{
     Backend,
     chain::{Chain, State, Step},
     decomposition::{Answer, ROUNDING, Taken},
     dual::{Hulls, maximise, potentials},
+    general,
     labels::open_choices,
 };
 
@@ -31,8 +29,6 @@ use crate::{
 const ROW: f64 = 1e4;
 /// Costs are scaled to this on average, for the same reason.
 const COST: f64 = 1e3;
-/// Seconds that any caller may call for ever; more overflows in the solver.
-const LONGEST_LIMIT: f64 = 1e9;
 
 /// What a general solver made of a chain.
 #[derive(Debug)]
@@ -179,60 +175,26 @@ fn solve(
     if ram_matters {
         rows.push(ram.leq(chain.ram as f64 * ram_scale));
     }
-    let program = variables.minimise(cost);
-    let seconds = time_limit.as_secs_f64().min(LONGEST_LIMIT);
-    let read = |solution: &dyn Fn(Variable) -> f64| -> Vec<Step> {
-        let stages = stages.iter().zip(open).map(|(states, open)| {
-            let mut best = (
-                f64::NEG_INFINITY,
-                Step {
-                    state: 0,
-                    choice: 0,
-                },
-            );
-            for (state, (taken, open)) in states.iter().zip(open).enumerate() {
-                for (&taken, &choice) in taken.iter().zip(open) {
-                    let value = solution(taken);
-                    if value > best.0 {
-                        best = (value, Step { state, choice });
-                    }
+    let found = general::solve(variables.minimise(cost), rows, None, backend, time_limit)?;
+    let steps = stages.iter().zip(open).map(|(states, open)| {
+        let mut best = (
+            f64::NEG_INFINITY,
+            Step {
+                state: 0,
+                choice: 0,
+            },
+        );
+        for (state, (taken, open)) in states.iter().zip(open).enumerate() {
+            for (&taken, &choice) in taken.iter().zip(open) {
+                let value = found.value(taken);
+                if value > best.0 {
+                    best = (value, Step { state, choice });
                 }
             }
-            best.1
-        });
-        stages.collect()
-    };
-    match backend {
-        #[cfg(feature = "highs")]
-        Backend::Highs => {
-            use good_lp::{WithMipGap, solvers::highs::highs};
-            let mut model = program.using(highs);
-            for row in rows {
-                model.add_constraint(row);
-            }
-            let model = model
-                .with_mip_gap(0.0)
-                .map_err(|error| ResolutionError::Str(format!("{error:?}")))?;
-            let solution = model.with_time_limit(seconds).solve()?;
-            let is_optimal = is_proven(&solution.status());
-            Ok((read(&|variable| solution.value(variable)), is_optimal))
         }
-        _ => {
-            let mut model = program.using(good_lp::solvers::microlp::microlp);
-            for row in rows {
-                model.add_constraint(row);
-            }
-            let solution = model.with_time_limit(seconds).solve()?;
-            let is_optimal = is_proven(&solution.status());
-            Ok((read(&|variable| solution.value(variable)), is_optimal))
-        }
-    }
-}
-
-/// Whether a solver came to its end. None was allowed a gap, so one that it mentions is the rounding of
-/// its own tolerance.
-pub(crate) fn is_proven(status: &SolutionStatus) -> bool {
-    matches!(status, SolutionStatus::Optimal | SolutionStatus::GapLimit)
+        best.1
+    });
+    Ok((steps.collect(), found.is_proven))
 }
 
 /// Mean magnitude of the open choices' costs, never 0.

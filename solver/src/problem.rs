@@ -5,7 +5,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device},
 };
 
-use crate::{SolveError, Way};
+use crate::{Pins, SolveError, Way};
 
 /// The paper's group: neurons of similar frequency that are placed together.
 pub const GROUP_SIZE: usize = 64;
@@ -37,15 +37,6 @@ pub struct Problem {
     pub hardware: Hardware,
     /// Where the head has to be, if a person says so.
     pub head_pin: Option<Device>,
-}
-
-/// Where parts of a layer have to be, if a person says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pins {
-    /// Attention, and with it the hidden state.
-    pub attention: Option<Device>,
-    /// All neurons.
-    pub neurons: Option<Device>,
 }
 
 /// One layer; all its neurons are equally large.

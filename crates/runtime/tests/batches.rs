@@ -3,28 +3,29 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};
 
 use golden::Golden;
+use packing::pack_bundle;
 use powerinfer_artifact::{
-    Header,
     matrix_planes::insert_matrix,
     plan::{InputThresholds, Plan, Policy, Score, Threshold},
     predictor_file::{
-        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, WEIGHTS_SETTING,
-        score_names, signs_name, tensor_name,
+        self, PredictorFile, PredictorSummary, WEIGHTS_SETTING, score_names, tensor_name,
     },
-    progress::Silent,
     random::Random,
     tensor_file::Dtype,
-    tensor_writer::{TensorSource, write_tensors},
-    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+    tensor_writer::TensorSource,
 };
-use powerinfer_bundle::{PackInputs, pack};
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack_signs};
-use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
+use powerinfer_kernels::{Format, Isa, OwnedMatrix};
+use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, RuntimeError, Sequence, Threads};
+use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
 
 /// Learned, rotary and linear positions, gated and plain FFNs, norms before, after and beside, windows,
@@ -73,43 +74,14 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
             let source = TensorSource::owned(Dtype::F32, vec![length], bytes.collect());
             tensors.insert(name, source);
         }
-        let gate = Weight::Layer(layer, LayerWeight::Gate);
-        let gate = checkpoint.read(gate).unwrap();
-        let words = gate.chunks(hidden).flat_map(pack_signs);
-        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let shape = vec![neurons, bytes.len() / neurons];
-        let signs = TensorSource::owned(Dtype::U8, shape, bytes);
-        tensors.insert(signs_name(layer), signs);
-        let level = ThresholdLevel {
-            value: 0.0,
-            error: 0.0,
-            density: 1.0,
-        };
+        insert_signs(&mut tensors, checkpoint, layer);
         summaries.push(PredictorSummary {
             rank: RANK,
-            sign_bit: Some(SignBitSummary {
-                agreements: hidden as u32 / 2 + 1,
-                alpha: 1.0,
-                bytes: 0,
-                recall: 0.0,
-                contribution_recall: None,
-                precision: 0.0,
-                predicted_sparsity: 0.0,
-            }),
-            thresholds: vec![ThresholdCurve {
-                score: Score::Contribution,
-                centred: true,
-                levels: vec![level; ERRORS.len()],
-            }],
-            ..PredictorSummary::none(layer)
+            ..summary(layer, hidden as u32 / 2 + 1, Score::Contribution, true)
         });
     }
-    let identity = checkpoint.identity().clone();
-    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
-        .with_setting(WEIGHTS_SETTING, weights.name())
-        .with_setting(LAYERS_SETTING, serde_json::to_value(&summaries).unwrap());
-    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
-    PredictorFile::open(folder).unwrap()
+    let settings = [(WEIGHTS_SETTING, weights.name())];
+    write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }
 
 /// What runs.
@@ -151,20 +123,16 @@ fn runtime(case: Case) -> Runtime {
         });
     }
     plan.totals.hot_count = count as u64 * 50;
-    let order: Vec<u32> = (0..neurons as u32).rev().collect();
-    let inputs = PackInputs {
-        checkpoint: &checkpoint,
-        orders: &vec![order; count],
-        predictors: Some(&predictors),
+    let order = (0..neurons as u32).rev();
+    let out = folder.path().join("bundle");
+    let bundle = pack_bundle(
+        &checkpoint,
+        order,
+        Some(&predictors),
         plan,
-        placing: None,
-        quant: case.quant,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    let bundle = pack(&inputs, &folder.path().join("bundle"), &Silent).unwrap();
+        case.quant,
+        &out,
+    );
     let threads = Threads::new(Isa::detect().unwrap(), case.threads).unwrap();
     let policy = case
         .policy

@@ -3,25 +3,32 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};
 
 use candle_core::{Device, Tensor};
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
+use packing::pack_bundle;
 use powerinfer_artifact::{
-    Header, TensorFile,
+    TensorFile,
     matrix_planes::insert_matrix,
     plan::{Plan, Policy},
-    predictor_file::{self, PredictorFile, PredictorInput, PredictorSummary, tensor_name},
-    progress::Silent,
+    predictor_file::{
+        INPUT_SETTING, PredictorFile, PredictorInput, PredictorSummary, WEIGHTS_SETTING,
+        tensor_name,
+    },
     random::Random,
-    tensor_writer::write_tensors,
 };
-use powerinfer_bundle::{Bundle, PackInputs, StoredWeights, neuron_bytes, pack};
+use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use predictor_files::write_predictors;
 
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.
 fn plan(checkpoint: &Checkpoint, hot: usize) -> Plan {
@@ -53,21 +60,9 @@ fn bundle_with(
     out: &Path,
 ) -> Bundle {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
-    let config = checkpoint.config();
-    let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
-    let inputs = PackInputs {
-        checkpoint: &checkpoint,
-        orders: &vec![order; config.layer_count],
-        predictors,
-        plan: plan(&checkpoint, hot),
-        placing: None,
-        quant,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    pack(&inputs, out, &Silent).unwrap()
+    let order = (0..checkpoint.config().ffn_size as u32).rev();
+    let plan = plan(&checkpoint, hot);
+    pack_bundle(&checkpoint, order, predictors, plan, quant, out)
 }
 
 fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: usize) -> Runtime {
@@ -146,8 +141,8 @@ struct Network {
     bias: Vec<f32>,
 }
 
-/// Writes predictors with threshold 0.
-fn write_predictors(
+/// Predictors with threshold 0.
+fn predictors(
     golden: &Golden,
     networks: &[Network],
     weights: Format,
@@ -177,16 +172,11 @@ fn write_predictors(
     for (name, matrix) in &matrices {
         insert_matrix(&mut tensors, name, matrix);
     }
-    let identity = checkpoint.identity().clone();
-    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
-        .with_setting(predictor_file::WEIGHTS_SETTING, weights.name())
-        .with_setting(predictor_file::INPUT_SETTING, input.name())
-        .with_setting(
-            predictor_file::LAYERS_SETTING,
-            serde_json::to_value(&summaries).unwrap(),
-        );
-    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
-    PredictorFile::open(folder).unwrap()
+    let settings = [
+        (WEIGHTS_SETTING, weights.name()),
+        (INPUT_SETTING, input.name()),
+    ];
+    write_predictors(&checkpoint, &settings, &summaries, &tensors, folder)
 }
 
 /// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
@@ -205,7 +195,7 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
         })
         .collect();
     let input = PredictorInput::Normed;
-    write_predictors(golden, &networks, Format::Q8_0, input, folder)
+    predictors(golden, &networks, Format::Q8_0, input, folder)
 }
 
 #[test]
@@ -312,8 +302,7 @@ fn predictors_see_what_the_file_says_they_see() {
         let mut seen = Vec::new();
         for input in [PredictorInput::Normed, PredictorInput::Residual] {
             let folder = tempfile::tempdir().unwrap();
-            let predictors =
-                write_predictors(&golden, &networks, Format::F32, input, folder.path());
+            let predictors = predictors(&golden, &networks, Format::F32, input, folder.path());
             let out = folder.path().join("bundle");
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
@@ -357,7 +346,7 @@ fn predictors_run_in_every_format() {
         let folder = tempfile::tempdir().unwrap();
         let networks = vec![network.clone(); 3];
         let input = PredictorInput::Normed;
-        let predictors = write_predictors(&golden, &networks, weights, input, folder.path());
+        let predictors = predictors(&golden, &networks, weights, input, folder.path());
         let out = folder.path().join("bundle");
         let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
         let options = Options {
@@ -401,20 +390,10 @@ fn a_bundle_has_the_numbers_of_a_gguf_file_in_q4_k() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let checkpoint = Checkpoint::open(&path).unwrap();
         let config = checkpoint.config();
-        let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
-        let inputs = PackInputs {
-            checkpoint: &checkpoint,
-            orders: &vec![order.clone(); config.layer_count],
-            predictors: None,
-            plan: plan(&checkpoint, 0),
-            placing: None,
-            quant: Format::Q4K,
-            companions: &[],
-            inputs: BTreeMap::new(),
-            request: serde_json::Value::Null,
-            seed: 0,
-        };
-        let bundle = pack(&inputs, &folder.path().join(name), &Silent).unwrap();
+        let order = (0..config.ffn_size as u32).rev();
+        let plan = plan(&checkpoint, 0);
+        let out = folder.path().join(name);
+        let bundle = pack_bundle(&checkpoint, order.clone(), None, plan, Format::Q4K, &out);
         let stored = StoredWeights::find(bundle.weights(), config, Format::Q4K).unwrap();
         let mut matrices = vec![(Weight::Embedding, &stored.embedding)];
         for (index, layer) in stored.layers.iter().enumerate() {
@@ -441,7 +420,7 @@ fn a_bundle_has_the_numbers_of_a_gguf_file_in_q4_k() {
             let mut found = vec![0.0; view.columns()];
             let rows: Vec<usize> = match weight {
                 Weight::Layer(_, LayerWeight::Gate | LayerWeight::Up) => {
-                    order.iter().map(|neuron| *neuron as usize).collect()
+                    order.clone().map(|neuron| neuron as usize).collect()
                 }
                 _ => (0..view.rows()).collect(),
             };

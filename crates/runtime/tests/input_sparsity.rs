@@ -4,15 +4,13 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
-
-use std::collections::BTreeMap;
+#[path = "support/packing.rs"]
+mod packing;
 
 use golden::Golden;
-use powerinfer_artifact::{
-    plan::{InputThresholds, Plan, Policy},
-    progress::Silent,
-};
-use powerinfer_bundle::{PackInputs, pack, weight_bytes};
+use packing::pack_bundle;
+use powerinfer_artifact::plan::{InputThresholds, Plan, Policy};
+use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
@@ -37,7 +35,6 @@ fn runtime(
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let config = checkpoint.config();
     let (count, neurons) = (config.layer_count, config.ffn_size);
-    let order: Vec<u32> = (0..neurons as u32).rev().collect();
     let mut plan = Plan::unplaced(count, neurons, Policy::Dense, config.context_length);
     for layer in &mut plan.layers {
         layer.input_thresholds = thresholds;
@@ -45,19 +42,9 @@ fn runtime(
     }
     plan.totals.hot_count = count as u64 * 50;
     let folder = tempfile::tempdir().unwrap();
-    let inputs = PackInputs {
-        checkpoint: &checkpoint,
-        orders: &vec![order; count],
-        predictors: None,
-        plan,
-        placing: None,
-        quant,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    let bundle = pack(&inputs, &folder.path().join("bundle"), &Silent).unwrap();
+    let order = (0..neurons as u32).rev();
+    let out = folder.path().join("bundle");
+    let bundle = pack_bundle(&checkpoint, order, None, plan, quant, &out);
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
     // The files stay mapped after the folder is gone.
     Runtime::new(bundle, Options { threads, policy }).unwrap()

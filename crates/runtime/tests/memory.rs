@@ -4,31 +4,35 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
 
 use std::{alloc::System, collections::BTreeMap, io::Write, path::Path};
 
 use cap::Cap;
 use golden::{Golden, MODELS};
+use packing::pack_bundle;
 use powerinfer_artifact::{
-    Header, TensorFile,
+    TensorFile,
     matrix_planes::insert_matrix,
     plan::{
         ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
         InputThresholds, KV_CACHE, PREDICTORS, Plan, Policy, SCRATCH, Score,
     },
     predictor_file::{
-        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, WEIGHTS_SETTING,
-        score_names, signs_name, tensor_name,
+        self, PredictorFile, PredictorSummary, WEIGHTS_SETTING, score_names, signs_name,
+        tensor_name,
     },
-    progress::Silent,
     tensor_file::Dtype,
-    tensor_writer::{TensorSource, write_tensors},
-    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+    tensor_writer::TensorSource,
 };
-use powerinfer_bundle::{Bundle, PackInputs, Verification, memory, pack};
+use powerinfer_bundle::{Bundle, Verification, memory};
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, SignMatrix};
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Sampler, SamplingSettings, Threads};
+use predictor_files::{summary, write_predictors};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
@@ -114,36 +118,13 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
         let row = SignMatrix::row_bytes(hidden);
         let signs = TensorSource::owned(Dtype::U8, vec![neurons, row], vec![0; neurons * row]);
         tensors.insert(signs_name(layer), signs);
-        let level = ThresholdLevel {
-            value: 0.0,
-            error: 0.0,
-            density: 1.0,
-        };
         summaries.push(PredictorSummary {
             rank: RANK,
-            sign_bit: Some(SignBitSummary {
-                agreements: 0,
-                alpha: 1.0,
-                bytes: 0,
-                recall: 0.0,
-                contribution_recall: None,
-                precision: 0.0,
-                predicted_sparsity: 0.0,
-            }),
-            thresholds: vec![ThresholdCurve {
-                score: Score::Contribution,
-                centred: true,
-                levels: vec![level; ERRORS.len()],
-            }],
-            ..PredictorSummary::none(layer)
+            ..summary(layer, 0, Score::Contribution, true)
         });
     }
-    let identity = checkpoint.identity().clone();
-    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
-        .with_setting(WEIGHTS_SETTING, weights.name())
-        .with_setting(LAYERS_SETTING, serde_json::to_value(&summaries).unwrap());
-    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
-    PredictorFile::open(folder).unwrap()
+    let settings = [(WEIGHTS_SETTING, weights.name())];
+    write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }
 
 /// A plan whose lines are those of the arithmetic that placing uses, some neurons hot.
@@ -244,21 +225,15 @@ fn running_holds_what_the_plan_says_and_no_more() {
                 .predictors
                 .map(|format| predictors(&checkpoint, format, folder.path()));
             let plan = plan(config, case, file.as_ref());
-            let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
-            let inputs = PackInputs {
-                checkpoint: &checkpoint,
-                orders: &vec![order; config.layer_count],
-                predictors: file.as_ref(),
-                plan: plan.clone(),
-                placing: None,
-                quant: case.quant,
-                companions: &[],
-                inputs: BTreeMap::new(),
-                request: serde_json::Value::Null,
-                seed: 0,
-            };
             let out = folder.path().join("bundle");
-            let bundle = pack(&inputs, &out, &Silent).unwrap();
+            let bundle = pack_bundle(
+                &checkpoint,
+                (0..config.ffn_size as u32).rev(),
+                file.as_ref(),
+                plan.clone(),
+                case.quant,
+                &out,
+            );
             let file_bytes = tensor_bytes(bundle.weights());
             let mut model = runtime(bundle).unwrap();
 

@@ -4,29 +4,28 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};
 
 use candle_core::{Device, Tensor};
 use golden::Golden;
+use packing::pack_bundle;
 use powerinfer_artifact::{
-    Header,
     plan::{Plan, Policy, Score, Threshold},
-    predictor_file::{
-        self, LAYERS_SETTING, PredictorFile, PredictorSummary, ScoreVectors, SignBitSummary,
-        score_names, signs_name,
-    },
-    progress::Silent,
+    predictor_file::{PredictorFile, ScoreVectors, score_names},
     random::Random,
     tensor_file::Dtype,
-    tensor_writer::{TensorSource, write_tensors},
-    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+    tensor_writer::TensorSource,
 };
-use powerinfer_bundle::{PackInputs, pack};
-use powerinfer_kernels::{Format, Isa, pack_signs};
+use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_reference::{FeedForward, FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads, Verification, WINDOW};
+use predictor_files::{insert_signs, summary, write_predictors};
 
 /// Gated and plain FFNs, with and without zeros and biases.
 const MODELS: [&str; 5] = [
@@ -81,8 +80,6 @@ fn layers(checkpoint: &Checkpoint) -> Vec<Layer> {
 
 /// Writes what `layers` say.
 fn write(checkpoint: &Checkpoint, layers: &[Layer], folder: &Path) -> PredictorFile {
-    let config = checkpoint.config();
-    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
     let numbers = |values: &[f32]| {
         let bytes = values
             .iter()
@@ -103,42 +100,10 @@ fn write(checkpoint: &Checkpoint, layers: &[Layer], folder: &Path) -> PredictorF
         for (name, values) in score_names(index).into_iter().zip(all) {
             tensors.insert(name, numbers(values));
         }
-        let gate = checkpoint
-            .read(Weight::Layer(index, LayerWeight::Gate))
-            .unwrap();
-        let words = gate.chunks(hidden).flat_map(pack_signs);
-        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let shape = vec![neurons, bytes.len() / neurons];
-        let signs = TensorSource::owned(Dtype::U8, shape, bytes);
-        tensors.insert(signs_name(index), signs);
-        let level = ThresholdLevel {
-            value: 0.0,
-            error: 0.0,
-            density: 1.0,
-        };
-        summaries.push(PredictorSummary {
-            sign_bit: Some(SignBitSummary {
-                agreements: layer.agreements,
-                alpha: 1.0,
-                bytes: 0,
-                recall: 0.0,
-                contribution_recall: None,
-                precision: 0.0,
-                predicted_sparsity: 0.0,
-            }),
-            thresholds: vec![ThresholdCurve {
-                score: Score::Gate,
-                centred: false,
-                levels: vec![level; ERRORS.len()],
-            }],
-            ..PredictorSummary::none(index)
-        });
+        insert_signs(&mut tensors, checkpoint, index);
+        summaries.push(summary(index, layer.agreements, Score::Gate, false));
     }
-    let identity = checkpoint.identity().clone();
-    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
-        .with_setting(LAYERS_SETTING, serde_json::to_value(&summaries).unwrap());
-    write_tensors(&folder.join(predictor_file::FILE), Some(&header), &tensors).unwrap();
-    PredictorFile::open(folder).unwrap()
+    write_predictors(checkpoint, &[], &summaries, &tensors, folder)
 }
 
 /// A runtime whose every layer follows `policy`, neurons in reverse order and half of them hot.
@@ -151,7 +116,6 @@ fn runtime(
 ) -> Runtime {
     let config = checkpoint.config();
     let predictors = write(checkpoint, layers, folder);
-    let order: Vec<u32> = (0..config.ffn_size as u32).rev().collect();
     let (count, neurons) = (config.layer_count, config.ffn_size);
     let mut plan = Plan::unplaced(count, neurons, policy, config.context_length);
     for layer in &mut plan.layers {
@@ -159,19 +123,16 @@ fn runtime(
         layer.hot_count = neurons / 2;
     }
     plan.totals.hot_count = (count * (neurons / 2)) as u64;
-    let inputs = PackInputs {
+    let order = (0..neurons as u32).rev();
+    let out = folder.join("bundle");
+    let bundle = pack_bundle(
         checkpoint,
-        orders: &vec![order; count],
-        predictors: Some(&predictors),
+        order,
+        Some(&predictors),
         plan,
-        placing: None,
-        quant: Format::F32,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    let bundle = pack(&inputs, &folder.join("bundle"), &Silent).unwrap();
+        Format::F32,
+        &out,
+    );
     let options = Options {
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
         policy: PolicyChoice::Planned,

@@ -4,16 +4,18 @@
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
+#[path = "support/packing.rs"]
+mod packing;
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use golden::{Golden, MODELS, SPARSE_MODELS};
+use packing::pack_bundle;
 use powerinfer_artifact::{
     plan::{Plan, Policy},
-    progress::Silent,
     prompt_cache::PromptCacheFile,
 };
-use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{CacheFormat, Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
@@ -35,20 +37,7 @@ fn bundle(golden: &Golden, quant: Format, format: CacheFormat, out: &Path) -> Bu
     let (layers, neurons) = (config.layer_count, config.ffn_size);
     let mut plan = Plan::unplaced(layers, neurons, Policy::Dense, config.context_length);
     plan.budget.kv_cache = format;
-    let order: Vec<u32> = (0..neurons as u32).collect();
-    let inputs = PackInputs {
-        checkpoint: &checkpoint,
-        orders: &vec![order; layers],
-        predictors: None,
-        plan,
-        placing: None,
-        quant,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    pack(&inputs, out, &Silent).unwrap()
+    pack_bundle(&checkpoint, 0..neurons as u32, None, plan, quant, out)
 }
 
 fn runtime_of(golden: &Golden, quant: Format, format: CacheFormat, policy: Policy) -> Runtime {

@@ -1,0 +1,84 @@
+//! Predictor files written for a test.
+#![allow(dead_code)] // each test uses a part
+
+use std::{collections::BTreeMap, path::Path};
+
+use powerinfer_artifact::{
+    Header,
+    plan::Score,
+    predictor_file::{
+        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, signs_name,
+    },
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
+    threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
+};
+use powerinfer_kernels::pack_signs;
+use powerinfer_model::{Checkpoint, LayerWeight, Weight};
+
+/// What a file says of a layer without a network, whose signs have to agree in so many places and whose
+/// thresholds leave nothing out.
+pub(crate) fn summary(
+    layer: usize,
+    agreements: u32,
+    score: Score,
+    centred: bool,
+) -> PredictorSummary {
+    let level = ThresholdLevel {
+        value: 0.0,
+        error: 0.0,
+        density: 1.0,
+    };
+    PredictorSummary {
+        sign_bit: Some(SignBitSummary {
+            agreements,
+            alpha: 1.0,
+            bytes: 0,
+            recall: 0.0,
+            contribution_recall: None,
+            precision: 0.0,
+            predicted_sparsity: 0.0,
+        }),
+        thresholds: vec![ThresholdCurve {
+            score,
+            centred,
+            levels: vec![level; ERRORS.len()],
+        }],
+        ..PredictorSummary::none(layer)
+    }
+}
+
+/// Adds the signs of the layer's gate.
+pub(crate) fn insert_signs(
+    tensors: &mut BTreeMap<String, TensorSource<'_>>,
+    checkpoint: &Checkpoint,
+    layer: usize,
+) {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let gate = Weight::Layer(layer, LayerWeight::Gate);
+    let gate = checkpoint.read(gate).unwrap();
+    let words = gate.chunks(hidden).flat_map(pack_signs);
+    let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    let shape = vec![neurons, bytes.len() / neurons];
+    let signs = TensorSource::owned(Dtype::U8, shape, bytes);
+    tensors.insert(signs_name(layer), signs);
+}
+
+/// Writes predictors for `checkpoint` with these settings beside the layers' summaries.
+pub(crate) fn write_predictors(
+    checkpoint: &Checkpoint,
+    settings: &[(&str, &str)],
+    summaries: &[PredictorSummary],
+    tensors: &BTreeMap<String, TensorSource<'_>>,
+    folder: &Path,
+) -> PredictorFile {
+    let identity = checkpoint.identity().clone();
+    let header = Header::new(predictor_file::FORMAT, predictor_file::VERSION, identity, 0)
+        .with_setting(LAYERS_SETTING, serde_json::to_value(summaries).unwrap());
+    let header = settings.iter().fold(header, |header, (name, value)| {
+        header.with_setting(name, *value)
+    });
+    write_tensors(&folder.join(predictor_file::FILE), Some(&header), tensors).unwrap();
+    PredictorFile::open(folder).unwrap()
+}

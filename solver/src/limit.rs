@@ -1,0 +1,55 @@
+//! What the time of a layer waits for.
+
+use powerinfer_artifact::plan::Limit;
+
+use crate::{Problem, cost, places::Places};
+
+/// Machines that are better than a problem's in one way each, to tell what limits it.
+pub(crate) struct Better(Vec<(Limit, Problem)>);
+
+impl Better {
+    pub(crate) fn than(problem: &Problem) -> Self {
+        let with = |limit: Limit| {
+            let mut machine = problem.without_layers();
+            let (cpu, gpu) = (&mut machine.hardware.cpu, &mut machine.hardware.gpu);
+            match (limit, gpu) {
+                (Limit::CpuMemory, _) => cpu.read_bandwidth_bytes_per_second = f64::INFINITY,
+                (Limit::Kernels, gpu) => {
+                    (cpu.kernel_seconds, cpu.layer_seconds) = (0.0, 0.0);
+                    (cpu.row_seconds, cpu.sum_row_seconds) = (0.0, 0.0);
+                    if let Some(gpu) = gpu {
+                        gpu.kernel_launch_seconds = 0.0;
+                    }
+                }
+                (Limit::GpuMemory, Some(gpu)) => {
+                    gpu.read_bandwidth_bytes_per_second = f64::INFINITY;
+                }
+                (Limit::HandOver, Some(gpu)) => {
+                    (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
+                    gpu.pcie_bandwidth_bytes_per_second = f64::INFINITY;
+                }
+                (_, None) => {}
+            }
+            (limit, machine)
+        };
+        let limits = [
+            Limit::CpuMemory,
+            Limit::GpuMemory,
+            Limit::HandOver,
+            Limit::Kernels,
+        ];
+        Self(limits.map(with).into())
+    }
+
+    /// What the time of a layer waits for: whatever would shorten it most if it took no time.
+    pub(crate) fn limit(&self, problem: &Problem, places: &Places, index: usize) -> Limit {
+        let mut least = (f64::INFINITY, Limit::CpuMemory);
+        for (limit, machine) in &self.0 {
+            let seconds = cost::layer_on(machine, problem, places, index).total;
+            if seconds < least.0 {
+                least = (seconds, *limit);
+            }
+        }
+        least.1
+    }
+}

@@ -1,0 +1,62 @@
+//! Parts that have to be where a person says.
+
+use powerinfer_artifact::plan::Device;
+
+use crate::{Problem, SolveError, account::too_small, dense::reserve_bytes, places::Places};
+
+/// Where parts of a layer have to be, if a person says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pins {
+    /// Attention, and with it the hidden state.
+    pub attention: Option<Device>,
+    /// All neurons.
+    pub neurons: Option<Device>,
+}
+
+impl Places {
+    /// The same with whatever is pinned to the GPU there.
+    pub(crate) fn with_pinned(mut self, problem: &Problem) -> Self {
+        for (place, layer) in self.layers.iter_mut().zip(&problem.layers) {
+            if layer.pins.attention == Some(Device::Gpu) {
+                place.attention = Device::Gpu;
+            }
+            if layer.pins.neurons == Some(Device::Gpu) {
+                place.hot_count = layer.frequencies.len();
+            }
+        }
+        if problem.head_pin == Some(Device::Gpu) {
+            self.head = Device::Gpu;
+        }
+        self
+    }
+}
+
+/// The error where what is pinned to the GPU does not fit it in the order of the paper.
+pub(crate) fn pinned_too_much(
+    problem: &Problem,
+    places: &Places,
+    left_bytes: u64,
+) -> Option<SolveError> {
+    let layers = problem.layers.iter().zip(&places.layers);
+    let left_out = layers
+        .clone()
+        .filter(|(layer, place)| {
+            layer.pins.attention == Some(Device::Gpu) && place.attention != Device::Gpu
+        })
+        .map(|(layer, _)| layer.attention_bytes)
+        .sum::<u64>()
+        + match problem.head_pin == Some(Device::Gpu) && places.head != Device::Gpu {
+            true => problem.head_bytes,
+            false => 0,
+        };
+    let neurons: u64 = layers
+        .filter(|(layer, _)| layer.pins.neurons == Some(Device::Gpu))
+        .map(|(layer, _)| layer.neurons_bytes(layer.frequencies.len()))
+        .sum();
+    let missing = (left_out + neurons).saturating_sub(left_bytes);
+    (missing > 0).then(|| {
+        let needed = problem.budget.vram_bytes.max(reserve_bytes(problem)) + missing;
+        let least = places.clone().with_pinned(problem);
+        too_small(problem, &least, Device::Gpu, needed)
+    })
+}
