@@ -12,7 +12,8 @@ use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
     Stage, Statistics, Threads,
-    choice::{Choice, Foreseen, Mask},
+    choice::Choice,
+    foresight::Foreseen,
     input::{Input, Vector},
     linear::Linear,
 };
@@ -55,8 +56,6 @@ const GROUP: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     foreseen: Foreseen,
-    /// Which neurons are foreseen, token by token.
-    masks: Vec<Mask>,
     /// Products of all neurons for all tokens, where they come from a matrix by input.
     whole_gate: Vec<f32>,
     whole_up: Vec<f32>,
@@ -182,14 +181,11 @@ impl Ffn<'_> {
         if let Some(up) = &self.up {
             whole(up, &mut scratch.whole_up);
         }
-        scratch.masks.clear();
         if self.choice.foresees() {
             statistics.mark(Stage::GateUp);
-            for seen in foreseen_from.chunks_exact(size) {
-                let foreseen = &mut scratch.foreseen;
-                self.choice.foresee(threads, seen, foreseen, statistics);
-                scratch.masks.push(foreseen.mask.clone());
-            }
+            let foreseen = &mut scratch.foreseen;
+            self.choice
+                .foresee(threads, tokens, foreseen_from, foreseen, statistics);
             statistics.mark(Stage::Foreseeing);
         }
         for side in [0..self.hot_count, self.hot_count..neurons] {
@@ -219,16 +215,16 @@ impl Ffn<'_> {
         let Scratch {
             rows,
             places,
-            masks,
+            foreseen,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
         rows.clear();
-        match masks.first() {
-            Some(mask) => mask.list(side, rows),
-            None => rows.extend(side.start as u32..side.end as u32),
+        match self.choice.foresees() {
+            true => foreseen.masks.list(0, side, rows),
+            false => rows.extend(side.start as u32..side.end as u32),
         }
         places.clear();
         places.resize(rows.len(), NONE);
@@ -257,12 +253,13 @@ impl Ffn<'_> {
         let (tokens, neurons) = (x.tokens(), self.gate.outputs());
         let Scratch {
             places,
-            masks,
+            foreseen,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
+        let masks = self.choice.foresees().then_some(&foreseen.masks);
         places.clear();
         places.resize(side.len() * tokens, NONE);
         let (read, isa) = (Read::default(), threads.isa());
@@ -282,9 +279,9 @@ impl Ffn<'_> {
                     .checked_shl(width as u32)
                     .map_or(u64::MAX, |bit| bit - 1);
                 let bit = |row: u32| 1u64 << (row as usize - group.start);
-                let asked = match masks.is_empty() {
-                    true => places.len(),
-                    false => masks.iter().map(|mask| mask.count(group.clone())).sum(),
+                let asked = match masks {
+                    Some(masks) => masks.count(group.clone()),
+                    None => places.len(),
                 };
                 let mut all = std::mem::take(&mut work.all);
                 let at_once = all_cheaper(&self.gate, asked, places.len());
@@ -296,8 +293,8 @@ impl Ffn<'_> {
                 let (mut looked_at, mut passed, mut counts) = (0u64, 0u64, [0; PREFILL_BATCH]);
                 for (token, places) in places.chunks_exact_mut(width).enumerate() {
                     rows.clear();
-                    match masks.get(token) {
-                        Some(mask) => mask.list(group.clone(), &mut rows),
+                    match masks {
+                        Some(masks) => masks.list(token, group.clone(), &mut rows),
                         None => rows.extend(group.start as u32..group.end as u32),
                     }
                     let gates = match at_once {
