@@ -129,8 +129,7 @@ impl Scratch {
 
 impl Active {
     /// Takes over what groups have.
-    fn fill<'a>(&mut self, places: impl Iterator<Item = &'a (u32, f32)> + Clone) {
-        let computed = places.filter(|place| place.0 != NONE.0);
+    fn fill<'a>(&mut self, computed: impl Iterator<Item = &'a (u32, f32)> + Clone) {
         let count = computed.clone().count();
         self.rows.clear();
         self.rows.reserve_exact(count);
@@ -226,8 +225,7 @@ impl Ffn<'_> {
             true => foreseen.masks.list(0, side, rows),
             false => rows.extend(side.start as u32..side.end as u32),
         }
-        places.clear();
-        places.resize(rows.len(), NONE);
+        let places = first(places, rows.len());
         let (read, rows) = (Read::default(), &*rows);
         let (whole_gate, whole_up) = (known(&self.gate, whole_gate), known_up(self, whole_up));
         threads.by_row_groups(places, 1, ROWS_AT_ONCE, self.row_bytes(), |part, places| {
@@ -238,7 +236,7 @@ impl Ffn<'_> {
             read.add(rows.len(), passed);
         });
         active.resize_with(1, Active::default);
-        active[0].fill(places.iter());
+        active[0].fill(places.iter().filter(|place| place.0 != NONE.0));
         self.bytes_of(&read)
     }
 
@@ -260,8 +258,7 @@ impl Ffn<'_> {
             ..
         } = scratch;
         let masks = self.choice.foresees().then_some(&foreseen.masks);
-        places.clear();
-        places.resize(side.len() * tokens, NONE);
+        let places = first(places, side.len() * tokens);
         let (read, isa) = (Read::default(), threads.isa());
         let bytes = self.row_bytes() * tokens;
         let of_token = |whole: &'_ [f32], token: usize| token * neurons..whole.len();
@@ -350,7 +347,8 @@ impl Ffn<'_> {
             let groups = places.chunks(GROUP * tokens);
             active.fill(groups.flat_map(|places| {
                 let width = places.len() / tokens;
-                &places[token * width..][..width]
+                let places = places[token * width..][..width].iter();
+                places.take_while(|place| place.0 != NONE.0)
             }));
         }
         self.bytes_of(&read)
@@ -390,7 +388,7 @@ impl Ffn<'_> {
     }
 
     /// Makes of the neurons of one token that passed the gate, the first `passed` of `places`, those that
-    /// are computed, and what their rows of down are multiplied by.
+    /// are computed, and what their rows of down are multiplied by; all other places are [`NONE`] then.
     fn finish(
         &self,
         isa: Isa,
@@ -417,7 +415,7 @@ impl Ffn<'_> {
                 computed += 1;
             }
         }
-        places[computed..passed].fill(NONE);
+        places[computed..].fill(NONE);
     }
 
     /// Bytes of a neuron's rows of gate and up, as far as they lie by output.
@@ -459,6 +457,14 @@ impl Ffn<'_> {
         statistics.neurons_united += rows as u64;
         rows * self.down.matrix.row_bytes()
     }
+}
+
+/// The first `count` of `places`, with whatever was there before.
+fn first(places: &mut Vec<(u32, f32)>, count: usize) -> &mut [(u32, f32)] {
+    if places.len() < count {
+        places.resize(count, NONE);
+    }
+    &mut places[..count]
 }
 
 /// Products of `rows` of `linear` with one token's input, biases added; some may be known.
