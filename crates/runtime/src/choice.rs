@@ -6,10 +6,12 @@ use powerinfer_artifact::{
     plan::{LayerPlan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredSigns, StoredUnits},
 };
-use powerinfer_kernels::{BLOCK, Matrix, SignMatrix, pack_signs};
 use powerinfer_model::ModelConfig;
 
-use crate::{RuntimeError, Statistics, Threads, input::Input};
+use crate::{
+    RuntimeError, Statistics, Threads,
+    foresight::{Foreseen, Predictor, SignBits},
+};
 
 /// How a layer's neurons are chosen, borrowed for a forward pass.
 #[derive(Clone, Copy)]
@@ -28,104 +30,11 @@ pub(crate) enum Choice<'a> {
     Listed(&'a [u32]),
 }
 
-/// A layer's predictor.
-#[derive(Clone, Copy)]
-pub(crate) struct Predictor<'a> {
-    a: Matrix<'a>,
-    /// Row j is what unit j of the hidden layer says of every neuron.
-    units: Matrix<'a>,
-    /// Per block of units, what that is to be multiplied by for each neuron; empty for by nothing.
-    scales: &'a [f32],
-    bias: &'a [f32],
-    threshold: f32,
-}
-
-/// Signs of a layer's gate.
-#[derive(Clone, Copy)]
-pub(crate) struct SignBits<'a> {
-    signs: SignMatrix<'a>,
-    agreements: u32,
-}
-
 /// A layer's scores and threshold.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'a> {
     threshold: Threshold,
     vectors: &'a ScoreVectors,
-}
-
-/// Memory of foreseeing that is used again from layer to layer.
-#[derive(Debug, Default)]
-pub(crate) struct Foreseen {
-    middle: Vec<f32>,
-    /// Units of the hidden layer that relu leaves alive, and their values.
-    units: Vec<u32>,
-    values: Vec<f32>,
-    sums: Vec<f32>,
-    logits: Vec<f32>,
-    agreements: Vec<u32>,
-    /// Who is foreseen.
-    pub(crate) mask: Mask,
-}
-
-/// A bit per neuron, lowest first: whether it is to be computed.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Mask(Vec<u64>);
-
-impl Mask {
-    /// Packs decisions.
-    fn set<T: Copy>(&mut self, from: &[T], is_computed: impl Fn(T) -> bool) {
-        self.0.clear();
-        self.0.extend(from.chunks(64).map(|group| {
-            let bits = group.iter().enumerate();
-            bits.fold(0u64, |word, (bit, value)| {
-                word | u64::from(is_computed(*value)) << bit
-            })
-        }));
-    }
-
-    /// Packs the decision for `neurons`, in ascending order.
-    fn set_listed(&mut self, neurons: &[u32]) {
-        let words = neurons.last().map_or(0, |last| *last as usize / 64 + 1);
-        self.0.clear();
-        self.0.resize(words, 0);
-        for neuron in neurons {
-            self.0[*neuron as usize / 64] |= 1 << (neuron % 64);
-        }
-    }
-
-    /// How many neurons of `side` are to be computed.
-    pub(crate) fn count(&self, side: std::ops::Range<usize>) -> usize {
-        let words = side.start / 64..side.end.div_ceil(64);
-        let mask = self.0.iter().take(words.end).skip(words.start);
-        let own = mask.zip(words).map(|(word, index)| {
-            let first = index * 64;
-            let from = u64::MAX << side.start.saturating_sub(first);
-            let until = match side.end - first {
-                end @ 0..64 => (1 << end) - 1,
-                _ => u64::MAX,
-            };
-            (word & from & until).count_ones() as usize
-        });
-        own.sum()
-    }
-
-    /// Lists the neurons of `side` that are to be computed.
-    pub(crate) fn list(&self, side: std::ops::Range<usize>, rows: &mut Vec<u32>) {
-        let words = side.start / 64..side.end.div_ceil(64);
-        let mask = self.0.iter().take(words.end).skip(words.start);
-        for (index, word) in mask.enumerate() {
-            let first = (words.start + index) * 64;
-            let mut left = *word;
-            while left != 0 {
-                let neuron = first + left.trailing_zeros() as usize;
-                left &= left - 1;
-                if side.contains(&neuron) {
-                    rows.push(neuron as u32);
-                }
-            }
-        }
-    }
 }
 
 impl<'a> Choice<'a> {
@@ -145,10 +54,11 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Asks which neurons to look at for the input `x`.
+    /// Asks which neurons to look at for each of the inputs `x [tokens, hidden]`.
     pub(crate) fn foresee(
         &self,
         threads: &Threads,
+        tokens: usize,
         x: &[f32],
         foreseen: &mut Foreseen,
         statistics: &mut Statistics,
@@ -156,7 +66,7 @@ impl<'a> Choice<'a> {
         match self {
             Self::Predicted(predictor) => predictor.foresee(threads, x, foreseen, statistics),
             Self::SignBit(signs) => signs.foresee(threads, x, foreseen, statistics),
-            Self::Listed(neurons) => foreseen.mask.set_listed(neurons),
+            Self::Listed(neurons) => foreseen.masks.set_listed(neurons, tokens),
             _ => {}
         }
     }
@@ -195,85 +105,6 @@ impl<'a> Choice<'a> {
             }
             _ => (product != 0.0).then_some(product),
         }
-    }
-}
-
-impl Predictor<'_> {
-    /// `B · relu(A · x) + b`, compared with the threshold. Of B only the columns of units are read
-    /// that relu leaves alive.
-    fn foresee(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        foreseen: &mut Foreseen,
-        statistics: &mut Statistics,
-    ) {
-        foreseen.middle.resize(self.a.rows(), 0.0);
-        let x = Input::new(threads, x, x.len(), &self.a);
-        threads.gemv(&self.a, &x, &mut foreseen.middle);
-        let mut logits = std::mem::take(&mut foreseen.logits);
-        logits.clear();
-        logits.extend_from_slice(self.bias);
-        let mut read =
-            self.a.rows() * self.a.row_bytes() + size_of_val(self.bias) + size_of_val(self.scales);
-        let neurons = self.bias.len();
-        let block = if self.scales.is_empty() {
-            self.units.rows()
-        } else {
-            BLOCK
-        };
-        let Foreseen {
-            middle,
-            units,
-            values,
-            sums,
-            ..
-        } = &mut *foreseen;
-        for (index, middle) in middle.chunks(block).enumerate() {
-            units.clear();
-            values.clear();
-            for (unit, value) in (index * block..).zip(middle) {
-                if *value > 0.0 {
-                    units.push(unit as u32);
-                    values.push(*value);
-                }
-            }
-            read += units.len() * self.units.row_bytes();
-            if self.scales.is_empty() {
-                threads.axpy_rows(&self.units, units, values, &mut logits);
-                continue;
-            }
-            sums.clear();
-            sums.resize(neurons, 0.0);
-            threads.axpy_rows(&self.units, units, values, sums);
-            let scales = &self.scales[index * neurons..][..neurons];
-            for ((logit, sum), scale) in logits.iter_mut().zip(&*sums).zip(scales) {
-                *logit += sum * scale;
-            }
-        }
-        foreseen.mask.set(&logits, |logit| logit >= self.threshold);
-        foreseen.logits = logits;
-        statistics.bytes_read += read as u64;
-    }
-}
-
-impl SignBits<'_> {
-    /// Counts, for every gate, the signs that agree with those of `x`.
-    fn foresee(
-        &self,
-        threads: &Threads,
-        x: &[f32],
-        foreseen: &mut Foreseen,
-        statistics: &mut Statistics,
-    ) {
-        let mut agreements = std::mem::take(&mut foreseen.agreements);
-        agreements.resize(self.signs.rows(), 0);
-        threads.agreements(&self.signs, &pack_signs(x), &mut agreements);
-        foreseen
-            .mask
-            .set(&agreements, |count| count >= self.agreements);
-        foreseen.agreements = agreements;
-        statistics.bytes_read += self.signs.bytes() as u64;
     }
 }
 
@@ -443,43 +274,6 @@ impl LayerChoices {
                 _ => Choice::Dense,
             },
             _ => Choice::Dense,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn as_many_neurons_are_counted_as_are_listed() {
-        let mut mask = super::Mask::default();
-        mask.set_listed(&[0, 3, 63, 64, 65, 127, 130, 199]);
-        for start in 0..210 {
-            for end in start..210 {
-                let mut listed = Vec::new();
-                mask.list(start..end, &mut listed);
-                assert_eq!(mask.count(start..end), listed.len(), "{start}..{end}");
-            }
-        }
-    }
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_mask_lists_each_sides_neurons(
-            decisions in prop::collection::vec(any::<bool>(), 1..300), cut in 0usize..300,
-        ) {
-            let cut = cut.min(decisions.len());
-            let mut mask = Mask::default();
-            mask.set(&decisions, |decision| decision);
-            for side in [0..cut, cut..decisions.len()] {
-                let mut rows = Vec::new();
-                mask.list(side.clone(), &mut rows);
-                let expected: Vec<u32> = side.filter(|i| decisions[*i]).map(|i| i as u32).collect();
-                prop_assert_eq!(rows, expected);
-            }
         }
     }
 }

@@ -12,7 +12,8 @@ use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
     Stage, Statistics, Threads,
-    choice::{Choice, Foreseen, Mask},
+    choice::Choice,
+    foresight::Foreseen,
     input::{Input, Vector},
     linear::Linear,
 };
@@ -55,8 +56,6 @@ const GROUP: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     foreseen: Foreseen,
-    /// Which neurons are foreseen, token by token.
-    masks: Vec<Mask>,
     /// Products of all neurons for all tokens, where they come from a matrix by input.
     whole_gate: Vec<f32>,
     whole_up: Vec<f32>,
@@ -130,8 +129,7 @@ impl Scratch {
 
 impl Active {
     /// Takes over what groups have.
-    fn fill<'a>(&mut self, places: impl Iterator<Item = &'a (u32, f32)> + Clone) {
-        let computed = places.filter(|place| place.0 != NONE.0);
+    fn fill<'a>(&mut self, computed: impl Iterator<Item = &'a (u32, f32)> + Clone) {
         let count = computed.clone().count();
         self.rows.clear();
         self.rows.reserve_exact(count);
@@ -182,14 +180,11 @@ impl Ffn<'_> {
         if let Some(up) = &self.up {
             whole(up, &mut scratch.whole_up);
         }
-        scratch.masks.clear();
         if self.choice.foresees() {
             statistics.mark(Stage::GateUp);
-            for seen in foreseen_from.chunks_exact(size) {
-                let foreseen = &mut scratch.foreseen;
-                self.choice.foresee(threads, seen, foreseen, statistics);
-                scratch.masks.push(foreseen.mask.clone());
-            }
+            let foreseen = &mut scratch.foreseen;
+            self.choice
+                .foresee(threads, tokens, foreseen_from, foreseen, statistics);
             statistics.mark(Stage::Foreseeing);
         }
         for side in [0..self.hot_count, self.hot_count..neurons] {
@@ -219,19 +214,18 @@ impl Ffn<'_> {
         let Scratch {
             rows,
             places,
-            masks,
+            foreseen,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
         rows.clear();
-        match masks.first() {
-            Some(mask) => mask.list(side, rows),
-            None => rows.extend(side.start as u32..side.end as u32),
+        match self.choice.foresees() {
+            true => foreseen.masks.list(0, side, rows),
+            false => rows.extend(side.start as u32..side.end as u32),
         }
-        places.clear();
-        places.resize(rows.len(), NONE);
+        let places = first(places, rows.len());
         let (read, rows) = (Read::default(), &*rows);
         let (whole_gate, whole_up) = (known(&self.gate, whole_gate), known_up(self, whole_up));
         threads.by_row_groups(places, 1, ROWS_AT_ONCE, self.row_bytes(), |part, places| {
@@ -242,7 +236,7 @@ impl Ffn<'_> {
             read.add(rows.len(), passed);
         });
         active.resize_with(1, Active::default);
-        active[0].fill(places.iter());
+        active[0].fill(places.iter().filter(|place| place.0 != NONE.0));
         self.bytes_of(&read)
     }
 
@@ -257,14 +251,14 @@ impl Ffn<'_> {
         let (tokens, neurons) = (x.tokens(), self.gate.outputs());
         let Scratch {
             places,
-            masks,
+            foreseen,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
-        places.clear();
-        places.resize(side.len() * tokens, NONE);
+        let masks = self.choice.foresees().then_some(&foreseen.masks);
+        let places = first(places, side.len() * tokens);
         let (read, isa) = (Read::default(), threads.isa());
         let bytes = self.row_bytes() * tokens;
         let of_token = |whole: &'_ [f32], token: usize| token * neurons..whole.len();
@@ -282,9 +276,9 @@ impl Ffn<'_> {
                     .checked_shl(width as u32)
                     .map_or(u64::MAX, |bit| bit - 1);
                 let bit = |row: u32| 1u64 << (row as usize - group.start);
-                let asked = match masks.is_empty() {
-                    true => places.len(),
-                    false => masks.iter().map(|mask| mask.count(group.clone())).sum(),
+                let asked = match masks {
+                    Some(masks) => masks.count(group.clone()),
+                    None => places.len(),
                 };
                 let mut all = std::mem::take(&mut work.all);
                 let at_once = all_cheaper(&self.gate, asked, places.len());
@@ -296,8 +290,8 @@ impl Ffn<'_> {
                 let (mut looked_at, mut passed, mut counts) = (0u64, 0u64, [0; PREFILL_BATCH]);
                 for (token, places) in places.chunks_exact_mut(width).enumerate() {
                     rows.clear();
-                    match masks.get(token) {
-                        Some(mask) => mask.list(group.clone(), &mut rows),
+                    match masks {
+                        Some(masks) => masks.list(token, group.clone(), &mut rows),
                         None => rows.extend(group.start as u32..group.end as u32),
                     }
                     let gates = match at_once {
@@ -353,7 +347,8 @@ impl Ffn<'_> {
             let groups = places.chunks(GROUP * tokens);
             active.fill(groups.flat_map(|places| {
                 let width = places.len() / tokens;
-                &places[token * width..][..width]
+                let places = places[token * width..][..width].iter();
+                places.take_while(|place| place.0 != NONE.0)
             }));
         }
         self.bytes_of(&read)
@@ -393,7 +388,7 @@ impl Ffn<'_> {
     }
 
     /// Makes of the neurons of one token that passed the gate, the first `passed` of `places`, those that
-    /// are computed, and what their rows of down are multiplied by.
+    /// are computed, and what their rows of down are multiplied by; all other places are [`NONE`] then.
     fn finish(
         &self,
         isa: Isa,
@@ -420,7 +415,7 @@ impl Ffn<'_> {
                 computed += 1;
             }
         }
-        places[computed..passed].fill(NONE);
+        places[computed..].fill(NONE);
     }
 
     /// Bytes of a neuron's rows of gate and up, as far as they lie by output.
@@ -462,6 +457,14 @@ impl Ffn<'_> {
         statistics.neurons_united += rows as u64;
         rows * self.down.matrix.row_bytes()
     }
+}
+
+/// The first `count` of `places`, with whatever was there before.
+fn first(places: &mut Vec<(u32, f32)>, count: usize) -> &mut [(u32, f32)] {
+    if places.len() < count {
+        places.resize(count, NONE);
+    }
+    &mut places[..count]
 }
 
 /// Products of `rows` of `linear` with one token's input, biases added; some may be known.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use powerinfer_bundle::memory::BATCH_THREADS;
-use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix, cost_of_all_sums};
+use powerinfer_kernels::{BLOCK, Isa, Matrix, cost_of_all_sums};
 use powerinfer_pool::Pool;
 
 use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input};
@@ -195,11 +195,26 @@ impl Threads {
         });
     }
 
-    /// `out[i]` = signs of row i that are those of `x`.
-    pub(crate) fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
-        assert_eq!(out.len(), signs.rows(), "one output per row");
-        self.by_rows(out, SignMatrix::row_bytes(signs.columns()), |rows, out| {
-            self.isa.agreements(&signs.rows_range(rows), x, out);
+    /// Calls `act` with ranges of groups of columns, for sums of rows that take `bytes` in all, and with
+    /// `tokens` places a group.
+    pub(crate) fn by_column_groups<T: Send>(
+        &self,
+        places: &mut [T],
+        tokens: usize,
+        bytes: usize,
+        act: impl Fn(Range<usize>, &mut [T]) + Sync,
+    ) {
+        let work = Work {
+            bytes,
+            step: tokens,
+            most_parts: match tokens {
+                1 => SUMS_PER_THREAD * self.count(),
+                _ => self.most_parts(),
+            },
+            out: places,
+        };
+        self.share_values(work, |part, places| {
+            act(part.start / tokens..part.end / tokens, places);
         });
     }
 
