@@ -36,7 +36,7 @@ pub use format::{BLOCK, Format, SUPER_BLOCK};
 pub use half::{bf16, f16};
 pub use isa::Isa;
 pub use matrix::{Matrix, MatrixData};
-pub use operations::{Product, cost_of_all, cost_of_all_sums};
+pub use operations::{Product, SUM_ROWS, cost_of_all, cost_of_all_sums};
 pub use pack::{OwnedMatrix, pack, repack_q4_k};
 pub use signs::{SignMatrix, pack_signs};
 pub use transpose::{Transposed, transpose};

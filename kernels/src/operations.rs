@@ -130,8 +130,8 @@ impl Isa {
     }
 
     /// [`Isa::axpy_rows`] of a matrix of four-bit numbers in whole numbers: coefficients times scales are rounded to
-    /// bytes of the largest one among those of 128 rows (rows `128 k..128 (k + 1)` that follow one
-    /// another in the list) in a block of columns.
+    /// bytes of the largest one among those of 128 rows ([`SUM_ROWS`]; rows `128 k..128 (k + 1)` that
+    /// follow one another in the list) in a block of columns.
     ///
     /// A sum with a NaN or an infinity is NaN. A row whose coefficient is 0 may be left out: the result
     /// is the same, up to the sign of a zero.
@@ -269,6 +269,10 @@ impl Isa {
     }
 }
 
+/// Rows whose factors [`Isa::axpy_rows_integer`] rounds together: lists that are cut between rows `SUM_ROWS
+/// k - 1` and `SUM_ROWS k` have the same sums.
+pub const SUM_ROWS: usize = 128;
+
 /// Bytes of rows that stay in the second-level cache.
 const CACHED_BYTES: usize = 256 << 10;
 
@@ -308,18 +312,23 @@ pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
 /// In nanoseconds for a row of 4096 columns, measured like [`cost_of_all`]:
 ///
 /// ```text
-///          unpacking   a tile of 6 tokens   a token alone
-/// Q4_0           750                 1000             290
-/// Q8_0          1500                 1050             590
-/// others        1200                 1050             690
+///                 unpacking   a tile of 6 tokens   a token beside   a token alone
+/// Q4_0, integer         240                                    52             215
+/// Q4_K, integer         310                                    64             315
+/// Q4_0, float           750                 1000                              290
+/// Q8_0, float          1500                 1050                              590
+/// others               1200                 1050                              690
 /// ```
-pub fn cost_of_all_sums(format: Format, tokens: usize) -> f64 {
-    let [unpacking, tile, alone] = match format {
-        Format::Q4_0 => [750.0, 1000.0, 290.0],
-        Format::Q8_0 => [1500.0, 1050.0, 590.0],
-        _ => [1200.0, 1050.0, 690.0],
+pub fn cost_of_all_sums(format: Format, tokens: usize, product: Product) -> f64 {
+    let tiles = tokens.div_ceil(6) as f64 * 6.0;
+    let [unpacking, beside, alone] = match (product, format) {
+        (Product::Integer, Format::Q4_0) => [240.0, 52.0 * tokens as f64, 215.0],
+        (Product::Integer, _) => [310.0, 64.0 * tokens as f64, 315.0],
+        (Product::Float, Format::Q4_0) => [750.0, 167.0 * tiles, 290.0],
+        (Product::Float, Format::Q8_0) => [1500.0, 175.0 * tiles, 590.0],
+        (Product::Float, _) => [1200.0, 175.0 * tiles, 690.0],
     };
-    (unpacking + tokens.div_ceil(6) as f64 * tile) / (alone * tokens as f64).max(1.0)
+    (unpacking + beside) / (alone * tokens as f64).max(1.0)
 }
 
 fn check_sum(matrix: &Matrix<'_>, rows: &[u32], columns: &Range<usize>) {

@@ -1,9 +1,12 @@
 //! Every instruction set gives the bits of the scalar specification, and every kernel the bits of
 //! the others; the specification itself is close to arithmetic in `f64`.
 
+#[path = "support/matrices.rs"]
+mod matrices;
 #[path = "support/noise.rs"]
 mod noise;
 
+use matrices::{assert_same, matrix, translations};
 use noise::noise;
 use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
@@ -11,29 +14,6 @@ use proptest::prelude::*;
 /// Lengths around every block, register and span boundary.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=100).chain([127, 128, 172, 257, 511, 512, 513, 544, 1000, 1056])
-}
-
-fn matrix(format: Format, rows: usize, columns: usize) -> OwnedMatrix {
-    let seed = (rows * 10_000 + columns) as u64;
-    pack(format, rows, columns, &noise(seed, rows * columns))
-}
-
-fn translations() -> Vec<Isa> {
-    let mut available = Isa::available();
-    available.retain(|isa| *isa != Isa::SCALAR);
-    available
-}
-
-/// Same bits, except that all NaNs are one.
-#[track_caller]
-fn assert_same(found: &[f32], expected: &[f32], context: &str) {
-    assert_eq!(found.len(), expected.len(), "{context}");
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(
-            found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()),
-            "{context}: entry {index} is {found}, expected {expected}"
-        );
-    }
 }
 
 fn gemv(isa: Isa, matrix: &OwnedMatrix, x: &[f32]) -> Vec<f32> {

@@ -1,12 +1,16 @@
 //! Sums of rows of four-bit numbers in whole numbers: the bits of scalar on every instruction set, those of one
 //! token for many, and close to arithmetic in `f64`.
 
-mod support;
+#[path = "support/matrices.rs"]
+mod matrices;
+#[path = "support/noise.rs"]
+mod noise;
 
 use std::ops::Range;
 
+use matrices::{assert_same, matrix, translations};
+use noise::noise;
 use powerinfer_kernels::{Format, Isa, OwnedMatrix};
-use support::{assert_same, matrix, noise, translations};
 
 const NIBBLES: [Format; 2] = [Format::Q4K, Format::Q4_0];
 

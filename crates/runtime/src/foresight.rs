@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::{BLOCK, Isa, Matrix, SignMatrix, cost_of_all_sums, pack_signs};
+use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SignMatrix, cost_of_all_sums, pack_signs};
 
 use crate::{
     Statistics, Threads,
@@ -81,7 +81,7 @@ impl Living {
             |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
         let alive = middle.iter().filter(|value| **value > 0.0).count();
         self.united = (0..rank).filter(|unit| is_alive(*unit, 0..tokens)).count();
-        let share = cost_of_all_sums(units.format(), tokens);
+        let share = cost_of_all_sums(units.format(), tokens, Product::Float);
         let is_shared = alive as f64 >= share * (tokens * self.united) as f64;
         let (listed, values) = match is_shared {
             true => (self.united, self.united * tokens),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use powerinfer_bundle::memory::BATCH_THREADS;
-use powerinfer_kernels::{BLOCK, Isa, Matrix, cost_of_all_sums};
+use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
 use powerinfer_pool::Pool;
 
 use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input};
@@ -28,8 +28,9 @@ const STRIPE_COLUMNS: usize = 512;
 /// The most that it takes at once where tokens come one after the other: rows are read a quarter faster
 /// in long pieces.
 const LONG_STRIPE_COLUMNS: usize = 2048;
-/// Rows of a stripe that stay in the second-level cache.
-const CHUNK_ROWS: usize = 256;
+/// Rows of a stripe that stay in the second-level cache: those whose factors are rounded together are
+/// not parted.
+const CHUNK_ROWS: usize = 2 * SUM_ROWS;
 
 /// Kernels on a number of threads.
 #[derive(Debug)]
@@ -233,8 +234,32 @@ impl Threads {
             most_parts: SUMS_PER_THREAD * self.count(),
         };
         self.share_values(work, |columns, out| {
-            self.isa.axpy_rows(matrix, rows, coefficients, columns, out);
+            self.add_rows(matrix, rows, coefficients, columns, out);
         });
+    }
+
+    /// How rows of `matrix` are added up.
+    fn sum_product(&self, matrix: &Matrix<'_>) -> Product {
+        match self.activations {
+            ActivationFormat::Int8 if matrix.format().has_nibbles() => Product::Integer,
+            _ => Product::Float,
+        }
+    }
+
+    /// `out[c] += Σ_i coefficients[i] · matrix[rows[i], columns.start + c]`, on the calling thread.
+    fn add_rows(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &[u32],
+        coefficients: &[f32],
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let isa = self.isa;
+        match self.sum_product(matrix) {
+            Product::Integer => isa.axpy_rows_integer(matrix, rows, coefficients, columns, out),
+            Product::Float => isa.axpy_rows(matrix, rows, coefficients, columns, out),
+        }
     }
 
     /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens,
@@ -253,7 +278,8 @@ impl Threads {
         let union = union(active, matrix.rows());
         let listed: usize = active.iter().map(|active| active.rows.len()).sum();
         // Where tokens share most rows, all are added for every token, those that it lacks times 0.
-        let share = cost_of_all_sums(matrix.format(), tokens);
+        let product = self.sum_product(matrix);
+        let share = cost_of_all_sums(matrix.format(), tokens, product);
         let is_dense = listed as f64 >= share * (tokens * union.len()) as f64;
         let stripe_columns = match is_dense {
             true => STRIPE_COLUMNS,
@@ -289,13 +315,21 @@ impl Threads {
                 let part = start..start + width;
                 if is_dense {
                     let isa = self.isa;
-                    isa.axpy_rows_many(matrix, &union, &coefficients, part, stripe);
+                    match product {
+                        Product::Integer => {
+                            isa.axpy_rows_many_integer(matrix, &union, &coefficients, part, stripe);
+                        }
+                        Product::Float => {
+                            isa.axpy_rows_many(matrix, &union, &coefficients, part, stripe);
+                        }
+                    }
                     continue;
                 }
                 // Few of the rows count for a token. Those of a chunk stay in the cache until every
                 // token has taken its own.
                 let mut left: Vec<usize> = vec![0; tokens];
-                for chunk in union.chunks(CHUNK_ROWS) {
+                let chunk = |row: &u32| *row as usize / CHUNK_ROWS;
+                for chunk in union.chunk_by(|a, b| chunk(a) == chunk(b)) {
                     let end = chunk[chunk.len() - 1];
                     let of_tokens = active.iter().zip(&mut left);
                     for ((active, left), out) in of_tokens.zip(stripe.chunks_exact_mut(width)) {
@@ -303,8 +337,7 @@ impl Threads {
                         let count = rows.partition_point(|row| *row <= end);
                         let coefficients = &active.coefficients[*left..][..count];
                         let part = part.clone();
-                        self.isa
-                            .axpy_rows(matrix, &rows[..count], coefficients, part, out);
+                        self.add_rows(matrix, &rows[..count], coefficients, part, out);
                         *left += count;
                     }
                 }

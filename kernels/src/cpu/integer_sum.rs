@@ -17,11 +17,11 @@ use super::rows::{KWeights, NibbleRow, Quantised, Scales, Weights};
 use super::{Operation, SPAN, Simd, scalar};
 use crate::activations::rounding;
 use crate::format::BLOCK;
-use crate::{Matrix, MatrixData};
+use crate::{Matrix, MatrixData, SUM_ROWS};
 
 /// Rows whose factors are rounded together: those whose numbers agree but for the last seven bits,
 /// however many of them are listed, so that leaving rows out that count nothing changes nothing.
-pub(super) const GROUP_ROWS: usize = 128;
+const GROUP_ROWS: usize = SUM_ROWS;
 /// Rows that are interleaved.
 const ROWS: usize = 4;
 /// How many rows ahead memory is asked for: four rows at once come from memory more slowly than one.

@@ -1,18 +1,8 @@
-//! What the tests of kernels share.
+//! Matrices for tests, and what results are compared with.
 
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 
-/// Numbers between -1 and 1, the same for the same seed.
-pub(crate) fn noise(seed: u64, length: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(length).collect()
-}
+use crate::noise::noise;
 
 /// A matrix of [`noise`].
 pub(crate) fn matrix(format: Format, rows: usize, columns: usize) -> OwnedMatrix {
