@@ -57,7 +57,10 @@ impl Avx2 {
             }
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let (halves, _) = products.as_chunks::<4>();
-            [0, 1].map(|half| _mm256_permutevar8x32_epi32(sum_fours(halves[half]), order))
+            [
+                _mm256_permutevar8x32_epi32(sum_fours(halves[0]), order),
+                _mm256_permutevar8x32_epi32(sum_fours(halves[1]), order),
+            ]
         }
     }
 }
@@ -472,7 +475,12 @@ impl Simd for Avx2 {
     fn load_whole(self, bytes: &[u8; 64]) -> [__m256i; 2] {
         let (halves, _) = bytes.as_chunks::<32>();
         // SAFETY: the token proves the features; the loads take 32 bytes each.
-        [0, 1].map(|half| unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) })
+        unsafe {
+            [
+                _mm256_loadu_si256(halves[0].as_ptr().cast()),
+                _mm256_loadu_si256(halves[1].as_ptr().cast()),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -487,7 +495,7 @@ impl Simd for Avx2 {
     fn interleave(self, rows: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
         let mut words = rows;
         for half in 0..2 {
-            let [a, b, c, d] = rows.map(|row| row[half]);
+            let [a, b, c, d] = [rows[0][half], rows[1][half], rows[2][half], rows[3][half]];
             // SAFETY: the token proves the features.
             let of_half = unsafe {
                 let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
@@ -511,22 +519,25 @@ impl Simd for Avx2 {
         // SAFETY: the token proves the features.
         unsafe {
             let mask = _mm256_set1_epi8(15);
-            [
-                bytes.map(|bytes| _mm256_and_si256(bytes, mask)),
-                bytes.map(|bytes| _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask)),
-            ]
+            let mut nibbles = [bytes; 2];
+            for half in 0..2 {
+                nibbles[0][half] = _mm256_and_si256(bytes[half], mask);
+                nibbles[1][half] = _mm256_and_si256(_mm256_srli_epi16(bytes[half], 4), mask);
+            }
+            nibbles
         }
     }
 
     #[inline(always)]
     fn spread_words(self, words: &[u32; 4]) -> [__m256i; 2] {
-        // SAFETY: the token proves the features.
-        let quarter = |word: u32| unsafe { _mm_set1_epi32(word as i32) };
-        // SAFETY: the same.
+        // SAFETY: the token proves the features; the load takes the 4 words.
         unsafe {
+            let words = _mm256_broadcastsi128_si256(_mm_loadu_si128(words.as_ptr().cast()));
+            let first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+            let second = _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3);
             [
-                _mm256_set_m128i(quarter(words[1]), quarter(words[0])),
-                _mm256_set_m128i(quarter(words[3]), quarter(words[2])),
+                _mm256_permutevar8x32_epi32(words, first),
+                _mm256_permutevar8x32_epi32(words, second),
             ]
         }
     }
@@ -564,10 +575,14 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn magnitudes(self, lanes: [__m256; 2]) -> [__m256i; 2] {
-        // SAFETY: the token proves the features.
-        lanes.map(|lanes| unsafe {
-            _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(i32::MAX))
-        })
+        let mut bits = self.splat_whole(0);
+        for (bits, lanes) in bits.iter_mut().zip(lanes) {
+            // SAFETY: the token proves the features.
+            *bits = unsafe {
+                _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(i32::MAX))
+            };
+        }
+        bits
     }
 
     #[inline(always)]
@@ -584,28 +599,32 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn round_lanes(self, values: [__m256; 2], inverses: [__m256; 2]) -> [__m256i; 2] {
-        [0, 1].map(|half| {
-            let (value, inverse) = (values[half], inverses[half]);
+        let mut rounded = self.splat_whole(0);
+        for (rounded, (value, inverse)) in rounded.iter_mut().zip(values.into_iter().zip(inverses))
+        {
             // SAFETY: the token proves the features.
-            unsafe {
+            *rounded = unsafe {
                 let is_some = _mm256_cmp_ps::<_CMP_NEQ_UQ>(inverse, _mm256_setzero_ps());
                 let value = _mm256_and_ps(is_some, _mm256_mul_ps(value, inverse));
                 _mm256_cvtps_epi32(value)
-            }
-        })
+            };
+        }
+        rounded
     }
 
     #[inline(always)]
     fn join_bytes(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [__m256i; 2] {
-        [0, 1].map(|half| {
+        let mut joined = a;
+        for half in 0..2 {
             // SAFETY: the token proves the features.
-            unsafe {
+            joined[half] = unsafe {
                 let odd = _mm256_set1_epi16(-256);
                 let low = _mm256_blendv_epi8(a[half], _mm256_slli_epi32::<8>(b[half]), odd);
                 let high = _mm256_blendv_epi8(c[half], _mm256_slli_epi32::<8>(d[half]), odd);
                 _mm256_blend_epi16::<0b1010_1010>(low, _mm256_slli_epi32::<16>(high))
-            }
-        })
+            };
+        }
+        joined
     }
 
     #[inline(always)]
@@ -614,8 +633,11 @@ impl Simd for Avx2 {
         // SAFETY: the token proves the features; the store fills the 16 bytes.
         unsafe {
             let lowest = _mm256_set1_epi32(255);
-            let whole = whole.map(|half| _mm256_and_si256(half, lowest));
-            let pairs = _mm256_packus_epi32(whole[0], whole[1]);
+            let [first, second] = whole;
+            let pairs = _mm256_packus_epi32(
+                _mm256_and_si256(first, lowest),
+                _mm256_and_si256(second, lowest),
+            );
             let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
             let (low, high) = (
                 _mm256_castsi256_si128(pairs),
@@ -699,12 +721,16 @@ unsafe fn sum_fours(r: [__m256i; 4]) -> __m256i {
 #[inline(always)]
 pub(super) fn prefetch<T>(values: &[T]) {
     const LINE: usize = 64;
-    let start = values.as_ptr().cast::<i8>();
-    let within = start.addr() % LINE;
-    for offset in (0..within + size_of_val(values)).step_by(LINE) {
+    let (first, size) = (values.as_ptr().cast::<i8>(), size_of_val(values));
+    let ask = |offset: usize| {
         // SAFETY: every x86-64 has the instruction, and it never fails, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_sub(within).wrapping_add(offset)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(offset)) };
+    };
+    for offset in (0..size).step_by(LINE) {
+        ask(offset);
     }
+    // Where values do not begin with a line, they end in one more.
+    ask(size.saturating_sub(1));
 }
 
 /// The last three halvings of a sum.

@@ -78,10 +78,7 @@ fn dot<S: Simd, W: Row>(simd: S, row: W, next: W, x: &[f32]) -> f32 {
         next.span(span * SPAN, x.len()).prefetch(simd);
         let row = row.span(span * SPAN, x.len());
         row.scales(simd, &mut scales);
-        for (block, x) in x.iter().enumerate() {
-            let weights = row.weights(simd, block, &scales);
-            sum = simd.multiply_add(weights, simd.load(x), sum);
-        }
+        sum = row.multiply_add(simd, x, &scales, sum);
     }
     if !x_rest.is_empty() {
         let weights = row.rest(simd, blocks.len());

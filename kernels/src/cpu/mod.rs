@@ -3,7 +3,9 @@
 //!
 //! `dot`, `axpy` and `gemm` are written against [`Simd`]; `avx2`, `avx512` and `neon` implement
 //! it. Everything generic is `#[inline(always)]`, so that it is compiled inside [`Simd::run`],
-//! the one function per instruction set that has the target features.
+//! the one function per instruction set that has the target features. Closures cannot be, and
+//! where the compiler does not inline one of its own accord, its instructions become calls: around
+//! instructions, loops stand instead of `map`.
 #![allow(
     unsafe_code,
     reason = "vector instructions exist only behind a processor check that the compiler cannot see"

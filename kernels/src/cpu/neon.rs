@@ -347,7 +347,7 @@ impl Simd for Neon {
             own[0][block] = wide[2 * super_block];
             own[1][block] = wide[2 * super_block + 1];
         }
-        let mut lanes = own.map(|own| self.load_lanes(&own));
+        let mut lanes = [self.load_lanes(&own[0]), self.load_lanes(&own[1])];
         for (half, factors) in padded.as_chunks::<8>().0.iter().enumerate() {
             // SAFETY: the token proves the feature; the load takes the 8 pairs.
             let pairs = unsafe { vld2_u8(factors.as_flattened().as_ptr()) };
@@ -443,11 +443,12 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn load_whole(self, bytes: &[u8; 64]) -> Self::Whole {
-        let (quarters, _) = bytes.as_chunks::<16>();
-        [0, 1, 2, 3].map(|quarter| {
+        let mut whole = self.splat_whole(0);
+        for (quarter, bytes) in whole.iter_mut().zip(bytes.as_chunks::<16>().0) {
             // SAFETY: the token proves the feature; the load takes the 16 bytes.
-            unsafe { vreinterpretq_s32_u8(vld1q_u8(quarters[quarter].as_ptr())) }
-        })
+            *quarter = unsafe { vreinterpretq_s32_u8(vld1q_u8(bytes.as_ptr())) };
+        }
+        whole
     }
 
     #[inline(always)]
@@ -463,23 +464,19 @@ impl Simd for Neon {
         let mut words = rows;
         for quarter in 0..4 {
             // SAFETY: the token proves the feature.
-            let of_quarter = unsafe {
-                let [a, b, c, d] = rows.map(|row| vreinterpretq_u8_s32(row[quarter]));
-                let [ab, ab_high] = [vzip1q_u8(a, b), vzip2q_u8(a, b)];
-                let [cd, cd_high] = [vzip1q_u8(c, d), vzip2q_u8(c, d)];
-                let [ab, cd] = [ab, cd].map(|bytes| vreinterpretq_u16_u8(bytes));
-                let [ab_high, cd_high] =
-                    [ab_high, cd_high].map(|bytes| vreinterpretq_u16_u8(bytes));
-                [
-                    vzip1q_u16(ab, cd),
-                    vzip2q_u16(ab, cd),
-                    vzip1q_u16(ab_high, cd_high),
-                    vzip2q_u16(ab_high, cd_high),
-                ]
-                .map(|words| vreinterpretq_s32_u16(words))
-            };
-            for (words, of_quarter) in words.iter_mut().zip(of_quarter) {
-                words[quarter] = of_quarter;
+            unsafe {
+                let a = vreinterpretq_u8_s32(rows[0][quarter]);
+                let b = vreinterpretq_u8_s32(rows[1][quarter]);
+                let c = vreinterpretq_u8_s32(rows[2][quarter]);
+                let d = vreinterpretq_u8_s32(rows[3][quarter]);
+                let ab = vreinterpretq_u16_u8(vzip1q_u8(a, b));
+                let ab_high = vreinterpretq_u16_u8(vzip2q_u8(a, b));
+                let cd = vreinterpretq_u16_u8(vzip1q_u8(c, d));
+                let cd_high = vreinterpretq_u16_u8(vzip2q_u8(c, d));
+                words[0][quarter] = vreinterpretq_s32_u16(vzip1q_u16(ab, cd));
+                words[1][quarter] = vreinterpretq_s32_u16(vzip2q_u16(ab, cd));
+                words[2][quarter] = vreinterpretq_s32_u16(vzip1q_u16(ab_high, cd_high));
+                words[3][quarter] = vreinterpretq_s32_u16(vzip2q_u16(ab_high, cd_high));
             }
         }
         words
@@ -487,21 +484,26 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn nibbles(self, bytes: Self::Whole) -> [Self::Whole; 2] {
-        // SAFETY: the token proves the feature.
-        unsafe {
-            [
-                bytes.map(|bytes| vandq_s32(bytes, vdupq_n_s32(0x0f0f_0f0f))),
-                bytes.map(|bytes| {
-                    vreinterpretq_s32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s32(bytes)))
-                }),
-            ]
+        let mut nibbles = [bytes; 2];
+        for (quarter, bytes) in bytes.into_iter().enumerate() {
+            // SAFETY: the token proves the feature.
+            unsafe {
+                let bytes = vreinterpretq_u8_s32(bytes);
+                nibbles[0][quarter] = vreinterpretq_s32_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                nibbles[1][quarter] = vreinterpretq_s32_u8(vshrq_n_u8::<4>(bytes));
+            }
         }
+        nibbles
     }
 
     #[inline(always)]
     fn spread_words(self, words: &[u32; 4]) -> Self::Whole {
-        // SAFETY: the token proves the feature.
-        words.map(|word| unsafe { vdupq_n_s32(word as i32) })
+        let mut whole = self.splat_whole(0);
+        for (quarter, word) in whole.iter_mut().zip(words) {
+            // SAFETY: the token proves the feature.
+            *quarter = unsafe { vdupq_n_s32(*word as i32) };
+        }
+        whole
     }
 
     #[inline(always)]
@@ -525,8 +527,12 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn magnitudes(self, lanes: Self::Lanes) -> Self::Whole {
-        // SAFETY: the token proves the feature.
-        lanes.map(|lanes| unsafe { vreinterpretq_s32_f32(vabsq_f32(lanes)) })
+        let mut bits = self.splat_whole(0);
+        for (bits, lanes) in bits.iter_mut().zip(lanes) {
+            // SAFETY: the token proves the feature.
+            *bits = unsafe { vreinterpretq_s32_f32(vabsq_f32(lanes)) };
+        }
+        bits
     }
 
     #[inline(always)]
@@ -581,9 +587,9 @@ impl Simd for Neon {
         let mut bytes = [0; 16];
         // SAFETY: the token proves the feature; the store fills the 16 bytes.
         unsafe {
-            let [a, b, c, d] = whole.map(|quarter| vmovn_s32(quarter));
-            let low = vmovn_s16(vcombine_s16(a, b));
-            let high = vmovn_s16(vcombine_s16(c, d));
+            let [a, b, c, d] = whole;
+            let low = vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(b)));
+            let high = vmovn_s16(vcombine_s16(vmovn_s32(c), vmovn_s32(d)));
             let all = vreinterpretq_u8_s8(vcombine_s8(low, high));
             vst1q_u8(bytes.as_mut_ptr(), all);
         }

@@ -43,6 +43,21 @@ pub(super) trait Row: Copy {
     /// format has none.
     fn scales<S: Simd>(self, simd: S, out: &mut Scales);
 
+    /// Adds the products with `x` to `sums`, block by block of a span that has these `scales`.
+    #[inline(always)]
+    fn multiply_add<S: Simd>(
+        self,
+        simd: S,
+        x: &[[f32; BLOCK]],
+        scales: &Scales,
+        mut sums: S::Block,
+    ) -> S::Block {
+        for (block, x) in x.iter().enumerate() {
+            sums = simd.multiply_add(self.weights(simd, block, scales), simd.load(x), sums);
+        }
+        sums
+    }
+
     /// The weights of whole block `block`, whose span has these `scales`.
     fn weights<S: Simd>(self, simd: S, block: usize, scales: &Scales) -> S::Block;
 
@@ -138,6 +153,21 @@ impl<T: Plain> Row for PlainRow<'_, T> {
 
     #[inline(always)]
     fn scales<S: Simd>(self, _: S, _: &mut Scales) {}
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(
+        self,
+        simd: S,
+        x: &[[f32; BLOCK]],
+        _: &Scales,
+        mut sums: S::Block,
+    ) -> S::Block {
+        // Side by side, so that no place has to be checked.
+        for (block, x) in self.blocks.iter().zip(x) {
+            sums = simd.multiply_add(T::load(simd, block), simd.load(x), sums);
+        }
+        sums
+    }
 
     #[inline(always)]
     fn weights<S: Simd>(self, simd: S, block: usize, _: &Scales) -> S::Block {
