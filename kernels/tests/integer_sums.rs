@@ -68,7 +68,8 @@ fn lists_may_be_empty_repeat_rows_and_run_backwards() {
         for listed in [
             vec![],
             vec![299],
-            vec![5, 5, 5, 5, 5],
+            vec![5; 5],
+            vec![5; 300],
             vec![290, 1, 291, 2, 292, 3],
             (0..300).rev().collect(),
         ] {

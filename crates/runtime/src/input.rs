@@ -9,7 +9,8 @@ use crate::Threads;
 /// How the numbers are stored that matrices are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationFormat {
-    /// Bytes with a scale for every 32, for quantised weights; as they are for others.
+    /// For quantised weights bytes with a scale for every 32, and bytes of the largest of 128 rows, scales
+    /// included, where rows of four-bit weights are added up; as they are for others.
     #[default]
     Int8,
     /// As they are: slower with quantised weights, and as exact as these.

@@ -7,7 +7,11 @@ use powerinfer_bundle::memory::BATCH_THREADS;
 use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
 use powerinfer_pool::Pool;
 
-use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input};
+use crate::{
+    ActivationFormat, RuntimeError,
+    ffn::{Active, add},
+    input::Input,
+};
 
 /// Bytes of weights below which handing work over costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
@@ -15,7 +19,10 @@ const WORTH_SPLITTING: usize = 64 << 10;
 const PART_BYTES: usize = 32 << 10;
 /// Most parts for each thread, so that what one does not get done the others do.
 const PARTS_PER_THREAD: usize = 4;
-/// The same for sums, whose parts are pieces of all rows: half as long, they are read a tenth slower.
+/// Parts that rows are added up in, whatever the number of threads, for the order of additions is not to
+/// depend on it.
+const SUM_PARTS: usize = 8;
+/// The same for sums by columns, whose parts are pieces of all rows: half as long, they are read a tenth slower.
 const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels take at once, or a multiple.
 const ROW_GROUP: usize = 8;
@@ -219,7 +226,10 @@ impl Threads {
         });
     }
 
-    /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in the order given.
+    /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in the order given, which ascends.
+    ///
+    /// Threads take rows, not columns, for whole rows come from memory faster than pieces: what rows of a
+    /// part add is summed up by itself, whoever does it, and then part after part.
     pub(crate) fn axpy_rows(
         &self,
         matrix: &Matrix<'_>,
@@ -227,15 +237,38 @@ impl Threads {
         coefficients: &[f32],
         out: &mut [f32],
     ) {
-        let work = Work {
-            out,
-            bytes: rows.len() * matrix.row_bytes(),
-            step: BLOCK,
-            most_parts: SUMS_PER_THREAD * self.count(),
+        let (columns, part_rows) = (out.len(), part_rows(matrix));
+        let parts = matrix.rows().div_ceil(part_rows);
+        if parts <= 1 || columns == 0 {
+            return self.add_rows(matrix, rows, coefficients, 0..columns, out);
+        }
+        let of_part = |part: usize| of_part(rows, part, part_rows);
+        // Where there are more threads than parts, several share one.
+        let pieces = self.count().div_ceil(parts);
+        let step = match columns.is_multiple_of(BLOCK * pieces) {
+            true => columns / pieces,
+            false => columns,
         };
-        self.share_values(work, |columns, out| {
-            self.add_rows(matrix, rows, coefficients, columns, out);
+        let mut sums = vec![0.0; parts * columns];
+        let work = Work {
+            out: &mut sums,
+            bytes: rows.len() * matrix.row_bytes(),
+            step,
+            most_parts: parts * pieces,
+        };
+        self.share_values(work, |values, sums| {
+            for (start, sum) in values.step_by(step).zip(sums.chunks_mut(step)) {
+                let listed = of_part(start / columns);
+                let first = start % columns;
+                let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
+                self.add_rows(matrix, rows, coefficients, first..first + sum.len(), sum);
+            }
         });
+        for (part, sums) in sums.chunks_exact(columns).enumerate() {
+            if !of_part(part).is_empty() {
+                add(out, sums);
+            }
+        }
     }
 
     /// How rows of `matrix` are added up.
@@ -263,7 +296,7 @@ impl Threads {
     }
 
     /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens,
-    /// columns]`, rows in the order given, which ascends; returns how many rows that needs in all.
+    /// columns]`, each with the bits of [`Self::axpy_rows`]; returns how many rows that needs in all.
     pub(crate) fn sums_of_rows(
         &self,
         matrix: &Matrix<'_>,
@@ -274,6 +307,31 @@ impl Threads {
             self.axpy_rows(matrix, &one.rows, &one.coefficients, out);
             return one.rows.len();
         }
+        let part_rows = part_rows(matrix);
+        let parts = matrix.rows().div_ceil(part_rows);
+        let mut needed = 0;
+        for part in 0..parts {
+            let listed = active.iter().map(|active| {
+                let part = of_part(&active.rows, part, part_rows);
+                Listed {
+                    rows: &active.rows[part.clone()],
+                    coefficients: &active.coefficients[part],
+                }
+            });
+            let listed: Vec<Listed<'_>> = listed.collect();
+            needed += self.sums_of_part(matrix, &listed, parts == 1, out);
+        }
+        needed
+    }
+
+    /// The same for the rows of a part, which are summed up by themselves unless they are the only ones.
+    fn sums_of_part(
+        &self,
+        matrix: &Matrix<'_>,
+        active: &[Listed<'_>],
+        is_only: bool,
+        out: &mut [f32],
+    ) -> usize {
         let (tokens, columns) = (active.len(), matrix.columns());
         let union = union(active, matrix.rows());
         let listed: usize = active.iter().map(|active| active.rows.len()).sum();
@@ -295,12 +353,14 @@ impl Threads {
         // Stripes of columns one after the other, of each `[tokens, columns of the stripe]`.
         let mut stripes = vec![0.0; out.len()];
         let starts = || (0..columns).step_by(stripe_columns);
-        for (start, stripe) in starts().zip(stripes.chunks_mut(stripe_columns * tokens)) {
-            let width = stripe.len() / tokens;
-            let rows = out
-                .chunks_exact(columns)
-                .zip(stripe.chunks_exact_mut(width));
-            rows.for_each(|(out, stripe)| stripe.copy_from_slice(&out[start..start + width]));
+        if is_only {
+            for (start, stripe) in starts().zip(stripes.chunks_mut(stripe_columns * tokens)) {
+                let width = stripe.len() / tokens;
+                let rows = out
+                    .chunks_exact(columns)
+                    .zip(stripe.chunks_exact_mut(width));
+                rows.for_each(|(out, stripe)| stripe.copy_from_slice(&out[start..start + width]));
+            }
         }
         let work = Work {
             out: &mut stripes,
@@ -348,7 +408,14 @@ impl Threads {
             let rows = out
                 .chunks_exact_mut(columns)
                 .zip(stripe.chunks_exact(width));
-            rows.for_each(|(out, stripe)| out[start..start + width].copy_from_slice(stripe));
+            for ((out, stripe), active) in rows.zip(active) {
+                let out = &mut out[start..start + width];
+                match is_only {
+                    true => out.copy_from_slice(stripe),
+                    false if active.rows.is_empty() => {}
+                    false => add(out, stripe),
+                }
+            }
         }
         union.len()
     }
@@ -390,9 +457,9 @@ impl Threads {
 }
 
 /// The rows that any token has, of `count`, in ascending order.
-fn union(active: &[Active], count: usize) -> Vec<u32> {
+fn union(active: &[Listed<'_>], count: usize) -> Vec<u32> {
     let mut is_listed = vec![false; count];
-    for row in active.iter().flat_map(|active| &active.rows) {
+    for row in active.iter().flat_map(|active| active.rows) {
         is_listed[*row as usize] = true;
     }
     let rows = (0..count as u32).zip(is_listed);
@@ -400,16 +467,34 @@ fn union(active: &[Active], count: usize) -> Vec<u32> {
         .collect()
 }
 
+/// Rows of a token, in ascending order, and what they are multiplied by.
+struct Listed<'a> {
+    rows: &'a [u32],
+    coefficients: &'a [f32],
+}
+
+/// Rows of `matrix` that are added up by themselves.
+fn part_rows(matrix: &Matrix<'_>) -> usize {
+    let rows = matrix.rows().div_ceil(SUM_PARTS).max(1);
+    rows.next_multiple_of(CHUNK_ROWS)
+}
+
+/// Those of ascending `rows` that are of part `part`.
+fn of_part(rows: &[u32], part: usize, part_rows: usize) -> Range<usize> {
+    let before = |end: usize| rows.partition_point(|row| (*row as usize) < end);
+    before(part * part_rows)..before((part + 1) * part_rows)
+}
+
 /// The coefficients of all rows of `union` for every token, 0 for those that it lacks: `[tokens,
 /// union]`.
-fn spread(active: &[Active], union: &[u32]) -> Vec<f32> {
+fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
     let mut coefficients = vec![0.0; active.len() * union.len()];
     for (active, out) in active
         .iter()
         .zip(coefficients.chunks_exact_mut(union.len().max(1)))
     {
         let mut place = 0;
-        for (row, coefficient) in active.rows.iter().zip(&active.coefficients) {
+        for (row, coefficient) in active.rows.iter().zip(active.coefficients) {
             while union[place] != *row {
                 place += 1;
             }

@@ -63,19 +63,20 @@ pub(super) const fn bytes(columns: usize) -> usize {
     GROUP_ROWS * (spans * size_of::<Scales>() + size_of::<Unpacked>() / ROWS)
 }
 
-/// Cuts a list of rows where the group changes.
+/// Cuts a list of rows where the group changes, or has as many entries as rows where some are repeated.
 fn groups(rows: &[u32]) -> impl Iterator<Item = Range<usize>> {
     let group = |row: &u32| *row as usize / GROUP_ROWS;
     let mut start = 0;
     rows.chunk_by(move |a, b| group(a) == group(b))
+        .flat_map(|rows| rows.chunks(GROUP_ROWS))
         .map(move |rows| {
             start += rows.len();
             start - rows.len()..start
         })
 }
 
-/// Runs `$body` with `$weights` bound to the rows of a four-bit `$matrix`, once per format.
-macro_rules! with_quantised {
+/// Runs `$body` with `$weights` bound to the [`Weights`] of a four-bit `$matrix`, once per format.
+macro_rules! with_nibbles {
     ($matrix:expr, $weights:ident => $body:expr) => {{
         let columns = $matrix.columns();
         match $matrix.data() {
@@ -110,7 +111,7 @@ impl Operation for IntegerSum<'_> {
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
         let columns = self.columns;
-        with_quantised!(self.matrix, weights => {
+        with_nibbles!(self.matrix, weights => {
             add_one(simd, Part { weights, columns }, self.rows, self.coefficients, self.out);
         });
     }
@@ -140,7 +141,7 @@ impl Operation for IntegerSumMany<'_> {
         if columns.is_empty() || self.rows.is_empty() {
             return;
         }
-        with_quantised!(self.matrix, weights => {
+        with_nibbles!(self.matrix, weights => {
             add_many(simd, Part { weights, columns }, self.rows, self.coefficients, self.out);
         });
     }
@@ -231,7 +232,6 @@ fn finish_line<S: Simd, R: NibbleRow>(
     minima: &[f32; WORDS],
     line: &mut [f32],
 ) {
-    let mut last = [0.0; LINE_COLUMNS];
     if let Ok(line) = <&mut [f32; LINE_COLUMNS]>::try_from(&mut *line) {
         let sums: &mut Sums = bytemuck::cast_mut(line);
         for index in 0..REGISTERS {
@@ -239,6 +239,7 @@ fn finish_line<S: Simd, R: NibbleRow>(
         }
         return;
     }
+    let mut last = [0.0; LINE_COLUMNS];
     last[..line.len()].copy_from_slice(line);
     let mut sums = arrange(&last);
     for index in 0..REGISTERS {
@@ -545,14 +546,7 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
     let lines = blocks.div_ceil(LINE_BLOCKS);
     let spans = blocks.div_ceil(SPAN);
     let mut scales = vec![Scales::ONES; GROUP_ROWS * spans];
-    let mut minima = vec![
-        [0.0; SPAN];
-        if W::Row::HAS_MINIMA {
-            tokens * spans
-        } else {
-            0
-        }
-    ];
+    let mut minima = vec![[0.0; SPAN]; tokens * spans * usize::from(W::Row::HAS_MINIMA)];
     let mut numbers = [[Line::ZERO; REGISTERS]; GROUP_ROWS / ROWS];
     let mut quads = [[0.0; WORDS]; GROUP_ROWS / ROWS];
     out.chunks_exact_mut(width).for_each(arrange_all);
@@ -622,8 +616,7 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
                 };
                 let less = factors.sums.map(|sum| -W::Row::BIAS * sum);
                 let mut totals = [simd.load_whole(bytemuck::cast_ref(&less)); REGISTERS];
-                for half in totals.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    let (half, totals) = half;
+                for (half, totals) in totals.as_chunks_mut::<4>().0.iter_mut().enumerate() {
                     for (numbers, words) in numbers.iter().zip(&factors.words) {
                         let words = simd.spread_words(words);
                         for (total, numbers) in totals.iter_mut().zip(&numbers[4 * half..]) {
@@ -632,10 +625,8 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
                         }
                     }
                 }
-                let out = &mut out[token * width..][..width];
-                let start = line * LINE_COLUMNS;
-                let end = width.min(start + LINE_COLUMNS);
-                let out = &mut out[start..end];
+                let of_line = line * LINE_COLUMNS..width.min((line + 1) * LINE_COLUMNS);
+                let out = &mut out[token * width..][of_line];
                 finish_line::<S, W::Row>(simd, &totals, &factors.scales, &minima, out);
             }
         }
