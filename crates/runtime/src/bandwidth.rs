@@ -72,22 +72,4 @@ mod tests {
             }
         }
     }
-
-    /// Not a test of correctness: `cargo test --release -- --ignored --nocapture reads`.
-    #[test]
-    #[ignore = "takes a gibibyte of memory and prints how fast it is read"]
-    fn reads_a_gibibyte() {
-        let probe = ReadProbe::new(1 << 30);
-        for isa in Isa::available() {
-            for threads in [1, 2] {
-                let mut speeds: Vec<f64> = (0..15).map(|_| probe.pass(isa, threads)).collect();
-                speeds.sort_unstable_by(f64::total_cmp);
-                println!(
-                    "{isa}, {threads} threads: median {:.1} GB/s, most {:.1}",
-                    speeds[7] / 1e9,
-                    speeds[14] / 1e9
-                );
-            }
-        }
-    }
 }
