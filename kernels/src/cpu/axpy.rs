@@ -58,6 +58,15 @@ impl Operation for AxpyRows<'_> {
     fn translate<S: Simd>(self, simd: S) {
         with_weights!(self.matrix, weights => {
             let row = |index: u32| weights.row(index as usize, self.columns.clone());
+            if !self.matrix.format().is_quantised() {
+                // Little is computed of plain numbers: a row after the other is one stream of memory.
+                let last = self.rows.len().saturating_sub(1);
+                for (index, (&own, &coefficient)) in self.rows.iter().zip(self.coefficients).enumerate() {
+                    let next = row(self.rows[last.min(index + AHEAD / 2)]);
+                    add_rows(simd, [row(own)], [next], [coefficient], self.out);
+                }
+                return;
+            }
             let (groups, singles) = self.rows.as_chunks::<ROWS>();
             let (coefficients, single_coefficients) = self.coefficients.as_chunks::<ROWS>();
             let last = groups.len().saturating_sub(1);

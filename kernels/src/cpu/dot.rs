@@ -25,7 +25,7 @@ impl Operation for Dot<'_> {
             columns: self.a.len(),
         };
         let row = row.row(0, 0..self.a.len());
-        dot(simd, row, row, self.b)
+        dot(simd, row, None, self.b)
     }
 }
 
@@ -60,22 +60,27 @@ impl Operation for Gemv<'_> {
         let columns = 0..self.x.len();
         let last = self.out.len().saturating_sub(1);
         // One row after the other: side by side, rows share what is read of `x`, but each is a stream
-        // of its own that the processor has to find out about.
+        // of its own that the processor has to find out about. What lies one after the other it finds
+        // sooner by itself; rows that jump are asked for ahead.
         with_weights!(self.matrix, weights => for (index, out) in self.out.iter_mut().enumerate() {
-            let next = weights.row(row(last.min(index + AHEAD)), columns.clone());
-            *out = dot(simd, weights.row(row(index), columns.clone()), next, self.x);
+            let (own, ahead) = (row(index), row(last.min(index + AHEAD)));
+            let next = (ahead != own + AHEAD).then(|| weights.row(ahead, columns.clone()));
+            *out = dot(simd, weights.row(own, columns.clone()), next, self.x);
         });
     }
 }
 
-/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile.
+/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, if
+/// there is one.
 #[inline(always)]
-fn dot<S: Simd, W: Row>(simd: S, row: W, next: W, x: &[f32]) -> f32 {
+fn dot<S: Simd, W: Row>(simd: S, row: W, next: Option<W>, x: &[f32]) -> f32 {
     let (blocks, x_rest) = x.as_chunks::<BLOCK>();
     let mut sum = simd.splat(0.0);
     let mut scales = Scales::ONES;
     for (span, x) in blocks.chunks(SPAN).enumerate() {
-        next.span(span * SPAN, x.len()).prefetch(simd);
+        if let Some(next) = next {
+            next.span(span * SPAN, x.len()).prefetch(simd);
+        }
         let row = row.span(span * SPAN, x.len());
         row.scales(simd, &mut scales);
         sum = row.multiply_add(simd, x, &scales, sum);
