@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything CI runs: format, lints, tests, documentation. Needs rustup and a C compiler.
+# Everything CI runs: format, lints, tests, the GPU's kernels, documentation. Needs rustup and a C++ compiler;
+# what checks the kernels' PTX is installed with pip, and skipped where that cannot be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
@@ -12,6 +13,18 @@ step "tests"
 cargo test --workspace --locked
 step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
+step "PTX of the GPU's kernels"
+skipped=0
+for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh; do
+  code=0
+  bash $check || code=$?
+  case $code in
+    0) ;;
+    75) skipped=$((skipped + 1)) ;;
+    *) exit "$code" ;;
+  esac
+done
+[ "$skipped" = 0 ] || echo "$skipped of 2 checks of the PTX skipped"
 step "documentation"
 RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 step "done"

@@ -18,6 +18,7 @@ mod activations;
 mod attention;
 mod cache;
 mod cpu;
+pub mod cuda;
 mod error;
 mod format;
 mod isa;

@@ -46,6 +46,11 @@ impl<'a> SignMatrix<'a> {
         }
     }
 
+    /// All words, row after row.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.words.iter().map(|word| u64::from_le_bytes(*word))
+    }
+
     /// Signs of a row.
     pub fn columns(&self) -> usize {
         self.columns

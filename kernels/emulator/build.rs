@@ -1,0 +1,68 @@
+//! Compiles the kernels as C++, where there is a compiler and a system whose fibers we know.
+
+use std::{env, fs, path::PathBuf};
+
+fn main() {
+    println!("cargo:rustc-check-cfg=cfg(emulated)");
+    println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-changed=../cuda");
+    let variable = |name| env::var(name).unwrap_or_default();
+    let is_known = variable("CARGO_CFG_TARGET_OS") == "linux"
+        && variable("CARGO_CFG_TARGET_ENV") == "gnu"
+        && variable("CARGO_CFG_TARGET_POINTER_WIDTH") == "64";
+    if !is_known {
+        println!(
+            "cargo:warning=the GPU emulator runs on Linux with glibc alone; its tests are skipped"
+        );
+        return;
+    }
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let mut sources: Vec<_> = fs::read_dir("../cuda")
+        .expect("the kernels lie beside")
+        .map(|entry| entry.expect("a readable folder").path())
+        .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
+        .collect();
+    sources.sort();
+    // All in one file, so that every kernel is linked in and none is defined twice.
+    let mut all = String::from("#include \"emulator.h\"\n");
+    for source in &sources {
+        let name = source.file_name().expect("a file").to_string_lossy();
+        all += &format!("#include \"{name}\"\n");
+    }
+    all += "#include \"mistakes.cu\"\n#include \"emulator.cc\"\n";
+    let file = out.join("kernels.cc");
+    fs::write(&file, all).expect("a writable build folder");
+    let compiler = || {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++17")
+            .include("cpp")
+            .include("../cuda")
+            .opt_level(2)
+            // Jumps between stacks are what fibers do.
+            .flag("-U_FORTIFY_SOURCE")
+            .flag("-fno-strict-aliasing")
+            .flag("-fno-stack-protector")
+            // A multiplication and an addition are two roundings here and in the PTX; sources say `fmaf`
+            // where one is meant.
+            .flag("-ffp-contract=off")
+            .warnings(false);
+        build
+    };
+    // Who has no compiler goes without the emulator; who has one and kernels that it refuses, does not.
+    let probe = out.join("probe.cc");
+    fs::write(
+        &probe,
+        "#include <ucontext.h>\n#include <vector>\n_Float16 half;\n",
+    )
+    .expect("a writable build folder");
+    if let Err(why) = compiler().file(probe).try_compile("probe") {
+        println!(
+            "cargo:warning=without a C++ compiler there is no GPU emulator, its tests are skipped: {why}"
+        );
+        return;
+    }
+    compiler().file(file).compile("powerinfer_emulated_kernels");
+    println!("cargo:rustc-cfg=emulated");
+}

@@ -1,0 +1,100 @@
+//! Mistakes that are planted, and how they come out.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use powerinfer_emulator::{Emulator, Order};
+use powerinfer_kernels::cuda::{Device, DeviceError, Launch};
+
+/// Launches a kernel of 64 threads on 100 numbers; returns what it wrote, or what is wrong.
+fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, String>> {
+    let device: Arc<dyn Device> = Arc::new(Emulator::new(1, order)?);
+    let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
+    // The structure `Mistake`: two addresses and a count.
+    let (x_address, out_address) = (device.allocate(400).unwrap(), device.allocate(400).unwrap());
+    let arguments = [x_address, out_address, 100];
+    let launch = Launch {
+        kernel,
+        grid: [blocks, 1, 1],
+        threads: 64,
+        shared_bytes: 256,
+        arguments: bytemuck::bytes_of(&arguments),
+    };
+    let mut out = vec![0.0f32; 100];
+    // SAFETY: both are 100 numbers; what the kernel does beyond them is caught, and is what is tested.
+    #[allow(unsafe_code)]
+    let outcome = unsafe {
+        device.write(x_address, bytemuck::cast_slice(&x)).unwrap();
+        device.clear(out_address, 400).unwrap();
+        let outcome = device.launch(&launch);
+        device
+            .read(out_address, bytemuck::cast_slice_mut(&mut out))
+            .unwrap();
+        device.free(x_address, 400);
+        device.free(out_address, 400);
+        outcome
+    };
+    Some(match outcome {
+        Ok(()) => Ok(out),
+        Err(DeviceError::Kernel { reason, .. }) => Err(reason),
+        Err(other) => Err(other.to_string()),
+    })
+}
+
+#[test]
+fn a_missing_barrier_shows_in_the_order_of_threads() {
+    let Some(forward) = run("missing_barrier", 1, Order::Forward) else {
+        return;
+    };
+    let reverse = run("missing_barrier", 1, Order::Reverse).unwrap();
+    assert_ne!(format!("{forward:?}"), format!("{reverse:?}"));
+}
+
+#[test]
+fn what_is_right_is_so_in_every_order_and_after_what_was_wrong() {
+    for order in Order::SOME {
+        for mistake in ["two_barriers", "wrong_mask", "out_of_bounds"] {
+            let Some(found) = run(mistake, 2, order) else {
+                return;
+            };
+            assert!(found.is_err(), "{mistake}");
+        }
+        let found = run("no_mistake", 2, order).unwrap().unwrap();
+        assert_eq!(
+            found[..64],
+            (0..64).rev().map(|i| i as f32).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let reason = |kernel, blocks| match run(kernel, blocks, Order::Forward) {
+        Some(found) => found.unwrap_err(),
+        None => String::new(),
+    };
+    if Emulator::new(1, Order::Forward).is_none() {
+        return;
+    }
+    let two = reason("two_barriers", 1);
+    assert!(
+        two.contains("two different __syncthreads") || two.contains("waits for ever"),
+        "{two}"
+    );
+    let lanes = reason("wrong_mask", 1);
+    assert!(
+        lanes.contains("mask ffffffff, lanes arrived 000fffff"),
+        "{lanes}"
+    );
+    let bounds = reason("out_of_bounds", 2);
+    assert!(
+        bounds.contains("outside of all memory: block (1, 0, 0) thread 36"),
+        "{bounds}"
+    );
+    let shared = reason("out_of_shared", 1);
+    assert!(
+        shared.contains("outside of all memory: block (0, 0, 0) thread 63"),
+        "{shared}"
+    );
+    assert_eq!(reason("no_such_kernel", 1), "there is no such kernel");
+}

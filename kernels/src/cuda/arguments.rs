@@ -1,0 +1,187 @@
+//! Arguments of kernels, as the sources in `kernels/cuda` declare them: word for word the same.
+
+use bytemuck::{Pod, Zeroable};
+
+/// `Norm` in `input.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Norm {
+    pub(super) weight: u64,
+    pub(super) bias: u64,
+    pub(super) epsilon: f32,
+    pub(super) kind: i32,
+}
+
+/// `Matrix` in `matrix.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Matrix {
+    pub(super) quants: u64,
+    pub(super) scales: u64,
+    pub(super) factors: u64,
+    pub(super) rows: i32,
+    pub(super) columns: i32,
+}
+
+/// `Segment` in `projection.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Segment {
+    pub(super) matrix: Matrix,
+    pub(super) bias: u64,
+    pub(super) out: u64,
+}
+
+/// `Projection` in `projection.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Projection {
+    pub(super) x: u64,
+    pub(super) norm: Norm,
+    pub(super) segments: [Segment; 3],
+    pub(super) segment_count: i32,
+    pub(super) rounded: i32,
+    pub(super) add: i32,
+    pub(super) padding: i32,
+}
+
+/// `NormInPlace` in `projection.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct NormInPlace {
+    pub(super) x: u64,
+    pub(super) columns: i32,
+    pub(super) padding: i32,
+    pub(super) norm: Norm,
+}
+
+/// `ArgMax` in `projection.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ArgMax {
+    pub(super) x: u64,
+    pub(super) count: i32,
+    pub(super) padding: i32,
+    pub(super) largest: u64,
+    pub(super) places: u64,
+    pub(super) counter: u64,
+    pub(super) out: u64,
+}
+
+/// `Attention` in `attention.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Attention {
+    pub(super) query: u64,
+    pub(super) key: u64,
+    pub(super) value: u64,
+    pub(super) query_norm: Norm,
+    pub(super) key_norm: Norm,
+    pub(super) turns: u64,
+    pub(super) pairs: i32,
+    pub(super) padding: i32,
+    pub(super) slopes: u64,
+    pub(super) keys: u64,
+    pub(super) values: u64,
+    pub(super) heads: i32,
+    pub(super) kv_heads: i32,
+    pub(super) head_size: i32,
+    pub(super) context: i32,
+    pub(super) window: i32,
+    pub(super) more_padding: i32,
+    pub(super) position: u64,
+    pub(super) scale: f32,
+    pub(super) last_padding: i32,
+    pub(super) partial: u64,
+    pub(super) counters: u64,
+    pub(super) out: u64,
+}
+
+/// `Masks` in `feed_forward.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Masks {
+    pub(super) all: u64,
+    pub(super) for_host: u64,
+    pub(super) products: u64,
+    pub(super) hot_count: i32,
+    pub(super) padding: i32,
+}
+
+/// `Foresee` in `feed_forward.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Foresee {
+    pub(super) middle: u64,
+    pub(super) units: Matrix,
+    pub(super) scales: u64,
+    pub(super) bias: u64,
+    pub(super) threshold: f32,
+    pub(super) padding: i32,
+    pub(super) masks: Masks,
+}
+
+/// `ForeseeBySigns` in `feed_forward.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ForeseeBySigns {
+    pub(super) x: u64,
+    pub(super) norm: Norm,
+    pub(super) signs: u64,
+    pub(super) neurons: i32,
+    pub(super) columns: i32,
+    pub(super) agreements: i32,
+    pub(super) padding: i32,
+    pub(super) masks: Masks,
+}
+
+/// `GateUp` in `feed_forward.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct GateUp {
+    pub(super) x: u64,
+    pub(super) norm: Norm,
+    pub(super) gate: Matrix,
+    pub(super) gate_bias: u64,
+    pub(super) up: Matrix,
+    pub(super) up_bias: u64,
+    pub(super) kind: i32,
+    pub(super) activation: i32,
+    pub(super) fat_threshold: f32,
+    pub(super) rule: i32,
+    pub(super) threshold: f32,
+    pub(super) padding: i32,
+    pub(super) gate_scale: u64,
+    pub(super) contribution_scale: u64,
+    pub(super) centre: u64,
+    pub(super) mask: u64,
+    pub(super) hot_count: i32,
+    pub(super) more_padding: i32,
+    pub(super) products: u64,
+    pub(super) rounded: i32,
+    pub(super) last_padding: i32,
+    pub(super) for_host: u64,
+    pub(super) flag: u64,
+    pub(super) step: u64,
+}
+
+/// `Down` in `feed_forward.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Down {
+    pub(super) down: Matrix,
+    pub(super) products: u64,
+    pub(super) hot_count: i32,
+    pub(super) padding: i32,
+    pub(super) partial: u64,
+    pub(super) counters: u64,
+    pub(super) bias: u64,
+    pub(super) offset: u64,
+    pub(super) cold: u64,
+    pub(super) flag: u64,
+    pub(super) step: u64,
+    pub(super) gave_up: u64,
+    pub(super) patience: u64,
+    pub(super) hidden: u64,
+    pub(super) computed: u64,
+}

@@ -1,0 +1,21 @@
+//! Kernels of the GPU, from `kernels/cuda/*.cu`, on whatever runs them: a card, or the emulator that the
+//! tests bring along. The same launches go to both.
+//!
+//! Vectors are `f32`, weights lie in the planes of [`Matrix`](crate::Matrix). Results are those of the
+//! processor's kernels up to the order of sums, which is fixed here too: the same bits from run to run.
+
+mod arguments;
+mod device;
+mod driver;
+mod memory;
+mod operations;
+mod weights;
+
+pub use device::{Device, DeviceError, DeviceInfo, Launch};
+pub use driver::{Card, NoCard};
+pub use memory::{Buffer, HostBuffer};
+pub use operations::{
+    Attention, ColdShare, DownScratch, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
+    HeadNorms, HostView, Predictor, SignBits,
+};
+pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

@@ -1,0 +1,72 @@
+"""What `generate-ptx.sh` does: NVRTC through its C interface."""
+
+import ctypes
+import hashlib
+import pathlib
+import sys
+import sysconfig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels"
+# What all cards since 2020 run; their drivers compile it for the chip that is there.
+OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
+
+
+def check(library, code, doing):
+    if code != 0:
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        sys.exit(f"error: {doing}: {library.nvrtcGetErrorString(code).decode()}")
+
+
+def text(library, program, kind):
+    """One of the texts that a program has."""
+    size = ctypes.c_size_t()
+    check(library, getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), f"asking for the {kind}")
+    buffer = ctypes.create_string_buffer(size.value)
+    check(library, getattr(library, f"nvrtcGet{kind}")(program, buffer), f"asking for the {kind}")
+    return buffer.value.decode()
+
+
+def digest(source, headers):
+    """SHA-256 of a source, of all headers and of the options: whatever the PTX depends on."""
+    whole = hashlib.sha256()
+    for file in [source, *headers]:
+        whole.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    whole.update(" ".join(OPTIONS).encode())
+    return whole.hexdigest()
+
+
+def main():
+    is_check = sys.argv[1:] == ["--check"]
+    if sys.argv[1:] and not is_check:
+        sys.exit("usage: generate-ptx.sh [--check]")
+    site = pathlib.Path(sysconfig.get_paths()["purelib"])
+    library = ctypes.CDLL(site / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
+    headers = sorted((ROOT / "cuda").glob("*.cuh"))
+    (ROOT / "ptx").mkdir(exist_ok=True)
+    stale = []
+    for source in sorted((ROOT / "cuda").glob("*.cu")):
+        names = (ctypes.c_char_p * len(headers))(*[header.name.encode() for header in headers])
+        contents = (ctypes.c_char_p * len(headers))(*[header.read_bytes() for header in headers])
+        program = ctypes.c_void_p()
+        code = library.nvrtcCreateProgram(
+            ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers), contents, names
+        )
+        check(library, code, source.name)
+        options = (ctypes.c_char_p * len(OPTIONS))(*[option.encode() for option in OPTIONS])
+        if library.nvrtcCompileProgram(program, len(OPTIONS), options) != 0:
+            sys.exit(f"error: {source.name}:\n{text(library, program, 'ProgramLog')}")
+        ptx = text(library, program, "PTX")
+        # Without what only people read.
+        lines = [" ".join(line.split()) for line in ptx.splitlines() if line and not line.startswith("//")]
+        written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
+        place = ROOT / "ptx" / f"{source.stem}.ptx"
+        if not place.exists() or place.read_text() != written:
+            stale.append(place.name)
+        if not is_check:
+            place.write_text(written)
+        print(f"{place.name}: {len(written)} bytes")
+    if is_check and stale:
+        sys.exit(f"error: not what the sources give: {', '.join(stale)}; run scripts/generate-ptx.sh")
+
+
+main()
