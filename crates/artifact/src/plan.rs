@@ -180,6 +180,12 @@ impl Plan {
         !self.lines.is_empty() || self.budget.vram_bytes > 0 || self.budget.ram_bytes > 0
     }
 
+    /// Whether anything of the model is on a GPU.
+    pub fn uses_gpu(&self) -> bool {
+        let has_some = |layer: &LayerPlan| layer.hot_count > 0 || layer.attention == Device::Gpu;
+        self.head == Device::Gpu || self.layers.iter().any(has_some)
+    }
+
     /// Takes the account of memory away, of a plan that is changed and only there to be measured.
     pub fn forget_account(&mut self) {
         self.lines.clear();

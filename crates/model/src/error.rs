@@ -235,6 +235,9 @@ pub enum ModelError {
     /// The forward pass failed inside the tensor library.
     #[error("the reference engine failed: {0}")]
     Reference(String),
+    /// The forward pass failed on a device.
+    #[error("{0}")]
+    Device(String),
     /// A file of the checkpoint cannot be read.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),

@@ -33,8 +33,8 @@ pub(crate) enum Choice<'a> {
 /// A layer's scores and threshold.
 #[derive(Clone, Copy)]
 pub(crate) struct Scoring<'a> {
-    threshold: Threshold,
-    vectors: &'a ScoreVectors,
+    pub(crate) threshold: Threshold,
+    pub(crate) vectors: &'a ScoreVectors,
 }
 
 impl<'a> Choice<'a> {

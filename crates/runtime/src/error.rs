@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy};
 use powerinfer_bundle::BundleError;
-use powerinfer_kernels::KernelError;
+use powerinfer_kernels::{KernelError, cuda::DeviceError};
 use powerinfer_model::ModelError;
 
 /// A bundle that cannot be run as asked.
@@ -104,6 +104,40 @@ pub enum RuntimeError {
         /// What it may be.
         expected: &'static str,
     },
+    /// A layer whose place the GPU's kernels cannot take.
+    #[error(
+        "the plan in `{folder}` puts {what} of layer {layer} on the GPU, whose kernels read none; {hint}"
+    )]
+    OnDevice {
+        /// The bundle.
+        folder: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// What it is.
+        what: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// More on the GPU than the plan has room for.
+    #[error(
+        "running takes {} of the GPU's memory, but the plan has a budget of {}; place the bundle again with a larger `--vram` or a shorter `--context`",
+        ByteSize(*held), ByteSize(*budget)
+    )]
+    OverBudget {
+        /// Bytes that are taken.
+        held: u64,
+        /// Bytes that the plan has.
+        budget: u64,
+    },
+    /// Something that only the CPU does.
+    #[error("{what} is not to be had on a GPU yet; run it with `--device cpu`")]
+    CpuOnly {
+        /// What.
+        what: &'static str,
+    },
+    /// The GPU fails.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The instruction set asked for is not here.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -203,6 +203,43 @@ impl Ffn<'_> {
         }
     }
 
+    /// What the neurons behind the hot ones add for one token with the input `x`, `[hidden]`; where
+    /// neurons are foreseen, `mask` says which, 32 a word.
+    pub(crate) fn cold_sum(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        mask: Option<&[u32]>,
+        scratch: &mut Scratch,
+        statistics: &mut Statistics,
+    ) -> Vec<f32> {
+        let neurons = self.gate.outputs();
+        let x = self.gate.input(threads, x, self.input_threshold);
+        if let Some(mask) = mask {
+            scratch.foreseen.masks.set_words(neurons, mask);
+        }
+        let read = self.of_one(threads, &x, self.hot_count..neurons, scratch);
+        statistics.bytes_read += read as u64;
+        let mut sum = vec![0.0; self.gate.inputs()];
+        let read = self.add_down(threads, &mut sum, scratch, statistics);
+        statistics.bytes_read += read as u64;
+        sum
+    }
+
+    /// Which neurons are foreseen of one token, 32 a word.
+    pub(crate) fn foreseen(
+        &self,
+        threads: &Threads,
+        foreseen_from: &[f32],
+        scratch: &mut Scratch,
+        statistics: &mut Statistics,
+    ) -> Vec<u32> {
+        let foreseen = &mut scratch.foreseen;
+        self.choice
+            .foresee(threads, 1, foreseen_from, foreseen, statistics);
+        foreseen.masks.halves()
+    }
+
     /// Finds the neurons of `side` that are computed of the only token; returns the bytes read.
     fn of_one(
         &self,

@@ -10,6 +10,7 @@ use powerinfer_bundle::{
     Bundle, StoredLayer, StoredLinear, StoredNorm, StoredWeights,
     memory::{PREFILL_BATCH, kv_bytes},
 };
+use powerinfer_kernels::cuda::{Device, GpuCache};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
+    hybrid::{self, Hybrid},
     linear::Linear,
     memory::{self, Held},
     norm::norm_all,
@@ -38,24 +40,43 @@ pub struct Options {
 /// A bundle ready to run, and the sequence it is in.
 #[derive(Debug)]
 pub struct Runtime {
-    bundle: Bundle,
-    config: ModelConfig,
-    weights: Arc<StoredWeights>,
-    choices: Vec<LayerChoices>,
-    policies: Vec<Policy>,
+    pub(crate) bundle: Bundle,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Arc<StoredWeights>,
+    pub(crate) choices: Vec<LayerChoices>,
+    pub(crate) policies: Vec<Policy>,
     input_thresholds: Vec<Option<InputThresholds>>,
-    threads: Threads,
+    pub(crate) threads: Threads,
     sequence: Sequence,
-    statistics: Statistics,
-    scratch: Scratch,
+    pub(crate) statistics: Statistics,
+    pub(crate) scratch: Scratch,
     verification: Option<Verification>,
     magnitudes: Option<Vec<InputMagnitudes>>,
+    hybrid: Option<Box<Hybrid>>,
 }
 
 impl Runtime {
-    /// Prepares `bundle` for running; nothing is converted or copied. Fails where the plan accounts
-    /// for other memory than that takes.
+    /// Prepares `bundle` for running on the CPU alone; nothing is converted or copied. Fails where the
+    /// plan accounts for other memory than that takes.
     pub fn new(bundle: Bundle, options: Options) -> Result<Self, RuntimeError> {
+        Self::place(bundle, options, None)
+    }
+
+    /// Prepares `bundle` for running on the CPU and on `device`, which gets a copy of what the plan puts
+    /// on a GPU. Fails as [`Self::new`], and where the device has no room.
+    pub fn with_device(
+        bundle: Bundle,
+        options: Options,
+        device: Arc<dyn Device>,
+    ) -> Result<Self, RuntimeError> {
+        Self::place(bundle, options, Some(device))
+    }
+
+    fn place(
+        bundle: Bundle,
+        options: Options,
+        device: Option<Arc<dyn Device>>,
+    ) -> Result<Self, RuntimeError> {
         let config = bundle.config().clone();
         let weights = StoredWeights::find(bundle.weights(), &config, bundle.quant())?;
         let mut choices = Vec::new();
@@ -83,7 +104,25 @@ impl Runtime {
             choices.check(*policy, bundle.folder(), layer)?;
         }
         let context = context_limit(&bundle);
-        let sequence = start(&bundle)?;
+        let hybrid = match device {
+            Some(device) if bundle.plan().uses_gpu() => Some(Box::new(Hybrid::place(
+                device,
+                &hybrid::Source {
+                    bundle: &bundle,
+                    weights: &weights,
+                    choices: &choices,
+                    policies: &policies,
+                    context,
+                    activations: options.threads.activations(),
+                },
+            )?)),
+            _ => None,
+        };
+        let sequence = start(&bundle, hybrid.as_deref())?;
+        if let Some(hybrid) = &hybrid {
+            let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
+            hybrid.check_budget(&bundle, caches.sum())?;
+        }
         memory::check(
             &bundle,
             &memory::held(&config, &weights, &choices, &sequence, context),
@@ -95,6 +134,7 @@ impl Runtime {
             scratch: Scratch::default(),
             verification: None,
             magnitudes: None,
+            hybrid,
             bundle,
             weights: Arc::new(weights),
             choices,
@@ -107,6 +147,11 @@ impl Runtime {
     /// The bundle that runs.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
+    }
+
+    /// Whether a part of the model is on a device beside the CPU.
+    pub fn uses_device(&self) -> bool {
+        self.hybrid.is_some()
     }
 
     /// The policy of every layer.
@@ -214,14 +259,15 @@ impl Runtime {
 
     /// An empty sequence, with as much room.
     pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
-        start(&self.bundle)
+        start(&self.bundle, self.hybrid.as_deref())
     }
 
     /// So many of them, each with room of its own, to be decoded together.
     pub fn new_sequences(&self, count: usize) -> Result<Vec<Sequence>, RuntimeError> {
         let mut sequences = Vec::new();
         for index in 0..count {
-            sequences.push(start(&self.bundle).map_err(|source| in_batch(index, source))?);
+            let sequence = start(&self.bundle, self.hybrid.as_deref());
+            sequences.push(sequence.map_err(|source| in_batch(index, source))?);
         }
         Ok(sequences)
     }
@@ -249,8 +295,8 @@ impl Runtime {
         let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary_size);
         let batches = sequences.chunks_mut(PREFILL_BATCH);
         for (sequences, tokens) in batches.zip(tokens.chunks(PREFILL_BATCH)) {
-            let hidden = self.layers(sequences, tokens);
-            logits.extend(self.head(&hidden));
+            let hidden = self.run(sequences, tokens)?;
+            logits.extend(self.head(&hidden)?);
         }
         Ok(logits)
     }
@@ -274,6 +320,28 @@ impl Runtime {
         kept
     }
 
+    /// Runs `tokens` of `sequences`, as many of each, on whatever is there; as [`Self::layers`].
+    fn run(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let Some(mut hybrid) = self.hybrid.take() else {
+            return Ok(self.layers(sequences, tokens));
+        };
+        let each = tokens.len() / sequences.len();
+        let mut hidden = Vec::with_capacity(tokens.len() * self.config.hidden_size);
+        let mut outcome = Ok(());
+        for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks_exact(each)) {
+            for token in tokens {
+                let state = outcome.and_then(|()| self.hybrid_token(&mut hybrid, sequence, *token));
+                outcome = state.map(|state| hidden.extend(state));
+            }
+        }
+        self.hybrid = Some(hybrid);
+        outcome.map(|()| hidden)
+    }
+
     /// Runs `tokens`, one batch, of which every sequence gets as many, one sequence's after the
     /// other's; returns the hidden states after the last layer, `[tokens, hidden]`.
     fn layers(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<f32> {
@@ -284,50 +352,10 @@ impl Runtime {
         let mut hidden = self.embed(&weights, tokens, &positions);
         self.statistics.mark(Stage::Embedding);
         for (index, layer) in weights.layers.iter().enumerate() {
-            // Attention sees the hidden state through a norm, or as it is where norms come after.
-            let mut input = hidden.clone();
-            if self.config.block != Block::PostNorm {
-                self.norm(&layer.attention_norm, &mut input);
-            }
-            self.statistics.mark(Stage::Norms);
             let caches = sequences.iter_mut();
             let caches = caches.map(|sequence| &mut sequence.layers[index]);
-            let attended = self.attention(index, layer, caches, &positions, &input);
-            self.statistics.mark(Stage::AttentionOutput);
-
-            // The FFN runs after attention was added, or beside it on the same hidden state.
-            let residual = match self.config.block {
-                Block::Parallel | Block::ParallelSharedNorm => {
-                    let residual = hidden.clone();
-                    add(&mut hidden, &attended);
-                    residual
-                }
-                Block::PreNorm => {
-                    add(&mut hidden, &attended);
-                    hidden.clone()
-                }
-                Block::PostNorm => {
-                    add(&mut hidden, &attended);
-                    self.norm(&layer.attention_norm, &mut hidden);
-                    hidden.clone()
-                }
-            };
-            if self.config.block != Block::ParallelSharedNorm {
-                input.clone_from(&residual);
-            }
-            if let (Block::PreNorm | Block::Parallel, Some(norm)) =
-                (self.config.block, &layer.ffn_norm)
-            {
-                self.norm(norm, &mut input);
-            }
-
-            self.statistics.mark(Stage::Norms);
-
-            // It computes whatever neurons the policy asks for.
-            self.ffn(index, layer, &positions, &residual, &input, &mut hidden);
-            if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
-                self.norm(norm, &mut hidden);
-            }
+            let residual = self.attend_to(index, layer, caches, &positions, &mut hidden);
+            self.feed_forward(index, layer, &positions, &residual, &mut hidden);
         }
         for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks_exact(each)) {
             sequence.tokens.extend(tokens);
@@ -336,8 +364,78 @@ impl Runtime {
         hidden
     }
 
+    /// Adds to `hidden`, of the tokens at `positions`, what attention gives; returns what the FFN sees, as
+    /// attention found it or left it.
+    pub(crate) fn attend_to<'a>(
+        &mut self,
+        index: usize,
+        layer: &StoredLayer,
+        caches: impl ExactSizeIterator<Item = &'a mut LayerCache>,
+        positions: &[usize],
+        hidden: &mut [f32],
+    ) -> Vec<f32> {
+        // Attention sees the hidden state through a norm, or as it is where norms come after.
+        let mut input = hidden.to_vec();
+        if self.config.block != Block::PostNorm {
+            self.norm(&layer.attention_norm, &mut input);
+        }
+        self.statistics.mark(Stage::Norms);
+        let attended = self.attention(index, layer, caches, positions, &input);
+        self.statistics.mark(Stage::AttentionOutput);
+
+        // The FFN runs after attention was added, or beside it on the same hidden state.
+        let residual = self.is_parallel().then(|| hidden.to_vec());
+        add(hidden, &attended);
+        if self.config.block == Block::PostNorm {
+            self.norm(&layer.attention_norm, hidden);
+        }
+        residual.unwrap_or_else(|| hidden.to_vec())
+    }
+
+    /// Whether the FFN runs beside attention.
+    pub(crate) fn is_parallel(&self) -> bool {
+        matches!(
+            self.config.block,
+            Block::Parallel | Block::ParallelSharedNorm
+        )
+    }
+
+    /// Adds to `hidden` what the FFN gives for `residual`.
+    pub(crate) fn feed_forward(
+        &mut self,
+        index: usize,
+        layer: &StoredLayer,
+        positions: &[usize],
+        residual: &[f32],
+        hidden: &mut [f32],
+    ) {
+        let input = self.ffn_input(layer, residual);
+        self.statistics.mark(Stage::Norms);
+        // It computes whatever neurons the policy asks for.
+        self.ffn(index, layer, positions, residual, &input, hidden);
+        if let (Block::PostNorm, Some(norm)) = (self.config.block, &layer.ffn_norm) {
+            self.norm(norm, hidden);
+        }
+    }
+
+    /// What gate and up are multiplied with where the FFN sees `residual`.
+    pub(crate) fn ffn_input(&self, layer: &StoredLayer, residual: &[f32]) -> Vec<f32> {
+        let mut input = residual.to_vec();
+        match (self.config.block, &layer.ffn_norm) {
+            (Block::ParallelSharedNorm, _) => self.norm(&layer.attention_norm, &mut input),
+            (Block::PreNorm | Block::Parallel, Some(norm)) => self.norm(norm, &mut input),
+            _ => {}
+        }
+        input
+    }
+
     /// Each token's row of the embedding, with its position where positions are learned.
-    fn embed(&mut self, weights: &StoredWeights, tokens: &[u32], positions: &[usize]) -> Vec<f32> {
+    pub(crate) fn embed(
+        &mut self,
+        weights: &StoredWeights,
+        tokens: &[u32],
+        positions: &[usize],
+    ) -> Vec<f32> {
         let (count, width) = (tokens.len(), self.config.embedding_size);
         let table = weights.embedding.view(self.bundle.weights());
         let mut embedded = vec![0.0; count * width];
@@ -389,14 +487,34 @@ impl Runtime {
             self.statistics.bytes_read += product.bytes_read as u64;
             product.values
         };
-        let (mut query, mut key) = (product(&layer.query), product(&layer.key));
+        let (query, key) = (product(&layer.query), product(&layer.key));
         let value = product(&layer.value);
         self.statistics.mark(Stage::QueryKeyValue);
+        let mixed = self.mix(index, layer, caches, positions, [query, key, value]);
+        self.statistics.mark(Stage::Attention);
+        if let Some(magnitudes) = &mut self.magnitudes {
+            magnitudes[index].output.add(&mixed);
+        }
+        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.output);
+        self.linear(&layer.output, &mixed, threshold)
+    }
+
+    /// What attention mixes of the values that the tokens at `positions` see, `[tokens, heads · head_size]`;
+    /// `projected` are their queries, keys and values.
+    pub(crate) fn mix<'a>(
+        &mut self,
+        index: usize,
+        layer: &StoredLayer,
+        caches: impl ExactSizeIterator<Item = &'a mut LayerCache>,
+        positions: &[usize],
+        projected: [Vec<f32>; 3],
+    ) -> Vec<f32> {
+        let [mut query, mut key, value] = projected;
         if let Some([query_norm, key_norm]) = &layer.head_norms {
             self.norm(query_norm, &mut query);
             self.norm(key_norm, &mut key);
         }
-        let count = x.len() / self.config.hidden_size;
+        let count = positions.len();
         let (queries, keys) = (query.len() / count, key.len() / count);
         let reach = Reach {
             window: self.config.attention_windows[index],
@@ -434,13 +552,7 @@ impl Runtime {
             let read = attend(&self.threads, heads, &reach, cache, mixed);
             self.statistics.bytes_read += read as u64;
         }
-        drop((key, value));
-        self.statistics.mark(Stage::Attention);
-        if let Some(magnitudes) = &mut self.magnitudes {
-            magnitudes[index].output.add(&mixed);
-        }
-        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.output);
-        self.linear(&layer.output, &mixed, threshold)
+        mixed
     }
 
     /// Adds the FFN's output for `x [tokens, hidden]`, which is `residual` normed, to `hidden`.
@@ -456,19 +568,17 @@ impl Runtime {
         if let Some(magnitudes) = &mut self.magnitudes {
             magnitudes[index].ffn.add(x);
         }
-        let file = self.bundle.weights();
         let policy = self.policies[index];
         let thresholds = self.input_thresholds[index].filter(|_| policy == Policy::Dense);
         let choices = &self.choices[index];
         let ffn = Ffn {
-            gate: Linear::of(&layer.gate, file),
-            up: layer.up.as_ref().map(|up| Linear::of(up, file)),
-            down: Linear::of(&layer.down, file),
-            kind: self.config.ffn,
-            activation: self.config.activation,
             input_threshold: thresholds.and_then(|found| found.ffn).unwrap_or(0.0),
-            choice: choices.choice(policy, self.bundle.predictors()),
-            hot_count: self.bundle.plan().layers[index].hot_count,
+            ..ffn_of(
+                &self.bundle,
+                index,
+                layer,
+                choices.choice(policy, self.bundle.predictors()),
+            )
         };
         let foreseen_from = match choices.sees_residual(policy) {
             true => residual,
@@ -525,17 +635,8 @@ impl Runtime {
     /// ascend, or of all of them.
     pub fn time_ffn(&mut self, index: usize, listed: Option<&[u32]>) -> Duration {
         let layer = &self.weights.layers[index];
-        let file = self.bundle.weights();
-        let ffn = Ffn {
-            gate: Linear::of(&layer.gate, file),
-            up: layer.up.as_ref().map(|up| Linear::of(up, file)),
-            down: Linear::of(&layer.down, file),
-            kind: self.config.ffn,
-            activation: self.config.activation,
-            input_threshold: 0.0,
-            choice: listed.map_or(Choice::Dense, Choice::Listed),
-            hot_count: self.bundle.plan().layers[index].hot_count,
-        };
+        let choice = listed.map_or(Choice::Dense, Choice::Listed);
+        let ffn = ffn_of(&self.bundle, index, layer, choice);
         let mut random = Random::new(index as u64);
         let normal = |_| random.normal() as f32;
         let x: Vec<f32> = (0..self.config.hidden_size).map(normal).collect();
@@ -561,7 +662,12 @@ impl Runtime {
     }
 
     /// Logits of the hidden states of some tokens, `[tokens, vocabulary]`.
-    fn head(&mut self, hidden: &[f32]) -> Vec<f32> {
+    fn head(&mut self, hidden: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+        if let Some(hybrid) = self.hybrid.as_mut().filter(|hybrid| hybrid.has_head()) {
+            let logits = hybrid.logits(hidden)?;
+            self.statistics.mark(Stage::Head);
+            return Ok(logits);
+        }
         let weights = Arc::clone(&self.weights);
         let mut x = hidden.to_vec();
         if let Some(norm) = &weights.final_norm {
@@ -573,7 +679,7 @@ impl Runtime {
         self.statistics.mark(Stage::Norms);
         let logits = self.linear(&weights.head, &x, 0.0);
         self.statistics.mark(Stage::Head);
-        logits
+        Ok(logits)
     }
 
     /// Refuses tokens outside the vocabulary, and beyond the context after `position`.
@@ -594,13 +700,25 @@ impl Runtime {
 }
 
 /// An empty sequence of `bundle`.
-fn start(bundle: &Bundle) -> Result<Sequence, RuntimeError> {
+fn start(bundle: &Bundle, hybrid: Option<&Hybrid>) -> Result<Sequence, RuntimeError> {
     let (config, context) = (bundle.config(), context_limit(bundle));
     let format = bundle.plan().budget.kv_cache;
-    Sequence::new(config, format, context).ok_or_else(|| RuntimeError::NoRoom {
+    let on_device = match hybrid {
+        Some(hybrid) => hybrid.new_caches()?,
+        None => Vec::new(),
+    };
+    Sequence::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
         tokens: context,
         bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
     })
+}
+
+/// What a model fails of that runs on a device.
+fn executor(source: RuntimeError) -> ModelError {
+    match source {
+        RuntimeError::Model(source) => source,
+        other => ModelError::Device(other.to_string()),
+    }
 }
 
 /// What sequence `sequence` of a batch cannot have.
@@ -617,8 +735,28 @@ fn context_limit(bundle: &Bundle) -> usize {
     bundle.config().context_length.min(planned)
 }
 
+/// The FFN of `layer`, number `index`, with the neurons of `choice`.
+pub(crate) fn ffn_of<'a>(
+    bundle: &'a Bundle,
+    index: usize,
+    layer: &'a StoredLayer,
+    choice: Choice<'a>,
+) -> Ffn<'a> {
+    let file = bundle.weights();
+    Ffn {
+        gate: Linear::of(&layer.gate, file),
+        up: layer.up.as_ref().map(|up| Linear::of(up, file)),
+        down: Linear::of(&layer.down, file),
+        kind: bundle.config().ffn,
+        activation: bundle.config().activation,
+        input_threshold: 0.0,
+        choice,
+        hot_count: bundle.plan().layers[index].hot_count,
+    }
+}
+
 /// Adds `x` to `sum`.
-fn add(sum: &mut [f32], x: &[f32]) {
+pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }
 
@@ -631,11 +769,14 @@ impl LanguageModel for Runtime {
         self.check(self.position(), tokens)?;
         let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary_size);
         let mut sequence = std::mem::take(&mut self.sequence);
+        let mut outcome = Ok(());
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(from_mut(&mut sequence), batch);
-            logits.extend(self.head(&hidden));
+            let hidden = outcome.and_then(|()| self.run(from_mut(&mut sequence), batch));
+            let own = hidden.and_then(|hidden| self.head(&hidden));
+            outcome = own.map(|own| logits.extend(own));
         }
         self.sequence = sequence;
+        outcome.map_err(executor)?;
         Ok(logits)
     }
 
@@ -643,12 +784,16 @@ impl LanguageModel for Runtime {
         self.check(self.position(), tokens)?;
         let mut last = Vec::new();
         let mut sequence = std::mem::take(&mut self.sequence);
+        let mut outcome = Ok(());
         for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = self.layers(from_mut(&mut sequence), batch);
-            last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
+            let hidden = outcome.and_then(|()| self.run(from_mut(&mut sequence), batch));
+            outcome = hidden.map(|hidden| {
+                last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
+            });
         }
         self.sequence = sequence;
-        Ok(self.head(&last))
+        outcome.map_err(executor)?;
+        self.head(&last).map_err(executor)
     }
 
     fn reset(&mut self) {

@@ -10,6 +10,7 @@ mod error;
 mod ffn;
 mod foresight;
 mod forward;
+mod hybrid;
 mod input;
 mod input_magnitudes;
 mod linear;

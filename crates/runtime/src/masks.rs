@@ -30,6 +30,23 @@ impl Masks {
         &mut self.words
     }
 
+    /// Takes over what was decided of one token, 32 neurons a word.
+    pub(crate) fn set_words(&mut self, neurons: usize, halves: &[u32]) {
+        let words = self.reset(neurons, 1);
+        for (word, halves) in words.iter_mut().zip(halves.chunks(2)) {
+            let high = halves.get(1).map_or(0, |high| u64::from(*high) << 32);
+            *word = u64::from(halves[0]) | high;
+        }
+    }
+
+    /// What was decided of the only token, 32 neurons a word.
+    pub(crate) fn halves(&self) -> Vec<u32> {
+        let words = self.words.iter();
+        words
+            .flat_map(|word| [*word as u32, (word >> 32) as u32])
+            .collect()
+    }
+
     /// Decides for `neurons`, in ascending order, whatever the token.
     pub(crate) fn set_listed(&mut self, neurons: &[u32], tokens: usize) {
         let count = neurons.last().map_or(0, |last| *last as usize + 1);

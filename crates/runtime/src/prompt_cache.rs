@@ -11,7 +11,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{BLOCK, CachePlane};
 use serde_json::{Value, json};
 
-use crate::{Runtime, RuntimeError};
+use crate::{Runtime, RuntimeError, Sequence};
 
 const WEIGHTS: &str = "weights";
 const PREDICTORS: &str = "predictors";
@@ -24,6 +24,7 @@ impl Runtime {
     /// The same sequence of the same bundle gives the same bytes.
     pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
         let sequence = self.sequence();
+        cpu_only(sequence)?;
         let layers: Vec<Planes<'_>> = sequence
             .layers
             .iter()
@@ -49,6 +50,7 @@ impl Runtime {
         prompt: &[u32],
     ) -> Result<usize, RuntimeError> {
         self.check_prompt_cache(path, file)?;
+        cpu_only(self.sequence())?;
         let both = file.tokens().iter().zip(prompt);
         let common = both.take_while(|(own, other)| own == other).count();
         let kept = common
@@ -150,6 +152,16 @@ fn file_digest(bundle: &Bundle, path: &Path) -> Digest {
     let name = path.file_name().and_then(|name| name.to_str());
     let digest = name.and_then(|name| files.get(name));
     *digest.expect("the manifest has every file of the bundle")
+}
+
+/// Refuses a sequence whose keys and values are on a device.
+fn cpu_only(sequence: &Sequence) -> Result<(), RuntimeError> {
+    match sequence.on_device.iter().any(Option::is_some) {
+        true => Err(RuntimeError::CpuOnly {
+            what: "a prompt cache",
+        }),
+        false => Ok(()),
+    }
 }
 
 /// Policies and how many layers each has.

@@ -1,27 +1,41 @@
 //! A sequence of tokens, and what attention keeps of them.
 
-use powerinfer_kernels::{CacheFormat, CachePlane, Lay};
+use powerinfer_kernels::{CacheFormat, CachePlane, Lay, cuda::GpuCache};
 use powerinfer_model::ModelConfig;
+
+use crate::RuntimeError;
 
 /// Tokens that were run, with their keys and values in every layer.
 ///
 /// It belongs to no [`Runtime`](crate::Runtime) in particular: any of the same bundle goes on with it.
 #[derive(Debug, Default)]
 pub struct Sequence {
+    /// With no room in those layers whose keys and values are on a device.
     pub(crate) layers: Vec<LayerCache>,
+    /// What is on a device, layer by layer; empty where nothing is.
+    pub(crate) on_device: Vec<Option<GpuCache>>,
     pub(crate) tokens: Vec<u32>,
 }
 
 impl Sequence {
-    /// An empty sequence with room for `context` tokens; none where memory has not got it. What is not
-    /// used yet is not touched.
-    pub(crate) fn new(config: &ModelConfig, format: CacheFormat, context: usize) -> Option<Self> {
+    /// An empty sequence with room for `context` tokens, `on_device` in those layers that have some there;
+    /// none where memory has not got it. What is not used yet is not touched.
+    pub(crate) fn new(
+        config: &ModelConfig,
+        format: CacheFormat,
+        context: usize,
+        on_device: Vec<Option<GpuCache>>,
+    ) -> Option<Self> {
         let (heads, size) = (config.kv_head_count, config.head_size);
-        let layer = |_| LayerCache::new(heads, size, format, context);
+        let layer = |layer: usize| {
+            let is_here = on_device.get(layer).is_none_or(Option::is_none);
+            LayerCache::new(heads, size, format, if is_here { context } else { 0 })
+        };
         let mut tokens = Vec::new();
         tokens.try_reserve_exact(context).ok()?;
         Some(Self {
             layers: (0..config.layer_count).map(layer).collect::<Option<_>>()?,
+            on_device,
             tokens,
         })
     }
@@ -53,20 +67,32 @@ impl Sequence {
     /// Takes over the first `tokens` tokens of `other`, a sequence of the same bundle, instead of what
     /// is here.
     ///
-    /// Panics where `other` has fewer.
-    pub fn copy_from(&mut self, other: &Sequence, tokens: usize) {
+    /// Fails where a device does; panics where `other` has fewer.
+    pub fn copy_from(&mut self, other: &Sequence, tokens: usize) -> Result<(), RuntimeError> {
         self.tokens.clear();
         self.tokens.extend(&other.tokens[..tokens]);
         for (layer, other) in self.layers.iter_mut().zip(&other.layers) {
             for (plane, other) in layer.planes_mut().zip(other.planes()) {
-                plane.copy_from(other, tokens);
+                // Where keys and values are on a device, there are none here.
+                plane.copy_from(other, tokens.min(other.positions()));
             }
         }
+        for (cache, other) in self.on_device.iter_mut().zip(&other.on_device) {
+            if let (Some(cache), Some(other)) = (cache, other) {
+                cache.copy_from(other, tokens)?;
+            }
+        }
+        Ok(())
     }
 
     /// Bytes that are reserved for keys and values.
     pub(crate) fn bytes(&self) -> usize {
-        self.layers.iter().map(LayerCache::bytes).sum()
+        let on_device = self.on_device.iter().flatten().map(GpuCache::bytes);
+        self.layers
+            .iter()
+            .map(LayerCache::bytes)
+            .chain(on_device)
+            .sum()
     }
 }
 

@@ -152,7 +152,9 @@ fn sequences(
     for (index, (shared, own)) in beginnings.iter().enumerate() {
         let mut sequence = std::mem::take(&mut all[index]);
         if let Some(before) = index.checked_sub(1).map(|before| &all[before]) {
-            sequence.copy_from(before, before.position().min(*shared));
+            sequence
+                .copy_from(before, before.position().min(*shared))
+                .unwrap();
         }
         let tokens: Vec<u32> = (0..*own).map(|_| random.below(vocabulary) as u32).collect();
         let other = model.replace_sequence(sequence);
@@ -198,7 +200,7 @@ proptest! {
         let vocabulary = model.config().vocabulary_size;
         let mut alone = model.new_sequences(batch.len()).unwrap();
         for (alone, sequence) in alone.iter_mut().zip(&batch) {
-            alone.copy_from(sequence, sequence.position());
+            alone.copy_from(sequence, sequence.position()).unwrap();
         }
         for _ in 0..STEPS {
             let tokens: Vec<u32> = batch.iter().map(|_| random.below(vocabulary) as u32).collect();

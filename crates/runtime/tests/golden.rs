@@ -8,19 +8,15 @@ mod packing;
 #[path = "support/predictor_files.rs"]
 mod predictor_files;
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
-    matrix_planes::insert_matrix,
     plan::{Plan, Policy},
-    predictor_file::{
-        INPUT_SETTING, PredictorFile, PredictorInput, PredictorSummary, WEIGHTS_SETTING,
-        tensor_name,
-    },
+    predictor_file::{PredictorFile, PredictorInput},
     random::Random,
 };
 use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
@@ -28,7 +24,7 @@ use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
-use predictor_files::write_predictors;
+use predictor_files::{Network, write_networks};
 
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.
 fn plan(checkpoint: &Checkpoint, hot: usize) -> Plan {
@@ -132,53 +128,6 @@ fn greedy_ids_are_exact() {
     }
 }
 
-/// The numbers of a layer's predictor: `[rank, hidden]`, `[neurons, rank]`, `[neurons]`.
-#[derive(Clone)]
-struct Network {
-    rank: usize,
-    a: Vec<f32>,
-    b: Vec<f32>,
-    bias: Vec<f32>,
-}
-
-/// Predictors with threshold 0.
-fn predictors(
-    golden: &Golden,
-    networks: &[Network],
-    weights: Format,
-    input: PredictorInput,
-    folder: &Path,
-) -> PredictorFile {
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
-    let hidden = checkpoint.config().hidden_size;
-    let mut matrices = Vec::new();
-    let mut summaries = Vec::new();
-    for (layer, network) in networks.iter().enumerate() {
-        let (rank, neurons) = (network.rank, network.bias.len());
-        for (part, format, rows, columns, values) in [
-            ("a", weights, rank, hidden, &network.a),
-            ("b", weights, neurons, rank, &network.b),
-            ("bias", Format::F32, neurons, 1, &network.bias),
-        ] {
-            let matrix = powerinfer_kernels::pack(format, rows, columns, values);
-            matrices.push((tensor_name(layer, part), matrix));
-        }
-        summaries.push(PredictorSummary {
-            rank,
-            ..PredictorSummary::none(layer)
-        });
-    }
-    let mut tensors = BTreeMap::new();
-    for (name, matrix) in &matrices {
-        insert_matrix(&mut tensors, name, matrix);
-    }
-    let settings = [
-        (WEIGHTS_SETTING, weights.name()),
-        (INPUT_SETTING, input.name()),
-    ];
-    write_predictors(&checkpoint, &settings, &summaries, &tensors, folder)
-}
-
 /// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
 fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
@@ -195,7 +144,7 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
         })
         .collect();
     let input = PredictorInput::Normed;
-    predictors(golden, &networks, Format::Q8_0, input, folder)
+    write_networks(&checkpoint, &networks, Format::Q8_0, input, folder)
 }
 
 #[test]
@@ -302,7 +251,8 @@ fn predictors_see_what_the_file_says_they_see() {
         let mut seen = Vec::new();
         for input in [PredictorInput::Normed, PredictorInput::Residual] {
             let folder = tempfile::tempdir().unwrap();
-            let predictors = predictors(&golden, &networks, Format::F32, input, folder.path());
+            let predictors =
+                write_networks(&checkpoint, &networks, Format::F32, input, folder.path());
             let out = folder.path().join("bundle");
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
@@ -332,6 +282,7 @@ fn predictors_see_what_the_file_says_they_see() {
 #[test]
 fn predictors_run_in_every_format() {
     let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let mask: Vec<bool> = (0..172).map(|neuron| neuron % 3 == 0).collect();
     let network = Network {
         rank: 40, // no whole number of blocks
@@ -346,7 +297,7 @@ fn predictors_run_in_every_format() {
         let folder = tempfile::tempdir().unwrap();
         let networks = vec![network.clone(); 3];
         let input = PredictorInput::Normed;
-        let predictors = predictors(&golden, &networks, weights, input, folder.path());
+        let predictors = write_networks(&checkpoint, &networks, weights, input, folder.path());
         let out = folder.path().join("bundle");
         let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
         let options = Options {

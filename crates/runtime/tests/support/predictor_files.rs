@@ -5,15 +5,17 @@ use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{
     Header,
+    matrix_planes::insert_matrix,
     plan::Score,
     predictor_file::{
-        self, LAYERS_SETTING, PredictorFile, PredictorSummary, SignBitSummary, signs_name,
+        self, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput, PredictorSummary,
+        SignBitSummary, WEIGHTS_SETTING, signs_name, tensor_name,
     },
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
     threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
 };
-use powerinfer_kernels::pack_signs;
+use powerinfer_kernels::{Format, pack_signs};
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 
 /// What a file says of a layer without a network, whose signs have to agree in so many places and whose
@@ -81,4 +83,50 @@ pub(crate) fn write_predictors(
     });
     write_tensors(&folder.join(predictor_file::FILE), Some(&header), tensors).unwrap();
     PredictorFile::open(folder).unwrap()
+}
+
+/// The numbers of a layer's predictor: `[rank, hidden]`, `[neurons, rank]`, `[neurons]`.
+#[derive(Clone)]
+pub(crate) struct Network {
+    pub(crate) rank: usize,
+    pub(crate) a: Vec<f32>,
+    pub(crate) b: Vec<f32>,
+    pub(crate) bias: Vec<f32>,
+}
+
+/// Predictors with threshold 0.
+pub(crate) fn write_networks(
+    checkpoint: &Checkpoint,
+    networks: &[Network],
+    weights: Format,
+    input: PredictorInput,
+    folder: &Path,
+) -> PredictorFile {
+    let hidden = checkpoint.config().hidden_size;
+    let mut matrices = Vec::new();
+    let mut summaries = Vec::new();
+    for (layer, network) in networks.iter().enumerate() {
+        let (rank, neurons) = (network.rank, network.bias.len());
+        for (part, format, rows, columns, values) in [
+            ("a", weights, rank, hidden, &network.a),
+            ("b", weights, neurons, rank, &network.b),
+            ("bias", Format::F32, neurons, 1, &network.bias),
+        ] {
+            let matrix = powerinfer_kernels::pack(format, rows, columns, values);
+            matrices.push((tensor_name(layer, part), matrix));
+        }
+        summaries.push(PredictorSummary {
+            rank,
+            ..PredictorSummary::none(layer)
+        });
+    }
+    let mut tensors = BTreeMap::new();
+    for (name, matrix) in &matrices {
+        insert_matrix(&mut tensors, name, matrix);
+    }
+    let settings = [
+        (WEIGHTS_SETTING, weights.name()),
+        (INPUT_SETTING, input.name()),
+    ];
+    write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }

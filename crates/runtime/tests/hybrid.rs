@@ -1,0 +1,517 @@
+//! A GPU and the CPU together against the goldens and against the CPU alone, whatever lives where.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use golden::{Golden, MODELS};
+use packing::pack_bundle;
+use powerinfer_artifact::{
+    plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
+    predictor_file::{PredictorFile, PredictorInput, score_names},
+    random::Random,
+    tensor_file::Dtype,
+    tensor_writer::TensorSource,
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_emulator::{Emulator, Order};
+use powerinfer_kernels::{Format, Isa, cuda::Device};
+use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
+use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
+
+/// What of a layer is on the GPU.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Share of the neurons, in quarters.
+    quarters: usize,
+    attention: Side,
+    kv: Side,
+    predictor: Side,
+    head: Side,
+}
+
+const ALL: Place = Place {
+    quarters: 4,
+    attention: Side::Gpu,
+    kv: Side::Gpu,
+    predictor: Side::Gpu,
+    head: Side::Gpu,
+};
+
+/// Every part on either side.
+const PLACES: [Place; 6] = [
+    ALL,
+    Place { quarters: 2, ..ALL },
+    Place {
+        quarters: 0,
+        head: Side::Cpu,
+        ..ALL
+    },
+    Place {
+        quarters: 4,
+        kv: Side::Cpu,
+        ..ALL
+    },
+    Place {
+        quarters: 1,
+        predictor: Side::Cpu,
+        ..ALL
+    },
+    Place {
+        quarters: 3,
+        attention: Side::Cpu,
+        kv: Side::Cpu,
+        predictor: Side::Cpu,
+        head: Side::Cpu,
+    },
+];
+
+/// A plan with `places` for the layers in turn.
+fn plan(
+    checkpoint: &Checkpoint,
+    places: &[Place],
+    policy: Policy,
+    threshold: Option<Threshold>,
+) -> Plan {
+    let config = checkpoint.config();
+    let neurons = config.ffn_size;
+    let mut plan = Plan::unplaced(config.layer_count, neurons, policy, config.context_length);
+    for (layer, place) in plan.layers.iter_mut().zip(places.iter().cycle()) {
+        // Not at the end of a word.
+        layer.hot_count = (neurons * place.quarters / 4).min(neurons);
+        layer.attention = place.attention;
+        layer.kv = place.kv;
+        layer.threshold = threshold;
+        layer.predictor = Some(place.predictor);
+    }
+    plan.head = places[0].head;
+    plan.budget.kv_cache = CacheFormat::F32;
+    plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
+    plan
+}
+
+fn options() -> Options {
+    Options {
+        threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
+        policy: PolicyChoice::Planned,
+    }
+}
+
+fn bundle(
+    checkpoint: &Checkpoint,
+    plan: Plan,
+    quant: Format,
+    predictors: Option<&PredictorFile>,
+    out: &Path,
+) -> Bundle {
+    let order = (0..checkpoint.config().ffn_size as u32).rev();
+    pack_bundle(checkpoint, order, predictors, plan, quant, out)
+}
+
+/// The devices that are here: the emulator, its threads in some order.
+fn device(order: Order) -> Option<Arc<dyn Device>> {
+    let emulator = Emulator::new(2, order);
+    if emulator.is_none() {
+        println!("skipped: there is no emulator here");
+    }
+    emulator.map(|emulator| Arc::new(emulator) as Arc<dyn Device>)
+}
+
+/// Greedy tokens after `prompt`, with the logits they were taken from.
+fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+    model.reset();
+    let (mut tokens, mut all) = (Vec::new(), Vec::new());
+    let mut logits = model.forward_last(prompt).unwrap();
+    for _ in 0..count {
+        let token = greedy_token(&logits);
+        tokens.push(token);
+        all.extend(&logits);
+        logits = model.forward_last(&[token]).unwrap();
+    }
+    (tokens, all)
+}
+
+#[test]
+fn logits_are_those_of_the_standard_implementation() {
+    for (index, name) in MODELS.iter().enumerate() {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let prompt = golden.ids("p17.input_ids");
+        // Each family in two places, all of them in turn; layers differ in the second.
+        let places = [
+            &[PLACES[index % 6]][..],
+            &[PLACES[(index + 1) % 6], PLACES[(index + 3) % 6]],
+        ];
+        for (round, places) in places.into_iter().enumerate() {
+            let Some(device) = device(Order::Shuffled(index as u16)) else {
+                return;
+            };
+            let plan = plan(&checkpoint, places, Policy::Exact, None);
+            let out = folder.path().join(format!("bundle-{round}"));
+            let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+            let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+            let what = format!("{name} {places:?}");
+            let want = golden.floats("p17.logits");
+            if round == 0 {
+                let (tokens, _) = greedy(&mut model, &prompt, 3);
+                assert_eq!(tokens, golden.ids("p17.greedy_ids")[..3], "{what}");
+            }
+            model.reset();
+            let first = &prompt[..8];
+            let logits = model.forward(first).unwrap();
+            golden.assert_close(&logits, &want[..logits.len()], &what);
+        }
+    }
+}
+
+#[test]
+fn every_order_of_threads_gives_the_same_bits() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let mut first: Option<Vec<f32>> = None;
+    for order in Order::SOME {
+        let Some(device) = device(order) else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(&checkpoint, &PLACES[..2], Policy::Exact, None);
+        let bundle = bundle(
+            &checkpoint,
+            plan,
+            Format::Q4_0,
+            None,
+            &folder.path().join("bundle"),
+        );
+        let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+        let logits = model.forward(&prompt).unwrap();
+        match &first {
+            None => first = Some(logits),
+            Some(first) => assert_eq!(*first, logits, "{order:?}"),
+        }
+    }
+}
+
+/// Whether both give the same tokens, and nearly the same logits.
+#[track_caller]
+fn assert_alike(
+    alone: &mut Runtime,
+    both: &mut Runtime,
+    prompt: &[u32],
+    tolerance: f32,
+    what: &str,
+) {
+    // A few tokens say as much as many, and are emulated sooner.
+    let (tokens, want) = greedy(alone, &prompt[..6], 3);
+    let (found_tokens, found) = greedy(both, &prompt[..6], 3);
+    assert_near(&found, &want, tolerance, what);
+    assert_eq!(found_tokens, tokens, "{what}");
+}
+
+/// Whether logits are nearly the same, as a share of the largest.
+#[track_caller]
+fn assert_near(found: &[f32], want: &[f32], tolerance: f32, what: &str) {
+    let spread = want
+        .iter()
+        .fold(0.0f32, |most, logit| most.max(logit.abs()));
+    for (index, (found, want)) in found.iter().zip(want).enumerate() {
+        assert!(
+            (found - want).abs() <= tolerance * spread,
+            "{what}: logit {index} is {found}, expected {want}"
+        );
+    }
+}
+
+#[test]
+fn every_format_gives_the_tokens_of_the_cpu() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    // Bytes are added up in whole numbers on the CPU alone, with factors that are rounded too.
+    let activations = [
+        (ActivationFormat::F32, 1e-4),
+        (ActivationFormat::Int8, 0.05),
+    ];
+    let each = Format::ALL
+        .into_iter()
+        .flat_map(|format| activations.map(|how| (format, how)));
+    for (format, (activations, tolerance)) in each {
+        let Some(device) = device(Order::Reverse) else {
+            return;
+        };
+        let options = || {
+            let Options { threads, policy } = options();
+            let threads = threads.with_activations(activations);
+            Options { threads, policy }
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut plan = plan(&checkpoint, &PLACES[1..2], Policy::Exact, None);
+        plan.budget.kv_cache = CacheFormat::F16;
+        let mut alone = Runtime::new(
+            bundle(&checkpoint, plan.clone(), format, None, &at("one")),
+            options(),
+        )
+        .unwrap();
+        let bundle = bundle(&checkpoint, plan, format, None, &at("two"));
+        let mut both = Runtime::with_device(bundle, options(), device).unwrap();
+        let what = format!("{format} {activations:?}");
+        match activations {
+            ActivationFormat::F32 => assert_alike(&mut alone, &mut both, &prompt, tolerance, &what),
+            // Random weights make near ties of tokens, which rounding may turn.
+            ActivationFormat::Int8 => {
+                let [found, want] =
+                    [&mut both, &mut alone].map(|model| model.forward(&prompt[..8]).unwrap());
+                assert_near(&found, &want, tolerance, &what);
+            }
+        }
+        let (alone, both) = (alone.take_statistics(), both.take_statistics());
+        assert_eq!(both.tokens, alone.tokens);
+        assert_eq!(both.neurons, alone.neurons);
+        let (alone, both) = (alone.computed_share(), both.computed_share());
+        assert!(
+            (both - alone).abs() < 0.01,
+            "{format}: {both} of the neurons, {alone} on the CPU alone"
+        );
+    }
+}
+
+/// Networks that see their input, signs and scores for every layer.
+fn foresight(
+    checkpoint: &Checkpoint,
+    input: PredictorInput,
+    format: Format,
+    folder: &Path,
+) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut random = Random::new(7);
+    let mut normal =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| random.normal() as f32).collect() };
+    let networks: Vec<Network> = (0..config.layer_count)
+        .map(|_| Network {
+            rank: 40,
+            a: normal(40 * hidden),
+            b: normal(neurons * 40),
+            bias: normal(neurons),
+        })
+        .collect();
+    write_networks(checkpoint, &networks, format, input, folder)
+}
+
+#[test]
+fn predictors_serve_both_sides_from_either() {
+    // One of each kind of block.
+    for name in [
+        "llama-relu-gqa",
+        "opt-preln",
+        "falcon-new-relu",
+        "falcon-old-7b",
+        "opt-postln-proj",
+    ] {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let prompt = golden.ids("p17.input_ids");
+        for (input, format) in [
+            (PredictorInput::Normed, Format::F32),
+            (PredictorInput::Residual, Format::F32),
+            (PredictorInput::Normed, Format::Q8_0),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let predictors = foresight(&checkpoint, input, format, folder.path());
+            let at = |name: &str| folder.path().join(name);
+            let dense = plan(&checkpoint, &[ALL], Policy::Predicted, None);
+            let alone = bundle(
+                &checkpoint,
+                dense,
+                Format::F32,
+                Some(&predictors),
+                &at("alone"),
+            );
+            let mut alone = Runtime::new(alone, options()).unwrap();
+            for (index, places) in [&PLACES[1..2], &PLACES[4..6]].into_iter().enumerate() {
+                let Some(device) = device(Order::Shuffled(9)) else {
+                    return;
+                };
+                let plan = plan(&checkpoint, places, Policy::Predicted, None);
+                let both = bundle(
+                    &checkpoint,
+                    plan,
+                    Format::F32,
+                    Some(&predictors),
+                    &at(&format!("both-{index}")),
+                );
+                let mut both = Runtime::with_device(both, options(), device).unwrap();
+                assert_alike(
+                    &mut alone,
+                    &mut both,
+                    &prompt,
+                    1e-2,
+                    &format!("{name} {input:?} {format} {places:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn signs_and_thresholds_choose_the_same_neurons() {
+    for name in ["llama-silu", "gemma", "falcon-rw-alibi"] {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let config = checkpoint.config();
+        let prompt = golden.ids("p17.input_ids");
+        let folder = tempfile::tempdir().unwrap();
+        let mut random = Random::new(12);
+        let mut tensors = BTreeMap::new();
+        let mut summaries = Vec::new();
+        for layer in 0..config.layer_count {
+            let lengths = [
+                config.ffn_size,
+                config.ffn_size,
+                config.ffn_size,
+                config.hidden_size,
+            ];
+            for (name, length) in score_names(layer).into_iter().zip(lengths) {
+                let numbers = (0..length).map(|_| 0.05 + random.normal().abs() as f32);
+                let bytes = numbers.flat_map(f32::to_le_bytes).collect();
+                tensors.insert(name, TensorSource::owned(Dtype::F32, vec![length], bytes));
+            }
+            insert_signs(&mut tensors, &checkpoint, layer);
+            summaries.push(summary(
+                layer,
+                config.hidden_size as u32 / 2 + 1,
+                Score::Gate,
+                false,
+            ));
+        }
+        let predictors = write_predictors(&checkpoint, &[], &summaries, &tensors, folder.path());
+        let threshold = |score, centred| Threshold {
+            score,
+            centred,
+            value: 0.02,
+            error: 0.0,
+        };
+        for (index, (policy, threshold)) in [
+            (Policy::SignBit, None),
+            (Policy::Threshold, Some(threshold(Score::Gate, false))),
+            (
+                Policy::Threshold,
+                Some(threshold(Score::WeightedGate, false)),
+            ),
+            (
+                Policy::Threshold,
+                Some(threshold(Score::Contribution, false)),
+            ),
+            (
+                Policy::Threshold,
+                Some(threshold(Score::Contribution, true)),
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let Some(device) = device(Order::Forward) else {
+                return;
+            };
+            let plan = plan(&checkpoint, &PLACES[1..2], policy, threshold);
+            let at = |name: &str| folder.path().join(format!("{name}-{index}"));
+            let alone = bundle(
+                &checkpoint,
+                plan.clone(),
+                Format::F32,
+                Some(&predictors),
+                &at("alone"),
+            );
+            let mut alone = Runtime::new(alone, options()).unwrap();
+            let both = bundle(
+                &checkpoint,
+                plan,
+                Format::F32,
+                Some(&predictors),
+                &at("both"),
+            );
+            let mut both = Runtime::with_device(both, options(), device).unwrap();
+            assert_alike(
+                &mut alone,
+                &mut both,
+                &prompt,
+                1e-2,
+                &format!("{name} {policy} {threshold:?}"),
+            );
+        }
+    }
+}
+
+#[test]
+fn sequences_take_turns_and_share_beginnings() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let folder = tempfile::tempdir().unwrap();
+    let Some(device) = device(Order::Forward) else {
+        return;
+    };
+    let plan = plan(&checkpoint, &PLACES[..2], Policy::Exact, None);
+    let bundle = bundle(
+        &checkpoint,
+        plan,
+        Format::F32,
+        None,
+        &folder.path().join("bundle"),
+    );
+    let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+    let want = model.forward(&prompt).unwrap();
+    let vocabulary = model.config().vocabulary_size;
+    // What is forgotten is run again, with the same bits.
+    model.truncate(5);
+    assert_eq!(model.forward(&prompt[5..]).unwrap(), want[5 * vocabulary..]);
+    // Two sequences that begin alike, decoded together.
+    let mut sequences = model.new_sequences(2).unwrap();
+    for sequence in &mut sequences {
+        sequence.copy_from(model.sequence(), 9).unwrap();
+    }
+    for place in 9..12 {
+        let tokens = [prompt[place], prompt[place]];
+        let logits = model.decode_batch(&mut sequences, &tokens).unwrap();
+        let want = &want[place * vocabulary..][..vocabulary];
+        assert_eq!(logits, [want, want].concat());
+    }
+    // Prompt caches are read by the CPU alone.
+    let error = model
+        .save_prompt_cache(&folder.path().join("cache"))
+        .unwrap_err();
+    assert!(error.to_string().contains("prompt cache"), "{error}");
+}
+
+#[test]
+fn what_kernels_cannot_take_is_refused() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let Some(device) = device(Order::Forward) else {
+        return;
+    };
+    let mut plan = plan(&checkpoint, &[ALL], Policy::Exact, None);
+    plan.budget.kv_cache = CacheFormat::Q8_0;
+    let bundle = bundle(
+        &checkpoint,
+        plan,
+        Format::F32,
+        None,
+        &folder.path().join("bundle"),
+    );
+    let error = Runtime::with_device(bundle, options(), device).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("a KV cache of 8 bits of layer 0"),
+        "{error}"
+    );
+}
