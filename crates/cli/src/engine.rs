@@ -7,6 +7,8 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
 
+mod gpu;
+
 use crate::{
     machine::cores::{usable_cores, warn_of_too_many},
     model_argument::bundle_folder,
@@ -60,6 +62,20 @@ pub(crate) struct EngineArguments {
     /// rows faster where the system has huge pages
     #[arg(long, conflicts_with = "mlock")]
     pub(crate) no_mmap: bool,
+    /// What runs the parts that the plan puts on a GPU
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceArgument,
+}
+
+/// What runs the parts that a plan puts on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArgument {
+    /// The GPU, or the CPU where there is none
+    Auto,
+    /// The CPU
+    Cpu,
+    /// The GPU; an error where there is none
+    Gpu,
 }
 
 /// How the numbers are stored that weights are multiplied with.
@@ -77,15 +93,17 @@ pub(crate) struct Execution {
     threads: usize,
     activations: ActivationFormat,
     residence: Residence,
+    device: DeviceArgument,
 }
 
 impl From<usize> for Execution {
-    /// On so many threads, and the rest as usual.
+    /// On so many threads of the CPU, and the rest as usual.
     fn from(threads: usize) -> Self {
         Self {
             threads,
             activations: ActivationFormat::default(),
             residence: Residence::default(),
+            device: DeviceArgument::Cpu,
         }
     }
 }
@@ -104,7 +122,21 @@ impl EngineArguments {
                 (false, true) => Residence::Locked,
                 (false, false) => Residence::Mapped,
             },
+            device: self.device,
         }
+    }
+
+    /// The same on the CPU alone.
+    pub(crate) fn execution_on_cpu(&self) -> Execution {
+        Execution {
+            device: DeviceArgument::Cpu,
+            ..self.execution()
+        }
+    }
+
+    fn policy_choice(&self) -> PolicyChoice {
+        let forced = |policy: PolicyArgument| PolicyChoice::Forced(policy.into());
+        self.policy.map_or(PolicyChoice::Planned, forced)
     }
 
     /// Threads to use.
@@ -120,10 +152,18 @@ pub(crate) fn open_runtime(
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    let policy = engine.policy.map_or(PolicyChoice::Planned, |policy| {
-        PolicyChoice::Forced(policy.into())
-    });
-    runtime(bundle, policy, engine.execution(), output)
+    runtime(bundle, engine.policy_choice(), engine.execution(), output)
+}
+
+/// The same on the CPU alone.
+pub(crate) fn open_runtime_on_cpu(
+    argument: &str,
+    engine: &EngineArguments,
+    output: Output,
+) -> Result<Runtime> {
+    let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
+    let execution = engine.execution_on_cpu();
+    runtime(bundle, engine.policy_choice(), execution, output)
 }
 
 /// Makes an open bundle ready.
@@ -144,23 +184,17 @@ pub(crate) fn runtime(
             "the plan is for {gpus} GPUs, which nothing runs on yet: it tells what they would bring"
         ));
     }
-    let hot = plan.totals.hot_count;
-    if hot > 0 {
-        output.say(format!(
-            "no GPU is used: the {hot} hot neurons are computed on the CPU like the others ({})",
-            crate::machine::gpu_status()
-        ));
-    }
     warn_of_too_many(threads, output);
     let isa = Isa::detect()?;
     output.detail(format!("kernels: {}, threads: {threads}", isa.name()));
-    Ok(Runtime::new(
-        bundle,
-        Options {
-            threads: Threads::new(isa, threads)?.with_activations(execution.activations),
-            policy,
-        },
-    )?)
+    let options = Options {
+        threads: Threads::new(isa, threads)?.with_activations(execution.activations),
+        policy,
+    };
+    match gpu::open(bundle.plan(), execution.device, output)? {
+        Some(card) => gpu::run_on(card, bundle, options, output),
+        None => Ok(Runtime::new(bundle, options)?),
+    }
 }
 
 /// Says so where memory has no room for all of a bundle.

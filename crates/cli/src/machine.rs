@@ -44,12 +44,10 @@ pub(crate) fn peak_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// The graphics card, or why there is none, in words that fit behind a colon.
+/// The graphics card's driver, or why there is none, in words that fit behind a colon.
 pub(crate) fn gpu_status() -> String {
     match gpu::driver() {
         Err(reason) => reason,
-        Ok(driver) => {
-            format!("NVIDIA driver {driver} found, but this build has no CUDA kernels yet")
-        }
+        Ok(driver) => format!("NVIDIA driver {driver}"),
     }
 }

@@ -17,7 +17,7 @@ use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
-    engine::{self, EngineArguments, open_runtime},
+    engine::{self, EngineArguments, open_runtime_on_cpu},
     machine::{self, measure::speed_test},
     model_argument::{self, DEMO, bundle_folder},
     output::{Output, print, print_json},
@@ -74,7 +74,8 @@ pub(crate) struct BenchArguments {
 pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
-    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    // On the CPU: a card has no stages to time yet.
+    let mut model = open_runtime_on_cpu(&arguments.bundle, &arguments.engine, output)?;
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
     let checked = check::TOKENS.min(model.context_limit());
@@ -109,7 +110,12 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
         let dense = PolicyChoice::Forced(Policy::Dense);
-        engine::runtime(bundle, dense, arguments.engine.execution(), output.silent())?
+        engine::runtime(
+            bundle,
+            dense,
+            arguments.engine.execution_on_cpu(),
+            output.silent(),
+        )?
     };
     let mut found = check::check(&mut model, &mut dense, &ids[..checked])?;
     if let Some(batches) = &mut batches {

@@ -152,6 +152,18 @@ struct Timing {
 
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    if model.uses_device() {
+        let asked = [
+            (arguments.verify_every.is_some(), "--verify-every"),
+            (
+                arguments.prompt_cache.prompt_cache.is_some(),
+                "--prompt-cache",
+            ),
+        ];
+        if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
+            bail!("`{option}` works on the CPU alone yet; add `--device cpu`, or leave it out");
+        }
+    }
     if let Some(every) = arguments.verify_every {
         let layers = model.config().layer_count;
         let verification = Verification::of_decoded(every as usize, layers);

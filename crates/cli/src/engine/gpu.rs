@@ -1,0 +1,96 @@
+//! The GPU that a bundle runs on, or why it runs on the CPU alone.
+
+use std::{env, sync::Arc};
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{Device, Plan},
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_kernels::cuda::{Card, Device as _};
+use powerinfer_runtime::{Options, Runtime};
+
+use super::DeviceArgument;
+use crate::output::Output;
+
+/// Makes a missing GPU an error.
+const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
+
+/// The card for what `plan` puts on one; none where that is nothing, or where `asked` is for the CPU.
+///
+/// Fails where there is no card and one is asked for.
+pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result<Option<Card>> {
+    let is_required = asked == DeviceArgument::Gpu || env::var_os(REQUIRED_VARIABLE).is_some();
+    match (asked, plan.uses_gpu()) {
+        (DeviceArgument::Cpu, _) => return Ok(None),
+        (DeviceArgument::Gpu, false) => bail!(
+            "the plan puts nothing on a GPU; place the bundle again with `--vram`, or leave `--device` out"
+        ),
+        (_, false) => return Ok(None),
+        _ => {}
+    }
+    match Card::open(0) {
+        Ok(card) => Ok(Some(card)),
+        Err(reason) if is_required => {
+            bail!("no GPU can be used: {reason}; `--device cpu` runs without one")
+        }
+        Err(reason) => {
+            output.say(format!(
+                "no GPU is used, so {} run on the CPU too ({reason})",
+                describe(plan)
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// Makes `bundle` ready on `card` and the CPU, and says what is where.
+///
+/// Fails where more of the card is taken than the plan has for it.
+pub(super) fn run_on(
+    card: Card,
+    bundle: Bundle,
+    options: Options,
+    output: Output,
+) -> Result<Runtime> {
+    let budget = bundle.plan().budget.vram_bytes;
+    let what = describe(bundle.plan());
+    let card = Arc::new(card);
+    let (free, _) = card.memory()?;
+    let runtime = Runtime::with_device(bundle, options, Arc::clone(&card) as _)?;
+    card.synchronise()?;
+    // The driver's own count, whatever was computed before.
+    let (left, _) = card.memory()?;
+    let taken = free.saturating_sub(left) as u64;
+    if budget > 0 && taken > budget {
+        bail!(
+            "{} of the GPU's memory are taken, but the plan has a budget of {}; place the bundle again with a smaller `--vram`",
+            ByteSize(taken),
+            ByteSize(budget)
+        );
+    }
+    output.say(format!(
+        "{}: {what}; {} taken of a budget of {}",
+        card.info().name,
+        ByteSize(taken),
+        ByteSize(budget)
+    ));
+    Ok(runtime)
+}
+
+/// What `plan` puts on a GPU.
+fn describe(plan: &Plan) -> String {
+    let layers = plan.layers.len();
+    let attention = plan
+        .layers
+        .iter()
+        .filter(|layer| layer.attention == Device::Gpu)
+        .count();
+    let (hot, neurons) = (plan.totals.hot_count, plan.totals.neuron_count);
+    let head = match plan.head {
+        Device::Gpu => " and the head",
+        Device::Cpu => "",
+    };
+    format!("{hot} of {neurons} neurons, attention of {attention} of {layers} layers{head}")
+}
