@@ -1,5 +1,5 @@
-//! Kernels of the GPU against the processor's and against plain formulas, on every device that is here:
-//! the emulator, its threads in three orders, and a card where there is one.
+//! Kernels of the GPU against the processor's and against plain formulas: on the emulator, its threads in
+//! three orders, or on a card.
 #![allow(clippy::unwrap_used)]
 
 use std::{ops::Range, sync::Arc};

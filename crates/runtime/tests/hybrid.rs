@@ -1,5 +1,5 @@
 //! A GPU and the CPU together against the goldens and against the CPU alone, whatever lives where.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
@@ -8,7 +8,7 @@ mod packing;
 #[path = "support/predictor_files.rs"]
 mod predictor_files;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path};
 
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
@@ -20,8 +20,8 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_emulator::{Emulator, Order};
-use powerinfer_kernels::{Format, Isa, cuda::Device};
+use powerinfer_emulator::{Order, test_device};
+use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
@@ -115,15 +115,6 @@ fn bundle(
     pack_bundle(checkpoint, order, predictors, plan, quant, out)
 }
 
-/// The devices that are here: the emulator, its threads in some order.
-fn device(order: Order) -> Option<Arc<dyn Device>> {
-    let emulator = Emulator::new(2, order);
-    if emulator.is_none() {
-        println!("skipped: there is no emulator here");
-    }
-    emulator.map(|emulator| Arc::new(emulator) as Arc<dyn Device>)
-}
-
 /// Greedy tokens after `prompt`, with the logits they were taken from.
 fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
     model.reset();
@@ -151,7 +142,7 @@ fn logits_are_those_of_the_standard_implementation() {
             &[PLACES[(index + 1) % 6], PLACES[(index + 3) % 6]],
         ];
         for (round, places) in places.into_iter().enumerate() {
-            let Some(device) = device(Order::Shuffled(index as u16)) else {
+            let Some(device) = test_device(Order::Shuffled(index as u16)) else {
                 return;
             };
             let plan = plan(&checkpoint, places, Policy::Exact, None);
@@ -179,7 +170,7 @@ fn every_order_of_threads_gives_the_same_bits() {
     let prompt = golden.ids("p17.input_ids");
     let mut first: Option<Vec<f32>> = None;
     for order in Order::SOME {
-        let Some(device) = device(order) else { return };
+        let Some(device) = test_device(order) else { return };
         let folder = tempfile::tempdir().unwrap();
         let plan = plan(&checkpoint, &PLACES[..2], Policy::Exact, None);
         let bundle = bundle(
@@ -242,7 +233,7 @@ fn every_format_gives_the_tokens_of_the_cpu() {
         .into_iter()
         .flat_map(|format| activations.map(|how| (format, how)));
     for (format, (activations, tolerance)) in each {
-        let Some(device) = device(Order::Reverse) else {
+        let Some(device) = test_device(Order::Reverse) else {
             return;
         };
         let options = || {
@@ -336,7 +327,7 @@ fn predictors_serve_both_sides_from_either() {
             );
             let mut alone = Runtime::new(alone, options()).unwrap();
             for (index, places) in [&PLACES[1..2], &PLACES[4..6]].into_iter().enumerate() {
-                let Some(device) = device(Order::Shuffled(9)) else {
+                let Some(device) = test_device(Order::Shuffled(9)) else {
                     return;
                 };
                 let plan = plan(&checkpoint, places, Policy::Predicted, None);
@@ -417,7 +408,7 @@ fn signs_and_thresholds_choose_the_same_neurons() {
         .into_iter()
         .enumerate()
         {
-            let Some(device) = device(Order::Forward) else {
+            let Some(device) = test_device(Order::Forward) else {
                 return;
             };
             let plan = plan(&checkpoint, &PLACES[1..2], policy, threshold);
@@ -455,7 +446,7 @@ fn sequences_take_turns_and_share_beginnings() {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
-    let Some(device) = device(Order::Forward) else {
+    let Some(device) = test_device(Order::Forward) else {
         return;
     };
     let plan = plan(&checkpoint, &PLACES[..2], Policy::Exact, None);
@@ -495,7 +486,7 @@ fn what_kernels_cannot_take_is_refused() {
     let golden = Golden::open("llama-relu-gqa");
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let Some(device) = device(Order::Forward) else {
+    let Some(device) = test_device(Order::Forward) else {
         return;
     };
     let mut plan = plan(&checkpoint, &[ALL], Policy::Exact, None);

@@ -6,7 +6,12 @@
 //! a parameter, results that depend on it. What blocks that run at the same time see of each other, and
 //! arithmetic that a card does in its own way, only a card can show.
 
-use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Launch};
+use std::{
+    env,
+    sync::{Arc, OnceLock},
+};
+
+use powerinfer_kernels::cuda::{Card, Device, DeviceError, DeviceInfo, Launch};
 
 /// In which order threads and blocks get their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +27,29 @@ pub enum Order {
 impl Order {
     /// Three of them, as different as can be.
     pub const SOME: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
+}
+
+/// `gpu` has tests run on a card instead of the emulator.
+const DEVICE_VARIABLE: &str = "POWERINFER_TEST_DEVICE";
+
+/// What tests run on: the emulator, or the card where `POWERINFER_TEST_DEVICE` says `gpu`. None where there
+/// is no emulator.
+///
+/// Panics where a card is asked for and there is none.
+pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
+    static CARD: OnceLock<Arc<Card>> = OnceLock::new();
+    if env::var_os(DEVICE_VARIABLE).is_some_and(|device| device == "gpu") {
+        let open = || Arc::new(Card::open(0).expect("a card to test"));
+        return Some(Arc::clone(CARD.get_or_init(open)) as _);
+    }
+    let emulator = Emulator::new(2, order);
+    if emulator.is_none() {
+        #[allow(clippy::print_stdout)]
+        {
+            println!("skipped: there is no emulator here");
+        }
+    }
+    emulator.map(|emulator| Arc::new(emulator) as _)
 }
 
 /// The emulated device.

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# What a machine with an NVIDIA GPU has to say: runs all tests of the GPU's half on the card, then decodes
+# with synthetic models, all on the GPU and with a half and a fifth of the weights there, beside the time
+# that each plan foresees. Needs a driver and nothing else; a quarter of an hour.
+#
+# usage: scripts/gpu-check.sh [FOLDER] [REPORT]
+#   FOLDER  with what `gpu-pack.sh` built [default: target/gpu-check]
+#   REPORT  [default: docs/gpu-results.md]
+# SHAPES="llama-7b llama-13b llama-70b:16" (with numbers of layers where not all) and QUANT=q4_0 change what
+# is run; SKIP_TESTS=1 leaves the tests out, DEVICE=cpu HARDWARE=rtx4090 tries the rest without a GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+packed=$(realpath "${1:-target/gpu-check}")
+report=$(realpath -m "${2:-docs/gpu-results.md}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for file in "$packed"/*.xz; do
+  xz -dc "$file" > "$work/$(basename "$file" .xz)"
+done
+chmod +x "$work"/*
+powerinfer=$work/powerinfer
+# What drivers compile is kept only here.
+export CUDA_CACHE_PATH=$work/cache
+card=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -1) || card="no GPU"
+{
+  echo "# What a GPU does"
+  echo
+  echo "Written by \`scripts/gpu-check.sh\`. Machine: $card; $(nproc) processor cores."
+  echo
+} > "$report"
+
+if [ -z "${SKIP_TESTS:-}" ]; then
+  echo "| tests on the card | outcome |" >> "$report"
+  echo "| :-- | :-- |" >> "$report"
+  failed=0
+  for test in test-kernels:kernels test-hybrid:crates/runtime; do
+    name=${test%%:*}
+    code=0
+    POWERINFER_TEST_DEVICE=gpu CARGO_MANIFEST_DIR=$PWD/${test#*:} "$work/$name" --test-threads=1 2>&1 |
+      tee "$work/$name.log" || code=$?
+    echo "| $name | $(grep '^test result' "$work/$name.log" || echo "ended with $code") |" >> "$report"
+    [ "$code" = 0 ] || failed=1
+  done
+  echo >> "$report"
+  if [ "$failed" = 1 ]; then
+    echo "a test failed on the card; nothing is timed" | tee -a "$report" >&2
+    exit 1
+  fi
+fi
+
+hardware=${HARDWARE:-$work/machine.toml}
+"$powerinfer" doctor --write "$work/machine.toml" > "$work/doctor.log" 2>&1 || cat "$work/doctor.log"
+{
+  echo "Decoding 64 tokens one after the other, 90 % of FFN activations zero, predictors of 4 bits; the plan is for this machine as \`powerinfer doctor\` measured it."
+  echo
+  echo "| model | VRAM | neurons and attention on the GPU | tokens/s, planned | measured |"
+  echo "| :-- | --: | :-- | --: | --: |"
+} >> "$report"
+quant=${QUANT:-q4_0}
+seq 1 4000 | awk '{ printf "%s word%d ", $1 % 7 ? "the" : "a", $1 % 97 }' > "$work/text.txt"
+for shape in ${SHAPES:-llama-7b llama-13b llama-70b:16}; do
+  name=${shape%%:*}
+  layers=()
+  [ "$name" = "$shape" ] || layers=(--layers "${shape#*:}")
+  model=$work/model
+  "$powerinfer" synth --like "$name" "${layers[@]}" --sparsity 0.9 --predictor-rank 256 --out "$model" --quiet
+  "$powerinfer" profile "$model" --data "$work/text.txt" --tokens 64 --out "$work/profile" --quiet > /dev/null
+  "$powerinfer" place "$model" --profile "$work/profile" --predictors "$model/predictors" --quant "$quant" \
+    --policy predicted --certify-tokens 0 --context 1024 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet > /dev/null
+  rm -rf "$model"
+  mebibytes=$(du -sm "$work/bundle" | cut -f1)
+  for tenths in 12 5 2; do
+    vram=$((mebibytes * tenths / 10 + 640))
+    "$powerinfer" place "$work/bundle" --vram "${vram}MiB" --hardware "$hardware" > "$work/plan" 2>&1 ||
+      { cat "$work/plan"; continue; }
+    planned=$(sed -n 's/^predicted: \([0-9.]*\) tokens.*/\1/p' "$work/plan")
+    "$powerinfer" run "$work/bundle" --device "${DEVICE:-gpu}" -p "a word1 the" -n 64 > "$work/out" 2>&1 ||
+      tail -3 "$work/out"
+    measured=$(sed -n 's/.*decode: [0-9]* tokens, \([0-9.]*\) tokens.*/\1/p' "$work/out")
+    what=$(sed -n 's/.*: \([0-9]* of [0-9]* neurons.*\); .* taken of .*/\1/p' "$work/out")
+    echo "| $shape, $quant | $vram MiB | ${what:-} | $planned | ${measured:-failed} |" >> "$report"
+  done
+  rm -rf "$work/bundle" "$work/profile"
+done
+cat "$report"
