@@ -124,3 +124,36 @@ fn a_bad_hardware_file_is_refused_by_figure_and_line() {
             ],
         );
 }
+
+#[test]
+fn a_plan_for_a_gpu_runs_without_one_and_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let bundle = "demo.powerinfer/bundle";
+    let place = ["place", bundle, "--vram", "1G", "--hardware", "rtx4090"];
+    sandbox.run(&place).good();
+    let run = ["run", bundle, "--prompt", "def f(", "-n", "3"];
+    let on = |device: &str| sandbox.run(&[&run[..], &["--device", device]].concat());
+    let on_cpu = on("cpu").good();
+    assert!(!on_cpu.stderr.contains("GPU"), "{}", on_cpu.stderr);
+    let report = sandbox.run(&["doctor", "--json"]).good().json();
+    if !report["gpu"].is_null() {
+        return; // here a card runs it, which the tests of the runtime look at
+    }
+    let automatic = sandbox.run(&run).good();
+    assert_eq!(automatic.stdout, on_cpu.stdout);
+    let said = &automatic.stderr;
+    assert!(
+        said.contains("no GPU is used, so") && said.contains("attention of 6 of 6 layers"),
+        "{said}"
+    );
+    on("gpu").bad(
+        1,
+        &["no GPU can be used", "`--device cpu` runs without one"],
+    );
+    // What is planned for the CPU needs no GPU, and one that is asked for would have nothing to do.
+    sandbox.run(&["place", bundle, "--vram", "0G"]).good();
+    let again = sandbox.run(&run).good();
+    assert!(!again.stderr.contains("GPU"), "{}", again.stderr);
+    on("gpu").bad(1, &["the plan puts nothing on a GPU", "--vram"]);
+}

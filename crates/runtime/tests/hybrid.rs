@@ -170,7 +170,9 @@ fn every_order_of_threads_gives_the_same_bits() {
     let prompt = golden.ids("p17.input_ids");
     let mut first: Option<Vec<f32>> = None;
     for order in Order::SOME {
-        let Some(device) = test_device(order) else { return };
+        let Some(device) = test_device(order) else {
+            return;
+        };
         let folder = tempfile::tempdir().unwrap();
         let plan = plan(&checkpoint, &PLACES[..2], Policy::Exact, None);
         let bundle = bundle(

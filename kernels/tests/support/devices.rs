@@ -17,7 +17,10 @@ pub(crate) fn on_every_device(test: impl Fn(&Arc<dyn Device>) -> Vec<f32>) {
         let found: Vec<u32> = test(&device).into_iter().map(f32::to_bits).collect();
         match &first {
             None => first = Some(found),
-            Some(first) => assert!(*first == found, "results depend on the order of threads: {order:?}"),
+            Some(first) => assert!(
+                *first == found,
+                "results depend on the order of threads: {order:?}"
+            ),
         }
     }
 }
