@@ -31,6 +31,9 @@ RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "l
 # Shapes too large to be held against llama.cpp in every format.
 ONLY_SPARSE = {"llama-70b"}
 LLAMA_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+BYTES_PER_WEIGHT = {"f16": 2, "bf16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}
+# Stages that multiply every token with every weight; the head sees the last token alone.
+PRODUCTS = {"query-key-value", "attention-output", "gate-up", "down"}
 DECODE_GOALS = {"f16": 1.1, "bf16": 1.1, "q8_0": 1.2, "q4_0": 1.3}
 SHARE_GOALS = {"f16": 0.85, "bf16": 0.85, "q8_0": 0.85, "q4_0": 0.75}
 # Over our own dense path, and over llama.cpp.
@@ -214,9 +217,24 @@ def where_time_goes(title, document):
     )
 
 
-def middle(documents):
+def where_prompt_time_goes(title, document, quant):
+    """The stages of a prompt of ours, as a section: bound by arithmetic, so with operations instead of bytes."""
+    prompt, decode = document["prompt"][0], document["decode"][0]
+    total = prompt["microseconds_per_token"]["median"]
+    rows = []
+    for stage, of_token in zip(prompt["stages"], decode["stages"]):
+        time = stage["microseconds"]["median"]
+        # A token alone reads every weight once; what else attention reads is no weight.
+        weights = of_token["bytes"] / BYTES_PER_WEIGHT[quant] if stage["stage"] in PRODUCTS else 0
+        speed = f"{2 * weights / time / 1e3:.0f}" if weights and time else ""
+        rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", speed])
+    rows.append(["unaccounted", f"{prompt['unaccounted_microseconds']['median']:.0f}", "", ""])
+    return f"\n### {title}\n\n" + table(["stage", "µs a token", "of the time", "GFLOP/s"], rows)
+
+
+def middle(documents, kind="decode"):
     """The run whose speed is the median, or just above."""
-    speed = lambda document: document["decode"][0]["tokens_per_second"]["median"]
+    speed = lambda document: document[kind][0]["tokens_per_second"]["median"]
     return sorted(documents, key=speed)[len(documents) // 2]
 
 
@@ -272,6 +290,10 @@ class Report:
             self.prompts.append(
                 [name_of(model.shape, model.layers), quant, threads, spread(ours), spread(theirs), *compared]
             )
+            if "**not met**" in compared:
+                documents = [document for document in found.ours if document["prompt"]]
+                section = where_prompt_time_goes(f"A prompt, {title}", middle(documents, "prompt"), quant)
+                self.stages.append(section)
 
     def add_sparse(self, model, threads, runs):
         dense, theirs = runs["dense"].speeds("decode"), runs["dense"].decode
@@ -400,4 +422,5 @@ def main(folder, path):
     say(f"written: {path}")
 
 
-main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))

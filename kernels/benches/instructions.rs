@@ -65,7 +65,7 @@ mod linux {
         ("avx512", Format::Q4_0, IntegerProduct, 1200),
         ("avx512-vnni", Format::F32, Product, 1700),
         ("avx512-vnni", Format::F16, Product, 1790),
-        ("avx512-vnni", Format::F16, Sum, 1550),
+        ("avx512-vnni", Format::F16, Sum, 2480),
         ("avx512-vnni", Format::Bf16, Product, 1790),
         ("avx512-vnni", Format::Q8_0, IntegerProduct, 1410),
         ("avx512-vnni", Format::Q8_0, Sum, 2160),

@@ -1,6 +1,6 @@
 //! From a bundle on disk to a model ready to run.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use powerinfer_artifact::{ByteSize, mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
@@ -155,13 +155,20 @@ pub(crate) fn open_runtime(
     runtime(bundle, engine.policy_choice(), engine.execution(), output)
 }
 
-/// The same on the CPU alone.
+/// The same on the CPU alone; fails where the GPU was asked for.
 pub(crate) fn open_runtime_on_cpu(
     argument: &str,
     engine: &EngineArguments,
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
+    match engine.device {
+        DeviceArgument::Gpu => bail!("`bench` times the CPU alone yet; leave `--device` out"),
+        DeviceArgument::Auto if bundle.plan().uses_gpu() => {
+            output.say("the CPU computes what is planned for a GPU: `bench` times no card yet");
+        }
+        _ => {}
+    }
     let execution = engine.execution_on_cpu();
     runtime(bundle, engine.policy_choice(), execution, output)
 }
