@@ -57,7 +57,7 @@ def main():
             sys.exit(f"error: {source.name}:\n{text(library, program, 'ProgramLog')}")
         ptx = text(library, program, "PTX")
         # Without what only people read.
-        lines = [" ".join(line.split()) for line in ptx.splitlines() if line and not line.startswith("//")]
+        lines = [" ".join(line.split()).replace(", ", ",") for line in ptx.splitlines() if line and not line.startswith("//")]
         written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
         place = ROOT / "ptx" / f"{source.stem}.ptx"
         if not place.exists() or place.read_text() != written:
