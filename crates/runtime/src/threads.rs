@@ -439,11 +439,21 @@ impl Threads {
             step: GEMM_ROWS * tokens,
             most_parts: self.most_parts(),
         };
+        // Few tokens cost less one after the other, for taking rows apart costs as much as some products; a
+        // group's rows are in the cache for all but the first of them.
+        let is_dense = x.cost_of_all(matrix) <= 1.0;
         self.share_values(work, |values, out| {
             let starts = (values.start / tokens..).step_by(GEMM_ROWS);
             for (start, out) in starts.zip(out.chunks_mut(GEMM_ROWS * tokens)) {
-                let group = matrix.rows_range(start..start + out.len() / tokens);
-                x.multiply_all(self.isa, &group, out);
+                let width = out.len() / tokens;
+                let group = matrix.rows_range(start..start + width);
+                if is_dense {
+                    x.multiply_all(self.isa, &group, out);
+                    continue;
+                }
+                for (token, out) in out.chunks_exact_mut(width).enumerate() {
+                    x.vector(token).multiply(self.isa, &group, out);
+                }
             }
         });
         let starts = (0..rows).step_by(GEMM_ROWS);
