@@ -8,9 +8,14 @@ use std::{
     sync::Arc,
 };
 
+#[cfg(unix)]
+use memmap2::Advice;
 use memmap2::{Mmap, MmapMut};
 
-use crate::{ArtifactError, ByteSize};
+use crate::{
+    ArtifactError, ByteSize,
+    progress::{Interrupted, Progress},
+};
 
 /// Bytes that stay where they are: a mapped file, or bytes that were in memory all along.
 #[derive(Debug, Clone)]
@@ -79,12 +84,36 @@ impl FileBytes {
             Residence::Loaded => {
                 let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
                 #[cfg(target_os = "linux")]
-                drop(memory.advise(memmap2::Advice::HugePage)); // a hint: others do as well
+                drop(memory.advise(Advice::HugePage)); // a hint: others do as well
                 let mut file = File::open(path).map_err(failed)?;
                 file.read_exact(&mut memory).map_err(failed)?;
                 *self = Self::Loaded(Arc::new(memory.make_read_only().map_err(failed)?));
             }
         }
+        Ok(())
+    }
+
+    /// Reads all of a mapped file into memory now, a stretch after the other and in huge pages where the
+    /// system has them; `progress` counts bytes. What lies in memory already takes next to no time, and
+    /// what does not comes as fast as the disk reads, which pages touched here and there do not.
+    pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
+        #[cfg(target_os = "linux")]
+        if let Self::Mapped(mapped) = self {
+            const STRETCH: usize = 64 << 20;
+            drop(mapped.advise(Advice::HugePage)); // a hint, as are all below
+            for start in (0..mapped.len()).step_by(STRETCH) {
+                let bytes = STRETCH.min(mapped.len() - start);
+                if mapped
+                    .advise_range(Advice::PopulateRead, start, bytes)
+                    .is_err()
+                {
+                    drop(mapped.advise_range(Advice::WillNeed, start, bytes)); // of older systems
+                }
+                progress.advance(bytes as u64)?;
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        drop(progress);
         Ok(())
     }
 
@@ -119,7 +148,7 @@ impl FileBytes {
     pub fn expect_scattered_reads(&self) {
         #[cfg(unix)]
         if let Self::Mapped(mapped) = self {
-            drop(mapped.advise(memmap2::Advice::Random)); // a hint, as above
+            drop(mapped.advise(Advice::Random)); // a hint, as above
         }
     }
 }
@@ -139,6 +168,7 @@ impl Deref for FileBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::Silent;
 
     #[test]
     fn a_file_reads_the_same_however_it_is_held() {
@@ -148,6 +178,7 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         for residence in [Residence::Mapped, Residence::Locked, Residence::Loaded] {
             let mut file = FileBytes::open(&path).unwrap();
+            file.read_ahead(&Silent).unwrap();
             match file.hold(&path, residence) {
                 Ok(()) => {}
                 // Who runs this may be allowed to lock very little.

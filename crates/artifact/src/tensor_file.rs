@@ -11,6 +11,7 @@ use safetensors::{SafeTensors, tensor::Metadata};
 use crate::{
     ArtifactError, Header,
     mapped_file::{FileBytes, Residence},
+    progress::{Interrupted, Progress},
 };
 
 /// Key of our header in the file's `__metadata__`.
@@ -69,6 +70,11 @@ impl TensorFile {
     /// Holds the file as `residence` says; see [`FileBytes::hold`].
     pub fn hold(&mut self, residence: Residence) -> Result<(), ArtifactError> {
         self.bytes.hold(&self.path, residence)
+    }
+
+    /// Reads the file into memory; see [`FileBytes::read_ahead`].
+    pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
+        self.bytes.read_ahead(progress)
     }
 
     /// Where the file is.

@@ -10,6 +10,7 @@ use powerinfer_artifact::{
     placing::{self, LayerPlacing},
     plan::Plan,
     predictor_file::{self, PredictorFile},
+    progress::{Interrupted, Progress},
     token_texts,
     write::FolderLock,
 };
@@ -272,6 +273,19 @@ impl Bundle {
         if let Some(predictors) = &mut self.predictors {
             predictors.hold(residence)?;
         }
+        Ok(())
+    }
+
+    /// Reads weights and predictors into memory, which has room for them; see [`FileBytes::read_ahead`].
+    ///
+    /// [`FileBytes::read_ahead`]: powerinfer_artifact::mapped_file::FileBytes::read_ahead
+    pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
+        progress.begin("reading the bundle", self.bytes(), "bytes");
+        self.weights.read_ahead(progress)?;
+        if let Some(predictors) = &self.predictors {
+            predictors.tensors().read_ahead(progress)?;
+        }
+        progress.end();
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use crate::{
     machine::cores::{usable_cores, warn_of_too_many},
     model_argument::bundle_folder,
     output::Output,
+    progress::Bar,
 };
 
 /// Which neurons to compute.
@@ -182,7 +183,10 @@ pub(crate) fn runtime(
 ) -> Result<Runtime> {
     let execution = execution.into();
     let threads = execution.threads;
-    warn_of_little_memory(&bundle, output);
+    let fits = fits_memory(&bundle, output);
+    if fits && execution.residence != Residence::Loaded {
+        bundle.read_ahead(&Bar::new(output))?;
+    }
     bundle.hold(execution.residence)?;
     let plan = bundle.plan();
     let gpus = plan.budget.vram_split.len();
@@ -204,15 +208,17 @@ pub(crate) fn runtime(
     }
 }
 
-/// Says so where memory has no room for all of a bundle.
-fn warn_of_little_memory(bundle: &Bundle, output: Output) {
+/// Whether memory has room for all of a bundle; says so where it has not.
+fn fits_memory(bundle: &Bundle, output: Output) -> bool {
     let bytes = bundle.bytes();
-    if let Some((_, free)) = crate::machine::memory()
-        && bytes > free
-    {
+    let Some((_, free)) = crate::machine::memory() else {
+        return true;
+    };
+    if bytes > free {
         output.say(format!(
             "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token; a smaller `--quant` at `place` would fit",
             ByteSize(bytes), ByteSize(free)
         ));
     }
+    bytes <= free
 }
