@@ -65,6 +65,23 @@ impl Avx2 {
     }
 }
 
+/// Puts words of four rows side by side, with instructions that every x86-64 processor has.
+#[inline(always)]
+pub(super) fn transpose_words(rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4] {
+    // SAFETY: the loads take the 16 bytes of the arrays.
+    unsafe {
+        let [a, b, c, d] = rows.map(|row| _mm_loadu_si128(row.as_ptr().cast()));
+        let (low_ab, low_cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
+        let (high_ab, high_cd) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
+        bytemuck::cast([
+            _mm_unpacklo_epi64(low_ab, low_cd),
+            _mm_unpackhi_epi64(low_ab, low_cd),
+            _mm_unpacklo_epi64(high_ab, high_cd),
+            _mm_unpackhi_epi64(high_ab, high_cd),
+        ])
+    }
+}
+
 /// Registers of a block.
 const REGISTERS: usize = BLOCK / 8;
 
@@ -489,6 +506,11 @@ impl Simd for Avx2 {
             // SAFETY: the token proves the features; the store fills the 32 bytes.
             unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), half) }
         }
+    }
+
+    #[inline(always)]
+    fn transpose_words(self, rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4] {
+        transpose_words(rows)
     }
 
     #[inline(always)]

@@ -516,6 +516,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn transpose_words(self, rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4] {
+        avx2::transpose_words(rows)
+    }
+
+    #[inline(always)]
     fn interleave(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         // SAFETY: the token proves the features.
         unsafe {

@@ -1,13 +1,14 @@
 //! Products of quantised rows with many rounded vectors, in whole numbers but for the scales.
 //!
-//! Sixteen rows are unpacked to signed bytes, four columns of each side by side, so that a register
-//! holds four columns of all sixteen and every lane is a row:
+//! Sixteen rows are laid out four bytes of each side by side, so that a register holds the same bytes of
+//! all sixteen and every lane is a row; nibbles stay two a byte until they are multiplied:
 //!
 //! ```text
-//! for 16 rows:              panel    [block, 8 × 4 columns, row, 4]     scales [block, row]
+//! for 16 rows:              panel    [block, 8 or 4 lines, row, 4]     scales [block, row]
 //!                           minima   [block, row], where the format has them
 //!   for 8 tokens:           sums     [block of a span, token, row]
-//!     for every block:      a register of eight products a token, then one multiply-add
+//!     for every block:      eight registers of the panel
+//!       for every token:    a register of eight products, then one multiply-add
 //! ```
 
 use std::ops::Range;
@@ -37,21 +38,92 @@ pub(crate) struct IntegerGemm<'a> {
 /// Bytes that such a product takes while it is computed.
 pub(super) const fn bytes(columns: usize) -> usize {
     let blocks = columns.div_ceil(BLOCK);
-    blocks * (size_of::<PanelBlock>() + 2 * size_of::<[f32; ROWS]>()) + size_of::<Sums>()
+    blocks * (BLOCK / WORD * size_of::<Line>() + 2 * size_of::<[f32; ROWS]>()) + size_of::<Sums>()
 }
 
-/// A block of sixteen rows.
+/// Four bytes of each of sixteen rows.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct PanelBlock([[u8; ROWS * WORD]; BLOCK / WORD]);
+struct Line([u8; ROWS * WORD]);
+
+/// How the numbers of a panel are stored.
+trait Numbers {
+    /// Lines of a block.
+    const LINES: usize;
+    /// Whether blocks have minima.
+    const HAS_MINIMA: bool = false;
+
+    /// What numbers are stored larger by.
+    fn bias<S: Simd>() -> i32;
+
+    /// The numbers of a block, four columns a register.
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD];
+
+    /// Adds the products of four columns with those of `x` to `sums`.
+    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole;
+}
+
+/// Signed bytes, stored larger by the instructions' bias.
+struct Bytes;
+
+/// Nibbles, stored larger by `BIAS`: the first half of a block's in the low bits.
+struct Nibbles<const BIAS: i32, const MINIMA: bool>;
+
+impl Numbers for Bytes {
+    const LINES: usize = BLOCK / WORD;
+
+    #[inline(always)]
+    fn bias<S: Simd>() -> i32 {
+        S::PANEL_BIAS
+    }
+
+    #[inline(always)]
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD] {
+        let mut words = [simd.splat_whole(0); BLOCK / WORD];
+        for (words, line) in words.iter_mut().zip(lines) {
+            *words = simd.load_whole(&line.0);
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole {
+        simd.dot(sums, words, x)
+    }
+}
+
+impl<const BIAS: i32, const MINIMA: bool> Numbers for Nibbles<BIAS, MINIMA> {
+    const LINES: usize = BLOCK / WORD / 2;
+    const HAS_MINIMA: bool = MINIMA;
+
+    #[inline(always)]
+    fn bias<S: Simd>() -> i32 {
+        BIAS
+    }
+
+    #[inline(always)]
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD] {
+        let mut words = [simd.splat_whole(0); BLOCK / WORD];
+        let (low, high) = words.split_at_mut(BLOCK / WORD / 2);
+        for ((low, high), line) in low.iter_mut().zip(high).zip(lines) {
+            [*low, *high] = simd.nibbles(simd.load_whole(&line.0));
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole {
+        simd.dot_nibbles(sums, words, x)
+    }
+}
 
 /// Running sums of a tile: one a block of a span, a token and a row.
 #[repr(C, align(64))]
 struct Sums([[[f32; ROWS]; TOKENS]; SPAN]);
 
-/// Sixteen rows, unpacked.
+/// Sixteen rows, side by side.
 struct Panel {
-    blocks: Vec<PanelBlock>,
+    lines: Vec<Line>,
     /// One entry a block.
     scales: Vec<[f32; ROWS]>,
     /// The same, or nothing.
@@ -72,54 +144,62 @@ impl Operation for IntegerGemm<'_> {
 
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
+        let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
+        match self.matrix.data() {
+            MatrixData::Q8_0 { quants, scales } => {
+                let quants: &[u8] = bytemuck::cast_slice(quants);
+                let bias = S::PANEL_BIAS as u8;
+                self.multiply::<S, Bytes>(simd, |panel, part| {
+                    panel.fill(simd, part.clone(), &quants[..rows * blocks * BLOCK], bias);
+                    panel.fill_scales(simd, part, scales);
+                });
+            }
+            MatrixData::Q4K {
+                quants,
+                scales,
+                factors,
+            } => {
+                let weights = KWeights::new(quants, scales, factors, self.matrix.columns());
+                self.multiply::<S, Nibbles<0, true>>(simd, |panel, part| {
+                    panel.fill(simd, part.clone(), &quants[..rows * blocks * BLOCK / 2], 0);
+                    for (lane, row) in part.enumerate() {
+                        panel.fill_q4_k(simd, lane, weights.whole_row(row).scales);
+                    }
+                });
+            }
+            MatrixData::Q4_0 { quants, scales } => {
+                self.multiply::<S, Nibbles<8, false>>(simd, |panel, part| {
+                    panel.fill(simd, part.clone(), &quants[..rows * blocks * BLOCK / 2], 0);
+                    panel.fill_scales(simd, part, scales);
+                });
+            }
+            _ => unreachable!("only quantised weights are multiplied in whole numbers"),
+        }
+    }
+}
+
+impl IntegerGemm<'_> {
+    /// Multiplies panel after panel, which `fill` fills with the rows that it is asked for.
+    #[inline(always)]
+    fn multiply<S: Simd, N: Numbers>(self, simd: S, fill: impl Fn(&mut Panel, Range<usize>)) {
         let Self { matrix, x, out } = self;
-        let rows = matrix.rows();
-        let blocks = matrix.blocks();
-        let has_minima = matrix.format().has_minima();
+        let (rows, blocks) = (matrix.rows(), matrix.blocks());
         let mut panel = Panel {
-            blocks: vec![PanelBlock([[0; ROWS * WORD]; BLOCK / WORD]); blocks],
+            lines: vec![Line([0; ROWS * WORD]); blocks * N::LINES],
             scales: vec![[0.0; ROWS]; blocks],
-            minima: vec![[0.0; ROWS]; if has_minima { blocks } else { 0 }],
+            minima: vec![[0.0; ROWS]; if N::HAS_MINIMA { blocks } else { 0 }],
         };
         let mut sums = Box::new(Sums([[[0.0; ROWS]; TOKENS]; SPAN]));
         for first_row in (0..rows).step_by(ROWS) {
             let part = first_row..rows.min(first_row + ROWS);
-            match matrix.data() {
-                MatrixData::Q8_0 { quants, scales } => {
-                    let unpack =
-                        |block: &[i8; BLOCK]| block.map(|quant| quant as u8 ^ S::PANEL_BIAS as u8);
-                    panel.fill(part.clone(), quants.as_chunks().0, unpack);
-                    panel.fill_scales(part.clone(), scales);
-                }
-                MatrixData::Q4K {
-                    quants,
-                    scales,
-                    factors,
-                } => {
-                    panel.fill(part.clone(), quants.as_chunks().0, unpack_nibbles::<S, 0>);
-                    let weights = KWeights::new(quants, scales, factors, matrix.columns());
-                    for (lane, row) in part.clone().enumerate() {
-                        panel.fill_q4_k(simd, lane, weights.whole_row(row).scales);
-                    }
-                }
-                MatrixData::Q4_0 { quants, scales } => {
-                    panel.fill(part.clone(), quants.as_chunks().0, unpack_nibbles::<S, 8>);
-                    panel.fill_scales(part.clone(), scales);
-                }
-                _ => unreachable!("only quantised weights are multiplied in whole numbers"),
-            }
+            fill(&mut panel, part.clone());
             for first_token in (0..x.tokens()).step_by(TOKENS) {
                 let tokens = first_token..x.tokens().min(first_token + TOKENS);
                 let mut tile = [x.token(first_token); TOKENS];
                 for (token, tile) in tokens.clone().zip(&mut tile) {
                     *tile = x.token(token);
                 }
-                let tile = &tile[..tokens.len()];
-                if has_minima {
-                    multiply_tile::<S, true>(simd, &panel, tile, &mut sums);
-                } else {
-                    multiply_tile::<S, false>(simd, &panel, tile, &mut sums);
-                }
+                multiply_tile::<S, N>(simd, &panel, &tile[..tokens.len()], &mut sums);
                 for token in tokens.clone() {
                     let products = halved(simd, &sums, token - first_token);
                     let out = &mut out[token * rows..][part.clone()];
@@ -130,30 +210,25 @@ impl Operation for IntegerGemm<'_> {
     }
 }
 
-/// Nibbles as bytes of a panel, less `BIAS`.
-#[inline(always)]
-fn unpack_nibbles<S: Simd, const BIAS: u8>(block: &[u8; BLOCK / 2]) -> [u8; BLOCK] {
-    let bias = (S::PANEL_BIAS as u8).wrapping_sub(BIAS);
-    let mut bytes = [0; BLOCK];
-    let (low, high) = bytes.split_at_mut(BLOCK / 2);
-    for ((low, high), byte) in low.iter_mut().zip(high).zip(block) {
-        *low = (byte & 15).wrapping_add(bias);
-        *high = (byte >> 4).wrapping_add(bias);
-    }
-    bytes
-}
-
 impl Panel {
-    /// Unpacks the rows `part`; what lacks of sixteen holds anything, for products nobody reads.
+    /// Lays out the rows `part` of `quants`, whose rows are as long as each other, with the bits of `flip`
+    /// flipped in every byte; what lacks of sixteen rows holds anything, for products nobody reads.
     #[inline(always)]
-    fn fill<Q>(&mut self, part: Range<usize>, quants: &[Q], unpack: impl Fn(&Q) -> [u8; BLOCK]) {
-        let blocks = self.blocks.len();
-        for (lane, row) in part.enumerate() {
-            let quants = &quants[row * blocks..(row + 1) * blocks];
-            for (panel, block) in self.blocks.iter_mut().zip(quants) {
-                let bytes = unpack(block);
-                for (words, word) in panel.0.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
-                    words[lane * WORD..][..WORD].copy_from_slice(word);
+    fn fill<S: Simd>(&mut self, simd: S, part: Range<usize>, quants: &[u8], flip: u8) {
+        const FOUR: usize = ROWS / WORD;
+        let row_bytes = self.lines.len() * WORD;
+        let row = |lane: usize| {
+            let row = (part.start + lane).min(part.end - 1);
+            quants[row * row_bytes..][..row_bytes].as_chunks().0
+        };
+        for first in (0..ROWS).step_by(FOUR) {
+            let rows = [row(first), row(first + 1), row(first + 2), row(first + 3)];
+            let [a, b, c, d] = rows;
+            let four = a.iter().zip(b).zip(c).zip(d);
+            for ((((a, b), c), d), lines) in four.zip(self.lines.as_chunks_mut::<FOUR>().0) {
+                let columns = simd.transpose_words([a, b, c, d]);
+                for (line, bytes) in lines.iter_mut().zip(columns) {
+                    line.0[first * WORD..][..ROWS].copy_from_slice(&bytes.map(|byte| byte ^ flip));
                 }
             }
         }
@@ -161,12 +236,16 @@ impl Panel {
 
     /// Widens the scales of the rows `part`, one a block.
     #[inline(always)]
-    fn fill_scales(&mut self, part: Range<usize>, scales: &[f16]) {
-        let blocks = self.blocks.len();
+    fn fill_scales<S: Simd>(&mut self, simd: S, part: Range<usize>, scales: &[f16]) {
+        let blocks = self.scales.len();
         for (lane, row) in part.enumerate() {
             let scales = &scales[row * blocks..(row + 1) * blocks];
-            for (of_panel, scale) in self.scales.iter_mut().zip(scales) {
-                of_panel[lane] = scale.to_f32();
+            for (scales, of_panel) in scales.chunks(SPAN).zip(self.scales.chunks_mut(SPAN)) {
+                let mut wide = [0.0; SPAN];
+                simd.store_lanes(simd.widen_lanes(scales), &mut wide);
+                for (of_panel, scale) in of_panel.iter_mut().zip(wide) {
+                    of_panel[lane] = scale;
+                }
             }
         }
     }
@@ -192,11 +271,11 @@ impl Panel {
         }
     }
 
-    /// The scales and, with `MINIMA`, the minima of block `block`.
+    /// The scales and, where there are any, the minima of block `block`.
     #[inline(always)]
-    fn scales<S: Simd, const MINIMA: bool>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
+    fn scales<S: Simd, N: Numbers>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
         let scales = simd.load_lanes(&self.scales[block]);
-        match MINIMA {
+        match N::HAS_MINIMA {
             true => [scales, simd.load_lanes(&self.minima[block])],
             false => [scales; 2],
         }
@@ -205,85 +284,76 @@ impl Panel {
 
 /// The running sums of all rows and the tokens of a tile.
 #[inline(always)]
-fn multiply_tile<S: Simd, const MINIMA: bool>(
+fn multiply_tile<S: Simd, N: Numbers>(
     simd: S,
     panel: &Panel,
     tile: &[&[ActivationSpan]],
     sums: &mut Sums,
 ) {
     if let Ok(whole) = <&[&[ActivationSpan]; TOKENS]>::try_from(tile) {
-        return multiply::<S, TOKENS, MINIMA>(simd, panel, whole, sums);
+        return multiply::<S, N, TOKENS>(simd, panel, whole, 0, sums);
     }
     for (token, x) in tile.iter().enumerate() {
-        multiply_one::<S, MINIMA>(simd, panel, x, token, sums);
+        multiply::<S, N, 1>(simd, panel, &[*x], token, sums);
     }
 }
 
-/// The running sums of all rows and `T` tokens.
+/// The running sums of all rows and `T` tokens, of which the first is number `first` of its tile.
 #[inline(always)]
-fn multiply<S: Simd, const T: usize, const MINIMA: bool>(
+fn multiply<S: Simd, N: Numbers, const T: usize>(
     simd: S,
     panel: &Panel,
     x: &[&[ActivationSpan]; T],
+    first: usize,
     sums: &mut Sums,
 ) {
-    sums.0.as_flattened_mut().fill([0.0; ROWS]);
-    for (span, blocks) in panel.blocks.chunks(SPAN).enumerate() {
-        let x = x.map(|x| &x[span]);
-        for (block, of_panel) in blocks.iter().enumerate() {
-            let scales = panel.scales::<S, MINIMA>(simd, span * SPAN + block);
-            let sums = &mut sums.0[block];
+    for sums in &mut sums.0 {
+        sums[first..first + T].fill([0.0; ROWS]);
+    }
+    for (span, blocks) in panel.lines.chunks(SPAN * N::LINES).enumerate() {
+        let mut of_span = [&x[0][span]; T];
+        let mut biases = [[0; SPAN]; T];
+        for token in 0..T {
+            of_span[token] = &x[token][span];
+            for (bias, sum) in biases[token].iter_mut().zip(&of_span[token].sums) {
+                *bias = -N::bias::<S>() * sum;
+            }
+        }
+        for (block, lines) in blocks.chunks_exact(N::LINES).enumerate() {
+            let scales = panel.scales::<S, N>(simd, span * SPAN + block);
+            // All tokens take the block from registers.
+            let words = N::words(simd, lines);
+            let sums = &mut sums.0[block][first..first + T];
             for token in 0..T {
                 let sum = simd.load_lanes(&sums[token]);
-                let sum = add_block::<S, MINIMA>(simd, of_panel, scales, x[token], block, sum);
+                let (x, bias) = (of_span[token], biases[token][block]);
+                let sum = add_block::<S, N>(simd, &words, scales, x, block, bias, sum);
                 simd.store_lanes(sum, &mut sums[token]);
             }
         }
     }
 }
 
-/// The running sums of all rows and one token, which is number `token` of its tile.
+/// `sum` and the products of a block of all rows with block `block` of `x`; they start with `bias`.
 #[inline(always)]
-fn multiply_one<S: Simd, const MINIMA: bool>(
+fn add_block<S: Simd, N: Numbers>(
     simd: S,
-    panel: &Panel,
-    x: &[ActivationSpan],
-    token: usize,
-    sums: &mut Sums,
-) {
-    for sums in &mut sums.0 {
-        sums[token] = [0.0; ROWS];
-    }
-    for (span, (blocks, x)) in panel.blocks.chunks(SPAN).zip(x).enumerate() {
-        for (block, of_panel) in blocks.iter().enumerate() {
-            let scales = panel.scales::<S, MINIMA>(simd, span * SPAN + block);
-            let sums = &mut sums.0[block][token];
-            let sum = simd.load_lanes(sums);
-            let sum = add_block::<S, MINIMA>(simd, of_panel, scales, x, block, sum);
-            simd.store_lanes(sum, sums);
-        }
-    }
-}
-
-/// `sum` and the products of a block of all rows with block `block` of `x`.
-#[inline(always)]
-fn add_block<S: Simd, const MINIMA: bool>(
-    simd: S,
-    panel: &PanelBlock,
+    panel: &[S::Whole; BLOCK / WORD],
     [scales, minima]: [S::Lanes; 2],
     x: &ActivationSpan,
     block: usize,
+    bias: i32,
     sum: S::Lanes,
 ) -> S::Lanes {
     let words = &x.quants.as_chunks::<WORD>().0[block * (BLOCK / WORD)..][..BLOCK / WORD];
-    let mut products = simd.splat_whole(-S::PANEL_BIAS * x.sums[block]);
-    for (panel, word) in panel.0.iter().zip(words) {
+    let mut products = simd.splat_whole(bias);
+    for (panel, word) in panel.iter().zip(words) {
         let word = i32::from_le_bytes(word.map(|quant| quant as u8));
-        products = simd.dot(products, simd.load_whole(panel), simd.splat_whole(word));
+        products = N::dot(simd, products, *panel, simd.splat_whole(word));
     }
     let products = simd.lanes_of(products);
     let x_scale = simd.splat_lanes(x.scales[block]);
-    if MINIMA {
+    if N::HAS_MINIMA {
         let minima = simd.multiply_lanes(minima, simd.splat_lanes(x.sums[block] as f32));
         let products = simd.multiply_subtract_lanes(products, scales, minima);
         return simd.multiply_add_lanes(products, x_scale, sum);

@@ -192,6 +192,8 @@ pub(crate) trait Simd: Copy {
     fn load_whole(self, bytes: &[u8; 64]) -> Self::Whole;
     /// Writes 64 bytes.
     fn store_whole(self, whole: Self::Whole, out: &mut [u8; 64]);
+    /// Puts words of four bytes of four rows side by side: word `w` of row `r` becomes word `r` of `w`.
+    fn transpose_words(self, rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4];
     /// Puts the bytes of four rows side by side: byte `4 r + t` of quarter `q` of row `i` becomes byte
     /// `i` of word `t` of quarter `q` of `r`.
     fn interleave(self, rows: [Self::Whole; 4]) -> [Self::Whole; 4];

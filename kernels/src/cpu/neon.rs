@@ -460,6 +460,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn transpose_words(self, rows: [&[u8; 16]; 4]) -> [[u8; 16]; 4] {
+        let words = rows.map(|row| bytemuck::cast::<_, [u32; 4]>(*row));
+        let column = |index: usize| words.map(|row| row[index]);
+        bytemuck::cast([column(0), column(1), column(2), column(3)])
+    }
+
+    #[inline(always)]
     fn interleave(self, rows: [Self::Whole; 4]) -> [Self::Whole; 4] {
         let mut words = rows;
         for quarter in 0..4 {
