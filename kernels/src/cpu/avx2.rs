@@ -273,6 +273,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sum_four(self, [a, b, c, d]: [Self::Block; 4]) -> [f32; 4] {
+        [self.sum(a), self.sum(b), self.sum(c), self.sum(d)]
+    }
+
+    #[inline(always)]
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
         let mut padded = [f16::ZERO; SPAN];
         let scales = match <&[f16; SPAN]>::try_from(scales) {

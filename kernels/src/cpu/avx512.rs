@@ -319,6 +319,33 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn sum_four(self, blocks: [[__m512; 2]; 4]) -> [f32; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let mut sixteen = [_mm512_setzero_ps(); 4];
+            for (sixteen, block) in sixteen.iter_mut().zip(blocks) {
+                *sixteen = _mm512_add_ps(block[0], block[1]);
+            }
+            // Eight of a block in each half, then four of one in each quarter.
+            let mut eights = [_mm512_setzero_ps(); 2];
+            for (eights, pair) in eights.iter_mut().zip(sixteen.as_chunks::<2>().0) {
+                let low = _mm512_shuffle_f32x4::<0x44>(pair[0], pair[1]);
+                let high = _mm512_shuffle_f32x4::<0xee>(pair[0], pair[1]);
+                *eights = _mm512_add_ps(low, high);
+            }
+            let low = _mm512_shuffle_f32x4::<0x88>(eights[0], eights[1]);
+            let high = _mm512_shuffle_f32x4::<0xdd>(eights[0], eights[1]);
+            let fours = _mm512_add_ps(low, high);
+            let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0x4e>(fours));
+            let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0xb1>(twos));
+            let sums = _mm512_maskz_compress_ps(0x1111, ones);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(sums));
+            out
+        }
+    }
+
+    #[inline(always)]
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
         let lanes = ((1u32 << scales.len()) - 1) as u16;
         // SAFETY: the token proves the features; the load takes as many lanes as the slice is

@@ -6,8 +6,8 @@
 //! block: every sum is still the chain of the specification, and many products fit the registers.
 //!
 //! ```text
-//! for 64 tokens, for 24 rows:          sums     [row, token, 32]
-//!   for 16 blocks of columns:          panel    [group of rows, register, block, row, lanes]
+//! for 64 tokens, for 24 rows:          sums     [group of rows, 4 tokens, row, token, 32]
+//!   for 32 blocks of columns:          panel    [group of rows, register, block, row, lanes]
 //!     for a group of rows, 4 tokens:   tile     one register per row and token
 //! ```
 
@@ -24,12 +24,14 @@ const BATCH_TOKENS: usize = 64;
 const BATCH_ROWS: usize = 24;
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 4;
+/// Blocks of a row that are in the panel at a time: the more, the less often sums are loaded and stored.
+const PANEL_BLOCKS: usize = 2 * SPAN;
 /// Columns of a row that are in the panel at a time.
-const SPAN_COLUMNS: usize = SPAN * BLOCK;
+const PANEL_COLUMNS: usize = PANEL_BLOCKS * BLOCK;
 
 /// Bytes that a product of rows with many vectors takes while it is computed.
 pub(super) const BYTES: usize =
-    BATCH_ROWS * (SPAN_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
+    BATCH_ROWS * (PANEL_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
 
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct Gemm<'a> {
@@ -80,7 +82,7 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
     let columns = matrix.columns();
     let whole = columns / BLOCK;
     let rest = (!columns.is_multiple_of(BLOCK)).then_some(whole);
-    let mut panel = vec![Line([0.0; 16]); BATCH_ROWS * SPAN_COLUMNS / 16];
+    let mut panel = vec![Line([0.0; 16]); BATCH_ROWS * PANEL_COLUMNS / 16];
     let panel: &mut [f32] = bytemuck::cast_slice_mut(&mut panel);
     let mut sums = vec![Line([0.0; 16]); BATCH_ROWS * BATCH_TOKENS * BLOCK / 16];
     let sums: &mut [[f32; BLOCK]] = bytemuck::cast_slice_mut(&mut sums);
@@ -98,8 +100,8 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
         for first_row in (0..matrix.rows()).step_by(BATCH_ROWS) {
             let batch_rows = BATCH_ROWS.min(matrix.rows() - first_row);
             sums.fill([0.0; BLOCK]);
-            for first in (0..whole).step_by(SPAN).chain(rest) {
-                let count = SPAN.min(whole - first);
+            for first in (0..whole).step_by(PANEL_BLOCKS).chain(rest) {
+                let count = PANEL_BLOCKS.min(whole - first);
                 let mut x_span = [[].as_slice(); BATCH_TOKENS];
                 for token in 0..batch_tokens {
                     x_span[token] = match count {
@@ -108,20 +110,35 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
                     };
                 }
                 with_weights!(matrix, weights => for row in 0..batch_rows {
-                    let weights = weights.row(first_row + row, 0..columns);
-                    dequantise::<S, _, R>(simd, weights, first, count, panel, row);
+                    let row_at = |row: usize| weights.row(row, 0..columns);
+                    dequantise::<S, _, R>(simd, row_at(first_row + row), first, count, panel, row);
+                    // Of the next panel, which is read when this one has been multiplied.
+                    let end = first + count;
+                    let (next_row, next) = match end < whole {
+                        true => (first_row + row, end),
+                        false => (first_row + BATCH_ROWS + row, 0),
+                    };
+                    if next_row < matrix.rows() {
+                        let count = PANEL_BLOCKS.min(whole - next);
+                        row_at(next_row).span(next, count).prefetch(simd);
+                    }
                 });
                 // Rows that only fill up the last group hold anything, for sums nobody reads.
                 let groups = batch_rows.div_ceil(R);
                 multiply_panel::<S, R>(simd, panel, groups, &x_span[..batch_tokens], sums);
             }
-            for row in 0..batch_rows {
-                for (token, sums) in sums[row * BATCH_TOKENS..][..batch_tokens]
-                    .iter()
-                    .enumerate()
-                {
-                    let place = (first_token + token) * matrix.rows() + first_row + row;
-                    out[place] = simd.sum(simd.load(sums));
+            for first in (0..batch_tokens).step_by(TILE_TOKENS) {
+                for row in 0..batch_rows {
+                    let tile = &sums[tile_start::<R>(row / R, first / TILE_TOKENS)..];
+                    let of_row = &tile[row % R * TILE_TOKENS..][..TILE_TOKENS];
+                    let mut blocks = [simd.splat(0.0); TILE_TOKENS];
+                    for (block, sums) in blocks.iter_mut().zip(of_row) {
+                        *block = simd.load(sums);
+                    }
+                    let products = simd.sum_four(blocks);
+                    for (token, product) in (first..batch_tokens).zip(products) {
+                        out[(first_token + token) * matrix.rows() + first_row + row] = product;
+                    }
                 }
             }
         }
@@ -142,12 +159,15 @@ fn dequantise<S: Simd, W: Row, const R: usize>(
         let weights = weights.rest(simd, first);
         write_block::<S, R>(simd, weights, panel, row, 0, 1);
     } else {
-        let weights = weights.span(first, count);
         let mut scales = Scales::ONES;
-        weights.scales(simd, &mut scales);
-        for block in 0..count {
-            let weights = weights.weights(simd, block, &scales);
-            write_block::<S, R>(simd, weights, panel, row, block, count);
+        for start in (0..count).step_by(SPAN) {
+            let of_span = SPAN.min(count - start);
+            let weights = weights.span(first + start, of_span);
+            weights.scales(simd, &mut scales);
+            for block in 0..of_span {
+                let weights = weights.weights(simd, block, &scales);
+                write_block::<S, R>(simd, weights, panel, row, start + block, count);
+            }
         }
     }
 }
@@ -164,7 +184,7 @@ fn write_block<S: Simd, const R: usize>(
 ) {
     let mut numbers = [0.0; BLOCK];
     simd.store(weights, &mut numbers);
-    let group = &mut panel[row / R * R * SPAN_COLUMNS..];
+    let group = &mut panel[row / R * R * PANEL_COLUMNS..];
     for (register, numbers) in numbers.chunks_exact(S::LANES).enumerate() {
         let position = (register * count + block) * R + row % R;
         group[position * S::LANES..][..S::LANES].copy_from_slice(numbers);
@@ -183,27 +203,35 @@ fn multiply_panel<S: Simd, const R: usize>(
 ) {
     let register_numbers = x[0].len() * R * S::LANES;
     for group in 0..groups {
-        let panel = &panel[group * R * SPAN_COLUMNS..][..R * SPAN_COLUMNS];
-        let sums = &mut sums[group * R * BATCH_TOKENS..][..R * BATCH_TOKENS];
+        let panel = &panel[group * R * PANEL_COLUMNS..][..R * PANEL_COLUMNS];
         for (register, panel) in panel
             .chunks_exact(register_numbers)
             .take(BLOCK / S::LANES)
             .enumerate()
         {
             let lane = register * S::LANES;
-            let (tiles, singles) = x.as_chunks::<TILE_TOKENS>();
-            for (tile, x) in tiles.iter().enumerate() {
-                multiply_tile::<S, R, _>(simd, panel, x, lane, tile * TILE_TOKENS, sums);
-            }
-            for (token, &x) in singles.iter().enumerate() {
-                let token = tiles.len() * TILE_TOKENS + token;
-                multiply_tile::<S, R, _>(simd, panel, &[x], lane, token, sums);
+            for (tile, x) in x.chunks(TILE_TOKENS).enumerate() {
+                let sums = &mut sums[tile_start::<R>(group, tile)..][..R * TILE_TOKENS];
+                if let Ok(x) = <&[_; TILE_TOKENS]>::try_from(x) {
+                    multiply_tile::<S, R, _>(simd, panel, x, lane, 0, sums);
+                    continue;
+                }
+                for (token, &x) in x.iter().enumerate() {
+                    multiply_tile::<S, R, _>(simd, panel, &[x], lane, token, sums);
+                }
             }
         }
     }
 }
 
-/// The lanes from `lane` of `R` rows × `T` tokens from `token`: one register each.
+/// Where the sums of a tile begin, those of `R` rows × [`TILE_TOKENS`] tokens: side by side, so that they
+/// come from the cache as one stream.
+#[inline(always)]
+fn tile_start<const R: usize>(group: usize, tile: usize) -> usize {
+    (group * (BATCH_TOKENS / TILE_TOKENS) + tile) * R * TILE_TOKENS
+}
+
+/// The lanes from `lane` of `R` rows × `T` tokens from `token` of a tile: one register each.
 #[inline(always)]
 fn multiply_tile<S: Simd, const R: usize, const T: usize>(
     simd: S,
@@ -216,7 +244,7 @@ fn multiply_tile<S: Simd, const R: usize, const T: usize>(
     let mut tile = [[simd.load_vector(&[0.0; BLOCK]); T]; R];
     for row in 0..R {
         for index in 0..T {
-            let sums = &sums[row * BATCH_TOKENS + token + index];
+            let sums = &sums[row * TILE_TOKENS + token + index];
             tile[row][index] = simd.load_vector(&sums[lane..]);
         }
     }
@@ -240,7 +268,7 @@ fn multiply_tile<S: Simd, const R: usize, const T: usize>(
     }
     for row in 0..R {
         for index in 0..T {
-            let sums = &mut sums[row * BATCH_TOKENS + token + index];
+            let sums = &mut sums[row * TILE_TOKENS + token + index];
             simd.store_vector(tile[row][index], &mut sums[lane..]);
         }
     }

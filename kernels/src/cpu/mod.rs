@@ -144,6 +144,8 @@ pub(crate) trait Simd: Copy {
     fn zero_below(self, x: Self::Block, bound: f32, value: Self::Block) -> Self::Block;
     /// Adds the upper half of the lanes to the lower half until one is left.
     fn sum(self, block: Self::Block) -> f32;
+    /// The same of four blocks, with the same bits.
+    fn sum_four(self, blocks: [Self::Block; 4]) -> [f32; 4];
 
     /// Widens at most [`SPAN`] scales into the front of `out`; the rest of `out` is undefined.
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]);

@@ -266,6 +266,11 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn sum_four(self, [a, b, c, d]: [Self::Block; 4]) -> [f32; 4] {
+        [self.sum(a), self.sum(b), self.sum(c), self.sum(d)]
+    }
+
+    #[inline(always)]
     fn widen(self, scales: &[f16], out: &mut [f32; SPAN]) {
         scales.convert_to_f32_slice(&mut out[..scales.len()]);
     }
