@@ -198,7 +198,6 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsMany<'_>) {
     let mut panel = [[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; PANEL_ROWS];
     // Sums of a panel's columns, filled up to whole tiles.
     let mut sums = vec![[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; tokens.next_multiple_of(T)];
-    let mut factors = vec![0.0; tokens.next_multiple_of(T) * PANEL_ROWS];
     for first in (0..width).step_by(PANEL_COLUMNS) {
         let part = first..width.min(first + PANEL_COLUMNS);
         let lengths = 0..part.len();
@@ -206,22 +205,28 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsMany<'_>) {
             sums.as_flattened_mut()[lengths.clone()].copy_from_slice(&out[part.clone()]);
         }
         let of_matrix = columns.start + part.start..columns.start + part.end;
-        for (batch, rows) in rows.chunks(PANEL_ROWS).enumerate() {
-            with_weights!(matrix, weights => for (row, panel) in rows.iter().zip(&mut panel) {
-                dequantise(simd, weights.row(*row as usize, of_matrix.clone()), part.len(), panel);
-            });
-            let start = batch * PANEL_ROWS;
-            for token in 0..tokens {
-                let of_token = &coefficients[token * count + start..][..rows.len()];
-                for (row, coefficient) in of_token.iter().enumerate() {
-                    factors[(token / T * PANEL_ROWS + row) * T + token % T] = *coefficient;
+        let of_next = of_matrix.end..columns.end.min(of_matrix.end + PANEL_COLUMNS);
+        for start in (0..count).step_by(PANEL_ROWS) {
+            let of_panel = start..count.min(start + PANEL_ROWS);
+            with_weights!(matrix, weights => for (index, panel) in of_panel.clone().zip(&mut panel) {
+                let row = |index: usize, part| weights.row(rows[index] as usize, part);
+                dequantise(simd, row(index, of_matrix.clone()), part.len(), panel);
+                // Of the next panel, which is read when this one has been added.
+                let next = index + PANEL_ROWS;
+                if next < count {
+                    row(next, of_matrix.clone()).prefetch(simd);
+                } else if of_next.end > of_next.start {
+                    row(next % PANEL_ROWS % count, of_next.clone()).prefetch(simd);
                 }
-            }
-            let tiles = factors
-                .chunks_exact(PANEL_ROWS * T)
-                .zip(sums.chunks_exact_mut(T));
-            for (factors, sums) in tiles {
-                add_panel::<S, T>(simd, &panel[..rows.len()], factors.as_chunks::<T>().0, sums);
+            });
+            for (tile, sums) in sums.chunks_exact_mut(T).enumerate() {
+                let mut factors = [[].as_slice(); T];
+                for (index, factors) in factors.iter_mut().enumerate() {
+                    // A tile that is not full takes its last token again, for sums nobody reads.
+                    let token = (tile * T + index).min(tokens - 1);
+                    *factors = &coefficients[token * count..][of_panel.clone()];
+                }
+                add_panel::<S, T>(simd, &panel[..of_panel.len()], factors, sums);
             }
         }
         for (sums, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
@@ -249,14 +254,18 @@ fn dequantise<S: Simd, W: Row>(
     }
 }
 
-/// Adds the panel's rows times `factors`, `T` a row, to the sums of `T` tokens.
+/// Adds the panel's rows times `factors`, one a row for each of `T` tokens, to their sums.
 #[inline(always)]
 fn add_panel<S: Simd, const T: usize>(
     simd: S,
     panel: &[[[f32; BLOCK]; PANEL_COLUMNS / BLOCK]],
-    factors: &[[f32; T]],
+    mut factors: [&[f32]; T],
     sums: &mut [[[f32; BLOCK]; PANEL_COLUMNS / BLOCK]],
 ) {
+    // Slices of one length, so that the loop checks nothing.
+    for factors in &mut factors {
+        *factors = &factors[..panel.len()];
+    }
     let step = TILE_REGISTERS * S::LANES;
     for start in (0..PANEL_COLUMNS).step_by(step) {
         let mut tile = [[simd.load_vector(&[0.0; BLOCK]); TILE_REGISTERS]; T];
@@ -266,14 +275,14 @@ fn add_panel<S: Simd, const T: usize>(
                 tile[token][register] = simd.load_vector(&sums[register * S::LANES..]);
             }
         }
-        for (row, factors) in panel.iter().zip(factors) {
-            let row = &row.as_flattened()[start..start + step];
+        for index in 0..panel.len() {
+            let row = &panel[index].as_flattened()[start..start + step];
             let mut weights = [simd.load_vector(row); TILE_REGISTERS];
             for register in 1..TILE_REGISTERS {
                 weights[register] = simd.load_vector(&row[register * S::LANES..]);
             }
             for token in 0..T {
-                let factor = simd.splat_vector(factors[token]);
+                let factor = simd.splat_vector(factors[token][index]);
                 for register in 0..TILE_REGISTERS {
                     let sum = tile[token][register];
                     tile[token][register] =
