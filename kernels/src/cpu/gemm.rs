@@ -6,7 +6,7 @@
 //! block: every sum is still the chain of the specification, and many products fit the registers.
 //!
 //! ```text
-//! for 64 tokens, for 24 rows:          sums     [group of rows, 4 tokens, row, token, 32]
+//! for 64 tokens, for 12 rows:          sums     [group of rows, 4 tokens, row, token, 32]
 //!   for 32 blocks of columns:          panel    [group of rows, register, block, row, lanes]
 //!     for a group of rows, 4 tokens:   tile     one register per row and token
 //! ```
@@ -21,7 +21,7 @@ use crate::format::BLOCK;
 /// Tokens that share a dequantised row.
 const BATCH_TOKENS: usize = 64;
 /// Rows whose sums are kept at a time: a multiple of every [`Simd::TILE_ROWS`].
-const BATCH_ROWS: usize = 24;
+const BATCH_ROWS: usize = 12;
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 4;
 /// Blocks of a row that are in the panel at a time: the more, the less often sums are loaded and stored.
