@@ -9,6 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 
 from llama_to_gguf import convert
 
@@ -43,6 +44,10 @@ SPARSE_GOALS = {
     ("llama-70b", "predicted"): (3.0, None),
 }
 PROMPT_GOAL, HAND_OVER_GOAL, THREADS_GOAL = 1.0, 3.0, 1.6
+# Seconds until the first token of a bundle of so many bytes in the page cache.
+START_GOAL, START_BYTES = 1.0, 4 << 30
+BATCHES = [1, 2, 4, 8, 16, 32]
+BUSY_ROUNDS = 3
 DENSITIES = [5, 10, 20, 30, 50, 70]
 # An FFN with a share of its neurons may take so many times that share of the time of all, and so much more.
 DENSITY_GOAL = (1.2, 3.0)
@@ -98,6 +103,24 @@ def llama_bench(model, threads, prompt):
             found["prompt" if test["n_prompt"] else "decode"] = test["avg_ts"]
             found["version"] = f"{test['build_commit']} ({test['build_number']})"
     return found
+
+
+def read_anew(*files):
+    """Drops files from the page cache and reads them again: what a program has just written lies there in
+    other pages than what comes from the disk, and one that is read from larger pages is read faster."""
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while file.read(8 << 20):
+                pass
+
+
+def seconds_to_first_token(bundle, threads):
+    """From the start of the program to the end of an answer of one token."""
+    started = time.monotonic()
+    run(POWERINFER, "run", bundle, "--threads", threads, "--prompt", "a", "-n", 1, "--quiet")
+    return time.monotonic() - started
 
 
 def in_turn(bundle, model, threads, prompt, policies=("dense",)):
@@ -248,6 +271,7 @@ class Report:
     def __init__(self, path, folder):
         self.path, self.folder = path, folder
         self.dense, self.prompts, self.sparse, self.stages, self.densities = [], [], [], [], []
+        self.starts, self.batches, self.busy = [], [], []
         self.speeds, self.hand_overs, self.raw = {}, [], []
         self.disturbed, self.count, self.versions = 0, 0, set()
 
@@ -336,6 +360,61 @@ class Report:
         heading = f"An FFN with some of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
         self.densities.append((heading, table(["neurons", "µs", "of the time of all", "goal", ""], rows)))
 
+    def add_start(self, model, quant, bundle, threads):
+        """How long a first token takes, the third of three times."""
+        size = (bundle / "weights.safetensors").stat().st_size
+        taken = [seconds_to_first_token(bundle, threads) for _ in range(3)][-1]
+        goal = START_GOAL if size <= START_BYTES else None
+        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "first_token_seconds": taken})
+        self.starts.append([
+            name_of(model.shape, model.layers), quant, f"{size / 2**30:.1f}", threads, *verdict(taken, goal, at_most=True)
+        ])
+
+    def add_batches(self, model, quant, bundle, threads):
+        """Several sequences at once, under `predicted` and with every neuron."""
+        text = run(
+            POWERINFER, "bench", bundle, "--policy", "predicted", "--threads", threads, "--repeats", REPEATS,
+            "-n", TOKENS, "--batch", ",".join(map(str, BATCHES)), "--json", "--quiet",
+        )
+        if not text:
+            return
+        batches = json.loads(text)["batch"]
+        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "batch": batches})
+        for batch in batches:
+            speed = batch["tokens_per_second"]["median"]
+            dense = batch["dense_tokens_per_second"]["median"]
+            self.batches.append([
+                name_of(model.shape, model.layers), quant, threads, batch["batch"], f"{speed:.1f}", f"{dense:.1f}",
+                *verdict(ratio(speed, dense), 1.0),
+            ])
+
+    def add_busy(self, model, quant, bundle, file):
+        """One and two threads of both, beside a process that never waits."""
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                speeds = {}
+                for _ in range(BUSY_ROUNDS):
+                    for threads in THREADS:
+                        found = bench(bundle, "dense", threads, False)
+                        ours = found["decode"][0]["tokens_per_second"]["median"] if found else None
+                        theirs = llama_bench(file, threads, False)["decode"]
+                        for who, speed in (("powerinfer", ours), ("llama.cpp", theirs)):
+                            speeds.setdefault((who, threads), []).extend([speed] if speed else [])
+            finally:
+                other.kill()
+        self.raw.append({"what": {"shape": model.shape, "quant": quant}, "busy": [
+            {"program": who, "threads": threads, "tokens_per_second": values} for (who, threads), values in speeds.items()
+        ]})
+        for who in ("powerinfer", "llama.cpp"):
+            one = median(speeds[who, THREADS[0]])
+            for threads in THREADS[1:]:
+                many = speeds[who, threads]
+                goal = 1.0 if who == "powerinfer" else None
+                self.busy.append([
+                    who, name_of(model.shape, model.layers), quant, spread(speeds[who, THREADS[0]]), threads, spread(many),
+                    *verdict(ratio(median(many), one), goal),
+                ])
+
     def write(self):
         documents = [document for entry in self.raw for document in entry.get("powerinfer", [])]
         if not documents:
@@ -352,7 +431,7 @@ Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine
 Synthetic models with random weights, {100 * SPARSITY:.0f} % of FFN activations zero; both programs read the same shape in the same \
 format (llama.cpp computes SiLU, which is as quick). Runs in turn, {REPEATS} each: median (least–most). The read bandwidth is \
 that of plain vector loads over 1 GiB with as many threads, just before and after each run of ours; shares of llama.cpp \
-are of the same. Every run of ours was first checked against the dense path. \
+are of the same. Files of both were read from the disk just before, into pages of one size. Every run of ours was first checked against the dense path. \
 {self.disturbed} of {self.count} runs of ours were disturbed: more than 3 % of the time went to others.
 """
         goals = ["goal", ""]
@@ -378,9 +457,19 @@ real model has make it lower, for the head's share is larger.\n"
                 rows.append([shape, quant, threads, *verdict(ratio(speed, one), THREADS_GOAL)])
         if rows:
             text += "\n## Threads\n\n" + table(["model", "format", "threads", "times one thread", *goals], rows)
+        if self.busy:
+            text += "\nBeside a process that never waits:\n\n" + table(
+                ["program", "model", "format", f"{THREADS[0]} thread, tokens/s", "threads", "tokens/s", "times one thread", *goals],
+                self.busy)
         if self.hand_overs:
             row = verdict(median(self.hand_overs), HAND_OVER_GOAL, at_most=True)
             text += f"\nHanding a kernel to the pool takes {row[0]} µs beside its work (goal {row[1]}: {row[2]}).\n"
+        if self.batches:
+            text += "\n## Several sequences at once, `predicted`\n\n" + table(
+                ["model", "format", "threads", "sequences", "tokens/s in all", "every neuron", "ratio", *goals], self.batches)
+        if self.starts:
+            text += "\n## Starting\n\nSeconds of `run -n 1` with the bundle in the page cache; the goal is for bundles of up to 4 GiB.\n\n" + table(
+                ["model", "format", "GiB", "threads", "seconds", *goals], self.starts)
         if self.stages:
             text += "\n## Where the time goes, where a goal is not met\n" + "".join(self.stages)
         self.path.write_text(text)
@@ -405,6 +494,7 @@ def main(folder, path):
                 continue
             bundle = model.bundle(quant)
             file = None if model.shape in ONLY_SPARSE else model.gguf(quant)
+            read_anew(bundle / "weights.safetensors", *([file] if file else []))
             for threads in THREADS:
                 say(f"timing {name_of(model.shape, model.layers)}, {quant}, {threads} threads")
                 runs, versions = in_turn(bundle, file, threads, with_prompt, policies)
@@ -415,6 +505,12 @@ def main(folder, path):
                     report.add_sparse(model, threads, runs)
                     report.add_densities(model, quant, threads, bundle)
                 report.write()
+            report.add_start(model, quant, bundle, THREADS[-1])
+            if with_prompt and quant == SPARSE_QUANT:
+                say(f"timing batches, and both beside a busy process: {name_of(model.shape, model.layers)}, {quant}")
+                report.add_batches(model, quant, bundle, THREADS[0])
+                report.add_busy(model, quant, bundle, file)
+            report.write()
             shutil.rmtree(bundle)
             if file and quant not in ("f16", "bf16"):
                 file.unlink()

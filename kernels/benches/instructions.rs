@@ -57,7 +57,7 @@ mod linux {
     const MOST: [(&str, Format, Kernel, u64); 18] = [
         ("avx2", Format::F16, Product, 2150),
         ("avx2", Format::Q8_0, IntegerProduct, 2620),
-        ("avx2", Format::Q8_0, IntegerBatch, 1900),
+        ("avx2", Format::Q8_0, IntegerBatch, 1240),
         ("avx2", Format::Q8_0, Sum, 3440),
         ("avx2", Format::Q4_0, IntegerProduct, 1890),
         ("avx2", Format::Q4_0, IntegerSum, 1900),
@@ -69,10 +69,10 @@ mod linux {
         ("avx512-vnni", Format::Bf16, Product, 1790),
         ("avx512-vnni", Format::Q8_0, IntegerProduct, 1410),
         ("avx512-vnni", Format::Q8_0, Sum, 2160),
-        ("avx512-vnni", Format::Q8_0, IntegerBatch, 1180),
+        ("avx512-vnni", Format::Q8_0, IntegerBatch, 490),
         ("avx512-vnni", Format::Q4_0, IntegerProduct, 1190),
         ("avx512-vnni", Format::Q4_0, IntegerSum, 1270),
-        ("avx512-vnni", Format::Q4_0, IntegerBatch, 1120),
+        ("avx512-vnni", Format::Q4_0, IntegerBatch, 380),
     ];
 
     pub(super) fn main() {

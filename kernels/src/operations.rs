@@ -288,19 +288,21 @@ pub enum Product {
 /// What products of rows with `tokens` vectors at once cost, as a multiple of those with one vector
 /// after the other: below 1 from some number of vectors on, for rows are unpacked first.
 ///
-/// In nanoseconds for 16 rows of 4096 columns, measured with AVX-512 on a Zen 4 core at 2.6 GHz:
+/// In nanoseconds for 16 rows of 4096 columns, measured with AVX-512 on a Zen 4 core at 3.6 GHz:
 ///
 /// ```text
 ///             unpacking   a tile of 8   a token beside   a token alone
-/// Q4_0, integer   13200         10300             1500            2500
-/// Q8_0, integer   16000         10200             1200            3300
-/// float           16000         27000             3400            7400
+/// Q4_0, integer    2600          3600              720             980
+/// Q4_K, integer    4300          3450              620            1900
+/// Q8_0, integer    3900          4100              880            1700
+/// float            8000         11000             2000            3300
 /// ```
 pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
     let [unpacking, tile, beside, alone] = match (product, format) {
-        (Product::Integer, Format::Q4_0) => [13200.0, 10300.0, 1500.0, 2500.0],
-        (Product::Integer, _) => [16000.0, 10200.0, 1200.0, 3300.0],
-        (Product::Float, _) => [16000.0, 27000.0, 3400.0, 7400.0],
+        (Product::Integer, Format::Q4_0) => [2600.0, 3600.0, 720.0, 980.0],
+        (Product::Integer, Format::Q4K) => [4300.0, 3450.0, 620.0, 1900.0],
+        (Product::Integer, _) => [3900.0, 4100.0, 880.0, 1700.0],
+        (Product::Float, _) => [8000.0, 11000.0, 2000.0, 3300.0],
     };
     let (tiles, rest) = ((tokens / 8) as f64, (tokens % 8) as f64);
     (unpacking + tiles * tile + rest * beside) / (alone * tokens as f64).max(1.0)
@@ -313,20 +315,20 @@ pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
 ///
 /// ```text
 ///                 unpacking   a tile of 6 tokens   a token beside   a token alone
-/// Q4_0, integer         240                                    52             215
-/// Q4_K, integer         310                                    64             315
-/// Q4_0, float           750                 1000                              290
-/// Q8_0, float          1500                 1050                              590
-/// others               1200                 1050                              690
+/// Q4_0, integer         150                                    52             110
+/// Q4_K, integer         390                                    60             170
+/// Q4_0, float           500                  470                              200
+/// Q4_K, float           500                  510                              330
+/// others                400                  530                              250
 /// ```
 pub fn cost_of_all_sums(format: Format, tokens: usize, product: Product) -> f64 {
-    let tiles = tokens.div_ceil(6) as f64 * 6.0;
+    let tiles = tokens.div_ceil(6) as f64;
     let [unpacking, beside, alone] = match (product, format) {
-        (Product::Integer, Format::Q4_0) => [240.0, 52.0 * tokens as f64, 215.0],
-        (Product::Integer, _) => [310.0, 64.0 * tokens as f64, 315.0],
-        (Product::Float, Format::Q4_0) => [750.0, 167.0 * tiles, 290.0],
-        (Product::Float, Format::Q8_0) => [1500.0, 175.0 * tiles, 590.0],
-        (Product::Float, _) => [1200.0, 175.0 * tiles, 690.0],
+        (Product::Integer, Format::Q4_0) => [150.0, 52.0 * tokens as f64, 110.0],
+        (Product::Integer, _) => [390.0, 60.0 * tokens as f64, 170.0],
+        (Product::Float, Format::Q4_0) => [500.0, 470.0 * tiles, 200.0],
+        (Product::Float, Format::Q4K) => [500.0, 510.0 * tiles, 330.0],
+        (Product::Float, _) => [400.0, 530.0 * tiles, 250.0],
     };
     (unpacking + beside) / (alone * tokens as f64).max(1.0)
 }

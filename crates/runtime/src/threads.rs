@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use powerinfer_bundle::memory::BATCH_THREADS;
+use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
 use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
 use powerinfer_pool::Pool;
 
@@ -26,6 +26,9 @@ const SUM_PARTS: usize = 8;
 const SUMS_PER_THREAD: usize = 1;
 /// Rows that kernels take at once, or a multiple.
 const ROW_GROUP: usize = 8;
+
+/// Bytes of rows that stay in the second-level cache while one token after the other takes them.
+const CACHED_BYTES: usize = 256 << 10;
 
 /// Rows that products with many vectors take at once, or a multiple.
 const GEMM_ROWS: usize = 48;
@@ -339,13 +342,15 @@ impl Threads {
         let product = self.sum_product(matrix);
         let share = cost_of_all_sums(matrix.format(), tokens, product);
         let is_dense = listed as f64 >= share * (tokens * union.len()) as f64;
-        let stripe_columns = match is_dense {
-            true => STRIPE_COLUMNS,
-            false => columns
-                .div_ceil(self.count())
-                .next_multiple_of(STRIPE_COLUMNS)
-                .min(LONG_STRIPE_COLUMNS),
+        let most = match is_dense {
+            // Sums of a stripe stay in the cache: the fewer tokens, the longer it may be.
+            true => STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1),
+            false => LONG_STRIPE_COLUMNS,
         };
+        let stripe_columns = columns
+            .div_ceil(self.count())
+            .next_multiple_of(STRIPE_COLUMNS)
+            .min(most);
         let coefficients = match is_dense {
             true => spread(active, &union),
             false => Vec::new(),
@@ -430,21 +435,25 @@ impl Threads {
             return;
         }
         let rows = matrix.rows();
+        // Few tokens cost less one after the other, for taking rows apart costs as much as some products; a
+        // group's rows are in the cache for all but the first of them.
+        let is_dense = x.cost_of_all(matrix) <= 1.0;
+        let group_rows = match is_dense {
+            true => GEMM_ROWS,
+            false => (CACHED_BYTES / (ROW_GROUP * matrix.row_bytes()).max(1)).max(1) * ROW_GROUP,
+        };
         // Groups of rows one after the other, of each `[tokens, rows of the group]`.
         let mut groups = vec![0.0; rows * tokens];
         let work = Work {
             out: &mut groups,
             // A row is used once per token.
             bytes: rows * matrix.row_bytes() * tokens,
-            step: GEMM_ROWS * tokens,
+            step: group_rows * tokens,
             most_parts: self.most_parts(),
         };
-        // Few tokens cost less one after the other, for taking rows apart costs as much as some products; a
-        // group's rows are in the cache for all but the first of them.
-        let is_dense = x.cost_of_all(matrix) <= 1.0;
         self.share_values(work, |values, out| {
-            let starts = (values.start / tokens..).step_by(GEMM_ROWS);
-            for (start, out) in starts.zip(out.chunks_mut(GEMM_ROWS * tokens)) {
+            let starts = (values.start / tokens..).step_by(group_rows);
+            for (start, out) in starts.zip(out.chunks_mut(group_rows * tokens)) {
                 let width = out.len() / tokens;
                 let group = matrix.rows_range(start..start + width);
                 if is_dense {
@@ -456,8 +465,8 @@ impl Threads {
                 }
             }
         });
-        let starts = (0..rows).step_by(GEMM_ROWS);
-        for (start, group) in starts.zip(groups.chunks(GEMM_ROWS * tokens)) {
+        let starts = (0..rows).step_by(group_rows);
+        for (start, group) in starts.zip(groups.chunks(group_rows * tokens)) {
             let width = group.len() / tokens;
             for (out, group) in out.chunks_exact_mut(rows).zip(group.chunks_exact(width)) {
                 out[start..start + width].copy_from_slice(group);

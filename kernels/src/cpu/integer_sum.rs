@@ -578,6 +578,7 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
             }
         }
         let quad_count = group.len().div_ceil(ROWS);
+        let next_group = &rows[group.end..];
         for line in 0..lines {
             let block = line * LINE_BLOCKS;
             for (quad, (numbers, quads)) in numbers
@@ -592,6 +593,14 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
                 for index in 0..ROWS {
                     // As above: what fills up counts nothing.
                     bytes[index] = part.row(of_quad[index.min(of_quad.len() - 1)]).bytes();
+                }
+                // A line is read of all rows of a group, which no processor foresees, so the next group's is
+                // asked for meanwhile; all at once, most would be left out.
+                for listed in next_group.iter().skip(quad * ROWS).take(ROWS) {
+                    let bytes = part.row(*listed).bytes();
+                    simd.prefetch(
+                        &bytes[bytes.len().min(line * LINE)..bytes.len().min(line * LINE + 1)],
+                    );
                 }
                 for index in 0..ROWS.min(of_quad.len()) {
                     let scales = &scales[(quad * ROWS + index) * spans + block / SPAN].scales;
