@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Side by side with llama.cpp on this machine's processor, in one run: synthetic models of real shapes,
 # the same weights in the same format, the same numbers of threads, runs in turn, the speed of memory
-# probed beside each. Also: what sparsity brings over our own dense path. Writes a report in Markdown,
-# and all figures in JSON beside the models. Leave the machine alone meanwhile. More than an hour on two
-# cores, not counting the first build of llama.cpp; 25 GB of disk and 20 GB of memory. Needs rustup, a C++
-# compiler, CMake and Python 3.9 or newer with pip.
+# probed beside each. Also: what sparsity brings over our own dense path. Writes a report in Markdown, and
+# all figures in JSON beside the models: a run of the same program that was broken off goes on with them.
+# Leave the machine alone meanwhile. More than an hour on two cores, not counting the first build of
+# llama.cpp; 25 GB of disk and 20 GB of memory. Needs rustup, a C++ compiler, CMake and Python 3.9 or newer
+# with pip.
 #
 # usage: scripts/bench-cpu.sh [FOLDER] [REPORT]
 #   FOLDER  where to work; llama.cpp is built there once [default: a temporary folder]

@@ -1,5 +1,6 @@
 """What `bench-cpu.sh` does: powerinfer and llama.cpp in turn on the same shapes, as a report."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -182,7 +183,13 @@ class Model:
 
     def __init__(self, folder, text, shape):
         self.shape, _, self.layers = shape.partition(":")
-        self.folder = folder / "models"
+        self.folder, self.text, self.is_made = folder / "models", text, False
+
+    def make(self):
+        """Writes the checkpoint and its profile, unless that is done."""
+        if self.is_made:
+            return
+        self.is_made = True
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.checkpoint = self.folder / "model"
@@ -195,7 +202,7 @@ class Model:
         # Only order within layers comes of it, so that little is enough.
         self.profile = self.folder / "profile"
         run(
-            POWERINFER, "profile", self.checkpoint, "--data", text, "--tokens", 64, "--out", self.profile,
+            POWERINFER, "profile", self.checkpoint, "--data", self.text, "--tokens", 64, "--out", self.profile,
             "--quiet", limit=None,
         )
 
@@ -221,7 +228,33 @@ class Model:
         return out
 
     def remove(self):
-        shutil.rmtree(self.folder)
+        if self.is_made:
+            shutil.rmtree(self.folder)
+
+
+class Files:
+    """What both programs run of a model in a format, made when it is first asked for."""
+
+    def __init__(self, model, quant):
+        self.model, self.quant, self.made = model, quant, None
+
+    def get(self):
+        """The bundle, and the file for llama.cpp, if it is to run that."""
+        if not self.made:
+            self.model.make()
+            bundle = self.model.bundle(self.quant)
+            file = None if self.model.shape in ONLY_SPARSE else self.model.gguf(self.quant)
+            read_anew(bundle / "weights.safetensors", *([file] if file else []))
+            self.made = bundle, file
+        return self.made
+
+    def remove(self):
+        if not self.made:
+            return
+        bundle, file = self.made
+        shutil.rmtree(bundle)
+        if file and self.quant not in ("f16", "bf16"):
+            file.unlink()
 
 
 def where_time_goes(title, document):
@@ -274,12 +307,44 @@ class Report:
         self.starts, self.batches, self.busy = [], [], []
         self.speeds, self.hand_overs, self.raw = {}, [], []
         self.disturbed, self.count, self.versions = 0, 0, set()
+        # Who measured: figures of anything else are not taken up.
+        program = hashlib.sha256(pathlib.Path(POWERINFER).read_bytes()).hexdigest()
+        self.identity = {"powerinfer": program, "tokens": TOKENS, "prompt": PROMPT, "repeats": REPEATS}
+        self.known = []
+        if (folder / "figures.json").exists():
+            before = json.loads((folder / "figures.json").read_text())
+            if isinstance(before, dict) and before["identity"] == self.identity:
+                self.known = before["figures"]
+                say(f"going on with {folder / 'figures.json'}")
 
-    def keep(self, what, runs):
+    def once(self, what, key, measure):
+        """A figure of this run, or of one like it that was broken off."""
+        kept = [entry[key] for entry in self.known if entry["what"] == what and key in entry]
+        value = kept[0] if kept else measure()
+        self.raw.append({"what": what, key: value})
+        return value
+
+    def runs(self, what, policies, measure):
+        """The same of runs in turn."""
+        kept = {entry["policy"]: entry for entry in self.known if entry["what"] == what and "policy" in entry}
+        if all(policy in kept for policy in policies):
+            runs, versions = {policy: Runs() for policy in policies}, set()
+            for policy, found in runs.items():
+                entry = kept[policy]
+                found.ours, theirs = entry["powerinfer"], entry["llama.cpp"]
+                found.prompt, found.decode = theirs["prompt"], theirs["decode"]
+                versions |= set(theirs["versions"])
+        else:
+            runs, versions = measure()
+        self.keep(what, runs, versions)
+        return runs
+
+    def keep(self, what, runs, versions):
+        self.versions |= versions
         for policy, found in runs.items():
             self.raw.append({
                 "what": what, "policy": policy, "powerinfer": found.ours,
-                "llama.cpp": {"prompt": found.prompt, "decode": found.decode},
+                "llama.cpp": {"prompt": found.prompt, "decode": found.decode, "versions": sorted(versions)},
             })
             for document in found.ours:
                 self.count += 1
@@ -343,15 +408,21 @@ class Report:
                 title = f"`{policy}`, {name_of(model.shape, model.layers)}, {SPARSE_QUANT}, {threads} thread{'s' * (threads > 1)}"
                 self.stages.append(where_time_goes(title, middle(found.ours)))
 
-    def add_densities(self, model, quant, threads, bundle):
+    def add_densities(self, model, what, files):
         """Times of FFNs alone."""
-        found = bench(bundle, "dense", threads, False, "--ffn-densities", ",".join(map(str, DENSITIES)), repeats=REPEATS)
+        quant, threads = what["quant"], what["threads"]
+
+        def measure():
+            densities = ",".join(map(str, DENSITIES))
+            found = bench(files.get()[0], "dense", threads, False, "--ffn-densities", densities, repeats=REPEATS)
+            return found and found["ffn"]
+
+        found = self.once(what, "ffn", measure)
         if not found:
             return
-        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "ffn": found["ffn"]})
-        every = found["ffn"][-1]["microseconds"]["median"]
+        every = found[-1]["microseconds"]["median"]
         rows = []
-        for time in found["ffn"]:
+        for time in found:
             taken, goal = time["microseconds"]["median"], DENSITY_GOAL[0] * time["neuron_share"] * every + DENSITY_GOAL[1]
             rows.append([
                 f"{100 * time['neuron_share']:.0f} %", f"{taken:.0f}", f"{100 * time['time_share']:.1f} %",
@@ -360,59 +431,63 @@ class Report:
         heading = f"An FFN with some of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
         self.densities.append((heading, table(["neurons", "µs", "of the time of all", "goal", ""], rows)))
 
-    def add_start(self, model, quant, bundle, threads):
+    def add_start(self, model, what, files):
         """How long a first token takes, the third of three times."""
-        size = (bundle / "weights.safetensors").stat().st_size
-        taken = [seconds_to_first_token(bundle, threads) for _ in range(3)][-1]
-        goal = START_GOAL if size <= START_BYTES else None
-        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "first_token_seconds": taken})
+        def measure():
+            bundle, _ = files.get()
+            taken = [seconds_to_first_token(bundle, what["threads"]) for _ in range(3)]
+            return {"bytes": (bundle / "weights.safetensors").stat().st_size, "seconds": taken[-1]}
+
+        found = self.once(what, "start", measure)
+        goal = START_GOAL if found["bytes"] <= START_BYTES else None
         self.starts.append([
-            name_of(model.shape, model.layers), quant, f"{size / 2**30:.1f}", threads, *verdict(taken, goal, at_most=True)
+            name_of(model.shape, model.layers), what["quant"], f"{found['bytes'] / 2**30:.1f}", what["threads"],
+            *verdict(found["seconds"], goal, at_most=True),
         ])
 
-    def add_batches(self, model, quant, bundle, threads):
+    def add_batches(self, model, what, files):
         """Several sequences at once, under `predicted` and with every neuron."""
-        text = run(
-            POWERINFER, "bench", bundle, "--policy", "predicted", "--threads", threads, "--repeats", REPEATS,
-            "-n", TOKENS, "--batch", ",".join(map(str, BATCHES)), "--json", "--quiet",
-        )
-        if not text:
-            return
-        batches = json.loads(text)["batch"]
-        self.raw.append({"what": {"shape": model.shape, "quant": quant, "threads": threads}, "batch": batches})
-        for batch in batches:
-            speed = batch["tokens_per_second"]["median"]
-            dense = batch["dense_tokens_per_second"]["median"]
+        def measure():
+            text = run(
+                POWERINFER, "bench", files.get()[0], "--policy", "predicted", "--threads", what["threads"], "--repeats", REPEATS,
+                "-n", TOKENS, "--batch", ",".join(map(str, BATCHES)), "--json", "--quiet",
+            )
+            return text and json.loads(text)["batches"]
+
+        for batch in self.once(what, "batches", measure) or []:
+            speed, dense = (batch[policy]["tokens_per_second"]["median"] for policy in ("policy", "dense"))
             self.batches.append([
-                name_of(model.shape, model.layers), quant, threads, batch["batch"], f"{speed:.1f}", f"{dense:.1f}",
-                *verdict(ratio(speed, dense), 1.0),
+                name_of(model.shape, model.layers), what["quant"], what["threads"], batch["sequences"], f"{speed:.1f}",
+                f"{dense:.1f}", *verdict(ratio(speed, dense), 1.0),
             ])
 
-    def add_busy(self, model, quant, bundle, file):
-        """One and two threads of both, beside a process that never waits."""
-        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-            try:
-                speeds = {}
-                for _ in range(BUSY_ROUNDS):
-                    for threads in THREADS:
-                        found = bench(bundle, "dense", threads, False)
-                        ours = found["decode"][0]["tokens_per_second"]["median"] if found else None
-                        theirs = llama_bench(file, threads, False)["decode"]
-                        for who, speed in (("powerinfer", ours), ("llama.cpp", theirs)):
-                            speeds.setdefault((who, threads), []).extend([speed] if speed else [])
-            finally:
-                other.kill()
-        self.raw.append({"what": {"shape": model.shape, "quant": quant}, "busy": [
-            {"program": who, "threads": threads, "tokens_per_second": values} for (who, threads), values in speeds.items()
-        ]})
-        for who in ("powerinfer", "llama.cpp"):
-            one = median(speeds[who, THREADS[0]])
+    def add_busy(self, model, what, files):
+        """One and more threads of both, beside a process that never waits."""
+        def measure():
+            bundle, file = files.get()
+            speeds = {who: {str(threads): [] for threads in THREADS} for who in ("powerinfer", "llama.cpp")}
+            with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+                try:
+                    for _ in range(BUSY_ROUNDS):
+                        for threads in THREADS:
+                            found = bench(bundle, "dense", threads, False)
+                            if found:
+                                speeds["powerinfer"][str(threads)].append(found["decode"][0]["tokens_per_second"]["median"])
+                            theirs = llama_bench(file, threads, False)["decode"]
+                            if theirs:
+                                speeds["llama.cpp"][str(threads)].append(theirs)
+                finally:
+                    other.kill()
+            return speeds
+
+        for who, speeds in self.once(what, "busy", measure).items():
+            one = speeds[str(THREADS[0])]
             for threads in THREADS[1:]:
-                many = speeds[who, threads]
+                many = speeds[str(threads)]
                 goal = 1.0 if who == "powerinfer" else None
                 self.busy.append([
-                    who, name_of(model.shape, model.layers), quant, spread(speeds[who, THREADS[0]]), threads, spread(many),
-                    *verdict(ratio(median(many), one), goal),
+                    who, name_of(model.shape, model.layers), what["quant"], spread(one), threads, spread(many),
+                    *verdict(ratio(median(many), median(one)), goal),
                 ])
 
     def write(self):
@@ -473,7 +548,9 @@ real model has make it lower, for the head's share is larger.\n"
         if self.stages:
             text += "\n## Where the time goes, where a goal is not met\n" + "".join(self.stages)
         self.path.write_text(text)
-        (self.folder / "figures.json").write_text(json.dumps(self.raw, indent=1))
+        kept = [entry for entry in self.known if entry not in self.raw]
+        figures = {"identity": self.identity, "figures": self.raw + kept}
+        (self.folder / "figures.json").write_text(json.dumps(figures, indent=1))
 
 
 def main(folder, path):
@@ -492,28 +569,28 @@ def main(folder, path):
             policies = ("dense", "exact", "predicted") if is_sparse and quant == SPARSE_QUANT else ("dense",)
             if model.shape in ONLY_SPARSE and len(policies) == 1:
                 continue
-            bundle = model.bundle(quant)
-            file = None if model.shape in ONLY_SPARSE else model.gguf(quant)
-            read_anew(bundle / "weights.safetensors", *([file] if file else []))
+            files = Files(model, quant)
             for threads in THREADS:
-                say(f"timing {name_of(model.shape, model.layers)}, {quant}, {threads} threads")
-                runs, versions = in_turn(bundle, file, threads, with_prompt, policies)
-                report.versions |= versions
-                report.keep({"shape": shape, "quant": quant, "threads": threads}, runs)
+                what = {"shape": shape, "quant": quant, "threads": threads}
+
+                def measure():
+                    bundle, file = files.get()
+                    say(f"timing {name_of(model.shape, model.layers)}, {quant}, {threads} threads")
+                    return in_turn(bundle, file, threads, with_prompt, policies)
+
+                runs = report.runs(what, policies, measure)
                 report.add_dense(model, quant, threads, runs)
                 if len(policies) > 1:
                     report.add_sparse(model, threads, runs)
-                    report.add_densities(model, quant, threads, bundle)
+                    report.add_densities(model, what, files)
                 report.write()
-            report.add_start(model, quant, bundle, THREADS[-1])
+            report.add_start(model, {"shape": shape, "quant": quant, "threads": THREADS[-1]}, files)
             if with_prompt and quant == SPARSE_QUANT:
-                say(f"timing batches, and both beside a busy process: {name_of(model.shape, model.layers)}, {quant}")
-                report.add_batches(model, quant, bundle, THREADS[0])
-                report.add_busy(model, quant, bundle, file)
+                what = {"shape": shape, "quant": quant, "threads": THREADS[0]}
+                report.add_batches(model, what, files)
+                report.add_busy(model, what, files)
             report.write()
-            shutil.rmtree(bundle)
-            if file and quant not in ("f16", "bf16"):
-                file.unlink()
+            files.remove()
         model.remove()
     say(f"written: {path}")
 
