@@ -113,7 +113,7 @@ impl FileBytes {
             }
         }
         #[cfg(not(target_os = "linux"))]
-        drop(progress);
+        let _ = progress; // pages come when they are touched
         Ok(())
     }
 

@@ -8,7 +8,7 @@ mod packing;
 #[path = "support/predictor_files.rs"]
 mod predictor_files;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
@@ -20,7 +20,7 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_emulator::{Order, test_device};
+use powerinfer_emulator::{Emulator, Order, Records, test_device};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
@@ -187,6 +187,43 @@ fn every_order_of_threads_gives_the_same_bits() {
         match &first {
             None => first = Some(logits),
             Some(first) => assert_eq!(*first, logits, "{order:?}"),
+        }
+    }
+}
+
+#[test]
+fn recorded_launches_give_the_bits_of_launches_one_by_one() {
+    // Attention before the FFN, and beside it.
+    for (name, places) in [
+        ("llama-relu-gqa", &PLACES[..]),
+        ("falcon-new-relu", &PLACES[1..4]),
+    ] {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let prompt = golden.ids("p17.input_ids");
+        let folder = tempfile::tempdir().unwrap();
+        let mut first: Option<Vec<f32>> = None;
+        for records in [Records::Nothing, Records::Well, Records::Badly] {
+            let Some(device) = Emulator::new(2, Order::Forward) else {
+                return;
+            };
+            let device = Arc::new(device.that_records(records));
+            let plan = plan(&checkpoint, places, Policy::Exact, None);
+            let out = folder.path().join(format!("{records:?}"));
+            let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+            let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+            // Two sequences in turn, one of which goes back.
+            let mut logits = model.forward(&prompt[..3]).unwrap();
+            let other = model.new_sequence().unwrap();
+            let one = model.replace_sequence(other);
+            logits.extend(model.forward(&prompt[1..4]).unwrap());
+            let _other = model.replace_sequence(one);
+            model.truncate(1);
+            logits.extend(model.forward(&prompt[4..7]).unwrap());
+            match &first {
+                None => first = Some(logits),
+                Some(first) => assert!(*first == logits, "{name}, {records:?}"),
+            }
         }
     }
 }

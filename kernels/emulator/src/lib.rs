@@ -8,10 +8,10 @@
 
 use std::{
     env,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use powerinfer_kernels::cuda::{Card, Device, DeviceError, DeviceInfo, Launch};
+use powerinfer_kernels::cuda::{Card, Device, DeviceError, DeviceInfo, Launch, Recording};
 
 /// In which order threads and blocks get their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,17 @@ pub enum Order {
 impl Order {
     /// Three of them, as different as can be.
     pub const SOME: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
+}
+
+/// How far a device can record launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Records {
+    /// As it should.
+    Well,
+    /// Not at all.
+    Nothing,
+    /// It begins, and fails in the end.
+    Badly,
 }
 
 /// `gpu` has tests run on a card instead of the emulator.
@@ -57,6 +68,66 @@ pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
 pub struct Emulator {
     info: DeviceInfo,
     order: Order,
+    records: Records,
+    /// What was asked for since recording began.
+    recorded: Mutex<Option<Vec<Step>>>,
+}
+
+/// Something that is asked of a device, to be done later.
+#[derive(Debug)]
+enum Step {
+    Launch {
+        kernel: String,
+        grid: [u32; 3],
+        threads: u32,
+        shared_bytes: usize,
+        arguments: Vec<u8>,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Clear {
+        address: u64,
+        bytes: usize,
+    },
+}
+
+/// Steps, and a device of their own to do them on: memory is that of the process.
+#[derive(Debug)]
+struct Steps {
+    device: Emulator,
+    steps: Vec<Step>,
+}
+
+#[allow(unsafe_code)]
+impl Recording for Steps {
+    unsafe fn replay(&self) -> Result<(), DeviceError> {
+        for step in &self.steps {
+            // SAFETY: the caller says so.
+            unsafe {
+                match step {
+                    Step::Launch {
+                        kernel,
+                        grid,
+                        threads,
+                        shared_bytes,
+                        arguments,
+                    } => self.device.launch(&Launch {
+                        kernel,
+                        grid: *grid,
+                        threads: *threads,
+                        shared_bytes: *shared_bytes,
+                        arguments,
+                    }),
+                    Step::Copy { to, from, bytes } => self.device.copy(*to, *from, *bytes),
+                    Step::Clear { address, bytes } => self.device.clear(*address, *bytes),
+                }?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Emulator {
@@ -70,7 +141,37 @@ impl Emulator {
                 shared_bytes: 99 << 10, // of the least that kernels are made for, compute capability 8.6
             },
             order,
+            records: Records::Well,
+            recorded: Mutex::default(),
         })
+    }
+
+    /// The same device, which records so far.
+    pub fn that_records(self, records: Records) -> Self {
+        Self { records, ..self }
+    }
+
+    /// Where steps go while they are recorded.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
+    fn recording(&self) -> MutexGuard<'_, Option<Vec<Step>>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails while launches are recorded, which a copy to or from the host would not be.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
+    fn check_not_recording(&self, doing: &'static str) -> Result<(), DeviceError> {
+        match *self.recording() {
+            None => Ok(()),
+            Some(_) => Err(self.failed(doing, "launches are being recorded")),
+        }
+    }
+
+    fn failed(&self, doing: &'static str, reason: &str) -> DeviceError {
+        DeviceError::Failed {
+            device: self.info.name.clone(),
+            doing,
+            reason: reason.to_owned(),
+        }
     }
 }
 
@@ -129,12 +230,14 @@ impl Device for Emulator {
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check_not_recording("copying to it")?;
         // SAFETY: the caller says so.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
         Ok(())
     }
 
     unsafe fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.check_not_recording("copying from it")?;
         // SAFETY: the caller says so.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())
@@ -143,18 +246,36 @@ impl Device for Emulator {
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(steps) = &mut *self.recording() {
+            steps.push(Step::Copy { to, from, bytes });
+            return Ok(());
+        }
         // SAFETY: the caller says so.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(steps) = &mut *self.recording() {
+            steps.push(Step::Clear { address, bytes });
+            return Ok(());
+        }
         // SAFETY: the caller says so.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        if let Some(steps) = &mut *self.recording() {
+            steps.push(Step::Launch {
+                kernel: launch.kernel.to_owned(),
+                grid: launch.grid,
+                threads: launch.threads,
+                shared_bytes: launch.shared_bytes,
+                arguments: launch.arguments.to_vec(),
+            });
+            return Ok(());
+        }
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -198,8 +319,32 @@ impl Device for Emulator {
         Err(failed(why.to_string_lossy().into_owned()))
     }
 
+    fn record(&self) -> Result<bool, DeviceError> {
+        self.check_not_recording("recording")?;
+        if self.records == Records::Nothing {
+            return Ok(false);
+        }
+        *self.recording() = Some(Vec::new());
+        Ok(true)
+    }
+
+    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+        let steps = self.recording().take();
+        let steps = steps.ok_or_else(|| self.failed("recording", "it never began"))?;
+        if self.records == Records::Badly {
+            return Err(self.failed("recording", "it records badly"));
+        }
+        let device = Emulator {
+            info: self.info.clone(),
+            order: self.order,
+            records: Records::Nothing,
+            recorded: Mutex::default(),
+        };
+        Ok(Box::new(Steps { device, steps }))
+    }
+
     fn synchronise(&self) -> Result<(), DeviceError> {
-        Ok(()) // a launch returns when its kernel has ended
+        self.check_not_recording("waiting for it") // a launch returns when its kernel has ended
     }
 }
 
@@ -231,6 +376,12 @@ impl Device for Emulator {
     }
     unsafe fn launch(&self, _: &Launch<'_>) -> Result<(), DeviceError> {
         unreachable!("there is no emulator here")
+    }
+    fn record(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+        Err(self.failed("recording", "there is no emulator here"))
     }
     fn synchronise(&self) -> Result<(), DeviceError> {
         Ok(())

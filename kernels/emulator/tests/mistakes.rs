@@ -98,3 +98,53 @@ fn mistakes_are_named() {
     );
     assert_eq!(reason("no_such_kernel", 1), "there is no such kernel");
 }
+
+#[test]
+#[allow(unsafe_code)]
+fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
+    let Some(device) = Emulator::new(1, Order::Forward) else {
+        return;
+    };
+    let [x, out] = [400, 400].map(|bytes| device.allocate(bytes).unwrap());
+    let arguments = [x, out, 100];
+    let launch = Launch {
+        kernel: "no_mistake",
+        grid: [1, 1, 1],
+        threads: 64,
+        shared_bytes: 256,
+        arguments: bytemuck::bytes_of(&arguments),
+    };
+    let numbers = |start: i32| -> Vec<f32> { (0..100).map(|i| (start + i) as f32).collect() };
+    let read = |device: &Emulator| {
+        let mut found = vec![0.0f32; 100];
+        // SAFETY: so many numbers were taken.
+        unsafe { device.read(out, bytemuck::cast_slice_mut(&mut found)) }.map(|()| found[0])
+    };
+    // SAFETY: all addresses are of 100 numbers.
+    unsafe {
+        device.write(x, bytemuck::cast_slice(&numbers(0))).unwrap();
+        device
+            .write(out, bytemuck::cast_slice(&numbers(7)))
+            .unwrap();
+        assert!(device.record().unwrap());
+        device.clear(out, 400).unwrap();
+        device.launch(&launch).unwrap();
+        let error = read(&device).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "emulator failed while copying from it: launches are being recorded"
+        );
+        let recording = device.recorded().unwrap();
+        assert_eq!(read(&device).unwrap(), 7.0);
+        recording.replay().unwrap();
+        assert_eq!(read(&device).unwrap(), 63.0);
+        // It reads what is there then.
+        device
+            .write(x, bytemuck::cast_slice(&numbers(100)))
+            .unwrap();
+        recording.replay().unwrap();
+        assert_eq!(read(&device).unwrap(), 163.0);
+        device.free(x, 400);
+        device.free(out, 400);
+    }
+}

@@ -61,8 +61,8 @@ pub const fn gemm_bytes(columns: usize) -> usize {
 
 /// Blocks that are gone through at once: as many scales fill the widest register.
 pub(crate) const SPAN: usize = 16;
-/// How many rows ahead memory is asked for: as long as a row takes, the memory answers later. A stream in
-/// huge pages would be a fifth faster with one row; in the small pages of a mapped file it is a third slower.
+/// How many rows ahead memory is asked for: as long as a row takes, the memory answers later. One row is a
+/// third slower where a file lies in small pages, and no faster in huge ones.
 const AHEAD: usize = 8;
 /// Columns of a span.
 pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;

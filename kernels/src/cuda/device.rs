@@ -83,8 +83,25 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// until the kernel has ended.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
 
+    /// From here on, and until [`Device::recorded`], launches, copies within the device and clearing are
+    /// recorded instead of done; nothing else may be asked for meanwhile. Returns whether that can be had.
+    fn record(&self) -> Result<bool, DeviceError>;
+
+    /// Ends recording; returns what was recorded.
+    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError>;
+
     /// Waits for everything.
     fn synchronise(&self) -> Result<(), DeviceError>;
+}
+
+/// What was asked of a device while it recorded.
+#[allow(unsafe_code)]
+pub trait Recording: fmt::Debug + Send + Sync {
+    /// Does it, after all that was asked for before.
+    ///
+    /// # Safety
+    /// All memory that it reads and writes is still taken, and nobody else changes it meanwhile.
+    unsafe fn replay(&self) -> Result<(), DeviceError>;
 }
 
 /// Why a device did not do what it was asked for.

@@ -18,7 +18,7 @@ use cudarc::driver::{
     },
 };
 
-use super::{Device, DeviceError, DeviceInfo, Launch};
+use super::{Device, DeviceError, DeviceInfo, Launch, Recording};
 
 /// The PTX of every file of kernels.
 const MODULES: [(&str, &str); 3] = [
@@ -36,7 +36,7 @@ const LEAST_DRIVER: i32 = 12_040;
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Functions of the driver that are called here.
-const FUNCTIONS: [&str; 38] = [
+const FUNCTIONS: [&str; 44] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -75,6 +75,12 @@ const FUNCTIONS: [&str; 38] = [
     "cuEventDestroy_v2",
     "cuMemAllocAsync",
     "cuMemFreeAsync",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
 ];
 
 /// Why there is no card to use.
@@ -462,10 +468,83 @@ impl Device for Card {
         })
     }
 
+    fn record(&self) -> Result<bool, DeviceError> {
+        self.bind("recording")?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is there as long as the card is.
+        let begun = unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) };
+        Ok(begun.is_ok())
+    }
+
+    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+        const DOING: &str = "recording";
+        self.bind(DOING)?;
+        let failed = |why| self.failed(DOING, why);
+        // SAFETY: as above; the graph is what was just recorded, and is given back once the other is made of it.
+        unsafe {
+            let graph = result::stream::end_capture(self.stream.cu_stream()).map_err(failed)?;
+            let flags = sys::CUgraphInstantiate_flags(0);
+            let graph_exec = result::graph::instantiate(graph, flags).map_err(failed);
+            let _ = result::graph::destroy(graph);
+            Ok(Box::new(Graph {
+                graph: graph_exec?,
+                device: self.info.name.clone(),
+                context: Arc::clone(&self.context),
+                stream: Arc::clone(&self.stream),
+            }))
+        }
+    }
+
     fn synchronise(&self) -> Result<(), DeviceError> {
         self.stream
             .synchronize()
             .map_err(|why| self.failed("running kernels", why))
+    }
+}
+
+/// A graph of launches, made from a stream that recorded them.
+struct Graph {
+    graph: sys::CUgraphExec,
+    device: String,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: a handle of the driver, which any thread may use once the context is current there; it runs in one
+// stream, whose owner launches it from one thread at a time.
+#[allow(unsafe_code)]
+unsafe impl Send for Graph {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Graph {}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Graph({})", self.device)
+    }
+}
+
+#[allow(unsafe_code)]
+impl Recording for Graph {
+    unsafe fn replay(&self) -> Result<(), DeviceError> {
+        let failed = |DriverError(code): DriverError| DeviceError::Failed {
+            device: self.device.clone(),
+            doing: "running a graph",
+            reason: format!("{code:?}"),
+        };
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: the graph is there until it is dropped; the rest the caller says.
+        unsafe { result::graph::launch(self.graph, self.stream.cu_stream()) }.map_err(failed)
+    }
+}
+
+impl Drop for Graph {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: nobody has it any more; the driver keeps what still runs until it has run.
+            let _ = unsafe { result::graph::exec_destroy(self.graph) };
+        }
     }
 }
 

@@ -11,7 +11,7 @@ mod memory;
 mod operations;
 mod weights;
 
-pub use device::{Device, DeviceError, DeviceInfo, Launch};
+pub use device::{Device, DeviceError, DeviceInfo, Launch, Recording};
 pub use driver::{Card, NoCard};
 pub use memory::{Buffer, HostBuffer};
 pub use operations::{

@@ -220,6 +220,11 @@ impl GpuCache {
         self.keys.bytes() + self.values.bytes()
     }
 
+    /// Where it lies: caches of two sequences differ in it.
+    pub fn place(&self) -> u64 {
+        self.keys.address()
+    }
+
     /// Takes over the first `positions` positions of `other`, a cache of the same layer.
     ///
     /// Panics where shapes differ.

@@ -9,6 +9,7 @@
 //! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
 
 mod place;
+mod stretches;
 mod token;
 
 pub(crate) use place::Source;
@@ -23,6 +24,7 @@ use powerinfer_kernels::cuda::{
 };
 
 use crate::RuntimeError;
+use stretches::Stretches;
 
 /// What of a bundle is on a device, and the vectors of the token that runs.
 #[derive(Debug)]
@@ -35,6 +37,7 @@ pub(crate) struct Hybrid {
     kv_heads: usize,
     head_size: usize,
     state: State,
+    stretches: Stretches,
 }
 
 /// A layer's parts on the device.

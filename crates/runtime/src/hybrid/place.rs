@@ -297,6 +297,7 @@ impl Hybrid {
         );
         Ok(Self {
             state: state(&gpu, config, &layers, source.context)?,
+            stretches: super::Stretches::new(gpu.device()),
             gpu,
             layers,
             head,

@@ -33,6 +33,22 @@ impl Runtime {
         sequence: &mut Sequence,
         token: u32,
     ) -> Result<Vec<f32>, RuntimeError> {
+        let position = sequence.position();
+        let found = self.try_token(hybrid, sequence, token);
+        if found.is_err() && hybrid.stretches.fail() {
+            // Once more without recording: what the token has left is written again.
+            sequence.truncate(position);
+            return self.try_token(hybrid, sequence, token);
+        }
+        found
+    }
+
+    fn try_token(
+        &mut self,
+        hybrid: &mut Hybrid,
+        sequence: &mut Sequence,
+        token: u32,
+    ) -> Result<Vec<f32>, RuntimeError> {
         let weights = std::sync::Arc::clone(&self.weights);
         let position = sequence.position();
         let hidden = self.embed(&weights, &[token], &[position]);
@@ -41,6 +57,10 @@ impl Runtime {
             Positions::Rotary(rotary) => rotary::turns(rotary, position),
             _ => Vec::new(),
         };
+        let caches = sequence.on_device.iter().flatten();
+        hybrid
+            .stretches
+            .start(caches.map(GpuCache::place).collect());
         hybrid.start(position, &turns)?;
         let mut state = HostState {
             hidden,
@@ -50,6 +70,7 @@ impl Runtime {
             self.hybrid_layer(hybrid, index, layer, sequence, position, &mut state)?;
         }
         hybrid.bring_home(&mut state)?;
+        hybrid.stretches.end()?;
         let computed = hybrid.take_computed()?;
         self.statistics.neurons_computed += computed;
         self.statistics.neurons_united += computed;
@@ -79,9 +100,7 @@ impl Runtime {
             if is_beside {
                 hybrid.keep_residual()?;
                 if !has_ffn || hybrid.layers[index].needs_host_input() {
-                    let mut here = vec![0.0; state.hidden.len()];
-                    hybrid.state.hidden.read(&mut here)?;
-                    residual = Some(here);
+                    residual = Some(hybrid.read_hidden()?);
                 }
             }
             hybrid.project_attention(index)?;
@@ -92,6 +111,7 @@ impl Runtime {
                     let projected = hybrid.read_projections()?;
                     let cache = [&mut sequence.layers[index]].into_iter();
                     let mixed = self.mix(index, layer, cache, &[position], projected);
+                    hybrid.stretches.end()?;
                     hybrid.state.mixed.write(&mixed)?;
                 }
             }
@@ -112,6 +132,7 @@ impl Runtime {
         }
         if !attended_on_device {
             if let (true, Some(residual)) = (is_beside, &residual) {
+                hybrid.stretches.end()?;
                 hybrid.state.residual.write(residual)?;
             }
             hybrid.take_along(state)?;
@@ -124,11 +145,7 @@ impl Runtime {
             // The host foresees for both sides.
             let residual = match residual {
                 Some(residual) => residual,
-                None => {
-                    let mut here = vec![0.0; state.hidden.len()];
-                    hybrid.state.hidden.read(&mut here)?;
-                    here
-                }
+                None => hybrid.read_hidden()?,
             };
             let input = self.ffn_input(layer, &residual);
             let words = self.foresee_here(index, layer, &residual, &input);
@@ -236,6 +253,7 @@ impl Hybrid {
     /// The hidden state goes to the device, if it is not there.
     fn take_along(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
         if !state.is_on_device {
+            self.stretches.end()?;
             self.state.hidden.write(&state.hidden)?;
             state.is_on_device = true;
         }
@@ -245,19 +263,32 @@ impl Hybrid {
     /// The hidden state comes to the host, if it is not there.
     fn bring_home(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
         if state.is_on_device {
+            self.stretches.end()?;
             self.state.hidden.read(&mut state.hidden)?;
             state.is_on_device = false;
         }
         Ok(())
     }
 
+    /// A copy of the hidden state, which is on the device.
+    fn read_hidden(&mut self) -> Result<Vec<f32>, DeviceError> {
+        self.stretches.end()?;
+        self.state.hidden.to_vec()
+    }
+
     /// Keeps the hidden state for an FFN that runs beside attention.
     fn keep_residual(&mut self) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let state = &mut self.state;
         state.residual.copy_from(&state.hidden)
     }
 
     fn project_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let attention = self.layers[index]
             .attention
             .as_ref()
@@ -272,7 +303,8 @@ impl Hybrid {
             .project(&state.hidden, attention.norm.as_ref(), &mut parts, false)
     }
 
-    fn read_projections(&self) -> Result<[Vec<f32>; 3], DeviceError> {
+    fn read_projections(&mut self) -> Result<[Vec<f32>; 3], DeviceError> {
+        self.stretches.end()?;
         let state = &self.state;
         Ok([
             state.query.to_vec()?,
@@ -282,6 +314,9 @@ impl Hybrid {
     }
 
     fn attend(&mut self, index: usize, cache: &mut GpuCache) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let attention = self.layers[index]
             .attention
             .as_ref()
@@ -304,6 +339,9 @@ impl Hybrid {
 
     /// Adds what attention gives to the hidden state, and norms it where norms come after.
     fn add_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let layer = &self.layers[index];
         let attention = layer.attention.as_ref().expect("attention is here");
         let state = &mut self.state;
@@ -321,6 +359,9 @@ impl Hybrid {
 
     /// Asks the device which neurons to look at, where something is asked.
     fn foresee(&mut self, index: usize, sees: Source, cold: bool) -> Result<(), DeviceError> {
+        if !self.layers[index].foresees() || !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let DeviceFfn {
             norm, ffn, choice, ..
         } = self.layers[index].ffn.as_mut().expect("neurons are here");
@@ -354,6 +395,7 @@ impl Hybrid {
 
     /// Takes over whom the host foresees.
     fn foresee_with(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
+        self.stretches.end()?;
         let hot = self.layers[index]
             .ffn
             .as_ref()
@@ -369,6 +411,9 @@ impl Hybrid {
 
     /// Launches gate and up; where there are cold neurons, the host gets their input.
     fn gate_up(&mut self, index: usize, sees: Source, cold: bool) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let layer = &self.layers[index];
         let foresees = layer.foresees();
         let found = layer.ffn.as_ref().expect("neurons are here");
@@ -414,7 +459,8 @@ impl Hybrid {
     }
 
     /// Waits until the host can read the input of layer `index`.
-    fn wait_for_input(&self, index: usize) -> Result<(), DeviceError> {
+    fn wait_for_input(&mut self, index: usize) -> Result<(), DeviceError> {
+        self.stretches.end()?;
         let flag = &self.state.ready.words()[index];
         let mut since = None;
         let mut spins = 0u32;
@@ -444,6 +490,9 @@ impl Hybrid {
 
     /// Adds what both sides' neurons contribute.
     fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are here");
         let state = &mut self.state;

@@ -1,0 +1,124 @@
+//! What the device does between two looks of the host, recorded once and run again for every token.
+//!
+//! A token's launches are the same ones each time: where it stands, and what step it is, lies in memory of
+//! the device. So a stretch of them, from one hand-over to the next, costs the driver one launch instead of
+//! one for each kernel. Where recording is not to be had, kernels are launched one by one.
+
+use std::sync::Arc;
+
+use powerinfer_kernels::cuda::{Device, DeviceError, Recording};
+
+/// Sequences whose recordings are kept, the latest ones.
+const MOST_SEQUENCES: usize = 64;
+
+/// The stretches of a token, sequence by sequence.
+#[derive(Debug)]
+pub(super) struct Stretches {
+    /// The sequence whose token runs comes last.
+    known: Vec<Known>,
+    device: Arc<dyn Device>,
+    /// Which stretch is open, or comes next.
+    next: usize,
+    is_open: bool,
+    /// Whether kernels are launched one by one.
+    is_eager: bool,
+}
+
+/// What is known of a sequence.
+#[derive(Debug)]
+struct Known {
+    /// Where it keeps its keys and values on the device.
+    places: Vec<u64>,
+    /// The stretches of its tokens, in order.
+    stretches: Vec<Box<dyn Recording>>,
+}
+
+impl Stretches {
+    /// None yet.
+    pub(super) fn new(device: &Arc<dyn Device>) -> Self {
+        Self {
+            device: Arc::clone(device),
+            known: Vec::new(),
+            next: 0,
+            is_open: false,
+            is_eager: false,
+        }
+    }
+
+    /// A token of the sequence begins that keeps its keys and values at `places`.
+    pub(super) fn start(&mut self, places: Vec<u64>) {
+        self.next = 0;
+        let found = self.known.iter().position(|known| known.places == places);
+        let entry = match found {
+            Some(index) => self.known.remove(index),
+            None => Known {
+                places,
+                stretches: Vec::new(),
+            },
+        };
+        if self.known.len() == MOST_SEQUENCES {
+            self.known.remove(0);
+        }
+        self.known.push(entry);
+    }
+
+    /// Stretches of the sequence whose token runs.
+    fn stretches(&mut self) -> &mut Vec<Box<dyn Recording>> {
+        &mut self.known.last_mut().expect("a token has begun").stretches
+    }
+
+    /// Whether the caller is to launch what comes next. Where it is in a stretch that is known, it is on its
+    /// way already.
+    pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
+        if self.is_eager {
+            return Ok(true);
+        }
+        let next = self.next;
+        if !self.is_open {
+            if let Some(stretch) = self.stretches().get(next) {
+                // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
+                // keys and values at the same places, of a sequence that the caller holds.
+                #[allow(unsafe_code)]
+                unsafe {
+                    stretch.replay()?;
+                }
+            } else if !self.device.record()? {
+                self.is_eager = true;
+                return Ok(true);
+            }
+            self.is_open = true;
+        }
+        Ok(next >= self.stretches().len())
+    }
+
+    /// Ends the stretch, for the host is going to look at what it gives, or to change what comes.
+    pub(super) fn end(&mut self) -> Result<(), DeviceError> {
+        if !std::mem::replace(&mut self.is_open, false) {
+            return Ok(());
+        }
+        if self.next == self.stretches().len() {
+            let stretch = self.device.recorded()?;
+            // SAFETY: as above; all of it was just borrowed for launches.
+            #[allow(unsafe_code)]
+            unsafe {
+                stretch.replay()?;
+            }
+            self.stretches().push(stretch);
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    /// A token has failed: what was being recorded is dropped, with all that is known of its sequence.
+    /// Returns whether recording may have been why; it is not tried again then.
+    pub(super) fn fail(&mut self) -> bool {
+        let was_recorded = self
+            .known
+            .pop()
+            .is_some_and(|known| known.stretches.len() <= self.next);
+        if std::mem::replace(&mut self.is_open, false) && was_recorded {
+            drop(self.device.recorded());
+        }
+        was_recorded && !std::mem::replace(&mut self.is_eager, true)
+    }
+}
