@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…]`, on one thread. `POWERINFER_ISA`
 //! chooses the instructions, `MIB=8` makes the weights fit the caches, so that arithmetic is what takes
-//! time, and `HUGE_PAGES=1` lays them in huge pages. Results are compared with the scalar code before anything is timed.
+//! time. They lie in huge pages, as a bundle's do; `SMALL_PAGES=1` leaves them in those that the system
+//! gives. Results are compared with the scalar code before anything is timed.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
@@ -22,7 +23,7 @@ fn main() {
         .filter_map(|name| name.parse().ok())
         .collect();
     let mut memory = memmap2::MmapMut::map_anon(total_bytes()).expect("memory for the weights");
-    if std::env::var_os("HUGE_PAGES").is_some() {
+    if std::env::var_os("SMALL_PAGES").is_none() {
         memory
             .advise(memmap2::Advice::HugePage)
             .expect("a system that has huge pages");

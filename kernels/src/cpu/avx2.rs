@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{KScales, Operation, SPAN, Simd};
+use super::{KScales, Operation, SPAN, STREAM_AHEAD, Simd};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
 
@@ -110,6 +110,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch<T>(self, values: &[T]) {
         prefetch(values);
+    }
+
+    #[inline(always)]
+    fn prefetch_behind<T>(self, values: &[T]) {
+        prefetch_behind(values);
     }
 
     #[inline(always)]
@@ -743,21 +748,35 @@ unsafe fn sum_fours(r: [__m256i; 4]) -> __m256i {
     unsafe { _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3])) }
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Asks for the cache lines of `values`, to where there is room for more of them on their way than in
 /// the first-level cache.
 #[inline(always)]
 pub(super) fn prefetch<T>(values: &[T]) {
-    const LINE: usize = 64;
     let (first, size) = (values.as_ptr().cast::<i8>(), size_of_val(values));
-    let ask = |offset: usize| {
-        // SAFETY: every x86-64 has the instruction, and it never fails, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(offset)) };
-    };
     for offset in (0..size).step_by(LINE) {
-        ask(offset);
+        ask(first.wrapping_add(offset));
     }
     // Where values do not begin with a line, they end in one more.
-    ask(size.saturating_sub(1));
+    ask(first.wrapping_add(size.saturating_sub(1)));
+}
+
+/// Asks for the cache lines that lie [`STREAM_AHEAD`] bytes behind those of `values`.
+#[inline(always)]
+pub(super) fn prefetch_behind<T>(values: &[T]) {
+    let first = values.as_ptr().cast::<i8>().wrapping_add(STREAM_AHEAD);
+    for offset in (0..size_of_val(values)).step_by(LINE) {
+        ask(first.wrapping_add(offset));
+    }
+}
+
+/// Asks for a cache line.
+#[inline(always)]
+fn ask(place: *const i8) {
+    // SAFETY: every x86-64 has the instruction, and it never fails, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(place) };
 }
 
 /// The last three halvings of a sum.

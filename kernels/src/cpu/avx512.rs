@@ -173,6 +173,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn prefetch_behind<T>(self, values: &[T]) {
+        avx2::prefetch_behind(values);
+    }
+
+    #[inline(always)]
     fn splat(self, value: f32) -> [__m512; 2] {
         // SAFETY: the token proves the features.
         unsafe { [_mm512_set1_ps(value); 2] }

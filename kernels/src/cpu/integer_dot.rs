@@ -66,11 +66,17 @@ impl Operation for IntegerGemv<'_> {
 
 /// A block of quants.
 pub(super) trait IntegerQuants: Sized {
+    /// Whether rows that follow each other are asked for as a stream, a little ahead, instead of some rows ahead: a third
+    /// faster for bytes, a fifth slower for nibbles.
+    const IS_STREAM: bool;
+
     /// The products of at most [`SPAN`] blocks with those of `x`, each a whole number.
     fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes;
 }
 
 impl IntegerQuants for [i8; BLOCK] {
+    const IS_STREAM: bool = true;
+
     #[inline(always)]
     fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes {
         simd.products_q8(blocks, x)
@@ -78,6 +84,8 @@ impl IntegerQuants for [i8; BLOCK] {
 }
 
 impl IntegerQuants for [u8; BLOCK / 2] {
+    const IS_STREAM: bool = false;
+
     #[inline(always)]
     fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes {
         simd.products_q4(blocks, x)
@@ -123,25 +131,36 @@ fn products<S: Simd, Q: IntegerQuants>(
 ) {
     let last = out.len().saturating_sub(1);
     for (index, out) in out.iter_mut().enumerate() {
-        let next = planes.row(row(last.min(index + AHEAD)));
-        *out = dot(simd, planes.row(row(index)), next, x);
+        let (own, ahead) = (row(index), row(last.min(index + AHEAD)));
+        let is_stream = Q::IS_STREAM && ahead == own + AHEAD;
+        let next = (!is_stream).then(|| planes.row(ahead));
+        *out = dot(simd, planes.row(own), next, x);
     }
 }
 
-/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile.
+/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, or for
+/// what comes behind this one.
 #[inline(always)]
 fn dot<S: Simd, Q: IntegerQuants>(
     simd: S,
     (quants, scales): (&[Q], &[f16]),
-    (next_quants, next_scales): (&[Q], &[f16]),
+    next: Option<(&[Q], &[f16])>,
     x: &[ActivationSpan],
 ) -> f32 {
     let mut sums = simd.splat_lanes(0.0);
     let spans = quants.chunks(SPAN).zip(scales.chunks(SPAN));
-    let next = next_quants.chunks(SPAN).zip(next_scales.chunks(SPAN));
-    for (((quants, scales), (next_quants, next_scales)), x) in spans.zip(next).zip(x) {
-        simd.prefetch(next_quants);
-        simd.prefetch(next_scales);
+    for (span, ((quants, scales), x)) in spans.zip(x).enumerate() {
+        match next {
+            Some((next_quants, next_scales)) => {
+                let part = span * SPAN..span * SPAN + quants.len();
+                simd.prefetch(&next_quants[part.clone()]);
+                simd.prefetch(&next_scales[part]);
+            }
+            None => {
+                simd.prefetch_behind(quants);
+                simd.prefetch_behind(scales);
+            }
+        }
         let products = Q::products(simd, quants, x);
         let scales = simd.multiply_lanes(simd.widen_lanes(scales), simd.load_lanes(&x.scales));
         sums = simd.multiply_add_lanes(products, scales, sums);

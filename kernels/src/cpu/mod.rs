@@ -64,6 +64,8 @@ pub(crate) const SPAN: usize = 16;
 /// How many rows ahead memory is asked for: as long as a row takes, the memory answers later. One row is a
 /// third slower where a file lies in small pages, and no faster in huge ones.
 const AHEAD: usize = 8;
+/// How many bytes ahead memory is asked for where rows are read as one stream: 256 to 1024 are as good, more are not.
+const STREAM_AHEAD: usize = 512;
 /// Columns of a span.
 pub(crate) const SPAN_COLUMNS: usize = SPAN * BLOCK;
 /// Blocks of four-bit weights whose bytes fill the widest register.
@@ -115,6 +117,8 @@ pub(crate) trait Simd: Copy {
     /// Rows are short for the processor's own guesses, which begin anew at every jump and at every
     /// page: unasked, listed rows come at half the speed of memory.
     fn prefetch<T>(self, values: &[T]);
+    /// Asks for the cache lines that lie a little behind `values`, of which a stream of them comes soon.
+    fn prefetch_behind<T>(self, values: &[T]);
     /// Every lane `value`.
     fn splat(self, value: f32) -> Self::Block;
     /// Reads 32 numbers.

@@ -99,6 +99,9 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch_behind<T>(self, _: &[T]) {}
+
+    #[inline(always)]
     fn splat(self, value: f32) -> [float32x4_t; REGISTERS] {
         // SAFETY: the token proves the feature.
         unsafe { [vdupq_n_f32(value); REGISTERS] }
