@@ -1,5 +1,6 @@
-// Attention of one token: heads are normed and rotated, its key and value join the cache, and what is seen
-// is shared between blocks (Flash-Decoding, Dao et al. 2023), whose parts the last one merges in order.
+// Attention of a token, or of some that follow each other: heads are normed and rotated, keys and values join
+// the cache, and what is seen is shared between blocks (Flash-Decoding, Dao et al. 2023), whose parts the last one
+// merges in order.
 #include "block.cuh"
 #include "input.cuh"
 
@@ -9,13 +10,13 @@ constexpr int TILE = WARP;
 constexpr int ATTENTION_THREADS = 128;
 
 struct Attention {
-  // [heads, head_size], and [kv_heads, head_size] twice.
+  // [tokens, heads, head_size], and [tokens, kv_heads, head_size] twice.
   const float* query;
   const float* key;
   const float* value;
   Norm query_norm;
   Norm key_norm;
-  // Sine and cosine of each pair of numbers that is rotated, (i, i + pairs).
+  // [tokens, pairs]: sine and cosine of each pair of numbers that is rotated, (i, i + pairs).
   const float2* turns;
   int pairs;
   // ALiBi's, one a head; null for none.
@@ -29,15 +30,17 @@ struct Attention {
   int context;
   // Positions a token sees, itself among them; 0 for all.
   int window;
-  // The token's.
+  // Whether keys and values of all tokens are in the cache; if not, there is one token, and they join it.
+  int appended;
+  // The first token's.
   const int* position;
   // What scores are multiplied by, times log2(e): powers of two are cheaper than those of e.
   float scale;
-  // [kv_heads, splits, group, head_size + 2].
+  // [tokens, kv_heads, splits, group, head_size + 2].
   float* partial;
-  // One a KV head, all 0.
+  // One a token and KV head, all 0.
   unsigned* counters;
-  // [heads, head_size].
+  // [tokens, heads, head_size].
   float* out;
 };
 
@@ -53,9 +56,9 @@ struct FloatCache {
   __device__ static __forceinline__ Number store(float value) { return value; }
 };
 
-// A head of the token, normed, rotated and scaled, in shared memory; by one warp.
-__device__ __forceinline__ void load_head(const Attention& a, const float* x, const Norm& norm, float scale,
-                                          float* out) {
+// A head of a token, normed, rotated and scaled, in shared memory; by one warp.
+__device__ __forceinline__ void load_head(const Attention& a, int token, const float* x, const Norm& norm,
+                                          float scale, float* out) {
   const int lane = lane_index(), size = a.head_size;
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll 1
@@ -77,7 +80,7 @@ __device__ __forceinline__ void load_head(const Attention& a, const float* x, co
   __syncwarp();
 #pragma unroll 1
   for (int pair = lane; pair < a.pairs; pair += WARP) {
-    const float2 turn = a.turns[pair];
+    const float2 turn = a.turns[size_t(token) * a.pairs + pair];
     const float first = out[pair], second = out[pair + a.pairs];
     out[pair] = first * turn.y - second * turn.x;
     out[pair + a.pairs] = first * turn.x + second * turn.y;
@@ -101,7 +104,7 @@ __device__ __forceinline__ void load_tile(const typename Cache::Number* rows, in
 template <class Cache>
 __device__ __forceinline__ void attend(const Attention& a) {
   typedef typename Cache::Number Number;
-  const int kv_head = blockIdx.x, split = blockIdx.y, splits = gridDim.y;
+  const int kv_head = blockIdx.x, split = blockIdx.y, splits = gridDim.y, token = blockIdx.z;
   const int group = a.heads / a.kv_heads, size = a.head_size, stride = size + 4;
   const float nothing = __uint_as_float(0xff800000u);  // minus infinity
   SharedMemory shared;
@@ -115,7 +118,7 @@ __device__ __forceinline__ void attend(const Attention& a) {
   float* values = shared.take<float>(TILE * stride);
   unsigned* scratch = shared.take<unsigned>(1);
 
-  const int position = *a.position, end = position + 1;
+  const int position = *a.position + token, end = position + 1;
   const int first = a.window > 0 ? max(0, end - a.window) : 0;
   const int first_tile = first / TILE, tiles = (end + TILE - 1) / TILE - first_tile;
   const int each = (tiles + splits - 1) / splits;
@@ -126,7 +129,8 @@ __device__ __forceinline__ void attend(const Attention& a) {
 
   for (int query = warp_index(); query < group; query += warp_count()) {
     const int head = kv_head * group + query;
-    load_head(a, a.query + head * size, a.query_norm, a.scale, queries + query * size);
+    const float* x = a.query + (size_t(token) * a.heads + head) * size;
+    load_head(a, token, x, a.query_norm, a.scale, queries + query * size);
   }
   for (int i = threadIdx.x; i < group * size; i += blockDim.x) sums[i] = 0.0f;
   for (int i = threadIdx.x; i < group; i += blockDim.x) {
@@ -134,9 +138,9 @@ __device__ __forceinline__ void attend(const Attention& a) {
     totals[i] = 0.0f;
   }
   // Whoever looks at the token itself puts it into the cache before.
-  if (start < stop && stop == tiles) {
+  if (!a.appended && start < stop && stop == tiles) {
     if (warp_index() == 0) {
-      load_head(a, a.key + kv_head * size, a.key_norm, 1.0f, keys);
+      load_head(a, token, a.key + kv_head * size, a.key_norm, 1.0f, keys);
       __syncwarp();
       for (int i = lane_index(); i < size; i += WARP) {
         key_cache[size_t(position) * size + i] = Cache::store(keys[i]);
@@ -187,7 +191,8 @@ __device__ __forceinline__ void attend(const Attention& a) {
 
   // What this block has seen; then the last of the head's blocks merges what all have, in their order.
   const int width = size + 2;
-  float* partial = a.partial + size_t(kv_head) * splits * group * width;
+  const size_t place = size_t(token) * a.kv_heads + kv_head;
+  float* partial = a.partial + place * splits * group * width;
   float* own = partial + size_t(split) * group * width;
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * size; i += blockDim.x) own[i / size * width + i % size] = sums[i];
@@ -196,7 +201,7 @@ __device__ __forceinline__ void attend(const Attention& a) {
     own[i * width + size] = largest[i];
     own[i * width + size + 1] = totals[i];
   }
-  if (!is_last_block(a.counters + kv_head, splits, scratch)) return;
+  if (!is_last_block(a.counters + place, splits, scratch)) return;
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * size; i += blockDim.x) {
     const int query = i / size, column = i % size;
@@ -215,9 +220,29 @@ __device__ __forceinline__ void attend(const Attention& a) {
       sum = fmaf(load_from_blocks(part + column), by, sum);
       total = fmaf(load_from_blocks(part + size + 1), by, total);
     }
-    a.out[(size_t(kv_head) * group + query) * size + column] = sum / total;
+    a.out[(place * group + query) * size + column] = sum / total;
   }
 }
 
+// Keys and values of a token join the cache, a KV head a block.
+template <class Cache>
+__device__ __forceinline__ void append(const Attention& a) {
+  typedef typename Cache::Number Number;
+  SharedMemory shared;
+  const int kv_head = blockIdx.x, token = blockIdx.y, size = a.head_size;
+  float* key = shared.take<float>(size);
+  const size_t from = (size_t(token) * a.kv_heads + kv_head) * size;
+  const size_t to = (size_t(kv_head) * a.context + *a.position + token) * size;
+  load_head(a, token, a.key + from, a.key_norm, 1.0f, key);
+  __syncwarp();
+#pragma unroll 1
+  for (int i = lane_index(); i < size; i += WARP) {
+    static_cast<Number*>(a.keys)[to + i] = Cache::store(key[i]);
+    static_cast<Number*>(a.values)[to + i] = Cache::store(a.value[from + i]);
+  }
+}
+
+KERNEL(WARP, append_f16, Attention) { append<HalfCache>(a); }
+KERNEL(WARP, append_f32, Attention) { append<FloatCache>(a); }
 KERNEL(ATTENTION_THREADS, attend_f16, Attention) { attend<HalfCache>(a); }
 KERNEL(ATTENTION_THREADS, attend_f32, Attention) { attend<FloatCache>(a); }

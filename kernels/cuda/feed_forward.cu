@@ -2,32 +2,34 @@
 // multiplied and activated in one kernel, rows of down are added up in two stages whose order is fixed,
 // and what the processor beside made of the cold ones is added in the same step.
 #include "matrix.cuh"
+#include "neurons.cuh"
 
 // Neurons of a word of a mask.
 constexpr int WORD = 32;
 
-// Where it is said which neurons are foreseen, a bit each.
+// Where it is said which neurons are foreseen, a bit each, token after token.
 struct Masks {
   unsigned* all;
   // The same in memory that the processor beside sees; null where it has no neurons.
   unsigned* for_host;
-  // What the row of down of each neuron is multiplied by; those that nobody foresees get 0.
+  // What the row of down of each neuron is multiplied by, of one token; those that nobody foresees get 0.
   float* products;
   int hot_count;
 };
 
-// Writes the decisions about 32 neurons, one a lane.
-__device__ __forceinline__ void decide(const Masks& masks, int word, int neurons, bool foreseen) {
+// Writes the decisions about 32 neurons, one a lane, for one of some tokens.
+__device__ __forceinline__ void decide(const Masks& masks, int token, int word, int neurons, bool foreseen) {
   const int neuron = word * WORD + lane_index();
   const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && foreseen);
   if (neuron < masks.hot_count) masks.products[neuron] = 0.0f;
   if (lane_index() != 0) return;
-  masks.all[word] = bits;
-  if (masks.for_host) masks.for_host[word] = bits;
+  const int place = token * ((neurons + WORD - 1) / WORD) + word;
+  masks.all[place] = bits;
+  if (masks.for_host) masks.for_host[place] = bits;
 }
 
 struct Foresee {
-  // What the predictor's hidden layer says, before relu.
+  // What the predictor's hidden layer says, before relu: [tokens, units]. A token is a row of the grid.
   const float* middle;
   // Row j is what unit j says of every neuron.
   Matrix units;
@@ -47,9 +49,10 @@ __device__ __forceinline__ void foresee(const Foresee& a) {
   float* sums = shared.take<float>(warp_count() * WORD);
   const int lane = lane_index(), neurons = a.units.columns, rank = a.units.rows;
   const int neuron = min(int(blockIdx.x) * WORD + lane, neurons - 1);
+  const float* middle = a.middle + size_t(blockIdx.y) * rank;
   float sum = 0.0f;
   for (int first = warp_index() * BLOCK; first < rank; first += warp_count() * BLOCK) {
-    const float own = first + lane < rank ? a.middle[first + lane] : 0.0f;
+    const float own = first + lane < rank ? middle[first + lane] : 0.0f;
     unsigned living = __ballot_sync(ALL_LANES, own > 0.0f);
     float of_block = 0.0f;
     while (living) {
@@ -71,7 +74,7 @@ __device__ __forceinline__ void foresee(const Foresee& a) {
   if (warp_index() != 0) return;
   float logit = a.bias[neuron];
   for (int warp = 0; warp < warp_count(); warp++) logit += sums[warp * WORD + lane];
-  decide(a.masks, blockIdx.x, neurons, logit >= a.threshold);
+  decide(a.masks, blockIdx.y, blockIdx.x, neurons, logit >= a.threshold);
 }
 
 #define FORESEE(name, Format) \
@@ -79,6 +82,7 @@ __device__ __forceinline__ void foresee(const Foresee& a) {
 FOR_ALL_FORMATS(FORESEE)
 
 struct ForeseeBySigns {
+  // [tokens, columns]; a token is a row of the grid.
   const float* x;
   Norm norm;
   // [neurons, words], the signs of gate, 32 to a word; words are a multiple of 2.
@@ -93,7 +97,7 @@ struct ForeseeBySigns {
 KERNEL(256, foresee_by_signs, ForeseeBySigns) {
   SharedMemory shared;
   const int lane = lane_index(), words = (a.columns + 2 * WORD - 1) / (2 * WORD) * 2;
-  const float* x = load_normed(shared, a.x, a.columns, a.norm);
+  const float* x = load_normed(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
   unsigned* signs = shared.take<unsigned>(words);
   for (int word = warp_index(); word < words; word += warp_count()) {
     const int column = word * WORD + lane;
@@ -112,14 +116,9 @@ KERNEL(256, foresee_by_signs, ForeseeBySigns) {
       differ = warp_sum(differ);
       if (lane == index) foreseen = a.columns - differ >= a.agreements;
     }
-    decide(a.masks, group, a.neurons, foreseen);
+    decide(a.masks, blockIdx.y, group, a.neurons, foreseen);
   }
 }
-
-enum Activation { RELU, SQUARED_RELU, FAT_RELU, SILU, GELU_ERF, GELU_TANH };
-enum FfnKind { UNGATED, GATED, DOUBLY_GATED };
-// What decides, once a neuron's activation or its product is known, whether it is computed further.
-enum Rule { EVERY_NEURON, NOT_ZERO, BY_GATE, BY_WEIGHTED_GATE, BY_CONTRIBUTION };
 
 struct GateUp {
   const float* x;
@@ -129,16 +128,7 @@ struct GateUp {
   // Without rows where the FFN has none.
   Matrix up;
   const float* up_bias;
-  int kind;
-  int activation;
-  // From which a fat relu passes.
-  float fat_threshold;
-  int rule;
-  float threshold;
-  // One a neuron, of those that the rule needs.
-  const float* gate_scale;
-  const float* contribution_scale;
-  const float* centre;
+  Neurons neurons;
   // Who is foreseen; null for everyone. Whoever is not has a product of 0 already.
   const unsigned* mask;
   // Rows of gate and up that are here.
@@ -151,44 +141,6 @@ struct GateUp {
   unsigned* flag;
   const unsigned* step;
 };
-
-__device__ __forceinline__ float activate(int activation, float fat_threshold, float x) {
-  switch (activation) {
-    case RELU:
-      return fmaxf(x, 0.0f);
-    case SQUARED_RELU:
-      return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
-    case FAT_RELU:
-      return x >= fat_threshold ? x : 0.0f;
-    case SILU:
-      return x / (1.0f + expf(-x));
-    case GELU_ERF:
-      return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    default:
-      return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
-  }
-}
-
-// Whether a neuron that has this activation is computed further.
-__device__ __forceinline__ bool passes_gate(const GateUp& a, int neuron, float activation) {
-  switch (a.rule) {
-    case NOT_ZERO:
-      return activation != 0.0f;
-    case BY_GATE:
-      return fabsf(activation) >= a.threshold;
-    case BY_WEIGHTED_GATE:
-      return fabsf(activation) * a.gate_scale[neuron] >= a.threshold;
-    default:
-      return true;
-  }
-}
-
-// What a neuron's row of down is multiplied by, once its product is known.
-__device__ __forceinline__ float coefficient(const GateUp& a, int neuron, float product) {
-  if (a.rule != BY_CONTRIBUTION) return product;
-  const float centred = a.centre ? product - a.centre[neuron] : product;
-  return fabsf(centred) * a.contribution_scale[neuron] >= a.threshold ? centred : 0.0f;
-}
 
 // Place `index` among the set bits of a mask whose words begin with so many `before` them.
 __device__ __forceinline__ int find_bit(const unsigned* mask, const int* before, int words, int index) {
@@ -252,11 +204,11 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
       const float* bias = part == 0 ? a.gate_bias : a.up_bias;
       float dot = Format::dot(matrix, neuron, x, rounded);
       if (bias) dot += bias[neuron];
-      if (part == 0 || a.kind == DOUBLY_GATED) dot = activate(a.activation, a.fat_threshold, dot);
+      if (part == 0 || a.neurons.kind == DOUBLY_GATED) dot = activate(a.neurons, dot);
       product = part == 0 ? dot : product * dot;
-      const bool passes = part == 1 || passes_gate(a, neuron, product);
-      if (part == 1 || !passes || a.kind == UNGATED) {
-        product = passes ? coefficient(a, neuron, product) : 0.0f;
+      const bool passes = part == 1 || passes_gate(a.neurons, neuron, product);
+      if (part == 1 || !passes || a.neurons.kind == UNGATED) {
+        product = passes ? coefficient(a.neurons, neuron, product) : 0.0f;
         break;
       }
     }

@@ -91,6 +91,37 @@ __device__ __forceinline__ int dot4(unsigned a, unsigned b, int c) {
 #endif
 }
 
+// Adds the product of a tile of halves, 16 rows of 16 columns, with another, 16 rows of 8 columns, to one of
+// floats, on the tensor cores; a warp together. Lane 4 i + j has of the first tile the columns 2 j and 2 j + 1 of row i,
+// the same of row i + 8, and both once more 8 columns further on; of the second rows 2 j and 2 j + 1 of column i, and 8 rows
+// further on; of the sums columns 2 j and 2 j + 1 of rows i and i + 8.
+__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef CUDA_EMULATOR
+  emulator::multiply_tiles(sums, a, b, __LINE__);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Copies 16 bytes into shared memory while the thread goes on.
+__device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
+#ifdef CUDA_EMULATOR
+  std::memcpy(to, from, 16);
+#else
+  const unsigned place = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+#endif
+}
+
+// Waits for all copies that this thread has asked for.
+__device__ __forceinline__ void wait_for_copies() {
+#ifndef CUDA_EMULATOR
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // Says to the processor beside, in memory that both see, that all before has been written.
 __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) {
 #ifdef CUDA_EMULATOR

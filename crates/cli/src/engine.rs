@@ -1,6 +1,6 @@
 //! From a bundle on disk to a model ready to run.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{ByteSize, mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
@@ -154,24 +154,6 @@ pub(crate) fn open_runtime(
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
     runtime(bundle, engine.policy_choice(), engine.execution(), output)
-}
-
-/// The same on the CPU alone; fails where the GPU was asked for.
-pub(crate) fn open_runtime_on_cpu(
-    argument: &str,
-    engine: &EngineArguments,
-    output: Output,
-) -> Result<Runtime> {
-    let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    match engine.device {
-        DeviceArgument::Gpu => bail!("`bench` times the CPU alone yet; leave `--device` out"),
-        DeviceArgument::Auto if bundle.plan().uses_gpu() => {
-            output.say("the CPU computes what is planned for a GPU: `bench` times no card yet");
-        }
-        _ => {}
-    }
-    let execution = engine.execution_on_cpu();
-    runtime(bundle, engine.policy_choice(), execution, output)
 }
 
 /// Makes an open bundle ready.

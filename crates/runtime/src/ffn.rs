@@ -203,8 +203,8 @@ impl Ffn<'_> {
         }
     }
 
-    /// What the neurons behind the hot ones add for one token with the input `x`, `[hidden]`; where
-    /// neurons are foreseen, `mask` says which, 32 a word.
+    /// What the neurons behind the hot ones add for some tokens with the inputs `x`, `[tokens, hidden]`; where
+    /// neurons are foreseen, `mask` says which of each token, 32 a word.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
@@ -214,19 +214,24 @@ impl Ffn<'_> {
         statistics: &mut Statistics,
     ) -> Vec<f32> {
         let neurons = self.gate.outputs();
+        let mut sum = vec![0.0; x.len()];
         let x = self.gate.input(threads, x, self.input_threshold);
         if let Some(mask) = mask {
-            scratch.foreseen.masks.set_words(neurons, mask);
+            let masks = &mut scratch.foreseen.masks;
+            masks.set_words(neurons, x.tokens(), mask);
         }
-        let read = self.of_one(threads, &x, self.hot_count..neurons, scratch);
+        let side = self.hot_count..neurons;
+        let read = match x.tokens() {
+            1 => self.of_one(threads, &x, side, scratch),
+            _ => self.of_many(threads, &x, side, scratch),
+        };
         statistics.bytes_read += read as u64;
-        let mut sum = vec![0.0; self.gate.inputs()];
         let read = self.add_down(threads, &mut sum, scratch, statistics);
         statistics.bytes_read += read as u64;
         sum
     }
 
-    /// Which neurons are foreseen of one token, 32 a word.
+    /// Which neurons are foreseen of each token, 32 a word.
     pub(crate) fn foreseen(
         &self,
         threads: &Threads,
@@ -235,9 +240,10 @@ impl Ffn<'_> {
         statistics: &mut Statistics,
     ) -> Vec<u32> {
         let foreseen = &mut scratch.foreseen;
+        let tokens = foreseen_from.len() / self.gate.inputs();
         self.choice
-            .foresee(threads, 1, foreseen_from, foreseen, statistics);
-        foreseen.masks.halves()
+            .foresee(threads, tokens, foreseen_from, foreseen, statistics);
+        foreseen.masks.halves(self.gate.outputs())
     }
 
     /// Finds the neurons of `side` that are computed of the only token; returns the bytes read.

@@ -19,7 +19,7 @@ use crate::{
     attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
     ffn::{Ffn, Scratch},
-    hybrid::{self, Hybrid},
+    hybrid::{self, Hybrid, SideTimes},
     linear::Linear,
     memory::{self, Held},
     norm::norm_all,
@@ -119,9 +119,12 @@ impl Runtime {
             _ => None,
         };
         let sequence = start(&bundle, hybrid.as_deref())?;
-        if let Some(hybrid) = &hybrid {
+        let mut hybrid = hybrid;
+        if let Some(hybrid) = &mut hybrid {
             let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
-            hybrid.check_budget(&bundle, caches.sum())?;
+            let caches = caches.sum();
+            hybrid.check_budget(&bundle, caches)?;
+            hybrid.make_room_for_prompts(&bundle, caches)?;
         }
         memory::check(
             &bundle,
@@ -152,6 +155,20 @@ impl Runtime {
     /// Whether a part of the model is on a device beside the CPU.
     pub fn uses_device(&self) -> bool {
         self.hybrid.is_some()
+    }
+
+    /// From now on takes the times of a device and of the host beside it, layer by layer, or no longer; returns
+    /// those that were taken. None where everything runs on the CPU.
+    pub fn take_side_times(&mut self, goes_on: bool) -> Option<SideTimes> {
+        let hybrid = self.hybrid.as_mut();
+        hybrid.map(|hybrid| hybrid.take_times(goes_on))
+    }
+
+    /// Tokens of a prompt that are run at once: all that fit the scratch memory of the CPU's half, or the room that
+    /// a plan leaves on its device.
+    pub fn prompt_batch(&self) -> usize {
+        let hybrid = self.hybrid.as_ref();
+        hybrid.map_or(PREFILL_BATCH, |hybrid| hybrid.prompt_tokens())
     }
 
     /// The policy of every layer.
@@ -333,8 +350,9 @@ impl Runtime {
         let mut hidden = Vec::with_capacity(tokens.len() * self.config.hidden_size);
         let mut outcome = Ok(());
         for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks_exact(each)) {
-            for token in tokens {
-                let state = outcome.and_then(|()| self.hybrid_token(&mut hybrid, sequence, *token));
+            for tokens in tokens.chunks(hybrid.prompt_tokens()) {
+                let state =
+                    outcome.and_then(|()| self.hybrid_tokens(&mut hybrid, sequence, tokens));
                 outcome = state.map(|state| hidden.extend(state));
             }
         }

@@ -30,21 +30,27 @@ impl Masks {
         &mut self.words
     }
 
-    /// Takes over what was decided of one token, 32 neurons a word.
-    pub(crate) fn set_words(&mut self, neurons: usize, halves: &[u32]) {
-        let words = self.reset(neurons, 1);
-        for (word, halves) in words.iter_mut().zip(halves.chunks(2)) {
-            let high = halves.get(1).map_or(0, |high| u64::from(*high) << 32);
-            *word = u64::from(halves[0]) | high;
+    /// Takes over what was decided, `[tokens, ⌈neurons / 32⌉]`, 32 neurons a word.
+    pub(crate) fn set_words(&mut self, neurons: usize, tokens: usize, halves: &[u32]) {
+        let words = self.reset(neurons, tokens);
+        let of_tokens = halves.chunks_exact(neurons.div_ceil(32).max(1));
+        for (token, halves) in of_tokens.enumerate() {
+            let own = words.iter_mut().skip(token).step_by(tokens.max(1));
+            for (word, halves) in own.zip(halves.chunks(2)) {
+                let high = halves.get(1).map_or(0, |high| u64::from(*high) << 32);
+                *word = u64::from(halves[0]) | high;
+            }
         }
     }
 
-    /// What was decided of the only token, 32 neurons a word.
-    pub(crate) fn halves(&self) -> Vec<u32> {
-        let words = self.words.iter();
-        words
-            .flat_map(|word| [*word as u32, (word >> 32) as u32])
-            .collect()
+    /// What was decided, `[tokens, ⌈neurons / 32⌉]`, 32 neurons a word.
+    pub(crate) fn halves(&self, neurons: usize) -> Vec<u32> {
+        let tokens = (0..self.tokens).flat_map(|token| {
+            let own = self.words.iter().skip(token).step_by(self.tokens);
+            let halves = own.flat_map(|word| [*word as u32, (word >> 32) as u32]);
+            halves.take(neurons.div_ceil(32))
+        });
+        tokens.collect()
     }
 
     /// Decides for `neurons`, in ascending order, whatever the token.

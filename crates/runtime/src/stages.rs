@@ -32,11 +32,15 @@ pub enum Stage {
     Head,
     /// Choosing a token.
     Sampling,
+    /// Asking a device for what it is to do, and handing it what it needs.
+    Launching,
+    /// Waiting for a device.
+    Waiting,
 }
 
 impl Stage {
     /// Every stage, in the order of a token.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Embedding,
         Self::Norms,
         Self::QueryKeyValue,
@@ -47,6 +51,8 @@ impl Stage {
         Self::Down,
         Self::Head,
         Self::Sampling,
+        Self::Launching,
+        Self::Waiting,
     ];
 
     /// What the stage reads, mostly.
@@ -72,6 +78,8 @@ impl fmt::Display for Stage {
             Self::Down => "down",
             Self::Head => "head",
             Self::Sampling => "sampling",
+            Self::Launching => "launching",
+            Self::Waiting => "waiting",
         })
     }
 }

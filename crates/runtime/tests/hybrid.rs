@@ -19,7 +19,7 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_bundle::Bundle;
+use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
@@ -129,6 +129,13 @@ fn greedy(model: &mut Runtime, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f
     (tokens, all)
 }
 
+/// Logits of all tokens, each run by itself.
+fn one_by_one(model: &mut Runtime, tokens: &[u32]) -> Vec<f32> {
+    let each = tokens.chunks(1);
+    each.flat_map(|token| model.forward(token).unwrap())
+        .collect()
+}
+
 #[test]
 fn logits_are_those_of_the_standard_implementation() {
     for (index, name) in MODELS.iter().enumerate() {
@@ -183,7 +190,8 @@ fn every_order_of_threads_gives_the_same_bits() {
             &folder.path().join("bundle"),
         );
         let mut model = Runtime::with_device(bundle, options(), device).unwrap();
-        let logits = model.forward(&prompt).unwrap();
+        let mut logits = model.forward(&prompt[..9]).unwrap();
+        logits.extend(one_by_one(&mut model, &prompt[9..12]));
         match &first {
             None => first = Some(logits),
             Some(first) => assert_eq!(*first, logits, "{order:?}"),
@@ -213,13 +221,15 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
             let mut model = Runtime::with_device(bundle, options(), device).unwrap();
             // Two sequences in turn, one of which goes back.
-            let mut logits = model.forward(&prompt[..3]).unwrap();
+            let mut logits = one_by_one(&mut model, &prompt[..3]);
             let other = model.new_sequence().unwrap();
             let one = model.replace_sequence(other);
-            logits.extend(model.forward(&prompt[1..4]).unwrap());
+            logits.extend(one_by_one(&mut model, &prompt[1..4]));
+            // What comes at once is not recorded, and leaves what is.
+            logits.extend(model.forward(&prompt[4..6]).unwrap());
             let _other = model.replace_sequence(one);
             model.truncate(1);
-            logits.extend(model.forward(&prompt[4..7]).unwrap());
+            logits.extend(one_by_one(&mut model, &prompt[4..7]));
             match &first {
                 None => first = Some(logits),
                 Some(first) => assert!(*first == logits, "{name}, {records:?}"),
@@ -510,14 +520,185 @@ fn sequences_take_turns_and_share_beginnings() {
     for place in 9..12 {
         let tokens = [prompt[place], prompt[place]];
         let logits = model.decode_batch(&mut sequences, &tokens).unwrap();
-        let want = &want[place * vocabulary..][..vocabulary];
-        assert_eq!(logits, [want, want].concat());
+        let (one, other) = logits.split_at(vocabulary);
+        assert_eq!(one, other);
+        // A prompt's tokens are added up in another order.
+        assert_near(
+            one,
+            &want[place * vocabulary..][..vocabulary],
+            1e-4,
+            "alone",
+        );
     }
     // Prompt caches are read by the CPU alone.
     let error = model
         .save_prompt_cache(&folder.path().join("cache"))
         .unwrap_err();
     assert!(error.to_string().contains("prompt cache"), "{error}");
+}
+
+/// A machine whose link is so fast that copying cold neurons always pays.
+fn let_cold_neurons_stream(plan: &mut Plan) {
+    plan.hardware = powerinfer_artifact::hardware::named("rtx4090").unwrap();
+    if let Some(gpu) = &mut plan.hardware.gpu {
+        gpu.pcie_latency_seconds = 0.0;
+    }
+    // Neurons of a plan that was not placed have no bytes.
+    for layer in &mut plan.layers {
+        layer.cpu_microseconds = 1e3;
+    }
+}
+
+#[test]
+fn a_prompt_at_once_gives_what_its_tokens_give_one_after_the_other() {
+    let families = [
+        "llama-relu-gqa",
+        "opt-preln",
+        "opt-postln-proj",
+        "falcon-new-relu",
+    ];
+    for (index, name) in families.into_iter().enumerate() {
+        let golden = Golden::open(name);
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let prompt = golden.ids("p17.input_ids");
+        let folder = tempfile::tempdir().unwrap();
+        for streams in [false, true] {
+            let Some(device) = test_device(Order::Shuffled(index as u16)) else {
+                return;
+            };
+            let mut plan = plan(&checkpoint, &PLACES[1..], Policy::Exact, None);
+            if streams {
+                let_cold_neurons_stream(&mut plan);
+            }
+            let out = folder.path().join(format!("bundle-{streams}"));
+            let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+            let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+            assert!(model.prompt_batch() >= 17, "{name}");
+            let want = one_by_one(&mut model, &prompt);
+            let alone = model.take_statistics();
+            model.reset();
+            let found = model.forward(&prompt).unwrap();
+            let at_once = model.take_statistics();
+            assert_near(&found, &want, 1e-4, &format!("{name}, streams: {streams}"));
+            assert_eq!(at_once.neurons, alone.neurons);
+            let (one, other) = (at_once.neurons_computed, alone.neurons_computed);
+            assert!(
+                one.abs_diff(other) * 500 <= other,
+                "{one} of {other} neurons"
+            );
+        }
+    }
+}
+
+#[test]
+fn both_sides_are_timed_layer_by_layer() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let folder = tempfile::tempdir().unwrap();
+    for records in [Records::Nothing, Records::Well] {
+        let Some(device) = Emulator::new(2, Order::Forward) else {
+            return;
+        };
+        let device = Arc::new(device.that_records(records));
+        let plan = plan(&checkpoint, &PLACES[1..2], Policy::Exact, None);
+        let out = folder.path().join(format!("{records:?}"));
+        let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+        let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+        let want = one_by_one(&mut model, &prompt[..4]);
+        model.reset();
+        model.take_side_times(true);
+        let started = std::time::Instant::now();
+        let found = one_by_one(&mut model, &prompt[..4]);
+        let (elapsed, times) = (started.elapsed(), model.take_side_times(false).unwrap());
+        assert!(found == want, "looking changes nothing");
+        assert_eq!(
+            (times.tokens, times.layers.len()),
+            (4, checkpoint.config().layer_count)
+        );
+        let total = times.total();
+        assert!(
+            total.device + total.host + total.waiting <= elapsed,
+            "{times:?}"
+        );
+        for layer in &times.layers {
+            assert!(
+                !layer.device.is_zero() && !layer.host.is_zero(),
+                "{times:?}"
+            );
+        }
+        let share = times.device_share();
+        assert!(share > 0.2 && share < 0.8, "half of the neurons: {share}");
+        // Nobody looks any more, and prompts are timed as well.
+        model.forward(&prompt[4..6]).unwrap();
+        assert_eq!(model.take_side_times(true).unwrap().tokens, 0);
+        model.forward(&prompt[6..9]).unwrap();
+        let times = model.take_side_times(false).unwrap();
+        assert_eq!(times.tokens, 3);
+        assert!(!times.total().device.is_zero(), "{times:?}");
+        assert!(!times.total().host.is_zero(), "{times:?}");
+    }
+    // Nothing is left to the host of a prompt whose cold neurons are copied.
+    let Some(device) = test_device(Order::Forward) else {
+        return;
+    };
+    let mut plan = plan(&checkpoint, &PLACES[1..2], Policy::Exact, None);
+    let_cold_neurons_stream(&mut plan);
+    let bundle = bundle(
+        &checkpoint,
+        plan,
+        Format::F32,
+        None,
+        &folder.path().join("streams"),
+    );
+    let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+    model.take_side_times(true);
+    model.forward(&prompt[..5]).unwrap();
+    let times = model.take_side_times(false).unwrap();
+    assert_eq!((times.tokens, times.device_share()), (5, 1.0));
+    assert!(times.total().host.is_zero(), "{times:?}");
+}
+
+#[test]
+fn prompts_take_the_room_that_is_left() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let folder = tempfile::tempdir().unwrap();
+    let mut batches = Vec::new();
+    let mut first: Option<Vec<f32>> = None;
+    let plan = plan(&checkpoint, &[ALL], Policy::Exact, None);
+    let out = folder.path().join("bundle");
+    drop(bundle(&checkpoint, plan, Format::F32, None, &out));
+    for round in 0.. {
+        let Some(device) = Emulator::new(2, Order::Forward) else {
+            return;
+        };
+        let memory = 4e6 * 0.97f64.powi(round);
+        let device = Arc::new(device.that_has(memory as usize));
+        let bundle = Bundle::open(&out, Verification::Quick).unwrap();
+        let mut model = match Runtime::with_device(bundle, options(), device) {
+            Ok(model) => model,
+            Err(error) => {
+                // Without room for the weights there is none to run in.
+                assert!(error.to_string().contains("lower `--vram`"), "{error}");
+                break;
+            }
+        };
+        if batches.last() == Some(&model.prompt_batch()) {
+            continue;
+        }
+        batches.push(model.prompt_batch());
+        let logits = model.forward(&prompt).unwrap();
+        let first = first.get_or_insert_with(|| logits.clone());
+        assert_near(&logits, first, 1e-4, &format!("{batches:?}"));
+    }
+    // From all to few, as memory shrinks.
+    assert!(
+        batches.is_sorted_by(|more, fewer| more > fewer),
+        "{batches:?}"
+    );
+    assert!(batches[0] >= 17 && batches.len() > 3, "{batches:?}");
 }
 
 #[test]

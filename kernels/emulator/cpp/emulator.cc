@@ -205,6 +205,29 @@ uint32_t ballot(uint32_t mask, bool predicate, int line) {
   return bits;
 }
 
+void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line) {
+  Fiber* fiber = block->current;
+  Warp& warp = block->warps[fiber->warp];
+  const unsigned lane = fiber->lane;
+  std::memcpy(warp.tiles[lane], a, sizeof a);
+  std::memcpy(warp.tiles[lane] + 4, b, sizeof b);
+  wait_for_warp(0xffffffffu, line);
+  const auto number = [&](unsigned of_lane, unsigned word, unsigned index) {
+    const uint16_t bits = uint16_t(warp.tiles[of_lane][word] >> 16 * (index % 2));
+    _Float16 value;
+    std::memcpy(&value, &bits, sizeof value);
+    return float(value);
+  };
+  for (unsigned place = 0; place < 4; place++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + place % 2, lower = place / 2;
+    for (unsigned k = 0; k < 16; k++) {
+      const unsigned within = k % 8 / 2, further = k / 8;
+      sums[place] += number(row * 4 + within, lower + 2 * further, k) * number(column * 4 + within, 4 + further, k);
+    }
+  }
+  wait_for_warp(0xffffffffu, line);
+}
+
 // Memory whose end is the end of a page before one that cannot be read; null where there is none.
 extern "C" void* emulator_allocate(size_t bytes) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;

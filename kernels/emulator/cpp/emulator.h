@@ -45,6 +45,8 @@ constexpr unsigned MOST_THREADS = 1024;
 // Lanes that have arrived at a warp primitive, and what they brought.
 struct Warp {
   uint64_t brought[WARP];
+  // Of tiles that are multiplied: four words of the first, two of the second.
+  uint32_t tiles[WARP][6];
   uint32_t mask = 0, arrived = 0, generation = 0;
   int line = 0;
 };
@@ -107,6 +109,9 @@ T shuffle(uint32_t mask, T value, unsigned source, int line) {
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, int line);
+
+// What tensor cores do with tiles of 16 x 16 and 16 x 8 halves; sums are rounded after every product.
+void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line);
 
 // A kernel that can be launched by its name.
 struct Kernel {

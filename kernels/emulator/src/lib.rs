@@ -8,7 +8,11 @@
 
 use std::{
     env,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
 };
 
 use powerinfer_kernels::cuda::{Card, Device, DeviceError, DeviceInfo, Launch, Recording};
@@ -71,6 +75,12 @@ pub struct Emulator {
     records: Records,
     /// What was asked for since recording began.
     recorded: Mutex<Option<Vec<Step>>>,
+    /// Moments that were marked: what is asked for is done at once.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    moments: Mutex<Vec<Instant>>,
+    /// Bytes of memory that nobody has taken.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is taken"))]
+    left: AtomicUsize,
 }
 
 /// Something that is asked of a device, to be done later.
@@ -143,12 +153,22 @@ impl Emulator {
             order,
             records: Records::Well,
             recorded: Mutex::default(),
+            moments: Mutex::default(),
+            left: AtomicUsize::new(usize::MAX),
         })
     }
 
     /// The same device, which records so far.
     pub fn that_records(self, records: Records) -> Self {
         Self { records, ..self }
+    }
+
+    /// The same device with so many bytes of memory.
+    pub fn that_has(self, bytes: usize) -> Self {
+        Self {
+            left: AtomicUsize::new(bytes),
+            ..self
+        }
     }
 
     /// Where steps go while they are recorded.
@@ -204,10 +224,20 @@ impl Device for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
+        let take = |left: usize| left.checked_sub(bytes);
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let no_memory = |_| DeviceError::NoMemory {
+            device: self.info.name.clone(),
+            bytes,
+        };
+        taken.map_err(no_memory)?;
         self.allocate_host(bytes).map(|(_, address)| address)
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        self.left.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: the caller says so.
         unsafe { native::emulator_free(address as *mut _, bytes) }
     }
@@ -339,8 +369,31 @@ impl Device for Emulator {
             order: self.order,
             records: Records::Nothing,
             recorded: Mutex::default(),
+            moments: Mutex::default(),
+            left: AtomicUsize::new(usize::MAX),
         };
         Ok(Box::new(Steps { device, steps }))
+    }
+
+    fn mark(&self, index: usize) -> Result<(), DeviceError> {
+        self.check_not_recording("marking a moment")?;
+        let mut moments = self.moments.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if moments.len() <= index {
+            moments.resize(index + 1, now);
+        }
+        moments[index] = now;
+        Ok(())
+    }
+
+    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+        let moments = self.moments.lock().unwrap_or_else(PoisonError::into_inner);
+        match (moments.get(earlier), moments.get(later)) {
+            (Some(earlier), Some(later)) => {
+                Ok(later.saturating_duration_since(*earlier).as_secs_f64())
+            }
+            _ => Err(self.failed("asking for the time", "nobody marked that moment")),
+        }
     }
 
     fn synchronise(&self) -> Result<(), DeviceError> {
@@ -382,6 +435,12 @@ impl Device for Emulator {
     }
     fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
         Err(self.failed("recording", "there is no emulator here"))
+    }
+    fn mark(&self, _: usize) -> Result<(), DeviceError> {
+        Err(self.failed("marking a moment", "there is no emulator here"))
+    }
+    fn seconds_between(&self, _: usize, _: usize) -> Result<f64, DeviceError> {
+        Err(self.failed("asking for the time", "there is no emulator here"))
     }
     fn synchronise(&self) -> Result<(), DeviceError> {
         Ok(())

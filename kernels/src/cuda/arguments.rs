@@ -88,7 +88,7 @@ pub(super) struct Attention {
     pub(super) head_size: i32,
     pub(super) context: i32,
     pub(super) window: i32,
-    pub(super) more_padding: i32,
+    pub(super) appended: i32,
     pub(super) position: u64,
     pub(super) scale: f32,
     pub(super) last_padding: i32,
@@ -135,6 +135,21 @@ pub(super) struct ForeseeBySigns {
     pub(super) masks: Masks,
 }
 
+/// `Neurons` in `neurons.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Neurons {
+    pub(super) kind: i32,
+    pub(super) activation: i32,
+    pub(super) fat_threshold: f32,
+    pub(super) rule: i32,
+    pub(super) threshold: f32,
+    pub(super) padding: i32,
+    pub(super) gate_scale: u64,
+    pub(super) contribution_scale: u64,
+    pub(super) centre: u64,
+}
+
 /// `GateUp` in `feed_forward.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -145,15 +160,7 @@ pub(super) struct GateUp {
     pub(super) gate_bias: u64,
     pub(super) up: Matrix,
     pub(super) up_bias: u64,
-    pub(super) kind: i32,
-    pub(super) activation: i32,
-    pub(super) fat_threshold: f32,
-    pub(super) rule: i32,
-    pub(super) threshold: f32,
-    pub(super) padding: i32,
-    pub(super) gate_scale: u64,
-    pub(super) contribution_scale: u64,
-    pub(super) centre: u64,
+    pub(super) neurons: Neurons,
     pub(super) mask: u64,
     pub(super) hot_count: i32,
     pub(super) more_padding: i32,
@@ -184,4 +191,66 @@ pub(super) struct Down {
     pub(super) patience: u64,
     pub(super) hidden: u64,
     pub(super) computed: u64,
+}
+
+/// `Halves` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Halves {
+    pub(super) numbers: u64,
+    pub(super) scales: u64,
+    pub(super) tokens: i32,
+    pub(super) padded: i32,
+    pub(super) parts: i32,
+    pub(super) padding: i32,
+}
+
+/// `Halve` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Halve {
+    pub(super) x: u64,
+    pub(super) columns: i32,
+    pub(super) padding: i32,
+    pub(super) norm: Norm,
+    pub(super) to: Halves,
+    pub(super) for_host: u64,
+}
+
+/// `Combine` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Combine {
+    pub(super) neurons: Neurons,
+    pub(super) gate: u64,
+    pub(super) up: u64,
+    pub(super) mask: u64,
+    pub(super) words: i32,
+    pub(super) first: i32,
+    pub(super) count: i32,
+    pub(super) padding: i32,
+    pub(super) to: Halves,
+    pub(super) computed: u64,
+}
+
+/// `Multiply` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Multiply {
+    pub(super) matrix: Matrix,
+    pub(super) x: Halves,
+    pub(super) bias: u64,
+    pub(super) offset: u64,
+    pub(super) beside: u64,
+    pub(super) out: u64,
+    pub(super) add: i32,
+    pub(super) padding: i32,
+}
+
+/// `Announce` in `prompt.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Announce {
+    pub(super) flag: u64,
+    pub(super) step: u64,
 }

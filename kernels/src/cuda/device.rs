@@ -90,6 +90,12 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Ends recording; returns what was recorded.
     fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError>;
 
+    /// Marks the moment after all that was asked for before, as number `index`; not while launches are recorded.
+    fn mark(&self, index: usize) -> Result<(), DeviceError>;
+
+    /// Seconds from one marked moment to a later one, both of which have come.
+    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
+
     /// Waits for everything.
     fn synchronise(&self) -> Result<(), DeviceError>;
 }

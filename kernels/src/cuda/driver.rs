@@ -21,10 +21,11 @@ use cudarc::driver::{
 use super::{Device, DeviceError, DeviceInfo, Launch, Recording};
 
 /// The PTX of every file of kernels.
-const MODULES: [(&str, &str); 3] = [
+const MODULES: [(&str, &str); 4] = [
     ("attention", include_str!("../../ptx/attention.ptx")),
     ("feed_forward", include_str!("../../ptx/feed_forward.ptx")),
     ("projection", include_str!("../../ptx/projection.ptx")),
+    ("prompt", include_str!("../../ptx/prompt.ptx")),
 ];
 
 /// A folder whose `NAME.ptx` or `NAME.cubin` are loaded instead.
@@ -36,7 +37,7 @@ const LEAST_DRIVER: i32 = 12_040;
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Functions of the driver that are called here.
-const FUNCTIONS: [&str; 44] = [
+const FUNCTIONS: [&str; 45] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -73,6 +74,7 @@ const FUNCTIONS: [&str; 44] = [
     "cuEventRecord",
     "cuEventSynchronize",
     "cuEventDestroy_v2",
+    "cuEventElapsedTime",
     "cuMemAllocAsync",
     "cuMemFreeAsync",
     "cuStreamBeginCapture_v2",
@@ -148,9 +150,11 @@ pub struct Card {
     stream: Arc<CudaStream>,
     modules: Vec<CUmodule>,
     functions: Mutex<HashMap<String, CUfunction>>,
+    /// Moments that were marked, by their numbers.
+    moments: Mutex<Vec<sys::CUevent>>,
 }
 
-// SAFETY: modules and functions are handles of the driver, which any thread may use once the context is
+// SAFETY: modules, functions and events are handles of the driver, which any thread may use once the context is
 // made current there, as every call here does.
 #[allow(unsafe_code)]
 unsafe impl Send for Card {}
@@ -222,6 +226,7 @@ impl Card {
             stream,
             modules: Vec::new(),
             functions: Mutex::default(),
+            moments: Mutex::default(),
         };
         for (name, ptx) in MODULES {
             let module = card.load(name, ptx)?;
@@ -283,10 +288,7 @@ impl Card {
     /// A kernel by its name, with all the shared memory it may ask for.
     #[allow(unsafe_code)]
     fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
-        let mut functions = self
-            .functions
-            .lock()
-            .unwrap_or_else(|broken| broken.into_inner());
+        let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
             return Ok(*function);
         }
@@ -495,11 +497,41 @@ impl Device for Card {
         }
     }
 
+    fn mark(&self, index: usize) -> Result<(), DeviceError> {
+        const DOING: &str = "marking a moment";
+        self.bind(DOING)?;
+        let failed = |why| self.failed(DOING, why);
+        let mut moments = lock(&self.moments);
+        while moments.len() <= index {
+            let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+            moments.push(result::event::create(flags).map_err(failed)?);
+        }
+        // SAFETY: the event and the stream are there as long as the card is.
+        unsafe { result::event::record(moments[index], self.stream.cu_stream()) }.map_err(failed)
+    }
+
+    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+        const DOING: &str = "asking for the time";
+        self.bind(DOING)?;
+        let moments = lock(&self.moments);
+        let (Some(start), Some(end)) = (moments.get(earlier), moments.get(later)) else {
+            return Err(self.failed(DOING, DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)));
+        };
+        // SAFETY: both are events of this stream.
+        let milliseconds = unsafe { result::event::elapsed(*start, *end) };
+        let milliseconds = milliseconds.map_err(|why| self.failed(DOING, why))?;
+        Ok(f64::from(milliseconds) * 1e-3)
+    }
+
     fn synchronise(&self) -> Result<(), DeviceError> {
         self.stream
             .synchronize()
             .map_err(|why| self.failed("running kernels", why))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|broken| broken.into_inner())
 }
 
 /// A graph of launches, made from a stream that recorded them.
@@ -552,6 +584,10 @@ impl Drop for Card {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.bind("closing").is_ok() {
+            for moment in lock(&self.moments).drain(..) {
+                // SAFETY: it was created, and nobody has it any more.
+                let _ = unsafe { result::event::destroy(moment) };
+            }
             for module in &self.modules {
                 // SAFETY: it was loaded, and nothing of it runs once the stream is done.
                 let _ = unsafe { result::module::unload(*module) };

@@ -17,6 +17,9 @@ use super::{Device, DeviceError};
 pub struct Buffer<T> {
     device: Arc<dyn Device>,
     address: u64,
+    /// Numbers that were taken.
+    capacity: usize,
+    /// Of these, the first ones that are in use.
     length: usize,
     numbers: PhantomData<T>,
 }
@@ -34,6 +37,7 @@ impl<T: Pod> Buffer<T> {
         let buffer = Self {
             address: device.allocate(bytes)?,
             device: Arc::clone(device),
+            capacity: length,
             length,
             numbers: PhantomData,
         };
@@ -51,6 +55,7 @@ impl<T: Pod> Buffer<T> {
         let buffer = Self {
             address: device.allocate(bytes.len())?,
             device: Arc::clone(device),
+            capacity: numbers.len(),
             length: numbers.len(),
             numbers: PhantomData,
         };
@@ -134,9 +139,22 @@ impl<T> Buffer<T> {
         self.length == 0
     }
 
+    /// From now on uses the first `length` of the numbers that were taken.
+    ///
+    /// Panics where there are fewer.
+    pub fn set_len(&mut self, length: usize) {
+        assert!(length <= self.capacity, "{length} of {}", self.capacity);
+        self.length = length;
+    }
+
+    /// How many numbers were taken.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Bytes that are taken.
     pub fn bytes(&self) -> usize {
-        self.length * size_of::<T>()
+        self.capacity * size_of::<T>()
     }
 
     /// Where the device sees them.
@@ -150,7 +168,8 @@ impl<T> Drop for Buffer<T> {
         // SAFETY: it was taken with so many bytes; kernels that use it run before this is done.
         #[allow(unsafe_code)]
         unsafe {
-            self.device.free(self.address, self.length * size_of::<T>());
+            self.device
+                .free(self.address, self.capacity * size_of::<T>());
         }
     }
 }

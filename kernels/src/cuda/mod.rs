@@ -9,6 +9,7 @@ mod device;
 mod driver;
 mod memory;
 mod operations;
+mod prompt;
 mod weights;
 
 pub use device::{Device, DeviceError, DeviceInfo, Launch, Recording};
@@ -18,4 +19,5 @@ pub use operations::{
     Attention, ColdShare, DownScratch, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
     HeadNorms, HostView, Predictor, SignBits,
 };
+pub use prompt::{Beside, Chosen, Halves};
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

@@ -11,10 +11,10 @@ use super::{
 use crate::{BLOCK, CacheFormat, Format};
 
 /// Threads of a block, where a kernel says nothing else.
-const THREADS: usize = 256;
-const WARP: usize = 32;
+pub(super) const THREADS: usize = 256;
+pub(super) const WARP: usize = 32;
 /// Neurons of a word of a mask.
-const WORD: usize = 32;
+pub(super) const WORD: usize = 32;
 /// Threads of a block of attention, and positions it looks at together.
 const ATTENTION_THREADS: usize = 128;
 const TILE: usize = WARP;
@@ -30,7 +30,7 @@ const ROW_BLOCKS: usize = 4;
 pub struct Gpu {
     device: Arc<dyn Device>,
     /// Whether quantised rows are multiplied with bytes.
-    rounded: bool,
+    pub(super) rounded: bool,
 }
 
 /// Norms of a head's queries and keys.
@@ -42,24 +42,26 @@ pub struct HeadNorms {
     pub key: GpuNorm,
 }
 
-/// Attention of one token of one layer.
+/// Attention of one layer, of a token or of some that follow each other.
 #[derive(Debug)]
 pub struct Attention<'a> {
-    /// `[heads, head_size]`.
+    /// How many they are.
+    pub tokens: usize,
+    /// `[tokens, heads, head_size]`.
     pub query: &'a Buffer<f32>,
-    /// `[kv_heads, head_size]`.
+    /// `[tokens, kv_heads, head_size]`.
     pub key: &'a Buffer<f32>,
-    /// `[kv_heads, head_size]`.
+    /// `[tokens, kv_heads, head_size]`.
     pub value: &'a Buffer<f32>,
     /// Where heads are normed.
     pub norms: Option<&'a HeadNorms>,
-    /// Sine and cosine of each pair that is rotated; empty where none is.
+    /// `[tokens, pairs]`, sine and cosine of each pair that is rotated; empty where none is.
     pub turns: &'a Buffer<[f32; 2]>,
     /// ALiBi's slopes, one a head.
     pub slopes: Option<&'a Buffer<f32>>,
     /// Positions a token sees, itself among them; none means all.
     pub window: Option<usize>,
-    /// The token's.
+    /// The first token's.
     pub position: &'a Buffer<u32>,
 }
 
@@ -91,16 +93,16 @@ pub struct SignBits {
     pub agreements: u32,
 }
 
-/// Who is foreseen: 32 neurons a word.
+/// Who is foreseen of each token: 32 neurons a word.
 #[derive(Debug)]
 pub struct Foreseen<'a> {
-    /// For the device, `⌈neurons / 32⌉` words.
+    /// For the device, `[tokens, ⌈neurons / 32⌉]` words.
     pub mask: &'a mut Buffer<u32>,
     /// The same for the host, where it has neurons of the layer.
     pub for_host: Option<&'a HostBuffer>,
-    /// What rows of down are multiplied by; 0 for those who are not foreseen.
+    /// What rows of down are multiplied by, of one token; 0 for those who are not foreseen.
     pub products: &'a mut Buffer<f32>,
-    /// Neurons on the device, from the first on.
+    /// Neurons on the device, from the first on; 0 where there are several tokens.
     pub hot_count: usize,
 }
 
@@ -219,7 +221,7 @@ pub struct DownScratch {
     partial: Buffer<f32>,
     /// One a tile of columns, all 0 between launches.
     counters: Buffer<u32>,
-    computed: Buffer<u32>,
+    pub(super) computed: Buffer<u32>,
 }
 
 impl DownScratch {
@@ -342,9 +344,9 @@ impl Gpu {
     /// Words that [`Gpu::arg_max`] needs, the first of which is 0.
     pub const ARG_MAX_WORDS: usize = 4 + 2 * 32;
 
-    /// Attention of a token, which joins the cache: `out`, `[heads, head_size]`.
+    /// Attention of some tokens, which join the cache: `out`, `[tokens, heads, head_size]`.
     ///
-    /// `partial` has [`Gpu::attention_words`] numbers, and `counters` a 0 per KV head.
+    /// `partial` has [`Gpu::attention_words`] numbers, and `counters` a 0 per token and KV head.
     pub fn attend(
         &self,
         attention: &Attention<'_>,
@@ -354,13 +356,19 @@ impl Gpu {
         out: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
         let (kv_heads, size) = (cache.kv_heads, cache.head_size);
-        let heads = attention.query.len() / size;
+        let tokens = attention.tokens;
+        let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
-        let splits = self.attention_splits(kv_heads, cache.context);
-        assert!(partial.len() >= self.attention_words(heads, kv_heads, size, cache.context));
-        assert!(counters.len() >= kv_heads && out.len() == heads * size);
-        assert!(attention.key.len() == kv_heads * size && attention.value.len() == kv_heads * size);
-        assert!(2 * attention.turns.len() <= size && !attention.position.is_empty());
+        let splits = self.attention_splits(tokens, kv_heads, cache.context);
+        let words = self.attention_words(tokens, heads, kv_heads, size, cache.context);
+        assert!(partial.len() >= words && counters.len() >= tokens * kv_heads);
+        assert!(
+            attention.query.len() == tokens * heads * size && out.len() == tokens * heads * size
+        );
+        assert!(attention.key.len() == tokens * kv_heads * size);
+        assert!(attention.value.len() == tokens * kv_heads * size);
+        let pairs = attention.turns.len() / tokens;
+        assert!(2 * pairs <= size && !attention.position.is_empty());
         let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
         let arguments = arguments::Attention {
             query: attention.query.address(),
@@ -369,7 +377,7 @@ impl Gpu {
             query_norm: norm(|norms| &norms.query),
             key_norm: norm(|norms| &norms.key),
             turns: attention.turns.address(),
-            pairs: attention.turns.len() as i32,
+            pairs: pairs as i32,
             padding: 0,
             slopes: attention.slopes.map_or(0, Buffer::address),
             keys: cache.keys.address(),
@@ -379,7 +387,7 @@ impl Gpu {
             head_size: size as i32,
             context: cache.context as i32,
             window: attention.window.unwrap_or(0) as i32,
-            more_padding: 0,
+            appended: (tokens > 1).into(),
             position: attention.position.address(),
             scale: std::f32::consts::LOG2_E / (size as f32).sqrt(),
             last_padding: 0,
@@ -393,13 +401,19 @@ impl Gpu {
             + 3 * floats(group)
             + 2 * floats(TILE * (size + 4))
             + 16;
-        let name = match cache.format {
-            CacheFormat::F32 => "attend_f32",
-            _ => "attend_f16",
+        let [append, attend] = match cache.format {
+            CacheFormat::F32 => ["append_f32", "attend_f32"],
+            _ => ["append_f16", "attend_f16"],
         };
-        let grid = [kv_heads as u32, splits as u32, 1];
+        if tokens > 1 {
+            // Each sees those before it, whichever block is first.
+            let grid = [kv_heads as u32, tokens as u32, 1];
+            let shared = floats(size);
+            self.launch(append, grid, WARP, shared, "a head", &arguments)?;
+        }
+        let grid = [kv_heads as u32, splits as u32, tokens as u32];
         self.launch(
-            name,
+            attend,
             grid,
             ATTENTION_THREADS,
             shared,
@@ -408,25 +422,30 @@ impl Gpu {
         )
     }
 
-    /// Numbers that attention of a token needs for what its blocks have seen.
+    /// Numbers that attention of some tokens needs for what its blocks have seen.
     pub fn attention_words(
         &self,
+        tokens: usize,
         heads: usize,
         kv_heads: usize,
         head_size: usize,
         context: usize,
     ) -> usize {
-        self.attention_splits(kv_heads, context) * heads * (head_size + 2)
+        self.attention_splits(tokens, kv_heads, context) * tokens * heads * (head_size + 2)
     }
 
-    /// Blocks that share what a KV head sees: as many as fill the device, if the context is long enough.
-    fn attention_splits(&self, kv_heads: usize, context: usize) -> usize {
+    /// Blocks that share what a KV head sees: as many as fill the device, if the context is long enough. Of several
+    /// tokens there are enough without.
+    fn attention_splits(&self, tokens: usize, kv_heads: usize, context: usize) -> usize {
+        if tokens > 1 {
+            return 1;
+        }
         let blocks = 2 * self.device.info().multiprocessors;
         let most = context.div_ceil(2 * TILE);
         blocks.div_ceil(kv_heads).clamp(1, most.max(1))
     }
 
-    /// Asks a predictor which neurons to look at; `middle` has a place per unit.
+    /// Asks a predictor which neurons to look at; `middle` has a place per token and unit.
     pub fn foresee(
         &self,
         x: &Buffer<f32>,
@@ -438,7 +457,8 @@ impl Gpu {
         self.project(x, norm, &mut [(&predictor.a, &mut *middle)], false)?;
         let units = &predictor.units;
         let neurons = units.columns();
-        assert!(predictor.bias.len() == neurons && middle.len() == units.rows());
+        let tokens = middle.len() / units.rows().max(1);
+        assert!(predictor.bias.len() == neurons && middle.len() == tokens * units.rows());
         let blocks = units.rows().div_ceil(BLOCK);
         assert!(
             predictor
@@ -453,9 +473,9 @@ impl Gpu {
             bias: predictor.bias.address(),
             threshold: predictor.threshold,
             padding: 0,
-            masks: masks(foreseen, neurons),
+            masks: masks(foreseen, neurons, tokens),
         };
-        let grid = [neurons.div_ceil(WORD) as u32, 1, 1];
+        let grid = [neurons.div_ceil(WORD) as u32, tokens as u32, 1];
         let shared = THREADS / WARP * WORD * 4;
         let name = kernel("foresee", units.format());
         self.launch(&name, grid, THREADS, shared, "a predictor", &arguments)
@@ -470,7 +490,8 @@ impl Gpu {
         foreseen: &mut Foreseen<'_>,
     ) -> Result<(), DeviceError> {
         let words = signs.columns.div_ceil(64);
-        assert!(x.len() == signs.columns && signs.signs.len() == signs.neurons * words);
+        let tokens = x.len() / signs.columns.max(1);
+        assert!(x.len() == tokens * signs.columns && signs.signs.len() == signs.neurons * words);
         let arguments = arguments::ForeseeBySigns {
             x: x.address(),
             norm: GpuNorm::argument(norm),
@@ -479,13 +500,13 @@ impl Gpu {
             columns: signs.columns as i32,
             agreements: signs.agreements as i32,
             padding: 0,
-            masks: masks(foreseen, signs.neurons),
+            masks: masks(foreseen, signs.neurons, tokens),
         };
         let blocks = self.row_blocks(signs.neurons.div_ceil(WORD));
         let shared = input_bytes(signs.columns, false) + (2 * words * 4).next_multiple_of(16);
         self.launch(
             "foresee_by_signs",
-            [blocks, 1, 1],
+            [blocks, tokens as u32, 1],
             THREADS,
             shared,
             "signs",
@@ -526,34 +547,7 @@ impl Gpu {
             arguments.up = up_matrix.argument();
             arguments.up_bias = up.bias.as_ref().map_or(0, Buffer::address);
         }
-        (arguments.activation, arguments.fat_threshold) = ffn.activation.argument();
-        let of_neurons = |scale: &Buffer<f32>| {
-            assert!(scale.len() >= hot, "a number per neuron");
-            scale.address()
-        };
-        arguments.rule = match rule {
-            FfnRule::Every => 0,
-            FfnRule::NotZero => 1,
-            FfnRule::ByGate(threshold) => {
-                arguments.threshold = threshold;
-                2
-            }
-            FfnRule::ByWeightedGate(threshold, scale) => {
-                arguments.threshold = threshold;
-                arguments.gate_scale = of_neurons(scale);
-                3
-            }
-            FfnRule::ByContribution {
-                threshold,
-                scale,
-                centre,
-            } => {
-                arguments.threshold = threshold;
-                arguments.contribution_scale = of_neurons(scale);
-                arguments.centre = centre.map_or(0, of_neurons);
-                4
-            }
-        };
+        arguments.neurons = neurons(ffn, rule);
         if let Some(host) = host {
             assert!(host.input.len() >= columns && !host.step.is_empty());
             arguments.for_host = host.input.address(0);
@@ -564,11 +558,6 @@ impl Gpu {
         arguments.norm = GpuNorm::argument(norm);
         arguments.gate = gate.argument();
         arguments.gate_bias = ffn.gate.bias.as_ref().map_or(0, Buffer::address);
-        arguments.kind = match ffn.kind {
-            GpuFfnKind::Plain => 0,
-            GpuFfnKind::Gated => 1,
-            GpuFfnKind::DoublyGated => 2,
-        };
         arguments.mask = mask.map_or(0, Buffer::address);
         arguments.hot_count = hot as i32;
         arguments.products = products.address();
@@ -687,7 +676,8 @@ impl Gpu {
         rows.div_ceil(THREADS / WARP).min(most) as u32
     }
 
-    fn launch<T: Pod>(
+    /// Runs a kernel.
+    pub(super) fn launch<T: Pod>(
         &self,
         kernel: &str,
         grid: [u32; 3],
@@ -723,7 +713,7 @@ impl Gpu {
 }
 
 /// The name of a kernel for a format.
-fn kernel(name: &str, format: Format) -> String {
+pub(super) fn kernel(name: &str, format: Format) -> String {
     format!("{name}_{format}")
 }
 
@@ -738,7 +728,7 @@ fn width(format: Format) -> usize {
 }
 
 /// Shared memory of an input: its numbers, sums of a norm, and bytes.
-fn input_bytes(columns: usize, rounded: bool) -> usize {
+pub(super) fn input_bytes(columns: usize, rounded: bool) -> usize {
     let blocks = columns.div_ceil(BLOCK);
     let of_rounded = match rounded {
         true => blocks * BLOCK + 2 * (blocks * 4).next_multiple_of(16),
@@ -747,8 +737,48 @@ fn input_bytes(columns: usize, rounded: bool) -> usize {
     blocks * BLOCK * 4 + WARP * 4 + of_rounded
 }
 
-fn masks(foreseen: &mut Foreseen<'_>, neurons: usize) -> arguments::Masks {
-    let words = neurons.div_ceil(WORD);
+/// What `rule` makes of the products of the neurons of `ffn`.
+pub(super) fn neurons(ffn: &Ffn, rule: FfnRule<'_>) -> arguments::Neurons {
+    let hot = ffn.gate.matrix.rows();
+    let mut found = arguments::Neurons::zeroed();
+    (found.activation, found.fat_threshold) = ffn.activation.argument();
+    found.kind = match ffn.kind {
+        GpuFfnKind::Plain => 0,
+        GpuFfnKind::Gated => 1,
+        GpuFfnKind::DoublyGated => 2,
+    };
+    let of_neurons = |scale: &Buffer<f32>| {
+        assert!(scale.len() >= hot, "a number per neuron");
+        scale.address()
+    };
+    found.rule = match rule {
+        FfnRule::Every => 0,
+        FfnRule::NotZero => 1,
+        FfnRule::ByGate(threshold) => {
+            found.threshold = threshold;
+            2
+        }
+        FfnRule::ByWeightedGate(threshold, scale) => {
+            found.threshold = threshold;
+            found.gate_scale = of_neurons(scale);
+            3
+        }
+        FfnRule::ByContribution {
+            threshold,
+            scale,
+            centre,
+        } => {
+            found.threshold = threshold;
+            found.contribution_scale = of_neurons(scale);
+            found.centre = centre.map_or(0, of_neurons);
+            4
+        }
+    };
+    found
+}
+
+fn masks(foreseen: &mut Foreseen<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
+    let words = tokens * neurons.div_ceil(WORD);
     assert!(foreseen.mask.len() >= words && foreseen.products.len() >= foreseen.hot_count);
     assert!(foreseen.for_host.is_none_or(|host| host.len() >= words));
     arguments::Masks {

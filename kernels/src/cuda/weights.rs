@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::{Buffer, Device, DeviceError, arguments};
-use crate::{CacheFormat, Format, Matrix, MatrixData, f16};
+use crate::{CacheFormat, Format, Matrix, MatrixData, pack};
 
 /// A matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
 pub struct GpuMatrix {
     format: Format,
     rows: usize,
+    /// Rows that there is room for.
+    capacity: usize,
     columns: usize,
     quants: Buffer<u8>,
     scales: Option<Buffer<u8>>,
@@ -20,39 +22,55 @@ impl GpuMatrix {
     /// A copy of `matrix`, plane by plane.
     pub fn upload(device: &Arc<dyn Device>, matrix: &Matrix<'_>) -> Result<Self, DeviceError> {
         let plane = |bytes: &[u8]| Buffer::from_slice(device, bytes);
-        let (quants, scales, factors) = match matrix.data() {
-            MatrixData::F32(values) => (plane(bytemuck::cast_slice(values))?, None, None),
-            MatrixData::F16(values) => (plane(bytemuck::cast_slice(values))?, None, None),
-            MatrixData::Bf16(values) => (plane(bytemuck::cast_slice(values))?, None, None),
-            MatrixData::Q8_0 { quants, scales } => {
-                let scales = plane(bytemuck::cast_slice::<f16, u8>(scales))?;
-                (plane(bytemuck::cast_slice(quants))?, Some(scales), None)
-            }
-            MatrixData::Q4K {
-                quants,
-                scales,
-                factors,
-            } => {
-                let scales = plane(bytemuck::cast_slice(scales.as_flattened()))?;
-                (
-                    plane(quants)?,
-                    Some(scales),
-                    Some(plane(factors.as_flattened())?),
-                )
-            }
-            MatrixData::Q4_0 { quants, scales } => {
-                let scales = plane(bytemuck::cast_slice::<f16, u8>(scales))?;
-                (plane(quants)?, Some(scales), None)
-            }
-        };
+        let [quants, scales, factors] = planes(matrix);
         Ok(Self {
             format: matrix.format(),
             rows: matrix.rows(),
+            capacity: matrix.rows(),
             columns: matrix.columns(),
-            quants,
-            scales,
-            factors,
+            quants: plane(quants.unwrap_or_default())?,
+            scales: scales.map(plane).transpose()?,
+            factors: factors.map(plane).transpose()?,
         })
+    }
+
+    /// Room for `rows` rows, which are still to be written.
+    pub fn room(
+        device: &Arc<dyn Device>,
+        format: Format,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, DeviceError> {
+        let empty = pack(format, rows, columns, &vec![0.0; rows * columns]);
+        Self::upload(device, &empty.as_view())
+    }
+
+    /// Takes over the rows of `matrix`, of the same format and columns.
+    ///
+    /// Panics where it is another shape, or there is no room.
+    pub fn write(&mut self, matrix: &Matrix<'_>) -> Result<(), DeviceError> {
+        assert_eq!(
+            (self.format, self.columns),
+            (matrix.format(), matrix.columns()),
+            "rows of one shape"
+        );
+        let own = [
+            Some(&mut self.quants),
+            self.scales.as_mut(),
+            self.factors.as_mut(),
+        ];
+        for (own, bytes) in own.into_iter().zip(planes(matrix)) {
+            if let (Some(own), Some(bytes)) = (own, bytes) {
+                own.write(bytes)?;
+            }
+        }
+        self.rows = matrix.rows();
+        Ok(())
+    }
+
+    /// Rows that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Number of rows.
@@ -84,6 +102,32 @@ impl GpuMatrix {
             factors: address(&self.factors),
             rows: self.rows as i32,
             columns: self.columns as i32,
+        }
+    }
+}
+
+/// The planes of a matrix: numbers, scales, factors.
+fn planes<'a>(matrix: &Matrix<'a>) -> [Option<&'a [u8]>; 3] {
+    match matrix.data() {
+        MatrixData::F32(values) => [Some(bytemuck::cast_slice(values)), None, None],
+        MatrixData::F16(values) => [Some(bytemuck::cast_slice(values)), None, None],
+        MatrixData::Bf16(values) => [Some(bytemuck::cast_slice(values)), None, None],
+        MatrixData::Q8_0 { quants, scales } => [
+            Some(bytemuck::cast_slice(quants)),
+            Some(bytemuck::cast_slice(scales)),
+            None,
+        ],
+        MatrixData::Q4K {
+            quants,
+            scales,
+            factors,
+        } => [
+            Some(quants),
+            Some(bytemuck::cast_slice(scales.as_flattened())),
+            Some(factors.as_flattened()),
+        ],
+        MatrixData::Q4_0 { quants, scales } => {
+            [Some(quants), Some(bytemuck::cast_slice(scales)), None]
         }
     }
 }

@@ -5,6 +5,7 @@ mod check;
 mod densities;
 mod measure;
 mod report;
+mod sides;
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
-    engine::{self, EngineArguments, open_runtime_on_cpu},
+    engine::{self, EngineArguments, open_runtime},
     machine::{self, measure::speed_test},
     model_argument::{self, DEMO, bundle_folder},
     output::{Output, print, print_json},
@@ -74,8 +75,10 @@ pub(crate) struct BenchArguments {
 pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let threads = arguments.engine.thread_count();
     let probe_bytes = probe_bytes(arguments.probe)?;
-    // On the CPU: a card has no stages to time yet.
-    let mut model = open_runtime_on_cpu(&arguments.bundle, &arguments.engine, output)?;
+    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    if model.uses_device() && !(arguments.batch.is_empty() && arguments.ffn_densities.is_empty()) {
+        bail!("`--batch` and `--ffn-densities` time the CPU alone; give `--device cpu` with them");
+    }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
     let checked = check::TOKENS.min(model.context_limit());
@@ -107,6 +110,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
 
     let bar = Bar::new(output);
     bar.begin("checking", 1, "comparisons");
+    // On the CPU, whatever the other runs on.
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
         let dense = PolicyChoice::Forced(Policy::Dense);
@@ -146,6 +150,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .map(|work| bench.measure(&mut model, *work))
         .collect();
     let measured = measured?;
+    let sides = sides::measure(&mut model, &ids)?;
     let batches = match &mut batches {
         Some(batches) => {
             let dense = (!is_dense).then_some(&mut dense);
@@ -172,6 +177,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         measured: &measured,
         batches: &batches,
         densities: &densities,
+        sides: sides.as_ref(),
         hand_over_microseconds: 1e6 * hand_over,
     };
     match arguments.json {

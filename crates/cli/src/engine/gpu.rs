@@ -71,10 +71,11 @@ pub(super) fn run_on(
         );
     }
     output.say(format!(
-        "{}: {what}; {} taken of a budget of {}",
+        "{}: {what}; {} taken of a budget of {}; prompts run {} tokens at a time",
         card.info().name,
         ByteSize(taken),
-        ByteSize(budget)
+        ByteSize(budget),
+        runtime.prompt_batch()
     ));
     Ok(runtime)
 }

@@ -9,21 +9,25 @@
 //! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
 
 mod place;
+mod streaming;
 mod stretches;
+mod times;
 mod token;
 
 pub(crate) use place::Source;
+pub use times::{LayerTimes, SideTimes};
 
 use std::sync::Arc;
 
-use powerinfer_bundle::Bundle;
+use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
 use powerinfer_kernels::CacheFormat;
 use powerinfer_kernels::cuda::{
-    Buffer, Device, DeviceError, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm, HeadNorms,
-    HostBuffer, Predictor, SignBits,
+    Buffer, Device, DeviceError, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm, Halves,
+    HeadNorms, HostBuffer, Predictor, SignBits,
 };
 
 use crate::RuntimeError;
+pub(crate) use streaming::ColdWeights;
 use stretches::Stretches;
 
 /// What of a bundle is on a device, and the vectors of the token that runs.
@@ -37,6 +41,14 @@ pub(crate) struct Hybrid {
     kv_heads: usize,
     head_size: usize,
     state: State,
+    /// The same for the tokens of a prompt, where there is room for them.
+    prompt: Option<State>,
+    /// Tokens of the batch that runs.
+    tokens: usize,
+    /// The layer that runs.
+    layer: usize,
+    /// What both sides take, where somebody wants to know.
+    times: Option<SideTimes>,
     stretches: Stretches,
 }
 
@@ -46,6 +58,10 @@ struct DeviceLayer {
     attention: Option<DeviceAttention>,
     /// Whether keys and values are there too.
     has_cache: bool,
+    /// Neurons of the layer, wherever they are.
+    neurons: usize,
+    /// From how many tokens of a prompt on its cold neurons are copied to the device, where that ever pays.
+    streams_from: Option<usize>,
     ffn: Option<DeviceFfn>,
     /// Behind attention and behind the FFN, where norms come after.
     norms_after: Option<[GpuNorm; 2]>,
@@ -110,9 +126,11 @@ struct DeviceHead {
     logits: Buffer<f32>,
 }
 
-/// Vectors of a token on the device, and those that both sides see.
+/// Vectors of a token, or of some, on the device, and those that both sides see.
 #[derive(Debug)]
 struct State {
+    /// What several tokens need beside; none for one.
+    many: Option<Many>,
     hidden: Buffer<f32>,
     /// What the FFN sees where attention has been added to `hidden` already.
     residual: Buffer<f32>,
@@ -143,6 +161,22 @@ struct State {
     computed: u32,
 }
 
+/// What several tokens need on the device.
+#[derive(Debug)]
+struct Many {
+    /// How many there is room for.
+    most: usize,
+    halves: Halves,
+    /// What rows of down are multiplied by.
+    products: Halves,
+    /// `[tokens, hot]`.
+    up: Buffer<f32>,
+    /// `[tokens, rank]`.
+    middle: Buffer<f32>,
+    /// Cold neurons that are copied here.
+    piece: Option<Ffn>,
+}
+
 impl Hybrid {
     /// The device.
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
@@ -164,6 +198,51 @@ impl Hybrid {
             layer.has_cache.then(cache).transpose()
         };
         self.layers.iter().map(new).collect()
+    }
+
+    /// Makes room for as many tokens of a prompt at once as the plan's budget leaves, with `caches` bytes of a
+    /// sequence on the device.
+    pub(crate) fn make_room_for_prompts(
+        &mut self,
+        bundle: &Bundle,
+        caches: usize,
+    ) -> Result<(), DeviceError> {
+        let held = (self.bytes() + caches) as u64;
+        let mut tokens = PREFILL_BATCH.min(self.context);
+        while tokens > 1 {
+            match place::state(
+                &self.gpu,
+                bundle.config(),
+                &self.layers,
+                self.context,
+                tokens,
+            ) {
+                Ok(state) => {
+                    let fits = held + state.bytes() as u64 <= bundle.plan().budget.vram_bytes;
+                    if fits || !bundle.plan().is_placed() {
+                        self.prompt = Some(state);
+                        return Ok(());
+                    }
+                }
+                Err(DeviceError::NoMemory { .. }) => {}
+                Err(other) => return Err(other),
+            }
+            tokens /= 2;
+        }
+        Ok(())
+    }
+
+    /// From now on takes the times of both sides, or no longer; returns those that were taken.
+    pub(crate) fn take_times(&mut self, goes_on: bool) -> SideTimes {
+        self.stretches.set_timed(goes_on);
+        let fresh = goes_on.then(|| SideTimes::new(self.layers.len()));
+        std::mem::replace(&mut self.times, fresh).unwrap_or_default()
+    }
+
+    /// How many tokens of a prompt run at once.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        let many = self.prompt.as_ref().and_then(|state| state.many.as_ref());
+        many.map_or(1, |many| many.most)
     }
 
     /// Whether logits come from the device.
@@ -267,7 +346,8 @@ impl Hybrid {
                 .map_or(0, |(linear, out)| linear.bytes() + out.bytes());
             norm(&found.norm) + project + found.head.bytes() + found.logits.bytes()
         });
-        layers.sum::<usize>() + head + self.state.bytes()
+        let prompt = self.prompt.as_ref().map_or(0, State::bytes);
+        layers.sum::<usize>() + head + self.state.bytes() + prompt
     }
 }
 
@@ -284,6 +364,11 @@ impl State {
             &self.products,
         ];
         let small = self.turns.bytes() + self.mask.bytes() + self.attention_counters.bytes();
-        vectors.into_iter().map(Buffer::bytes).sum::<usize>() + small + self.down.bytes()
+        let many = self.many.as_ref().map_or(0, |many| {
+            let halves = many.halves.bytes() + many.products.bytes();
+            let piece = many.piece.as_ref().map_or(0, streaming::bytes);
+            halves + many.up.bytes() + many.middle.bytes() + piece
+        });
+        vectors.into_iter().map(Buffer::bytes).sum::<usize>() + small + self.down.bytes() + many
     }
 }

@@ -16,7 +16,10 @@ use powerinfer_kernels::{
 };
 use powerinfer_model::{Activation, Block, FfnKind, ModelConfig, NormKind, Positions};
 
-use super::{DeviceAttention, DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, State};
+use super::{
+    DeviceAttention, DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,
+    streaming,
+};
 use crate::{
     ActivationFormat, RuntimeError,
     choice::{Choice, LayerChoices},
@@ -264,12 +267,17 @@ impl Hybrid {
             layers.push(DeviceLayer {
                 attention: has_attention.then(attention).transpose()?,
                 has_cache,
+                neurons: config.ffn_size,
+                streams_from: None,
                 ffn: match plan.hot_count {
                     0 => None,
                     _ => Some(upload.ffn(stored, plan, choices, policy, bundle)?),
                 },
                 norms_after,
             });
+        }
+        for (layer, of_plan) in layers.iter_mut().zip(&plan.layers) {
+            layer.streams_from = streaming::least_tokens(plan, of_plan, layer);
         }
         let head = match plan.head {
             plan::Device::Gpu => Some(DeviceHead {
@@ -296,7 +304,11 @@ impl Hybrid {
             source.activations == ActivationFormat::Int8,
         );
         Ok(Self {
-            state: state(&gpu, config, &layers, source.context)?,
+            state: state(&gpu, config, &layers, source.context, 1)?,
+            prompt: None,
+            tokens: 1,
+            layer: 0,
+            times: None,
             stretches: super::Stretches::new(gpu.device()),
             gpu,
             layers,
@@ -309,15 +321,16 @@ impl Hybrid {
     }
 }
 
-/// Vectors of a token, all zeros.
-fn state(
+/// Vectors of up to `tokens` tokens, all zeros.
+pub(super) fn state(
     gpu: &Gpu,
     config: &ModelConfig,
     layers: &[DeviceLayer],
     context: usize,
+    tokens: usize,
 ) -> Result<State, DeviceError> {
     let device = gpu.device();
-    let floats = |count: usize| Buffer::<f32>::new(device, count);
+    let floats = |count: usize| Buffer::<f32>::new(device, tokens * count);
     let (queries, keys) = (
         config.head_count * config.head_size,
         config.kv_head_count * config.head_size,
@@ -326,31 +339,71 @@ fn state(
         Positions::Rotary(rotary) => rotary.frequencies.len(),
         _ => 0,
     };
-    let words = config.ffn_size.div_ceil(32);
+    let words = tokens * config.ffn_size.div_ceil(32);
     let (hidden, heads, kv_heads) = (config.hidden_size, config.head_count, config.kv_head_count);
-    let downs = layers
+    let ffns = || layers.iter().filter_map(|layer| layer.ffn.as_ref());
+    let hot = ffns().map(|ffn| ffn.ffn.down.rows()).max().unwrap_or(0);
+    let rank = ffns().map(|ffn| match &ffn.choice {
+        DeviceChoice::Predicted { predictor, .. } => predictor.units.rows(),
+        _ => 0,
+    });
+    // Those whose cold neurons are copied for so many tokens.
+    let streams = |layer: &&DeviceLayer| layer.streams_from.is_some_and(|least| tokens >= least);
+    let cold = |layer: &DeviceLayer| {
+        layer
+            .ffn
+            .as_ref()
+            .map(|ffn| layer.neurons - ffn.ffn.down.rows())
+    };
+    let most_cold = layers
         .iter()
-        .filter_map(|layer| layer.ffn.as_ref())
-        .map(|ffn| &ffn.ffn.down);
+        .filter(streams)
+        .filter_map(cold)
+        .max()
+        .unwrap_or(0);
+    let mut streamed = layers
+        .iter()
+        .filter(streams)
+        .filter_map(|layer| layer.ffn.as_ref());
+    let wide = hot.max(most_cold.min(streaming::PIECE));
+    let many = match tokens {
+        1 => None,
+        _ => Some(Many {
+            most: tokens,
+            halves: gpu.new_halves(tokens, hidden.max(queries))?,
+            products: gpu.new_halves(tokens, wide)?,
+            up: floats(wide)?,
+            middle: floats(rank.max().unwrap_or(0))?,
+            piece: streamed
+                .next()
+                .map(|ffn| streaming::room(device, &ffn.ffn, most_cold))
+                .transpose()?,
+        }),
+    };
+    // Sums of rows go another way for several tokens.
+    let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| tokens == 1);
+    let size = config.head_size;
+    let partial = gpu.attention_words(tokens, heads, kv_heads, size, context);
     Ok(State {
+        many,
         hidden: floats(hidden)?,
         residual: floats(hidden)?,
         query: floats(queries)?,
         key: floats(keys)?,
         value: floats(keys)?,
         mixed: floats(queries)?,
-        turns: Buffer::new(device, pairs)?,
+        turns: Buffer::new(device, tokens * pairs)?,
         position: Buffer::new(device, 1)?,
         step: Buffer::new(device, 1)?,
-        attention_partial: floats(gpu.attention_words(heads, kv_heads, config.head_size, context))?,
-        attention_counters: Buffer::new(device, kv_heads)?,
+        attention_partial: Buffer::new(device, partial)?,
+        attention_counters: Buffer::new(device, tokens * kv_heads)?,
         mask: Buffer::new(device, words)?,
-        products: floats(config.ffn_size)?,
+        products: floats(wide)?,
         down: gpu.down_scratch(downs)?,
-        input: HostBuffer::new(device, hidden)?,
+        input: HostBuffer::new(device, tokens * hidden)?,
         foreseen: HostBuffer::new(device, words)?,
         ready: HostBuffer::new(device, layers.len())?,
-        cold: HostBuffer::new(device, hidden)?,
+        cold: HostBuffer::new(device, tokens * hidden)?,
         gave_up: HostBuffer::new(device, 1)?,
         steps: 0,
         computed: 0,

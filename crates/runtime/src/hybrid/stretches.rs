@@ -22,6 +22,10 @@ pub(super) struct Stretches {
     is_open: bool,
     /// Whether kernels are launched one by one.
     is_eager: bool,
+    /// The same, for a while.
+    is_paused: bool,
+    /// Of each stretch of the token that runs, the layer in which it ended; where stretches are timed.
+    ends: Option<Vec<usize>>,
 }
 
 /// What is known of a sequence.
@@ -42,6 +46,8 @@ impl Stretches {
             next: 0,
             is_open: false,
             is_eager: false,
+            is_paused: false,
+            ends: None,
         }
     }
 
@@ -67,14 +73,53 @@ impl Stretches {
         &mut self.known.last_mut().expect("a token has begun").stretches
     }
 
+    /// Whether kernels are launched one by one until this is called again.
+    pub(super) fn pause(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+        (self.next, self.is_open) = (0, false);
+    }
+
+    /// Whether the device's time for every stretch is taken from now on.
+    pub(super) fn set_timed(&mut self, is_timed: bool) {
+        self.ends = is_timed.then(Vec::new);
+    }
+
+    /// The layers in which the stretches of the last token ended, and what the device took for each; all of
+    /// it is done.
+    pub(super) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
+        let Some(ends) = &mut self.ends else {
+            return Ok(Vec::new());
+        };
+        let ends = std::mem::take(ends).into_iter().enumerate();
+        ends.map(|(stretch, layer)| {
+            let seconds = self.device.seconds_between(2 * stretch, 2 * stretch + 1)?;
+            Ok((layer, seconds))
+        })
+        .collect()
+    }
+
+    /// Marks the beginning of the stretch that comes next, or its end.
+    fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
+        match self.ends {
+            Some(_) => self.device.mark(2 * self.next + usize::from(is_end)),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the caller is to launch what comes next. Where it is in a stretch that is known, it is on its
     /// way already.
     pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
-        if self.is_eager {
+        if self.is_eager || self.is_paused {
+            if !std::mem::replace(&mut self.is_open, true) {
+                self.mark(false)?;
+            }
             return Ok(true);
         }
         let next = self.next;
         if !self.is_open {
+            if next < self.stretches().len() {
+                self.mark(false)?;
+            }
             if let Some(stretch) = self.stretches().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
@@ -84,7 +129,7 @@ impl Stretches {
                 }
             } else if !self.device.record()? {
                 self.is_eager = true;
-                return Ok(true);
+                return self.wants_launch();
             }
             self.is_open = true;
         }
@@ -92,18 +137,26 @@ impl Stretches {
     }
 
     /// Ends the stretch, for the host is going to look at what it gives, or to change what comes.
-    pub(super) fn end(&mut self) -> Result<(), DeviceError> {
+    ///
+    /// `layer` is the one whose launches come last.
+    pub(super) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
-        if self.next == self.stretches().len() {
+        let is_recorded = !self.is_eager && !self.is_paused;
+        if is_recorded && self.next == self.stretches().len() {
             let stretch = self.device.recorded()?;
+            self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
             #[allow(unsafe_code)]
             unsafe {
                 stretch.replay()?;
             }
             self.stretches().push(stretch);
+        }
+        self.mark(true)?;
+        if let Some(ends) = &mut self.ends {
+            ends.push(layer);
         }
         self.next += 1;
         Ok(())
@@ -116,8 +169,11 @@ impl Stretches {
             .known
             .pop()
             .is_some_and(|known| known.stretches.len() <= self.next);
-        if std::mem::replace(&mut self.is_open, false) && was_recorded {
+        if std::mem::replace(&mut self.is_open, false) && was_recorded && !self.is_eager {
             drop(self.device.recorded());
+        }
+        if let Some(ends) = &mut self.ends {
+            ends.clear();
         }
         was_recorded && !std::mem::replace(&mut self.is_eager, true)
     }

@@ -14,6 +14,7 @@ use super::{
     check::Check,
     densities::FfnTime,
     measure::{Measured, Spread, Work},
+    sides::Sides,
 };
 use crate::{
     machine::{self, contention::Contention},
@@ -35,6 +36,8 @@ pub(super) struct Report<'a> {
     pub(super) measured: &'a [Measured],
     pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
+    /// Of a GPU and the CPU beside it.
+    pub(super) sides: Option<&'a Sides>,
     pub(super) hand_over_microseconds: f64,
 }
 
@@ -76,6 +79,7 @@ impl Report<'_> {
             "decode": of(false),
             "batches": self.batches,
             "ffn": self.densities,
+            "sides": self.sides,
             "plan": {
                 "machine": plan.hardware.name,
                 "microseconds_per_token": plan.totals.microseconds_per_token,
@@ -115,6 +119,10 @@ impl Report<'_> {
                 writeln!(text, "\n{}", stages(measured))?;
                 self.describe_decode(&mut text, measured)?;
             }
+        }
+        if let Some(sides) = self.sides {
+            writeln!(text, "\n{}", sides.table())?;
+            writeln!(text, "on the GPU      {}", sides.describe())?;
         }
         if !self.densities.is_empty() {
             let mut table =

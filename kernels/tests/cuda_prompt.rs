@@ -1,0 +1,358 @@
+//! Kernels of prompts, which take many tokens at once, against the processor's and against those of one token: on the
+//! emulator, its threads in three orders, or on a card.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use powerinfer_kernels::{
+    Format, Isa,
+    cuda::{
+        Beside, Buffer, Chosen, Device, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
+        GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HostBuffer, HostView, Predictor,
+    },
+    pack,
+};
+
+#[path = "support/devices.rs"]
+mod devices;
+#[path = "support/noise.rs"]
+mod noise;
+
+use devices::{assert_near, on_every_device};
+use noise::noise;
+
+fn upload(device: &Arc<dyn Device>, numbers: &[f32]) -> Buffer<f32> {
+    Buffer::from_slice(device, numbers).unwrap()
+}
+
+fn zeros<T: bytemuck::Pod>(device: &Arc<dyn Device>, count: usize) -> Buffer<T> {
+    Buffer::new(device, count).unwrap()
+}
+
+/// Outputs, inputs and tokens: less than a tile of each, whole ones, and odd ones.
+const SHAPES: [[usize; 3]; 5] = [
+    [1, 1, 2],
+    [33, 70, 5],
+    [64, 64, 64],
+    [40, 130, 67],
+    [31, 256, 17],
+];
+
+#[test]
+fn products_of_many_tokens_are_those_of_the_processor() {
+    for format in Format::ALL {
+        for [rows, columns, tokens] in SHAPES {
+            let packed = pack(format, rows, columns, &noise(1, rows * columns));
+            let (mut x, bias) = (noise(2, tokens * columns), noise(3, rows));
+            // Larger than a half can be, and much smaller.
+            x[..columns].iter_mut().for_each(|x| *x *= 1e6);
+            x[columns..2 * columns].iter_mut().for_each(|x| *x *= 1e-9);
+            let mut want = Vec::new();
+            for x in x.chunks(columns) {
+                let mut products = vec![0.0; rows];
+                Isa::SCALAR.gemv(&packed.as_view(), x, &mut products);
+                want.push(products);
+            }
+            for rounded in [false, true] {
+                on_every_device(|device| {
+                    let gpu = Gpu::new(Arc::clone(device), rounded);
+                    let linear = GpuLinear::upload(device, &packed.as_view(), Some(&bias)).unwrap();
+                    let mut halves = gpu.new_halves(tokens + 3, columns + 9).unwrap();
+                    let x = upload(device, &x);
+                    gpu.halve(&x, tokens, None, format, &mut halves, None)
+                        .unwrap();
+                    let mut out = zeros(device, tokens * rows);
+                    gpu.multiply(&halves, &linear, &mut out, false).unwrap();
+                    gpu.multiply(&halves, &linear, &mut out, true).unwrap();
+                    let found = out.to_vec().unwrap();
+                    // A half has eleven bits.
+                    let tolerance = match rounded {
+                        true => 2e-3,
+                        false => 4e-6,
+                    };
+                    let tokens = found.chunks(rows).zip(&want);
+                    for (token, (found, want)) in tokens.enumerate() {
+                        let unit = [1e6, 1e-9].get(token).copied().unwrap_or(1.0);
+                        // Of the small ones a bias leaves nothing; it was added twice, and the product.
+                        let sums = found.iter().zip(&bias).map(|(out, bias)| match token {
+                            1 => (out / 2.0 - bias) * 0.0,
+                            _ => (out / 2.0 - bias) / unit,
+                        });
+                        let want = want.iter().map(|want| match token {
+                            1 => 0.0,
+                            _ => want / unit,
+                        });
+                        let columns = (columns as f32).sqrt();
+                        assert_near(
+                            &sums.collect::<Vec<_>>(),
+                            &want.collect::<Vec<_>>(),
+                            tolerance * columns,
+                            &format!(
+                                "{format} {rows} x {columns}, token {token} of {tokens:?}, rounded {rounded}",
+                                tokens = x.len()
+                            ),
+                        );
+                    }
+                    found
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn small_numbers_are_not_lost_beside_a_scale_of_their_own() {
+    let (rows, columns) = (5, 40);
+    let packed = pack(Format::F16, rows, columns, &noise(4, rows * columns));
+    let x: Vec<f32> = noise(5, 2 * columns).iter().map(|x| x * 1e-12).collect();
+    let mut want = vec![0.0; rows];
+    Isa::SCALAR.gemv(&packed.as_view(), &x[columns..], &mut want);
+    on_every_device(|device| {
+        let gpu = Gpu::new(Arc::clone(device), false);
+        let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
+        let mut halves = gpu.new_halves(2, columns).unwrap();
+        gpu.halve(&upload(device, &x), 2, None, Format::F16, &mut halves, None)
+            .unwrap();
+        let mut out = zeros(device, 2 * rows);
+        gpu.multiply(&halves, &linear, &mut out, false).unwrap();
+        let found = out.to_vec().unwrap();
+        let larger = |numbers: &[f32]| numbers.iter().map(|x| x * 1e12).collect::<Vec<_>>();
+        assert_near(&larger(&found[rows..]), &larger(&want), 1e-5, "tiny");
+        found
+    });
+}
+
+#[test]
+fn what_is_no_number_shows() {
+    on_every_device(|device| {
+        let gpu = Gpu::new(Arc::clone(device), true);
+        let packed = pack(Format::F16, 3, 4, &noise(6, 12));
+        let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
+        let x = [
+            [1.0, f32::NAN, 0.0, 0.0],
+            [1.0, 2.0, f32::INFINITY, 0.0],
+            [0.0; 4],
+        ];
+        let mut halves = gpu.new_halves(3, 4).unwrap();
+        let x = upload(device, x.as_flattened());
+        gpu.halve(&x, 3, None, Format::F16, &mut halves, None)
+            .unwrap();
+        let mut out = zeros(device, 9);
+        gpu.multiply(&halves, &linear, &mut out, false).unwrap();
+        let found = out.to_vec().unwrap();
+        assert!(found[..6].iter().all(|x| !x.is_finite()), "{found:?}");
+        assert_eq!(found[6..], [0.0; 3]);
+        Vec::new()
+    });
+}
+
+/// The FFN of some tokens at once, and of each alone by the kernels of one token.
+fn check_ffn(
+    format: Format,
+    [hot, hidden, tokens]: [usize; 3],
+    kind: GpuFfnKind,
+    rule: usize,
+    is_masked: bool,
+) {
+    let matrix = |seed| pack(format, hot, hidden, &noise(seed, hot * hidden));
+    let (gate, up, down) = (matrix(7), matrix(8), matrix(9));
+    let (x, before) = (noise(10, tokens * hidden), noise(11, tokens * hidden));
+    let (scale, cold) = (noise(12, hot), noise(13, tokens * hidden));
+    let scale: Vec<f32> = scale.iter().map(|scale| scale.abs() + 0.1).collect();
+    let (neurons, weight) = (hot + 40, noise(14, hidden));
+    let words = neurons.div_ceil(32);
+    let mask: Vec<u32> = (0..tokens * words)
+        .map(|word| (word as u32 + 1).wrapping_mul(2_654_435_761))
+        .collect();
+    on_every_device(|device| {
+        let gpu = Gpu::new(Arc::clone(device), false);
+        let linear = |packed: &powerinfer_kernels::OwnedMatrix, seed| {
+            GpuLinear::upload(device, &packed.as_view(), Some(&noise(seed, hot))).unwrap()
+        };
+        let ffn = Ffn {
+            gate: linear(&gate, 15),
+            up: (kind != GpuFfnKind::Plain).then(|| linear(&up, 16)),
+            down: GpuMatrix::upload(device, &down.as_view()).unwrap(),
+            bias: Some(upload(device, &noise(17, hidden))),
+            kind,
+            activation: GpuActivation::Relu,
+        };
+        let norm =
+            GpuNorm::upload(device, GpuNormKind::RootMeanSquare, 1e-5, &weight, None).unwrap();
+        let scale = upload(device, &scale);
+        let rule = match rule {
+            0 => FfnRule::NotZero,
+            1 => FfnRule::ByWeightedGate(0.4, &scale),
+            _ => FfnRule::ByContribution {
+                threshold: 0.4,
+                scale: &scale,
+                centre: None,
+            },
+        };
+        let offset = upload(device, &noise(18, hidden));
+        let (step, ready) = (
+            Buffer::from_slice(device, &[7u32]).unwrap(),
+            HostBuffer::new(device, 3).unwrap(),
+        );
+        let input = HostBuffer::new(device, tokens * hidden).unwrap();
+        let host = HostView {
+            input: &input,
+            ready: &ready,
+            flag: 2,
+            step: &step,
+        };
+        let share = HostBuffer::new(device, tokens * hidden).unwrap();
+        share.write_floats(&cold);
+
+        // All at once.
+        let (mut halves, mut scratch) = (
+            gpu.new_halves(tokens, hidden.max(hot)).unwrap(),
+            gpu.down_scratch([].into_iter()).unwrap(),
+        );
+        let x_there = upload(device, &x);
+        gpu.halve(
+            &x_there,
+            tokens,
+            Some(&norm),
+            format,
+            &mut halves,
+            Some(host),
+        )
+        .unwrap();
+        gpu.announce(host).unwrap();
+        let (mut gates, mut ups) = (zeros(device, tokens * hot), zeros(device, tokens * hot));
+        gpu.multiply(&halves, &ffn.gate, &mut gates, false).unwrap();
+        if let Some(up) = &ffn.up {
+            gpu.multiply(&halves, up, &mut ups, false).unwrap();
+        }
+        let mask_there = Buffer::from_slice(device, &mask).unwrap();
+        gpu.combine(
+            &ffn,
+            rule,
+            &mut gates,
+            ffn.up.is_some().then_some(&ups),
+            is_masked.then_some(Chosen {
+                mask: &mask_there,
+                neurons,
+                first: 0,
+            }),
+            &mut halves,
+            &mut scratch,
+        )
+        .unwrap();
+        let mut hidden_there = upload(device, &before);
+        let beside = Beside {
+            offset: Some(&offset),
+            cold: Some(&share),
+        };
+        gpu.multiply_down(&halves, &ffn, beside, &mut hidden_there)
+            .unwrap();
+        let found = hidden_there.to_vec().unwrap();
+        let computed = scratch.computed().unwrap();
+        assert_eq!(
+            ready.words()[2].load(std::sync::atomic::Ordering::Acquire),
+            7
+        );
+        let mut seen = vec![0.0; tokens * hidden];
+        input.read_floats(&mut seen);
+
+        // One after the other.
+        let mut alone_scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
+        let (mut want, mut want_seen) = (Vec::new(), Vec::new());
+        for token in 0..tokens {
+            let own = |all: &[f32]| upload(device, &all[token * hidden..][..hidden]);
+            let mut products = zeros(device, hot);
+            let own_mask = Buffer::from_slice(device, &mask[token * words..][..words]).unwrap();
+            let mask = is_masked.then_some(&own_mask);
+            gpu.gate_up(
+                &own(&x),
+                Some(&norm),
+                &ffn,
+                rule,
+                mask,
+                &mut products,
+                Some(host),
+            )
+            .unwrap();
+            let mut hidden_there = own(&before);
+            gpu.down(
+                &ffn,
+                &products,
+                Some(&offset),
+                None,
+                &mut alone_scratch,
+                &mut hidden_there,
+            )
+            .unwrap();
+            let sums = hidden_there.to_vec().unwrap();
+            want.extend(sums.iter().zip(&cold[token * hidden..]).map(|(x, y)| x + y));
+            let mut input = vec![0.0; hidden];
+            host.input.read_floats(&mut input);
+            want_seen.extend(input);
+        }
+        let context = format!("{format}, {hot} of {hidden}, {tokens} tokens, {kind:?}, {rule:?}");
+        assert_near(&found, &want, 1e-5, &context);
+        assert_eq!(seen, want_seen, "{context}");
+        assert_eq!(computed, alone_scratch.computed().unwrap(), "{context}");
+        found
+    });
+}
+
+#[test]
+fn ffns_of_many_tokens_are_those_of_one_after_the_other() {
+    for format in Format::ALL {
+        check_ffn(format, [33, 70, 5], GpuFfnKind::Gated, 0, true);
+    }
+    check_ffn(Format::Q4_0, [100, 64, 66], GpuFfnKind::Plain, 0, false);
+    check_ffn(Format::F16, [1, 33, 2], GpuFfnKind::DoublyGated, 0, false);
+    check_ffn(Format::Bf16, [65, 31, 9], GpuFfnKind::Gated, 1, true);
+    check_ffn(Format::Q8_0, [64, 100, 4], GpuFfnKind::Gated, 2, false);
+}
+
+#[test]
+fn many_tokens_are_foreseen_as_each_alone() {
+    let (hidden, rank, neurons, tokens) = (40, 37, 70, 6);
+    let a = pack(Format::Q8_0, rank, hidden, &noise(19, rank * hidden));
+    let units = pack(Format::Bf16, rank, neurons, &noise(20, rank * neurons));
+    let x = noise(21, tokens * hidden);
+    on_every_device(|device| {
+        let gpu = Gpu::new(Arc::clone(device), true);
+        let predictor = Predictor {
+            a: GpuLinear::upload(device, &a.as_view(), None).unwrap(),
+            units: GpuMatrix::upload(device, &units.as_view()).unwrap(),
+            scales: None,
+            bias: upload(device, &noise(22, neurons)),
+            threshold: 0.1,
+        };
+        let words = neurons.div_ceil(32);
+        let foresee = |x: &[f32], tokens: usize| {
+            let (mut mask, mut products) = (zeros(device, tokens * words), zeros(device, 1));
+            let host = HostBuffer::new(device, tokens * words).unwrap();
+            let mut foreseen = Foreseen {
+                mask: &mut mask,
+                for_host: Some(&host),
+                products: &mut products,
+                hot_count: 0,
+            };
+            let mut middle = zeros(device, tokens * rank);
+            gpu.foresee(
+                &upload(device, x),
+                None,
+                &predictor,
+                &mut middle,
+                &mut foreseen,
+            )
+            .unwrap();
+            let mask: Vec<u32> = mask.to_vec().unwrap();
+            let seen = host.words().iter();
+            let seen = seen.map(|word| word.load(std::sync::atomic::Ordering::Relaxed));
+            assert_eq!(mask, seen.collect::<Vec<_>>());
+            mask
+        };
+        let at_once = foresee(&x, tokens);
+        let alone: Vec<u32> = x.chunks(hidden).flat_map(|x| foresee(x, 1)).collect();
+        assert_eq!(at_once, alone);
+        assert!(at_once.iter().any(|word| *word != 0));
+        Vec::new()
+    });
+}
