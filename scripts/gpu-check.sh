@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a machine with an NVIDIA GPU has to say: runs all tests of the GPU's half on the card, then decodes
-# with synthetic models, all on the GPU and with a half and a fifth of the weights there, beside the time
+# What a machine with an NVIDIA GPU has to say: runs all tests of the GPU's half on the card, then times prompts
+# and decoding with synthetic models, all on the GPU and with a half and a fifth of the weights there, beside the time
 # that each plan foresees. Needs a driver and nothing else; a quarter of an hour.
 #
 # usage: scripts/gpu-check.sh [FOLDER] [REPORT]
@@ -33,7 +33,7 @@ if [ -z "${SKIP_TESTS:-}" ]; then
   echo "| tests on the card | outcome |" >> "$report"
   echo "| :-- | :-- |" >> "$report"
   failed=0
-  for test in test-kernels:kernels test-hybrid:crates/runtime; do
+  for test in test-kernels:kernels test-prompts:kernels test-hybrid:crates/runtime; do
     name=${test%%:*}
     code=0
     POWERINFER_TEST_DEVICE=gpu CARGO_MANIFEST_DIR=$PWD/${test#*:} "$work/$name" --test-threads=1 2>&1 |
@@ -51,10 +51,10 @@ fi
 hardware=${HARDWARE:-$work/machine.toml}
 "$powerinfer" doctor --write "$work/machine.toml" > "$work/doctor.log" 2>&1 || cat "$work/doctor.log"
 {
-  echo "Decoding 64 tokens one after the other, 90 % of FFN activations zero, predictors of 4 bits; the plan is for this machine as \`powerinfer doctor\` measured it."
+  echo "Decoding 64 tokens one after the other, and a prompt of 512, tokens a second; 90 % of FFN activations zero, predictors of 4 bits; the plan is for this machine as \`powerinfer doctor\` measured it. Microseconds of a decoded token: the GPU's kernels, the CPU's neurons, and what the CPU waits."
   echo
-  echo "| model | VRAM | neurons and attention on the GPU | tokens/s, planned | measured |"
-  echo "| :-- | --: | :-- | --: | --: |"
+  echo "| model | VRAM | neurons and attention on the GPU | planned | measured | prompt | GPU µs | CPU µs | waiting µs |"
+  echo "| :-- | --: | :-- | --: | --: | --: | --: | --: | --: |"
 } >> "$report"
 quant=${QUANT:-q4_0}
 seq 1 4000 | awk '{ printf "%s word%d ", $1 % 7 ? "the" : "a", $1 % 97 }' > "$work/text.txt"
@@ -74,11 +74,14 @@ for shape in ${SHAPES:-llama-7b llama-13b llama-70b:16}; do
     "$powerinfer" place "$work/bundle" --vram "${vram}MiB" --hardware "$hardware" > "$work/plan" 2>&1 ||
       { cat "$work/plan"; continue; }
     planned=$(sed -n 's/^predicted: \([0-9.]*\) tokens.*/\1/p' "$work/plan")
-    "$powerinfer" run "$work/bundle" --device "${DEVICE:-gpu}" -p "a word1 the" -n 64 > "$work/out" 2>&1 ||
+    "$powerinfer" bench "$work/bundle" --device "${DEVICE:-gpu}" -p 512 -n 64 --repeats 3 > "$work/out" 2>&1 ||
       tail -3 "$work/out"
-    measured=$(sed -n 's/.*decode: [0-9]* tokens, \([0-9.]*\) tokens.*/\1/p' "$work/out")
+    speed() { sed -n "s/^$1 *\([0-9.]*\) .*/\1/p" "$work/out" | head -1; }
+    measured=$(speed "decoding 64")
     what=$(sed -n 's/.*: \([0-9]* of [0-9]* neurons.*\); .* taken of .*/\1/p' "$work/out")
-    echo "| $shape, $quant | $vram MiB | ${what:-} | $planned | ${measured:-failed} |" >> "$report"
+    sides=$(awk '$1 == "all" { print $2 " | " $4 " | " $6; exit }' "$work/out")
+    echo "| $shape, $quant | $vram MiB | ${what:-} | $planned | ${measured:-failed} | $(speed "prompt of 512") | ${sides:- |  | } |" >> "$report"
+    cat "$work/out"
   done
   rm -rf "$work/bundle" "$work/profile"
 done

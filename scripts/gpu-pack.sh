@@ -14,5 +14,6 @@ executable() { sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
 pack() { strip -o "$out/$2" "$1"; xz -6 -T0 "$out/$2"; }
 pack "$(cargo build --release --locked -p powerinfer-cli --message-format=json | executable)" powerinfer
 pack "$(cargo test --release --locked -p powerinfer-kernels --test cuda --no-run --message-format=json | executable)" test-kernels
+pack "$(cargo test --release --locked -p powerinfer-kernels --test cuda_prompt --no-run --message-format=json | executable)" test-prompts
 pack "$(cargo test --release --locked -p powerinfer-runtime --test hybrid --no-run --message-format=json | executable)" test-hybrid
 du -h "$out"/*

@@ -51,7 +51,7 @@ fn stages_add_up_to_the_token_and_every_figure_is_there() {
         check_spread(&decode["read_bandwidth"], 3);
         let total = positive(&decode["microseconds_per_token"]["median"]);
         let stages = decode["stages"].as_array().unwrap();
-        assert_eq!(stages.len(), 10);
+        assert_eq!(stages.len(), 12);
         // Of each repeat, for medians are of different ones.
         for repeat in 0..2 {
             let time = |value: &Value| value["repeats"][repeat].as_f64().unwrap();

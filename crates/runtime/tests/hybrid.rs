@@ -201,10 +201,14 @@ fn every_order_of_threads_gives_the_same_bits() {
 
 #[test]
 fn recorded_launches_give_the_bits_of_launches_one_by_one() {
-    // Attention before the FFN, and beside it.
-    for (name, places) in [
-        ("llama-relu-gqa", &PLACES[..]),
-        ("falcon-new-relu", &PLACES[1..4]),
+    // Attention before the FFN, beside it, and norms behind; with hand-overs between recordings, and with one
+    // recording for a whole token.
+    for (name, places, is_whole) in [
+        ("llama-relu-gqa", &PLACES[2..4], false),
+        ("falcon-new-relu", &PLACES[1..4], false),
+        ("llama-relu-gqa", &PLACES[..2], true),
+        ("falcon-new-relu", &PLACES[1..2], true),
+        ("opt-postln-proj", &PLACES[1..2], true),
     ] {
         let golden = Golden::open(name);
         let checkpoint = Checkpoint::open(&golden.folder).unwrap();
@@ -219,7 +223,8 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             let plan = plan(&checkpoint, places, Policy::Exact, None);
             let out = folder.path().join(format!("{records:?}"));
             let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
-            let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+            let mut model =
+                Runtime::with_device(bundle, options(), Arc::clone(&device) as _).unwrap();
             // Two sequences in turn, one of which goes back.
             let mut logits = one_by_one(&mut model, &prompt[..3]);
             let other = model.new_sequence().unwrap();
@@ -230,6 +235,11 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             let _other = model.replace_sequence(one);
             model.truncate(1);
             logits.extend(one_by_one(&mut model, &prompt[4..7]));
+            match (records, is_whole) {
+                (Records::Well, true) => assert_eq!(device.replays(), 9, "one a token"),
+                (Records::Well, false) => assert!(device.replays() > 9, "several a token"),
+                _ => assert_eq!(device.replays(), 0),
+            }
             match &first {
                 None => first = Some(logits),
                 Some(first) => assert!(*first == logits, "{name}, {records:?}"),

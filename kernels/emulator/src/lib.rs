@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    thread::JoinHandle,
     time::Instant,
 };
 
@@ -81,6 +82,34 @@ pub struct Emulator {
     /// Bytes of memory that nobody has taken.
     #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is taken"))]
     left: AtomicUsize,
+    running: Running,
+}
+
+/// What runs, and how it ends.
+type Thread = JoinHandle<Result<(), DeviceError>>;
+
+/// A recording that runs beside whoever asked for it, as on a card.
+#[derive(Debug, Clone, Default)]
+struct Running {
+    thread: Arc<Mutex<Option<Thread>>>,
+    /// How many there have been.
+    count: Arc<AtomicUsize>,
+}
+
+impl Running {
+    /// Waits until it is done; says what went wrong.
+    fn settle(&self) -> Result<(), DeviceError> {
+        let running = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match running.map(JoinHandle::join) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Something that is asked of a device, to be done later.
@@ -107,40 +136,63 @@ enum Step {
 /// Steps, and a device of their own to do them on: memory is that of the process.
 #[derive(Debug)]
 struct Steps {
-    device: Emulator,
-    steps: Vec<Step>,
+    shared: Arc<(Emulator, Vec<Step>)>,
+    running: Running,
 }
 
 #[allow(unsafe_code)]
 impl Recording for Steps {
     unsafe fn replay(&self) -> Result<(), DeviceError> {
-        for step in &self.steps {
-            // SAFETY: the caller says so.
-            unsafe {
-                match step {
-                    Step::Launch {
-                        kernel,
-                        grid,
-                        threads,
-                        shared_bytes,
-                        arguments,
-                    } => self.device.launch(&Launch {
-                        kernel,
-                        grid: *grid,
-                        threads: *threads,
-                        shared_bytes: *shared_bytes,
-                        arguments,
-                    }),
-                    Step::Copy { to, from, bytes } => self.device.copy(*to, *from, *bytes),
-                    Step::Clear { address, bytes } => self.device.clear(*address, *bytes),
-                }?;
-            }
-        }
+        self.running.settle()?;
+        let shared = Arc::clone(&self.shared);
+        let run = move || {
+            let (device, steps) = &*shared;
+            // SAFETY: the caller says so; memory is given back only after what runs is done.
+            steps
+                .iter()
+                .try_for_each(|step| unsafe { device.act(step) })
+        };
+        let running = std::thread::spawn(run);
+        self.running.count.fetch_add(1, Ordering::Relaxed);
+        let mut thread = self
+            .running
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *thread = Some(running);
         Ok(())
     }
 }
 
 impl Emulator {
+    /// Does a step.
+    ///
+    /// # Safety
+    /// All memory that it reads and writes is still taken.
+    #[allow(unsafe_code)]
+    unsafe fn act(&self, step: &Step) -> Result<(), DeviceError> {
+        // SAFETY: the caller says so.
+        unsafe {
+            match step {
+                Step::Launch {
+                    kernel,
+                    grid,
+                    threads,
+                    shared_bytes,
+                    arguments,
+                } => self.launch(&Launch {
+                    kernel,
+                    grid: *grid,
+                    threads: *threads,
+                    shared_bytes: *shared_bytes,
+                    arguments,
+                }),
+                Step::Copy { to, from, bytes } => self.copy(*to, *from, *bytes),
+                Step::Clear { address, bytes } => self.clear(*address, *bytes),
+            }
+        }
+    }
+
     /// A device of so many multiprocessors; none where the kernels were not compiled, for want of a
     /// compiler or of a system that is known.
     pub fn new(multiprocessors: usize, order: Order) -> Option<Self> {
@@ -155,6 +207,7 @@ impl Emulator {
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
+            running: Running::default(),
         })
     }
 
@@ -171,6 +224,11 @@ impl Emulator {
         }
     }
 
+    /// How often recordings were replayed.
+    pub fn replays(&self) -> usize {
+        self.running.count.load(Ordering::Relaxed)
+    }
+
     /// Where steps go while they are recorded.
     #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
     fn recording(&self) -> MutexGuard<'_, Option<Vec<Step>>> {
@@ -180,6 +238,7 @@ impl Emulator {
     /// Fails while launches are recorded, which a copy to or from the host would not be.
     #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
     fn check_not_recording(&self, doing: &'static str) -> Result<(), DeviceError> {
+        self.running.settle()?;
         match *self.recording() {
             None => Ok(()),
             Some(_) => Err(self.failed(doing, "launches are being recorded")),
@@ -237,6 +296,7 @@ impl Device for Emulator {
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        drop(self.running.settle());
         self.left.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: the caller says so.
         unsafe { native::emulator_free(address as *mut _, bytes) }
@@ -280,6 +340,7 @@ impl Device for Emulator {
             steps.push(Step::Copy { to, from, bytes });
             return Ok(());
         }
+        self.running.settle()?;
         // SAFETY: the caller says so.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
@@ -290,6 +351,7 @@ impl Device for Emulator {
             steps.push(Step::Clear { address, bytes });
             return Ok(());
         }
+        self.running.settle()?;
         // SAFETY: the caller says so.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
@@ -306,6 +368,7 @@ impl Device for Emulator {
             });
             return Ok(());
         }
+        self.running.settle()?;
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -371,8 +434,12 @@ impl Device for Emulator {
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
+            running: Running::default(),
         };
-        Ok(Box::new(Steps { device, steps }))
+        Ok(Box::new(Steps {
+            shared: Arc::new((device, steps)),
+            running: self.running.clone(),
+        }))
     }
 
     fn mark(&self, index: usize) -> Result<(), DeviceError> {

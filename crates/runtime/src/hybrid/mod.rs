@@ -47,6 +47,8 @@ pub(crate) struct Hybrid {
     tokens: usize,
     /// The layer that runs.
     layer: usize,
+    /// Whether all that the device does for the token that runs is launched before the host does its part.
+    is_whole: bool,
     /// What both sides take, where somebody wants to know.
     times: Option<SideTimes>,
     stretches: Stretches,
@@ -154,6 +156,8 @@ struct State {
     ready: HostBuffer,
     /// What the host's neurons add.
     cold: HostBuffer,
+    /// A word a layer: the last step of which that is there.
+    done: HostBuffer,
     gave_up: HostBuffer,
     /// Number of the token since the start, from 1 on.
     steps: u32,

@@ -22,7 +22,9 @@ pub(super) struct Stretches {
     is_open: bool,
     /// Whether kernels are launched one by one.
     is_eager: bool,
-    /// The same, for a while.
+    /// Whether it was tried out whether launches are recorded.
+    is_tried: bool,
+    /// The same as eager, for a while.
     is_paused: bool,
     /// Of each stretch of the token that runs, the layer in which it ended; where stretches are timed.
     ends: Option<Vec<usize>>,
@@ -46,6 +48,7 @@ impl Stretches {
             next: 0,
             is_open: false,
             is_eager: false,
+            is_tried: false,
             is_paused: false,
             ends: None,
         }
@@ -73,6 +76,15 @@ impl Stretches {
         &mut self.known.last_mut().expect("a token has begun").stretches
     }
 
+    /// Whether launches are recorded; tried out when that is not known yet.
+    pub(super) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
+        if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
+            let records = self.device.record()? && self.device.recorded().is_ok();
+            self.is_eager = !records;
+        }
+        Ok(!self.is_eager && !self.is_paused)
+    }
+
     /// Whether kernels are launched one by one until this is called again.
     pub(super) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
@@ -81,6 +93,8 @@ impl Stretches {
 
     /// Whether the device's time for every stretch is taken from now on.
     pub(super) fn set_timed(&mut self, is_timed: bool) {
+        // Timed tokens end their stretches where others may not.
+        self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 

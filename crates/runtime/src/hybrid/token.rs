@@ -81,6 +81,7 @@ impl Runtime {
                 .stretches
                 .start(caches.map(GpuCache::place).collect());
         }
+        hybrid.is_whole = hybrid.can_run_whole()?;
         hybrid.start(first, &turns)?;
         let computed_before = self.statistics.neurons_computed;
         let mut state = HostState {
@@ -91,8 +92,12 @@ impl Runtime {
             hybrid.layer = index;
             self.hybrid_layer(hybrid, index, layer, sequence, &positions, &mut state)?;
         }
+        if hybrid.is_whole {
+            self.answer(hybrid, &weights.layers)?;
+        }
         hybrid.bring_home(&mut state)?;
         hybrid.end_stretch()?;
+        hybrid.check_hand_overs()?;
         let computed = hybrid.take_computed()?;
         let before = self.statistics.neurons_computed;
         self.statistics.neurons_computed += computed;
@@ -195,17 +200,9 @@ impl Runtime {
         self.statistics.mark(Stage::Launching);
         self.statistics.neurons += (positions.len() * self.config.ffn_size) as u64;
         self.statistics.neurons_passed += self.config.ffn_size as u64;
-        if cold {
-            hybrid.wait_for_input(index)?;
-            let mut input = vec![0.0; positions.len() * self.config.hidden_size];
-            hybrid.state.input.read_floats(&mut input);
-            self.statistics.mark(Stage::Waiting);
-            let mask = hybrid.layers[index].foresees().then(|| hybrid.read_mask());
-            let watch = hybrid.watch();
-            let sum = self.cold_ffn(index, layer, &input, mask.as_deref());
-            hybrid.state.cold.write_floats(&sum);
-            hybrid.add_host(watch.elapsed());
-            self.statistics.mark(Stage::Down);
+        if cold && !hybrid.is_whole {
+            hybrid.end_stretch()?;
+            self.answer_layer(hybrid, index, layer, positions.len())?;
         }
         hybrid.down(index, cold)?;
         if streams {
@@ -219,6 +216,40 @@ impl Runtime {
         }
         hybrid.norm_after(index)?;
         self.statistics.mark(Stage::Launching);
+        Ok(())
+    }
+
+    /// Computes the host's part of all layers of a token that is on its way as a whole.
+    fn answer(&mut self, hybrid: &mut Hybrid, layers: &[StoredLayer]) -> Result<(), RuntimeError> {
+        hybrid.end_stretch()?;
+        for (index, layer) in layers.iter().enumerate() {
+            if self.bundle.plan().layers[index].hot_count < self.config.ffn_size {
+                hybrid.layer = index;
+                self.answer_layer(hybrid, index, layer, 1)?;
+                hybrid.hand_over(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the input of layer `index`, and computes what its cold neurons add for the device.
+    fn answer_layer(
+        &mut self,
+        hybrid: &mut Hybrid,
+        index: usize,
+        layer: &StoredLayer,
+        tokens: usize,
+    ) -> Result<(), RuntimeError> {
+        hybrid.wait_for_input(index)?;
+        let mut input = vec![0.0; tokens * self.config.hidden_size];
+        hybrid.state.input.read_floats(&mut input);
+        self.statistics.mark(Stage::Waiting);
+        let mask = hybrid.layers[index].foresees().then(|| hybrid.read_mask());
+        let watch = hybrid.watch();
+        let sum = self.cold_ffn(index, layer, &input, mask.as_deref());
+        hybrid.state.cold.write_floats(&sum);
+        hybrid.add_host(watch.elapsed());
+        self.statistics.mark(Stage::Down);
         Ok(())
     }
 
@@ -341,6 +372,41 @@ impl Hybrid {
     /// Ends what is launched at once, for the host is going to look at what it gives.
     fn end_stretch(&mut self) -> Result<(), DeviceError> {
         self.stretches.end(self.layer)
+    }
+
+    /// Whether one recording can have all that the device does for a token: nothing of it waits for the host but
+    /// sums of cold neurons, for which the kernels that add them wait.
+    fn can_run_whole(&mut self) -> Result<bool, DeviceError> {
+        let is_there = |layer: &super::DeviceLayer| {
+            layer.has_cache && layer.ffn.is_some() && !layer.needs_host_input()
+        };
+        Ok(self.tokens == 1
+            && self.times.is_none()
+            && self.layers.iter().all(is_there)
+            && self.stretches.are_recorded()?)
+    }
+
+    /// Says that what the host's neurons of layer `index` add is there.
+    fn hand_over(&self, index: usize) {
+        let state = &self.state;
+        state.done.words()[index].store(state.steps, Ordering::Release);
+    }
+
+    /// Fails where a kernel has waited for the host for too long, and gone on without it.
+    fn check_hand_overs(&self) -> Result<(), DeviceError> {
+        let state = &self.state;
+        match state.gave_up.words()[0].load(Ordering::Acquire) == state.steps {
+            true => Err(self.too_late("the host's part of a layer")),
+            false => Ok(()),
+        }
+    }
+
+    fn too_late(&self, what: &str) -> DeviceError {
+        DeviceError::Failed {
+            device: self.device().info().name.clone(),
+            doing: "handing a layer over",
+            reason: format!("{what} did not come within {} s", PATIENCE.as_secs()),
+        }
     }
 
     /// A stopwatch, which runs where times are taken.
@@ -656,7 +722,6 @@ impl Hybrid {
 
     /// Waits until the host can read the input of layer `index`.
     fn wait_for_input(&mut self, index: usize) -> Result<(), DeviceError> {
-        self.stretches.end(self.layer)?;
         let watch = self.watch();
         let flag = &self.state.ready.words()[index];
         let mut since = None;
@@ -669,11 +734,7 @@ impl Hybrid {
                 // What went wrong on the device shows when it is waited for.
                 if since.elapsed() > PATIENCE {
                     self.device().synchronise()?;
-                    return Err(DeviceError::Failed {
-                        device: self.device().info().name.clone(),
-                        doing: "handing a layer over",
-                        reason: format!("nothing came within {} s", PATIENCE.as_secs()),
-                    });
+                    return Err(self.too_late("the device's part of a layer"));
                 }
             }
         }
@@ -712,7 +773,7 @@ impl Hybrid {
         }
         let share = ColdShare {
             sum: &state.cold,
-            done: None,
+            done: self.is_whole.then_some((&state.done, index)),
             step: &state.step,
             gave_up: &state.gave_up,
             patience: PATIENCE.as_nanos() as u64,
