@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…]`, on one thread. `POWERINFER_ISA`
 //! chooses the instructions, `MIB=8` makes the weights fit the caches, so that arithmetic is what takes
-//! time. They lie in huge pages, as a bundle's do; `SMALL_PAGES=1` leaves them in those that the system
+//! time; `COLUMNS=192` makes rows end within what kernels take at once. Weights lie in huge pages, as a bundle's do; `SMALL_PAGES=1` leaves them in those that the system
 //! gives. Results are compared with the scalar code before anything is timed.
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -12,8 +12,6 @@ use std::time::Instant;
 use powerinfer_kernels::{
     Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
 };
-
-const COLUMNS: usize = 4096;
 
 const PASSES: usize = 5;
 
@@ -37,7 +35,10 @@ fn main() {
                 .fold([0u64; 1], |[sum], word| [sum.wrapping_add(*word)]),
         );
     });
-    println!("{isa}, rows of {COLUMNS} weights, one thread; GB/s of {PASSES} passes, the best");
+    println!(
+        "{isa}, rows of {} weights, one thread; GB/s of {PASSES} passes, the best",
+        columns()
+    );
     println!("plain reading {read:.1}");
     println!(
         "format  dense  rounded  rows 10 %  rounded    sum  rounded  sum 10 %  rounded  prompt GFLOP/s  rounded  sums GFLOP/s  rounded"
@@ -51,12 +52,12 @@ fn main() {
 
 fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     check(isa, format);
-    let rows = total_bytes() / format.row_bytes(COLUMNS);
+    let rows = total_bytes() / format.row_bytes(columns());
     let matrix = view(format, rows, bytes);
     let total = rows * matrix.row_bytes();
-    let x: Vec<f32> = (0..COLUMNS).map(|i| (i % 7) as f32 - 3.0).collect();
+    let x: Vec<f32> = (0..columns()).map(|i| (i % 7) as f32 - 3.0).collect();
     let mut rounded = Activations::default();
-    isa.quantise(&x, COLUMNS, &mut rounded);
+    isa.quantise(&x, columns(), &mut rounded);
     let mut out = vec![0.0; rows];
     let dense = best(total, || isa.gemv(&matrix, &x, &mut out));
     let integer = |act: &mut dyn FnMut(&Activations), bytes: usize| match format.is_quantised() {
@@ -77,40 +78,40 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         &mut |x| isa.gemv_rows_integer(&matrix, &listed, x.vector(0), out),
         some,
     );
-    let mut sums = vec![0.0; COLUMNS];
+    let mut sums = vec![0.0; columns()];
     let all: Vec<u32> = (0..rows as u32).collect();
     let ones = vec![1.0; rows];
     let sum = best(total, || {
-        isa.axpy_rows(&matrix, &all, &ones, 0..COLUMNS, &mut sums)
+        isa.axpy_rows(&matrix, &all, &ones, 0..columns(), &mut sums)
     });
     let sum_sparse = best(some, || {
         isa.axpy_rows(
             &matrix,
             &listed,
             &ones[..listed.len()],
-            0..COLUMNS,
+            0..columns(),
             &mut sums,
         );
     });
     let (sum_rounded, sum_sparse_rounded) = match format.has_nibbles() {
         true => (
             best(total, || {
-                isa.axpy_rows_integer(&matrix, &all, &ones, 0..COLUMNS, &mut sums);
+                isa.axpy_rows_integer(&matrix, &all, &ones, 0..columns(), &mut sums);
             }),
             best(some, || {
                 let ones = &ones[..listed.len()];
-                isa.axpy_rows_integer(&matrix, &listed, ones, 0..COLUMNS, &mut sums);
+                isa.axpy_rows_integer(&matrix, &listed, ones, 0..columns(), &mut sums);
             }),
         ),
         false => (f64::NAN, f64::NAN),
     };
     const TOKENS: usize = 64;
     let part = matrix.rows_range(0..rows.min(2048));
-    let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * COLUMNS).collect();
+    let many: Vec<f32> = x.iter().copied().cycle().take(TOKENS * columns()).collect();
     let mut products = vec![0.0; TOKENS * part.rows()];
-    let operations = 2 * TOKENS * COLUMNS * part.rows();
+    let operations = 2 * TOKENS * columns() * part.rows();
     let prompt = best(operations, || isa.gemm(&part, &many, TOKENS, &mut products));
-    isa.quantise(&many, COLUMNS, &mut rounded);
+    isa.quantise(&many, columns(), &mut rounded);
     let prompt_rounded = match format.is_quantised() {
         true => best(operations, || {
             isa.gemm_integer(&part, &rounded, &mut products)
@@ -119,13 +120,13 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     };
     let rows = &all[..part.rows()];
     let ones = vec![1.0; TOKENS * rows.len()];
-    let mut sums = vec![0.0; TOKENS * COLUMNS];
+    let mut sums = vec![0.0; TOKENS * columns()];
     let many = best(operations, || {
-        isa.axpy_rows_many(&part, rows, &ones, 0..COLUMNS, &mut sums);
+        isa.axpy_rows_many(&part, rows, &ones, 0..columns(), &mut sums);
     });
     let many_rounded = match format.has_nibbles() {
         true => best(operations, || {
-            isa.axpy_rows_many_integer(&part, rows, &ones, 0..COLUMNS, &mut sums);
+            isa.axpy_rows_many_integer(&part, rows, &ones, 0..columns(), &mut sums);
         }),
         false => f64::NAN,
     };
@@ -148,22 +149,25 @@ fn best(count: usize, mut act: impl FnMut()) -> f64 {
 }
 
 fn view(format: Format, rows: usize, bytes: &[u8]) -> Matrix<'_> {
-    let blocks = rows * COLUMNS / BLOCK;
+    let blocks = rows * columns() / BLOCK;
     let (head, tail) = (
         |length| &bytes[..length],
         |from: usize, length| &bytes[from..][..length],
     );
     let data = match format {
-        Format::F32 => MatrixData::F32(bytemuck::cast_slice(head(rows * COLUMNS * 4))),
-        Format::F16 => MatrixData::F16(bytemuck::cast_slice::<_, f16>(head(rows * COLUMNS * 2))),
-        Format::Bf16 => MatrixData::Bf16(bytemuck::cast_slice::<_, bf16>(head(rows * COLUMNS * 2))),
+        Format::F32 => MatrixData::F32(bytemuck::cast_slice(head(rows * columns() * 4))),
+        Format::F16 => MatrixData::F16(bytemuck::cast_slice::<_, f16>(head(rows * columns() * 2))),
+        Format::Bf16 => {
+            MatrixData::Bf16(bytemuck::cast_slice::<_, bf16>(head(rows * columns() * 2)))
+        }
         Format::Q8_0 => MatrixData::Q8_0 {
             quants: bytemuck::cast_slice(head(blocks * BLOCK)),
             scales: bytemuck::cast_slice(tail(blocks * BLOCK, blocks * 2)),
         },
         Format::Q4K => {
             let scales = blocks * BLOCK / 2;
-            let factors = scales + blocks / SUPER_BLOCK * 4;
+            let supers = rows * columns().div_ceil(BLOCK).div_ceil(SUPER_BLOCK);
+            let factors = scales + supers * 4;
             MatrixData::Q4K {
                 quants: head(scales),
                 scales: bytemuck::cast_slice(tail(scales, factors - scales)),
@@ -175,35 +179,42 @@ fn view(format: Format, rows: usize, bytes: &[u8]) -> Matrix<'_> {
             scales: bytemuck::cast_slice(tail(blocks * BLOCK / 2, blocks * 2)),
         },
     };
-    Matrix::new(rows, COLUMNS, data).expect("the planes were cut for this shape")
+    Matrix::new(rows, columns(), data).expect("the planes were cut for this shape")
 }
 
 /// A fast kernel that is wrong is not fast.
 fn check(isa: Isa, format: Format) {
-    let values: Vec<f32> = (0..8 * COLUMNS)
+    let values: Vec<f32> = (0..8 * columns())
         .map(|i| ((i * 7919) % 211) as f32 / 100.0 - 1.0)
         .collect();
-    let matrix: OwnedMatrix = pack(format, 8, COLUMNS, &values);
+    let matrix: OwnedMatrix = pack(format, 8, columns(), &values);
     let products = |isa: Isa| {
         let mut out = vec![0.0; 8];
-        isa.gemv(&matrix.as_view(), &values[..COLUMNS], &mut out);
+        isa.gemv(&matrix.as_view(), &values[..columns()], &mut out);
         if format.is_quantised() {
             let mut rounded = Activations::default();
-            isa.quantise(&values[..COLUMNS], COLUMNS, &mut rounded);
+            isa.quantise(&values[..columns()], columns(), &mut rounded);
             out.resize(16, 0.0);
             isa.gemv_integer(&matrix.as_view(), rounded.vector(0), &mut out[8..]);
         }
         if format.has_nibbles() {
             let rows: Vec<u32> = (0..8).collect();
-            let mut sums = vec![0.0; COLUMNS];
+            let mut sums = vec![0.0; columns()];
             let (weights, x) = (matrix.as_view(), &values[..8]);
-            isa.axpy_rows_integer(&weights, &rows, x, 0..COLUMNS, &mut sums);
-            isa.axpy_rows_many_integer(&weights, &rows, x, 0..COLUMNS, &mut sums);
+            isa.axpy_rows_integer(&weights, &rows, x, 0..columns(), &mut sums);
+            isa.axpy_rows_many_integer(&weights, &rows, x, 0..columns(), &mut sums);
             out.extend(sums);
         }
         out
     };
     assert_eq!(products(isa), products(Isa::SCALAR), "{isa}, {format}");
+}
+
+/// Weights of a row.
+fn columns() -> usize {
+    std::env::var("COLUMNS").map_or(4096, |text| {
+        text.parse().expect("COLUMNS is a number of weights")
+    })
 }
 
 /// Bytes of the weights.
