@@ -133,33 +133,30 @@ fn products<S: Simd, Q: IntegerQuants>(
     for (index, out) in out.iter_mut().enumerate() {
         let (own, ahead) = (row(index), row(last.min(index + AHEAD)));
         let is_stream = Q::IS_STREAM && ahead == own + AHEAD;
-        let next = (!is_stream).then(|| planes.row(ahead));
-        *out = dot(simd, planes.row(own), next, x);
+        *out = dot(simd, planes.row(own), planes.row(ahead), is_stream, x);
     }
 }
 
-/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, or for
-/// what comes behind this one.
+/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, or in a
+/// stream for what comes behind this one.
 #[inline(always)]
 fn dot<S: Simd, Q: IntegerQuants>(
     simd: S,
     (quants, scales): (&[Q], &[f16]),
-    next: Option<(&[Q], &[f16])>,
+    (next_quants, next_scales): (&[Q], &[f16]),
+    is_stream: bool,
     x: &[ActivationSpan],
 ) -> f32 {
     let mut sums = simd.splat_lanes(0.0);
     let spans = quants.chunks(SPAN).zip(scales.chunks(SPAN));
-    for (span, ((quants, scales), x)) in spans.zip(x).enumerate() {
-        match next {
-            Some((next_quants, next_scales)) => {
-                let part = span * SPAN..span * SPAN + quants.len();
-                simd.prefetch(&next_quants[part.clone()]);
-                simd.prefetch(&next_scales[part]);
-            }
-            None => {
-                simd.prefetch_behind(quants);
-                simd.prefetch_behind(scales);
-            }
+    let next = next_quants.chunks(SPAN).zip(next_scales.chunks(SPAN));
+    for (((quants, scales), (next_quants, next_scales)), x) in spans.zip(next).zip(x) {
+        if Q::IS_STREAM && is_stream {
+            simd.prefetch_behind(quants);
+            simd.prefetch_behind(scales);
+        } else {
+            simd.prefetch(next_quants);
+            simd.prefetch(next_scales);
         }
         let products = Q::products(simd, quants, x);
         let scales = simd.multiply_lanes(simd.widen_lanes(scales), simd.load_lanes(&x.scales));
