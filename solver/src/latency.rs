@@ -90,10 +90,18 @@ pub(crate) fn chain(problem: &Problem, candidates: &[Vec<Candidate>]) -> Chain {
     }
 }
 
+/// Whether a GPU has room for what whoever uses it has to reserve: one that has not can hold nothing, not even
+/// parts of no bytes.
+fn has_gpu(problem: &Problem) -> bool {
+    let reserve = reserve_bytes(problem);
+    let budgets = problem.budget.vram_per_gpu();
+    problem.gpu().is_some() && budgets.iter().any(|vram| *vram >= reserve)
+}
+
 fn head(problem: &Problem) -> Stage {
     let on = |device: Device| {
         let is_pinned_elsewhere = problem.head_pin.is_some_and(|pin| pin != device);
-        if is_pinned_elsewhere || (device == Device::Gpu && problem.gpu().is_none()) {
+        if is_pinned_elsewhere || (device == Device::Gpu && !has_gpu(problem)) {
             return Vec::new();
         }
         let cpu_bytes = if problem.tied_head {
@@ -119,7 +127,7 @@ fn head(problem: &Problem) -> Stage {
 
 /// All that a layer can be.
 fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
-    let has_gpu = problem.gpu().is_some();
+    let has_gpu = has_gpu(problem);
     let mut stage = Stage::default();
     for home in [Device::Cpu, Device::Gpu] {
         let is_pinned_elsewhere = layer.pins.attention.is_some_and(|pin| pin != home);
@@ -197,7 +205,7 @@ fn ffn(problem: &Problem, layer: &Layer, candidate: &Candidate, home: Device) ->
     let neurons = frequencies.len();
     let groups = neurons.div_ceil(problem.group_size);
     let all: f64 = frequencies.iter().sum();
-    let possible = match (layer.pins.neurons, problem.gpu().is_some()) {
+    let possible = match (layer.pins.neurons, has_gpu(problem)) {
         (Some(Device::Cpu), _) | (None, false) => 0..=0,
         (Some(Device::Gpu), _) => groups..=groups,
         (None, true) => 0..=groups,
@@ -529,6 +537,23 @@ mod tests {
             if let Ok(before) = time(&problem) {
                 let after = time(&larger).unwrap().plan.solver.objective;
                 prop_assert!(after <= before.plan.solver.objective * (1.0 + 1e-9));
+            }
+        }
+    }
+
+    #[test]
+    fn a_gpu_without_room_for_its_reserve_holds_nothing() {
+        let mut problem = samples::shaped(2, 64, samples::power_law);
+        for layer in &mut problem.layers {
+            // Parts that take no room would fit whatever is left.
+            (layer.attention_bytes, layer.attention_read_bytes) = (0, 0);
+            (layer.kv_bytes, layer.predictor_bytes) = (0, 0);
+        }
+        for vram in [1, reserve_bytes(&problem) - 1] {
+            problem.budget.vram_bytes = vram;
+            for backend in [Backend::Decomposition, Backend::Microlp] {
+                let (plan, _) = crate::place(&problem, &options(backend)).unwrap();
+                assert!(!plan.uses_gpu(), "{backend}, {vram} bytes");
             }
         }
     }
