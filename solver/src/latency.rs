@@ -549,6 +549,10 @@ mod tests {
             (layer.attention_bytes, layer.attention_read_bytes) = (0, 0);
             (layer.kv_bytes, layer.predictor_bytes) = (0, 0);
         }
+        // And there they would be faster.
+        problem.hardware.cpu.kernel_seconds = 1e-3;
+        let gpu = problem.hardware.gpu.as_mut().unwrap();
+        (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
         for vram in [1, reserve_bytes(&problem) - 1] {
             problem.budget.vram_bytes = vram;
             for backend in [Backend::Decomposition, Backend::Microlp] {
