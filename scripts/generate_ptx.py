@@ -56,7 +56,8 @@ def main():
         if library.nvrtcCompileProgram(program, len(OPTIONS), options) != 0:
             sys.exit(f"error: {source.name}:\n{text(library, program, 'ProgramLog')}")
         ptx = text(library, program, "PTX")
-        # Without what only people read.
+        # Without what only people read, and with short labels.
+        ptx = ptx.replace("$L__BB", "$")
         lines = [" ".join(line.split()).replace(", ", ",") for line in ptx.splitlines() if line and not line.startswith("//")]
         written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
         place = ROOT / "ptx" / f"{source.stem}.ptx"

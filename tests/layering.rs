@@ -17,11 +17,11 @@ const LADDER: [&str; 16] = [
     "powerinfer-datasets",
     "powerinfer-reference",
     "powerinfer-synth",
+    "powerinfer-bundle",
+    "powerinfer-runtime",
     "powerinfer-profile",
     "powerinfer-predictor",
     "powerinfer-solver",
-    "powerinfer-bundle",
-    "powerinfer-runtime",
     "powerinfer-eval",
     "powerinfer-cli",
 ];

@@ -21,14 +21,15 @@ struct Neurons {
   const float* centre;
 };
 
-__device__ __forceinline__ float activate(const Neurons& a, float x) {
-  switch (a.activation) {
+// One copy for all kernels: it is called once a neuron, and larger than what calls it.
+__device__ __noinline__ float activated(int activation, float fat_threshold, float x) {
+  switch (activation) {
     case RELU:
       return fmaxf(x, 0.0f);
     case SQUARED_RELU:
       return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
     case FAT_RELU:
-      return x >= a.fat_threshold ? x : 0.0f;
+      return x >= fat_threshold ? x : 0.0f;
     case SILU:
       return x / (1.0f + expf(-x));
     case GELU_ERF:
@@ -36,6 +37,10 @@ __device__ __forceinline__ float activate(const Neurons& a, float x) {
     default:
       return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
   }
+}
+
+__device__ __forceinline__ float activate(const Neurons& a, float x) {
+  return activated(a.activation, a.fat_threshold, x);
 }
 
 // Whether a neuron that has this activation is computed further.

@@ -85,6 +85,20 @@ impl Golden {
             .collect()
     }
 
+    /// Fails where the logits of a whole prompt, `[tokens, vocabulary]`, are not those expected; of the longest
+    /// prompt, most models have those of the last 38 tokens alone.
+    pub fn assert_logits(&self, got: &[f32], prompt: &str, what: &str) {
+        let want = self.floats(&format!("{prompt}.logits"));
+        let tokens = self.ids(&format!("{prompt}.input_ids")).len();
+        let row = got.len() / tokens;
+        assert!(
+            got.len() == tokens * row && want.len() / row >= tokens.min(38),
+            "{what}: lengths"
+        );
+        let last = got.len().saturating_sub(want.len());
+        self.assert_close(&got[last..], &want, what);
+    }
+
     /// Fails where `got` is further from `want` than the stated tolerance.
     pub fn assert_close(&self, got: &[f32], want: &[f32], what: &str) {
         assert_eq!(got.len(), want.len(), "{what}: lengths");

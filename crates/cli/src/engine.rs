@@ -7,7 +7,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
 
-mod gpu;
+pub(crate) mod gpu;
 
 use crate::{
     machine::cores::{usable_cores, warn_of_too_many},

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_kernels::cuda::DeviceError;
 use powerinfer_model::ModelError;
+use powerinfer_runtime::RuntimeError;
 
 use crate::calibration::Shard;
 
@@ -64,9 +66,18 @@ pub enum ProfileError {
         /// What is wrong.
         reason: String,
     },
+    /// A device cannot go on.
+    #[error("{source}; `--device cpu` goes on without it, from the last finished layer on")]
+    OnDevice {
+        /// Why.
+        source: DeviceError,
+    },
     /// The model cannot be read or run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A layer cannot be run.
+    #[error(transparent)]
+    Runtime(RuntimeError),
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -81,5 +92,21 @@ impl From<Interrupted> for ProfileError {
 impl From<candle_core::Error> for ProfileError {
     fn from(error: candle_core::Error) -> Self {
         Self::Model(ModelError::Reference(error.to_string()))
+    }
+}
+
+impl From<DeviceError> for ProfileError {
+    fn from(source: DeviceError) -> Self {
+        Self::OnDevice { source }
+    }
+}
+
+impl From<RuntimeError> for ProfileError {
+    fn from(error: RuntimeError) -> Self {
+        match error {
+            RuntimeError::Device(source) => Self::OnDevice { source },
+            RuntimeError::Model(source) => Self::Model(source),
+            other => Self::Runtime(other),
+        }
     }
 }

@@ -14,6 +14,8 @@ mod merge;
 mod observe;
 mod profile;
 mod resume;
+mod samples;
+mod tally;
 mod traces;
 
 pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Skew};

@@ -3,19 +3,22 @@
 use std::{
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
+use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::{Beginning, Layer};
+use powerinfer_reference::Beginning;
 
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
     calibration::Shard,
-    observe::{Observer, Sampling},
+    observe::{Watch, WatchedLayer},
     profile::{self, Subject},
     resume::{self, HiddenSink, Place, Sizes, State},
+    samples::Sampling,
     traces,
 };
 
@@ -82,14 +85,16 @@ pub(crate) fn header(
     }
 }
 
-/// Profiles `checkpoint` over `calibration` into the folder `out`.
+/// Profiles `checkpoint` over `calibration` into the folder `out`; on `device`, where there is one.
 ///
-/// An interrupted run with the same inputs goes on after its last finished layer. In memory are
-/// one layer, one sequence, and the samples of one layer; hidden states are on disk.
+/// An interrupted run with the same inputs goes on after its last finished layer, on whichever device: the counts
+/// are the same up to the rounding of sums. In memory are one layer, one sequence, and the samples of one layer;
+/// hidden states are on disk.
 pub fn measure(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
     settings: Settings,
+    device: Option<&Arc<dyn Device>>,
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<Profile, ProfileError> {
@@ -100,6 +105,7 @@ pub fn measure(
         checkpoint,
         calibration,
         settings,
+        device,
         sequences: calibration.shard(settings.shard)?,
         sizes: Sizes {
             layers: config.layer_count,
@@ -196,6 +202,7 @@ struct Run<'a> {
     checkpoint: &'a Checkpoint,
     calibration: &'a Calibration,
     settings: Settings,
+    device: Option<&'a Arc<dyn Device>>,
     sequences: Range<usize>,
     sizes: Sizes,
     folder: &'a Path,
@@ -352,38 +359,35 @@ impl Run<'_> {
                     Some(Beginning::load_for(self.checkpoint, tokens)?)
                 }
             };
+            let watch = Watch {
+                sources: self.sizes.sources,
+                longest: sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
+                sampling: self.sampling(range),
+            };
             let mut times = Times::default();
-            let layer = times.loading(|| Layer::load(self.checkpoint, index))?;
-            let norms = layer.contribution_norms()?;
-            let sampling = self.sampling(range);
-            let zeros = self.has_exact_zeros();
-            let Sizes {
-                hidden: width,
-                sources,
-                ..
-            } = self.sizes;
-            let mut observer = Observer::new(&norms, zeros, width, sources, sampling);
+            let mut layer =
+                times.loading(|| WatchedLayer::load(self.checkpoint, index, self.device, watch))?;
             let mut first = 0;
             for sequence in sequences {
                 let count = sequence.tokens.len();
                 let input = times.moving(|| match (&hidden, &beginning) {
-                    (Some(hidden), _) => hidden.read(first, count),
-                    (None, Some(beginning)) => Ok(beginning.embed(&sequence.tokens)?),
+                    (Some(hidden), _) => Ok::<_, ProfileError>(hidden.read(first, count)),
+                    (None, Some(beginning)) => {
+                        let embedded = beginning.embed(&sequence.tokens)?;
+                        Ok(embedded.flatten_all()?.to_vec1()?)
+                    }
                     (None, None) => unreachable!("there is a beginning where nothing is hidden"),
                 })?;
                 first += count;
-                observer.begin_sequence(sequence);
-                let output = times.forward(|| layer.forward(&input, &mut observer))?;
+                let output = times.forward(|| layer.forward(sequence, input))?;
                 if !is_last {
                     times.moving(|| sink(&output))?;
                 }
                 self.progress.advance(count as u64)?;
             }
             self.progress
-                .detail(&times.told(index, tokens, observer.elapsed));
-            let (activity, samples) = observer
-                .finish()
-                .ok_or(ProfileError::NotFinite { layer: index })?;
+                .detail(&times.told(index, tokens, layer.watching()));
+            let (activity, samples) = layer.finish(index)?;
             samples.write(&self.round_traces(range, index), &self.trace_header())?;
             activities[index].add(&activity);
             Ok(activities)

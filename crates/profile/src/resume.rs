@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor};
 use powerinfer_artifact::{
     Header, TensorFile,
     digest::DigestBuilder,
@@ -50,7 +49,7 @@ pub(crate) struct HiddenFile {
 
 impl HiddenFile {
     /// The states of `tokens` tokens from the `first` on.
-    pub(crate) fn read(&self, first: usize, tokens: usize) -> Result<Tensor, ProfileError> {
+    pub(crate) fn read(&self, first: usize, tokens: usize) -> Vec<f32> {
         let row = self.hidden_size * size_of::<f32>();
         let view = self.file.find(HIDDEN);
         let bytes = view.map_or(&[][..], |view| view.bytes);
@@ -59,11 +58,7 @@ impl HiddenFile {
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
         self.file.release(HIDDEN); // each sequence is read once
-        Ok(Tensor::from_vec(
-            values,
-            (tokens, self.hidden_size),
-            &Device::Cpu,
-        )?)
+        values
     }
 }
 
@@ -196,7 +191,7 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
 }
 
 /// Takes the hidden states of one sequence after the other, in order.
-pub(crate) type HiddenSink<'a> = dyn FnMut(&Tensor) -> Result<(), ProfileError> + 'a;
+pub(crate) type HiddenSink<'a> = dyn FnMut(&[f32]) -> Result<(), ProfileError> + 'a;
 
 /// Saves the state at `place` into `folder`, in place of earlier ones. The hidden states of
 /// `tokens` tokens are brought by `run`, which also gives the counts.
@@ -231,8 +226,7 @@ pub(crate) fn save(
         writer.append(PLACE, &numbers)?;
         digest.add(&numbers);
         activities = run(&mut |hidden| {
-            let values = hidden.flatten_all()?.to_vec1::<f32>()?;
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let bytes: Vec<u8> = hidden.iter().flat_map(|v| v.to_le_bytes()).collect();
             digest.add(&bytes);
             Ok(writer.append(HIDDEN, &bytes)?)
         })?;

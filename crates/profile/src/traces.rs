@@ -13,7 +13,7 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
 };
 
-use crate::{Column, Part, observe::Sampling};
+use crate::{Column, Part, samples::Sampling};
 
 /// Format name in a trace file's header.
 pub(crate) const FORMAT: &str = "powerinfer-traces";

@@ -712,6 +712,43 @@ fn prompts_take_the_room_that_is_left() {
 }
 
 #[test]
+fn a_device_that_is_lost_is_an_error_and_no_hang() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let folder = tempfile::tempdir().unwrap();
+    // One recording a token, and several.
+    for (places, name) in [(&PLACES[1..2], "whole"), (&PLACES[3..5], "parts")] {
+        let mut survived = false;
+        for launches in [0, 1, 2, 3, 7, 20, 31, 42, 55, 1000] {
+            let Some(device) = Emulator::new(2, Order::Forward) else {
+                return;
+            };
+            let device = Arc::new(device.that_survives(launches));
+            let plan = plan(&checkpoint, places, Policy::Exact, None);
+            let out = folder.path().join(format!("{name}{launches}"));
+            let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+            let started = std::time::Instant::now();
+            let mut model = Runtime::with_device(bundle, options(), device as _).unwrap();
+            let mut outcome = model.forward(&prompt[..4]);
+            for token in &prompt[4..8] {
+                outcome = outcome.and_then(|_| model.forward(&[*token]));
+            }
+            // Long before anybody's patience is over.
+            let taken = started.elapsed();
+            assert!(taken.as_secs() < 10, "{name}, {launches}: {taken:?}");
+            survived = outcome.is_ok();
+            if let Err(error) = outcome {
+                assert!(error.to_string().contains("it is lost"), "{error}");
+                let again = model.forward(&prompt[..1]).unwrap_err();
+                assert!(again.to_string().contains("it is lost"), "{again}");
+            }
+        }
+        assert!(survived, "{name}");
+    }
+}
+
+#[test]
 fn what_kernels_cannot_take_is_refused() {
     let golden = Golden::open("llama-relu-gqa");
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();

@@ -128,6 +128,7 @@ struct Kernel {
 
 #define __device__
 #define __forceinline__ inline
+#define __noinline__ static
 #define __restrict__ __restrict
 #define threadIdx (emulator::block->current->thread)
 #define blockIdx (emulator::block->index)
@@ -154,7 +155,8 @@ struct Kernel {
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __ffs(int bits) { return __builtin_ffs(bits); }
 static inline void __threadfence() {}
-static inline unsigned atomicAdd(unsigned* place, unsigned value) {
+template <class Number>
+static inline Number atomicAdd(Number* place, Number value) {
   return __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST);
 }
 static inline float __uint_as_float(unsigned bits) {

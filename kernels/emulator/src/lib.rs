@@ -82,6 +82,8 @@ pub struct Emulator {
     /// Bytes of memory that nobody has taken.
     #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is taken"))]
     left: AtomicUsize,
+    /// In which launch from now on it is lost; 0 where it is.
+    life: Arc<AtomicUsize>,
     running: Running,
 }
 
@@ -97,6 +99,13 @@ struct Running {
 }
 
 impl Running {
+    /// Whether nothing runs any more.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    fn has_ended(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Waits until it is done; says what went wrong.
     fn settle(&self) -> Result<(), DeviceError> {
         let running = self
@@ -207,6 +216,7 @@ impl Emulator {
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
+            life: Arc::new(AtomicUsize::new(usize::MAX)),
             running: Running::default(),
         })
     }
@@ -221,6 +231,22 @@ impl Emulator {
         Self {
             left: AtomicUsize::new(bytes),
             ..self
+        }
+    }
+
+    /// The same device, which is lost in the launch after so many, as a card is that falls off the bus: whatever is
+    /// asked of it from then on fails.
+    pub fn that_survives(self, launches: usize) -> Self {
+        self.life.store(launches + 1, Ordering::Relaxed);
+        self
+    }
+
+    /// Fails once the device is lost.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    fn check_alive(&self, doing: &'static str) -> Result<(), DeviceError> {
+        match self.life.load(Ordering::Relaxed) {
+            0 => Err(self.failed(doing, "it is lost")),
+            _ => Ok(()),
         }
     }
 
@@ -239,6 +265,7 @@ impl Emulator {
     #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
     fn check_not_recording(&self, doing: &'static str) -> Result<(), DeviceError> {
         self.running.settle()?;
+        self.check_alive(doing)?;
         match *self.recording() {
             None => Ok(()),
             Some(_) => Err(self.failed(doing, "launches are being recorded")),
@@ -283,6 +310,7 @@ impl Device for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
+        self.check_alive("taking memory")?;
         let take = |left: usize| left.checked_sub(bytes);
         let taken = self
             .left
@@ -341,6 +369,7 @@ impl Device for Emulator {
             return Ok(());
         }
         self.running.settle()?;
+        self.check_alive("copying within it")?;
         // SAFETY: the caller says so.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
@@ -352,6 +381,7 @@ impl Device for Emulator {
             return Ok(());
         }
         self.running.settle()?;
+        self.check_alive("clearing memory")?;
         // SAFETY: the caller says so.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
@@ -369,6 +399,14 @@ impl Device for Emulator {
             return Ok(());
         }
         self.running.settle()?;
+        let one_less = |left: usize| match left {
+            usize::MAX => Some(left),
+            left => Some(left.saturating_sub(1)),
+        };
+        let _ = self
+            .life
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        self.check_alive("launching a kernel")?;
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -434,6 +472,7 @@ impl Device for Emulator {
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
+            life: Arc::clone(&self.life),
             running: Running::default(),
         };
         Ok(Box::new(Steps {
@@ -460,6 +499,13 @@ impl Device for Emulator {
                 Ok(later.saturating_duration_since(*earlier).as_secs_f64())
             }
             _ => Err(self.failed("asking for the time", "nobody marked that moment")),
+        }
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.running.has_ended() {
+            true => self.running.settle(),
+            false => self.check_alive("running kernels"),
         }
     }
 
@@ -508,6 +554,9 @@ impl Device for Emulator {
     }
     fn seconds_between(&self, _: usize, _: usize) -> Result<f64, DeviceError> {
         Err(self.failed("asking for the time", "there is no emulator here"))
+    }
+    fn check(&self) -> Result<(), DeviceError> {
+        Ok(())
     }
     fn synchronise(&self) -> Result<(), DeviceError> {
         Ok(())

@@ -254,3 +254,19 @@ pub(super) struct Announce {
     pub(super) flag: u64,
     pub(super) step: u64,
 }
+
+/// `Observe` in `observe.cu`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Observe {
+    pub(super) products: u64,
+    pub(super) tokens: i32,
+    pub(super) neurons: i32,
+    pub(super) before: i32,
+    pub(super) windows: [i32; super::observe::WINDOWS],
+    pub(super) active: u64,
+    pub(super) magnitude: u64,
+    pub(super) recent: u64,
+    pub(super) reuse: u64,
+    pub(super) strange: u64,
+}

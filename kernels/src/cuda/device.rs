@@ -96,6 +96,9 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Seconds from one marked moment to a later one, both of which have come.
     fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
 
+    /// Fails where something that was asked for has failed by now; waits for nothing.
+    fn check(&self) -> Result<(), DeviceError>;
+
     /// Waits for everything.
     fn synchronise(&self) -> Result<(), DeviceError>;
 }

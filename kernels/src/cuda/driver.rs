@@ -21,9 +21,10 @@ use cudarc::driver::{
 use super::{Device, DeviceError, DeviceInfo, Launch, Recording};
 
 /// The PTX of every file of kernels.
-const MODULES: [(&str, &str); 4] = [
+const MODULES: [(&str, &str); 5] = [
     ("attention", include_str!("../../ptx/attention.ptx")),
     ("feed_forward", include_str!("../../ptx/feed_forward.ptx")),
+    ("observe", include_str!("../../ptx/observe.ptx")),
     ("projection", include_str!("../../ptx/projection.ptx")),
     ("prompt", include_str!("../../ptx/prompt.ptx")),
 ];
@@ -521,6 +522,17 @@ impl Device for Card {
         let milliseconds = unsafe { result::event::elapsed(*start, *end) };
         let milliseconds = milliseconds.map_err(|why| self.failed(DOING, why))?;
         Ok(f64::from(milliseconds) * 1e-3)
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        const DOING: &str = "running kernels";
+        self.bind(DOING)?;
+        // SAFETY: a stream of this context.
+        let state = unsafe { sys::cuStreamQuery(self.stream.cu_stream()) };
+        match state {
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            other => Err(self.failed(DOING, DriverError(other))),
+        }
     }
 
     fn synchronise(&self) -> Result<(), DeviceError> {

@@ -111,12 +111,33 @@ impl<T: Pod> Buffer<T> {
     ///
     /// Panics where there are fewer.
     pub fn read(&self, numbers: &mut [T]) -> Result<(), DeviceError> {
-        assert!(numbers.len() <= self.length, "numbers that are there");
+        self.read_from(0, numbers)
+    }
+
+    /// Reads the numbers from number `from` on, once all that was launched before is done.
+    ///
+    /// Panics where there are fewer.
+    pub fn read_from(&self, from: usize, numbers: &mut [T]) -> Result<(), DeviceError> {
+        assert!(
+            from + numbers.len() <= self.length,
+            "numbers that are there"
+        );
+        let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the bytes lie within what was taken.
         #[allow(unsafe_code)]
         unsafe {
             let bytes = bytemuck::cast_slice_mut(numbers);
-            self.device.read(self.address, bytes)
+            self.device.read(address, bytes)
+        }
+    }
+
+    /// Makes all numbers 0.
+    pub fn clear(&mut self) -> Result<(), DeviceError> {
+        let bytes = self.length * size_of::<T>();
+        // SAFETY: the bytes lie within what was taken.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.device.clear(self.address, bytes)
         }
     }
 

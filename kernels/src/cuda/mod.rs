@@ -8,6 +8,7 @@ mod arguments;
 mod device;
 mod driver;
 mod memory;
+mod observe;
 mod operations;
 mod prompt;
 mod weights;
@@ -15,6 +16,7 @@ mod weights;
 pub use device::{Device, DeviceError, DeviceInfo, Launch, Recording};
 pub use driver::{Card, NoCard};
 pub use memory::{Buffer, HostBuffer};
+pub use observe::{Reuse, Tally, WINDOWS};
 pub use operations::{
     Attention, ColdShare, DownScratch, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
     HeadNorms, HostView, Predictor, SignBits,

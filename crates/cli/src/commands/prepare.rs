@@ -6,7 +6,7 @@ use anyhow::Result;
 use powerinfer_artifact::predictor_file::PredictorFile;
 use powerinfer_kernels::Isa;
 use powerinfer_predictor::{is_current, make};
-use powerinfer_profile::{Profile, Shard, measure};
+use powerinfer_profile::{Profile, Shard};
 
 use super::{
     place::{self, BudgetArguments, Request, Scratch},
@@ -79,7 +79,8 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
                 out.display()
             ));
         }
-        let profile = measure(&checkpoint, &calibration, settings, &out, &bar)?;
+        let tracing = &arguments.tracing;
+        let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
         profile::say_result(&profile, output);
         profile
     };

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
-    Amount, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard, measure,
+    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard,
+    measure,
 };
 use serde_json::json;
 
 use crate::{
     calibration_text::{CalibrationArguments, calibration, check_paths},
+    engine::{DeviceArgument, gpu},
     model_argument,
     output::{Output, Table, percent, print, print_json, sparkline},
     progress::Bar,
@@ -43,15 +45,39 @@ pub(crate) struct ProfileArguments {
     json: bool,
 }
 
-/// How much to keep for training predictors.
+/// What watches, and how much it keeps for training predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TraceArguments {
+    /// What the text goes through the layers on
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceArgument,
     /// Tokens per layer to keep samples of, for training predictors
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     trace_tokens: usize,
 }
 
 impl TraceArguments {
+    /// Profiles as asked for, on a GPU where that is to be used.
+    pub(crate) fn measure(
+        &self,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+        out: &Path,
+        output: Output,
+    ) -> Result<Profile> {
+        let card = gpu::to_profile(self.device, output)?;
+        let bar = Bar::new(output);
+        Ok(measure(
+            checkpoint,
+            calibration,
+            settings,
+            card.as_ref(),
+            out,
+            &bar,
+        )?)
+    }
+
     /// The settings of the stage.
     pub(crate) fn settings(&self, amount: Amount, shard: Shard, seed: u64) -> Settings {
         Settings {
@@ -88,7 +114,8 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         arguments.seed,
     )?;
     let settings = arguments.tracing.settings(amount, shard, arguments.seed);
-    let profile = measure(&checkpoint, &calibration, settings, &out, &Bar::new(output))?;
+    let tracing = &arguments.tracing;
+    let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
     if arguments.json {
         return print_json(&json!({ "header": profile.header(), "profile": profile.document() }));
     }

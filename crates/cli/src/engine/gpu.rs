@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     plan::{Device, Plan},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_kernels::cuda::{Card, Device as _};
+use powerinfer_kernels::cuda::{Card, Device as Gpu, NoCard};
 use powerinfer_runtime::{Options, Runtime};
 
 use super::DeviceArgument;
@@ -21,7 +21,6 @@ const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 ///
 /// Fails where there is no card and one is asked for.
 pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result<Option<Card>> {
-    let is_required = asked == DeviceArgument::Gpu || env::var_os(REQUIRED_VARIABLE).is_some();
     match (asked, plan.uses_gpu()) {
         (DeviceArgument::Cpu, _) => return Ok(None),
         (DeviceArgument::Gpu, false) => bail!(
@@ -32,9 +31,7 @@ pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result
     }
     match Card::open(0) {
         Ok(card) => Ok(Some(card)),
-        Err(reason) if is_required => {
-            bail!("no GPU can be used: {reason}; `--device cpu` runs without one")
-        }
+        Err(reason) if is_required(asked) => missing(&reason),
         Err(reason) => {
             output.say(format!(
                 "no GPU is used, so {} run on the CPU too ({reason})",
@@ -43,6 +40,35 @@ pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result
             Ok(None)
         }
     }
+}
+
+/// The card to profile on; none where there is none, or where `asked` is for the CPU.
+///
+/// Fails where there is no card and one is asked for.
+pub(crate) fn to_profile(asked: DeviceArgument, output: Output) -> Result<Option<Arc<dyn Gpu>>> {
+    if asked == DeviceArgument::Cpu {
+        return Ok(None);
+    }
+    match Card::open(0) {
+        Ok(card) => {
+            let name = &card.info().name;
+            output.say(format!("{name}: layers run there, one after the other"));
+            Ok(Some(Arc::new(card)))
+        }
+        Err(reason) if is_required(asked) => missing(&reason),
+        Err(reason) => {
+            output.detail(format!("the CPU profiles ({reason})"));
+            Ok(None)
+        }
+    }
+}
+
+fn is_required(asked: DeviceArgument) -> bool {
+    asked == DeviceArgument::Gpu || env::var_os(REQUIRED_VARIABLE).is_some()
+}
+
+fn missing<T>(reason: &NoCard) -> Result<T> {
+    bail!("no GPU can be used: {reason}; `--device cpu` runs without one")
 }
 
 /// Makes `bundle` ready on `card` and the CPU, and says what is where.

@@ -8,12 +8,16 @@
 //!
 //! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
 
+mod launches;
+mod observed;
 mod place;
 mod streaming;
 mod stretches;
 mod times;
 mod token;
+mod upload;
 
+pub use observed::{ObservedLayer, ObservedToken};
 pub(crate) use place::Source;
 pub use times::{LayerTimes, SideTimes};
 

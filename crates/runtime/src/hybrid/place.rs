@@ -2,23 +2,19 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::{
-    TensorFile,
-    plan::{self, LayerPlan, Policy, Score},
-};
-use powerinfer_bundle::{Bundle, Layout, StoredLayer, StoredLinear, StoredNorm, StoredWeights};
+use powerinfer_artifact::plan::{self, Policy, Score};
+use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
 use powerinfer_kernels::{
     CacheFormat,
     cuda::{
-        Buffer, Device, DeviceError, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix,
-        GpuNorm, GpuNormKind, HeadNorms, HostBuffer, Predictor, SignBits,
+        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, Predictor, SignBits,
     },
 };
-use powerinfer_model::{Activation, Block, FfnKind, ModelConfig, NormKind, Positions};
+use powerinfer_model::{ModelConfig, Positions};
 
 use super::{
-    DeviceAttention, DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,
-    streaming,
+    DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State, streaming,
+    upload::{OfBundle, Upload, upload_stored},
 };
 use crate::{
     ActivationFormat, RuntimeError,
@@ -35,130 +31,14 @@ pub(crate) struct Source<'a> {
     pub(crate) activations: ActivationFormat,
 }
 
-/// Copies to one device.
-struct Upload<'a> {
-    device: &'a Arc<dyn Device>,
-    file: &'a TensorFile,
-    config: &'a ModelConfig,
-}
-
 impl Upload<'_> {
-    /// The first `rows` rows, or all.
-    fn linear(&self, stored: &StoredLinear, rows: Option<usize>) -> Result<GpuLinear, DeviceError> {
-        let view = stored.matrix.view(self.file);
-        let rows = rows.unwrap_or(view.rows());
-        let bias = stored.bias.as_deref().map(|bias| &bias[..rows]);
-        GpuLinear::upload(self.device, &view.rows_range(0..rows), bias)
-    }
-
-    fn norm(&self, norm: &StoredNorm) -> Result<GpuNorm, DeviceError> {
-        let kind = match self.config.norm {
-            NormKind::RootMeanSquare => GpuNormKind::RootMeanSquare,
-            NormKind::Layer => GpuNormKind::Layer,
-        };
-        let epsilon = self.config.norm_epsilon;
-        GpuNorm::upload(
-            self.device,
-            kind,
-            epsilon,
-            &norm.weight,
-            norm.bias.as_deref(),
-        )
-    }
-
-    fn floats(&self, numbers: &[f32]) -> Result<Buffer<f32>, DeviceError> {
-        Buffer::from_slice(self.device, numbers)
-    }
-
-    fn attention(
-        &self,
-        layer: usize,
-        stored: &StoredLayer,
-        slopes: Option<&Arc<Buffer<f32>>>,
-    ) -> Result<DeviceAttention, DeviceError> {
-        let is_before = self.config.block != Block::PostNorm;
-        let head_norms = match &stored.head_norms {
-            None => None,
-            Some([query, key]) => Some(HeadNorms {
-                query: self.norm(query)?,
-                key: self.norm(key)?,
-            }),
-        };
-        Ok(DeviceAttention {
-            norm: is_before
-                .then(|| self.norm(&stored.attention_norm))
-                .transpose()?,
-            query: self.linear(&stored.query, None)?,
-            key: self.linear(&stored.key, None)?,
-            value: self.linear(&stored.value, None)?,
-            head_norms,
-            slopes: slopes.cloned(),
-            window: self.config.attention_windows[layer],
-            output: self.linear(&stored.output, None)?,
-        })
-    }
-
-    fn ffn(
-        &self,
-        stored: &StoredLayer,
-        plan: &LayerPlan,
-        choices: &LayerChoices,
-        policy: Policy,
-        bundle: &Bundle,
-    ) -> Result<DeviceFfn, DeviceError> {
-        let hot = plan.hot_count;
-        let norm = match self.config.block {
-            Block::PostNorm => None,
-            Block::ParallelSharedNorm => Some(&stored.attention_norm),
-            Block::PreNorm | Block::Parallel => stored.ffn_norm.as_ref(),
-        };
-        let down = stored.down.matrix.view(self.file).rows_range(0..hot);
-        let up = stored.up.as_ref();
-        let ffn = Ffn {
-            gate: self.linear(&stored.gate, Some(hot))?,
-            up: up.map(|up| self.linear(up, Some(hot))).transpose()?,
-            down: GpuMatrix::upload(self.device, &down)?,
-            bias: stored
-                .down
-                .bias
-                .as_deref()
-                .map(|bias| self.floats(bias))
-                .transpose()?,
-            kind: match self.config.ffn {
-                FfnKind::Plain => GpuFfnKind::Plain,
-                FfnKind::Gated => GpuFfnKind::Gated,
-                FfnKind::DoublyGated => GpuFfnKind::DoublyGated,
-            },
-            activation: match self.config.activation {
-                Activation::Relu => GpuActivation::Relu,
-                Activation::SquaredRelu => GpuActivation::SquaredRelu,
-                Activation::FatRelu { threshold } => GpuActivation::FatRelu(threshold),
-                Activation::Silu => GpuActivation::Silu,
-                Activation::GeluErf => GpuActivation::GeluErf,
-                Activation::GeluTanh => GpuActivation::GeluTanh,
-            },
-        };
-        let chosen = choices.choice(policy, bundle.predictors());
-        let offset = chosen
-            .offset()
-            .map(|offset| self.floats(offset))
-            .transpose()?;
-        let is_here = plan.predictor == Some(plan::Device::Gpu);
-        Ok(DeviceFfn {
-            norm: norm.map(|norm| self.norm(norm)).transpose()?,
-            ffn,
-            choice: self.choice(&chosen, choices.sees_residual(policy), is_here, hot)?,
-            offset,
-        })
-    }
-
     fn choice(
         &self,
         chosen: &Choice<'_>,
         sees_residual: bool,
         is_here: bool,
         hot: usize,
-    ) -> Result<DeviceChoice, DeviceError> {
+    ) -> Result<DeviceChoice, RuntimeError> {
         Ok(match chosen {
             Choice::Dense => DeviceChoice::Every,
             Choice::Exact => DeviceChoice::NotZero,
@@ -222,15 +102,12 @@ impl Hybrid {
     ) -> Result<Self, RuntimeError> {
         let (bundle, weights) = (source.bundle, source.weights);
         let (config, plan) = (bundle.config(), bundle.plan());
+        let file = bundle.weights();
         let upload = Upload {
             device: &device,
-            file: bundle.weights(),
             config,
         };
-        let slopes = match &config.positions {
-            Positions::Alibi { slopes } => Some(Arc::new(upload.floats(slopes)?)),
-            _ => None,
-        };
+        let slopes = upload.slopes()?;
         let mut layers = Vec::new();
         for (index, (stored, plan)) in weights.layers.iter().zip(&plan.layers).enumerate() {
             let has_attention = plan.attention == plan::Device::Gpu;
@@ -256,24 +133,37 @@ impl Hybrid {
                     "place it with `--kv-cache f16`",
                 ));
             }
-            let norms_after = match (config.block, &stored.ffn_norm) {
-                (Block::PostNorm, Some(norm)) if has_attention || plan.hot_count > 0 => {
-                    Some([upload.norm(&stored.attention_norm)?, upload.norm(norm)?])
-                }
-                _ => None,
+            let of_bundle = OfBundle {
+                file,
+                layer: stored,
             };
-            let attention = || upload.attention(index, stored, slopes.as_ref());
+            let attention = || upload.attention(&of_bundle, index, slopes.as_ref());
             let (choices, policy) = (&source.choices[index], source.policies[index]);
+            let hot = plan.hot_count;
+            let ffn = || {
+                let chosen = choices.choice(policy, bundle.predictors());
+                let sees_residual = choices.sees_residual(policy);
+                let is_here = plan.predictor == Some(plan::Device::Gpu);
+                Ok::<_, RuntimeError>(DeviceFfn {
+                    norm: upload.ffn_norm(&of_bundle)?,
+                    ffn: upload.ffn(&of_bundle, hot)?,
+                    choice: upload.choice(&chosen, sees_residual, is_here, hot)?,
+                    offset: chosen
+                        .offset()
+                        .map(|offset| upload.floats(offset))
+                        .transpose()?,
+                })
+            };
             layers.push(DeviceLayer {
                 attention: has_attention.then(attention).transpose()?,
                 has_cache,
                 neurons: config.ffn_size,
                 streams_from: None,
-                ffn: match plan.hot_count {
-                    0 => None,
-                    _ => Some(upload.ffn(stored, plan, choices, policy, bundle)?),
+                ffn: (hot > 0).then(ffn).transpose()?,
+                norms_after: match has_attention || hot > 0 {
+                    true => upload.norms_after(&of_bundle)?,
+                    false => None,
                 },
-                norms_after,
             });
         }
         for (layer, of_plan) in layers.iter_mut().zip(&plan.layers) {
@@ -284,17 +174,17 @@ impl Hybrid {
                 norm: weights
                     .final_norm
                     .as_ref()
-                    .map(|norm| upload.norm(norm))
+                    .map(|norm| upload.norm(&norm.weight, norm.bias.as_deref()))
                     .transpose()?,
                 project: match &weights.project_out {
                     Some(project) => {
-                        let linear = upload.linear(project, None)?;
+                        let linear = upload_stored(&device, file, project)?;
                         let out = Buffer::new(&device, linear.matrix.rows())?;
                         Some((linear, out))
                     }
                     None => None,
                 },
-                head: upload.linear(&weights.head, None)?,
+                head: upload_stored(&device, file, &weights.head)?,
                 logits: Buffer::new(&device, config.vocabulary_size)?,
             }),
             plan::Device::Cpu => None,

@@ -1,0 +1,214 @@
+//! Who fired on a layer's text, and how strongly.
+
+use crate::{
+    Counts, LayerActivity,
+    activity::{LOCALITY_WINDOWS, Reuse},
+    calibration::Sequence,
+};
+
+/// Who fired on the last tokens of a sequence, a bit a neuron.
+#[derive(Debug)]
+struct Recent {
+    /// A row of words a token, the oldest overwritten by the newest.
+    rows: Vec<Vec<u64>>,
+    tokens: usize,
+}
+
+impl Recent {
+    /// Remembers as many tokens as the longest window needs, and the newest.
+    fn new(neurons: usize) -> Self {
+        let longest = LOCALITY_WINDOWS[LOCALITY_WINDOWS.len() - 1];
+        Self {
+            rows: vec![vec![0; neurons.div_ceil(64)]; longest + 1],
+            tokens: 0,
+        }
+    }
+
+    /// Forgets what it saw of another sequence.
+    fn begin_sequence(&mut self) {
+        self.tokens = 0;
+    }
+
+    /// Takes in the next token and counts who of its active neurons was active before.
+    fn observe(&mut self, activations: &[f32], locality: &mut [Reuse]) {
+        let capacity = self.rows.len();
+        let row = &mut self.rows[self.tokens % capacity];
+        for (word, group) in row.iter_mut().zip(activations.chunks(64)) {
+            *word = group.iter().enumerate().fold(0, |bits, (bit, value)| {
+                bits | u64::from(*value != 0.0) << bit
+            });
+        }
+        let newest = &self.rows[self.tokens % capacity];
+        let active: u32 = newest.iter().map(|word| word.count_ones()).sum();
+        let mut before = vec![0u64; newest.len()];
+        let mut distance = 0;
+        for (window, reuse) in LOCALITY_WINDOWS.iter().zip(locality) {
+            if self.tokens < *window {
+                break; // a shorter past would make the window look less used than it is
+            }
+            while distance < *window {
+                distance += 1;
+                let row = &self.rows[(self.tokens - distance) % capacity];
+                for (before, word) in before.iter_mut().zip(row) {
+                    *before |= word;
+                }
+            }
+            let both = newest
+                .iter()
+                .zip(&before)
+                .map(|(a, b)| (a & b).count_ones());
+            reuse.reused += u64::from(both.sum::<u32>());
+            reuse.active += u64::from(active);
+        }
+        self.tokens += 1;
+    }
+}
+
+/// What is counted of one layer.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    /// Counts of the sequences of each half and source: `[source][half]`.
+    pub(crate) counts: Vec<[Counts; 2]>,
+    /// Sums of absolute products, one a neuron.
+    pub(crate) magnitude: Vec<f64>,
+    /// Reuse within each window.
+    pub(crate) locality: [Reuse; 3],
+    /// Whether every product was finite.
+    pub(crate) is_finite: bool,
+}
+
+/// Where a sequence is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) source: usize,
+    pub(crate) half: usize,
+}
+
+impl Place {
+    pub(crate) fn of(sequence: &Sequence) -> Self {
+        Self {
+            source: sequence.source,
+            half: usize::from(!sequence.first_half),
+        }
+    }
+}
+
+impl Tally {
+    /// Nothing counted yet.
+    pub(crate) fn new(neurons: usize, sources: usize) -> Self {
+        let counts = || [Counts::new(neurons), Counts::new(neurons)];
+        Self {
+            counts: (0..sources).map(|_| counts()).collect(),
+            magnitude: vec![0.0; neurons],
+            locality: Default::default(),
+            is_finite: true,
+        }
+    }
+
+    /// What that makes of the layer; `None` where a value was not finite.
+    pub(crate) fn activity(self, contribution_norms: &[f32]) -> Option<LayerActivity> {
+        let neurons = self.magnitude.len();
+        let mut activity = LayerActivity::new(neurons, self.counts.len());
+        let mut all = Counts::new(neurons);
+        for (source, [first, second]) in activity.sources.iter_mut().zip(&self.counts) {
+            activity.first_half.add(first);
+            source.add(first);
+            source.add(second);
+            all.add(source);
+        }
+        let mean = |sum: &f64| (sum / all.tokens.max(1) as f64) as f32;
+        activity.magnitude = self.magnitude.iter().map(mean).collect();
+        activity.contribution = activity
+            .magnitude
+            .iter()
+            .zip(contribution_norms)
+            .map(|(mean, norm)| mean * norm)
+            .collect();
+        activity.tokens = all.tokens;
+        activity.active = all.active;
+        activity.locality = self.locality;
+        self.is_finite.then_some(activity)
+    }
+}
+
+/// Counts on the processor, token by token.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    pub(crate) tally: Tally,
+    place: Place,
+    recent: Recent,
+}
+
+impl Counter {
+    /// Nothing counted yet.
+    pub(crate) fn new(neurons: usize, sources: usize) -> Self {
+        Self {
+            tally: Tally::new(neurons, sources),
+            place: Place { source: 0, half: 0 },
+            recent: Recent::new(neurons),
+        }
+    }
+
+    /// Says where the sequence that comes next is counted.
+    pub(crate) fn begin(&mut self, place: Place) {
+        self.place = place;
+        self.recent.begin_sequence();
+    }
+
+    /// Counts the products of one token.
+    ///
+    /// A neuron is active where it contributes: what decides is the product, not the gate alone, since with a
+    /// ReLU on both either may silence it.
+    pub(crate) fn count(&mut self, product: &[f32]) {
+        let Tally {
+            counts,
+            magnitude,
+            locality,
+            is_finite,
+        } = &mut self.tally;
+        let counts = &mut counts[self.place.source][self.place.half];
+        let mut sum = 0.0;
+        for ((count, total), value) in counts.active.iter_mut().zip(magnitude).zip(product) {
+            *count += u64::from(*value != 0.0);
+            sum += value;
+            *total += f64::from(value.abs());
+        }
+        *is_finite &= sum.is_finite();
+        self.recent.observe(product, locality);
+        counts.tokens += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reuse_is_what_a_set_would_count() {
+        let mut random = powerinfer_artifact::random::Random::new(3);
+        let neurons = 70;
+        let rows: Vec<Vec<f32>> = (0..40)
+            .map(|_| (0..neurons).map(|_| f32::from(random.chance(20))).collect())
+            .collect();
+        let mut recent = Recent::new(neurons);
+        let mut locality = [Reuse::default(); 3];
+        for row in &rows {
+            recent.observe(row, &mut locality);
+        }
+        for (window, reuse) in LOCALITY_WINDOWS.iter().zip(locality) {
+            let mut expected = Reuse::default();
+            for (token, row) in rows.iter().enumerate().skip(*window) {
+                for neuron in (0..neurons).filter(|neuron| row[*neuron] != 0.0) {
+                    let past = &rows[token - window..token];
+                    expected.active += 1;
+                    expected.reused += u64::from(past.iter().any(|row| row[neuron] != 0.0));
+                }
+            }
+            assert_eq!(reuse, expected, "window {window}");
+        }
+        recent.begin_sequence();
+        let before = locality;
+        recent.observe(&rows[0], &mut locality);
+        assert_eq!(locality, before, "a sequence has no past in another");
+    }
+}

@@ -1,0 +1,241 @@
+//! Profiles that are counted on a device against those of the processor: on the emulator, or on a card.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../tests/support/golden.rs"]
+mod golden;
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use golden::{Golden, MODELS};
+use powerinfer_artifact::{
+    Progress,
+    progress::{Interrupted, Silent},
+    random::Random,
+};
+use powerinfer_emulator::{Emulator, Order, test_device};
+use powerinfer_kernels::cuda::Device;
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::{
+    Amount, Calibration, Part, Profile, ProfileError, Settings, Shard, Source, measure,
+};
+
+/// Text of two sources, of which one is cut into sequences of odd lengths.
+fn calibration(checkpoint: &Checkpoint, length: usize) -> Calibration {
+    let config = checkpoint.config();
+    let mut random = Random::new(1);
+    let mut document = |tokens: usize| -> Vec<u32> {
+        let word = |_| random.below(config.vocabulary_size) as u32;
+        (0..tokens).map(word).collect()
+    };
+    let source = |name: &str, documents| Source {
+        name: name.to_owned(),
+        documents,
+    };
+    let sources = vec![
+        source("long", vec![document(5 * length)]),
+        source(
+            "short",
+            vec![document(1), document(2), document(length - 1)],
+        ),
+    ];
+    Calibration::new(sources, length, 6 * length).unwrap()
+}
+
+const SETTINGS: Settings = Settings {
+    trace_tokens: 50,
+    amount: Amount::Everything,
+    shard: Shard::WHOLE,
+    seed: 0,
+};
+
+fn profile(
+    checkpoint: &Checkpoint,
+    calibration: &Calibration,
+    device: Option<&Arc<dyn Device>>,
+    out: &Path,
+) -> Result<Profile, ProfileError> {
+    measure(checkpoint, calibration, SETTINGS, device, out, &Silent)
+}
+
+/// Remembers what is said.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Progress for Notes {
+    fn begin(&self, _title: &str, _total: u64, _unit: &'static str) {}
+    fn advance(&self, _count: u64) -> Result<(), Interrupted> {
+        Ok(())
+    }
+    fn note(&self, line: &str) {
+        self.0.lock().unwrap().push(line.to_owned());
+    }
+    fn end(&self) {}
+}
+
+/// Fails where two numbers differ by more than rounding does.
+#[track_caller]
+fn assert_alike(found: f32, want: f32, largest: f32, what: &str) {
+    let tolerance = 1e-4 * (want.abs() + largest);
+    assert!(
+        (found - want).abs() <= tolerance,
+        "{what}: {found}, expected {want}"
+    );
+}
+
+/// Fails where two profiles differ by more than rounding does: a neuron may be silent here and hardly fire there.
+fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
+    for (layer, (found, want)) in found.activities().iter().zip(want.activities()).enumerate() {
+        let context = format!("{context}, layer {layer}");
+        assert_eq!(found.tokens, want.tokens, "{context}");
+        let differing = |found: &[u64], want: &[u64]| -> u64 {
+            found.iter().zip(want).map(|(a, b)| a.abs_diff(*b)).sum()
+        };
+        let fired: u64 = want.active.iter().sum();
+        let allowed = fired / 10_000;
+        assert!(
+            differing(&found.active, &want.active) <= allowed,
+            "{context}: {} of {fired} activations",
+            differing(&found.active, &want.active)
+        );
+        let halves = (&found.first_half, &want.first_half);
+        let sources = found.sources.iter().zip(&want.sources);
+        for (found, want) in sources.chain([halves]) {
+            assert_eq!(found.tokens, want.tokens, "{context}");
+            assert!(
+                differing(&found.active, &want.active) <= allowed,
+                "{context}"
+            );
+        }
+        for (found, want) in found.locality.iter().zip(&want.locality) {
+            assert!(found.active.abs_diff(want.active) <= allowed, "{context}");
+            assert!(
+                found.reused.abs_diff(want.reused) <= 32 * allowed,
+                "{context}"
+            );
+        }
+        let largest = |numbers: &[f32]| numbers.iter().fold(0.0f32, |a, b| a.max(*b));
+        for (found, want) in [
+            (&found.magnitude, &want.magnitude),
+            (&found.contribution, &want.contribution),
+        ] {
+            let largest = largest(want);
+            for (found, want) in found.iter().zip(want) {
+                assert_alike(*found, *want, largest, &context);
+            }
+        }
+    }
+    for layer in 0..want.activities().len() {
+        let (found, want) = (found.traces(layer).unwrap(), want.traces(layer).unwrap());
+        for part in Part::ALL {
+            let (found, want) = (found.part(part), want.part(part));
+            assert_eq!(found.tokens(), want.tokens());
+            let (mut fired, mut differing) = (0, 0);
+            for token in 0..want.tokens() {
+                // What is kept has eight bits.
+                let near = |(found, want): (f32, f32)| {
+                    assert!(
+                        (found - want).abs() <= 0.01 * (want.abs() + 0.01),
+                        "{context}: {found}, expected {want}"
+                    );
+                };
+                found.input(token).zip(want.input(token)).for_each(near);
+                if let Some(residual) = want.residual(token) {
+                    let found = found.residual(token).unwrap();
+                    found.zip(residual).for_each(near);
+                }
+                for neuron in 0..want.active.neurons() {
+                    let fires = want.active.is_active(token, neuron);
+                    fired += usize::from(fires);
+                    differing += usize::from(fires != found.active.is_active(token, neuron));
+                }
+            }
+            assert!(
+                differing <= fired / 1000,
+                "{context}: {differing} of {fired} bits"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_device_counts_what_the_processor_counts_in_every_family() {
+    let Some(device) = test_device(Order::Shuffled(1)) else {
+        return;
+    };
+    for name in MODELS {
+        let checkpoint = Checkpoint::open(&Golden::open(name).folder).unwrap();
+        let length = checkpoint.config().context_length.min(33);
+        let calibration = calibration(&checkpoint, length);
+        let folder = tempfile::tempdir().unwrap();
+        let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));
+        let want = profile(&checkpoint, &calibration, None, &here).unwrap();
+        let found = profile(&checkpoint, &calibration, Some(&device), &there).unwrap();
+        assert_same_profile(&found, &want, name);
+        assert_eq!(found.reserved().unwrap(), want.reserved().unwrap());
+    }
+}
+
+#[test]
+fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_do() {
+    if test_device(Order::Forward).is_none() || std::env::var_os("POWERINFER_TEST_DEVICE").is_some()
+    {
+        return;
+    }
+    let checkpoint = Checkpoint::open(&Golden::open("llama-relu-gqa").folder).unwrap();
+    let calibration = calibration(&checkpoint, 64);
+    let folder = tempfile::tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name);
+    let with = |bytes: usize| -> Arc<dyn Device> {
+        Arc::new(Emulator::new(2, Order::Forward).unwrap().that_has(bytes))
+    };
+    let want = profile(&checkpoint, &calibration, None, &out("cpu")).unwrap();
+    let mut done = 0;
+    for bytes in [0, 100_000, 500_000, 600_000, 800_000, 4_000_000] {
+        let device = with(bytes);
+        match profile(&checkpoint, &calibration, Some(&device), &out("device")) {
+            Ok(found) => {
+                assert_same_profile(&found, &want, &format!("{bytes} bytes"));
+                done += 1;
+            }
+            Err(error) => {
+                assert_eq!(done, 0, "{bytes} bytes: {error}");
+                let text = error.to_string();
+                assert!(text.contains("`--device cpu`"), "{text}");
+            }
+        }
+    }
+    assert!((2..6).contains(&done), "{done} of the sizes are enough");
+}
+
+#[test]
+fn what_a_lost_device_has_done_is_not_done_again() {
+    let Some(device) = Emulator::new(2, Order::Forward) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(&Golden::open("opt-preln").folder).unwrap();
+    let calibration = calibration(&checkpoint, 20);
+    let folder = tempfile::tempdir().unwrap();
+    let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));
+    let want = profile(&checkpoint, &calibration, None, &here).unwrap();
+    // A layer's launches are over a hundred.
+    let device: Arc<dyn Device> = Arc::new(device.that_survives(150));
+    let error = profile(&checkpoint, &calibration, Some(&device), &there).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("it is lost") && text.contains("`--device cpu`"),
+        "{text}"
+    );
+    let notes = Notes::default();
+    let found = measure(&checkpoint, &calibration, SETTINGS, None, &there, &notes).unwrap();
+    let notes = notes.0.into_inner().unwrap();
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.contains("going on after layer")),
+        "{notes:?}"
+    );
+    assert_same_profile(&found, &want, "half of it there");
+}

@@ -1,0 +1,595 @@
+//! What the device does for a layer, step by step, and what both sides hand over to each other.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use powerinfer_kernels::cuda::{
+    Attention, Beside, Buffer, Chosen, ColdShare, DeviceError, DownScratch, Ffn, FfnRule, Foreseen,
+    Gpu, GpuCache, GpuNorm, Halves, HostView,
+};
+
+use super::{ColdWeights, DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
+
+/// How long the host waits for the device's half of a layer before it gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often it looks meanwhile whether the device is still there.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Which vector of the device the FFN sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Hidden,
+    Residual,
+}
+
+impl super::DeviceLayer {
+    /// Whether the host has to foresee, and so to have the hidden state.
+    pub(super) fn needs_host_input(&self) -> bool {
+        let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
+        matches!(choice, Some(DeviceChoice::ByHost))
+    }
+
+    /// Whether neurons are foreseen before any is read.
+    pub(super) fn foresees(&self) -> bool {
+        let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
+        matches!(
+            choice,
+            Some(DeviceChoice::ByHost | DeviceChoice::Predicted { .. } | DeviceChoice::BySigns(_))
+        )
+    }
+}
+
+impl DeviceFfn {
+    /// What decides, once a product is known, which neurons are computed.
+    pub(super) fn rule(&self) -> FfnRule<'_> {
+        match &self.choice {
+            DeviceChoice::Every => FfnRule::Every,
+            DeviceChoice::ByGate(threshold, None) => FfnRule::ByGate(*threshold),
+            DeviceChoice::ByGate(threshold, Some(scale)) => {
+                FfnRule::ByWeightedGate(*threshold, scale)
+            }
+            DeviceChoice::ByContribution {
+                threshold,
+                scale,
+                centre,
+            } => FfnRule::ByContribution {
+                threshold: *threshold,
+                scale,
+                centre: centre.as_ref(),
+            },
+            _ => FfnRule::NotZero,
+        }
+    }
+}
+
+/// What rows of down are multiplied by for some tokens, from their input as halves; the products of gate and up are
+/// kept on the way.
+fn products_of_many(
+    gpu: &Gpu,
+    ffn: &Ffn,
+    rule: FfnRule<'_>,
+    chosen: Option<Chosen<'_>>,
+    input: &Halves,
+    (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut Halves),
+    scratch: &mut DownScratch,
+) -> Result<(), DeviceError> {
+    let count = input.tokens() * ffn.down.rows();
+    gate.set_len(count);
+    gpu.multiply(input, &ffn.gate, gate, false)?;
+    let up = match &ffn.up {
+        None => None,
+        Some(linear) => {
+            up.set_len(count);
+            gpu.multiply(input, linear, up, false)?;
+            Some(&*up)
+        }
+    };
+    gpu.combine(ffn, rule, gate, up, chosen, out, scratch)
+}
+
+impl Hybrid {
+    /// Ends what is launched at once, for the host is going to look at what it gives.
+    pub(super) fn end_stretch(&mut self) -> Result<(), DeviceError> {
+        self.stretches.end(self.layer)
+    }
+
+    /// Whether one recording can have all that the device does for a token: nothing of it waits for the host but
+    /// sums of cold neurons, for which the kernels that add them wait.
+    pub(super) fn can_run_whole(&mut self) -> Result<bool, DeviceError> {
+        let is_there = |layer: &super::DeviceLayer| {
+            layer.has_cache && layer.ffn.is_some() && !layer.needs_host_input()
+        };
+        Ok(self.tokens == 1
+            && self.times.is_none()
+            && self.layers.iter().all(is_there)
+            && self.stretches.are_recorded()?)
+    }
+
+    /// Says that what the host's neurons of layer `index` add is there.
+    pub(super) fn hand_over(&self, index: usize) {
+        let state = &self.state;
+        state.done.words()[index].store(state.steps, Ordering::Release);
+    }
+
+    /// Fails where a kernel has waited for the host for too long, and gone on without it.
+    pub(super) fn check_hand_overs(&self) -> Result<(), DeviceError> {
+        let state = &self.state;
+        match state.gave_up.words()[0].load(Ordering::Acquire) == state.steps {
+            true => Err(self.too_late("the host's part of a layer")),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn too_late(&self, what: &str) -> DeviceError {
+        DeviceError::Failed {
+            device: self.device().info().name.clone(),
+            doing: "handing a layer over",
+            reason: format!("{what} did not come within {} s", PATIENCE.as_secs()),
+        }
+    }
+
+    /// A stopwatch, which runs where times are taken.
+    pub(super) fn watch(&self) -> Stopwatch {
+        Stopwatch::start(self.times.is_some())
+    }
+
+    /// The host has worked for the layer.
+    pub(super) fn add_host(&mut self, time: Duration) {
+        if let Some(times) = &mut self.times {
+            times.layers[self.layer].host += time;
+        }
+    }
+
+    /// Adds what tokens took that are done on both sides.
+    pub(super) fn add_times(
+        &mut self,
+        tokens: usize,
+        on_device: u64,
+        all: u64,
+    ) -> Result<(), DeviceError> {
+        let Some(times) = &mut self.times else {
+            return Ok(());
+        };
+        times.tokens += tokens as u64;
+        times.neurons_on_device += on_device;
+        times.neurons += all;
+        for (layer, seconds) in self.stretches.take_times()? {
+            times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
+        }
+        Ok(())
+    }
+
+    /// From now on runs so many tokens at once, with the vectors of one or those of a prompt.
+    pub(super) fn turn_to_prompts(&mut self, tokens: usize) {
+        let prompt = self.prompt.as_mut().expect("room for several tokens");
+        std::mem::swap(&mut self.state, prompt);
+        self.stretches.pause(tokens > 1);
+        self.set_tokens(tokens);
+    }
+
+    /// The vectors that are there hold so many tokens from now on.
+    pub(super) fn set_tokens(&mut self, tokens: usize) {
+        self.tokens = tokens;
+        let state = &mut self.state;
+        let most = state.many.as_ref().map_or(1, |many| many.most);
+        for buffer in [
+            &mut state.hidden,
+            &mut state.residual,
+            &mut state.query,
+            &mut state.key,
+            &mut state.value,
+            &mut state.mixed,
+        ] {
+            buffer.set_len(buffer.capacity() / most * tokens);
+        }
+        let (mask, turns) = (&mut state.mask, &mut state.turns);
+        mask.set_len(mask.capacity() / most * tokens);
+        turns.set_len(turns.capacity() / most * tokens);
+    }
+
+    /// Begins a token, or some that follow each other.
+    pub(super) fn start(&mut self, position: usize, turns: &[[f32; 2]]) -> Result<(), DeviceError> {
+        let state = &mut self.state;
+        state.steps = state.steps.wrapping_add(1).max(1);
+        state.step.write(&[state.steps])?;
+        state.position.write(&[position as u32])?;
+        state.turns.write(turns)
+    }
+
+    /// The hidden state goes to the device, if it is not there.
+    pub(super) fn take_along(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
+        if !state.is_on_device {
+            self.stretches.end(self.layer)?;
+            self.state.hidden.write(&state.hidden)?;
+            state.is_on_device = true;
+        }
+        Ok(())
+    }
+
+    /// The hidden state comes to the host, if it is not there.
+    pub(super) fn bring_home(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
+        if state.is_on_device {
+            self.stretches.end(self.layer)?;
+            let watch = self.watch();
+            self.state.hidden.read(&mut state.hidden)?;
+            state.is_on_device = false;
+            if let Some(times) = &mut self.times {
+                times.layers[self.layer].waiting += watch.elapsed();
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of the hidden state, which is on the device.
+    pub(super) fn read_hidden(&mut self) -> Result<Vec<f32>, DeviceError> {
+        self.stretches.end(self.layer)?;
+        self.state.hidden.to_vec()
+    }
+
+    /// Keeps the hidden state for an FFN that runs beside attention.
+    pub(super) fn keep_residual(&mut self) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let state = &mut self.state;
+        state.residual.copy_from(&state.hidden)
+    }
+
+    pub(super) fn project_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let attention = self.layers[index]
+            .attention
+            .as_ref()
+            .expect("attention is here");
+        let state = &mut self.state;
+        let mut parts = [
+            (&attention.query, &mut state.query),
+            (&attention.key, &mut state.key),
+            (&attention.value, &mut state.value),
+        ];
+        if let Some(many) = &mut state.many {
+            let (norm, format) = (attention.norm.as_ref(), attention.query.matrix.format());
+            let halves = &mut many.halves;
+            self.gpu
+                .halve(&state.hidden, self.tokens, norm, format, halves, None)?;
+            for (linear, out) in parts {
+                self.gpu.multiply(&many.halves, linear, out, false)?;
+            }
+            return Ok(());
+        }
+        self.gpu
+            .project(&state.hidden, attention.norm.as_ref(), &mut parts, false)
+    }
+
+    pub(super) fn read_projections(&mut self) -> Result<[Vec<f32>; 3], DeviceError> {
+        self.stretches.end(self.layer)?;
+        let state = &self.state;
+        Ok([
+            state.query.to_vec()?,
+            state.key.to_vec()?,
+            state.value.to_vec()?,
+        ])
+    }
+
+    pub(super) fn attend(&mut self, index: usize, cache: &mut GpuCache) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let attention = self.layers[index]
+            .attention
+            .as_ref()
+            .expect("attention is here");
+        let state = &mut self.state;
+        let what = Attention {
+            tokens: self.tokens,
+            query: &state.query,
+            key: &state.key,
+            value: &state.value,
+            norms: attention.head_norms.as_ref(),
+            turns: &state.turns,
+            slopes: attention.slopes.as_deref(),
+            window: attention.window,
+            position: &state.position,
+        };
+        let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
+        self.gpu
+            .attend(&what, cache, partial, counters, &mut state.mixed)
+    }
+
+    /// Adds what attention gives to the hidden state, and norms it where norms come after.
+    pub(super) fn add_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let attention = layer.attention.as_ref().expect("attention is here");
+        let state = &mut self.state;
+        let output = &attention.output;
+        if let Some(many) = &mut state.many {
+            let (halves, format) = (&mut many.halves, output.matrix.format());
+            self.gpu
+                .halve(&state.mixed, self.tokens, None, format, halves, None)?;
+            self.gpu
+                .multiply(&many.halves, output, &mut state.hidden, true)?;
+        } else {
+            self.gpu
+                .project(&state.mixed, None, &mut [(output, &mut state.hidden)], true)?;
+        }
+        if let Some([norm, _]) = &layer.norms_after {
+            self.gpu.norm(&mut state.hidden, norm)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the device which neurons to look at, where something is asked.
+    pub(super) fn foresee(
+        &mut self,
+        index: usize,
+        sees: Source,
+        cold: bool,
+    ) -> Result<(), DeviceError> {
+        if !self.layers[index].foresees() || !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let DeviceFfn {
+            norm, ffn, choice, ..
+        } = self.layers[index].ffn.as_mut().expect("neurons are here");
+        let state = &mut self.state;
+        let x = match sees {
+            Source::Hidden => &state.hidden,
+            Source::Residual => &state.residual,
+        };
+        let mut foreseen = Foreseen {
+            mask: &mut state.mask,
+            for_host: cold.then_some(&state.foreseen),
+            products: &mut state.products,
+            hot_count: match state.many {
+                None => ffn.gate.matrix.rows(),
+                Some(_) => 0,
+            },
+        };
+        match choice {
+            DeviceChoice::Predicted {
+                predictor,
+                middle,
+                sees_residual,
+            } => {
+                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*sees_residual);
+                let middle = match &mut state.many {
+                    None => middle,
+                    Some(many) => {
+                        many.middle.set_len(self.tokens * predictor.units.rows());
+                        &mut many.middle
+                    }
+                };
+                self.gpu.foresee(x, norm, predictor, middle, &mut foreseen)
+            }
+            DeviceChoice::BySigns(signs) => {
+                self.gpu
+                    .foresee_by_signs(x, norm.as_ref(), signs, &mut foreseen)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes over whom the host foresees.
+    pub(super) fn foresee_with(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
+        self.stretches.end(self.layer)?;
+        let hot = self.layers[index]
+            .ffn
+            .as_ref()
+            .map_or(0, |ffn| ffn.ffn.gate.matrix.rows());
+        let state = &mut self.state;
+        state.mask.write(words)?;
+        for (place, word) in state.foreseen.words().iter().zip(words) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        match state.many {
+            None => state.products.write(&vec![0.0; hot]),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Launches gate and up; where there are cold neurons, the host gets their input.
+    pub(super) fn gate_up(
+        &mut self,
+        index: usize,
+        sees: Source,
+        cold: bool,
+    ) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let foresees = layer.foresees();
+        let found = layer.ffn.as_ref().expect("neurons are here");
+        let state = &mut self.state;
+        let x = match sees {
+            Source::Hidden => &state.hidden,
+            Source::Residual => &state.residual,
+        };
+        let rule = found.rule();
+        let host = HostView {
+            input: &state.input,
+            ready: &state.ready,
+            flag: index,
+            step: &state.step,
+        };
+        let mask = foresees.then_some(&state.mask);
+        if let Some(many) = &mut state.many {
+            let host = cold.then_some(host);
+            let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
+            self.gpu
+                .halve(x, self.tokens, norm, format, &mut many.halves, host)?;
+            if let Some(host) = host {
+                self.gpu.announce(host)?;
+            }
+            let chosen = mask.map(|mask| Chosen {
+                mask,
+                neurons: layer.neurons,
+                first: 0,
+            });
+            let products = (&mut state.products, &mut many.up, &mut many.products);
+            let (gpu, scratch) = (&self.gpu, &mut state.down);
+            return products_of_many(
+                gpu,
+                &found.ffn,
+                rule,
+                chosen,
+                &many.halves,
+                products,
+                scratch,
+            );
+        }
+        let products = &mut state.products;
+        self.gpu.gate_up(
+            x,
+            found.norm.as_ref(),
+            &found.ffn,
+            rule,
+            mask,
+            products,
+            cold.then_some(host),
+        )
+    }
+
+    /// Waits until the host can read the input of layer `index`.
+    pub(super) fn wait_for_input(&mut self, index: usize) -> Result<(), DeviceError> {
+        let watch = self.watch();
+        let flag = &self.state.ready.words()[index];
+        let (mut since, mut spins, mut look) = (None, 0u32, LOOK);
+        while flag.load(Ordering::Acquire) != self.state.steps {
+            spins += 1;
+            std::hint::spin_loop();
+            if spins.is_multiple_of(4096) {
+                let since = *since.get_or_insert_with(Instant::now);
+                if since.elapsed() > look {
+                    look = since.elapsed() + LOOK;
+                    self.device().check()?;
+                }
+                if since.elapsed() > PATIENCE {
+                    self.device().synchronise()?;
+                    return Err(self.too_late("the device's part of a layer"));
+                }
+            }
+        }
+        if let Some(times) = &mut self.times {
+            times.layers[index].waiting += watch.elapsed();
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_mask(&self) -> Vec<u32> {
+        let words = self
+            .state
+            .foreseen
+            .words()
+            .iter()
+            .take(self.state.mask.len());
+        words.map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Adds what both sides' neurons contribute.
+    pub(super) fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
+        if !self.stretches.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let found = layer.ffn.as_ref().expect("neurons are here");
+        let state = &mut self.state;
+        if let Some(many) = &state.many {
+            let beside = Beside {
+                offset: found.offset.as_ref(),
+                cold: cold.then_some(&state.cold),
+            };
+            self.gpu
+                .multiply_down(&many.products, &found.ffn, beside, &mut state.hidden)?;
+            return Ok(());
+        }
+        let share = ColdShare {
+            sum: &state.cold,
+            done: self.is_whole.then_some((&state.done, index)),
+            step: &state.step,
+            gave_up: &state.gave_up,
+            patience: PATIENCE.as_nanos() as u64,
+        };
+        self.gpu.down(
+            &found.ffn,
+            &state.products,
+            found.offset.as_ref(),
+            cold.then_some(share),
+            &mut state.down,
+            &mut state.hidden,
+        )
+    }
+
+    /// Norms what the FFN leaves, where norms come after.
+    pub(super) fn norm_after(&mut self, index: usize) -> Result<(), DeviceError> {
+        let Some([_, norm]) = &self.layers[index].norms_after else {
+            return Ok(());
+        };
+        match self.stretches.wants_launch()? {
+            true => self.gpu.norm(&mut self.state.hidden, norm),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
+    pub(super) fn streams(&self, index: usize) -> bool {
+        let many = self.state.many.as_ref();
+        let least = self.layers[index].streams_from;
+        many.is_some_and(|many| many.piece.is_some())
+            && least.is_some_and(|least| self.tokens >= least)
+    }
+
+    /// Adds what the cold neurons of layer `index` contribute, piece by piece; the input of its FFN is there
+    /// as halves.
+    pub(super) fn stream(
+        &mut self,
+        index: usize,
+        weights: &ColdWeights<'_>,
+    ) -> Result<(), DeviceError> {
+        let layer = &self.layers[index];
+        let found = layer.ffn.as_ref().expect("neurons are here");
+        let (rule, is_masked) = (found.rule(), layer.foresees());
+        let state = &mut self.state;
+        let many = state.many.as_mut().expect("several tokens");
+        let piece = many.piece.as_mut().expect("room for cold neurons");
+        let mut first = found.ffn.down.rows();
+        while first < layer.neurons {
+            let count = weights.copy(first, piece)?;
+            let chosen = is_masked.then_some(Chosen {
+                mask: &state.mask,
+                neurons: layer.neurons,
+                first,
+            });
+            let products = (&mut state.products, &mut many.up, &mut many.products);
+            products_of_many(
+                &self.gpu,
+                piece,
+                rule,
+                chosen,
+                &many.halves,
+                products,
+                &mut state.down,
+            )?;
+            let hidden = &mut state.hidden;
+            self.gpu
+                .multiply_down(&many.products, piece, Beside::default(), hidden)?;
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// Neurons that the device computed since this was asked last.
+    pub(super) fn take_computed(&mut self) -> Result<u64, DeviceError> {
+        let now = self.state.down.computed()?;
+        let since = now.wrapping_sub(std::mem::replace(&mut self.state.computed, now));
+        Ok(u64::from(since))
+    }
+}
