@@ -140,6 +140,8 @@ struct GateUp {
   float* for_host;
   unsigned* flag;
   const unsigned* step;
+  // How many neurons were looked at, in all that was launched.
+  unsigned* looked_at;
 };
 
 // Place `index` among the set bits of a mask whose words begin with so many `before` them.
@@ -193,6 +195,7 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     }
     __syncthreads();
   }
+  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.looked_at, unsigned(count));
   const int step = gridDim.x * warp_count();
   for (int index = blockIdx.x * warp_count() + warp_index(); index < count; index += step) {
     const int neuron = a.mask ? find_bit(mask, before, words, index) : index;

@@ -708,6 +708,7 @@ impl Layer {
                 step: &step,
             };
             let mut products = zeros(device, hot);
+            let mut scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
             let x = upload(device, &x);
             let norm = norm.upload(device);
             gpu.gate_up(
@@ -718,6 +719,7 @@ impl Layer {
                 mask.as_ref(),
                 &mut products,
                 Some(host),
+                &mut scratch,
             )
             .unwrap();
             device.synchronise().unwrap();
@@ -735,7 +737,6 @@ impl Layer {
                 gave_up: &gave_up,
                 patience: 1 << 30,
             };
-            let mut scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
             let mut hidden = upload(device, &before);
             gpu.down(
                 &ffn,
@@ -759,7 +760,12 @@ impl Layer {
                 .iter()
                 .filter(|product| **product != 0.0)
                 .count();
-            assert_eq!(scratch.computed().unwrap() as usize, computed);
+            let looked_at = (0..hot).filter(|neuron| is_listed(*neuron)).count();
+            let counts = scratch.counts().unwrap();
+            assert_eq!(
+                [counts.computed as usize, counts.looked_at as usize],
+                [computed, looked_at]
+            );
             found
         });
     }

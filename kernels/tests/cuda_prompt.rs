@@ -248,7 +248,7 @@ fn check_ffn(
         gpu.multiply_down(&halves, &ffn, beside, &mut hidden_there)
             .unwrap();
         let found = hidden_there.to_vec().unwrap();
-        let computed = scratch.computed().unwrap();
+        let computed = scratch.counts().unwrap().computed;
         assert_eq!(
             ready.words()[2].load(std::sync::atomic::Ordering::Acquire),
             7
@@ -272,6 +272,7 @@ fn check_ffn(
                 mask,
                 &mut products,
                 Some(host),
+                &mut alone_scratch,
             )
             .unwrap();
             let mut hidden_there = own(&before);
@@ -293,7 +294,11 @@ fn check_ffn(
         let context = format!("{format}, {hot} of {hidden}, {tokens} tokens, {kind:?}, {rule:?}");
         assert_near(&found, &want, 1e-5, &context);
         assert_eq!(seen, want_seen, "{context}");
-        assert_eq!(computed, alone_scratch.computed().unwrap(), "{context}");
+        assert_eq!(
+            computed,
+            alone_scratch.counts().unwrap().computed,
+            "{context}"
+        );
         found
     });
 }

@@ -164,6 +164,15 @@ impl Runtime {
         hybrid.map(|hybrid| hybrid.take_times(goes_on))
     }
 
+    /// How fast the device reads, in bytes per second, by copies within it; none where everything runs on the CPU, or where
+    /// the device has no room to tell.
+    pub fn device_read_bandwidth(&self) -> Result<Option<f64>, RuntimeError> {
+        match &self.hybrid {
+            Some(hybrid) => Ok(hybrid.read_bandwidth()?),
+            None => Ok(None),
+        }
+    }
+
     /// Tokens of a prompt that are run at once: all that fit the scratch memory of the CPU's half, or the room that
     /// a plan leaves on its device.
     pub fn prompt_batch(&self) -> usize {

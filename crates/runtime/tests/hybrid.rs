@@ -23,7 +23,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
-use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, SideTimes, Threads};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.
@@ -600,6 +600,22 @@ fn a_prompt_at_once_gives_what_its_tokens_give_one_after_the_other() {
     }
 }
 
+/// What four tokens read of a model whose layers have attention and the first half of the neurons on the device, all in
+/// 32 bits, where every gate is looked at.
+fn bytes_by_hand(checkpoint: &Checkpoint, times: &SideTimes) -> u64 {
+    let config = checkpoint.config();
+    let (tokens, layers) = (4, config.layer_count);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    let projections = 2 * config.hidden_size * (queries + keys);
+    let seen = 1 + 2 + 3 + 4;
+    let gates = tokens * (config.ffn_size / 2) * config.hidden_size;
+    let numbers = layers * (tokens * projections + seen * 2 * keys + gates);
+    // Rows of up and of down.
+    let rows = 2 * times.neurons_on_device * config.hidden_size as u64;
+    4 * (numbers as u64 + rows)
+}
+
 #[test]
 fn both_sides_are_timed_layer_by_layer() {
     let golden = Golden::open("llama-relu-gqa");
@@ -639,6 +655,13 @@ fn both_sides_are_timed_layer_by_layer() {
         }
         let share = times.device_share();
         assert!(share > 0.2 && share < 0.8, "half of the neurons: {share}");
+        assert_eq!(
+            times.device_bytes,
+            bytes_by_hand(&checkpoint, &times),
+            "{times:?}"
+        );
+        assert!(times.host_bytes > 0, "{times:?}");
+        assert!(model.device_read_bandwidth().unwrap().unwrap() > 0.0);
         // Nobody looks any more, and prompts are timed as well.
         model.forward(&prompt[4..6]).unwrap();
         assert_eq!(model.take_side_times(true).unwrap().tokens, 0);

@@ -170,6 +170,7 @@ pub(super) struct GateUp {
     pub(super) for_host: u64,
     pub(super) flag: u64,
     pub(super) step: u64,
+    pub(super) looked_at: u64,
 }
 
 /// `Down` in `feed_forward.cu`.

@@ -19,7 +19,7 @@ pub use memory::{Buffer, HostBuffer};
 pub use observe::{Reuse, Tally, WINDOWS};
 pub use operations::{
     Attention, ColdShare, DownScratch, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
-    HeadNorms, HostView, Predictor, SignBits,
+    HeadNorms, HostView, NeuronCounts, Predictor, SignBits,
 };
 pub use prompt::{Beside, Chosen, Halves};
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

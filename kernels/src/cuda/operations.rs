@@ -221,18 +221,47 @@ pub struct DownScratch {
     partial: Buffer<f32>,
     /// One a tile of columns, all 0 between launches.
     counters: Buffer<u32>,
-    pub(super) computed: Buffer<u32>,
+    /// How many neurons were added, and how many were looked at.
+    counted: Buffer<u32>,
+}
+
+/// How many neurons of a layer, or of several, were worked on, each modulo 2³².
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NeuronCounts {
+    /// Those whose rows of down were added.
+    pub computed: u32,
+    /// Those whose gate was multiplied, one token at a time.
+    pub looked_at: u32,
+}
+
+impl NeuronCounts {
+    /// What has come since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            computed: self.computed.wrapping_sub(earlier.computed),
+            looked_at: self.looked_at.wrapping_sub(earlier.looked_at),
+        }
+    }
 }
 
 impl DownScratch {
-    /// Neurons that were added since this was made, modulo 2³².
-    pub fn computed(&self) -> Result<u32, DeviceError> {
-        Ok(self.computed.to_vec()?[0])
+    /// Neurons that were worked on since this was made.
+    pub fn counts(&self) -> Result<NeuronCounts, DeviceError> {
+        let counted = self.counted.to_vec()?;
+        Ok(NeuronCounts {
+            computed: counted[0],
+            looked_at: counted[1],
+        })
+    }
+
+    /// Where those are counted whose rows of down are added.
+    pub(super) fn computed_address(&self) -> u64 {
+        self.counted.address()
     }
 
     /// Bytes that are taken.
     pub fn bytes(&self) -> usize {
-        self.partial.bytes() + self.counters.bytes() + self.computed.bytes()
+        self.partial.bytes() + self.counters.bytes() + self.counted.bytes()
     }
 }
 
@@ -528,6 +557,7 @@ impl Gpu {
         mask: Option<&Buffer<u32>>,
         products: &mut Buffer<f32>,
         host: Option<HostView<'_>>,
+        scratch: &mut DownScratch,
     ) -> Result<(), DeviceError> {
         let gate = &ffn.gate.matrix;
         let (hot, columns, format) = (gate.rows(), gate.columns(), gate.format());
@@ -561,6 +591,7 @@ impl Gpu {
         arguments.mask = mask.map_or(0, Buffer::address);
         arguments.hot_count = hot as i32;
         arguments.products = products.address();
+        arguments.looked_at = scratch.counted.address() + size_of::<u32>() as u64;
         arguments.rounded = self.rounded.into();
         let of_mask = match mask {
             Some(_) => 2 * (words * 4).next_multiple_of(16) + WARP * 4,
@@ -589,7 +620,7 @@ impl Gpu {
         let DownScratch {
             partial,
             counters,
-            computed,
+            counted,
         } = scratch;
         let matrix = &ffn.down;
         let (columns, format) = (matrix.columns(), matrix.format());
@@ -619,7 +650,7 @@ impl Gpu {
         arguments.bias = ffn.bias.as_ref().map_or(0, Buffer::address);
         arguments.offset = offset.map_or(0, Buffer::address);
         arguments.hidden = hidden.address();
-        arguments.computed = computed.address();
+        arguments.computed = counted.address();
         let shared = ROW_GROUPS * ROW_THREADS * width(format) * 4 + 2 * LISTED * 4 + WARP * 4;
         let grid = [tiles as u32, chunks as u32, 1];
         let name = kernel("down", format);
@@ -641,7 +672,7 @@ impl Gpu {
         Ok(DownScratch {
             partial: Buffer::new(&self.device, words)?,
             counters: Buffer::new(&self.device, tiles)?,
-            computed: Buffer::new(&self.device, 1)?,
+            counted: Buffer::new(&self.device, 2)?,
         })
     }
 

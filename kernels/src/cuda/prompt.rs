@@ -192,7 +192,7 @@ impl Gpu {
             padding: 0,
             count: hot as i32,
             to: to.argument(),
-            computed: scratch.computed.address(),
+            computed: scratch.computed_address(),
         };
         let grid = [tokens as u32, 1, 1];
         self.launch("combine", grid, THREADS, WARP * 4, "a token", &arguments)

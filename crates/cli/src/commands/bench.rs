@@ -150,7 +150,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .map(|work| bench.measure(&mut model, *work))
         .collect();
     let measured = measured?;
-    let sides = sides::measure(&mut model, &ids)?;
+    let sides = sides::measure(&mut model, &ids, bench.read())?;
     let batches = match &mut batches {
         Some(batches) => {
             let dense = (!is_dense).then_some(&mut dense);

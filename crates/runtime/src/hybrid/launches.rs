@@ -7,7 +7,7 @@ use std::{
 
 use powerinfer_kernels::cuda::{
     Attention, Beside, Buffer, Chosen, ColdShare, DeviceError, DownScratch, Ffn, FfnRule, Foreseen,
-    Gpu, GpuCache, GpuNorm, Halves, HostView,
+    Gpu, GpuCache, GpuNorm, Halves, HostView, NeuronCounts,
 };
 
 use super::{ColdWeights, DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
@@ -131,31 +131,35 @@ impl Hybrid {
         }
     }
 
-    /// A stopwatch, which runs where times are taken.
-    pub(super) fn watch(&self) -> Stopwatch {
-        Stopwatch::start(self.times.is_some())
+    /// A stopwatch, which runs where times are taken; the host has read so many bytes by now.
+    pub(super) fn watch(&self, bytes: u64) -> Stopwatch {
+        Stopwatch::start(self.times.is_some(), bytes)
     }
 
-    /// The host has worked for the layer.
-    pub(super) fn add_host(&mut self, time: Duration) {
+    /// The host has worked for the layer since `watch` was started, and has read so many bytes by now.
+    pub(super) fn add_host(&mut self, watch: Stopwatch, bytes: u64) {
         if let Some(times) = &mut self.times {
-            times.layers[self.layer].host += time;
+            times.layers[self.layer].host += watch.elapsed();
+            times.host_bytes += watch.bytes_since(bytes);
         }
     }
 
-    /// Adds what tokens took that are done on both sides.
+    /// Adds what tokens took, from position `first` on, of which the host computed `cold` neurons.
     pub(super) fn add_times(
         &mut self,
-        tokens: usize,
-        on_device: u64,
-        all: u64,
+        first: usize,
+        counts: NeuronCounts,
+        cold: u64,
     ) -> Result<(), DeviceError> {
+        let bytes = self.bytes_read(first, counts);
+        let computed = u64::from(counts.computed);
         let Some(times) = &mut self.times else {
             return Ok(());
         };
-        times.tokens += tokens as u64;
-        times.neurons_on_device += on_device;
-        times.neurons += all;
+        times.tokens += self.tokens as u64;
+        times.neurons_on_device += computed;
+        times.neurons += computed + cold;
+        times.device_bytes += bytes;
         for (layer, seconds) in self.stretches.take_times()? {
             times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
         }
@@ -213,7 +217,7 @@ impl Hybrid {
     pub(super) fn bring_home(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
         if state.is_on_device {
             self.stretches.end(self.layer)?;
-            let watch = self.watch();
+            let watch = self.watch(0);
             self.state.hidden.read(&mut state.hidden)?;
             state.is_on_device = false;
             if let Some(times) = &mut self.times {
@@ -455,12 +459,13 @@ impl Hybrid {
             mask,
             products,
             cold.then_some(host),
+            &mut state.down,
         )
     }
 
     /// Waits until the host can read the input of layer `index`.
     pub(super) fn wait_for_input(&mut self, index: usize) -> Result<(), DeviceError> {
-        let watch = self.watch();
+        let watch = self.watch(0);
         let flag = &self.state.ready.words()[index];
         let (mut since, mut spins, mut look) = (None, 0u32, LOOK);
         while flag.load(Ordering::Acquire) != self.state.steps {
@@ -586,10 +591,9 @@ impl Hybrid {
         Ok(())
     }
 
-    /// Neurons that the device computed since this was asked last.
-    pub(super) fn take_computed(&mut self) -> Result<u64, DeviceError> {
-        let now = self.state.down.computed()?;
-        let since = now.wrapping_sub(std::mem::replace(&mut self.state.computed, now));
-        Ok(u64::from(since))
+    /// Neurons that the device worked on since this was asked last.
+    pub(super) fn take_counts(&mut self) -> Result<NeuronCounts, DeviceError> {
+        let now = self.state.down.counts()?;
+        Ok(now.since(std::mem::replace(&mut self.state.counts, now)))
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
 
+mod bytes;
 mod launches;
 mod observed;
 mod place;
@@ -27,7 +28,7 @@ use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
 use powerinfer_kernels::CacheFormat;
 use powerinfer_kernels::cuda::{
     Buffer, Device, DeviceError, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm, Halves,
-    HeadNorms, HostBuffer, Predictor, SignBits,
+    HeadNorms, HostBuffer, NeuronCounts, Predictor, SignBits,
 };
 
 use crate::RuntimeError;
@@ -165,8 +166,8 @@ struct State {
     gave_up: HostBuffer,
     /// Number of the token since the start, from 1 on.
     steps: u32,
-    /// Neurons that the device had computed when that was asked last.
-    computed: u32,
+    /// Neurons that the device had worked on when that was asked last.
+    counts: NeuronCounts,
 }
 
 /// What several tokens need on the device.
@@ -247,6 +248,11 @@ impl Hybrid {
         std::mem::replace(&mut self.times, fresh).unwrap_or_default()
     }
 
+    /// How fast the device reads, in bytes per second, where it has room to tell.
+    pub(crate) fn read_bandwidth(&self) -> Result<Option<f64>, DeviceError> {
+        bytes::read_bandwidth(self.device())
+    }
+
     /// How many tokens of a prompt run at once.
     pub(crate) fn prompt_tokens(&self) -> usize {
         let many = self.prompt.as_ref().and_then(|state| state.many.as_ref());
@@ -303,23 +309,16 @@ impl Hybrid {
                 .map_or(0, |norms| norms.query.bytes() + norms.key.bytes());
             linears.iter().sum::<usize>() + norms + norm(&a.norm)
         };
-        let choice = |choice: &DeviceChoice| match choice {
-            DeviceChoice::Predicted {
-                predictor, middle, ..
-            } => {
-                let Predictor {
-                    a,
-                    units,
-                    scales,
-                    bias,
-                    ..
-                } = &**predictor;
-                a.bytes() + units.bytes() + floats(scales) + bias.bytes() + middle.bytes()
-            }
-            DeviceChoice::BySigns(signs) => signs.signs.bytes(),
-            DeviceChoice::ByGate(_, scale) => floats(scale),
-            DeviceChoice::ByContribution { scale, centre, .. } => scale.bytes() + floats(centre),
-            DeviceChoice::Every | DeviceChoice::NotZero | DeviceChoice::ByHost => 0,
+        let choice = |choice: &DeviceChoice| {
+            let beside = match choice {
+                DeviceChoice::Predicted { middle, .. } => middle.bytes(),
+                DeviceChoice::ByGate(_, scale) => floats(scale),
+                DeviceChoice::ByContribution { scale, centre, .. } => {
+                    scale.bytes() + floats(centre)
+                }
+                _ => 0,
+            };
+            choice.read_bytes() + beside
         };
         let ffn = |found: &DeviceFfn| {
             let Ffn {

@@ -7,7 +7,8 @@ use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
 use powerinfer_kernels::{
     CacheFormat,
     cuda::{
-        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, Predictor, SignBits,
+        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts,
+        Predictor, SignBits,
     },
 };
 use powerinfer_model::{ModelConfig, Positions};
@@ -298,6 +299,6 @@ pub(super) fn state(
         done: HostBuffer::new(device, layers.len())?,
         gave_up: HostBuffer::new(device, 1)?,
         steps: 0,
-        computed: 0,
+        counts: NeuronCounts::default(),
     })
 }

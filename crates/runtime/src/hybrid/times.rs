@@ -24,6 +24,10 @@ pub struct SideTimes {
     pub neurons_on_device: u64,
     /// Neurons that were computed in all.
     pub neurons: u64,
+    /// Bytes of weights, predictors, keys and values that the device's kernels read, the head's left out.
+    pub device_bytes: u64,
+    /// The same that the host read for its parts of layers.
+    pub host_bytes: u64,
 }
 
 impl SideTimes {
@@ -54,18 +58,30 @@ impl SideTimes {
     }
 }
 
-/// A stopwatch of the host's, which runs where somebody wants to know.
+/// A stopwatch of the host's, which runs where somebody wants to know, and what the host had read when it started.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stopwatch(Option<Instant>);
+pub(super) struct Stopwatch {
+    started: Option<Instant>,
+    bytes: u64,
+}
 
 impl Stopwatch {
     /// Starts it.
-    pub(super) fn start(is_wanted: bool) -> Self {
-        Self(is_wanted.then(Instant::now))
+    pub(super) fn start(is_wanted: bool, bytes: u64) -> Self {
+        Self {
+            started: is_wanted.then(Instant::now),
+            bytes,
+        }
     }
 
     /// What has gone by.
     pub(super) fn elapsed(self) -> Duration {
-        self.0.map_or(Duration::ZERO, |started| started.elapsed())
+        let started = self.started;
+        started.map_or(Duration::ZERO, |started| started.elapsed())
+    }
+
+    /// Bytes that the host has read since, now that it has read `bytes` in all.
+    pub(super) fn bytes_since(self, bytes: u64) -> u64 {
+        bytes - self.bytes
     }
 }

@@ -87,13 +87,13 @@ impl Runtime {
         hybrid.bring_home(&mut state)?;
         hybrid.end_stretch()?;
         hybrid.check_hand_overs()?;
-        let computed = hybrid.take_computed()?;
+        let counts = hybrid.take_counts()?;
+        let computed = u64::from(counts.computed);
         let before = self.statistics.neurons_computed;
         self.statistics.neurons_computed += computed;
         self.statistics.neurons_united += computed;
         self.statistics.mark(Stage::Waiting);
-        let cold = before - computed_before;
-        hybrid.add_times(tokens.len(), computed, computed + cold)?;
+        hybrid.add_times(first, counts, before - computed_before)?;
         sequence.tokens.extend(tokens);
         self.statistics.tokens += tokens.len() as u64;
         Ok(state.hidden)
@@ -133,9 +133,9 @@ impl Runtime {
                     let projected = hybrid.read_projections()?;
                     self.statistics.mark(Stage::Waiting);
                     let cache = [&mut sequence.layers[index]].into_iter();
-                    let watch = hybrid.watch();
+                    let watch = hybrid.watch(self.statistics.bytes_read);
                     let mixed = self.mix(index, layer, cache, positions, projected);
-                    hybrid.add_host(watch.elapsed());
+                    hybrid.add_host(watch, self.statistics.bytes_read);
                     self.statistics.mark(Stage::Attention);
                     hybrid.end_stretch()?;
                     hybrid.state.mixed.write(&mixed)?;
@@ -147,18 +147,18 @@ impl Runtime {
             hybrid.bring_home(state)?;
             self.statistics.mark(Stage::Waiting);
             let cache = [&mut sequence.layers[index]].into_iter();
-            let watch = hybrid.watch();
+            let watch = hybrid.watch(self.statistics.bytes_read);
             residual = Some(self.attend_to(index, layer, cache, positions, &mut state.hidden));
-            hybrid.add_host(watch.elapsed());
+            hybrid.add_host(watch, self.statistics.bytes_read);
         }
         // From here on the hidden state has what attention adds.
         if !has_ffn {
             hybrid.bring_home(state)?;
             self.statistics.mark(Stage::Waiting);
             let residual = residual.unwrap_or_else(|| state.hidden.clone());
-            let watch = hybrid.watch();
+            let watch = hybrid.watch(self.statistics.bytes_read);
             self.feed_forward(index, layer, positions, &residual, &mut state.hidden);
-            hybrid.add_host(watch.elapsed());
+            hybrid.add_host(watch, self.statistics.bytes_read);
             return Ok(());
         }
         if !attended_on_device {
@@ -179,7 +179,9 @@ impl Runtime {
                 None => hybrid.read_hidden()?,
             };
             let input = self.ffn_input(layer, &residual);
+            let watch = hybrid.watch(self.statistics.bytes_read);
             let words = self.foresee_here(index, layer, &residual, &input);
+            hybrid.add_host(watch, self.statistics.bytes_read);
             self.statistics.mark(Stage::Foreseeing);
             hybrid.foresee_with(index, &words)?;
         } else {
@@ -234,10 +236,10 @@ impl Runtime {
         hybrid.state.input.read_floats(&mut input);
         self.statistics.mark(Stage::Waiting);
         let mask = hybrid.layers[index].foresees().then(|| hybrid.read_mask());
-        let watch = hybrid.watch();
+        let watch = hybrid.watch(self.statistics.bytes_read);
         let sum = self.cold_ffn(index, layer, &input, mask.as_deref());
         hybrid.state.cold.write_floats(&sum);
-        hybrid.add_host(watch.elapsed());
+        hybrid.add_host(watch, self.statistics.bytes_read);
         self.statistics.mark(Stage::Down);
         Ok(())
     }

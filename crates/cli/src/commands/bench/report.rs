@@ -122,7 +122,8 @@ impl Report<'_> {
         }
         if let Some(sides) = self.sides {
             writeln!(text, "\n{}", sides.table())?;
-            writeln!(text, "on the GPU      {}", sides.describe())?;
+            writeln!(text, "on the GPU      {}", sides.describe_gpu())?;
+            writeln!(text, "on the CPU      {}", sides.describe_cpu())?;
         }
         if !self.densities.is_empty() {
             let mut table =

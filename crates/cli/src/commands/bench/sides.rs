@@ -25,18 +25,65 @@ struct LayerSides {
     planned_sync_microseconds: f64,
 }
 
+/// What a side reads for the layers of a token.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Reading {
+    bytes_per_token: f64,
+    /// While it works.
+    bytes_per_second: Option<f64>,
+    /// As measured in the same run.
+    read_bandwidth: Option<f64>,
+    bandwidth_share: Option<f64>,
+}
+
+impl Reading {
+    fn new(bytes_per_token: f64, microseconds: f64, read_bandwidth: Option<f64>) -> Self {
+        let bytes_per_second =
+            (microseconds > 0.0).then(|| bytes_per_token / (microseconds * 1e-6));
+        let shared = bytes_per_second.zip(read_bandwidth);
+        Self {
+            bytes_per_token,
+            bytes_per_second,
+            read_bandwidth,
+            bandwidth_share: shared.map(|(speed, most)| speed / most),
+        }
+    }
+
+    /// In words.
+    fn told(self) -> String {
+        let mut told = format!("{:.1} MB a token", self.bytes_per_token / 1e6);
+        if let Some(speed) = self.bytes_per_second {
+            told += &format!(" at {:.1} GB/s", speed / 1e9);
+        }
+        if let (Some(share), Some(most)) = (self.bandwidth_share, self.read_bandwidth) {
+            told += &format!(
+                ", {} of the {:.1} GB/s measured",
+                percent(share),
+                most / 1e9
+            );
+        }
+        told
+    }
+}
+
 /// What both sides take.
 #[derive(Debug, Serialize)]
 pub(super) struct Sides {
     tokens: u64,
     /// Share of the computed neurons that were computed on the GPU.
     gpu_share_of_computed_neurons: f64,
+    gpu: Reading,
+    cpu: Reading,
     total: LayerSides,
     layers: Vec<LayerSides>,
 }
 
-/// Times decoding on both sides; none where everything runs on the CPU.
-pub(super) fn measure(model: &mut Runtime, ids: &[u32]) -> Result<Option<Sides>> {
+/// Times decoding on both sides; none where everything runs on the CPU, whose memory is read so fast.
+pub(super) fn measure(
+    model: &mut Runtime,
+    ids: &[u32],
+    cpu_read_bandwidth: f64,
+) -> Result<Option<Sides>> {
     if !model.uses_device() {
         return Ok(None);
     }
@@ -52,11 +99,13 @@ pub(super) fn measure(model: &mut Runtime, ids: &[u32]) -> Result<Option<Sides>>
     }
     let times = model.take_side_times(false);
     model.reset();
-    Ok(times.map(|times| Sides::new(&times, model.bundle().plan())))
+    let bandwidths = [model.device_read_bandwidth()?, Some(cpu_read_bandwidth)];
+    Ok(times.map(|times| Sides::new(&times, model.bundle().plan(), bandwidths)))
 }
 
 impl Sides {
-    fn new(times: &SideTimes, plan: &Plan) -> Self {
+    /// `bandwidths` are those of the GPU and of the CPU.
+    fn new(times: &SideTimes, plan: &Plan, bandwidths: [Option<f64>; 2]) -> Self {
         let tokens = times.tokens.max(1) as f64;
         let each = |time: Duration| time.as_secs_f64() * 1e6 / tokens;
         let layers = times.layers.iter().zip(&plan.layers);
@@ -71,17 +120,22 @@ impl Sides {
             })
             .collect();
         let sum = |figure: fn(&LayerSides) -> f64| layers.iter().map(figure).sum();
+        let total = LayerSides {
+            gpu_microseconds: sum(|layer| layer.gpu_microseconds),
+            cpu_microseconds: sum(|layer| layer.cpu_microseconds),
+            waiting_microseconds: sum(|layer| layer.waiting_microseconds),
+            planned_gpu_microseconds: sum(|layer| layer.planned_gpu_microseconds),
+            planned_cpu_microseconds: sum(|layer| layer.planned_cpu_microseconds),
+            planned_sync_microseconds: sum(|layer| layer.planned_sync_microseconds),
+        };
+        let read = |bytes: u64| bytes as f64 / tokens;
+        let (of_gpu, of_cpu) = (read(times.device_bytes), read(times.host_bytes));
         Self {
             tokens: times.tokens,
             gpu_share_of_computed_neurons: times.device_share(),
-            total: LayerSides {
-                gpu_microseconds: sum(|layer| layer.gpu_microseconds),
-                cpu_microseconds: sum(|layer| layer.cpu_microseconds),
-                waiting_microseconds: sum(|layer| layer.waiting_microseconds),
-                planned_gpu_microseconds: sum(|layer| layer.planned_gpu_microseconds),
-                planned_cpu_microseconds: sum(|layer| layer.planned_cpu_microseconds),
-                planned_sync_microseconds: sum(|layer| layer.planned_sync_microseconds),
-            },
+            gpu: Reading::new(of_gpu, total.gpu_microseconds, bandwidths[0]),
+            cpu: Reading::new(of_cpu, total.cpu_microseconds, bandwidths[1]),
+            total,
             layers,
         }
     }
@@ -114,12 +168,18 @@ impl Sides {
         table
     }
 
-    /// In a line.
-    pub(super) fn describe(&self) -> String {
+    /// The GPU's half in a line.
+    pub(super) fn describe_gpu(&self) -> String {
         format!(
-            "{} of the computed neurons; kernels of layers without a hand-over between them count to the last",
-            percent(self.gpu_share_of_computed_neurons)
+            "{} of the computed neurons, {}; kernels of layers without a hand-over between them count to the last",
+            percent(self.gpu_share_of_computed_neurons),
+            self.gpu.told()
         )
+    }
+
+    /// The CPU's half in a line.
+    pub(super) fn describe_cpu(&self) -> String {
+        self.cpu.told()
     }
 }
 
@@ -144,8 +204,10 @@ mod tests {
             layers: vec![layer(10, 4), layer(20, 0)],
             neurons_on_device: 3,
             neurons: 4,
+            device_bytes: 3_000_000,
+            host_bytes: 8_000,
         };
-        let sides = Sides::new(&times, &plan);
+        let sides = Sides::new(&times, &plan, [Some(200e9), None]);
         assert_eq!(sides.total.gpu_microseconds, 15.0);
         assert_eq!(sides.total.cpu_microseconds, 2.0);
         assert_eq!(sides.total.waiting_microseconds, 3.0);
@@ -153,9 +215,12 @@ mod tests {
         let table = sides.table().to_string();
         assert_eq!(table.lines().count(), 4, "{table}");
         assert!(
-            sides.describe().starts_with("75.0 %"),
+            sides.describe_gpu().starts_with(
+                "75.0 % of the computed neurons, 1.5 MB a token at 100.0 GB/s, 50.0 % of the 200.0 GB/s measured;"
+            ),
             "{}",
-            sides.describe()
+            sides.describe_gpu()
         );
+        assert_eq!(sides.describe_cpu(), "0.0 MB a token at 2.0 GB/s");
     }
 }

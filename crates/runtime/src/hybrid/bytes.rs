@@ -1,0 +1,150 @@
+//! What the device reads for a token, and how fast it can read.
+
+use std::sync::Arc;
+
+use powerinfer_kernels::{
+    BLOCK,
+    cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts},
+};
+
+use super::{DeviceAttention, DeviceChoice, DeviceFfn, DeviceLayer, Hybrid};
+
+/// Bytes of a copy that no cache of a card holds.
+const PROBE: usize = 256 << 20;
+
+/// Copies that are timed.
+const PASSES: usize = 5;
+
+impl Hybrid {
+    /// Bytes of weights, predictors, keys and values that kernels of all layers have read for the tokens that just
+    /// ran, the first of them at position `first`, with neurons worked on as `counts` says.
+    ///
+    /// Several tokens read each matrix once, cold neurons that are copied among them; predictors count whole.
+    pub(super) fn bytes_read(&self, first: usize, counts: NeuronCounts) -> u64 {
+        let layers = self.layers.iter();
+        let fixed = layers.map(|layer| {
+            let attention = layer.attention.as_ref();
+            let matrices = attention.map_or(0, projection_bytes);
+            let choice = layer.ffn.as_ref().map_or(0, |ffn| ffn.choice.read_bytes());
+            (matrices + choice) as u64 + self.cache_bytes_read(layer, first)
+        });
+        let ffns = || self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        let neurons: u64 = match self.tokens {
+            // Layers are equally wide, and counts are of all of them.
+            1 => ffns().next().map_or(0, |ffn| {
+                let [gate, up, down] = row_bytes(&ffn.ffn);
+                let looked_at = u64::from(counts.looked_at);
+                let computed = u64::from(counts.computed);
+                let multiplied = match ffn.reads_every_up() {
+                    true => looked_at,
+                    false => computed,
+                };
+                looked_at * gate + multiplied * up + computed * down
+            }),
+            _ => self
+                .layers
+                .iter()
+                .enumerate()
+                .map(|(index, layer)| self.neurons_read_at_once(index, layer))
+                .sum(),
+        };
+        fixed.sum::<u64>() + neurons
+    }
+
+    /// Bytes of a layer's neurons that several tokens read.
+    fn neurons_read_at_once(&self, index: usize, layer: &DeviceLayer) -> u64 {
+        let Some(found) = &layer.ffn else { return 0 };
+        let neurons = match self.streams(index) {
+            true => layer.neurons,
+            false => found.ffn.down.rows(),
+        };
+        neurons as u64 * row_bytes(&found.ffn).iter().sum::<u64>()
+    }
+
+    /// Bytes of keys and values that a layer's attention reads, each token its own.
+    fn cache_bytes_read(&self, layer: &DeviceLayer, first: usize) -> u64 {
+        let Some(attention) = layer.attention.as_ref().filter(|_| layer.has_cache) else {
+            return 0;
+        };
+        let seen = |position: usize| {
+            let all = position + 1;
+            attention.window.map_or(all, |window| all.min(window))
+        };
+        let positions: usize = (first..first + self.tokens).map(seen).sum();
+        let numbers = 2 * positions * self.kv_heads * self.head_size;
+        (numbers * self.cache_format.block_bytes() / BLOCK) as u64
+    }
+}
+
+fn projection_bytes(attention: &DeviceAttention) -> usize {
+    let DeviceAttention {
+        query,
+        key,
+        value,
+        output,
+        ..
+    } = attention;
+    [query, key, value, output]
+        .into_iter()
+        .map(GpuLinear::bytes)
+        .sum()
+}
+
+/// Bytes of a neuron's rows of gate, up and down.
+fn row_bytes(ffn: &Ffn) -> [u64; 3] {
+    let row = |linear: &GpuLinear| {
+        let matrix = &linear.matrix;
+        matrix.format().row_bytes(matrix.columns()) as u64
+    };
+    let down = ffn.down.format().row_bytes(ffn.down.columns()) as u64;
+    [row(&ffn.gate), ffn.up.as_ref().map_or(0, row), down]
+}
+
+impl DeviceFfn {
+    /// Whether the gate alone decides about nobody.
+    fn reads_every_up(&self) -> bool {
+        matches!(
+            self.choice,
+            DeviceChoice::Every | DeviceChoice::ByContribution { .. }
+        )
+    }
+}
+
+impl DeviceChoice {
+    /// Bytes of what foresees.
+    pub(super) fn read_bytes(&self) -> usize {
+        match self {
+            Self::Predicted { predictor, .. } => {
+                let scales = predictor.scales.as_ref().map_or(0, Buffer::bytes);
+                predictor.a.bytes() + predictor.units.bytes() + scales + predictor.bias.bytes()
+            }
+            Self::BySigns(signs) => signs.signs.bytes(),
+            _ => 0,
+        }
+    }
+}
+
+/// How fast `device` reads, in bytes per second: as fast as it reads and writes where it copies, by the usual of a few
+/// copies. None where there is no room for two buffers of a mebibyte.
+pub(super) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<Option<f64>, DeviceError> {
+    let mut bytes = PROBE;
+    let (from, mut to) = loop {
+        let buffer = || Buffer::<u32>::new(device, bytes / size_of::<u32>());
+        match buffer().and_then(|from| Ok((from, buffer()?))) {
+            Ok(both) => break both,
+            Err(DeviceError::NoMemory { .. }) if bytes > 1 << 20 => bytes /= 2,
+            Err(DeviceError::NoMemory { .. }) => return Ok(None),
+            Err(other) => return Err(other),
+        }
+    };
+    let mut seconds = Vec::new();
+    for _ in 0..PASSES {
+        device.mark(0)?;
+        to.copy_from(&from)?;
+        device.mark(1)?;
+        device.synchronise()?;
+        seconds.push(device.seconds_between(0, 1)?.max(1e-9));
+    }
+    seconds.sort_unstable_by(f64::total_cmp);
+    Ok(Some(2.0 * bytes as f64 / seconds[PASSES / 2]))
+}
