@@ -37,6 +37,21 @@ pub(crate) struct Scoring<'a> {
     pub(crate) vectors: &'a ScoreVectors,
 }
 
+impl<'a> Scoring<'a> {
+    /// What the rule multiplies each neuron by, and what it takes off of it, where it does.
+    pub(crate) fn of_neurons(&self) -> [Option<&'a [f32]>; 2] {
+        let Self { threshold, vectors } = *self;
+        match threshold.score {
+            Score::Gate => [None, None],
+            Score::WeightedGate => [Some(&vectors.gate_scale), None],
+            Score::Contribution => {
+                let centre = threshold.centred.then_some(&vectors.centre[..]);
+                [Some(&vectors.contribution_scale), centre]
+            }
+        }
+    }
+}
+
 impl<'a> Choice<'a> {
     /// Whether something is asked which neurons to look at, before any is read.
     pub(crate) fn foresees(&self) -> bool {

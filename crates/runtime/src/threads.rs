@@ -161,6 +161,11 @@ impl Threads {
         }
     }
 
+    /// Copies bytes, on all threads where that is worth it.
+    pub(crate) fn copy(&self, to: &mut [u8], from: &[u8]) {
+        self.by_rows(to, 1, |range, to| to.copy_from_slice(&from[range]));
+    }
+
     /// `out[i] = matrix[i] · x` for all rows.
     pub(crate) fn gemv(&self, matrix: &Matrix<'_>, x: &Input<'_>, out: &mut [f32]) {
         assert_eq!(out.len(), matrix.rows(), "one output per row");

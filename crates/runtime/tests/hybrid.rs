@@ -385,11 +385,16 @@ fn predictors_serve_both_sides_from_either() {
                 &at("alone"),
             );
             let mut alone = Runtime::new(alone, options()).unwrap();
-            for (index, places) in [&PLACES[1..2], &PLACES[4..6]].into_iter().enumerate() {
+            // A layer without a neuron on the device has them copied for a prompt, too.
+            let places = [&PLACES[1..2], &PLACES[4..6], &PLACES[1..6]];
+            for (index, places) in places.into_iter().enumerate() {
                 let Some(device) = test_device(Order::Shuffled(9)) else {
                     return;
                 };
-                let plan = plan(&checkpoint, places, Policy::Predicted, None);
+                let mut plan = plan(&checkpoint, places, Policy::Predicted, None);
+                if index == 2 {
+                    let_cold_neurons_stream(&mut plan);
+                }
                 let both = bundle(
                     &checkpoint,
                     plan,
@@ -448,7 +453,7 @@ fn signs_and_thresholds_choose_the_same_neurons() {
             value: 0.02,
             error: 0.0,
         };
-        for (index, (policy, threshold)) in [
+        let rules = [
             (Policy::SignBit, None),
             (Policy::Threshold, Some(threshold(Score::Gate, false))),
             (
@@ -463,14 +468,20 @@ fn signs_and_thresholds_choose_the_same_neurons() {
                 Policy::Threshold,
                 Some(threshold(Score::Contribution, true)),
             ),
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        ];
+        for (index, (policy, threshold)) in rules.into_iter().chain(rules).enumerate() {
             let Some(device) = test_device(Order::Forward) else {
                 return;
             };
-            let plan = plan(&checkpoint, &PLACES[1..2], policy, threshold);
+            let streams = index >= rules.len();
+            let places = match streams {
+                true => &PLACES[1..3],
+                false => &PLACES[1..2],
+            };
+            let mut plan = plan(&checkpoint, places, policy, threshold);
+            if streams {
+                let_cold_neurons_stream(&mut plan);
+            }
             let at = |name: &str| folder.path().join(format!("{name}-{index}"));
             let alone = bundle(
                 &checkpoint,
@@ -493,9 +504,47 @@ fn signs_and_thresholds_choose_the_same_neurons() {
                 &mut both,
                 &prompt,
                 1e-2,
-                &format!("{name} {policy} {threshold:?}"),
+                &format!("{name} {policy} {threshold:?}, streams: {streams}"),
             );
         }
+    }
+}
+
+#[test]
+fn the_demo_says_the_same_wherever_its_parts_are() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let demo = own.ancestors().map(|folder| folder.join("datasets/demo"));
+    let demo = demo.into_iter().find(|folder| folder.is_dir()).unwrap();
+    let checkpoint = Checkpoint::open(&demo).unwrap();
+    let prompt: Vec<u32> = (0..12).map(|index| 40 + 7 * index).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let everywhere = plan(&checkpoint, &[ALL], Policy::Exact, None);
+    let out = folder.path().join("alone");
+    let alone = bundle(&checkpoint, everywhere, Format::Q8_0, None, &out);
+    let mut alone = Runtime::new(alone, options()).unwrap();
+    let (tokens, want) = greedy(&mut alone, &prompt, 6);
+    // None, some and all of the neurons; more cold ones than are copied at once.
+    for (name, places, streams) in [
+        ("none", &PLACES[2..3], false),
+        ("none, copied", &PLACES[2..3], true),
+        ("some", &PLACES[1..2], false),
+        ("some, in turns", &PLACES[..6], true),
+        ("all", &PLACES[..1], false),
+    ] {
+        let Some(device) = test_device(Order::Shuffled(4)) else {
+            return;
+        };
+        let mut plan = plan(&checkpoint, places, Policy::Exact, None);
+        if streams {
+            let_cold_neurons_stream(&mut plan);
+        }
+        let out = folder.path().join(name);
+        let both = bundle(&checkpoint, plan, Format::Q8_0, None, &out);
+        let mut both = Runtime::with_device(both, options(), device).unwrap();
+        let (found_tokens, found) = greedy(&mut both, &prompt, 6);
+        // Activations are rounded to bytes.
+        assert_near(&found, &want, 5e-2, name);
+        assert_eq!(found_tokens, tokens, "{name}");
     }
 }
 

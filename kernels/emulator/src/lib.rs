@@ -7,7 +7,9 @@
 //! arithmetic that a card does in its own way, only a card can show.
 
 use std::{
+    collections::VecDeque,
     env,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -85,6 +87,28 @@ pub struct Emulator {
     /// In which launch from now on it is lost; 0 where it is.
     life: Arc<AtomicUsize>,
     running: Running,
+    /// Copies beside that were asked for and not done: each is done as late as it may be.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+    copies: Mutex<Copies>,
+}
+
+/// Copies that run beside kernels, and what would be a race with them on a card.
+#[derive(Debug, Default)]
+struct Copies {
+    waiting: VecDeque<CopyBeside>,
+    /// The host's memory that may still be read, with its lane: nobody has waited for it.
+    on_their_way: Vec<(usize, Range<u64>)>,
+    /// Whether kernels were launched that copies have not been told to wait for.
+    kernels_run: bool,
+}
+
+/// A copy from the host's memory that runs beside kernels.
+#[derive(Debug)]
+struct CopyBeside {
+    lane: usize,
+    address: u64,
+    host: u64,
+    bytes: usize,
 }
 
 /// What runs, and how it ends.
@@ -218,6 +242,7 @@ impl Emulator {
             left: AtomicUsize::new(usize::MAX),
             life: Arc::new(AtomicUsize::new(usize::MAX)),
             running: Running::default(),
+            copies: Mutex::default(),
         })
     }
 
@@ -269,6 +294,29 @@ impl Emulator {
         match *self.recording() {
             None => Ok(()),
             Some(_) => Err(self.failed(doing, "launches are being recorded")),
+        }
+    }
+
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+    fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does the copies beside that were asked for, up to the last one that is `meant`.
+    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+    #[allow(unsafe_code)]
+    fn copy_up_to(&self, meant: impl Fn(&CopyBeside) -> bool) {
+        let waiting = &mut self.copies().waiting;
+        let last = waiting.iter().rposition(meant);
+        for copy in waiting.drain(..last.map_or(0, |last| last + 1)) {
+            // SAFETY: who asked for it has said so, and waits before the memory is changed or given back.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    copy.host as *const u8,
+                    copy.address as *mut u8,
+                    copy.bytes,
+                );
+            }
         }
     }
 
@@ -325,6 +373,7 @@ impl Device for Emulator {
 
     unsafe fn free(&self, address: u64, bytes: usize) {
         drop(self.running.settle());
+        self.copy_up_to(|_| true);
         self.left.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: the caller says so.
         unsafe { native::emulator_free(address as *mut _, bytes) }
@@ -407,6 +456,7 @@ impl Device for Emulator {
             .life
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         self.check_alive("launching a kernel")?;
+        self.copies().kernels_run = true;
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -474,6 +524,7 @@ impl Device for Emulator {
             left: AtomicUsize::new(usize::MAX),
             life: Arc::clone(&self.life),
             running: Running::default(),
+            copies: Mutex::default(),
         };
         Ok(Box::new(Steps {
             shared: Arc::new((device, steps)),
@@ -500,6 +551,52 @@ impl Device for Emulator {
             }
             _ => Err(self.failed("asking for the time", "nobody marked that moment")),
         }
+    }
+
+    unsafe fn copy_beside(
+        &self,
+        lane: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        const DOING: &str = "copying beside kernels";
+        self.check_not_recording(DOING)?;
+        let mut copies = self.copies();
+        if copies.kernels_run {
+            return Err(self.failed(DOING, "kernels that run may use the memory"));
+        }
+        let start = bytes.as_ptr() as u64;
+        let host = start..start + bytes.len() as u64;
+        let overlaps = |range: &Range<u64>| range.start < host.end && host.start < range.end;
+        if copies.on_their_way.iter().any(|(_, range)| overlaps(range)) {
+            return Err(self.failed(DOING, "memory is filled again that is on its way"));
+        }
+        copies.on_their_way.push((lane, host));
+        copies.waiting.push_back(CopyBeside {
+            lane,
+            address,
+            host: bytes.as_ptr() as u64,
+            bytes: bytes.len(),
+        });
+        Ok(())
+    }
+
+    fn hold_copies(&self) -> Result<(), DeviceError> {
+        self.check_not_recording("copying beside kernels")?;
+        self.copies().kernels_run = false;
+        Ok(())
+    }
+
+    fn await_copies(&self, lane: usize) -> Result<(), DeviceError> {
+        self.check_not_recording("copying beside kernels")?;
+        self.copy_up_to(|copy| copy.lane == lane);
+        Ok(())
+    }
+
+    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError> {
+        self.await_copies(lane)?;
+        self.copies().on_their_way.retain(|(of, _)| *of != lane);
+        Ok(())
     }
 
     fn check(&self) -> Result<(), DeviceError> {
@@ -554,6 +651,18 @@ impl Device for Emulator {
     }
     fn seconds_between(&self, _: usize, _: usize) -> Result<f64, DeviceError> {
         Err(self.failed("asking for the time", "there is no emulator here"))
+    }
+    unsafe fn copy_beside(&self, _: usize, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        unreachable!("there is no emulator here")
+    }
+    fn hold_copies(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn await_copies(&self, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn finish_copies(&self, _: usize) -> Result<(), DeviceError> {
+        Ok(())
     }
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())

@@ -96,6 +96,28 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Seconds from one marked moment to a later one, both of which have come.
     fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
 
+    /// Copies from page-locked memory of the host to the device, beside kernels that run there and after all such copies
+    /// before; as one of lane `lane`.
+    ///
+    /// # Safety
+    /// So many bytes from `address` on were taken. Those of the host are memory of [`Device::allocate_host`], and nobody
+    /// changes them before [`Device::finish_copies`] has returned.
+    unsafe fn copy_beside(
+        &self,
+        lane: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError>;
+
+    /// Copies beside that are asked for from here on wait for all that was launched before.
+    fn hold_copies(&self) -> Result<(), DeviceError>;
+
+    /// What is launched from here on waits for the copies of lane `lane`.
+    fn await_copies(&self, lane: usize) -> Result<(), DeviceError>;
+
+    /// Waits for the copies of lane `lane`.
+    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError>;
+
     /// Fails where something that was asked for has failed by now; waits for nothing.
     fn check(&self) -> Result<(), DeviceError>;
 

@@ -38,7 +38,7 @@ const LEAST_DRIVER: i32 = 12_040;
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Functions of the driver that are called here.
-const FUNCTIONS: [&str; 45] = [
+const FUNCTIONS: [&str; 46] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -70,6 +70,7 @@ const FUNCTIONS: [&str; 45] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
@@ -149,6 +150,10 @@ pub struct Card {
     info: DeviceInfo,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// In which copies run beside.
+    copies: Arc<CudaStream>,
+    /// The last copy of each lane, and before them the last kernel that copies wait for.
+    arrivals: Mutex<Vec<sys::CUevent>>,
     modules: Vec<CUmodule>,
     functions: Mutex<HashMap<String, CUfunction>>,
     /// Moments that were marked, by their numbers.
@@ -221,10 +226,13 @@ impl Card {
             name,
         };
         let stream = context.new_stream().map_err(broken)?;
+        let copies = context.new_stream().map_err(broken)?;
         let mut card = Self {
             info,
             context,
             stream,
+            copies,
+            arrivals: Mutex::default(),
             modules: Vec::new(),
             functions: Mutex::default(),
             moments: Mutex::default(),
@@ -318,6 +326,18 @@ impl Card {
         Ok(function)
     }
 
+    /// Event number `index` of those that copies and kernels wait for each other by.
+    fn arrival(&self, index: usize) -> Result<sys::CUevent, DeviceError> {
+        self.bind(COPYING_BESIDE)?;
+        let mut arrivals = lock(&self.arrivals);
+        while arrivals.len() <= index {
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            let event = result::event::create(flags);
+            arrivals.push(event.map_err(|why| self.failed(COPYING_BESIDE, why))?);
+        }
+        Ok(arrivals[index])
+    }
+
     fn failed(&self, doing: &'static str, DriverError(code): DriverError) -> DeviceError {
         DeviceError::Failed {
             device: self.info.name.clone(),
@@ -352,6 +372,8 @@ fn find_functions() -> Result<(), NoCard> {
     }
     Ok(())
 }
+
+const COPYING_BESIDE: &str = "copying beside kernels";
 
 #[allow(unsafe_code)]
 impl Device for Card {
@@ -524,6 +546,49 @@ impl Device for Card {
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
+    unsafe fn copy_beside(
+        &self,
+        lane: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let arrival = self.arrival(lane + 1)?;
+        let failed = |why| self.failed(COPYING_BESIDE, why);
+        let stream = self.copies.cu_stream();
+        // SAFETY: the caller says so; event and stream are there as long as the card is.
+        unsafe {
+            result::memcpy_htod_async(address, bytes, stream).map_err(failed)?;
+            result::event::record(arrival, stream).map_err(failed)
+        }
+    }
+
+    fn hold_copies(&self) -> Result<(), DeviceError> {
+        let launched = self.arrival(0)?;
+        let failed = |why| self.failed(COPYING_BESIDE, why);
+        // SAFETY: as above.
+        unsafe {
+            result::event::record(launched, self.stream.cu_stream()).map_err(failed)?;
+            wait_event(&self.copies, launched).map_err(failed)
+        }
+    }
+
+    fn await_copies(&self, lane: usize) -> Result<(), DeviceError> {
+        let arrival = self.arrival(lane + 1)?;
+        // SAFETY: as above; an event that nothing was recorded in is over.
+        unsafe { wait_event(&self.stream, arrival) }.map_err(|why| self.failed(COPYING_BESIDE, why))
+    }
+
+    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError> {
+        let arrival = self.arrival(lane + 1)?;
+        // SAFETY: as above.
+        unsafe { sys::cuEventSynchronize(arrival) }
+            .result()
+            .map_err(|why| self.failed(COPYING_BESIDE, why))
+    }
+
     fn check(&self) -> Result<(), DeviceError> {
         const DOING: &str = "running kernels";
         self.bind(DOING)?;
@@ -540,6 +605,17 @@ impl Device for Card {
             .synchronize()
             .map_err(|why| self.failed("running kernels", why))
     }
+}
+
+/// What is asked of `stream` from here on waits for `event`.
+///
+/// # Safety
+/// Both are there.
+#[allow(unsafe_code)]
+unsafe fn wait_event(stream: &CudaStream, event: sys::CUevent) -> Result<(), DriverError> {
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: the caller says so.
+    unsafe { result::stream::wait_event(stream.cu_stream(), event, flags) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -596,7 +672,11 @@ impl Drop for Card {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.bind("closing").is_ok() {
-            for moment in lock(&self.moments).drain(..) {
+            let events = [&self.moments, &self.arrivals];
+            for moment in events
+                .into_iter()
+                .flat_map(|events| std::mem::take(&mut *lock(events)))
+            {
                 // SAFETY: it was created, and nobody has it any more.
                 let _ = unsafe { result::event::destroy(moment) };
             }

@@ -11,7 +11,7 @@ use std::{
 
 use bytemuck::Pod;
 
-use super::{Device, DeviceError};
+use super::{Device, DeviceError, Lane};
 
 /// Some numbers on a device.
 pub struct Buffer<T> {
@@ -77,6 +77,24 @@ impl<T: Pod> Buffer<T> {
         unsafe {
             self.device
                 .write(self.address, bytemuck::cast_slice(numbers))
+        }
+    }
+
+    /// Replaces the first numbers, by way of `lane`, whose memory `copy` fills.
+    ///
+    /// Panics where there are fewer, or where the lane has no room for them.
+    pub fn send(
+        &mut self,
+        numbers: &[T],
+        lane: &mut Lane,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
+        assert!(numbers.len() <= self.length, "numbers that fit");
+        // SAFETY: the bytes lie within what was taken; memory is given back only after what was asked for before is
+        // done.
+        #[allow(unsafe_code)]
+        unsafe {
+            lane.send(self.address, bytemuck::cast_slice(numbers), copy)
         }
     }
 
@@ -241,6 +259,17 @@ impl HostBuffer {
         unsafe {
             std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length)
         }
+    }
+
+    /// The memory, as bytes.
+    ///
+    /// # Safety
+    /// No kernel and no copy uses it meanwhile.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = self.length * size_of::<u32>();
+        // SAFETY: so many bytes were taken, and whoever holds this is alone.
+        unsafe { std::slice::from_raw_parts_mut(self.host, bytes) }
     }
 
     /// Copies words, which hold floats, to `out`.

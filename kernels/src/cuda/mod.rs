@@ -7,6 +7,7 @@
 mod arguments;
 mod device;
 mod driver;
+mod lane;
 mod memory;
 mod observe;
 mod operations;
@@ -15,6 +16,7 @@ mod weights;
 
 pub use device::{Device, DeviceError, DeviceInfo, Launch, Recording};
 pub use driver::{Card, NoCard};
+pub use lane::Lane;
 pub use memory::{Buffer, HostBuffer};
 pub use observe::{Reuse, Tally, WINDOWS};
 pub use operations::{

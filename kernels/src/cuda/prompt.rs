@@ -44,6 +44,12 @@ impl Halves {
         self.numbers.bytes() + self.scales.bytes()
     }
 
+    /// Makes them those of so many tokens without a number.
+    pub fn clear(&mut self, tokens: usize) -> Result<(), DeviceError> {
+        self.set_shape(tokens, 0, 1);
+        self.scales.clear()
+    }
+
     /// Makes them those of so many tokens, which are still to be written.
     fn set_shape(&mut self, tokens: usize, columns: usize, parts: usize) {
         (self.tokens, self.columns, self.parts) = (tokens, columns, parts);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Buffer, Device, DeviceError, arguments};
+use super::{Buffer, Device, DeviceError, Lane, arguments};
 use crate::{CacheFormat, Format, Matrix, MatrixData, pack};
 
 /// A matrix on a device, in the planes of [`Matrix`].
@@ -45,10 +45,15 @@ impl GpuMatrix {
         Self::upload(device, &empty.as_view())
     }
 
-    /// Takes over the rows of `matrix`, of the same format and columns.
+    /// Takes over the rows of `matrix`, of the same format and columns, by way of `lane`, whose memory `copy` fills.
     ///
     /// Panics where it is another shape, or there is no room.
-    pub fn write(&mut self, matrix: &Matrix<'_>) -> Result<(), DeviceError> {
+    pub fn send(
+        &mut self,
+        matrix: &Matrix<'_>,
+        lane: &mut Lane,
+        copy: &dyn Fn(&mut [u8], &[u8]),
+    ) -> Result<(), DeviceError> {
         assert_eq!(
             (self.format, self.columns),
             (matrix.format(), matrix.columns()),
@@ -61,7 +66,7 @@ impl GpuMatrix {
         ];
         for (own, bytes) in own.into_iter().zip(planes(matrix)) {
             if let (Some(own), Some(bytes)) = (own, bytes) {
-                own.write(bytes)?;
+                own.send(bytes, lane, copy)?;
             }
         }
         self.rows = matrix.rows();

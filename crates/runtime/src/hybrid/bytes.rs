@@ -21,17 +21,19 @@ impl Hybrid {
     ///
     /// Several tokens read each matrix once, cold neurons that are copied among them; predictors count whole.
     pub(super) fn bytes_read(&self, first: usize, counts: NeuronCounts) -> u64 {
-        let layers = self.layers.iter();
-        let fixed = layers.map(|layer| {
+        let layers = self.layers.iter().enumerate();
+        let fixed = layers.map(|(index, layer)| {
             let attention = layer.attention.as_ref();
             let matrices = attention.map_or(0, projection_bytes);
-            let choice = layer.ffn.as_ref().map_or(0, |ffn| ffn.choice.read_bytes());
+            let is_asked = layer.has_neurons() || self.streams(index);
+            let ffn = layer.ffn.as_ref().filter(|_| is_asked);
+            let choice = ffn.map_or(0, |ffn| ffn.choice.read_bytes());
             (matrices + choice) as u64 + self.cache_bytes_read(layer, first)
         });
-        let ffns = || self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        let mut ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
         let neurons: u64 = match self.tokens {
             // Layers are equally wide, and counts are of all of them.
-            1 => ffns().next().map_or(0, |ffn| {
+            1 => ffns.next().map_or(0, |ffn| {
                 let [gate, up, down] = row_bytes(&ffn.ffn);
                 let looked_at = u64::from(counts.looked_at);
                 let computed = u64::from(counts.computed);

@@ -10,7 +10,7 @@ use powerinfer_kernels::cuda::{
     Gpu, GpuCache, GpuNorm, Halves, HostView, NeuronCounts,
 };
 
-use super::{ColdWeights, DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
+use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
 
 /// How long the host waits for the device's half of a layer before it gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -26,6 +26,12 @@ pub(super) enum Source {
 }
 
 impl super::DeviceLayer {
+    /// Whether some neurons are on the device for good.
+    pub(super) fn has_neurons(&self) -> bool {
+        let ffn = self.ffn.as_ref();
+        ffn.is_some_and(|ffn| ffn.ffn.down.rows() > 0)
+    }
+
     /// Whether the host has to foresee, and so to have the hidden state.
     pub(super) fn needs_host_input(&self) -> bool {
         let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
@@ -67,7 +73,7 @@ impl DeviceFfn {
 
 /// What rows of down are multiplied by for some tokens, from their input as halves; the products of gate and up are
 /// kept on the way.
-fn products_of_many(
+pub(super) fn products_of_many(
     gpu: &Gpu,
     ffn: &Ffn,
     rule: FfnRule<'_>,
@@ -78,6 +84,9 @@ fn products_of_many(
 ) -> Result<(), DeviceError> {
     let count = input.tokens() * ffn.down.rows();
     gate.set_len(count);
+    if count == 0 {
+        return out.clear(input.tokens());
+    }
     gpu.multiply(input, &ffn.gate, gate, false)?;
     let up = match &ffn.up {
         None => None,
@@ -100,7 +109,7 @@ impl Hybrid {
     /// sums of cold neurons, for which the kernels that add them wait.
     pub(super) fn can_run_whole(&mut self) -> Result<bool, DeviceError> {
         let is_there = |layer: &super::DeviceLayer| {
-            layer.has_cache && layer.ffn.is_some() && !layer.needs_host_input()
+            layer.has_cache && layer.has_neurons() && !layer.needs_host_input()
         };
         Ok(self.tokens == 1
             && self.times.is_none()
@@ -542,53 +551,6 @@ impl Hybrid {
             true => self.gpu.norm(&mut self.state.hidden, norm),
             false => Ok(()),
         }
-    }
-
-    /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
-    pub(super) fn streams(&self, index: usize) -> bool {
-        let many = self.state.many.as_ref();
-        let least = self.layers[index].streams_from;
-        many.is_some_and(|many| many.piece.is_some())
-            && least.is_some_and(|least| self.tokens >= least)
-    }
-
-    /// Adds what the cold neurons of layer `index` contribute, piece by piece; the input of its FFN is there
-    /// as halves.
-    pub(super) fn stream(
-        &mut self,
-        index: usize,
-        weights: &ColdWeights<'_>,
-    ) -> Result<(), DeviceError> {
-        let layer = &self.layers[index];
-        let found = layer.ffn.as_ref().expect("neurons are here");
-        let (rule, is_masked) = (found.rule(), layer.foresees());
-        let state = &mut self.state;
-        let many = state.many.as_mut().expect("several tokens");
-        let piece = many.piece.as_mut().expect("room for cold neurons");
-        let mut first = found.ffn.down.rows();
-        while first < layer.neurons {
-            let count = weights.copy(first, piece)?;
-            let chosen = is_masked.then_some(Chosen {
-                mask: &state.mask,
-                neurons: layer.neurons,
-                first,
-            });
-            let products = (&mut state.products, &mut many.up, &mut many.products);
-            products_of_many(
-                &self.gpu,
-                piece,
-                rule,
-                chosen,
-                &many.halves,
-                products,
-                &mut state.down,
-            )?;
-            let hidden = &mut state.hidden;
-            self.gpu
-                .multiply_down(&many.products, piece, Beside::default(), hidden)?;
-            first += count;
-        }
-        Ok(())
     }
 
     /// Neurons that the device worked on since this was asked last.

@@ -33,6 +33,7 @@ use powerinfer_kernels::cuda::{
 
 use crate::RuntimeError;
 pub(crate) use streaming::ColdWeights;
+use streaming::Piece;
 use stretches::Stretches;
 
 /// What of a bundle is on a device, and the vectors of the token that runs.
@@ -69,6 +70,7 @@ struct DeviceLayer {
     neurons: usize,
     /// From how many tokens of a prompt on its cold neurons are copied to the device, where that ever pays.
     streams_from: Option<usize>,
+    /// Without a neuron where there are cold ones to be copied alone.
     ffn: Option<DeviceFfn>,
     /// Behind attention and behind the FFN, where norms come after.
     norms_after: Option<[GpuNorm; 2]>,
@@ -182,8 +184,8 @@ struct Many {
     up: Buffer<f32>,
     /// `[tokens, rank]`.
     middle: Buffer<f32>,
-    /// Cold neurons that are copied here.
-    piece: Option<Ffn>,
+    /// Cold neurons that are copied here, in turns.
+    pieces: Option<[Piece; 2]>,
 }
 
 impl Hybrid {
@@ -373,8 +375,8 @@ impl State {
         let small = self.turns.bytes() + self.mask.bytes() + self.attention_counters.bytes();
         let many = self.many.as_ref().map_or(0, |many| {
             let halves = many.halves.bytes() + many.products.bytes();
-            let piece = many.piece.as_ref().map_or(0, streaming::bytes);
-            halves + many.up.bytes() + many.middle.bytes() + piece
+            let pieces = many.pieces.iter().flatten().map(Piece::bytes);
+            halves + many.up.bytes() + many.middle.bytes() + pieces.sum::<usize>()
         });
         vectors.into_iter().map(Buffer::bytes).sum::<usize>() + small + self.down.bytes() + many
     }

@@ -14,7 +14,8 @@ use powerinfer_kernels::{
 use powerinfer_model::{ModelConfig, Positions};
 
 use super::{
-    DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State, streaming,
+    DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,
+    streaming::{self, Piece},
     upload::{OfBundle, Upload, upload_stored},
 };
 use crate::{
@@ -155,20 +156,20 @@ impl Hybrid {
                         .transpose()?,
                 })
             };
+            let streams_from = streaming::least_tokens(bundle.plan(), plan, config)
+                .filter(|_| !by_input(&stored.gate));
+            let has_ffn = hot > 0 || streams_from.is_some();
             layers.push(DeviceLayer {
                 attention: has_attention.then(attention).transpose()?,
                 has_cache,
                 neurons: config.ffn_size,
-                streams_from: None,
-                ffn: (hot > 0).then(ffn).transpose()?,
-                norms_after: match has_attention || hot > 0 {
+                streams_from,
+                ffn: has_ffn.then(ffn).transpose()?,
+                norms_after: match has_attention || has_ffn {
                     true => upload.norms_after(&of_bundle)?,
                     false => None,
                 },
             });
-        }
-        for (layer, of_plan) in layers.iter_mut().zip(&plan.layers) {
-            layer.streams_from = streaming::least_tokens(plan, of_plan, layer);
         }
         let head = match plan.head {
             plan::Device::Gpu => Some(DeviceHead {
@@ -266,10 +267,13 @@ pub(super) fn state(
             products: gpu.new_halves(tokens, wide)?,
             up: floats(wide)?,
             middle: floats(rank.max().unwrap_or(0))?,
-            piece: streamed
-                .next()
-                .map(|ffn| streaming::room(device, &ffn.ffn, most_cold))
-                .transpose()?,
+            pieces: match streamed.next() {
+                None => None,
+                Some(ffn) => {
+                    let piece = |number| Piece::new(device, number, &ffn.ffn, most_cold);
+                    Some([piece(0)?, piece(1)?])
+                }
+            },
         }),
     };
     // Sums of rows go another way for several tokens.

@@ -5,7 +5,7 @@ use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::Positions;
 
 use super::{ColdWeights, Hybrid, launches::Source};
-use crate::{Runtime, RuntimeError, Sequence, Stage, choice::Choice, forward::ffn_of, rotary};
+use crate::{Runtime, RuntimeError, Sequence, Stage, forward::ffn_of, rotary};
 
 /// What the FFN of a layer reads and adds to.
 pub(super) struct HostState {
@@ -110,9 +110,12 @@ impl Runtime {
         state: &mut HostState,
     ) -> Result<(), RuntimeError> {
         let is_beside = self.is_parallel();
-        let has_ffn = hybrid.layers[index].ffn.is_some();
         // Cold neurons of a prompt may be copied to the device instead of being computed here.
         let streams = hybrid.streams(index);
+        let has_ffn = hybrid.layers[index].has_neurons() || streams;
+        if streams {
+            hybrid.begin_stream(index, &self.cold_weights(index, layer))?;
+        }
         let cold = self.bundle.plan().layers[index].hot_count < self.config.ffn_size && !streams;
         // What the FFN sees where it runs beside attention, on the side or the sides where it runs.
         let mut residual = None;
@@ -197,17 +200,24 @@ impl Runtime {
         }
         hybrid.down(index, cold)?;
         if streams {
-            let ffn = ffn_of(&self.bundle, index, layer, Choice::Dense);
-            let weights = ColdWeights {
-                gate: ffn.gate,
-                up: ffn.up,
-                down: ffn.down,
-            };
-            hybrid.stream(index, &weights)?;
+            hybrid.stream(index, &self.cold_weights(index, layer))?;
         }
         hybrid.norm_after(index)?;
         self.statistics.mark(Stage::Launching);
         Ok(())
+    }
+
+    /// Where the neurons of layer `index` lie here, for those that are copied.
+    fn cold_weights<'a>(&'a self, index: usize, layer: &'a StoredLayer) -> ColdWeights<'a> {
+        let choice = self.choices[index].choice(self.policies[index], self.bundle.predictors());
+        let ffn = ffn_of(&self.bundle, index, layer, choice);
+        ColdWeights {
+            gate: ffn.gate,
+            up: ffn.up,
+            down: ffn.down,
+            choice,
+            threads: &self.threads,
+        }
     }
 
     /// Computes the host's part of all layers of a token that is on its way as a whole.
