@@ -13,7 +13,13 @@ mkdir -p "$out"
 executable() { sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
 pack() { strip -o "$out/$2" "$1"; xz -6 -T0 "$out/$2"; }
 pack "$(cargo build --release --locked -p powerinfer-cli --message-format=json | executable)" powerinfer
-pack "$(cargo test --release --locked -p powerinfer-kernels --test cuda --no-run --message-format=json | executable)" test-kernels
-pack "$(cargo test --release --locked -p powerinfer-kernels --test cuda_prompt --no-run --message-format=json | executable)" test-prompts
-pack "$(cargo test --release --locked -p powerinfer-runtime --test hybrid --no-run --message-format=json | executable)" test-hybrid
+# What a crate's test of this name is built to.
+test() { cargo test --release --locked -p "$1" --test "$2" --no-run --message-format=json | executable; }
+pack "$(test powerinfer-kernels cuda)" test-kernels
+pack "$(test powerinfer-kernels cuda_prompt)" test-prompts
+pack "$(test powerinfer-kernels cuda_lanes)" test-lanes
+pack "$(test powerinfer-kernels cuda_observe)" test-observe
+pack "$(test powerinfer-runtime hybrid)" test-hybrid
+pack "$(test powerinfer-profile on_device)" test-profile
+pack "$(cargo bench --locked -p powerinfer-kernels --bench gpu --no-run --message-format=json | executable)" bench-kernels
 du -h "$out"/*

@@ -13,6 +13,8 @@ step "tests"
 cargo test --workspace --locked
 step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
+step "the GPU's benchmark, emulated"
+cargo bench -p powerinfer-kernels --bench gpu --locked -- --emulate
 step "PTX of the GPU's kernels"
 skipped=0
 for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh; do

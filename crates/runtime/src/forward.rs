@@ -52,7 +52,7 @@ pub struct Runtime {
     pub(crate) scratch: Scratch,
     verification: Option<Verification>,
     magnitudes: Option<Vec<InputMagnitudes>>,
-    hybrid: Option<Box<Hybrid>>,
+    pub(crate) hybrid: Option<Box<Hybrid>>,
 }
 
 impl Runtime {
@@ -689,7 +689,7 @@ impl Runtime {
     }
 
     /// Logits of the hidden states of some tokens, `[tokens, vocabulary]`.
-    fn head(&mut self, hidden: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+    pub(crate) fn head(&mut self, hidden: &[f32]) -> Result<Vec<f32>, RuntimeError> {
         if let Some(hybrid) = self.hybrid.as_mut().filter(|hybrid| hybrid.has_head()) {
             let logits = hybrid.logits(hidden)?;
             self.statistics.mark(Stage::Head);
@@ -707,6 +707,23 @@ impl Runtime {
         let logits = self.linear(&weights.head, &x, 0.0);
         self.statistics.mark(Stage::Head);
         Ok(logits)
+    }
+
+    /// Appends `tokens`, of which there is one at least; returns the hidden state behind the last layer of the last one.
+    pub(crate) fn last_hidden(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        self.check(self.position(), tokens)?;
+        let mut last = Vec::new();
+        let mut sequence = std::mem::take(&mut self.sequence);
+        let mut outcome = Ok(());
+        for batch in tokens.chunks(PREFILL_BATCH) {
+            let hidden = outcome.and_then(|()| self.run(from_mut(&mut sequence), batch));
+            outcome = hidden.map(|hidden| {
+                last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
+            });
+        }
+        self.sequence = sequence;
+        outcome.map_err(executor)?;
+        Ok(last)
     }
 
     /// Refuses tokens outside the vocabulary, and beyond the context after `position`.
@@ -741,7 +758,7 @@ fn start(bundle: &Bundle, hybrid: Option<&Hybrid>) -> Result<Sequence, RuntimeEr
 }
 
 /// What a model fails of that runs on a device.
-fn executor(source: RuntimeError) -> ModelError {
+pub(crate) fn executor(source: RuntimeError) -> ModelError {
     match source {
         RuntimeError::Model(source) => source,
         other => ModelError::Device(other.to_string()),
@@ -808,18 +825,7 @@ impl LanguageModel for Runtime {
     }
 
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        self.check(self.position(), tokens)?;
-        let mut last = Vec::new();
-        let mut sequence = std::mem::take(&mut self.sequence);
-        let mut outcome = Ok(());
-        for batch in tokens.chunks(PREFILL_BATCH) {
-            let hidden = outcome.and_then(|()| self.run(from_mut(&mut sequence), batch));
-            outcome = hidden.map(|hidden| {
-                last = hidden[hidden.len() - self.config.hidden_size..].to_vec();
-            });
-        }
-        self.sequence = sequence;
-        outcome.map_err(executor)?;
+        let last = self.last_hidden(tokens)?;
         self.head(&last).map_err(executor)
     }
 

@@ -99,6 +99,11 @@ impl Sampler {
         })
     }
 
+    /// Whether nothing but the largest logit counts.
+    pub fn takes_the_largest(&self) -> bool {
+        self.settings.temperature == 0.0 && self.settings.repeat_penalty == 1.0
+    }
+
     /// Remembers `token` for the repeat penalty.
     pub fn remember(&mut self, token: u32) {
         self.recent.push(token);

@@ -23,7 +23,10 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
 use powerinfer_kernels::{Format, Isa};
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
-use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, SideTimes, Threads};
+use powerinfer_runtime::{
+    ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
+    SideTimes, Threads,
+};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.
@@ -781,6 +784,58 @@ fn prompts_take_the_room_that_is_left() {
         "{batches:?}"
     );
     assert!(batches[0] >= 17 && batches.len() > 3, "{batches:?}");
+}
+
+#[test]
+fn the_device_chooses_the_token_that_the_host_would() {
+    let golden = Golden::open("llama-relu-gqa");
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let prompt = golden.ids("p17.input_ids");
+    let vocabulary = checkpoint.config().vocabulary_size;
+    let folder = tempfile::tempdir().unwrap();
+    for (name, place) in [
+        ("there", ALL),
+        (
+            "here",
+            Place {
+                head: Side::Cpu,
+                ..ALL
+            },
+        ),
+    ] {
+        let Some(device) = test_device(Order::Reverse) else {
+            return;
+        };
+        let plan = plan(&checkpoint, &[place], Policy::Exact, None);
+        let out = folder.path().join(name);
+        let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
+        let mut model = Runtime::with_device(bundle, options(), device).unwrap();
+        for known in [vocabulary, vocabulary / 3, 1, usize::MAX] {
+            model.reset();
+            let want = model.forward_last(&prompt).unwrap();
+            let largest = greedy_token(&want[..known.min(vocabulary)]);
+            for temperature in [0.0, 1e-6] {
+                model.reset();
+                let settings = SamplingSettings {
+                    temperature,
+                    ..SamplingSettings::default()
+                };
+                let mut sampler = Sampler::new(settings).unwrap();
+                let logits = model.forward_for(&sampler, &prompt).unwrap();
+                let stays = name == "there" && temperature == 0.0;
+                assert_eq!(logits == LastLogits::OnDevice, stays);
+                assert_eq!(model.sample(&mut sampler, &logits, known).unwrap(), largest);
+            }
+        }
+        assert!(
+            model
+                .forward_for(
+                    &Sampler::new(SamplingSettings::default()).unwrap(),
+                    &[u32::MAX]
+                )
+                .is_err()
+        );
+    }
 }
 
 #[test]

@@ -296,7 +296,7 @@ fn generate(
     ids.iter().for_each(|id| sampler.remember(*id));
     model.take_statistics();
     let started = Instant::now();
-    let mut logits = model.forward_last(&ids[cache.taken..])?;
+    let mut logits = model.forward_for(sampler, &ids[cache.taken..])?;
     timing.prompt = started.elapsed();
     model.take_statistics();
     cache.keep_prompt(model)?;
@@ -307,7 +307,7 @@ fn generate(
     let started = Instant::now();
     while timing.generated_tokens < arguments.max_tokens && !interrupted() {
         // Rows of the head beyond the tokenizer's vocabulary are padding and mean nothing.
-        let token = sampler.sample(&logits[..known.min(logits.len())]);
+        let token = model.sample(sampler, &logits, known)?;
         timing.generated_tokens += 1;
         if stops.contains(&token) {
             break;
@@ -318,7 +318,7 @@ fn generate(
         if model.position() >= model.context_limit() {
             break;
         }
-        logits = model.forward_last(&[token])?;
+        logits = model.forward_for(sampler, &[token])?;
         verified = tell_verified(model, verified, output);
         say_alarms(model, &mut told, output);
     }

@@ -133,6 +133,9 @@ struct DeviceHead {
     project: Option<(GpuLinear, Buffer<f32>)>,
     head: GpuLinear,
     logits: Buffer<f32>,
+    /// The token of the largest of them, and what it takes to find it.
+    token: Buffer<u32>,
+    scratch: Buffer<u32>,
 }
 
 /// Vectors of a token, or of some, on the device, and those that both sides see.
@@ -268,25 +271,43 @@ impl Hybrid {
 
     /// Logits of some hidden states, `[tokens, vocabulary]`.
     pub(crate) fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, DeviceError> {
-        let state = &mut self.state;
-        let found = self.head.as_mut().expect("the head is here");
         let mut logits = Vec::new();
-        for token in hidden.chunks_exact(state.hidden.len()) {
-            state.hidden.write(token)?;
-            let norm = found.norm.as_ref();
-            let (x, norm) = match &mut found.project {
-                Some((project, out)) => {
-                    self.gpu
-                        .project(&state.hidden, norm, &mut [(&*project, &mut *out)], false)?;
-                    (&*out, None)
-                }
-                None => (&state.hidden, norm),
-            };
-            self.gpu
-                .project(x, norm, &mut [(&found.head, &mut found.logits)], false)?;
+        for token in hidden.chunks_exact(self.state.hidden.len()) {
+            self.run_head(token)?;
+            let found = self.head.as_ref().expect("the head is here");
             logits.extend(found.logits.to_vec()?);
         }
         Ok(logits)
+    }
+
+    /// Computes the logits of a token's hidden state, which stay on the device.
+    pub(crate) fn run_head(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        let state = &mut self.state;
+        let found = self.head.as_mut().expect("the head is here");
+        state.hidden.write(hidden)?;
+        let norm = found.norm.as_ref();
+        let (x, norm) = match &mut found.project {
+            Some((project, out)) => {
+                self.gpu
+                    .project(&state.hidden, norm, &mut [(&*project, &mut *out)], false)?;
+                (&*out, None)
+            }
+            None => (&state.hidden, norm),
+        };
+        self.gpu
+            .project(x, norm, &mut [(&found.head, &mut found.logits)], false)
+    }
+
+    /// Which of the first `among` logits that were computed last is the largest, the first of equal ones.
+    pub(crate) fn largest_logit(&mut self, among: usize) -> Result<u32, DeviceError> {
+        let found = self.head.as_mut().expect("the head is here");
+        let all = found.logits.len();
+        found.logits.set_len(among.min(all));
+        let (token, scratch) = (&mut found.token, &mut found.scratch);
+        let launched = self.gpu.arg_max(&found.logits, token, scratch);
+        found.logits.set_len(all);
+        launched?;
+        Ok(found.token.to_vec()?[0])
     }
 
     /// Fails where more is on the device than the plan has room for, `caches` of a sequence among it.
@@ -353,7 +374,8 @@ impl Hybrid {
                 .project
                 .as_ref()
                 .map_or(0, |(linear, out)| linear.bytes() + out.bytes());
-            norm(&found.norm) + project + found.head.bytes() + found.logits.bytes()
+            let token = found.logits.bytes() + found.token.bytes() + found.scratch.bytes();
+            norm(&found.norm) + project + found.head.bytes() + token
         });
         let prompt = self.prompt.as_ref().map_or(0, State::bytes);
         layers.sum::<usize>() + head + self.state.bytes() + prompt

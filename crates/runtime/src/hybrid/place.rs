@@ -188,6 +188,8 @@ impl Hybrid {
                 },
                 head: upload_stored(&device, file, &weights.head)?,
                 logits: Buffer::new(&device, config.vocabulary_size)?,
+                token: Buffer::new(&device, 1)?,
+                scratch: Buffer::new(&device, Gpu::ARG_MAX_WORDS)?,
             }),
             plan::Device::Cpu => None,
         };
