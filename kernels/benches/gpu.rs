@@ -270,7 +270,7 @@ impl Bench {
                     host.write_bytes(1, bytes);
                     let from = std::slice::from_raw_parts(host, bytes);
                     let started = Instant::now();
-                    self.device.hold_copies()?;
+                    self.device.hold_copies(0)?;
                     self.device.copy_beside(0, to, from)?;
                     self.device.finish_copies(0)?;
                     all.push(started.elapsed().as_secs_f64());

@@ -313,11 +313,11 @@ __device__ __forceinline__ void down(const Down& a) {
   if (a.cold && threadIdx.x == 0 && a.flag) {
     const uint64_t since = nanoseconds();
     const unsigned step = *a.step;
-    while (acquire_from_host(a.flag) != step) {
-      if (nanoseconds() - since > a.patience) {
-        release_to_host(a.gave_up, step);
-        break;
-      }
+    // Who waits in vain says so, and nobody after it waits; nor does anybody once the host has said so.
+    for (unsigned polls = 1; acquire_from_host(a.flag) != step; polls++) {
+      const bool is_over = nanoseconds() - since > a.patience;
+      if (is_over) release_to_host(a.gave_up, step);
+      if (is_over || (polls % 16 == 1 && acquire_from_host(a.gave_up) == step)) break;
     }
   }
   __syncthreads();

@@ -874,6 +874,23 @@ fn a_host_that_does_not_answer_is_given_up() {
             gave_up.words()[0].load(std::sync::atomic::Ordering::Acquire),
             3
         );
+        // Once somebody has given up, nobody waits.
+        let patient = ColdShare {
+            patience: 60_000_000_000,
+            ..cold
+        };
+        let started = std::time::Instant::now();
+        gpu.down(
+            &ffn,
+            &zeros(device, 4),
+            None,
+            Some(patient),
+            &mut scratch,
+            &mut hidden,
+        )
+        .unwrap();
+        device.synchronise().unwrap();
+        assert!(started.elapsed().as_secs() < 30, "{:?}", started.elapsed());
         Vec::new()
     });
 }

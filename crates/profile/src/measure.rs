@@ -1,6 +1,7 @@
 //! The measurement: layers outside, text inside, so that each weight is read once a round.
 
 use std::{
+    cell::Cell,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,6 +12,7 @@ use powerinfer_artifact::{Header, Progress, write::PartialFolder};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_reference::Beginning;
+use powerinfer_runtime::LayerWeights;
 
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
@@ -88,8 +90,8 @@ pub(crate) fn header(
 /// Profiles `checkpoint` over `calibration` into the folder `out`; on `device`, where there is one.
 ///
 /// An interrupted run with the same inputs goes on after its last finished layer, on whichever device: the counts
-/// are the same up to the rounding of sums. In memory are one layer, one sequence, and the samples of one layer;
-/// hidden states are on disk.
+/// are the same up to the rounding of sums. In memory are one layer (beside a device two), one sequence, and the samples of
+/// one layer; hidden states are on disk.
 pub fn measure(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
@@ -117,6 +119,7 @@ pub fn measure(
         header: &header,
         progress,
         rounds: Vec::new(),
+        ahead: Cell::new(None),
     };
     // A run that was killed at the very end has left a whole profile.
     if Profile::open(folder.path()).is_ok_and(|done| *done.header() == header) {
@@ -210,6 +213,8 @@ struct Run<'a> {
     progress: &'a dyn Progress,
     /// Rounds that are done or under way.
     rounds: Vec<Range<usize>>,
+    /// The weights of a layer that has been read while another was computed.
+    ahead: Cell<Option<(usize, LayerWeights)>>,
 }
 
 impl Run<'_> {
@@ -365,26 +370,36 @@ impl Run<'_> {
                 sampling: self.sampling(range),
             };
             let mut times = Times::default();
-            let mut layer =
-                times.loading(|| WatchedLayer::load(self.checkpoint, index, self.device, watch))?;
+            let mut layer = times.loading(|| {
+                let device = match self.device {
+                    Some(device) => Some((device, self.weights(index)?)),
+                    None => None,
+                };
+                WatchedLayer::load(self.checkpoint, index, device, watch)
+            })?;
             let mut first = 0;
-            for sequence in sequences {
-                let count = sequence.tokens.len();
-                let input = times.moving(|| match (&hidden, &beginning) {
-                    (Some(hidden), _) => Ok::<_, ProfileError>(hidden.read(first, count)),
-                    (None, Some(beginning)) => {
-                        let embedded = beginning.embed(&sequence.tokens)?;
-                        Ok(embedded.flatten_all()?.to_vec1()?)
+            self.reading_ahead(index + 1, || {
+                for sequence in sequences {
+                    let count = sequence.tokens.len();
+                    let input = times.moving(|| match (&hidden, &beginning) {
+                        (Some(hidden), _) => Ok::<_, ProfileError>(hidden.read(first, count)),
+                        (None, Some(beginning)) => {
+                            let embedded = beginning.embed(&sequence.tokens)?;
+                            Ok(embedded.flatten_all()?.to_vec1()?)
+                        }
+                        (None, None) => {
+                            unreachable!("there is a beginning where nothing is hidden")
+                        }
+                    })?;
+                    first += count;
+                    let output = times.forward(|| layer.forward(sequence, input))?;
+                    if !is_last {
+                        times.moving(|| sink(&output))?;
                     }
-                    (None, None) => unreachable!("there is a beginning where nothing is hidden"),
-                })?;
-                first += count;
-                let output = times.forward(|| layer.forward(sequence, input))?;
-                if !is_last {
-                    times.moving(|| sink(&output))?;
+                    self.progress.advance(count as u64)?;
                 }
-                self.progress.advance(count as u64)?;
-            }
+                Ok::<_, ProfileError>(())
+            })?;
             self.progress
                 .detail(&times.told(index, tokens, layer.watching()));
             let (activity, samples) = layer.finish(index)?;
@@ -393,6 +408,31 @@ impl Run<'_> {
             Ok(activities)
         };
         resume::save(self.folder, self.header, self.sizes, place, kept, run)
+    }
+
+    /// The weights of layer `index`, which may have been read already.
+    fn weights(&self, index: usize) -> Result<LayerWeights, ProfileError> {
+        match self.ahead.take() {
+            Some((layer, weights)) if layer == index => Ok(weights),
+            _ => Ok(LayerWeights::read(self.checkpoint, index)?),
+        }
+    }
+
+    /// Does `work`; where a device does most of it, layer `next` is read meanwhile, where there is one.
+    fn reading_ahead<Output>(&self, next: usize, work: impl FnOnce() -> Output) -> Output {
+        if self.device.is_none() || next >= self.sizes.layers {
+            return work();
+        }
+        let checkpoint = self.checkpoint;
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(move || LayerWeights::read(checkpoint, next));
+            let output = work();
+            // What cannot be read is told when it is asked for.
+            if let Ok(Ok(weights)) = reading.join() {
+                self.ahead.set(Some((next, weights)));
+            }
+            output
+        })
     }
 
     /// Which tokens of a round are sampled, per part.

@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, Device as CandleDevice, Storage, Tensor, bail};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_reference::{FfnObservation, FfnTap, Layer};
-use powerinfer_runtime::ObservedLayer;
+use powerinfer_runtime::{LayerWeights, ObservedLayer};
 
 use crate::{
     LayerActivity, ProfileError, Traces,
@@ -39,11 +39,11 @@ pub(crate) enum WatchedLayer {
 }
 
 impl WatchedLayer {
-    /// Loads layer `index` of `checkpoint`, on `device` where there is one.
+    /// Loads layer `index` of `checkpoint`, or puts its weights on a device where there is one.
     pub(crate) fn load(
         checkpoint: &Checkpoint,
         index: usize,
-        device: Option<&Arc<dyn Device>>,
+        device: Option<(&Arc<dyn Device>, LayerWeights)>,
         watch: Watch,
     ) -> Result<Self, ProfileError> {
         let config = checkpoint.config();
@@ -62,11 +62,11 @@ impl WatchedLayer {
                 };
                 Self::OnCpu(Box::new((layer, observer)))
             }
-            Some(device) => {
+            Some((device, weights)) => {
                 let (longest, parts) = (watch.longest, 2 * sources);
                 let windows = LOCALITY_WINDOWS;
                 let layer =
-                    ObservedLayer::load(device, checkpoint, index, longest, parts, windows)?;
+                    ObservedLayer::new(device, config, index, &weights, longest, parts, windows)?;
                 let sampler = sampler(layer.contribution_norms().to_vec());
                 Self::OnDevice(Box::new((layer, sampler, Tally::new(neurons, sources))))
             }

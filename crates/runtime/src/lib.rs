@@ -32,7 +32,7 @@ pub use bandwidth::ReadProbe;
 pub use error::RuntimeError;
 pub use ffn::PolicyChoice;
 pub use forward::{Options, Runtime};
-pub use hybrid::{LayerTimes, ObservedLayer, ObservedToken, SideTimes};
+pub use hybrid::{LayerTimes, LayerWeights, ObservedLayer, ObservedToken, SideTimes};
 pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
 pub use memory::Held;

@@ -98,8 +98,8 @@ struct Copies {
     waiting: VecDeque<CopyBeside>,
     /// The host's memory that may still be read, with its lane: nobody has waited for it.
     on_their_way: Vec<(usize, Range<u64>)>,
-    /// Whether kernels were launched that copies have not been told to wait for.
-    kernels_run: bool,
+    /// Lanes whose memory on the device kernels may use, for they were told to wait for its copies.
+    in_use: Vec<usize>,
 }
 
 /// A copy from the host's memory that runs beside kernels.
@@ -233,6 +233,7 @@ impl Emulator {
             info: DeviceInfo {
                 name: "emulator".to_owned(),
                 multiprocessors,
+                stops_kernels: false,
                 shared_bytes: 99 << 10, // of the least that kernels are made for, compute capability 8.6
             },
             order,
@@ -456,7 +457,6 @@ impl Device for Emulator {
             .life
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         self.check_alive("launching a kernel")?;
-        self.copies().kernels_run = true;
         let failed = |reason: String| DeviceError::Kernel {
             device: self.info.name.clone(),
             kernel: launch.kernel.to_owned(),
@@ -562,7 +562,7 @@ impl Device for Emulator {
         const DOING: &str = "copying beside kernels";
         self.check_not_recording(DOING)?;
         let mut copies = self.copies();
-        if copies.kernels_run {
+        if copies.in_use.contains(&lane) {
             return Err(self.failed(DOING, "kernels that run may use the memory"));
         }
         let start = bytes.as_ptr() as u64;
@@ -581,20 +581,22 @@ impl Device for Emulator {
         Ok(())
     }
 
-    fn hold_copies(&self) -> Result<(), DeviceError> {
+    fn hold_copies(&self, lane: usize) -> Result<(), DeviceError> {
         self.check_not_recording("copying beside kernels")?;
-        self.copies().kernels_run = false;
+        self.copies().in_use.retain(|other| *other != lane);
         Ok(())
     }
 
     fn await_copies(&self, lane: usize) -> Result<(), DeviceError> {
         self.check_not_recording("copying beside kernels")?;
         self.copy_up_to(|copy| copy.lane == lane);
+        self.copies().in_use.push(lane);
         Ok(())
     }
 
     fn finish_copies(&self, lane: usize) -> Result<(), DeviceError> {
-        self.await_copies(lane)?;
+        self.check_not_recording("copying beside kernels")?;
+        self.copy_up_to(|copy| copy.lane == lane);
         self.copies().on_their_way.retain(|(of, _)| *of != lane);
         Ok(())
     }
@@ -655,7 +657,7 @@ impl Device for Emulator {
     unsafe fn copy_beside(&self, _: usize, _: u64, _: &[u8]) -> Result<(), DeviceError> {
         unreachable!("there is no emulator here")
     }
-    fn hold_copies(&self) -> Result<(), DeviceError> {
+    fn hold_copies(&self, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
     fn await_copies(&self, _: usize) -> Result<(), DeviceError> {

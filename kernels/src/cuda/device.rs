@@ -11,6 +11,8 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Bytes of memory that a block's threads may share.
     pub shared_bytes: usize,
+    /// Whether the driver stops kernels that run for seconds, as it does where a screen is attached.
+    pub stops_kernels: bool,
 }
 
 /// A kernel and how it is to run.
@@ -109,8 +111,8 @@ pub trait Device: fmt::Debug + Send + Sync {
         bytes: &[u8],
     ) -> Result<(), DeviceError>;
 
-    /// Copies beside that are asked for from here on wait for all that was launched before.
-    fn hold_copies(&self) -> Result<(), DeviceError>;
+    /// Copies beside that are asked for from here on, those of lane `lane` among them, wait for all that was launched before.
+    fn hold_copies(&self, lane: usize) -> Result<(), DeviceError>;
 
     /// What is launched from here on waits for the copies of lane `lane`.
     fn await_copies(&self, lane: usize) -> Result<(), DeviceError>;

@@ -38,7 +38,7 @@ const LEAST_DRIVER: i32 = 12_040;
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Functions of the driver that are called here.
-const FUNCTIONS: [&str; 46] = [
+const FUNCTIONS: [&str; 47] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorString",
@@ -65,6 +65,7 @@ const FUNCTIONS: [&str; 46] = [
     "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuModuleGetFunction",
+    "cuFuncLoad",
     "cuFuncSetAttribute",
     "cuLaunchKernel",
     "cuStreamCreate",
@@ -213,6 +214,7 @@ impl Card {
             });
         }
         use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT as STOPS_KERNELS,
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
         };
@@ -223,6 +225,7 @@ impl Card {
         let info = DeviceInfo {
             multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
             shared_bytes: attribute(SHARED)?,
+            stops_kernels: attribute(STOPS_KERNELS)? != 0,
             name,
         };
         let stream = context.new_stream().map_err(broken)?;
@@ -240,6 +243,15 @@ impl Card {
         for (name, ptx) in MODULES {
             let module = card.load(name, ptx)?;
             card.modules.push(module);
+            // All of them now: a kernel that is loaded when it is first launched takes memory that is not there any more, and
+            // cannot be while launches are recorded.
+            for kernel in entries(ptx) {
+                card.function(kernel).map_err(|why| NoCard::Kernels {
+                    name: card.info.name.clone(),
+                    module: name.to_owned(),
+                    reason: why.to_string(),
+                })?;
+            }
         }
         Ok(card)
     }
@@ -314,6 +326,10 @@ impl Card {
             .find_map(|module| unsafe { result::module::get_function(*module, text.clone()) }.ok());
         let function = found.ok_or_else(|| missing("there is no such kernel".to_owned()))?;
         // SAFETY: the function was just found.
+        unsafe { sys::cuFuncLoad(function) }
+            .result()
+            .map_err(|DriverError(code)| missing(format!("{code:?}")))?;
+        // SAFETY: as above.
         unsafe {
             result::function::set_function_attribute(
                 function,
@@ -407,13 +423,23 @@ impl Device for Card {
         // Cached as any other, for the host reads it.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: as above.
-        let host = unsafe { result::malloc_host(bytes.max(1), flags) }
-            .map_err(|why| self.failed(DOING, why))?;
+        let host =
+            unsafe { result::malloc_host(bytes.max(1), flags) }.map_err(|why| match why.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::NoMemory {
+                    device: format!("page-locked memory beside {}", self.info.name),
+                    bytes,
+                },
+                _ => self.failed(DOING, why),
+            })?;
         let mut address = 0;
-        // SAFETY: the memory was just taken to be seen by the device.
-        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0) }
-            .result()
-            .map_err(|why| self.failed(DOING, why))?;
+        // SAFETY: the memory was just taken to be seen by the device, and is given back where it is not.
+        unsafe {
+            let seen = sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0).result();
+            seen.map_err(|why| {
+                let _ = result::free_host(host);
+                self.failed(DOING, why)
+            })?;
+        }
         Ok((host.cast(), address))
     }
 
@@ -565,7 +591,7 @@ impl Device for Card {
         }
     }
 
-    fn hold_copies(&self) -> Result<(), DeviceError> {
+    fn hold_copies(&self, _: usize) -> Result<(), DeviceError> {
         let launched = self.arrival(0)?;
         let failed = |why| self.failed(COPYING_BESIDE, why);
         // SAFETY: as above.
@@ -601,8 +627,9 @@ impl Device for Card {
     }
 
     fn synchronise(&self) -> Result<(), DeviceError> {
-        self.stream
-            .synchronize()
+        [&self.stream, &self.copies]
+            .into_iter()
+            .try_for_each(|stream| stream.synchronize())
             .map_err(|why| self.failed("running kernels", why))
     }
 }
@@ -616,6 +643,13 @@ unsafe fn wait_event(stream: &CudaStream, event: sys::CUevent) -> Result<(), Dri
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: the caller says so.
     unsafe { result::stream::wait_event(stream.cu_stream(), event, flags) }
+}
+
+/// Names of the kernels of a file of PTX.
+fn entries(ptx: &str) -> impl Iterator<Item = &str> {
+    ptx.lines()
+        .filter_map(|line| line.strip_prefix(".visible .entry "))
+        .map(|rest| rest.trim_end_matches('(').trim())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -684,6 +718,25 @@ impl Drop for Card {
                 // SAFETY: it was loaded, and nothing of it runs once the stream is done.
                 let _ = unsafe { result::module::unload(*module) };
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_of_the_ptx_is_found_by_its_name() {
+        for (name, ptx) in MODULES {
+            let found: Vec<&str> = entries(ptx).collect();
+            assert_eq!(found.len(), ptx.matches(".entry").count(), "{name}");
+            assert!(
+                found.iter().all(|kernel| kernel
+                    .chars()
+                    .all(|letter| letter.is_alphanumeric() || letter == '_')),
+                "{name}: {found:?}"
+            );
         }
     }
 }

@@ -43,7 +43,7 @@ impl Lane {
     /// kernels that have been launched.
     pub fn open(&mut self) -> Result<(), DeviceError> {
         self.device.finish_copies(self.number)?;
-        self.device.hold_copies()?;
+        self.device.hold_copies(self.number)?;
         self.used = 0;
         Ok(())
     }

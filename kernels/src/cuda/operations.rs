@@ -733,7 +733,7 @@ impl Gpu {
             shared_bytes,
             arguments: bytemuck::bytes_of(arguments),
         };
-        // SAFETY: the arguments are the kernel's, which the device checks by their size; their addresses
+        // SAFETY: the arguments are the kernel's, whose size the emulator checks for each; their addresses
         // are those of buffers whose lengths the caller has checked, and which free their memory only
         // after what was launched before.
         #[allow(unsafe_code)]

@@ -269,9 +269,9 @@ impl GpuCache {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Where it lies: caches of two sequences differ in it.
-    pub fn place(&self) -> u64 {
-        self.keys.address()
+    /// Where keys and values lie: what was recorded with them can be run again with a cache at the same places.
+    pub fn place(&self) -> [u64; 2] {
+        [self.keys.address(), self.values.address()]
     }
 
     /// Takes over the first `positions` positions of `other`, a cache of the same layer.

@@ -15,6 +15,9 @@ use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState}
 /// How long the host waits for the device's half of a layer before it gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long a kernel waits for the host where the driver stops kernels that run for seconds.
+const BRIEF_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How often it looks meanwhile whether the device is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -121,6 +124,12 @@ impl Hybrid {
     pub(super) fn hand_over(&self, index: usize) {
         let state = &self.state;
         state.done.words()[index].store(state.steps, Ordering::Release);
+    }
+
+    /// Says to kernels of this token that they need not wait for the host any more.
+    pub(super) fn give_up(&self) {
+        let state = &self.state;
+        state.gave_up.words()[0].store(state.steps, Ordering::Release);
     }
 
     /// Fails where a kernel has waited for the host for too long, and gone on without it.
@@ -487,6 +496,7 @@ impl Hybrid {
                     self.device().check()?;
                 }
                 if since.elapsed() > PATIENCE {
+                    self.give_up();
                     self.device().synchronise()?;
                     return Err(self.too_late("the device's part of a layer"));
                 }
@@ -530,7 +540,10 @@ impl Hybrid {
             done: self.is_whole.then_some((&state.done, index)),
             step: &state.step,
             gave_up: &state.gave_up,
-            patience: PATIENCE.as_nanos() as u64,
+            patience: match self.gpu.device().info().stops_kernels {
+                true => BRIEF_PATIENCE.as_nanos() as u64,
+                false => PATIENCE.as_nanos() as u64,
+            },
         };
         self.gpu.down(
             &found.ffn,

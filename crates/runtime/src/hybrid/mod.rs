@@ -21,6 +21,7 @@ mod upload;
 pub use observed::{ObservedLayer, ObservedToken};
 pub(crate) use place::Source;
 pub use times::{LayerTimes, SideTimes};
+pub use upload::LayerWeights;
 
 use std::sync::Arc;
 

@@ -7,14 +7,14 @@ use powerinfer_kernels::{
     CacheFormat,
     cuda::{Device, DeviceError, Gpu, GpuCache, Tally, WINDOWS},
 };
-use powerinfer_model::{Block, Checkpoint, LayerWeight, Positions, Weight};
+use powerinfer_model::{Block, ModelConfig, Positions};
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceLayer, Hybrid,
     launches::Source,
     place,
     stretches::Stretches,
-    upload::{OfCheckpoint, Upload},
+    upload::{LayerWeights, Upload},
 };
 use crate::{RuntimeError, rotary};
 
@@ -49,35 +49,34 @@ pub struct ObservedToken<'a> {
 }
 
 impl ObservedLayer {
-    /// Copies layer `layer` of `checkpoint` to `device`, with room for texts of up to `longest` tokens that are
-    /// counted apart in so many `parts`. Who fired within each of `windows` tokens before is counted too.
+    /// Copies the `weights` of layer `layer` of a model to `device`, with room for texts of up to `longest` tokens that
+    /// are counted apart in so many `parts`. Who fired within each of `windows` tokens before is counted too.
     ///
-    /// Fails where a weight cannot be read, and where the device has no room for the layer and two tokens.
-    pub fn load(
+    /// Fails where the device has no room for the layer and two tokens.
+    pub fn new(
         device: &Arc<dyn Device>,
-        checkpoint: &Checkpoint,
+        config: &ModelConfig,
         layer: usize,
+        weights: &LayerWeights,
         longest: usize,
         parts: usize,
         windows: [usize; WINDOWS],
     ) -> Result<Self, RuntimeError> {
-        let config = checkpoint.config();
         let upload = Upload { device, config };
-        let weights = OfCheckpoint { checkpoint, layer };
         let neurons = config.ffn_size;
         let slopes = upload.slopes()?;
         let on_device = DeviceLayer {
-            attention: Some(upload.attention(&weights, layer, slopes.as_ref())?),
+            attention: Some(upload.attention(weights, layer, slopes.as_ref())?),
             has_cache: true,
             neurons,
             streams_from: None,
             ffn: Some(DeviceFfn {
-                norm: upload.ffn_norm(&weights)?,
-                ffn: upload.ffn(&weights, neurons)?,
+                norm: upload.ffn_norm(weights)?,
+                ffn: upload.ffn(weights, neurons)?,
                 choice: DeviceChoice::Every,
                 offset: None,
             }),
-            norms_after: upload.norms_after(&weights)?,
+            norms_after: upload.norms_after(weights)?,
         };
         let layers = vec![on_device];
         // Nothing is rounded to bytes.
@@ -119,7 +118,7 @@ impl ObservedLayer {
                 Block::Parallel | Block::ParallelSharedNorm => Source::Residual,
                 Block::PreNorm | Block::PostNorm => Source::Hidden,
             },
-            contribution_norms: contribution_norms(checkpoint, layer)?,
+            contribution_norms: weights.contribution_norms().to_vec(),
         })
     }
 
@@ -220,17 +219,4 @@ impl ObservedLayer {
         }
         Ok(())
     }
-}
-
-/// L2 norms of the columns of a layer's down.
-fn contribution_norms(checkpoint: &Checkpoint, layer: usize) -> Result<Vec<f32>, RuntimeError> {
-    let neurons = checkpoint.config().ffn_size;
-    let down = checkpoint.read(Weight::Layer(layer, LayerWeight::Down))?;
-    let mut squares = vec![0.0f32; neurons];
-    for row in down.chunks_exact(neurons) {
-        for (square, weight) in squares.iter_mut().zip(row) {
-            *square += weight * weight;
-        }
-    }
-    Ok(squares.into_iter().map(f32::sqrt).collect())
 }

@@ -281,7 +281,11 @@ pub(super) fn state(
     // Sums of rows go another way for several tokens.
     let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| tokens == 1);
     let size = config.head_size;
-    let partial = gpu.attention_words(tokens, heads, kv_heads, size, context);
+    // One token alone is shared between more blocks than one of several.
+    let partial = [1, tokens]
+        .map(|tokens| gpu.attention_words(tokens, heads, kv_heads, size, context))
+        .into_iter()
+        .max();
     Ok(State {
         many,
         hidden: floats(hidden)?,
@@ -293,7 +297,7 @@ pub(super) fn state(
         turns: Buffer::new(device, tokens * pairs)?,
         position: Buffer::new(device, 1)?,
         step: Buffer::new(device, 1)?,
-        attention_partial: Buffer::new(device, partial)?,
+        attention_partial: Buffer::new(device, partial.unwrap_or(0))?,
         attention_counters: Buffer::new(device, tokens * kv_heads)?,
         mask: Buffer::new(device, words)?,
         products: floats(wide)?,

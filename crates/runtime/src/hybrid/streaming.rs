@@ -141,7 +141,7 @@ pub(crate) struct ColdWeights<'a> {
 }
 
 impl ColdWeights<'_> {
-    /// Sends the neurons from `first` on to `piece`, as many as it takes.
+    /// Sends the neurons from `first` on to `piece`, as many as it takes; its lane is open.
     fn send(&self, first: usize, piece: &mut Piece) -> Result<(), DeviceError> {
         let Piece {
             lane,
@@ -153,7 +153,6 @@ impl ColdWeights<'_> {
         let neurons = self.down.matrix.rows();
         let rows = first..neurons.min(first + ffn.down.capacity());
         *count = rows.len();
-        lane.open()?;
         let copy = |to: &mut [u8], from: &[u8]| self.threads.copy(to, from);
         let mut linear = |from: &Linear<'_>, to: &mut GpuLinear| -> Result<(), DeviceError> {
             let matrix = from.matrix.rows_range(rows.clone());
@@ -190,6 +189,13 @@ impl Hybrid {
             && least.is_some_and(|least| self.tokens >= least)
     }
 
+    /// From here on cold neurons can set out, whatever is launched meanwhile.
+    pub(super) fn open_stream(&mut self) -> Result<(), DeviceError> {
+        let many = self.state.many.as_mut().expect("several tokens");
+        let [first, _] = many.pieces.as_mut().expect("room for cold neurons");
+        first.lane.open()
+    }
+
     /// The first cold neurons of layer `index` set out.
     pub(super) fn begin_stream(
         &mut self,
@@ -221,6 +227,7 @@ impl Hybrid {
         while first < layer.neurons {
             let behind = first + piece.count;
             if behind < layer.neurons {
+                next.lane.open()?;
                 weights.send(behind, next)?;
             }
             piece.lane.close()?;

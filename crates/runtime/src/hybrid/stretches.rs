@@ -89,6 +89,9 @@ impl Stretches {
     pub(super) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         (self.next, self.is_open) = (0, false);
+        if let Some(ends) = &mut self.ends {
+            ends.clear();
+        }
     }
 
     /// Whether the device's time for every stretch is taken from now on.
@@ -142,6 +145,14 @@ impl Stretches {
                     stretch.replay()?;
                 }
             } else if !self.device.record()? {
+                if self.is_tried {
+                    // Whoever has asked before counts on it.
+                    return Err(DeviceError::Failed {
+                        device: self.device.info().name.clone(),
+                        doing: "recording",
+                        reason: "it does not record any more".to_owned(),
+                    });
+                }
                 self.is_eager = true;
                 return self.wants_launch();
             }

@@ -29,17 +29,24 @@ impl Runtime {
         if many {
             hybrid.turn_to_prompts(tokens.len());
         }
-        let mut found = self.try_tokens(hybrid, sequence, tokens);
+        let mut attempt = |hybrid: &mut Hybrid, sequence: &mut Sequence| {
+            let found = self.try_tokens(hybrid, sequence, tokens);
+            if found.is_err() {
+                if hybrid.is_whole {
+                    hybrid.give_up();
+                }
+                // What they have left is written again, or forgotten.
+                sequence.truncate(position);
+            }
+            found
+        };
+        let mut found = attempt(hybrid, sequence);
         if many {
             hybrid.turn_to_prompts(1);
         }
-        if found.is_err() {
-            // What they have left is written again, or forgotten.
-            sequence.truncate(position);
-            if !many && hybrid.stretches.fail() {
-                // Once more without recording.
-                found = self.try_tokens(hybrid, sequence, tokens);
-            }
+        if found.is_err() && !many && hybrid.stretches.fail() {
+            // Once more without recording.
+            found = attempt(hybrid, sequence);
         }
         found
     }
@@ -68,7 +75,7 @@ impl Runtime {
             let caches = sequence.on_device.iter().flatten();
             hybrid
                 .stretches
-                .start(caches.map(GpuCache::place).collect());
+                .start(caches.flat_map(GpuCache::place).collect());
         }
         hybrid.is_whole = hybrid.can_run_whole()?;
         hybrid.start(first, &turns)?;
@@ -114,7 +121,7 @@ impl Runtime {
         let streams = hybrid.streams(index);
         let has_ffn = hybrid.layers[index].has_neurons() || streams;
         if streams {
-            hybrid.begin_stream(index, &self.cold_weights(index, layer))?;
+            hybrid.open_stream()?;
         }
         let cold = self.bundle.plan().layers[index].hot_count < self.config.ffn_size && !streams;
         // What the FFN sees where it runs beside attention, on the side or the sides where it runs.
@@ -170,6 +177,10 @@ impl Runtime {
                 hybrid.state.residual.write(residual)?;
             }
             hybrid.take_along(state)?;
+        }
+        if streams {
+            // The device is busy with attention meanwhile.
+            hybrid.begin_stream(index, &self.cold_weights(index, layer))?;
         }
         let sees = match is_beside {
             true => Source::Residual,

@@ -1,6 +1,12 @@
 //! Copying a layer to a device: the same parts, wherever their weights come from.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{StoredLayer, StoredLinear, StoredNorm};
@@ -12,7 +18,8 @@ use powerinfer_kernels::{
     f16, pack,
 };
 use powerinfer_model::{
-    Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
+    Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind,
+    Positions, Weight,
 };
 
 use super::DeviceAttention;
@@ -240,16 +247,85 @@ impl LayerSource for OfBundle<'_> {
     }
 }
 
-/// A layer of a checkpoint, each matrix in the smallest plain format that has all its weights exactly.
-pub(super) struct OfCheckpoint<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
-    pub(super) layer: usize,
+/// The weights of a layer of a checkpoint, in memory: each matrix in the smallest plain format that has all its weights
+/// exactly, down by neurons.
+#[derive(Debug)]
+pub struct LayerWeights {
+    parts: HashMap<LayerWeight, Part>,
+    contribution_norms: Vec<f32>,
 }
 
-impl OfCheckpoint<'_> {
-    fn read(&self, weight: LayerWeight) -> Result<Vec<f32>, RuntimeError> {
-        Ok(self.checkpoint.read(Weight::Layer(self.layer, weight))?)
+/// A matrix or a vector.
+#[derive(Debug)]
+enum Part {
+    Matrix(OwnedMatrix),
+    Vector(Vec<f32>),
+}
+
+impl LayerWeights {
+    /// Reads layer `layer` of `checkpoint`, its matrices on as many threads as there are.
+    pub fn read(checkpoint: &Checkpoint, layer: usize) -> Result<Self, ModelError> {
+        let config = checkpoint.config();
+        let read = |weight: LayerWeight| -> Result<(LayerWeight, Part, Vec<f32>), ModelError> {
+            let values = checkpoint.read(Weight::Layer(layer, weight))?;
+            let shape = config.shape(Weight::Layer(layer, weight));
+            let mut norms = Vec::new();
+            let part = match (&shape[..], weight) {
+                (&[outputs, inputs], LayerWeight::Down) => {
+                    let rows = transposed(&values, outputs, inputs);
+                    norms = rows.chunks_exact(outputs).map(norm_of).collect();
+                    Part::Matrix(pack_exactly(inputs, outputs, &rows))
+                }
+                (&[outputs, inputs], _) => Part::Matrix(pack_exactly(outputs, inputs, &values)),
+                _ => Part::Vector(values),
+            };
+            Ok((weight, part, norms))
+        };
+        let (next, weights) = (AtomicUsize::new(0), config.layer_weights());
+        let take = || {
+            let mut taken = Vec::new();
+            while let Some(weight) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
+                taken.push(read(*weight)?);
+            }
+            Ok::<_, ModelError>(taken)
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let all = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.min(weights.len()))
+                .map(|_| scope.spawn(take))
+                .collect();
+            let mut all = vec![take()];
+            for other in others {
+                match other.join() {
+                    Ok(taken) => all.push(taken),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            all
+        });
+        let mut found = Self {
+            parts: HashMap::new(),
+            contribution_norms: Vec::new(),
+        };
+        for taken in all {
+            for (weight, part, norms) in taken? {
+                if weight == LayerWeight::Down {
+                    found.contribution_norms = norms;
+                }
+                found.parts.insert(weight, part);
+            }
+        }
+        Ok(found)
     }
+
+    /// L2 norm of every neuron's row of down, `[ffn]`: what a unit of its activation contributes.
+    pub(super) fn contribution_norms(&self) -> &[f32] {
+        &self.contribution_norms
+    }
+}
+
+fn norm_of(row: &[f32]) -> f32 {
+    row.iter().map(|weight| weight * weight).sum::<f32>().sqrt()
 }
 
 /// `values` in 16 bits where these hold every one of them, else in 32.
@@ -285,7 +361,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     out
 }
 
-impl LayerSource for OfCheckpoint<'_> {
+impl LayerSource for LayerWeights {
     fn linear(
         &self,
         device: &Arc<dyn Device>,
@@ -293,34 +369,19 @@ impl LayerSource for OfCheckpoint<'_> {
         bias: LayerWeight,
         _rows: Option<usize>,
     ) -> Result<GpuLinear, RuntimeError> {
-        let shape = self
-            .checkpoint
-            .config()
-            .shape(Weight::Layer(self.layer, weight));
-        let &[outputs, inputs] = &shape[..] else {
-            unreachable!("a matrix has two sides")
-        };
-        let values = self.read(weight)?;
-        let matrix = match weight {
-            LayerWeight::Down => {
-                let rows = transposed(&values, outputs, inputs);
-                pack_exactly(inputs, outputs, &rows)
-            }
-            _ => pack_exactly(outputs, inputs, &values),
+        let Some(Part::Matrix(matrix)) = self.parts.get(&weight) else {
+            unreachable!("{weight:?} is a matrix that every such layer has")
         };
         let bias = self.vector(bias)?;
-        Ok(GpuLinear::upload(
-            device,
-            &matrix.as_view(),
-            bias.as_deref(),
-        )?)
+        let (matrix, bias) = (matrix.as_view(), bias.as_deref());
+        Ok(GpuLinear::upload(device, &matrix, bias)?)
     }
 
     fn vector(&self, weight: LayerWeight) -> Result<Option<Vec<f32>>, RuntimeError> {
-        match self.checkpoint.config().has(weight) {
-            true => Ok(Some(self.read(weight)?)),
-            false => Ok(None),
-        }
+        Ok(match self.parts.get(&weight) {
+            Some(Part::Vector(values)) => Some(values.clone()),
+            _ => None,
+        })
     }
 }
 
@@ -332,7 +393,7 @@ mod tests {
     fn weights_stay_what_they_are() {
         let halves = [1.0, -0.333_251_95, 65504.0, 2.0];
         assert_eq!(pack_exactly(2, 2, &halves).as_view().format(), Format::F16);
-        let brains = [1.0, 1e30, -3.0, 2.0];
+        let brains = [1.0, 2.0f32.powi(100), -3.0, 2.0];
         assert_eq!(pack_exactly(2, 2, &brains).as_view().format(), Format::Bf16);
         let neither = [1.0, 1e30, 1.000_001, 2.0];
         let packed = pack_exactly(2, 2, &neither);
