@@ -4,6 +4,8 @@
 mod bad_input;
 mod bench;
 mod command_line;
+#[cfg(target_os = "linux")]
+mod drivers;
 mod families;
 mod fidelity;
 mod gguf;

@@ -1,0 +1,148 @@
+//! GPUs and drivers that cannot be used: a driver that is made up says whatever a test wants it to.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use crate::sandbox::{QUICK, Run, Sandbox, run_command};
+
+/// Compiles the driver into a folder of its own; none where there is no compiler.
+fn driver(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let folder = sandbox.path(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/support/fake_driver.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", "-o"])
+        .arg(folder.join("libcuda.so"))
+        .args(flags)
+        .arg(source)
+        .status();
+    match compiled {
+        Ok(status) => {
+            assert!(status.success());
+            Some(folder)
+        }
+        Err(_) => {
+            println!("skipped: there is no C compiler here");
+            None
+        }
+    }
+}
+
+fn run_with(sandbox: &Sandbox, driver: &Path, variables: &[(&str, &str)], line: &[&str]) -> Run {
+    let mut command = sandbox.command(line);
+    command.env("LD_LIBRARY_PATH", driver);
+    command.envs(variables.iter().copied());
+    run_command(command, b"")
+}
+
+/// A bundle of the demo for a GPU, and how it is run.
+const RUN: [&str; 6] = [
+    "run",
+    "demo.powerinfer/bundle",
+    "--prompt",
+    "def f(",
+    "-n",
+    "3",
+];
+
+fn place_for_a_gpu(sandbox: &Sandbox) {
+    sandbox.copy_demo();
+    let place = ["place", RUN[1], "--vram", "1G", "--hardware", "rtx4090"];
+    sandbox.run(&place).good();
+}
+
+#[test]
+fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
+    let sandbox = Sandbox::new();
+    let (Some(whole), Some(part)) = (
+        driver(&sandbox, "whole", &[]),
+        driver(&sandbox, "part", &["-DINCOMPLETE"]),
+    ) else {
+        return;
+    };
+    place_for_a_gpu(&sandbox);
+    let on_cpu = sandbox
+        .run(&[&RUN[..], &["--device", "cpu"]].concat())
+        .good();
+    type Case<'a> = (&'a Path, &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case<'_>; 7] = [
+        (
+            &part,
+            &[],
+            "lacks `cuDriverGetVersion`; install version 550 or newer",
+        ),
+        (&whole, &[("FAKE_START", "999")], "does not start"),
+        (
+            &whole,
+            &[("FAKE_VERSION", "11080")],
+            "knows CUDA 11.8, the kernels need 12.4; install version 550 or newer",
+        ),
+        (&whole, &[("FAKE_CARDS", "0")], "sees 0 cards"),
+        (
+            &whole,
+            &[("FAKE_CAPABILITY", "75")],
+            "Fake Card has compute capability 7.5, the kernels need 8.0",
+        ),
+        (
+            &whole,
+            &[("FAKE_MODULES", "218")],
+            "Fake Card does not take the kernels of `attention`",
+        ),
+        (
+            &whole,
+            &[("FAKE_MODULES", "209")],
+            "CUDA_ERROR_NO_BINARY_FOR_GPU",
+        ),
+    ];
+    for (driver, variables, reason) in cases {
+        let run = |device: &str, more: &[(&str, &str)]| {
+            let line = [&RUN[..], &["--device", device]].concat();
+            run_with(&sandbox, driver, &[variables, more].concat(), &line)
+        };
+        let parts = ["no GPU can be used", reason, "`--device cpu`"];
+        run("gpu", &[]).bad(1, &parts);
+        run("auto", &[("POWERINFER_REQUIRE_GPU", "1")]).bad(1, &parts);
+        let instead = run("auto", &[]).good();
+        assert_eq!(instead.stdout, on_cpu.stdout);
+        assert!(instead.stderr.contains(reason), "{}", instead.stderr);
+        let profile = ["profile", "demo", "--device", "gpu", "--out", "never"];
+        run_with(&sandbox, driver, variables, &profile).bad(1, &parts);
+        assert!(!sandbox.path("never").exists());
+    }
+}
+
+#[test]
+fn a_card_that_is_too_small_or_breaks_is_an_error_that_says_what_to_do() {
+    let sandbox = Sandbox::new();
+    let Some(driver) = driver(&sandbox, "driver", &[]) else {
+        return;
+    };
+    place_for_a_gpu(&sandbox);
+    let run = |variables: &[(&str, &str)]| {
+        let started = Instant::now();
+        let line = [&RUN[..], &["--device", "gpu"]].concat();
+        let run = run_with(&sandbox, &driver, variables, &line);
+        assert!(started.elapsed().as_secs() < 15, "{:?}", started.elapsed());
+        run
+    };
+    for bytes in ["0", "100000", "3000000"] {
+        run(&[("FAKE_MEMORY", bytes)]).bad(1, &["bytes left", "hint: lower `--vram`"]);
+    }
+    run(&[("FAKE_LOCKED", "10")]).bad(1, &["page-locked memory", "bytes left"]);
+    // CUDA_ERROR_LAUNCH_FAILED, and a card that fell off the bus.
+    for code in ["719", "46"] {
+        run(&[("FAKE_LAUNCHES", code)]).bad(1, &["failed on Fake Card"]);
+    }
+    let profile = [
+        &["profile", "demo", "--device", "gpu", "--out", "profile"][..],
+        &QUICK[..2],
+    ]
+    .concat();
+    for (variable, value) in [("FAKE_LAUNCHES", "719"), ("FAKE_MEMORY", "1000")] {
+        run_with(&sandbox, &driver, &[(variable, value)], &profile)
+            .bad(1, &["Fake Card", "`--device cpu` goes on without it"]);
+    }
+}
