@@ -1,5 +1,7 @@
 //! What can go wrong while measuring.
 
+use std::path::PathBuf;
+
 use powerinfer_model::ModelError;
 use powerinfer_text::TextError;
 
@@ -14,6 +16,42 @@ pub enum EvalError {
     Boundary {
         /// The prompt.
         prompt: String,
+    },
+    /// A prompt that has no tokens, or no room.
+    #[error("the prompt has {tokens} tokens, and there is room for 1 to {room}")]
+    PromptLength {
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens there is room for.
+        room: usize,
+    },
+    /// A data file that cannot be read.
+    #[error("cannot read `{path}`: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line of a data file that is not what it should be.
+    #[error("`{path}`, line {line}: {reason}")]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1 on.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No sandbox for a Python.
+    #[error(
+        "`{python}` is not run: {reason}; leave `--python` out, and the embedded interpreter judges"
+    )]
+    NoSandbox {
+        /// The program.
+        python: PathBuf,
+        /// Why not.
+        reason: String,
     },
     /// The model cannot be run.
     #[error(transparent)]

@@ -2,13 +2,20 @@
 //! probability it gives to the right text is taken.
 
 mod completion;
+mod data_file;
 mod error;
 mod fidelity;
 pub mod function_tasks;
+pub mod grade_school;
+pub mod human_eval;
 pub mod interpreter;
 mod likelihood;
+pub mod multiple_choice;
+mod python_sandbox;
+pub mod statistics;
 
-pub use completion::{Completion, complete};
+pub use completion::{Completion, Ends, complete};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, Windows, fidelity, likelihoods, rise};
 pub use likelihood::{Likelihood, continuation_likelihood};
+pub use python_sandbox::PythonSandbox;

@@ -48,6 +48,15 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
         });
     }
     ids.extend(tokenizer.eos().map(|end| end.id));
+    likelihood_from(model, &ids, given.len())
+}
+
+/// The likelihood of the tokens of `ids` from number `first` on, which is not 0, given those before.
+pub(crate) fn likelihood_from<Model: LanguageModel + ?Sized>(
+    model: &mut Model,
+    ids: &[u32],
+    first: usize,
+) -> Result<Likelihood, EvalError> {
     model.reset();
     let logits = model.forward(&ids[..ids.len() - 1])?;
     let vocabulary = model.config().vocabulary_size;
@@ -55,7 +64,7 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
     for (row, target) in logits
         .chunks_exact(vocabulary)
         .zip(&ids[1..])
-        .skip(given.len() - 1)
+        .skip(first - 1)
     {
         total += Likelihood {
             negative_log: negative_log_probability(row, *target),

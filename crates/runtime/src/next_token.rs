@@ -17,7 +17,7 @@ impl Runtime {
     /// Appends `tokens`, of which there is one at least, for `sampler` to choose what follows: logits stay on a device
     /// that has the head, where the largest of them is all that counts.
     ///
-    /// Fails as [`LanguageModel::forward_last`] does.
+    /// Fails as [`forward_last`](powerinfer_model::LanguageModel::forward_last) does.
     pub fn forward_for(
         &mut self,
         sampler: &Sampler,

@@ -7,9 +7,10 @@ use powerinfer_artifact::{ByteSize, Progress, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
-    Likelihood, complete, continuation_likelihood,
+    Ends, Likelihood, complete, continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
 };
+use powerinfer_model::greedy_token;
 use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
@@ -180,11 +181,17 @@ fn measure(
     let bar = Bar::new(output);
     bar.begin(&policy.to_string(), tasks.len() as u64, "tasks");
     for task in &tasks {
+        let ends = Ends {
+            max_tokens: arguments.max_tokens,
+            context: model.context_limit(),
+            texts: &[],
+        };
         let completion = complete(
             model,
             tokenizer,
             task.prompt(),
-            arguments.max_tokens,
+            ends,
+            greedy_token,
             |model| {
                 model.take_statistics();
             },

@@ -1,0 +1,282 @@
+//! HumanEval (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"): functions to be completed, and the
+//! tests that judge them.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use crate::{
+    EvalError,
+    data_file::{self, Row},
+    interpreter::{self, Fault, Limits},
+    python_sandbox::PythonSandbox,
+};
+
+/// Texts behind which a completion is none of the function any more, as the field's harness has them.
+pub const STOPS: [&str; 5] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"];
+
+/// How long a program may run.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A function to be completed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Its name, such as `HumanEval/0`.
+    pub task_id: String,
+    /// Imports, signature and description.
+    pub prompt: String,
+    /// The function's name.
+    pub entry_point: String,
+    /// A body that passes.
+    pub canonical_solution: String,
+    /// A function `check` that asserts.
+    pub test: String,
+}
+
+/// What a completion is worth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All assertions hold.
+    Passed,
+    /// One does not.
+    Failed(String),
+    /// It is not Python, raises an exception, or takes too much memory.
+    Error(String),
+    /// It did not come to an end.
+    Timeout,
+    /// The judge lacks what it takes; says what.
+    Unjudged(String),
+}
+
+impl Verdict {
+    /// In a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed(_) => "failed",
+            Self::Error(_) => "error",
+            Self::Timeout => "timeout",
+            Self::Unjudged(_) => "unjudged",
+        }
+    }
+
+    /// What there is to say beside.
+    pub fn detail(&self) -> Option<&str> {
+        match self {
+            Self::Failed(detail) | Self::Error(detail) | Self::Unjudged(detail) => {
+                (!detail.is_empty()).then_some(detail)
+            }
+            Self::Passed | Self::Timeout => None,
+        }
+    }
+
+    /// The verdict with this name.
+    pub fn from_name(name: &str, detail: Option<&str>) -> Option<Self> {
+        let detail = || detail.unwrap_or_default().to_owned();
+        Some(match name {
+            "passed" => Self::Passed,
+            "failed" => Self::Failed(detail()),
+            "error" => Self::Error(detail()),
+            "timeout" => Self::Timeout,
+            "unjudged" => Self::Unjudged(detail()),
+            _ => return None,
+        })
+    }
+}
+
+/// Who runs the programs.
+#[derive(Debug)]
+pub enum Judge {
+    /// The interpreter inside this process.
+    Embedded,
+    /// CPython in a child process that can do nothing but compute.
+    Python(PythonSandbox),
+}
+
+impl Problem {
+    fn from_row(row: &Row) -> Result<Self, EvalError> {
+        Ok(Self {
+            task_id: row.text("task_id")?,
+            prompt: row.text("prompt")?,
+            entry_point: row.text("entry_point")?,
+            canonical_solution: row.text("canonical_solution")?,
+            test: row.text("test")?,
+        })
+    }
+
+    /// The program that judges `completion`.
+    pub fn program(&self, completion: &str) -> String {
+        let Self {
+            prompt,
+            entry_point,
+            test,
+            ..
+        } = self;
+        format!("{prompt}{completion}\n{test}\ncheck({entry_point})\n")
+    }
+
+    /// Judges `completion`, of which what follows a stop is left out.
+    pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
+        let program = self.program(cut(completion));
+        match judge {
+            Judge::Embedded => embedded(&program),
+            Judge::Python(sandbox) => sandbox.judge(&program, PATIENCE),
+        }
+    }
+}
+
+/// The problems of the file at `path`, JSON by lines, plain or compressed with gzip.
+pub fn read_problems(path: &Path) -> Result<Vec<Problem>, EvalError> {
+    let rows = data_file::read(path)?;
+    let mut seen = BTreeMap::new();
+    let mut problems = Vec::new();
+    for row in &rows {
+        let problem = Problem::from_row(row)?;
+        if seen.insert(problem.task_id.clone(), ()).is_some() {
+            return Err(row.wrong(format!("`task_id` `{}` is there twice", problem.task_id)));
+        }
+        problems.push(problem);
+    }
+    Ok(problems)
+}
+
+/// Completions made elsewhere: of each problem, those that the file at `path` has, in its order.
+///
+/// Fails for a `task_id` that no problem has.
+pub fn read_completions(path: &Path, problems: &[Problem]) -> Result<Vec<Vec<String>>, EvalError> {
+    let places: BTreeMap<&str, usize> = problems
+        .iter()
+        .enumerate()
+        .map(|(index, problem)| (problem.task_id.as_str(), index))
+        .collect();
+    let mut completions = vec![Vec::new(); problems.len()];
+    for row in data_file::read(path)? {
+        let task_id = row.text("task_id")?;
+        let Some(place) = places.get(task_id.as_str()) else {
+            return Err(row.wrong(format!("no problem is called `{task_id}`")));
+        };
+        completions[*place].push(row.text("completion")?);
+    }
+    Ok(completions)
+}
+
+/// `completion` up to the first stop.
+pub fn cut(completion: &str) -> &str {
+    let stops = STOPS.iter().filter_map(|stop| completion.find(stop));
+    &completion[..stops.min().unwrap_or(completion.len())]
+}
+
+/// Runs `program` in the embedded interpreter.
+fn embedded(program: &str) -> Verdict {
+    let limits = Limits {
+        duration: PATIENCE,
+        value_bytes: 64 << 20,
+        ..Limits::default()
+    };
+    match interpreter::run(program, &limits) {
+        Ok(_) => Verdict::Passed,
+        Err(Fault::Timeout) => Verdict::Timeout,
+        Err(Fault::Panicked) => Verdict::Unjudged(Fault::Panicked.to_string()),
+        Err(Fault::Raised { kind, message }) => match kind.as_str() {
+            "AssertionError" => Verdict::Failed(message),
+            // What Python has and this interpreter has not.
+            "NotImplementedError" if message.contains("not supported") || message.is_empty() => {
+                Verdict::Unjudged(format!("{kind}: {message}"))
+            }
+            "ModuleNotFoundError" if of_standard_library(&message) => Verdict::Unjudged(message),
+            _ => Verdict::Error(format!("{kind}: {message}")),
+        },
+        Err(fault) => Verdict::Error(fault.to_string()),
+    }
+}
+
+/// Whether a missing module is one that Python brings along.
+fn of_standard_library(message: &str) -> bool {
+    const MODULES: [&str; 30] = [
+        "abc",
+        "array",
+        "bisect",
+        "calendar",
+        "cmath",
+        "collections",
+        "copy",
+        "decimal",
+        "enum",
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "io",
+        "itertools",
+        "numbers",
+        "operator",
+        "queue",
+        "random",
+        "re",
+        "secrets",
+        "statistics",
+        "string",
+        "struct",
+        "textwrap",
+        "time",
+        "types",
+        "typing",
+        "unicodedata",
+        "zlib",
+    ];
+    MODULES
+        .iter()
+        .any(|module| message.contains(&format!("'{module}'")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_ends_where_something_else_begins() {
+        assert_eq!(cut("    return 1\n"), "    return 1\n");
+        assert_eq!(cut("    return 1\ndef g():\n    pass"), "    return 1");
+        assert_eq!(
+            cut("    x = 1\n    if x:\n        return 2\nif x"),
+            "    x = 1\n    if x:\n        return 2"
+        );
+        assert_eq!(cut("\nclass A: pass\n#"), "");
+        assert_eq!(cut(""), "");
+    }
+
+    fn problem() -> Problem {
+        Problem {
+            task_id: "T/0".to_owned(),
+            prompt: "def double(x):\n    \"\"\"Twice x.\"\"\"\n".to_owned(),
+            entry_point: "double".to_owned(),
+            canonical_solution: "    return 2 * x\n".to_owned(),
+            test: "def check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate(0) == 0\n".to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_end_has_its_verdict() {
+        let judge = |completion: &str| problem().judge(completion, &Judge::Embedded);
+        assert_eq!(judge("    return 2 * x\n"), Verdict::Passed);
+        assert_eq!(judge("    return x + x\nprint(double(1))"), Verdict::Passed);
+        assert!(
+            matches!(judge("    return x\n"), Verdict::Failed(detail) if detail.starts_with("three"))
+        );
+        assert_eq!(judge("    while True: pass\n"), Verdict::Timeout);
+        assert!(matches!(judge("    return )"), Verdict::Error(_)));
+        assert!(matches!(judge("    return y"), Verdict::Error(_)));
+        assert!(matches!(
+            judge("    return [0] * 10 ** 12"),
+            Verdict::Error(_)
+        ));
+        assert_ne!(judge("    raise SystemExit(0)\n"), Verdict::Passed);
+        assert_ne!(judge("\n"), Verdict::Passed);
+        for verdict in [
+            Verdict::Passed,
+            Verdict::Timeout,
+            Verdict::Failed("a".to_owned()),
+        ] {
+            let again = Verdict::from_name(verdict.name(), verdict.detail());
+            assert_eq!(again, Some(verdict));
+        }
+    }
+}
