@@ -6,6 +6,7 @@ mod bench;
 mod command_line;
 #[cfg(target_os = "linux")]
 mod drivers;
+mod evaluation;
 mod families;
 mod fidelity;
 mod gguf;

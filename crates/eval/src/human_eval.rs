@@ -177,55 +177,96 @@ fn embedded(program: &str) -> Verdict {
         Err(Fault::Panicked) => Verdict::Unjudged(Fault::Panicked.to_string()),
         Err(Fault::Raised { kind, message }) => match kind.as_str() {
             "AssertionError" => Verdict::Failed(message),
-            // What Python has and this interpreter has not.
-            "NotImplementedError" if message.contains("not supported") || message.is_empty() => {
-                Verdict::Unjudged(format!("{kind}: {message}"))
+            // One that the program raises itself is its own.
+            "NotImplementedError" if program.contains("NotImplementedError") => {
+                Verdict::Error(format!("{kind}: {message}"))
             }
-            "ModuleNotFoundError" if of_standard_library(&message) => Verdict::Unjudged(message),
-            _ => Verdict::Error(format!("{kind}: {message}")),
+            kind if is_gap(kind, &message) => Verdict::Unjudged(format!("{kind}: {message}")),
+            kind => Verdict::Error(format!("{kind}: {message}")),
         },
         Err(fault) => Verdict::Error(fault.to_string()),
     }
 }
 
-/// Whether a missing module is one that Python brings along.
-fn of_standard_library(message: &str) -> bool {
-    const MODULES: [&str; 30] = [
-        "abc",
-        "array",
-        "bisect",
-        "calendar",
-        "cmath",
-        "collections",
-        "copy",
-        "decimal",
-        "enum",
-        "fractions",
-        "functools",
-        "hashlib",
-        "heapq",
-        "io",
-        "itertools",
-        "numbers",
-        "operator",
-        "queue",
-        "random",
-        "re",
-        "secrets",
-        "statistics",
-        "string",
-        "struct",
-        "textwrap",
-        "time",
-        "types",
-        "typing",
-        "unicodedata",
-        "zlib",
-    ];
-    MODULES
-        .iter()
-        .any(|module| message.contains(&format!("'{module}'")))
+/// Whether Python would have gone on where the embedded interpreter raises: at modules and functions of the standard library
+/// that it has not, at sums of numbers and truth values, at assignments to slices.
+fn is_gap(kind: &str, message: &str) -> bool {
+    let is_named = |names: &[&str]| {
+        names
+            .iter()
+            .any(|name| message.contains(&format!("'{name}'")))
+    };
+    match kind {
+        "NotImplementedError" => true,
+        "ModuleNotFoundError" => is_named(&MODULES),
+        "NameError" => is_named(&FUNCTIONS),
+        "TypeError" if message.contains("unsupported operand type(s)") => {
+            message.contains("'bool'") && is_named(&["int", "float"])
+        }
+        "TypeError" => message.contains("indices must be integers or slices, not slice"),
+        _ => false,
+    }
 }
+
+/// Modules that Python brings along and that functions like these may want.
+const MODULES: [&str; 30] = [
+    "abc",
+    "array",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections",
+    "copy",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "io",
+    "itertools",
+    "numbers",
+    "operator",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "statistics",
+    "string",
+    "struct",
+    "textwrap",
+    "time",
+    "types",
+    "typing",
+    "unicodedata",
+    "zlib",
+];
+
+/// Functions that Python has without an import.
+const FUNCTIONS: [&str; 22] = [
+    "bytearray",
+    "bytes",
+    "callable",
+    "compile",
+    "complex",
+    "delattr",
+    "dir",
+    "eval",
+    "exec",
+    "format",
+    "frozenset",
+    "globals",
+    "input",
+    "iter",
+    "locals",
+    "memoryview",
+    "next",
+    "object",
+    "setattr",
+    "super",
+    "vars",
+    "__import__",
+];
 
 #[cfg(test)]
 mod tests {
@@ -264,6 +305,18 @@ mod tests {
         assert_eq!(judge("    while True: pass\n"), Verdict::Timeout);
         assert!(matches!(judge("    return )"), Verdict::Error(_)));
         assert!(matches!(judge("    return y"), Verdict::Error(_)));
+        for gap in [
+            "    return eval('2 * x')",
+            "    import hashlib\n    return 2 * x",
+            "    return x + sum([x > 1, x > 2]) if x == 3 else True + 0",
+        ] {
+            let verdict = judge(gap);
+            let is_fair = matches!(verdict, Verdict::Unjudged(_) | Verdict::Failed(_));
+            assert!(is_fair, "{gap}: {verdict:?}");
+        }
+        assert!(matches!(judge("    import nonsense"), Verdict::Error(_)));
+        let raised = judge("    raise NotImplementedError\n");
+        assert!(matches!(raised, Verdict::Error(_)), "{raised:?}");
         assert!(matches!(
             judge("    return [0] * 10 ** 12"),
             Verdict::Error(_)

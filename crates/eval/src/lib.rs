@@ -12,6 +12,7 @@ pub mod interpreter;
 mod likelihood;
 pub mod multiple_choice;
 mod python_sandbox;
+mod sample_file;
 pub mod statistics;
 
 pub use completion::{Completion, Ends, complete};
@@ -19,3 +20,4 @@ pub use error::EvalError;
 pub use fidelity::{Fidelity, Windows, fidelity, likelihoods, rise};
 pub use likelihood::{Likelihood, continuation_likelihood};
 pub use python_sandbox::PythonSandbox;
+pub use sample_file::{Sample, SampleFile};

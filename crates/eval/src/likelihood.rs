@@ -21,6 +21,16 @@ impl Likelihood {
     pub fn perplexity(&self) -> f64 {
         (self.negative_log / self.tokens.max(1) as f64).exp()
     }
+
+    /// The same per word, of which the text has so many: comparable between tokenizers.
+    pub fn word_perplexity(&self, words: u64) -> f64 {
+        (self.negative_log / words.max(1) as f64).exp()
+    }
+
+    /// Bits that each byte of the text takes, of which there are so many.
+    pub fn bits_per_byte(&self, bytes: u64) -> f64 {
+        self.negative_log / std::f64::consts::LN_2 / bytes.max(1) as f64
+    }
 }
 
 impl AddAssign for Likelihood {
@@ -104,5 +114,9 @@ mod tests {
             tokens: 3,
         };
         assert!((likelihood.perplexity() - 7.0).abs() < 1e-9);
+        // Of one word, and of so many bits as its bytes share.
+        assert!((likelihood.word_perplexity(1) - 343.0).abs() < 1e-6);
+        let bits = 3.0 * 7f64.log2();
+        assert!((likelihood.bits_per_byte(6) - bits / 6.0).abs() < 1e-9);
     }
 }

@@ -15,7 +15,11 @@ use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::eval_text::{self, Shown, TextArguments};
+use super::{
+    eval_code::{self, CodeArguments},
+    eval_questions::{self, ChoiceArguments, WordProblemArguments},
+    eval_text::{self, Shown, TextArguments},
+};
 use crate::{
     engine::{PolicyArgument, runtime},
     model_argument::{self, DEMO, bundle_folder},
@@ -34,6 +38,12 @@ pub(crate) struct EvalArguments {
 enum Measure {
     /// Held-out function tasks: pass@1, perplexity and speed under each policy
     Tasks(TasksArguments),
+    /// Functions completed as HumanEval has them: pass@k under each policy, or of completions made elsewhere
+    Humaneval(CodeArguments),
+    /// Questions with choices, answered by log-likelihood
+    MultipleChoice(ChoiceArguments),
+    /// Word problems whose answer is a number
+    Gsm8k(WordProblemArguments),
     /// Perplexity of text under each policy
     Perplexity(TextArguments),
     /// How far from `dense` each policy is: perplexity, KL divergence, likeliest tokens
@@ -86,6 +96,9 @@ struct Row {
 pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
     match &arguments.measure {
         Measure::Tasks(arguments) => tasks(arguments, output),
+        Measure::Humaneval(arguments) => eval_code::run(arguments, output),
+        Measure::MultipleChoice(arguments) => eval_questions::multiple_choice(arguments, output),
+        Measure::Gsm8k(arguments) => eval_questions::word_problems(arguments, output),
         Measure::Perplexity(arguments) => eval_text::run(arguments, Shown::Perplexity, output),
         Measure::Fidelity(arguments) => eval_text::run(arguments, Shown::Fidelity, output),
     }

@@ -10,8 +10,9 @@ use powerinfer_artifact::{
     plan::{Plan, Policy},
 };
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_eval::{Fidelity, Windows, fidelity};
+use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity};
 use powerinfer_runtime::PolicyChoice;
+use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
 
 use super::place::certify;
@@ -73,6 +74,27 @@ pub(crate) enum Shown {
 /// Rises are to be known this closely.
 const CLOSE: f64 = 0.001;
 
+/// What is scored, in units that tokenizers share.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    /// Runs of letters without white space.
+    words: u64,
+    bytes: u64,
+}
+
+impl Extent {
+    /// Of the tokens that are scored: all but each text's first.
+    fn of(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self> {
+        let mut extent = Self { words: 0, bytes: 0 };
+        for text in texts.iter().filter(|text| !text.is_empty()) {
+            let text = tokenizer.decode(&text[1..], SpecialText::Skip)?;
+            extent.words += text.split_whitespace().count() as u64;
+            extent.bytes += text.len() as u64;
+        }
+        Ok(extent)
+    }
+}
+
 /// What one policy does.
 struct Row {
     /// A policy, or `planned`.
@@ -116,6 +138,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             arguments.tokens,
         )?,
     };
+    let extent = Extent::of(&texts, &tokenizer)?;
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
@@ -150,14 +173,18 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         .filter(|bos| texts.iter().all(|text| text.first() == Some(&bos.id)))
         .map(|bos| bos.text.clone());
     if arguments.json {
-        let dense = rows[0].fidelity.dense().perplexity();
-        let rows: Vec<Value> = rows.iter().map(Row::to_json).collect();
+        let dense = rows[0].fidelity.dense();
+        let rows: Vec<Value> = rows.iter().map(|row| row.to_json(extent)).collect();
         return print_json(&json!({
-            "tokens": total, "window": length, "stride": stride, "begins_with": begins_with,
-            "dense_perplexity": dense, "policies": rows,
+            "tokens": total, "words": extent.words, "bytes": extent.bytes,
+            "window": length, "stride": stride, "begins_with": begins_with,
+            "dense_perplexity": dense.perplexity(),
+            "dense_word_perplexity": dense.word_perplexity(extent.words),
+            "dense_bits_per_byte": dense.bits_per_byte(extent.bytes),
+            "policies": rows,
         }));
     }
-    print(table(&rows, shown))?;
+    print(table(&rows, shown, extent))?;
     say(&rows, windows, begins_with.as_deref(), output);
     Ok(())
 }
@@ -224,29 +251,38 @@ fn interval(interval: Estimate) -> String {
     format!("{:+.2} ± {:.2} %", 100.0 * value, 100.0 * margin)
 }
 
-fn table(rows: &[Row], shown: Shown) -> String {
+fn table(rows: &[Row], shown: Shown, extent: Extent) -> String {
     let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise"];
-    if shown == Shown::Fidelity {
-        headings.extend(["KL mean", "KL 99 %", "same likeliest token"]);
-    }
+    headings.extend(match shown {
+        Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
+        Shown::Fidelity => &[
+            "KL mean",
+            "KL 99 %",
+            "same likeliest token",
+            "first other one",
+        ],
+    });
     let mut table = Table::new(&headings);
     let mut row =
-        |policy: &str, computed: f64, perplexity: f64, rise: String, rest: [String; 3]| {
+        |policy: &str, computed: f64, likelihood: Likelihood, rise: String, rest: [String; 4]| {
             let mut cells = vec![
                 policy.to_owned(),
                 percent(computed),
-                format!("{perplexity:.4}"),
+                format!("{:.4}", likelihood.perplexity()),
                 rise,
             ];
-            if shown == Shown::Fidelity {
-                cells.extend(rest);
+            match shown {
+                Shown::Perplexity => cells.extend([
+                    format!("{:.4}", likelihood.word_perplexity(extent.words)),
+                    format!("{:.4}", likelihood.bits_per_byte(extent.bytes)),
+                ]),
+                Shown::Fidelity => cells.extend(rest),
             }
             table.row(cells);
         };
     let none = || "–".to_owned();
-    let dense = rows[0].fidelity.dense().perplexity();
-    let nothing = [none(), none(), none()];
-    row("dense", 1.0, dense, none(), nothing);
+    let nothing = [none(), none(), none(), none()];
+    row("dense", 1.0, rows[0].fidelity.dense(), none(), nothing);
     for Row {
         policy,
         fidelity,
@@ -257,10 +293,13 @@ fn table(rows: &[Row], shown: Shown) -> String {
             format!("{:.5}", fidelity.mean_divergence().value),
             format!("{:.5}", fidelity.divergence_p99()),
             percent(fidelity.agreement()),
+            match fidelity.first_divergence() {
+                Some(tokens) => format!("after {tokens}"),
+                None => "none".to_owned(),
+            },
         ];
-        let perplexity = fidelity.other().perplexity();
         let rise = interval(fidelity.rise());
-        row(policy, *computed_share, perplexity, rise, rest);
+        row(policy, *computed_share, fidelity.other(), rise, rest);
     }
     table.to_string()
 }
@@ -273,7 +312,7 @@ fn say(rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output
         None => "nothing is put before a text".to_owned(),
     };
     output.say(format!(
-        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, ± 95 % confidence; KL in nats",
+        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, ± 95 % confidence; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
         windows.length, windows.stride
     ));
     let widest = rows
@@ -290,17 +329,21 @@ fn say(rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output
 }
 
 impl Row {
-    fn to_json(&self) -> Value {
+    fn to_json(&self, extent: Extent) -> Value {
         let both = |interval: Estimate| json!({ "value": interval.value, "margin_95_percent": interval.margin });
         let fidelity = &self.fidelity;
         json!({
             "policy": self.policy,
             "ffn_neurons_computed": self.computed_share,
             "perplexity": fidelity.other().perplexity(),
+            "word_perplexity": fidelity.other().word_perplexity(extent.words),
+            "bits_per_byte": fidelity.other().bits_per_byte(extent.bytes),
             "perplexity_rise": both(fidelity.rise()),
             "kl_divergence_mean": both(fidelity.mean_divergence()),
             "kl_divergence_p99": fidelity.divergence_p99(),
             "same_likeliest_token": fidelity.agreement(),
+            "tokens_to_first_divergence": fidelity.first_divergence(),
+            "texts_without_divergence": fidelity.undiverged(),
         })
     }
 }

@@ -4,6 +4,8 @@ pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+mod eval_code;
+mod eval_questions;
 mod eval_text;
 pub(crate) mod inspect;
 pub(crate) mod logits;

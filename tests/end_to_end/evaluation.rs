@@ -1,0 +1,300 @@
+//! Evaluations as a user runs them: data of every kind, good and bad, stopped and gone on with.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::sandbox::{Run, Sandbox};
+
+/// Two functions as HumanEval has them.
+fn problems() -> [Value; 2] {
+    [
+        json!({
+            "task_id": "Mine/0", "prompt": "def double(x):\n    \"\"\" Twice x. \"\"\"\n", "entry_point": "double",
+            "canonical_solution": "    return 2 * x\n",
+            "test": "def check(candidate):\n    assert candidate(3) == 6\n    assert candidate(-1) == -2\n",
+        }),
+        json!({
+            "task_id": "Mine/1", "prompt": "def last(xs):\n    \"\"\" The last one. \"\"\"\n", "entry_point": "last",
+            "canonical_solution": "    return xs[-1]\n",
+            "test": "def check(candidate):\n    assert candidate([1, 2]) == 2\n",
+        }),
+    ]
+}
+
+fn write_lines(sandbox: &Sandbox, name: &str, rows: &[Value]) {
+    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    fs::write(sandbox.path(name), text).unwrap();
+}
+
+/// Judges completions of the two functions.
+fn judge(sandbox: &Sandbox, completions: &[(&str, &str)], more: &[&str]) -> Run {
+    write_lines(sandbox, "problems.jsonl", &problems());
+    let rows: Vec<Value> = completions
+        .iter()
+        .map(|(task, text)| json!({ "task_id": task, "completion": text }))
+        .collect();
+    write_lines(sandbox, "completions.jsonl", &rows);
+    let line = [
+        "eval",
+        "humaneval",
+        "--data",
+        "problems.jsonl",
+        "--completions",
+    ];
+    sandbox.run(&[&line[..], &["completions.jsonl"], more].concat())
+}
+
+#[test]
+fn completions_from_elsewhere_are_judged() {
+    let sandbox = Sandbox::new();
+    let right: Vec<(&str, &str)> = vec![
+        ("Mine/0", "    return 2 * x\n"),
+        ("Mine/0", "    return x + x\n\ndef more(): pass"),
+        ("Mine/0", "    return x\n"),
+        ("Mine/0", "    return (\n"),
+        ("Mine/1", "    return xs[-1]\n"),
+        ("Mine/1", "    while True: pass\n"),
+        ("Mine/1", "    return open('/etc/passwd').read()\n"),
+        ("Mine/1", "    return [0] * 10 ** 12\n"),
+    ];
+    let found = judge(&sandbox, &right, &["-k", "1,2", "--json"])
+        .good()
+        .json();
+    let row = &found["rows"][0];
+    let counts = &row["verdicts"];
+    assert_eq!(
+        [&counts["passed"], &counts["failed"], &counts["timeout"]],
+        [3, 1, 1]
+    );
+    // 2 of 4, and 1 of 4; of those that files are read in, nobody knows how Python would have gone on.
+    let unjudged = counts["unjudged"].as_u64().unwrap();
+    assert_eq!(counts["error"].as_u64().unwrap() + unjudged, 3);
+    let of_second = 1.0 / (4 - unjudged) as f64;
+    let want = (0.5 + of_second) / 2.0;
+    let value = row["pass_at"]["1"]["value"].as_f64().unwrap();
+    assert!((value - want).abs() < 1e-9, "{value} {want}");
+    let two = row["pass_at"]["2"]["value"].as_f64().unwrap();
+    assert!(two > value && two <= 1.0);
+    judge(&sandbox, &[("Mine/7", "")], &[]).bad(1, &["line 1", "no problem is called `Mine/7`"]);
+    let none = judge(
+        &sandbox,
+        &[("Mine/0", "    pass")],
+        &["--python", "/nowhere"],
+    );
+    none.bad(1, &["`/nowhere` is not run", "hint: leave `--python` out"]);
+}
+
+#[test]
+fn data_of_another_shape_is_refused_by_line_and_field() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let line = |measure: &str| sandbox.run(&["eval", measure, "demo", "--data", "data.jsonl"]);
+    let [good, _] = problems();
+    let write = |text: &str| fs::write(sandbox.path("data.jsonl"), text).unwrap();
+    for (measure, text, parts) in [
+        ("humaneval", "", ["line 1", "no row"]),
+        ("humaneval", "\n\n{\n", ["line 3", "not JSON"]),
+        ("humaneval", "[1]\n", ["line 1", "a list, not an object"]),
+        (
+            "humaneval",
+            "{\"task_id\": \"a\"}\n",
+            ["line 1", "no field `prompt`"],
+        ),
+        (
+            "multiple-choice",
+            "{\"context\": 1}\n",
+            ["line 1", "`context` is a number"],
+        ),
+        (
+            "multiple-choice",
+            "{\"context\": \"a\", \"choices\": [1], \"label\": 0}\n",
+            ["line 1", "not a list of texts"],
+        ),
+        (
+            "multiple-choice",
+            "{\"context\": \"a\", \"choices\": [\"b\"], \"label\": 1}\n",
+            ["line 1", "`label` is 1"],
+        ),
+        (
+            "multiple-choice",
+            "{\"context\": \"a\", \"choices\": [\"b\"], \"label\": -1}\n",
+            ["line 1", "whole number from 0 on"],
+        ),
+        (
+            "gsm8k",
+            "{\"question\": \"a\", \"answer\": \"b\"}\n",
+            ["line 1", "`####`"],
+        ),
+    ] {
+        write(text);
+        line(measure).bad(1, &parts);
+    }
+    write(&format!("{good}\n{good}\n"));
+    line("humaneval").bad(1, &["line 2", "`Mine/0` is there twice"]);
+    fs::write(sandbox.path("data.jsonl"), [b'{', 0xff, b'\n']).unwrap();
+    line("humaneval").bad(1, &["line 1", "not UTF-8"]);
+    fs::write(sandbox.path("data.jsonl"), [0x1f, 0x8b, 1, 2, 3]).unwrap();
+    line("humaneval").bad(1, &["cannot read"]);
+}
+
+#[test]
+fn a_model_is_evaluated_under_policies_and_goes_on_where_it_was() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    write_lines(&sandbox, "problems.jsonl", &problems());
+    let line = [
+        "eval",
+        "humaneval",
+        "demo",
+        "--data",
+        "problems.jsonl",
+        "--samples",
+        "3",
+        "--temperature",
+        "0.8",
+        "-k",
+        "1,3",
+        "-n",
+        "40",
+        "--policy",
+        "dense,predicted",
+        "--out",
+        "samples.jsonl",
+        "--json",
+    ];
+    let whole = sandbox.run(&line).good();
+    let samples = || fs::read_to_string(sandbox.path("samples-dense.jsonl")).unwrap();
+    let all = samples();
+    assert_eq!(all.lines().count(), 6);
+    // Stopped in the middle of a line, it goes on, and comes to the same.
+    let cut = all.lines().take(2).map(str::len).sum::<usize>() + 20;
+    fs::write(sandbox.path("samples-dense.jsonl"), &all[..cut]).unwrap();
+    let again = sandbox.run(&line).good();
+    assert_eq!(again.stdout, whole.stdout);
+    assert_eq!(samples(), all);
+    let other = line.map(|word| if word == "0.8" { "0.7" } else { word });
+    sandbox
+        .run(&other)
+        .bad(1, &["line 1", "another file by `--out`"]);
+    let row = &whole.json()["rows"][1];
+    assert_eq!(row["name"], "predicted");
+    assert!(row["beside_first"]["smallest_visible"].as_f64().unwrap() > 0.0);
+    // Without a model that says anything, nothing passes.
+    let none = sandbox.run(&[
+        "eval",
+        "humaneval",
+        "demo",
+        "--data",
+        "problems.jsonl",
+        "-n",
+        "0",
+    ]);
+    assert!(none.good().text().contains("0.0 %"));
+    for (flag, value, part) in [
+        ("--samples", "3", "give `--temperature`"),
+        ("-k", "2", "give `--samples` of 2"),
+        ("--count", "0", "at least one problem"),
+    ] {
+        let bad = [
+            "eval",
+            "humaneval",
+            "demo",
+            "--data",
+            "problems.jsonl",
+            flag,
+            value,
+        ];
+        sandbox.run(&bad).bad(1, &[part]);
+    }
+}
+
+#[test]
+fn questions_are_answered_by_likelihood_and_by_number() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let question = |context: &str, choices: [&str; 2]| json!({ "context": context, "choices": choices, "label": 0 });
+    let questions = [
+        question(
+            "def f(xs):\n    \"\"\"",
+            ["Return the sum of xs.", "qqq ### zzz"],
+        ),
+        question("def f(x):\n    return x", [" + 1", " banana"]),
+        question(&"long ".repeat(3000), ["a", "b"]),
+    ];
+    write_lines(&sandbox, "questions.jsonl", &questions);
+    let line = [
+        "eval",
+        "multiple-choice",
+        "demo",
+        "--data",
+        "questions.jsonl",
+    ];
+    let policies = ["--policy", "dense,exact", "--json"];
+    let found = sandbox.run(&[&line[..], &policies].concat()).good().json();
+    for row in found["rows"].as_array().unwrap() {
+        assert_eq!(row["asked"], 2, "one does not fit");
+        assert_eq!(row["right"]["likeliest a byte"]["value"], 1.0);
+    }
+    assert_eq!(found["rows"][1]["beside_first"]["p_value"], 1.0);
+    let table = sandbox.run(&line).good();
+    assert!(table.text().contains("too long"), "{}", table.text());
+    let problem = json!({ "question": "1 + 1?", "answer": "It is 2.\n#### 2" });
+    write_lines(&sandbox, "problems.jsonl", &[problem.clone(), problem]);
+    let line = [
+        "eval",
+        "gsm8k",
+        "demo",
+        "--data",
+        "problems.jsonl",
+        "-n",
+        "8",
+    ];
+    let table = sandbox.run(&[&line[..], &["--shots", "1"]].concat()).good();
+    assert!(table.text().contains("right number"), "{}", table.text());
+    sandbox
+        .run(&line)
+        .bad(1, &["`--shots` is 5, and there are 2 problems"]);
+}
+
+/// All of HumanEval, where its file is at hand: `POWERINFER_HUMANEVAL=HumanEval.jsonl.gz`.
+#[test]
+fn every_reference_solution_passes_and_every_wrong_one_does_not() {
+    let Some(data) = std::env::var_os("POWERINFER_HUMANEVAL") else {
+        #[allow(clippy::print_stdout)] // whoever reads the tests is to see it
+        {
+            println!("skipped: POWERINFER_HUMANEVAL does not say where the problems are");
+        }
+        return;
+    };
+    let data = data.to_str().unwrap();
+    let sandbox = Sandbox::new();
+    let run = |solution: &dyn Fn(&powerinfer_eval::human_eval::Problem) -> String| {
+        let problems = powerinfer_eval::human_eval::read_problems(data.as_ref()).unwrap();
+        let rows: Vec<Value> = problems
+            .iter()
+            .map(|problem| json!({ "task_id": problem.task_id, "completion": solution(problem) }))
+            .collect();
+        write_lines(&sandbox, "completions.jsonl", &rows);
+        let line = [
+            "eval",
+            "humaneval",
+            "--data",
+            data,
+            "--completions",
+            "completions.jsonl",
+            "--json",
+        ];
+        sandbox.run(&line).good().json()["rows"][0]["verdicts"].clone()
+    };
+    let right = run(&|problem| problem.canonical_solution.clone());
+    let count = |verdicts: &Value, name: &str| verdicts[name].as_u64().unwrap();
+    assert_eq!(
+        count(&right, "passed") + count(&right, "unjudged"),
+        164,
+        "{right}"
+    );
+    assert!(count(&right, "passed") >= 153, "{right}");
+    let wrong = run(&|_| "    return None\n".to_owned());
+    assert_eq!(count(&wrong, "passed"), 0, "{wrong}");
+}
