@@ -298,3 +298,50 @@ fn every_reference_solution_passes_and_every_wrong_one_does_not() {
     let wrong = run(&|_| "    return None\n".to_owned());
     assert_eq!(count(&wrong, "passed"), 0, "{wrong}");
 }
+
+#[test]
+fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let line = [
+        "eval", "prune", "demo", "--tokens", "400", "--tasks", "4", "--keep", "1,0.3", "--raise",
+        "0,1000", "--json",
+    ];
+    let found = sandbox.run(&line).good().json();
+    let arms = found["arms"].as_array().unwrap();
+    let figure = |arm: &str, level: &Value, name: &str| -> f64 {
+        let row = arms
+            .iter()
+            .find(|row| row["arm"] == arm && row["level"] == *level);
+        let row = row.unwrap_or_else(|| panic!("{arm} {level}"));
+        let value = row
+            .pointer(name)
+            .unwrap_or_else(|| panic!("{name} of {row}"));
+        value.as_f64().unwrap()
+    };
+    let rise = |arm: &str, level: Value| figure(arm, &level, "/perplexity_rise/value");
+    let computed = |arm: &str, level: Value| figure(arm, &level, "/ffn_neurons_computed");
+    assert_eq!(rise("dense", Value::Null), 0.0);
+    // Keeping all is leaving all as it is, bit for bit.
+    for arm in ["drop cold", "drop random"] {
+        let all = json!({ "kept": 1.0 });
+        assert_eq!(rise(arm, all.clone()), 0.0);
+        assert_eq!(figure(arm, &all, "/same_likeliest_token"), 1.0);
+        let some = computed(arm, json!({ "kept": 0.3 }));
+        assert!((some - 0.3).abs() < 0.001, "{some}");
+    }
+    let [cold, any] = ["drop cold", "drop random"].map(|arm| rise(arm, json!({ "kept": 0.3 })));
+    let skipped = rise("skip predicted", json!({ "raised_logit": 0.0 }));
+    assert!(skipped < cold && cold < any, "{skipped} {cold} {any}");
+    assert!(computed("skip predicted", json!({ "raised_logit": 0.0 })) < 0.3);
+    assert_eq!(
+        computed("skip predicted", json!({ "raised_logit": 1000.0 })),
+        0.0
+    );
+    let pass = figure("dense", &Value::Null, "/pass_at_1/value");
+    assert!((0.0..=1.0).contains(&pass));
+    let again = sandbox.run(&line).good().json();
+    assert_eq!(again, found);
+    let bad = ["eval", "prune", "demo", "--keep", "1.5"];
+    sandbox.run(&bad).bad(1, &["`--keep` has 1.5"]);
+}

@@ -11,6 +11,7 @@ pub mod human_eval;
 pub mod interpreter;
 mod likelihood;
 pub mod multiple_choice;
+pub mod pruning;
 mod python_sandbox;
 mod sample_file;
 pub mod statistics;

@@ -131,6 +131,8 @@ pub(crate) struct LayerChoices {
     threshold: Option<Threshold>,
     scores: Option<ScoreVectors>,
     input: PredictorInput,
+    /// The only neurons that are computed, whatever the policy, where there are such.
+    kept: Option<Vec<u32>>,
 }
 
 /// Where a predictor's matrices lie, and its small parts.
@@ -156,6 +158,7 @@ impl LayerChoices {
                 threshold: None,
                 scores: None,
                 input: PredictorInput::default(),
+                kept: None,
             });
         };
         let (hidden, neurons) = (config.hidden_size, config.ffn_size);
@@ -175,7 +178,20 @@ impl LayerChoices {
             threshold: plan.threshold,
             scores: file.scores(layer, hidden, neurons)?,
             input: file.input(),
+            kept: None,
         })
+    }
+
+    /// From now on only these neurons are computed, in ascending order; none ends that.
+    pub(crate) fn keep_only(&mut self, kept: Option<Vec<u32>>) {
+        self.kept = kept;
+    }
+
+    /// Raises the logit from which the predictor foresees a neuron.
+    pub(crate) fn raise_predictor(&mut self, by: f32) {
+        if let Some(predictor) = &mut self.predictor {
+            predictor.threshold += by;
+        }
     }
 
     /// Replaces the threshold, where one is given.
@@ -262,6 +278,9 @@ impl LayerChoices {
         policy: Policy,
         file: Option<&'a PredictorFile>,
     ) -> Choice<'a> {
+        if let Some(kept) = &self.kept {
+            return Choice::Listed(kept);
+        }
         let tensors = file.map(PredictorFile::tensors);
         match (policy, tensors) {
             (Policy::Exact, _) => Choice::Exact,

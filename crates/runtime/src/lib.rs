@@ -7,6 +7,7 @@ mod attention;
 mod bandwidth;
 mod choice;
 mod error;
+mod experiments;
 mod ffn;
 mod foresight;
 mod forward;

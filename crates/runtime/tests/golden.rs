@@ -190,6 +190,28 @@ fn masked_logits_are_those_of_the_standard_implementation() {
                 let logits = model.forward(&golden.ids(&prompt)).unwrap();
                 golden.assert_close(&logits, &floats(&sparse, case), &format!("{name} {case}"));
             }
+            // The same neurons kept by name; places of a bundle are those of its order, which is turned round.
+            let places = |mask: &Vec<bool>| -> Vec<u32> {
+                let kept = (0..).zip(mask.iter().rev()).filter(|(_, keep)| **keep);
+                kept.map(|(place, _)| place).collect()
+            };
+            let kept: Vec<Vec<u32>> = masks.iter().map(places).collect();
+            let bundle = bundle_with(&golden, Format::F32, 50, None, &folder.path().join("kept"));
+            let options = Options {
+                threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
+                policy: PolicyChoice::Forced(Policy::Dense),
+            };
+            let mut model = Runtime::new(bundle, options).unwrap();
+            let prompt = golden.ids("p17.input_ids");
+            let dense = model.forward(&prompt).unwrap();
+            model.keep_only(Some(&kept));
+            model.reset();
+            let logits = model.forward(&prompt).unwrap();
+            let want = floats(&sparse, cases[0]);
+            golden.assert_close(&logits, &want, &format!("{name} {}, kept", cases[0]));
+            model.keep_only(None);
+            model.reset();
+            assert_eq!(model.forward(&prompt).unwrap(), dense);
         }
     }
 }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::{
     eval_code::{self, CodeArguments},
+    eval_prune::{self, PruneArguments},
     eval_questions::{self, ChoiceArguments, WordProblemArguments},
     eval_text::{self, Shown, TextArguments},
 };
@@ -44,6 +45,8 @@ enum Measure {
     MultipleChoice(ChoiceArguments),
     /// Word problems whose answer is a number
     Gsm8k(WordProblemArguments),
+    /// Fewer neurons in three ways: predictors skip them, cold ones are dropped, or as many at random
+    Prune(PruneArguments),
     /// Perplexity of text under each policy
     Perplexity(TextArguments),
     /// How far from `dense` each policy is: perplexity, KL divergence, likeliest tokens
@@ -99,6 +102,7 @@ pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
         Measure::Humaneval(arguments) => eval_code::run(arguments, output),
         Measure::MultipleChoice(arguments) => eval_questions::multiple_choice(arguments, output),
         Measure::Gsm8k(arguments) => eval_questions::word_problems(arguments, output),
+        Measure::Prune(arguments) => eval_prune::run(arguments, output),
         Measure::Perplexity(arguments) => eval_text::run(arguments, Shown::Perplexity, output),
         Measure::Fidelity(arguments) => eval_text::run(arguments, Shown::Fidelity, output),
     }

@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 mod eval_code;
+mod eval_prune;
 mod eval_questions;
 mod eval_text;
 pub(crate) mod inspect;
