@@ -257,6 +257,44 @@ fn questions_are_answered_by_likelihood_and_by_number() {
         .bad(1, &["`--shots` is 5, and there are 2 problems"]);
 }
 
+#[test]
+fn perplexity_is_told_per_token_word_and_byte_and_says_how_texts_begin() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let text = "def f(xs):\n    return sum(xs)\n\n\n".repeat(5);
+    fs::write(sandbox.path("text.txt"), &text).unwrap();
+    let line = [
+        "eval",
+        "perplexity",
+        "demo",
+        "--data",
+        "text.txt",
+        "--policy",
+        "exact",
+    ];
+    let run = |bos: &str| sandbox.run(&[&line[..], &["--bos", bos, "--json"]].concat());
+    let [always, never] = ["always", "never"].map(|bos| run(bos).good().json());
+    let tokens = |found: &Value| found["tokens"].as_u64().unwrap();
+    assert_eq!(
+        tokens(&always),
+        tokens(&never) + 1,
+        "then the first is scored too"
+    );
+    assert!(always["begins_with"].is_string() && never["begins_with"].is_null());
+    let figure = |name: &str| always[name].as_f64().unwrap();
+    let nats = figure("dense_perplexity").ln() * tokens(&always) as f64;
+    let [words, bytes] = ["words", "bytes"].map(figure);
+    assert_eq!((words, bytes), (20.0, text.len() as f64));
+    let per_word = (nats / words).exp();
+    assert!((figure("dense_word_perplexity") / per_word - 1.0).abs() < 1e-9);
+    let bits = nats / bytes / std::f64::consts::LN_2;
+    assert!((figure("dense_bits_per_byte") - bits).abs() < 1e-9);
+    assert_eq!(
+        always["policies"][0]["perplexity"],
+        always["dense_perplexity"]
+    );
+}
+
 /// All of HumanEval, where its file is at hand: `POWERINFER_HUMANEVAL=HumanEval.jsonl.gz`.
 #[test]
 fn every_reference_solution_passes_and_every_wrong_one_does_not() {

@@ -434,19 +434,20 @@ pub(super) fn paired_json(paired: Paired) -> Value {
 /// A comparison in a line.
 pub(super) fn told_beside(name: &str, first: &str, paired: Paired) -> String {
     let (p, smallest) = (paired.p_value(), paired.smallest_visible());
-    let told = match p < LEVEL {
-        true => "a difference",
-        false => "no difference shown",
+    let p_told = match p < 0.001 {
+        true => "p < 0.001".to_owned(),
+        false => format!("p = {p:.3}"),
     };
-    let visible = match smallest <= 1.0 {
-        true => format!(
-            "no less than {:.1} points could have been",
+    let told = match (p < LEVEL, smallest <= 1.0) {
+        (true, _) => format!("a difference (McNemar, exact, {p_told})"),
+        (false, true) => format!(
+            "no difference shown (McNemar, exact, {p_told}; no less than {:.1} points could have been)",
             100.0 * smallest
         ),
-        false => "so few items can show none".to_owned(),
+        (false, false) => "so few items can show no difference".to_owned(),
     };
     format!(
-        "{name} beside {first}: {:+.1} points on {} items, {} lost and {} won; {told} (McNemar, exact, p = {p:.3}; {visible})",
+        "{name} beside {first}: {:+.1} points on {} items, {} lost and {} won; {told}",
         100.0 * paired.difference(),
         paired.items,
         paired.first_only,

@@ -330,7 +330,7 @@ fn say(rows: &[Row], tokens: usize, output: Output) {
         "{tokens} tokens scored; rise: of perplexity over `dense`, ± 95 % confidence; cold: by the share of tokens on which a neuron fired while the model was profiled, of all layers together"
     ));
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
-        let name = format!("{}, {},", row.arm.name(), row.arm.level());
+        let name = format!("{} ({})", row.arm.name(), row.arm.level());
         let paired = Paired::of(&rows[0].solved, &row.solved);
         output.say(told_beside(&name, rows[0].arm.name(), paired));
     }

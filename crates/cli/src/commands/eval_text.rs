@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use powerinfer_artifact::{
     Progress,
     certificate::Estimate,
@@ -47,12 +48,15 @@ pub(crate) struct TextArguments {
     /// Tokens from one window's beginning to the next one's [default: half a window]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
+    /// Whether each text begins with the token that marks a beginning
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    bos: BosArgument,
     /// Policies to compare with `dense` [default: all that the bundle can follow in every layer, and
     /// its plan where that mixes them or leaves inputs out]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Measure the bundle's certificate again, on its own text, and fail where it differs
-    #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "policy"])]
+    #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "bos", "policy"])]
     certificate: bool,
     /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
@@ -60,6 +64,41 @@ pub(crate) struct TextArguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+}
+
+/// Whether a text begins with the token that marks a beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BosArgument {
+    /// Where the tokenizer puts it there
+    Auto,
+    /// Always; an error where the tokenizer has none
+    Always,
+    /// Never
+    Never,
+}
+
+impl BosArgument {
+    /// `texts` as they are to begin.
+    fn apply(self, texts: &mut [Vec<u32>], tokenizer: &Tokenizer) -> Result<()> {
+        let bos = tokenizer.bos().map(|bos| bos.id);
+        match (self, bos) {
+            (Self::Auto, _) | (Self::Never, None) => {}
+            (Self::Always, None) => {
+                bail!("the tokenizer has no token that marks a beginning; leave `--bos` out")
+            }
+            (Self::Always, Some(bos)) => texts
+                .iter_mut()
+                .filter(|text| text.first() != Some(&bos))
+                .for_each(|text| text.insert(0, bos)),
+            (Self::Never, Some(bos)) => texts
+                .iter_mut()
+                .filter(|text| text.first() == Some(&bos))
+                .for_each(|text| {
+                    text.remove(0);
+                }),
+        }
+        Ok(())
+    }
 }
 
 /// Which figures are shown.
@@ -125,7 +164,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         );
     }
     let is_demo = bundle.header().model.name == DEMO;
-    let texts = match bundle.certificate() {
+    let mut texts = match bundle.certificate() {
         Some(_) if arguments.data.is_empty() && !is_demo => {
             output.say("on the text of the bundle's certificate; `--data` gives other text");
             bundle.certificate_texts()?
@@ -138,6 +177,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             arguments.tokens,
         )?,
     };
+    arguments.bos.apply(&mut texts, &tokenizer)?;
     let extent = Extent::of(&texts, &tokenizer)?;
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
