@@ -111,8 +111,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Row>, EvalError> {
     } else {
         unpacked = bytes;
     }
+    parse(path, &unpacked)
+}
+
+/// The rows of `bytes`, which are what the file at `path` has.
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, EvalError> {
     let mut rows = Vec::new();
-    for (index, line) in unpacked.split(|byte| *byte == b'\n').enumerate() {
+    for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
         let line_number = index + 1;
         let text = std::str::from_utf8(line)
             .map_err(|_| wrong(path, line_number, "it is not UTF-8 text"))?;

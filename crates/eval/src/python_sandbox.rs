@@ -8,6 +8,7 @@ use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     io::{Read, Write},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -16,11 +17,14 @@ use std::{
 
 use crate::{EvalError, human_eval::Verdict};
 
-/// Bytes of address space that a program may have.
-const MEMORY_BYTES: u64 = 1 << 30;
+/// Bytes of address space that a process may have, of which there are six at most.
+const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Bytes of what a program says that are read.
-const OUTPUT_BYTES: u64 = 64 << 10;
+/// Bytes at the end of what a program says that are kept.
+const OUTPUT_BYTES: usize = 64 << 10;
+
+/// What a program says first.
+const BEGUN: &str = "begun\n";
 
 /// What the namespaces and the limits take to be set up, beside the program's own time.
 const SET_UP: Duration = Duration::from_secs(2);
@@ -53,16 +57,18 @@ cd /
 umount -l /before
 rmdir /before
 echo 0 > /proc/sys/user/max_user_namespaces
+echo 0 > /proc/sys/kernel/shmall # which no limit on memory counts
 umount /proc
 mount -o remount,ro /
 cd /work
-exec prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=16 --core=0 \
+# Not in the place of this shell, with which all that runs here ends.
+prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
   setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \
-  "$python" -I -S -B -X utf8 -
+  "$python" -I -S -B -X utf8 - || exit $?
 "#;
 
 /// Asks a Python where it lies and what it is made of.
-const ASK: &str = "import os, sys; print(os.path.realpath(sys.executable)); print(os.path.realpath(sys.prefix)); print(os.path.realpath(sys.base_prefix))";
+const ASK: &str = "import os, sys; print(os.path.realpath(sys.executable)); print(os.path.realpath(sys.base_prefix))";
 
 /// A Python, and the folders it needs.
 #[derive(Debug)]
@@ -87,18 +93,12 @@ impl PythonSandbox {
             .map_err(|error| refused(format!("it does not start: {error}")))?;
         let text = String::from_utf8_lossy(&asked.stdout);
         let mut lines = text.lines().map(PathBuf::from);
-        let (Some(real), Some(prefix), Some(base)) = (lines.next(), lines.next(), lines.next())
-        else {
+        let (Some(real), Some(base)) = (lines.next(), lines.next()) else {
             return Err(refused("it does not tell where it lies".to_owned()));
         };
-        let mut folders = Vec::new();
-        for folder in [prefix, base] {
-            // What is bound anyway, and what would be everything.
-            let is_system = folder == Path::new("/usr") || folder == Path::new("/");
-            if !is_system && !folders.contains(&folder) {
-                folders.push(folder);
-            }
-        }
+        // What is bound anyway, and what would be everything.
+        let is_system = base == Path::new("/usr") || base == Path::new("/");
+        let folders = if is_system { vec![] } else { vec![base] };
         let sandbox = Self {
             python: real,
             folders,
@@ -123,35 +123,42 @@ impl PythonSandbox {
 
     /// Runs `program` to its end, or until `patience` is over.
     pub fn judge(&self, program: &str, patience: Duration) -> Verdict {
-        // What comes behind the last line alone tells that it was reached, for a program may end early without an error.
-        let sign = secret();
+        // What comes behind the last line tells that it was reached, for a program may end early without an error. Who looks
+        // for it finds it: a judge of models, not of adversaries.
+        let sign = sign();
         let program = format!(
-            "import sys\ntry:\n    exec(compile({}, 'program', 'exec'), {{'__name__': '__main__'}})\nexcept AssertionError as error:\n    sys.stdout.write('assertion ' + str(error)[:200])\nexcept BaseException as error:\n    sys.stdout.write('error ' + type(error).__name__ + ': ' + str(error)[:200])\nelse:\n    sys.stdout.write('{sign}')\n",
+            "import sys\nsys.stdout.write('begun\\n')\nsys.stdout.flush()\ntry:\n    exec(compile({}, 'program', 'exec'), {{'__name__': '__main__'}})\nexcept AssertionError as error:\n    sys.stdout.write('assertion ' + str(error)[:200])\nexcept BaseException as error:\n    sys.stdout.write('error ' + type(error).__name__ + ': ' + str(error)[:200])\nelse:\n    sys.stdout.write('{sign}')\n",
             quoted(program)
         );
         let mut child = match self.command(patience).spawn() {
             Ok(child) => child,
-            Err(error) => return Verdict::Unjudged(format!("`unshare` does not start: {error}")),
+            Err(error) => return Verdict::Unjudged(format!("`setpriv` does not start: {error}")),
         };
-        let said = watch(&mut child, program, patience);
-        let Some((stdout, stderr)) = said else {
+        let Some(said) = watch(&mut child, program, patience) else {
+            return Verdict::Unjudged("the sandbox cannot be watched".to_owned());
+        };
+        if !said.begun {
+            let reason = said.stderr.lines().last().unwrap_or("it did not start");
+            return Verdict::Unjudged(format!("the sandbox was not set up: {reason}"));
+        }
+        if said.is_over {
             return Verdict::Timeout;
-        };
-        if stdout.ends_with(&sign) {
+        }
+        let stdout = &said.stdout;
+        if stdout.contains(&sign) {
             return Verdict::Passed;
         }
         // What the program itself has printed may come before.
         let last = |mark: &str| {
-            stdout
-                .rfind(mark)
-                .map(|at| stdout[at + mark.len()..].to_owned())
+            let at = stdout.rfind(mark)?;
+            Some(stdout[at + mark.len()..].to_owned())
         };
         match (last("assertion "), last("error ")) {
             (Some(detail), None) => Verdict::Failed(detail),
             (_, Some(detail)) => Verdict::Error(detail),
             (None, None) => {
-                let reason = stderr.lines().last().unwrap_or("it ended early").to_owned();
-                Verdict::Error(reason)
+                let reason = said.stderr.lines().last().unwrap_or("it ended early");
+                Verdict::Error(reason.to_owned())
             }
         }
     }
@@ -200,6 +207,8 @@ impl PythonSandbox {
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
+            // Signals to a group of processes do not reach this one.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -207,44 +216,68 @@ impl PythonSandbox {
     }
 }
 
-/// Gives `child` its program; returns what it says, or nothing where it has to be stopped.
-fn watch(child: &mut Child, program: String, patience: Duration) -> Option<(String, String)> {
-    let mut input = child.stdin.take()?;
+/// What a program has said, and how it ended.
+struct Said {
+    /// Whether it was started at all.
+    begun: bool,
+    /// Whether its time was over.
+    is_over: bool,
+    stdout: String,
+    stderr: String,
+}
+
+/// The beginning and the end of what comes from `from`, all of which is read.
+fn drain(mut from: impl Read) -> (bool, String) {
+    let (mut head, mut tail, mut piece) = (Vec::new(), Vec::new(), [0; 8192]);
+    while let Ok(count @ 1..) = from.read(&mut piece) {
+        let missing = BEGUN.len().saturating_sub(head.len()).min(count);
+        head.extend_from_slice(&piece[..missing]);
+        tail.extend_from_slice(&piece[..count]);
+        if tail.len() > 2 * OUTPUT_BYTES {
+            tail.drain(..tail.len() - OUTPUT_BYTES);
+        }
+    }
+    let text = String::from_utf8_lossy(&tail).into_owned();
+    (head == BEGUN.as_bytes(), text)
+}
+
+/// Gives `child` its program, and stops it where its time is over.
+fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said> {
+    let (mut input, stdout, stderr) = (
+        child.stdin.take()?,
+        child.stdout.take()?,
+        child.stderr.take()?,
+    );
     let writer = thread::spawn(move || {
         // A program that ends early does not read all of it.
         let _ = input.write_all(program.as_bytes());
     });
-    fn read(from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = from.take(OUTPUT_BYTES).read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
-        })
-    }
-    let stdout = read(child.stdout.take()?);
-    let stderr = read(child.stderr.take()?);
+    let stdout = thread::spawn(move || drain(stdout));
+    let stderr = thread::spawn(move || drain(stderr));
     let started = Instant::now();
-    let ended = loop {
+    let code = loop {
         match child.try_wait() {
-            Ok(Some(_)) => break true,
+            Ok(Some(status)) => break Some(status.code()),
             Ok(None) if started.elapsed() < patience + SET_UP => {
                 thread::sleep(Duration::from_millis(3));
             }
-            Ok(None) | Err(_) => break false,
+            Ok(None) | Err(_) => break None,
         }
     };
-    if !ended {
+    if code.is_none() {
         let _ = child.kill();
         let _ = child.wait();
     }
     let _ = writer.join();
-    let (stdout, stderr) = (stdout.join(), stderr.join());
-    // Killed for its processor time, it has said nothing.
-    let killed = started.elapsed() >= patience && stdout.as_ref().is_ok_and(String::is_empty);
-    match (ended && !killed, stdout, stderr) {
-        (true, Ok(stdout), Ok(stderr)) => Some((stdout, stderr)),
-        _ => None,
-    }
+    let ((begun, stdout), (_, stderr)) = (stdout.join().ok()?, stderr.join().ok()?);
+    // What is killed for its processor time ends with one of these.
+    let is_killed = matches!(code, Some(Some(137 | 152))) && started.elapsed() >= patience;
+    Some(Said {
+        begun,
+        is_over: code.is_none() || is_killed,
+        stdout,
+        stderr,
+    })
 }
 
 /// What must not be possible, and programs that pass where it is.
@@ -276,8 +309,8 @@ fn quoted(text: &str) -> String {
     format!("'{escaped}'")
 }
 
-/// Something that no program can know.
-fn secret() -> String {
+/// What no program prints by chance.
+fn sign() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("passed-{:016x}{:016x}", word(), word())
 }
@@ -342,6 +375,13 @@ mod tests {
                 "{program}: {verdict:?}"
             );
         }
+        // Much of it, and something behind the end.
+        let loud = "print('x' * 10 ** 6)\nimport atexit\natexit.register(print, 'bye')\n";
+        assert_eq!(judge(loud), Verdict::Passed);
+        // It does not outlive its time, whatever it does about who looks after it.
+        let clinging =
+            "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(100)\n";
+        assert_eq!(judge(clinging), Verdict::Timeout);
         assert_eq!(judge("while True: pass\n"), Verdict::Timeout);
         assert_eq!(judge("import time\ntime.sleep(100)\n"), Verdict::Timeout);
     }
@@ -360,6 +400,8 @@ mod tests {
             "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)\n",
             "import socket\nsocket.create_connection(('8.8.8.8', 53), 1)\n",
             "import os\nwhile True: os.fork()\n",
+            "import os\nos.kill(0, 9)\n",
+            "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0\n",
             "import os\nos.chroot('/work')\n",
             "import os\nos.setuid(1000)\n",
             "import subprocess\nsubprocess.run(['mount', '-t', 'tmpfs', 'none', '/work'], check=True)\n",

@@ -11,6 +11,9 @@ use serde_json::json;
 
 use crate::{EvalError, data_file, human_eval::Verdict};
 
+/// How every line begins.
+const BEGINNING: &str = "{\"task_id\":";
+
 /// A completion, and what it is worth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
@@ -44,21 +47,25 @@ impl SampleFile {
             source,
         };
         let mut found = BTreeMap::new();
+        let mut length_of_lines = 0;
         if path.exists() {
             let bytes = std::fs::read(path).map_err(unreadable)?;
             let whole = bytes
                 .iter()
                 .rposition(|byte| *byte == b'\n')
                 .map_or(0, |at| at + 1);
-            if whole < bytes.len() {
-                let file = OpenOptions::new()
-                    .write(true)
-                    .open(path)
-                    .map_err(unreadable)?;
-                file.set_len(whole as u64).map_err(unreadable)?;
+            let (lines, rest) = bytes.split_at(whole);
+            let length = rest.len().min(BEGINNING.len());
+            if rest[..length] != BEGINNING.as_bytes()[..length] {
+                return Err(EvalError::Data {
+                    path: path.to_owned(),
+                    line: lines.split(|byte| *byte == b'\n').count(),
+                    reason: "it is no line of completions; name another file by `--out`".to_owned(),
+                });
             }
+            length_of_lines = whole as u64;
             if whole > 0 {
-                for row in data_file::read(path)? {
+                for row in data_file::parse(path, lines)? {
                     if row.text("run")? != run {
                         return Err(row.wrong(
                             "it is of a run with other settings, another bundle or other data; name another file by `--out`",
@@ -82,6 +89,9 @@ impl SampleFile {
             .append(true)
             .open(path)
             .map_err(unreadable)?;
+        // Only what is known for ours is shortened, and only by who is alone with it.
+        file.try_lock().map_err(|error| unreadable(error.into()))?;
+        file.set_len(length_of_lines).map_err(unreadable)?;
         Ok(Self {
             path: path.to_owned(),
             run: run.to_owned(),
@@ -169,7 +179,15 @@ mod tests {
             error.contains("line 1") && error.contains("`--out`"),
             "{error}"
         );
-        std::fs::write(&path, "{\"task_id\": 3}\n").unwrap();
-        assert!(SampleFile::open(&path, "a").is_err());
+        // What is not ours stays what it is.
+        for foreign in ["{\"task_id\": 3}\n", "{\"a\": 1}", "x", "1\n2\n3"] {
+            std::fs::write(&path, foreign).unwrap();
+            assert!(SampleFile::open(&path, "a").is_err(), "{foreign}");
+            assert_eq!(std::fs::read(&path).unwrap(), foreign.as_bytes());
+        }
+        std::fs::remove_file(&path).unwrap();
+        let one = SampleFile::open(&path, "a").unwrap();
+        assert!(SampleFile::open(&path, "a").is_err(), "one at a time");
+        drop(one);
     }
 }

@@ -8,7 +8,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_eval::{
     Ends, EvalError, PythonSandbox, Sample, SampleFile, complete,
     human_eval::{Judge, Problem, STOPS, Verdict, read_completions, read_problems},
-    statistics::{LEVEL, Paired, bootstrap_mean, pass_at, share},
+    statistics::{Interval, LEVEL, Paired, bootstrap_mean, pass_at, share},
 };
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings};
 use powerinfer_text::Tokenizer;
@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         }));
     }
     print(table(&rows, arguments))?;
-    for line in remarks(&rows, &problems) {
+    for line in remarks(&rows, &problems, &arguments.k) {
         output.say(line);
     }
     Ok(())
@@ -181,19 +181,22 @@ fn solve_all(
     let threads = arguments
         .threads
         .unwrap_or_else(crate::machine::cores::usable_cores);
+    // All of them now: what is wrong with one is not told after hours of another.
+    let mut files = Vec::new();
+    for (name, _) in &choices {
+        let run = run_digest(arguments, &open()?, name)?;
+        files.push(match &arguments.out {
+            None => None,
+            Some(path) => Some(SampleFile::open(&named(path, name, choices.len()), &run)?),
+        });
+    }
     let mut rows = Vec::new();
-    for (name, choice) in &choices {
+    for ((name, choice), mut file) in choices.iter().zip(files) {
         let quiet = Output {
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
-        let bundle = open()?;
-        let run = run_digest(arguments, &bundle, name)?;
-        let mut file = match &arguments.out {
-            None => None,
-            Some(path) => Some(SampleFile::open(&named(path, name, choices.len()), &run)?),
-        };
-        let mut model = runtime(bundle, *choice, threads, quiet)?;
+        let mut model = runtime(open()?, *choice, threads, quiet)?;
         let verdicts = solve(
             arguments,
             problems,
@@ -234,6 +237,7 @@ fn run_digest(arguments: &CodeArguments, bundle: &Bundle, policy: &str) -> Resul
         "max_tokens": arguments.max_tokens,
         "seed": arguments.seed,
         "python": arguments.python,
+        "version": env!("CARGO_PKG_VERSION"),
     });
     Ok(Digest::of(settings.to_string().as_bytes()).to_string())
 }
@@ -270,7 +274,7 @@ fn solve(
             // A stream of its own, so that a run that goes on draws what it would have drawn.
             let mut sampler = Sampler::new(SamplingSettings {
                 temperature: arguments.temperature,
-                seed: arguments.seed ^ ((index * samples + sample) as u64) << 20,
+                seed: arguments.seed ^ ((((index << 16) | sample) as u64) << 20),
                 ..SamplingSettings::default()
             })?;
             let choose = |logits: &[f32]| sampler.sample(logits);
@@ -346,12 +350,9 @@ impl Row {
         Paired::of(&a, &b)
     }
 
-    /// pass@k in words, with its interval of 95 %.
-    fn told(&self, k: u64, seed: u64) -> String {
+    /// pass@k with its interval, and the problems it is of; none where there are none.
+    fn interval(&self, k: u64, seed: u64) -> Option<(Interval, usize)> {
         let values = self.pass_at(k);
-        if values.is_empty() {
-            return "–".to_owned();
-        }
         let is_plain = values.iter().all(|value| *value == 0.0 || *value == 1.0);
         let found = match is_plain {
             true => share(
@@ -360,12 +361,16 @@ impl Row {
             ),
             false => bootstrap_mean(&values, seed),
         };
-        format!(
-            "{} ({}–{})",
-            percent(found.value),
-            percent(found.low),
-            percent(found.high)
-        )
+        (!values.is_empty()).then_some((found, values.len()))
+    }
+
+    /// The same in words.
+    fn told(&self, k: u64, seed: u64) -> String {
+        let Some((found, _)) = self.interval(k, seed) else {
+            return "–".to_owned();
+        };
+        let [value, low, high] = [found.value, found.low, found.high].map(percent);
+        format!("{value} ({low}–{high})")
     }
 
     fn to_json(&self, first: &Self, problems: &[Problem], arguments: &CodeArguments) -> Value {
@@ -373,10 +378,10 @@ impl Row {
             .k
             .iter()
             .map(|k| {
-                let values = self.pass_at(*k);
-                let mean = bootstrap_mean(&values, arguments.seed);
-                let figure = json!({ "value": mean.value, "low": mean.low, "high": mean.high, "problems": values.len() });
-                (k.to_string(), figure)
+                let figure = self.interval(*k, arguments.seed).map(|(found, problems)| {
+                    json!({ "value": found.value, "low": found.low, "high": found.high, "problems": problems })
+                });
+                (k.to_string(), json!(figure))
             })
             .collect();
         let paired = self.beside(first);
@@ -456,8 +461,20 @@ pub(super) fn told_beside(name: &str, first: &str, paired: Paired) -> String {
 }
 
 /// What there is to say beside the table.
-fn remarks(rows: &[Row], problems: &[Problem]) -> Vec<String> {
+fn remarks(rows: &[Row], problems: &[Problem], ks: &[u64]) -> Vec<String> {
     let mut lines = Vec::new();
+    for row in rows {
+        for k in ks {
+            let counted = row.pass_at(*k).len();
+            if counted < problems.len() {
+                lines.push(format!(
+                    "{}: pass@{k} is of {counted} problems; the other {} have fewer completions that could be judged",
+                    row.name,
+                    problems.len() - counted
+                ));
+            }
+        }
+    }
     for row in &rows[1..] {
         lines.push(told_beside(&row.name, &rows[0].name, row.beside(&rows[0])));
     }
@@ -479,7 +496,7 @@ fn remarks(rows: &[Row], problems: &[Problem]) -> Vec<String> {
             more => format!(" and {more} more"),
         };
         lines.push(format!(
-            "not judged, and not counted: {}{more}",
+            "not judged: {}{more}",
             unjudged[..shown].join(", ")
         ));
     }

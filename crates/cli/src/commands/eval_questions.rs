@@ -229,10 +229,11 @@ impl Row {
             .enumerate()
             .map(|(way, name)| {
                 let Interval { value, low, high } = self.share(way);
-                (
-                    (*name).to_owned(),
-                    json!({ "value": value, "low": low, "high": high }),
-                )
+                let figure = match self.answers.iter().flatten().count() {
+                    0 => Value::Null,
+                    _ => json!({ "value": value, "low": low, "high": high }),
+                };
+                ((*name).to_owned(), figure)
             })
             .collect();
         json!({
