@@ -134,6 +134,8 @@ fn a_card_that_is_too_small_or_breaks_is_an_error_that_says_what_to_do() {
     for bytes in ["0", "100000", "3000000"] {
         run(&[("FAKE_MEMORY", bytes)]).bad(1, &["bytes left", "hint: lower `--vram`"]);
     }
+    // The driver's own count, whatever was computed before.
+    run(&[("FAKE_WASTE", "1000")]).bad(1, &["of the GPU's memory are taken", "a budget of 1"]);
     run(&[("FAKE_LOCKED", "10")]).bad(1, &["page-locked memory", "bytes left"]);
     // CUDA_ERROR_LAUNCH_FAILED, and a card that fell off the bus.
     for code in ["719", "46"] {

@@ -195,6 +195,7 @@ fn a_model_is_evaluated_under_policies_and_goes_on_where_it_was() {
         ("--samples", "3", "give `--temperature`"),
         ("-k", "2", "give `--samples` of 2"),
         ("--count", "0", "at least one problem"),
+        ("--out", "no/such/folder.jsonl", "cannot write"),
     ] {
         let bad = [
             "eval",

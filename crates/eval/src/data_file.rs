@@ -1,7 +1,7 @@
 //! Files of one JSON object a line, plain or compressed with gzip, and what is wrong with them.
 
 use std::{
-    fs,
+    fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::EvalError;
 
-/// Bytes that a data file may unpack to.
+/// Bytes that a data file may have, packed or not.
 const LARGEST: u64 = 1 << 30;
 
 /// A line of a data file.
@@ -99,17 +99,22 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Row>, EvalError> {
         path: path.to_owned(),
         source,
     };
-    let bytes = fs::read(path).map_err(unreadable)?;
-    let mut unpacked = Vec::new();
-    let is_packed = bytes.starts_with(&[0x1f, 0x8b]);
-    if is_packed {
-        let reader = MultiGzDecoder::new(&bytes[..]);
-        reader
-            .take(LARGEST)
-            .read_to_end(&mut unpacked)
+    // Bounded, for what is named may be no file, or unpack to more than there is memory for.
+    let read = |from: &mut dyn Read| {
+        let mut bytes = Vec::new();
+        from.take(LARGEST + 1)
+            .read_to_end(&mut bytes)
             .map_err(unreadable)?;
-    } else {
-        unpacked = bytes;
+        match bytes.len() as u64 > LARGEST {
+            true => Err(unreadable(std::io::Error::other(
+                "it has more than a gibibyte",
+            ))),
+            false => Ok(bytes),
+        }
+    };
+    let mut unpacked = read(&mut File::open(path).map_err(unreadable)?)?;
+    if unpacked.starts_with(&[0x1f, 0x8b]) {
+        unpacked = read(&mut MultiGzDecoder::new(&unpacked[..]))?;
     }
     parse(path, &unpacked)
 }

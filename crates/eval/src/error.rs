@@ -33,6 +33,14 @@ pub enum EvalError {
         /// Why.
         source: std::io::Error,
     },
+    /// A file that cannot be written.
+    #[error("cannot write `{path}`: {source}")]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A line of a data file that is not what it should be.
     #[error("`{path}`, line {line}: {reason}")]
     Data {

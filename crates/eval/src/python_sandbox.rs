@@ -40,7 +40,7 @@ mount -t tmpfs -o size=16m,mode=755,nosuid,nodev none /tmp
 mkdir /tmp/root
 mount -t tmpfs -o size=16m,mode=755,nosuid,nodev none /tmp/root
 cd /tmp/root
-mkdir before work proc
+mkdir before scratch proc
 mount -t proc none proc # which `umount` reads
 for folder in /bin /sbin /lib /lib32 /lib64 /usr/bin /usr/sbin /usr/lib /usr/lib32 /usr/lib64 "$@"; do
   if [ -L "$folder" ]; then
@@ -60,7 +60,7 @@ echo 0 > /proc/sys/user/max_user_namespaces
 echo 0 > /proc/sys/kernel/shmall # which no limit on memory counts
 umount /proc
 mount -o remount,ro /
-cd /work
+cd /scratch
 # Not in the place of this shell, with which all that runs here ends.
 prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
   setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \
@@ -283,7 +283,7 @@ fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said>
 /// What must not be possible, and programs that pass where it is.
 const ESCAPES: [(&str, &str); 4] = [
     ("the file system", "open('/etc/passwd').read()\n"),
-    ("writing files", "open('/work/x', 'w').write('x')\n"),
+    ("writing files", "open('/scratch/x', 'w').write('x')\n"),
     (
         "the network",
         "import socket\ns = socket.socket()\ns.settimeout(1)\nassert s.connect_ex(('127.0.0.1', 9)) not in (101, 113)\n",
@@ -392,7 +392,7 @@ mod tests {
         for program in [
             "open('/etc/passwd').read()\n",
             "open('/proc/self/environ').read()\n",
-            "open('/work/x', 'w').write('x')\n",
+            "open('/scratch/x', 'w').write('x')\n",
             "open('/usr/bin/x', 'w').write('x')\n",
             "import os\nos.remove('/usr/bin/env')\n",
             "import os\nassert 'HOME' in os.environ\n",
@@ -402,9 +402,9 @@ mod tests {
             "import os\nwhile True: os.fork()\n",
             "import os\nos.kill(0, 9)\n",
             "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0\n",
-            "import os\nos.chroot('/work')\n",
+            "import os\nos.chroot('/scratch')\n",
             "import os\nos.setuid(1000)\n",
-            "import subprocess\nsubprocess.run(['mount', '-t', 'tmpfs', 'none', '/work'], check=True)\n",
+            "import subprocess\nsubprocess.run(['mount', '-t', 'tmpfs', 'none', '/scratch'], check=True)\n",
             "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0\n",
         ] {
             let verdict = sandbox.judge(program, Duration::from_secs(1));

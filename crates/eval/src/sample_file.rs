@@ -49,6 +49,12 @@ impl SampleFile {
         let mut found = BTreeMap::new();
         let mut length_of_lines = 0;
         if path.exists() {
+            if !path.is_file() {
+                return Err(EvalError::Unwritable {
+                    path: path.to_owned(),
+                    source: std::io::Error::other("it is no file"),
+                });
+            }
             let bytes = std::fs::read(path).map_err(unreadable)?;
             let whole = bytes
                 .iter()
@@ -84,14 +90,18 @@ impl SampleFile {
                 }
             }
         }
+        let unwritable = |source| EvalError::Unwritable {
+            path: path.to_owned(),
+            source,
+        };
         let file = OpenOptions::new()
             .create(true)
             .append(true)
             .open(path)
-            .map_err(unreadable)?;
+            .map_err(unwritable)?;
         // Only what is known for ours is shortened, and only by who is alone with it.
-        file.try_lock().map_err(|error| unreadable(error.into()))?;
-        file.set_len(length_of_lines).map_err(unreadable)?;
+        file.try_lock().map_err(|error| unwritable(error.into()))?;
+        file.set_len(length_of_lines).map_err(unwritable)?;
         Ok(Self {
             path: path.to_owned(),
             run: run.to_owned(),
@@ -127,7 +137,7 @@ impl SampleFile {
         });
         // In one piece, so that nobody reads half of it but where the system itself stopped.
         let written = self.file.write_all(format!("{row}\n").as_bytes());
-        written.map_err(|source| EvalError::Unreadable {
+        written.map_err(|source| EvalError::Unwritable {
             path: self.path.clone(),
             source,
         })?;
@@ -179,6 +189,10 @@ mod tests {
             error.contains("line 1") && error.contains("`--out`"),
             "{error}"
         );
+        let none = SampleFile::open(folder.path(), "a")
+            .unwrap_err()
+            .to_string();
+        assert!(none.contains("it is no file"), "{none}");
         // What is not ours stays what it is.
         for foreign in ["{\"task_id\": 3}\n", "{\"a\": 1}", "x", "1\n2\n3"] {
             std::fs::write(&path, foreign).unwrap();
