@@ -6,7 +6,7 @@ const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1a1a1a;--paper:#fff;--faint:#8884;--mark:#2563eb;--soft:#2563eb55;--warm:#d9480f}\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e6e6;--paper:#161616;--mark:#7aa2ff;--soft:#7aa2ff44;--warm:#ff9a5c}}\
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:780px;margin:2em auto;padding:0 1em}\
-h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.15em;margin:2em 0 .3em}p{margin:.3em 0}\
+h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.15em;margin:2em 0 .3em}p{margin:.3em 0;overflow-wrap:anywhere}\
 svg{width:100%;height:auto}svg text{fill:var(--ink);font-size:12px}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.15em .7em;text-align:right;border-bottom:1px solid var(--faint)}\
 th:first-child,td:first-child{text-align:left}.scroll{overflow-x:auto}small{opacity:.75}";

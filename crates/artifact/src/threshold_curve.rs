@@ -54,8 +54,31 @@ impl ThresholdCurve {
         }
     }
 
+    /// The threshold at the place `level`, between two levels too.
+    pub fn between_levels(&self, level: f64) -> Threshold {
+        let (below, above, part) = around(level);
+        let value = |level: usize| f64::from(self.levels[level].value);
+        Threshold {
+            value: between(value(below), value(above), part) as f32,
+            error: between(ERRORS[below], ERRORS[above], part),
+            ..self.threshold(below)
+        }
+    }
+
     /// Name of the tensor `[levels, neurons]`: on which share of tokens each neuron is computed.
     pub fn kept_tensor(&self, layer: usize) -> String {
         format!("layers.{layer}.threshold.kept.{}", self.score)
     }
+}
+
+/// The levels around the place `level`, and how far it is from the first to the second.
+pub fn around(level: f64) -> (usize, usize, f64) {
+    let below = (level.floor() as usize).min(ERRORS.len() - 1);
+    let above = (below + 1).min(ERRORS.len() - 1);
+    (below, above, level - below as f64)
+}
+
+/// What is so far from `a` to `b`.
+pub fn between(a: f64, b: f64, part: f64) -> f64 {
+    a + (b - a) * part
 }

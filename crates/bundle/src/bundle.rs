@@ -101,27 +101,7 @@ impl Bundle {
         )?;
         plan.header
             .check_model(&plan_path, &manifest.header.model)?;
-        plan.body.validate().map_err(|source| BundleError::Plan {
-            path: plan_path.clone(),
-            source,
-        })?;
-        let config = &manifest.body.config;
-        let shape = |layers: usize, neurons: usize| format!("{layers} layers of {neurons} neurons");
-        let odd = plan
-            .body
-            .layers
-            .iter()
-            .find(|layer| layer.neuron_count != config.ffn_size);
-        if plan.body.layers.len() != config.layer_count || odd.is_some() {
-            return Err(BundleError::PlanShape {
-                path: plan_path,
-                expected: shape(config.layer_count, config.ffn_size),
-                found: shape(
-                    plan.body.layers.len(),
-                    odd.map_or(config.ffn_size, |layer| layer.neuron_count),
-                ),
-            });
-        }
+        check_plan(&plan_path, &plan.body, &manifest.body.config)?;
         let predictors = manifest
             .body
             .predictors
@@ -257,6 +237,16 @@ impl Bundle {
         &self.plan.body
     }
 
+    /// Follows `plan` from now on, here alone: the files stay as they are.
+    ///
+    /// Fails for a plan that cannot be, or that is of another number of layers or neurons.
+    pub fn with_plan(mut self, plan: Plan) -> Result<Self, BundleError> {
+        let path = self.folder.join(PLAN);
+        check_plan(&path, &plan, self.config())?;
+        self.plan.body = plan;
+        Ok(self)
+    }
+
     /// Format of the weights.
     pub fn quant(&self) -> Format {
         self.quant
@@ -309,6 +299,30 @@ impl Bundle {
 
 fn read_manifest(path: &Path) -> Result<Document<Manifest>, ArtifactError> {
     Document::read_since(path, FORMAT, OLDEST_VERSION, VERSION)
+}
+
+/// Fails where `plan`, which is in `path`, cannot be, or is not of the model of `config`.
+fn check_plan(path: &Path, plan: &Plan, config: &ModelConfig) -> Result<(), BundleError> {
+    plan.validate().map_err(|source| BundleError::Plan {
+        path: path.to_owned(),
+        source,
+    })?;
+    let shape = |layers: usize, neurons: usize| format!("{layers} layers of {neurons} neurons");
+    let odd = plan
+        .layers
+        .iter()
+        .find(|layer| layer.neuron_count != config.ffn_size);
+    if plan.layers.len() != config.layer_count || odd.is_some() {
+        return Err(BundleError::PlanShape {
+            path: path.to_owned(),
+            expected: shape(config.layer_count, config.ffn_size),
+            found: shape(
+                plan.layers.len(),
+                odd.map_or(config.ffn_size, |layer| layer.neuron_count),
+            ),
+        });
+    }
+    Ok(())
 }
 
 /// Fails where `folder` has another manifest by now: somebody else may have put another bundle there.

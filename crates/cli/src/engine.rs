@@ -77,6 +77,9 @@ pub(crate) enum DeviceArgument {
     Cpu,
     /// The GPU; an error where there is none
     Gpu,
+    /// The GPU's kernels on the processor, thousands of times slower
+    #[cfg(feature = "emulator")]
+    Emulated,
 }
 
 /// How the numbers are stored that weights are multiplied with.
@@ -95,6 +98,16 @@ pub(crate) struct Execution {
     activations: ActivationFormat,
     residence: Residence,
     device: DeviceArgument,
+}
+
+impl Execution {
+    /// On so many threads of the CPU, with what a plan puts on a GPU on `device`.
+    pub(crate) fn on(device: DeviceArgument, threads: usize) -> Self {
+        Self {
+            device,
+            ..Self::from(threads)
+        }
+    }
 }
 
 impl From<usize> for Execution {
@@ -185,7 +198,9 @@ pub(crate) fn runtime(
         policy,
     };
     match gpu::open(bundle.plan(), execution.device, output)? {
-        Some(card) => gpu::run_on(card, bundle, options, output),
+        Some(gpu::Opened::Card(card)) => gpu::run_on(card, bundle, options, output),
+        #[cfg(feature = "emulator")]
+        Some(gpu::Opened::Emulator(device)) => Ok(Runtime::with_device(bundle, options, device)?),
         None => Ok(Runtime::new(bundle, options)?),
     }
 }

@@ -20,7 +20,7 @@ use powerinfer_artifact::ByteSize;
 
 use crate::commands::{
     bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
-    simulate, synth, tokenize, train_predictors,
+    simulate, sweep, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.
@@ -66,6 +66,8 @@ enum Command {
     Run(run::RunArguments),
     /// Measure quality and speed of a bundle
     Eval(eval::EvalArguments),
+    /// Measure quality and speed over a grid of placements and policies, and draw what trades for what
+    Sweep(sweep::SweepArguments),
     /// Time a bundle, stage by stage, against the memory's speed
     Bench(bench::BenchArguments),
     /// Explain an artifact
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Command::Prepare(arguments) => prepare::run(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
         Command::Eval(arguments) => eval::run(&arguments, output),
+        Command::Sweep(arguments) => sweep::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Inspect(arguments) => inspect::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&arguments, output),

@@ -28,6 +28,11 @@ impl Row {
         wrong(&self.path, self.line, reason)
     }
 
+    /// All of it.
+    pub(crate) fn into_value(self) -> Value {
+        self.value
+    }
+
     /// A field, where it is there.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.value.get(field)

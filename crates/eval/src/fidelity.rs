@@ -4,7 +4,14 @@
 use powerinfer_artifact::certificate::Estimate;
 use powerinfer_model::{LanguageModel, greedy_token};
 
-use crate::{EvalError, Likelihood, likelihood::negative_log_probability};
+use crate::{
+    EvalError, Likelihood,
+    likelihood::negative_log_probability,
+    statistics::{Interval, bootstrap_rise},
+};
+
+/// Tokens of a text that follow each other and are drawn together, at most.
+const BLOCK: usize = 64;
 
 /// Token windows that a text is scored in.
 ///
@@ -48,6 +55,10 @@ pub struct Fidelity {
     divergence: Vec<f64>,
     /// Tokens for which both hold the same one for the likeliest.
     agreed: u64,
+    /// The largest difference of two logits of the same token.
+    largest_difference: f32,
+    /// Per text, how many tokens were scored before it.
+    begins: Vec<usize>,
     /// Per text, how many tokens they agreed on before they first did not, and whether they did not.
     agreements: Vec<(u64, bool)>,
 }
@@ -107,6 +118,8 @@ impl Fidelity {
         self.dense.push(negative_log_probability(dense, target));
         self.other.push(negative_log_probability(other, target));
         self.divergence.push(divergence(dense, other));
+        let differences = dense.iter().zip(other).map(|(a, b)| (a - b).abs());
+        self.largest_difference = differences.fold(self.largest_difference, f32::max);
         let agree = greedy_token(dense) == greedy_token(other);
         self.agreed += u64::from(agree);
         match self.agreements.last_mut() {
@@ -118,6 +131,7 @@ impl Fidelity {
 
     /// What follows is of another text.
     fn begin_text(&mut self) {
+        self.begins.push(self.dense.len());
         self.agreements.push((0, false));
     }
 
@@ -162,6 +176,21 @@ impl Fidelity {
         rise(&self.dense, &self.other)
     }
 
+    /// The same with the interval of the paired bootstrap, of blocks of 64 tokens at most, drawn with `seed`.
+    pub fn rise_interval(&self, seed: u64) -> Interval {
+        let ends = self.begins.iter().skip(1).copied();
+        let ends = ends.chain([self.dense.len()]);
+        let mut blocks = Vec::new();
+        for (begin, end) in self.begins.iter().copied().zip(ends) {
+            let (dense, other) = (&self.dense[begin..end], &self.other[begin..end]);
+            for (dense, other) in dense.chunks(BLOCK).zip(other.chunks(BLOCK)) {
+                let difference = other.iter().zip(dense).map(|(other, dense)| other - dense);
+                blocks.push((difference.sum(), dense.len()));
+            }
+        }
+        bootstrap_rise(&blocks, seed)
+    }
+
     /// Mean of KL(dense ‖ other), in nats.
     pub fn mean_divergence(&self) -> Estimate {
         mean(self.divergence.iter().copied())
@@ -173,6 +202,11 @@ impl Fidelity {
         sorted.sort_unstable_by(f64::total_cmp);
         let rank = (sorted.len() as f64 * 0.99).ceil() as usize;
         sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+
+    /// The largest difference of any two logits.
+    pub fn largest_difference(&self) -> f32 {
+        self.largest_difference
     }
 
     /// Share of tokens for which both hold the same token for the likeliest.
@@ -278,7 +312,11 @@ mod tests {
     #[test]
     fn the_rise_is_that_of_the_perplexities() {
         let mut fidelity = Fidelity::default();
+        fidelity.begin_text();
         for token in 0..50u32 {
+            if token == 30 {
+                fidelity.begin_text();
+            }
             let dense = [0.0, 1.0, (token % 7) as f32 * 0.3];
             let other = [0.1, 0.9, (token % 5) as f32 * 0.4];
             fidelity.observe(&dense, &other, token % 3);
@@ -286,6 +324,9 @@ mod tests {
         let rise = fidelity.other().perplexity() / fidelity.dense().perplexity() - 1.0;
         assert!((fidelity.rise().value - rise).abs() < 1e-12);
         assert!(fidelity.rise().margin > 0.0);
+        let interval = fidelity.rise_interval(1);
+        assert!((interval.value - rise).abs() < 1e-12);
+        assert!(interval.low < rise && rise < interval.high);
         assert_eq!(fidelity.tokens(), 50);
         let sorted = fidelity.divergence_p99();
         let above = fidelity.divergence.iter().filter(|d| **d > sorted).count();

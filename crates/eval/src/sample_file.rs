@@ -1,18 +1,14 @@
 //! Completions and their verdicts, a line each, written as they come: a run that was stopped goes on where it was.
 
-use std::{
-    collections::BTreeMap,
-    fs::{File, OpenOptions},
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use serde_json::json;
 
-use crate::{EvalError, data_file, human_eval::Verdict};
-
-/// How every line begins.
-const BEGINNING: &str = "{\"task_id\":";
+use crate::{
+    EvalError,
+    human_eval::Verdict,
+    journal::{Journal, RunName},
+};
 
 /// A completion, and what it is worth.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,10 +26,9 @@ pub struct Sample {
 /// A file of samples of one run.
 #[derive(Debug)]
 pub struct SampleFile {
-    path: PathBuf,
+    journal: Journal,
     run: String,
     found: BTreeMap<(String, usize), Sample>,
-    file: File,
 }
 
 impl SampleFile {
@@ -42,71 +37,29 @@ impl SampleFile {
     /// Fails where it has samples of another run, or is none of ours. A last line that was not written to its end is
     /// dropped.
     pub fn open(path: &Path, run: &str) -> Result<Self, EvalError> {
-        let unreadable = |source| EvalError::Unreadable {
-            path: path.to_owned(),
-            source,
+        let name = RunName {
+            beginning: "{\"task_id\":",
+            what: "line of completions",
+            run,
         };
-        let mut found = BTreeMap::new();
-        let mut length_of_lines = 0;
-        if path.exists() {
-            if !path.is_file() {
-                return Err(EvalError::Unwritable {
-                    path: path.to_owned(),
-                    source: std::io::Error::other("it is no file"),
-                });
-            }
-            let bytes = std::fs::read(path).map_err(unreadable)?;
-            let whole = bytes
-                .iter()
-                .rposition(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1);
-            let (lines, rest) = bytes.split_at(whole);
-            let length = rest.len().min(BEGINNING.len());
-            if rest[..length] != BEGINNING.as_bytes()[..length] {
-                return Err(EvalError::Data {
-                    path: path.to_owned(),
-                    line: lines.split(|byte| *byte == b'\n').count(),
-                    reason: "it is no line of completions; name another file by `--out`".to_owned(),
-                });
-            }
-            length_of_lines = whole as u64;
-            if whole > 0 {
-                for row in data_file::parse(path, lines)? {
-                    if row.text("run")? != run {
-                        return Err(row.wrong(
-                            "it is of a run with other settings, another bundle or other data; name another file by `--out`",
-                        ));
-                    }
-                    let (name, detail) = (row.text("verdict")?, row.text("detail")?);
-                    let verdict = Verdict::from_name(&name, Some(&detail))
-                        .ok_or_else(|| row.wrong(format!("no verdict is called `{name}`")))?;
-                    let sample = Sample {
-                        task_id: row.text("task_id")?,
-                        sample: row.number("sample")?,
-                        completion: row.text("completion")?,
-                        verdict,
-                    };
-                    found.insert((sample.task_id.clone(), sample.sample), sample);
-                }
-            }
-        }
-        let unwritable = |source| EvalError::Unwritable {
-            path: path.to_owned(),
-            source,
-        };
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .map_err(unwritable)?;
-        // Only what is known for ours is shortened, and only by who is alone with it.
-        file.try_lock().map_err(|error| unwritable(error.into()))?;
-        file.set_len(length_of_lines).map_err(unwritable)?;
+        let (journal, samples) = Journal::open_rows(path, name, |row| {
+            let (name, detail) = (row.text("verdict")?, row.text("detail")?);
+            let verdict = Verdict::from_name(&name, Some(&detail))
+                .ok_or_else(|| row.wrong(format!("no verdict is called `{name}`")))?;
+            Ok(Sample {
+                task_id: row.text("task_id")?,
+                sample: row.number("sample")?,
+                completion: row.text("completion")?,
+                verdict,
+            })
+        })?;
+        let samples = samples.into_iter();
         Ok(Self {
-            path: path.to_owned(),
+            journal,
             run: run.to_owned(),
-            found,
-            file,
+            found: samples
+                .map(|sample| ((sample.task_id.clone(), sample.sample), sample))
+                .collect(),
         })
     }
 
@@ -135,12 +88,7 @@ impl SampleFile {
             "detail": sample.verdict.detail().unwrap_or_default(),
             "run": self.run,
         });
-        // In one piece, so that nobody reads half of it but where the system itself stopped.
-        let written = self.file.write_all(format!("{row}\n").as_bytes());
-        written.map_err(|source| EvalError::Unwritable {
-            path: self.path.clone(),
-            source,
-        })?;
+        self.journal.push(&row)?;
         self.found
             .insert((sample.task_id.clone(), sample.sample), sample);
         Ok(())

@@ -111,7 +111,6 @@ fn half_binomial(trials: u64, successes: u64) -> f64 {
 /// The mean of `values`, with the interval of the percentile bootstrap (Efron 1979): means of `values` drawn again and
 /// again, with a stream of its own from `seed`.
 pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
-    const DRAWS: usize = 2000;
     let count = values.len().max(1);
     let mean = values.iter().sum::<f64>() / count as f64;
     if values.len() < 2 {
@@ -122,18 +121,58 @@ pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
         };
     }
     let mut random = Random::new(seed);
-    let mut means: Vec<f64> = (0..DRAWS)
+    let means = (0..DRAWS)
         .map(|_| {
             let sum: f64 = (0..count).map(|_| values[random.below(count)]).sum();
             sum / count as f64
         })
         .collect();
-    means.sort_unstable_by(f64::total_cmp);
-    let at = |share: f64| means[((DRAWS - 1) as f64 * share).round() as usize];
+    percentiles(mean, means)
+}
+
+/// By how much of itself perplexity rises, with the interval of the paired bootstrap by blocks (Künsch 1989): what
+/// tokens that follow each other lose is alike, so blocks of them are drawn again and again, whole, with a stream from
+/// `seed`. A block is its sum of differences of −ln p, and its tokens.
+pub fn bootstrap_rise(blocks: &[(f64, usize)], seed: u64) -> Interval {
+    let rise = |sum: f64, tokens: usize| (sum / tokens.max(1) as f64).exp() - 1.0;
+    let all = |blocks: &[(f64, usize)]| {
+        let sums = blocks.iter().map(|block| block.0).sum();
+        rise(sums, blocks.iter().map(|block| block.1).sum())
+    };
+    let value = all(blocks);
+    if blocks.len() < 2 {
+        return Interval {
+            value,
+            low: value,
+            high: value,
+        };
+    }
+    let mut random = Random::new(seed);
+    let rises: Vec<f64> = (0..DRAWS)
+        .map(|_| {
+            let (mut sum, mut tokens) = (0.0, 0);
+            for _ in 0..blocks.len() {
+                let block = blocks[random.below(blocks.len())];
+                sum += block.0;
+                tokens += block.1;
+            }
+            rise(sum, tokens)
+        })
+        .collect();
+    percentiles(value, rises)
+}
+
+/// How often the bootstrap draws.
+const DRAWS: usize = 2000;
+
+/// The middle 95 % of `drawn`, around `value`.
+fn percentiles(value: f64, mut drawn: Vec<f64>) -> Interval {
+    drawn.sort_unstable_by(f64::total_cmp);
+    let at = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];
     Interval {
-        value: mean,
-        low: at(0.025),
-        high: at(0.975),
+        value,
+        low: at(0.025).min(value),
+        high: at(0.975).max(value),
     }
 }
 
@@ -214,6 +253,23 @@ mod tests {
             let mean = bootstrap_mean(&values, seed);
             prop_assert!(mean.low <= mean.value && mean.value <= mean.high);
             prop_assert_eq!(mean, bootstrap_mean(&values, seed));
+            let blocks: Vec<(f64, usize)> = values.iter().map(|value| (value - 1.5, 1 + passed as usize % 7)).collect();
+            let rise = bootstrap_rise(&blocks, seed);
+            prop_assert!(rise.low <= rise.value && rise.value <= rise.high);
+            prop_assert_eq!(rise, bootstrap_rise(&blocks, seed));
+        }
+
+        #[test]
+        fn blocks_of_one_token_give_what_independent_tokens_do(seed in 0u64..50) {
+            let mut random = Random::new(seed);
+            let losses: Vec<f64> = (0..400).map(|_| 0.05 + 0.3 * random.normal()).collect();
+            let found = bootstrap_rise(&losses.iter().map(|loss| (*loss, 1)).collect::<Vec<_>>(), seed);
+            let mean = losses.iter().sum::<f64>() / 400.0;
+            let deviation = (losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / 399.0).sqrt();
+            let margin = Z * deviation / 20.0;
+            prop_assert!((found.value - (mean.exp() - 1.0)).abs() < 1e-12);
+            let width = found.high - found.low;
+            prop_assert!((width / (2.0 * margin * mean.exp()) - 1.0).abs() < 0.15, "{} {}", width, margin);
         }
     }
 

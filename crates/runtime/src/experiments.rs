@@ -1,6 +1,6 @@
 //! Changes to what is computed that nobody runs a model with, but that tell what skipping costs.
 
-use crate::Runtime;
+use crate::{LayerAudit, Runtime};
 
 impl Runtime {
     /// From now on computes these neurons of each layer and no others, whatever the policies say: places in the bundle,
@@ -30,5 +30,18 @@ impl Runtime {
         for choices in &mut self.choices {
             choices.raise_predictor(by);
         }
+    }
+
+    /// From now on computes every FFN in full as well, and counts what the policy chose beside what fired.
+    ///
+    /// Panics where neurons are on a device.
+    pub fn begin_audit(&mut self) {
+        assert!(!self.uses_device(), "neurons on the processor");
+        self.audit = Some(vec![LayerAudit::default(); self.choices.len()]);
+    }
+
+    /// What was counted, layer by layer; ends it.
+    pub fn end_audit(&mut self) -> Vec<LayerAudit> {
+        self.audit.take().unwrap_or_default()
     }
 }

@@ -115,6 +115,13 @@ struct Known<'a> {
 }
 
 impl Scratch {
+    /// The neurons that were foreseen of `token` in the last pass, of `neurons` there are.
+    pub(crate) fn foreseen(&self, token: usize, neurons: usize) -> Vec<u32> {
+        let mut listed = Vec::new();
+        self.foreseen.masks.list(token, 0..neurons, &mut listed);
+        listed
+    }
+
     /// Remembers what was computed, where that is asked for.
     fn record(&mut self) {
         if let Some(recorded) = &mut self.recorded {

@@ -14,7 +14,7 @@ use powerinfer_kernels::cuda::{Device, GpuCache};
 use powerinfer_model::{Block, LanguageModel, ModelConfig, ModelError, Positions};
 
 use crate::{
-    InputMagnitudes, PolicyChoice, RuntimeError, Sequence, Stage, Statistics, Threads,
+    InputMagnitudes, LayerAudit, PolicyChoice, RuntimeError, Sequence, Stage, Statistics, Threads,
     Verification,
     attention::{Heads, Reach, attend},
     choice::{Choice, LayerChoices},
@@ -51,6 +51,7 @@ pub struct Runtime {
     pub(crate) statistics: Statistics,
     pub(crate) scratch: Scratch,
     verification: Option<Verification>,
+    pub(crate) audit: Option<Vec<LayerAudit>>,
     magnitudes: Option<Vec<InputMagnitudes>>,
     pub(crate) hybrid: Option<Box<Hybrid>>,
 }
@@ -136,6 +137,7 @@ impl Runtime {
             statistics: Statistics::default(),
             scratch: Scratch::default(),
             verification: None,
+            audit: None,
             magnitudes: None,
             hybrid,
             bundle,
@@ -613,7 +615,8 @@ impl Runtime {
         };
         let verification = self.verification.as_mut();
         let verification = verification.filter(|found| found.wants(positions));
-        let before = verification.is_some().then(|| {
+        let is_observed = verification.is_some() || self.audit.is_some();
+        let before = is_observed.then(|| {
             self.scratch.recorded = Some(Vec::new());
             hidden.to_vec()
         });
@@ -625,11 +628,11 @@ impl Runtime {
             &mut self.scratch,
             &mut self.statistics,
         );
-        let (Some(verification), Some(before)) = (verification, before) else {
+        let Some(before) = before else {
             return;
         };
         // The same once more with every neuron, which is exact for every activation; of the same
-        // inputs, for it is the policy that is verified.
+        // inputs, for it is the policy that is looked at.
         let computed = self.scratch.recorded.replace(Vec::new());
         let mut exact = before.clone();
         let dense = Ffn {
@@ -653,7 +656,14 @@ impl Runtime {
             products: &products.unwrap_or_default(),
             down: &dense.down.matrix,
         };
-        if let Some(fallback) = verification.observe(index, positions, &observation) {
+        if let Some(audit) = &mut self.audit {
+            let foresees = ffn.choice.foresees();
+            let scratch = &self.scratch;
+            let listed = foresees.then_some(|token| scratch.foreseen(token, ffn.gate.outputs()));
+            audit[index].observe(&observation, listed);
+        }
+        let alarm = verification.and_then(|found| found.observe(index, positions, &observation));
+        if let Some(fallback) = alarm {
             self.policies[index] = fallback;
         }
     }

@@ -4,6 +4,7 @@
 //! computed is the policy's choice, made at one place, the FFN.
 
 mod attention;
+mod audit;
 mod bandwidth;
 mod choice;
 mod error;
@@ -29,6 +30,7 @@ mod statistics;
 mod threads;
 mod verification;
 
+pub use audit::LayerAudit;
 pub use bandwidth::ReadProbe;
 pub use error::RuntimeError;
 pub use ffn::PolicyChoice;

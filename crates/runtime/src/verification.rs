@@ -276,7 +276,7 @@ impl Verification {
 }
 
 /// `‖sparse − exact‖ / ‖exact − before‖`.
-fn relative_error(before: &[f32], sparse: &[f32], exact: &[f32]) -> f64 {
+pub(crate) fn relative_error(before: &[f32], sparse: &[f32], exact: &[f32]) -> f64 {
     let (mut error, mut size) = (0f64, 0f64);
     for ((before, sparse), exact) in before.iter().zip(sparse).zip(exact) {
         error += f64::from(sparse - exact).powi(2);
@@ -307,7 +307,7 @@ fn recalled(computed: &[(u32, f32)], products: &[(u32, f32)], norms: &[f32]) -> 
 }
 
 /// L2 norm of every row.
-fn row_norms(matrix: &Matrix<'_>) -> Vec<f32> {
+pub(crate) fn row_norms(matrix: &Matrix<'_>) -> Vec<f32> {
     let mut row = vec![0.0; matrix.columns()];
     let norm = |index| {
         matrix.dequantise_row(index, &mut row);

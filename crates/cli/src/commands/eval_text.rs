@@ -381,6 +381,7 @@ impl Row {
             "perplexity_rise": both(fidelity.rise()),
             "kl_divergence_mean": both(fidelity.mean_divergence()),
             "kl_divergence_p99": fidelity.divergence_p99(),
+            "largest_logit_difference": fidelity.largest_difference(),
             "same_likeliest_token": fidelity.agreement(),
             "tokens_to_first_divergence": fidelity.first_divergence(),
             "texts_without_divergence": fidelity.undiverged(),

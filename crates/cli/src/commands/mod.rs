@@ -17,6 +17,7 @@ pub(crate) mod profile;
 pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod simulate;
+pub(crate) mod sweep;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
 pub(crate) mod train_predictors;

@@ -6,7 +6,7 @@ mod describe;
 pub(crate) mod inputs;
 mod options;
 mod outlook;
-mod page;
+pub(crate) mod page;
 pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod search;

@@ -17,20 +17,43 @@ use crate::output::Output;
 /// Makes a missing GPU an error.
 const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 
+/// What there is to run on beside the CPU.
+pub(super) enum Opened {
+    /// A card.
+    Card(Card),
+    /// What computes as a card would.
+    #[cfg(feature = "emulator")]
+    Emulator(Arc<dyn Gpu>),
+}
+
+/// The emulated GPU.
+#[cfg(feature = "emulator")]
+fn emulator() -> Result<Arc<dyn Gpu>> {
+    use powerinfer_emulator::{Emulator, Order};
+    match Emulator::new(2, Order::Forward) {
+        Some(emulator) => Ok(Arc::new(emulator)),
+        None => bail!(
+            "there was no C++ compiler when this program was built, so it has no emulator; leave `--device emulated` out"
+        ),
+    }
+}
+
 /// The card for what `plan` puts on one; none where that is nothing, or where `asked` is for the CPU.
 ///
 /// Fails where there is no card and one is asked for.
-pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result<Option<Card>> {
+pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result<Option<Opened>> {
     match (asked, plan.uses_gpu()) {
         (DeviceArgument::Cpu, _) => return Ok(None),
         (DeviceArgument::Gpu, false) => bail!(
             "the plan puts nothing on a GPU; place the bundle again with `--vram`, or leave `--device` out"
         ),
         (_, false) => return Ok(None),
+        #[cfg(feature = "emulator")]
+        (DeviceArgument::Emulated, true) => return Ok(Some(Opened::Emulator(emulator()?))),
         _ => {}
     }
     match Card::open(0) {
-        Ok(card) => Ok(Some(card)),
+        Ok(card) => Ok(Some(Opened::Card(card))),
         Err(reason) if is_required(asked) => missing(&reason),
         Err(reason) => {
             output.say(format!(
@@ -42,12 +65,36 @@ pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result
     }
 }
 
+/// What would run what a plan puts on a GPU, by name; none where that is the CPU. Opens it to see, and lets it go.
+///
+/// Fails where there is no card and one is asked for.
+pub(crate) fn available(asked: DeviceArgument, output: Output) -> Result<Option<String>> {
+    match asked {
+        DeviceArgument::Cpu => return Ok(None),
+        #[cfg(feature = "emulator")]
+        DeviceArgument::Emulated => return Ok(Some(emulator()?.info().name.clone())),
+        _ => {}
+    }
+    match Card::open(0) {
+        Ok(card) => Ok(Some(card.info().name.clone())),
+        Err(reason) if is_required(asked) => missing(&reason),
+        Err(reason) => {
+            output.detail(format!("placements are not run, but foreseen ({reason})"));
+            Ok(None)
+        }
+    }
+}
+
 /// The card to profile on; none where there is none, or where `asked` is for the CPU.
 ///
 /// Fails where there is no card and one is asked for.
 pub(crate) fn to_profile(asked: DeviceArgument, output: Output) -> Result<Option<Arc<dyn Gpu>>> {
     if asked == DeviceArgument::Cpu {
         return Ok(None);
+    }
+    #[cfg(feature = "emulator")]
+    if asked == DeviceArgument::Emulated {
+        return Ok(Some(emulator()?));
     }
     match Card::open(0) {
         Ok(card) => {

@@ -16,7 +16,7 @@ use crate::output::{Output, percent};
 
 /// Refuses a page that would be among the files of the bundle in `folder`, which are replaced, or
 /// that would take the place of something that is no page.
-pub(super) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
+pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
     let Some(page) = page else {
         return Ok(());
     };

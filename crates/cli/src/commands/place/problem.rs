@@ -61,7 +61,7 @@ pub(crate) fn problem(
 }
 
 /// The most units that a layer's predictor in `file` has.
-pub(super) fn largest_rank(file: Option<&PredictorFile>) -> usize {
+pub(crate) fn largest_rank(file: Option<&PredictorFile>) -> usize {
     let layers = file.map_or(&[][..], PredictorFile::layers);
     layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
 }

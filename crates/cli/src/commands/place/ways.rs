@@ -5,7 +5,7 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Policy, Threshold},
     predictor_file::{PredictorFile, PredictorSummary},
-    threshold_curve::{ERRORS, ThresholdCurve},
+    threshold_curve::{ThresholdCurve, around, between},
 };
 use powerinfer_bundle::{memory::foresight_bytes, neuron_bytes};
 use powerinfer_kernels::{BLOCK, Format};
@@ -62,6 +62,29 @@ pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usiz
         rows: alive / 2.0,
         sums: alive,
     }
+}
+
+/// The threshold of the score that reads least at the place `level` in its curve, of a layer of so many neurons.
+pub(crate) fn cheapest_at(
+    shape: NeuronShape,
+    neurons: usize,
+    curves: &[ThresholdCurve],
+    level: f64,
+) -> Option<Threshold> {
+    let (below, above, part) = around(level);
+    let read = |curve: &ThresholdCurve| {
+        let [below, above] = [below, above].map(|level| curve.levels[level].density);
+        let density = between(below, above, part);
+        let way = Way::threshold(shape, curve.score);
+        way.work(neurons as f64, neurons as f64 * density).bytes
+    };
+    let mut best: Option<&ThresholdCurve> = None;
+    for curve in curves {
+        if best.is_none_or(|best| read(curve) < read(best)) {
+            best = Some(curve);
+        }
+    }
+    best.map(|curve| curve.between_levels(level))
 }
 
 /// The ways one layer could go.
@@ -247,35 +270,20 @@ impl<'a> Subject<'a> {
         layer: usize,
         level: f64,
     ) -> Result<Option<(Threshold, Vec<f64>)>> {
-        let curves = file.layers().get(layer).map(|summary| &summary.thresholds);
+        let summary = file.layers().get(layer);
+        let curves = summary.map_or(&[][..], |summary| &summary.thresholds[..]);
         let neurons = self.config.ffn_size;
-        let below = (level.floor() as usize).min(ERRORS.len() - 1);
-        let above = (below + 1).min(ERRORS.len() - 1);
-        let part = level - below as f64;
-        let between = |a: f64, b: f64| a + (b - a) * part;
-        let read = |curve: &ThresholdCurve| {
-            let density = between(curve.levels[below].density, curve.levels[above].density);
-            let way = Way::threshold(self.shape(), curve.score);
-            way.work(neurons as f64, neurons as f64 * density).bytes
-        };
-        let mut best: Option<&ThresholdCurve> = None;
-        for curve in curves.into_iter().flatten() {
-            if best.is_none_or(|best| read(curve) < read(best)) {
-                best = Some(curve);
-            }
-        }
-        let Some(curve) = best else {
+        let Some(threshold) = cheapest_at(self.shape(), neurons, curves, level) else {
             return Ok(None);
         };
+        let curve = curves.iter().find(|curve| curve.score == threshold.score);
+        let Some(curve) = curve else {
+            return Ok(None);
+        };
+        let (below, above, part) = around(level);
         let [first, second] = [below, above].map(|level| file.kept(layer, curve, level, neurons));
         let kept = first?.into_iter().zip(second?);
-        let kept = kept.map(|(a, b)| between(f64::from(a), f64::from(b)).clamp(0.0, 1.0));
-        let value = |level: usize| f64::from(curve.levels[level].value);
-        let threshold = Threshold {
-            value: between(value(below), value(above)) as f32,
-            error: between(ERRORS[below], ERRORS[above]),
-            ..curve.threshold(below)
-        };
+        let kept = kept.map(|(a, b)| between(f64::from(a), f64::from(b), part).clamp(0.0, 1.0));
         Ok(Some((threshold, kept.collect())))
     }
 

@@ -1,0 +1,282 @@
+//! Where a point of the grid has which neurons, and how fast that would be.
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    hardware::Hardware,
+    placing::LayerPlacing,
+    plan::{Budget, Device, Plan, Policy, Score, Threshold},
+};
+use powerinfer_bundle::{Bundle, memory::foresight_bytes, neuron_bytes};
+use powerinfer_kernels::CacheFormat;
+use powerinfer_runtime::LayerAudit;
+use powerinfer_solver::{Candidate, Foreseen, NeuronShape, Options, SolveError, Way, Work, decide};
+
+use super::{
+    levels::Level,
+    rows::{Placement, Planned},
+};
+use crate::commands::{
+    place::{
+        problem::{largest_rank, problem},
+        ways::work_of_predictor,
+    },
+    simulate::{
+        engine::OURS,
+        step::{Kind, Pass, Placed, Stage},
+    },
+};
+
+/// Tokens of a prompt that go through the weights together.
+const CHUNK: usize = 512;
+
+/// What is on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Hot {
+    /// The best that fits so many bytes.
+    Within(u64),
+    /// Attention, the head, and every neuron that fires on at least this share of tokens, whatever it takes.
+    From(f64),
+}
+
+/// What runs together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) batch: usize,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) decode_tokens: usize,
+}
+
+impl Extent {
+    /// Tokens of a sequence.
+    pub(crate) fn context(self) -> usize {
+        self.prompt_tokens + self.decode_tokens
+    }
+}
+
+/// The way that every layer goes at a level.
+pub(crate) fn candidates(
+    bundle: &Bundle,
+    layers: &[LayerPlacing],
+    level: Level,
+    thresholds: Option<&[Threshold]>,
+    audit: &[LayerAudit],
+) -> Vec<Candidate> {
+    let config = bundle.config();
+    let shape = NeuronShape {
+        bytes: neuron_bytes(config, bundle.quant()),
+        matrices: config.matrices_per_neuron(),
+    };
+    let candidate = |(index, placing): (usize, &LayerPlacing)| {
+        let audit = &audit[index];
+        let file = bundle.predictors();
+        let summary = file.and_then(|file| file.layers().get(index));
+        let foreseen = |work: Work| Foreseen {
+            work,
+            predicted_per_active: audit.foreseen.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
+            recall: audit.recall(),
+        };
+        let mut frequencies: Vec<f64> = placing
+            .frequencies
+            .iter()
+            .map(|one| f64::from(*one))
+            .collect();
+        let way = match level {
+            Level::Dense => Way::dense(shape),
+            Level::Exact => Way::exact(shape),
+            Level::Predicted(_) => {
+                let work = summary
+                    .zip(file)
+                    .map(|(summary, file)| work_of_predictor(config, file.weights(), summary.rank));
+                Way::foreseen(Policy::Predicted, shape, foreseen(work.unwrap_or_default()))
+            }
+            Level::SignBit => {
+                let signs = summary.and_then(|summary| summary.sign_bit.as_ref());
+                let work = Work {
+                    bytes: signs.map_or(0.0, |signs| signs.bytes as f64),
+                    ..Work::default()
+                };
+                Way::foreseen(Policy::SignBit, shape, foreseen(work))
+            }
+            Level::Error(_) | Level::Gate(_) => {
+                // A bundle made for this level would have its neurons in this order.
+                let tokens = audit.tokens.max(1) as f64;
+                frequencies = audit
+                    .computed
+                    .iter()
+                    .map(|count| f64::from(*count) / tokens)
+                    .collect();
+                frequencies.sort_by(|a, b| b.total_cmp(a));
+                Way::threshold(
+                    shape,
+                    thresholds.map_or(Score::Gate, |all| all[index].score),
+                )
+            }
+        };
+        let held = summary.zip(file).map(|(summary, file)| {
+            let signs = level == Level::SignBit;
+            foresight_bytes(config, summary, file.weights(), signs)
+        });
+        Candidate {
+            way,
+            frequencies,
+            foresight_bytes: held.unwrap_or(0),
+            allowed: true,
+        }
+    };
+    layers.iter().enumerate().map(candidate).collect()
+}
+
+/// A placement, and what it would do.
+pub(crate) struct Found {
+    pub(crate) plan: Plan,
+    pub(crate) placement: Placement,
+    pub(crate) planned: Planned,
+}
+
+/// Places a model whose layers go the ways `candidates` on `hardware`, which is as the model finds it.
+///
+/// Fails where it does not fit.
+pub(crate) fn place(
+    bundle: &Bundle,
+    candidates: &[Candidate],
+    hardware: &Hardware,
+    hot: Hot,
+    extent: Extent,
+) -> Result<Found, SolveError> {
+    let config = bundle.config();
+    let before = bundle.plan();
+    let budget = Budget {
+        vram_split: Vec::new(),
+        vram_bytes: match hot {
+            Hot::Within(bytes) => bytes,
+            // More than any model takes.
+            Hot::From(_) => 1 << 50,
+        },
+        ram_bytes: before.budget.ram_bytes.max(hardware.cpu.ram_bytes),
+        context_tokens: (extent.batch * extent.context()) as u64,
+        kv_cache: match before.budget.context_tokens {
+            0 => CacheFormat::F16,
+            _ => before.budget.kv_cache,
+        },
+    };
+    let rank = largest_rank(bundle.predictors());
+    let mut problem = problem(config, budget, hardware.clone(), bundle.quant(), None, rank);
+    problem.hardware = hardware.clone();
+    if let Hot::From(_) = hot {
+        problem.head_pin = Some(Device::Gpu);
+        for layer in &mut problem.layers {
+            layer.pins.attention = Some(Device::Gpu);
+        }
+    }
+    let ways: Vec<_> = candidates.iter().map(|one| vec![one.clone()]).collect();
+    let mut plan = decide(&problem, &ways, &Options::default())?.plan;
+    if let Hot::From(threshold) = hot {
+        draw(&mut plan, candidates, threshold);
+    }
+    let chosen: Vec<&Candidate> = candidates.iter().collect();
+    let placed = Placed::of(&plan, &problem, config, bundle.quant(), &chosen);
+    let stage = Stage {
+        engine: &OURS,
+        hardware: &plan.hardware,
+    };
+    let context = extent.prompt_tokens as f64 + extent.decode_tokens as f64 / 2.0;
+    let step = stage.pass(
+        &placed,
+        Pass {
+            tokens: extent.batch as f64,
+            context: extent.batch as f64 * context,
+            kind: Kind::Decode,
+        },
+    );
+    let prompt = (0..extent.prompt_tokens.div_ceil(CHUNK)).map(|chunk| {
+        let until = ((chunk + 1) * CHUNK).min(extent.prompt_tokens);
+        let pass = Pass {
+            tokens: (until - chunk * CHUNK) as f64,
+            context: until as f64,
+            kind: Kind::Prompt,
+        };
+        stage.pass(&placed, pass).total
+    });
+    let prompt_seconds: f64 = prompt.sum();
+    let planned = Planned {
+        hardware: plan.hardware.name.clone(),
+        simulated: true,
+        first_token_milliseconds: 1e3 * prompt_seconds,
+        decode_microseconds: 1e6 * step.total,
+        gpu_microseconds: 1e6 * step.gpu,
+        cpu_microseconds: 1e6 * step.cpu,
+        sync_microseconds: 1e6 * step.sync,
+        tokens_per_second: extent.batch as f64 / step.total,
+    };
+    let placement = placement(&plan, &placed, candidates);
+    Ok(Found {
+        plan,
+        placement,
+        planned,
+    })
+}
+
+/// Draws the line between hot and cold at `threshold` instead.
+fn draw(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
+    let mut moved: i128 = 0;
+    for (layer, candidate) in plan.layers.iter_mut().zip(candidates) {
+        let hot = candidate
+            .frequencies
+            .partition_point(|frequency| *frequency >= threshold);
+        let bytes = (hot as i128 - layer.hot_count as i128) * i128::from(layer.neuron_bytes);
+        layer.hot_count = hot;
+        moved += bytes;
+    }
+    let shifted = |bytes: u64, by: i128| (i128::from(bytes) + by).max(0) as u64;
+    let (gpu, cpu) = (plan.totals.gpu_bytes, plan.totals.cpu_bytes);
+    let (gpu, cpu) = (shifted(gpu, moved), shifted(cpu, -moved));
+    // The lines no longer add up: it is a plan to be run and measured, and no promise.
+    plan.forget_account();
+    (plan.totals.gpu_bytes, plan.totals.cpu_bytes) = (gpu, cpu);
+    plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
+}
+
+fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Placement {
+    let [neuron_share, activation_share] = placed.hot();
+    let rarest = plan
+        .layers
+        .iter()
+        .zip(candidates)
+        .filter_map(|(layer, candidate)| {
+            let last = layer.hot_count.checked_sub(1)?;
+            candidate.frequencies.get(last).copied()
+        });
+    Placement {
+        hot_neurons: plan.layers.iter().map(|layer| layer.hot_count as u64).sum(),
+        neurons: plan
+            .layers
+            .iter()
+            .map(|layer| layer.neuron_count as u64)
+            .sum(),
+        neuron_share,
+        activation_share,
+        load_share: placed.load_on_gpu(),
+        coldest_hot_frequency: rarest.reduce(f64::min),
+        gpu_bytes: plan.totals.gpu_bytes,
+        cpu_bytes: plan.totals.cpu_bytes,
+        attention_layers: plan
+            .layers
+            .iter()
+            .filter(|layer| layer.attention == Device::Gpu)
+            .count(),
+        layers: plan.layers.len(),
+        hot_per_layer: plan.layers.iter().map(|layer| layer.hot_count).collect(),
+    }
+}
+
+/// The plan as `bundle` can run it: what is stored stays as it is, and so do its thresholds.
+pub(crate) fn to_run(mut plan: Plan, bundle: &Bundle) -> Plan {
+    plan.forget_account();
+    for (layer, before) in plan.layers.iter_mut().zip(&bundle.plan().layers) {
+        layer.threshold = before.threshold;
+        layer.input_thresholds = before.input_thresholds;
+    }
+    plan.budget.context_tokens = bundle.plan().budget.context_tokens;
+    plan.budget.kv_cache = bundle.plan().budget.kv_cache;
+    plan
+}

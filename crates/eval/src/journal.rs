@@ -1,0 +1,119 @@
+//! Rows of one run, a JSON object a line, written as they come: a run that was stopped goes on where it was.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    EvalError,
+    data_file::{self, Row},
+};
+
+/// What tells a run's rows from those of others.
+#[derive(Debug, Clone, Copy)]
+pub struct RunName<'a> {
+    /// How every line begins, such as `{"point":`.
+    pub beginning: &'static str,
+    /// What a line is, such as `line of completions`.
+    pub what: &'static str,
+    /// The settings, digested; the field `run` of every row.
+    pub run: &'a str,
+}
+
+/// A file of rows of one run, open for more.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Opens the file at `path`, or begins it, and returns the rows that are there, as read by `read`.
+    ///
+    /// Fails where it has rows of another run, or is none of ours. A last line that was not written to its end is
+    /// dropped.
+    pub(crate) fn open_rows<Item>(
+        path: &Path,
+        name: RunName<'_>,
+        read: impl Fn(Row) -> Result<Item, EvalError>,
+    ) -> Result<(Self, Vec<Item>), EvalError> {
+        let mut found = Vec::new();
+        let mut length_of_lines = 0;
+        if path.exists() {
+            if !path.is_file() {
+                return Err(EvalError::Unwritable {
+                    path: path.to_owned(),
+                    source: std::io::Error::other("it is no file"),
+                });
+            }
+            let bytes = std::fs::read(path).map_err(|source| EvalError::Unreadable {
+                path: path.to_owned(),
+                source,
+            })?;
+            let whole = bytes
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1);
+            let (lines, rest) = bytes.split_at(whole);
+            let beginning = name.beginning.as_bytes();
+            let length = rest.len().min(beginning.len());
+            if rest[..length] != beginning[..length] {
+                return Err(EvalError::Data {
+                    path: path.to_owned(),
+                    line: lines.split(|byte| *byte == b'\n').count(),
+                    reason: format!("it is no {}; name another file by `--out`", name.what),
+                });
+            }
+            length_of_lines = whole as u64;
+            if whole > 0 {
+                for row in data_file::parse(path, lines)? {
+                    if row.text("run")? != name.run {
+                        return Err(row.wrong(
+                            "it is of a run with other settings, another bundle or other data; name another file by `--out`",
+                        ));
+                    }
+                    found.push(read(row)?);
+                }
+            }
+        }
+        let unwritable = |source| EvalError::Unwritable {
+            path: path.to_owned(),
+            source,
+        };
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(unwritable)?;
+        // Only what is known for ours is shortened, and only by who is alone with it.
+        file.try_lock().map_err(|error| unwritable(error.into()))?;
+        file.set_len(length_of_lines).map_err(unwritable)?;
+        let journal = Self {
+            path: path.to_owned(),
+            file,
+        };
+        Ok((journal, found))
+    }
+
+    /// Opens the file at `path`, or begins it, and returns the rows that are there.
+    ///
+    /// Fails where it has rows of another run, or is none of ours. A last line that was not written to its end is
+    /// dropped.
+    pub fn open(path: &Path, name: RunName<'_>) -> Result<(Self, Vec<Value>), EvalError> {
+        Self::open_rows(path, name, |row| Ok(row.into_value()))
+    }
+
+    /// Adds a row, which begins as the file's rows do and has the field `run`.
+    pub fn push(&mut self, row: &Value) -> Result<(), EvalError> {
+        // In one piece, so that nobody reads half of it but where the system itself stopped.
+        let written = self.file.write_all(format!("{row}\n").as_bytes());
+        written.map_err(|source| EvalError::Unwritable {
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
