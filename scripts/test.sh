@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything CI runs: format, lints, tests, the GPU's kernels, documentation. Needs rustup and a C++ compiler;
-# what checks the kernels' PTX is installed with pip, and skipped where that cannot be.
+# what checks the kernels' PTX is installed with pip, a browser with apt, and what needs them is skipped where that cannot be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
@@ -15,9 +15,9 @@ step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
 step "the GPU's benchmark, emulated"
 cargo bench -p powerinfer-kernels --bench gpu --locked -- --emulate
-step "PTX of the GPU's kernels"
+step "PTX of the GPU's kernels, and the sweep's page in a browser"
 skipped=0
-for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh; do
+for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/check-report.sh; do
   code=0
   bash $check || code=$?
   case $code in
@@ -26,7 +26,7 @@ for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh; do
     *) exit "$code" ;;
   esac
 done
-[ "$skipped" = 0 ] || echo "$skipped of 2 checks of the PTX skipped"
+[ "$skipped" = 0 ] || echo "$skipped of 3 checks skipped"
 step "documentation"
 RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 step "done"

@@ -30,6 +30,7 @@ mod prompt_cache;
 mod readme;
 mod sandbox;
 mod simulate;
+mod sweep;
 mod synth;
 #[path = "../support/torch.rs"]
 mod torch;

@@ -108,6 +108,33 @@ impl Execution {
             ..Self::from(threads)
         }
     }
+
+    /// The same, with quantised weights multiplied so.
+    pub(crate) fn with_activations(self, activations: ActivationArgument) -> Self {
+        Self {
+            activations: activations.into(),
+            ..self
+        }
+    }
+}
+
+impl From<ActivationArgument> for ActivationFormat {
+    fn from(argument: ActivationArgument) -> Self {
+        match argument {
+            ActivationArgument::Int8 => Self::Int8,
+            ActivationArgument::F32 => Self::F32,
+        }
+    }
+}
+
+impl ActivationArgument {
+    /// As it is given.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F32 => "f32",
+        }
+    }
 }
 
 impl From<usize> for Execution {
@@ -127,10 +154,7 @@ impl EngineArguments {
     pub(crate) fn execution(&self) -> Execution {
         Execution {
             threads: self.thread_count(),
-            activations: match self.activations {
-                ActivationArgument::Int8 => ActivationFormat::Int8,
-                ActivationArgument::F32 => ActivationFormat::F32,
-            },
+            activations: self.activations.into(),
             residence: match (self.no_mmap, self.mlock) {
                 (true, _) => Residence::Loaded,
                 (false, true) => Residence::Locked,

@@ -39,7 +39,7 @@ use self::{
 use super::place::{page::refuse_inside, request::read_hardware, search};
 use crate::{
     calibration_text::{check_paths, texts},
-    engine::{DeviceArgument, Execution, gpu, runtime},
+    engine::{ActivationArgument, DeviceArgument, Execution, gpu, runtime},
     machine::{
         self,
         cores::usable_cores,
@@ -151,6 +151,13 @@ struct MeasureArguments {
     /// What runs the parts that placements put on a GPU; without one, placements are foreseen
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceArgument,
+    /// Run every placement where there is no GPU too: the CPU computes it in its two halves, and sums them as
+    /// they would be
+    #[arg(long)]
+    run_placements: bool,
+    /// Format of what quantised weights are multiplied with on the CPU; GPUs multiply with float32
+    #[arg(long, value_name = "FORMAT", default_value = "int8")]
+    activations: ActivationArgument,
     /// Seed of the tasks and of every draw
     #[arg(short, long, default_value_t = 1)]
     seed: u64,
@@ -344,7 +351,6 @@ impl<'a> Sweep<'a> {
         if levels.is_empty() {
             levels = Level::usual(&self.bundle);
         }
-        levels.dedup();
         for (place, level) in levels.iter().enumerate() {
             if levels[..place].contains(level) {
                 bail!("`--level` has `{level}` twice; leave one out");
@@ -438,6 +444,8 @@ impl<'a> Sweep<'a> {
             "decode_tokens": measures.decode_tokens,
             "repeats": measures.repeats,
             "device": self.device,
+            "run_placements": measures.run_placements,
+            "activations": measures.activations.name(),
             "seed": measures.seed,
             "version": env!("CARGO_PKG_VERSION"),
         });
@@ -472,7 +480,7 @@ impl<'a> Sweep<'a> {
             None => level.policy(),
         };
         let policy = PolicyChoice::Forced(policy);
-        let mut model = runtime(self.open()?, policy, self.threads, output)?;
+        let mut model = runtime(self.open()?, policy, self.on(DeviceArgument::Cpu), output)?;
         level.apply(&mut model, thresholds)?;
         Ok(model)
     }
@@ -558,12 +566,13 @@ impl<'a> Sweep<'a> {
                     let (measured, foreseeing) = clock.measure(model, point.extent)?;
                     self.timed(measured, foreseeing, &ways, &here, point, found)
                 };
-                let on_device = match (&self.device, &placed) {
-                    (Some(_), Ok(found)) if found.plan.uses_gpu() => Some(found),
+                let runs = self.device.is_some() || self.arguments.measures.run_placements;
+                let to_run = match &placed {
+                    Ok(found) if runs && found.plan.uses_gpu() => Some(found),
                     _ => None,
                 };
-                let (own_quality, timed) = if let Some(found) = on_device {
-                    let mut hybrid = self.on_device(*level, thresholds, found)?;
+                let (own_quality, timed) = if let Some(found) = to_run {
+                    let mut hybrid = self.placed_model(*level, thresholds, found)?;
                     let quality = self.judge(&mut dense, &mut hybrid, &by_dense, &bar)?;
                     (quality, speed_of(&mut hybrid, Some(found))?)
                 } else {
@@ -645,8 +654,8 @@ impl<'a> Sweep<'a> {
         place(&self.bundle, ways, &self.hardware, point.hot, point.extent)
     }
 
-    /// The model under `level`, with what `found` puts on a GPU there.
-    fn on_device(
+    /// The model under `level` in the two halves of `found`, one of them on a GPU where there is one.
+    fn placed_model(
         &self,
         level: Level,
         thresholds: Option<&[Threshold]>,
@@ -657,9 +666,23 @@ impl<'a> Sweep<'a> {
             layer.threshold = Some(*threshold);
         }
         let bundle = self.open()?.with_plan(plan)?;
-        let execution = Execution::on(self.arguments.measures.device, self.threads);
+        let device = match self.device {
+            Some(_) => self.arguments.measures.device,
+            None => DeviceArgument::Cpu,
+        };
         let policy = PolicyChoice::Forced(level.policy());
-        runtime(bundle, policy, execution, self.output.silent())
+        let mut model = runtime(bundle, policy, self.on(device), self.output.silent())?;
+        if let Level::Predicted(by) = level
+            && by != 0.0
+        {
+            model.raise_predictors(by);
+        }
+        Ok(model)
+    }
+
+    fn on(&self, device: DeviceArgument) -> Execution {
+        let activations = self.arguments.measures.activations;
+        Execution::on(device, self.threads).with_activations(activations)
     }
 
     fn judge(
@@ -682,14 +705,12 @@ impl<'a> Sweep<'a> {
         point: &Point,
         found: Option<&Found>,
     ) -> Result<Timed> {
-        let hot = match found {
-            Some(_) => point.hot,
-            None => Hot::Within(0),
-        };
+        measured.placement_ran = found.is_some();
+        let mut hot = Hot::Within(0);
         if let (Some(device), Some(_)) = (&self.device, found) {
             measured.device.clone_from(device);
-            measured.placement_ran = true;
             measured.emulated = self.is_emulated();
+            hot = point.hot;
         }
         if !measured.emulated {
             let predicted: Planned = place(&self.bundle, ways, here, hot, point.extent)?.planned;

@@ -190,9 +190,9 @@ impl Plot {
                 places.join(" ")
             );
         }
+        let place = |mark: &Mark| (across.at(mark.x), up.at(mark.y));
         for series in &self.series {
             let colour = series.colour % COLOURS;
-            let place = |mark: &Mark| (across.at(mark.x), up.at(mark.y));
             if series.is_line && series.marks.len() > 1 {
                 let places: Vec<String> = series
                     .marks
@@ -200,39 +200,29 @@ impl Plot {
                     .map(place)
                     .map(|(x, y)| format!("{x:.1},{y:.1}"))
                     .collect();
+                let places = places.join(" ");
                 let _ = write!(
                     page,
-                    "<polyline class=\"line c{colour}\" points=\"{}\"/>",
-                    places.join(" ")
+                    "<polyline class=\"line c{colour}\" points=\"{places}\"/>"
                 );
             }
             for mark in &series.marks {
-                let (x, y) = place(mark);
-                if let Some((low, high)) = mark.interval {
-                    let _ = write!(
-                        page,
-                        "<line class=\"bar c{colour}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
-                        up.at(low),
-                        up.at(high)
-                    );
-                }
-                let title = escape(&mark.title);
-                let shape = match series.colour < COLOURS {
-                    true => format!(
-                        "<circle class=\"mark c{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\">"
-                    ),
-                    false => format!(
-                        "<rect class=\"mark c{colour}\" x=\"{:.1}\" y=\"{:.1}\" width=\"8\" height=\"8\">",
-                        x - 4.0,
-                        y - 4.0
-                    ),
+                let Some((low, high)) = mark.interval else {
+                    continue;
                 };
-                let close = if series.colour < COLOURS {
-                    "circle"
-                } else {
-                    "rect"
-                };
-                let _ = write!(page, "{shape}<title>{title}</title></{close}>");
+                let _ = write!(
+                    page,
+                    "<line class=\"bar c{colour}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
+                    up.at(low),
+                    up.at(high),
+                    x = across.at(mark.x)
+                );
+            }
+        }
+        // Above all lines.
+        for series in &self.series {
+            for mark in &series.marks {
+                draw_mark(page, series.colour, place(mark), &mark.title);
             }
         }
         if let Some((x, y, told)) = &self.knee {
@@ -320,6 +310,23 @@ impl Plot {
     }
 }
 
+/// Draws a mark of the colour `series` at a place.
+fn draw_mark(page: &mut String, series: usize, (x, y): (f64, f64), title: &str) {
+    let (colour, title) = (series % COLOURS, escape(title));
+    let _ = match series < COLOURS {
+        true => write!(
+            page,
+            "<circle class=\"mark c{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"><title>{title}</title></circle>"
+        ),
+        false => write!(
+            page,
+            "<rect class=\"mark c{colour}\" x=\"{:.1}\" y=\"{:.1}\" width=\"8\" height=\"8\"><title>{title}</title></rect>",
+            x - 4.0,
+            y - 4.0
+        ),
+    };
+}
+
 /// A row of a map: a name, and of each layer a figure, what is said of it, and what is written where there is room.
 pub(super) struct MapRow {
     pub(super) name: String,
@@ -328,7 +335,7 @@ pub(super) struct MapRow {
 
 /// Draws a map whose cells are the warmer the larger their figures, by powers of ten.
 pub(super) fn map(page: &mut String, title: &str, rows: &[MapRow]) {
-    const NAMES: f64 = 96.0;
+    const NAMES: f64 = 116.0;
     const ROW: f64 = 24.0;
     // So many have room for their figures.
     const FEW: usize = 8;

@@ -408,8 +408,14 @@ pub(super) fn table(rows: &[Row]) -> String {
                 .planned
                 .as_ref()
                 .map_or_else(none, |planned| speed(planned.tokens_per_second)),
-            speed(measured.tokens_per_second.median),
-            format!("{:.0}", measured.decode_microseconds.p99),
+            match measured.emulated {
+                true => none(),
+                false => speed(measured.tokens_per_second.median),
+            },
+            match measured.emulated {
+                true => none(),
+                false => format!("{:.0}", measured.decode_microseconds.p99),
+            },
             told_rise(row.quality.perplexity_rise),
         ]);
         let pass = row.quality.functions.iter();
@@ -507,7 +513,7 @@ pub(super) fn say(rows: &[Row], out: &Path, output: Output) {
             measured.threads,
             measured.prompt_tokens,
             match ran {
-                true => "",
+                true => ", on what ran the placement",
                 false => ", on the CPU, whatever is hot",
             }
         ));

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Sweeps the demo over a small grid and looks at the page in a headless Chromium, which is installed with apt where that
+# can be done. Ends with 75 where there is no browser or no Python. POWERINFER=path uses a binary that is there already.
+#
+# usage: scripts/check-report.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+find_browser() {
+  for name in chromium chromium-browser google-chrome; do
+    command -v "$name" && return
+  done
+  return 1
+}
+skip() {
+  echo "the sweep's page was not looked at: $1" >&2
+  exit 75
+}
+command -v python3 > /dev/null || skip "there is no python3"
+if ! browser=$(find_browser); then
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    (apt-get update -q && apt-get install -y -q --no-install-recommends chromium) > /dev/null 2>&1 || true
+  fi
+  browser=$(find_browser) || skip "there is no Chromium, and it could not be installed"
+fi
+if [ -z "${POWERINFER:-}" ]; then
+  cargo build --locked -p powerinfer-cli
+  POWERINFER=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/powerinfer
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+checker=$PWD/scripts/check_report.py
+cd "$scratch"
+"$POWERINFER" -q prepare demo --vram 24G --tokens 5000 --steps 30 --trace-tokens 2000
+"$POWERINFER" -q sweep demo --html page.html --vram 0G,515M,517M --batch 1,4 --context 32,64 -n 8 --repeats 2 --probe 16MiB \
+  --level dense,exact,predicted:-2,predicted,predicted:+2,predicted:+4,predicted:+6 --tokens 1500 --audit-tokens 500 --layer-tokens 200 --tasks 10 > /dev/null
+python3 "$checker" "$browser" page.html
