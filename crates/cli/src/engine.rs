@@ -7,6 +7,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
 
+pub(crate) mod evaluated;
 pub(crate) mod gpu;
 
 use crate::{

@@ -115,9 +115,10 @@ fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Estimate {
 impl Fidelity {
     /// Takes in the logits of both models at one token, and the token that follows.
     fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
-        self.dense.push(negative_log_probability(dense, target));
-        self.other.push(negative_log_probability(other, target));
-        self.divergence.push(divergence(dense, other));
+        let found = [dense, other].map(Softmax::of);
+        self.dense.push(found[0].negative_log(dense, target));
+        self.other.push(found[1].negative_log(other, target));
+        self.divergence.push(divergence(dense, other, &found));
         let differences = dense.iter().zip(other).map(|(a, b)| (a - b).abs());
         self.largest_difference = differences.fold(self.largest_difference, f32::max);
         let agree = greedy_token(dense) == greedy_token(other);
@@ -215,19 +216,41 @@ impl Fidelity {
     }
 }
 
-/// `Σ p·ln(p/q)` with p and q the softmax of the logits, in float64.
-fn divergence(dense: &[f32], other: &[f32]) -> f64 {
-    let [p, q] = [dense, other].map(log_probabilities);
-    let terms = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q));
-    terms.sum::<f64>().max(0.0) // what is negative is rounding
+/// The softmax of some logits, in float64.
+struct Softmax {
+    /// `exp(logit − largest)`.
+    powers: Vec<f64>,
+    /// Their sum.
+    sum: f64,
+    /// `ln Σ exp(logit)`.
+    log_sum: f64,
 }
 
-/// `ln softmax(logits)`.
-fn log_probabilities(logits: &[f32]) -> Vec<f64> {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let shifted = logits.iter().map(|logit| f64::from(*logit) - largest);
-    let sum = shifted.clone().map(f64::exp).sum::<f64>().ln();
-    shifted.map(|logit| logit - sum).collect()
+impl Softmax {
+    fn of(logits: &[f32]) -> Self {
+        let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let shifted = logits.iter().map(|logit| f64::from(*logit) - largest);
+        let powers: Vec<f64> = shifted.map(f64::exp).collect();
+        let sum: f64 = powers.iter().sum();
+        Self {
+            powers,
+            sum,
+            log_sum: largest + sum.ln(),
+        }
+    }
+
+    /// −ln p of `target`.
+    fn negative_log(&self, logits: &[f32], target: u32) -> f64 {
+        self.log_sum - f64::from(logits[target as usize])
+    }
+}
+
+/// `Σ p·ln(p/q)` with p and q the `softmax` of the logits.
+fn divergence(dense: &[f32], other: &[f32], [p, q]: &[Softmax; 2]) -> f64 {
+    let shift = q.log_sum - p.log_sum;
+    let logits = dense.iter().zip(other).zip(&p.powers);
+    let terms = logits.map(|((p, q), power)| power * (f64::from(*p) - f64::from(*q) + shift));
+    (terms.sum::<f64>() / p.sum).max(0.0) // what is negative is rounding
 }
 
 /// Compares `other` with `dense` on `texts`, token ids each, in `windows`; `between` runs after
@@ -304,8 +327,14 @@ mod tests {
                 .zip(softmax(&q))
                 .map(|(p, q)| p * (p / q).ln())
                 .sum();
-            prop_assert!((divergence(&p, &q) - expected).abs() < 1e-9);
-            prop_assert!(divergence(&p, &p) == 0.0);
+            let found = |p: &[f32], q: &[f32]| divergence(p, q, &[Softmax::of(p), Softmax::of(q)]);
+            prop_assert!((found(&p, &q) - expected).abs() < 1e-9);
+            prop_assert!(found(&p, &p) == 0.0);
+            let all = Softmax::of(&q);
+            for target in 0..q.len() as u32 {
+                let own = all.negative_log(&q, target);
+                prop_assert!((own - negative_log_probability(&q, target)).abs() < 1e-9);
+            }
         }
     }
 

@@ -4,20 +4,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
-use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_eval::{
     Ends, EvalError, PythonSandbox, Sample, SampleFile, complete,
     human_eval::{Judge, Problem, STOPS, Verdict, read_completions, read_problems},
     statistics::{Interval, LEVEL, Paired, bootstrap_mean, pass_at, share},
 };
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings};
+use powerinfer_runtime::{Sampler, SamplingSettings};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::eval_questions::choices;
 use crate::{
-    engine::{PolicyArgument, runtime},
-    model_argument::{self, DEMO, bundle_folder},
+    engine::{
+        PolicyArgument,
+        evaluated::{Evaluated, Model, SubjectArguments},
+    },
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -28,9 +29,8 @@ use crate::{
     after_help = "Programs run in an embedded interpreter that has no files and no network; what it cannot judge is told.\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
 )]
 pub(crate) struct CodeArguments {
-    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
-    #[arg(default_value = DEMO)]
-    bundle: String,
+    #[command(flatten)]
+    subject: SubjectArguments,
     /// The problems: JSON by lines, plain or compressed (`task_id`, `prompt`, `entry_point`, `canonical_solution`, `test`)
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
@@ -62,9 +62,6 @@ pub(crate) struct CodeArguments {
     /// Most tokens of a completion
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
     max_tokens: usize,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
     /// Write completions and verdicts to this file as they come, and go on from what it has; with several policies
     /// one file each, their names put in
     #[arg(long, value_name = "FILE")]
@@ -174,17 +171,12 @@ fn solve_all(
     judge: &Judge,
     output: Output,
 ) -> Result<Vec<Row>> {
-    let folder = bundle_folder(&arguments.bundle);
-    let open = || Bundle::open(&folder, Verification::Quick);
-    let tokenizer = model_argument::tokenizer(&open()?.files())?;
+    let subject = arguments.subject.open(output)?;
     let choices = choices(&arguments.policy);
-    let threads = arguments
-        .threads
-        .unwrap_or_else(crate::machine::cores::usable_cores);
     // All of them now: what is wrong with one is not told after hours of another.
     let mut files = Vec::new();
     for (name, _) in &choices {
-        let run = run_digest(arguments, &open()?, name)?;
+        let run = run_digest(arguments, &subject, name)?;
         files.push(match &arguments.out {
             None => None,
             Some(path) => Some(SampleFile::open(&named(path, name, choices.len()), &run)?),
@@ -196,13 +188,13 @@ fn solve_all(
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
-        let mut model = runtime(open()?, *choice, threads, quiet)?;
+        let mut model = subject.model(*choice, quiet)?;
         let verdicts = solve(
             arguments,
             problems,
             judge,
             &mut model,
-            &tokenizer,
+            subject.tokenizer(),
             file.as_mut(),
             (name, output),
         )?;
@@ -228,9 +220,9 @@ fn named(path: &Path, policy: &str, policies: usize) -> PathBuf {
 }
 
 /// What samples of this run have in common, and those of no other.
-fn run_digest(arguments: &CodeArguments, bundle: &Bundle, policy: &str) -> Result<String> {
+fn run_digest(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> Result<String> {
     let settings = json!({
-        "bundle": bundle.manifest_document().body.files,
+        "bundle": subject.identity()?,
         "data": Digest::of_file(&arguments.data)?,
         "policy": policy,
         "temperature": arguments.temperature,
@@ -246,7 +238,7 @@ fn solve(
     arguments: &CodeArguments,
     problems: &[Problem],
     judge: &Judge,
-    model: &mut Runtime,
+    model: &mut Model,
     tokenizer: &Tokenizer,
     mut file: Option<&mut SampleFile>,
     (name, output): (&str, Output),

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress, plan::Policy};
-use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_eval::{
     Ends, EvalError, complete,
     grade_school::{self, is_right, read_word_problems},
@@ -12,14 +11,16 @@ use powerinfer_eval::{
     statistics::{Interval, Paired, share},
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::eval_code::told_beside;
 use crate::{
-    engine::{PolicyArgument, runtime},
-    model_argument::{self, DEMO, bundle_folder},
+    engine::{
+        PolicyArgument,
+        evaluated::{Model, SubjectArguments},
+    },
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -27,9 +28,8 @@ use crate::{
 /// Which questions, and who answers.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuestionArguments {
-    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
-    #[arg(default_value = DEMO)]
-    bundle: String,
+    #[command(flatten)]
+    subject: SubjectArguments,
     /// The questions, JSON by lines, plain or compressed
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
@@ -39,9 +39,6 @@ pub(crate) struct QuestionArguments {
     /// Policies to compare, the others with the first [default: what the plan says]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -83,7 +80,7 @@ pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Re
     let common = &arguments.common;
     let mut questions = read_questions(&common.data)?;
     questions.truncate(common.count.unwrap_or(usize::MAX));
-    let ask = |model: &mut Runtime, tokenizer: &Tokenizer, index: usize| {
+    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
         let (question, room) = (&questions[index], model.context_limit());
         let found = answer(model, tokenizer, question, room)?;
         let is_right = |taken: usize| taken == question.label;
@@ -108,7 +105,7 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
     }
     let (examples, asked) = problems.split_at(arguments.shots);
     let asked = &asked[..asked.len().min(common.count.unwrap_or(usize::MAX))];
-    let ask = |model: &mut Runtime, tokenizer: &Tokenizer, index: usize| {
+    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
         let prompt = grade_school::prompt(examples, &asked[index]);
         let ends = Ends {
             max_tokens: arguments.max_tokens,
@@ -126,30 +123,26 @@ fn evaluate(
     arguments: &QuestionArguments,
     questions: usize,
     ways: &[&str],
-    ask: impl Fn(&mut Runtime, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
+    ask: impl Fn(&mut Model, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
     output: Output,
 ) -> Result<()> {
     if questions == 0 {
         bail!("there is no question to ask; give a larger `--count`");
     }
-    let folder = bundle_folder(&arguments.bundle);
-    let open = || Bundle::open(&folder, Verification::Quick);
-    let tokenizer = model_argument::tokenizer(&open()?.files())?;
-    let threads = arguments
-        .threads
-        .unwrap_or_else(crate::machine::cores::usable_cores);
+    let subject = arguments.subject.open(output)?;
+    let tokenizer = subject.tokenizer();
     let mut rows: Vec<Row> = Vec::new();
     for (policy, choice) in choices(&arguments.policy) {
         let quiet = Output {
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
-        let mut model = runtime(open()?, choice, threads, quiet)?;
+        let mut model = subject.model(choice, quiet)?;
         let bar = Bar::new(output);
         bar.begin(&policy, questions as u64, "questions");
         let mut answers = Vec::new();
         for index in 0..questions {
-            answers.push(match ask(&mut model, &tokenizer, index) {
+            answers.push(match ask(&mut model, tokenizer, index) {
                 Ok(found) => Some(found),
                 Err(EvalError::PromptLength { .. }) => None,
                 Err(error) => return Err(error.into()),

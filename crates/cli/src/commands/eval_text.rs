@@ -10,8 +10,10 @@ use powerinfer_artifact::{
     certificate::Estimate,
     plan::{Plan, Policy},
 };
-use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity};
+use powerinfer_bundle::Bundle;
+use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods};
+use powerinfer_model::ModelConfig;
+use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
@@ -19,8 +21,11 @@ use serde_json::{Value, json};
 use super::place::certify;
 use crate::{
     calibration_text::{check_paths, texts},
-    engine::{PolicyArgument, runtime},
-    model_argument::{self, DEMO, bundle_folder},
+    engine::{
+        PolicyArgument,
+        evaluated::{Model, SubjectArguments},
+    },
+    model_argument::{self, DEMO},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -31,9 +36,8 @@ use crate::{
     after_help = "Examples:\n  powerinfer eval perplexity demo --tokens 2000\n  powerinfer eval fidelity ./my-model.powerinfer --data held-out.txt"
 )]
 pub(crate) struct TextArguments {
-    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
-    #[arg(default_value = DEMO)]
-    bundle: String,
+    #[command(flatten)]
+    subject: SubjectArguments,
     /// Text file, or folder of text files; may be given several times. Give text that the profile
     /// has not seen [default: for `demo` tasks it was not trained on, else the text of the bundle's
     /// certificate]
@@ -58,9 +62,10 @@ pub(crate) struct TextArguments {
     /// Measure the bundle's certificate again, on its own text, and fail where it differs
     #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "bos", "policy"])]
     certificate: bool,
-    /// Threads to compute with [default: one per physical core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
+    /// Compare with this model under the reference engine instead of with the bundle's own `dense`: what the
+    /// weights' format costs counts too
+    #[arg(long, value_name = "MODEL", conflicts_with = "certificate")]
+    against: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -144,14 +149,28 @@ struct Row {
 
 pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Result<()> {
     check_paths(&arguments.data)?;
-    let folder = bundle_folder(&arguments.bundle);
-    let open = || Bundle::open(&folder, Verification::Quick);
-    let bundle = open()?;
+    let subject = arguments.subject.open(output)?;
+    let bundle = subject.bundle()?;
     if arguments.certificate {
-        return measure_again(&bundle, arguments.json, output);
+        let Some(bundle) = &bundle else {
+            bail!("a model has no certificate; give the bundle that was made of it");
+        };
+        return measure_again(bundle, arguments.json, output);
     }
-    let tokenizer = model_argument::tokenizer(&bundle.files())?;
-    let context = bundle.plan().budget.context_tokens as usize;
+    let tokenizer = subject.tokenizer();
+    let (config, context, name) = match (&bundle, subject.checkpoint()) {
+        (Some(bundle), _) => (
+            bundle.config(),
+            bundle.plan().budget.context_tokens as usize,
+            &bundle.header().model.name,
+        ),
+        (None, Some(checkpoint)) => (
+            checkpoint.config(),
+            checkpoint.config().context_length,
+            &checkpoint.identity().name,
+        ),
+        (None, None) => unreachable!("it is a bundle or a model"),
+    };
     let length = arguments.window.unwrap_or(context.min(512));
     if length < 2 || length > context {
         bail!("`--window` is {length}; the bundle has room for 2 to {context} tokens");
@@ -163,57 +182,83 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             length - 1
         );
     }
-    let is_demo = bundle.header().model.name == DEMO;
-    let mut texts = match bundle.certificate() {
-        Some(_) if arguments.data.is_empty() && !is_demo => {
+    let is_demo = name == DEMO;
+    let certified = bundle
+        .as_ref()
+        .filter(|bundle| bundle.certificate().is_some());
+    let mut texts = match certified {
+        Some(bundle) if arguments.data.is_empty() && !is_demo => {
             output.say("on the text of the bundle's certificate; `--data` gives other text");
             bundle.certificate_texts()?
         }
         _ => texts(
             &arguments.data,
             is_demo,
-            bundle.config(),
-            &tokenizer,
+            config,
+            tokenizer,
             arguments.tokens,
         )?,
     };
-    arguments.bos.apply(&mut texts, &tokenizer)?;
-    let extent = Extent::of(&texts, &tokenizer)?;
+    arguments.bos.apply(&mut texts, tokenizer)?;
+    let extent = Extent::of(&texts, tokenizer)?;
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
         bail!("the text has no tokens to score; give more text by `--data`");
     }
-    let threads = arguments
-        .threads
-        .unwrap_or_else(crate::machine::cores::usable_cores);
-    let quiet = Output {
-        quiet: true,
-        ..output
+    let bar = Bar::new(output);
+    let mut advance = |tokens| bar.advance(tokens).map_err(anyhow::Error::from);
+    let mut dense = match &arguments.against {
+        Some(model) => Model::Reference(Box::new(reference(model, config, output)?)),
+        None => subject.model(PolicyChoice::Forced(Policy::Dense), output)?,
     };
-    let choices = choices(&arguments.policy, &bundle);
-    let mut dense = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, output)?;
-    let mut rows = Vec::new();
+    // A model beside itself: what our engine makes of it.
+    let packed = match shown {
+        Shown::Fidelity => subject.packed()?,
+        Shown::Perplexity => None,
+    };
+    let others = packed.as_ref().unwrap_or(&subject);
+    let choices = match (&bundle, &packed) {
+        (Some(bundle), _) => choices(&arguments.policy, bundle, arguments.against.is_some()),
+        (None, Some(_)) => vec![(
+            "runtime, float32".to_owned(),
+            PolicyChoice::Forced(Policy::Dense),
+        )],
+        (None, None) => Vec::new(),
+    };
+    if bundle.is_none() && !arguments.policy.is_empty() {
+        bail!(
+            "a model that is no bundle is dense; use `--engine runtime`, or a bundle, for `--policy`"
+        );
+    }
+    let (mut rows, mut of_dense) = (Vec::new(), Likelihood::default());
     for (policy, choice) in choices {
-        let mut other = runtime(open()?, choice, threads, quiet)?;
-        let bar = Bar::new(output);
+        let mut other = others.model(choice, output.silent())?;
         bar.begin(&policy, total as u64, "tokens");
-        let fidelity = fidelity(&mut dense, &mut other, &texts, windows, |tokens| {
-            bar.advance(tokens).map_err(anyhow::Error::from)
-        })?;
+        let fidelity = fidelity(&mut dense, &mut other, &texts, windows, &mut advance)?;
         bar.end();
+        of_dense = fidelity.dense();
         rows.push(Row {
             policy,
             fidelity,
-            computed_share: other.take_statistics().computed_share(),
+            computed_share: other.computed_share(),
         });
+    }
+    if rows.is_empty() {
+        bar.begin("dense", total as u64, "tokens");
+        let found = likelihoods(&mut dense, &texts, windows, &mut advance)?;
+        bar.end();
+        of_dense = Likelihood {
+            negative_log: found.iter().sum(),
+            tokens: found.len() as u64,
+        };
     }
     let begins_with = tokenizer
         .bos()
         .filter(|bos| texts.iter().all(|text| text.first() == Some(&bos.id)))
         .map(|bos| bos.text.clone());
     if arguments.json {
-        let dense = rows[0].fidelity.dense();
+        let dense = of_dense;
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(extent)).collect();
         return print_json(&json!({
             "tokens": total, "words": extent.words, "bytes": extent.bytes,
@@ -224,13 +269,35 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             "policies": rows,
         }));
     }
-    print(table(&rows, shown, extent))?;
-    say(&rows, windows, begins_with.as_deref(), output);
+    print(table(of_dense, &rows, shown, extent))?;
+    say(
+        of_dense.tokens,
+        &rows,
+        windows,
+        begins_with.as_deref(),
+        output,
+    );
     Ok(())
 }
 
+/// The model called `name` under the reference engine, to compare one of `config` with.
+fn reference(name: &str, config: &ModelConfig, output: Output) -> Result<ReferenceModel> {
+    let checkpoint = model_argument::open_checkpoint(name, output)?;
+    let (own, other) = (config.vocabulary_size, checkpoint.config().vocabulary_size);
+    if own != other {
+        bail!(
+            "`{name}` has {other} tokens, and what it is compared with has {own}; give the model that the bundle was made from"
+        );
+    }
+    Ok(ReferenceModel::load(&checkpoint)?)
+}
+
 /// What is compared with `dense`: what was asked for, or all that the bundle can do.
-fn choices(asked: &[PolicyArgument], bundle: &Bundle) -> Vec<(String, PolicyChoice)> {
+fn choices(
+    asked: &[PolicyArgument],
+    bundle: &Bundle,
+    with_dense: bool,
+) -> Vec<(String, PolicyChoice)> {
     let forced = |policy: Policy| (policy.to_string(), PolicyChoice::Forced(policy));
     if !asked.is_empty() {
         return asked
@@ -242,7 +309,7 @@ fn choices(asked: &[PolicyArgument], bundle: &Bundle) -> Vec<(String, PolicyChoi
     let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
     let all = |has: &dyn Fn(usize) -> bool| (0..layers.len()).all(has);
     let can = |policy: &Policy| match policy {
-        Policy::Dense => false,
+        Policy::Dense => with_dense,
         Policy::Exact => bundle.config().activation.has_exact_zeros(),
         Policy::Predicted => all(&|layer| summaries.get(layer).is_some_and(|s| s.rank > 0)),
         Policy::SignBit => all(&|layer| summaries.get(layer).is_some_and(|s| s.sign_bit.is_some())),
@@ -291,7 +358,7 @@ fn interval(interval: Estimate) -> String {
     format!("{:+.2} ± {:.2} %", 100.0 * value, 100.0 * margin)
 }
 
-fn table(rows: &[Row], shown: Shown, extent: Extent) -> String {
+fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> String {
     let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise"];
     headings.extend(match shown {
         Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
@@ -322,7 +389,7 @@ fn table(rows: &[Row], shown: Shown, extent: Extent) -> String {
         };
     let none = || "–".to_owned();
     let nothing = [none(), none(), none(), none()];
-    row("dense", 1.0, rows[0].fidelity.dense(), none(), nothing);
+    row("dense", 1.0, dense, none(), nothing);
     for Row {
         policy,
         fidelity,
@@ -345,8 +412,7 @@ fn table(rows: &[Row], shown: Shown, extent: Extent) -> String {
 }
 
 /// Says how it was measured, and how much more text a close figure would take.
-fn say(rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output) {
-    let tokens = rows[0].fidelity.tokens();
+fn say(tokens: u64, rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output) {
     let begins = match begins_with {
         Some(token) => format!("every text begins with `{token}`"),
         None => "nothing is put before a text".to_owned(),

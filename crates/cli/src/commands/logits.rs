@@ -6,34 +6,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use powerinfer_artifact::{
     ByteSize,
-    plan::{Plan, Policy},
-    progress::Silent,
+    plan::Policy,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
-use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_kernels::Format;
-use powerinfer_model::{Checkpoint, LanguageModel};
+use powerinfer_bundle::Bundle;
+use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 
 use crate::{
-    engine::{EngineArguments, PolicyArgument, open_runtime, runtime},
+    engine::{
+        EngineArguments, PolicyArgument,
+        evaluated::{EngineKind, pack_plain},
+        open_runtime, runtime,
+    },
     model_argument::{self, bundle_folder},
     output::Output,
 };
-
-/// Which forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Engine {
-    /// candle, dense, float32; takes a model
-    Reference,
-    /// Ours; takes a bundle, or a model whose weights it packs as float32
-    Runtime,
-}
 
 /// Which logits to write, and where to.
 #[derive(Debug, clap::Args)]
@@ -49,7 +41,7 @@ pub(crate) struct LogitsArguments {
     ids: Vec<u32>,
     /// Which forward pass [default: runtime for a bundle, reference for a model]
     #[arg(long)]
-    engine: Option<Engine>,
+    engine: Option<EngineKind>,
     #[command(flatten)]
     execution: EngineArguments,
     /// File to write: tensor `logits`, float32, [tokens, vocabulary]
@@ -61,17 +53,17 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
     let given = Path::new(&arguments.model);
     let is_bundle = Bundle::is_bundle(given) || Bundle::is_bundle(&given.join("bundle"));
     let engine = arguments.engine.unwrap_or(if is_bundle {
-        Engine::Runtime
+        EngineKind::Runtime
     } else {
-        Engine::Reference
+        EngineKind::Reference
     });
     let policy = arguments.execution.policy;
     let (logits, vocabulary) = match (engine, is_bundle) {
-        (Engine::Runtime, true) => forward(
+        (EngineKind::Runtime, true) => forward(
             open_runtime(&arguments.model, &arguments.execution, output)?,
             &arguments.ids,
         )?,
-        (Engine::Runtime, false) => {
+        (EngineKind::Runtime, false) => {
             let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
             let policy: Policy = policy.unwrap_or(PolicyArgument::Dense).into();
             if policy == Policy::Predicted {
@@ -92,7 +84,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 &arguments.ids,
             )?
         }
-        (Engine::Reference, false) => {
+        (EngineKind::Reference, false) => {
             if policy.is_some_and(|policy| policy != PolicyArgument::Dense) {
                 bail!("the reference engine is dense; use `--engine runtime` for a policy");
             }
@@ -101,7 +93,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 &arguments.ids,
             )?
         }
-        (Engine::Reference, true) => bail!(
+        (EngineKind::Reference, true) => bail!(
             "`{}` is a bundle, which the reference engine cannot read; give the model it was made from",
             bundle_folder(&arguments.model).display()
         ),
@@ -129,28 +121,4 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
 fn forward(mut model: impl LanguageModel, ids: &[u32]) -> Result<(Vec<f32>, usize)> {
     let logits = model.forward(ids)?;
     Ok((logits, model.config().vocabulary_size))
-}
-
-/// Packs a model as it is, in float32, everything on the CPU, for one run over `context` tokens.
-fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) -> Result<Bundle> {
-    let config = checkpoint.config();
-    let order: Vec<u32> = (0..config.ffn_size as u32).collect();
-    let inputs = PackInputs {
-        checkpoint,
-        orders: &vec![order; config.layer_count],
-        predictors: None,
-        plan: Plan::unplaced(
-            config.layer_count,
-            config.ffn_size,
-            Policy::Dense,
-            context.min(config.context_length),
-        ),
-        placing: None,
-        quant: Format::F32,
-        companions: &[],
-        inputs: BTreeMap::new(),
-        request: serde_json::Value::Null,
-        seed: 0,
-    };
-    Ok(pack(&inputs, out, &Silent)?)
 }

@@ -1,0 +1,281 @@
+//! What is evaluated: a bundle under policies, or a model as it is.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use powerinfer_artifact::{
+    plan::{Plan, Policy},
+    progress::Silent,
+};
+use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
+use powerinfer_kernels::Format;
+use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
+use powerinfer_reference::ReferenceModel;
+use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_text::Tokenizer;
+use serde_json::{Value, json};
+
+use super::{DeviceArgument, Execution, runtime};
+use crate::{
+    machine::cores::usable_cores,
+    model_argument::{self, DEMO, bundle_folder},
+    output::Output,
+};
+
+/// Which forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineKind {
+    /// candle, dense, float32; takes a model
+    Reference,
+    /// Ours; takes a bundle, or a model whose weights it packs as float32
+    Runtime,
+}
+
+/// What to evaluate, and what runs it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SubjectArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here; or a model that is none, a
+    /// folder or a GGUF file, as it is
+    #[arg(default_value = DEMO, value_name = "BUNDLE|MODEL")]
+    model: String,
+    /// Which forward pass [default: runtime for a bundle, reference for a model]
+    #[arg(long)]
+    engine: Option<EngineKind>,
+    /// What runs the parts that a bundle's plan puts on a GPU
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceArgument,
+    /// Threads to compute with [default: one per physical core]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+/// What is evaluated.
+pub(crate) struct Evaluated {
+    source: Source,
+    tokenizer: Tokenizer,
+    device: DeviceArgument,
+    threads: usize,
+}
+
+enum Source {
+    /// A bundle, or a model packed as one into a folder that goes when this goes.
+    Bundle {
+        folder: PathBuf,
+        _scratch: Option<tempfile::TempDir>,
+    },
+    Reference(Box<Checkpoint>),
+}
+
+/// A model that runs.
+pub(crate) enum Model {
+    Runtime(Box<Runtime>),
+    Reference(Box<ReferenceModel>),
+}
+
+impl SubjectArguments {
+    /// What is meant: what was prepared here goes before the model it was made from.
+    pub(crate) fn open(&self, output: Output) -> Result<Evaluated> {
+        let given = Path::new(&self.model);
+        let folder = bundle_folder(&self.model);
+        let is_bundle = Bundle::is_bundle(&folder);
+        let is_model =
+            !Bundle::is_bundle(given) && (given.is_file() || given.join("config.json").exists());
+        let (source, tokenizer) = match self.engine {
+            Some(EngineKind::Reference) if is_model || self.model == DEMO => {
+                self.reference(output)?
+            }
+            Some(EngineKind::Reference) => bail!(
+                "`{}` is no model, and the reference engine reads nothing else; give the model that it was made from",
+                self.model
+            ),
+            None if is_model && !is_bundle => self.reference(output)?,
+            Some(EngineKind::Runtime) if is_model && !is_bundle => {
+                let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
+                packed(&checkpoint)?
+            }
+            _ => {
+                let bundle = Bundle::open(&folder, Verification::Quick)?;
+                let tokenizer = model_argument::tokenizer(&bundle.files())?;
+                let _scratch = None;
+                (Source::Bundle { folder, _scratch }, tokenizer)
+            }
+        };
+        Ok(Evaluated {
+            source,
+            tokenizer,
+            device: self.device,
+            threads: self.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
+        })
+    }
+
+    fn reference(&self, output: Output) -> Result<(Source, Tokenizer)> {
+        let checkpoint = model_argument::open_checkpoint(&self.model, output)?;
+        let tokenizer = model_argument::tokenizer(checkpoint.files())?;
+        Ok((Source::Reference(Box::new(checkpoint)), tokenizer))
+    }
+}
+
+/// `checkpoint` as a bundle of its own, that goes when it is no longer needed.
+fn packed(checkpoint: &Checkpoint) -> Result<(Source, Tokenizer)> {
+    let scratch =
+        tempfile::tempdir().context("cannot make a temporary folder for the packed weights")?;
+    let folder = scratch.path().join("bundle");
+    pack_plain(checkpoint, checkpoint.config().context_length, &folder)?;
+    let tokenizer = model_argument::tokenizer(checkpoint.files())?;
+    let _scratch = Some(scratch);
+    Ok((Source::Bundle { folder, _scratch }, tokenizer))
+}
+
+/// Packs a model as it is, in float32, everything on the CPU, for one run over `context` tokens.
+pub(crate) fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) -> Result<Bundle> {
+    let config = checkpoint.config();
+    let order: Vec<u32> = (0..config.ffn_size as u32).collect();
+    let inputs = PackInputs {
+        checkpoint,
+        orders: &vec![order; config.layer_count],
+        predictors: None,
+        plan: Plan::unplaced(
+            config.layer_count,
+            config.ffn_size,
+            Policy::Dense,
+            context.min(config.context_length),
+        ),
+        placing: None,
+        quant: Format::F32,
+        companions: &[],
+        inputs: BTreeMap::new(),
+        request: Value::Null,
+        seed: 0,
+    };
+    Ok(pack(&inputs, out, &Silent)?)
+}
+
+impl Evaluated {
+    /// The bundle; none where the reference engine runs a model.
+    pub(crate) fn bundle(&self) -> Result<Option<Bundle>> {
+        match &self.source {
+            Source::Bundle { folder, .. } => Ok(Some(Bundle::open(folder, Verification::Quick)?)),
+            Source::Reference(_) => Ok(None),
+        }
+    }
+
+    /// The model that the reference engine runs.
+    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+        match &self.source {
+            Source::Reference(checkpoint) => Some(checkpoint),
+            Source::Bundle { .. } => None,
+        }
+    }
+
+    /// The same model, packed as it is, for our engine; none where it is a bundle already.
+    pub(crate) fn packed(&self) -> Result<Option<Self>> {
+        let Some(checkpoint) = self.checkpoint() else {
+            return Ok(None);
+        };
+        let (source, tokenizer) = packed(checkpoint)?;
+        Ok(Some(Self {
+            source,
+            tokenizer,
+            device: self.device,
+            threads: self.threads,
+        }))
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Ready to run under `policy`.
+    ///
+    /// Fails where the reference engine is to follow any but `dense`.
+    pub(crate) fn model(&self, policy: PolicyChoice, output: Output) -> Result<Model> {
+        match &self.source {
+            Source::Bundle { folder, .. } => {
+                let bundle = Bundle::open(folder, Verification::Quick)?;
+                let execution = Execution::on(self.device, self.threads);
+                let runtime = runtime(bundle, policy, execution, output)?;
+                Ok(Model::Runtime(Box::new(runtime)))
+            }
+            Source::Reference(checkpoint) => {
+                if !matches!(
+                    policy,
+                    PolicyChoice::Planned | PolicyChoice::Forced(Policy::Dense)
+                ) {
+                    bail!(
+                        "the reference engine is dense; use `--engine runtime`, or a bundle, for another `--policy`"
+                    );
+                }
+                let model = ReferenceModel::load(checkpoint)?;
+                Ok(Model::Reference(Box::new(model)))
+            }
+        }
+    }
+
+    /// What tells it from all others.
+    pub(crate) fn identity(&self) -> Result<Value> {
+        Ok(match &self.source {
+            Source::Bundle { folder, .. } => {
+                let bundle = Bundle::open(folder, Verification::Quick)?;
+                json!(bundle.manifest_document().body.files)
+            }
+            Source::Reference(checkpoint) => json!({ "reference": checkpoint.identity() }),
+        })
+    }
+}
+
+impl Model {
+    /// Tokens that there is room for.
+    pub(crate) fn context_limit(&self) -> usize {
+        match self {
+            Self::Runtime(model) => model.context_limit(),
+            Self::Reference(model) => model.config().context_length,
+        }
+    }
+
+    /// Share of FFN neurons that were computed since the last call.
+    pub(crate) fn computed_share(&mut self) -> f64 {
+        match self {
+            Self::Runtime(model) => model.take_statistics().computed_share(),
+            Self::Reference(_) => 1.0,
+        }
+    }
+
+    fn inner(&mut self) -> &mut dyn LanguageModel {
+        match self {
+            Self::Runtime(model) => &mut **model,
+            Self::Reference(model) => &mut **model,
+        }
+    }
+}
+
+impl LanguageModel for Model {
+    fn config(&self) -> &ModelConfig {
+        match self {
+            Self::Runtime(model) => model.config(),
+            Self::Reference(model) => model.config(),
+        }
+    }
+
+    fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        self.inner().forward(tokens)
+    }
+
+    fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        self.inner().forward_last(tokens)
+    }
+
+    fn reset(&mut self) {
+        self.inner().reset();
+    }
+
+    fn position(&self) -> usize {
+        match self {
+            Self::Runtime(model) => model.position(),
+            Self::Reference(model) => model.position(),
+        }
+    }
+}
