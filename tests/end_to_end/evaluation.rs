@@ -384,3 +384,62 @@ fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
     let bad = ["eval", "prune", "demo", "--keep", "1.5"];
     sandbox.run(&bad).bad(1, &["`--keep` has 1.5"]);
 }
+
+#[test]
+fn models_are_evaluated_as_they_are_by_either_engine() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_model("llama-silu");
+    let text = "a few words to score, again and again; ".repeat(20);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    let eval = |line: &[&str]| {
+        let measures = ["--data", "text.txt", "--tokens", "200", "--json"];
+        sandbox.run(&[&["eval"], line, &measures].concat())
+    };
+    let perplexity = |found: &Value| found["dense_perplexity"].as_f64().unwrap();
+    let reference = eval(&["perplexity", "llama-silu"]).good().json();
+    assert_eq!(reference["policies"], json!([]));
+    let runtime = eval(&["perplexity", "llama-silu", "--engine", "runtime"])
+        .good()
+        .json();
+    let [one, other] = [&reference, &runtime].map(perplexity);
+    assert!((one / other - 1.0).abs() < 1e-4, "{one} {other}");
+    let fidelity = eval(&["fidelity", "llama-silu"]).good().json();
+    let row = &fidelity["policies"][0];
+    assert_eq!(row["policy"], "runtime, float32");
+    assert!(
+        row["largest_logit_difference"].as_f64().unwrap() < 1e-2,
+        "{row}"
+    );
+    assert_eq!(row["same_likeliest_token"], 1.0);
+    eval(&["perplexity", "llama-silu", "--policy", "exact"])
+        .bad(1, &["is dense", "`--engine runtime`"]);
+    eval(&["fidelity", "llama-silu", "--certificate"]).bad(2, &["--certificate"]);
+    // A bundle beside the model it was made from: its weights' format counts too.
+    sandbox.copy_demo();
+    let demo = |more: &[&str]| {
+        let line = [
+            "eval", "fidelity", "demo", "--tokens", "300", "--json", "--policy", "dense",
+        ];
+        sandbox.run(&[&line[..], more].concat())
+    };
+    let own = demo(&[]).good().json();
+    assert_eq!(own["policies"][0]["largest_logit_difference"], 0.0);
+    let against = demo(&["--against", "demo"]).good().json();
+    assert!(
+        against["policies"][0]["largest_logit_difference"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
+    demo(&["--against", "llama-silu"]).bad(1, &["`llama-silu` has", "made from"]);
+    demo(&["--engine", "reference", "--against", "demo"]).bad(1, &["is dense", "`--policy`"]);
+    sandbox
+        .run(&[
+            "eval",
+            "perplexity",
+            "demo.powerinfer",
+            "--engine",
+            "reference",
+        ])
+        .bad(1, &["is no model", "made from"]);
+}

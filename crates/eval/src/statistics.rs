@@ -19,6 +19,13 @@ pub struct Interval {
     pub high: f64,
 }
 
+impl Interval {
+    /// The longer way from the figure to an end: the smallest effect that would have shown.
+    pub fn half_width(self) -> f64 {
+        (self.high - self.value).max(self.value - self.low)
+    }
+}
+
 /// The share of `passed` among `all`, with Wilson's interval (Wilson 1927, JASA 22).
 pub fn share(passed: u64, all: u64) -> Interval {
     let (count, share) = (all.max(1) as f64, passed as f64 / all.max(1) as f64);

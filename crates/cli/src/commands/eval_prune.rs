@@ -18,7 +18,11 @@ use powerinfer_runtime::{PolicyChoice, Runtime};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::eval_code::{paired_json, told_beside};
+use super::{
+    eval_code::{paired_json, told_beside},
+    eval_text::{SEED, rise_json},
+    sweep::told_rise,
+};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::runtime,
@@ -278,7 +282,7 @@ impl Row {
             "coldest_kept": self.coldest,
             "ffn_neurons_computed": self.computed_share,
             "perplexity": self.fidelity.other().perplexity(),
-            "perplexity_rise": both(self.fidelity.rise()),
+            "perplexity_rise": rise_json(self.fidelity.rise_interval(SEED)),
             "kl_divergence_mean": both(self.fidelity.mean_divergence()),
             "same_likeliest_token": self.fidelity.agreement(),
             "pass_at_1": pass,
@@ -293,7 +297,7 @@ fn table(rows: &[Row]) -> String {
         "level",
         "FFN neurons",
         "perplexity",
-        "rise",
+        "rise (95 %)",
         "same likeliest token",
     ];
     if has_tasks {
@@ -301,13 +305,13 @@ fn table(rows: &[Row]) -> String {
     }
     let mut table = Table::new(&headings);
     for row in rows {
-        let rise = row.fidelity.rise();
+        let rise = row.fidelity.rise_interval(SEED);
         let mut cells = vec![
             row.arm.name().to_owned(),
             row.arm.level(),
             percent(row.computed_share),
             format!("{:.4}", row.fidelity.other().perplexity()),
-            format!("{:+.2} ± {:.2} %", 100.0 * rise.value, 100.0 * rise.margin),
+            told_rise(rise.into()),
             percent(row.fidelity.agreement()),
         ];
         if has_tasks {
@@ -327,7 +331,7 @@ fn table(rows: &[Row]) -> String {
 /// Says how it was measured, and which arms differ from `dense` on the tasks.
 fn say(rows: &[Row], tokens: usize, output: Output) {
     output.say(format!(
-        "{tokens} tokens scored; rise: of perplexity over `dense`, ± 95 % confidence; cold: by the share of tokens on which a neuron fired while the model was profiled, of all layers together"
+        "{tokens} tokens scored; rise: of perplexity over `dense`, 95 % by the paired bootstrap of blocks; cold: by the share of tokens on which a neuron fired while the model was profiled, of all layers together"
     ));
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
         let name = format!("{} ({})", row.arm.name(), row.arm.level());

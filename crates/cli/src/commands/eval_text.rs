@@ -11,14 +11,14 @@ use powerinfer_artifact::{
     plan::{Plan, Policy},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods};
+use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods, statistics::Interval};
 use powerinfer_model::ModelConfig;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
 
-use super::place::certify;
+use super::{place::certify, sweep::told_rise};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::{
@@ -352,14 +352,16 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// A figure with its margin, in percent.
-fn interval(interval: Estimate) -> String {
-    let Estimate { value, margin } = interval;
-    format!("{:+.2} ± {:.2} %", 100.0 * value, 100.0 * margin)
+/// Seed of the bootstrap, whose draws mean nothing.
+pub(super) const SEED: u64 = 1;
+
+/// A rise of perplexity, for programs.
+pub(super) fn rise_json(rise: Interval) -> Value {
+    json!({ "value": rise.value, "low": rise.low, "high": rise.high })
 }
 
 fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> String {
-    let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise"];
+    let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise (95 %)"];
     headings.extend(match shown {
         Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
         Shown::Fidelity => &[
@@ -405,7 +407,7 @@ fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> Strin
                 None => "none".to_owned(),
             },
         ];
-        let rise = interval(fidelity.rise());
+        let rise = told_rise(fidelity.rise_interval(SEED).into());
         row(policy, *computed_share, fidelity.other(), rise, rest);
     }
     table.to_string()
@@ -418,13 +420,21 @@ fn say(tokens: u64, rows: &[Row], windows: Windows, begins_with: Option<&str>, o
         None => "nothing is put before a text".to_owned(),
     };
     output.say(format!(
-        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, ± 95 % confidence; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
+        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
         windows.length, windows.stride
     ));
-    let widest = rows
-        .iter()
-        .map(|row| row.fidelity.rise().margin)
-        .fold(0.0, f64::max);
+    for row in rows {
+        let rise = row.fidelity.rise_interval(SEED);
+        if rise.low <= 0.0 && rise.high >= 0.0 {
+            output.say(format!(
+                "{} beside dense: no difference shown; a rise of {:.2} % could have been",
+                row.policy,
+                100.0 * rise.half_width()
+            ));
+        }
+    }
+    let widths = rows.iter().map(|row| row.fidelity.rise_interval(SEED));
+    let widest = widths.map(Interval::half_width).fold(0.0, f64::max);
     if widest > CLOSE {
         let needed = tokens as f64 * (widest / CLOSE).powi(2);
         output.say(format!(
@@ -444,7 +454,7 @@ impl Row {
             "perplexity": fidelity.other().perplexity(),
             "word_perplexity": fidelity.other().word_perplexity(extent.words),
             "bits_per_byte": fidelity.other().bits_per_byte(extent.bytes),
-            "perplexity_rise": both(fidelity.rise()),
+            "perplexity_rise": rise_json(fidelity.rise_interval(SEED)),
             "kl_divergence_mean": both(fidelity.mean_divergence()),
             "kl_divergence_p99": fidelity.divergence_p99(),
             "largest_logit_difference": fidelity.largest_difference(),

@@ -27,6 +27,7 @@ use powerinfer_solver::{Candidate, SolveError};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
+pub(super) use self::report::told_rise;
 use self::{
     levels::Level,
     placing::{Extent, Found, Hot, candidates, place, to_run},

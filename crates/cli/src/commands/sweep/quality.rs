@@ -200,7 +200,7 @@ pub(crate) fn judged(
         word_perplexity: likelihood.word_perplexity(items.words),
         bits_per_byte: likelihood.bits_per_byte(items.bytes),
         perplexity_rise: rise.into(),
-        smallest_visible_rise: (rise.high - rise.value).max(rise.value - rise.low),
+        smallest_visible_rise: rise.half_width(),
         kl_divergence_mean: found.mean_divergence().value,
         kl_divergence_p99: found.divergence_p99(),
         same_likeliest_token: found.agreement(),

@@ -320,7 +320,7 @@ pub(super) fn told(interval: Interval) -> String {
 }
 
 /// A rise with its interval, in percent.
-pub(super) fn told_rise(interval: Interval) -> String {
+pub(crate) fn told_rise(interval: Interval) -> String {
     let [value, low, high] =
         [interval.value, interval.low, interval.high].map(|share| 100.0 * share);
     format!("{value:+.2} % ({low:+.2} to {high:+.2})")
