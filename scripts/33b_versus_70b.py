@@ -164,7 +164,7 @@ def main():
 How throughput and latency of a 33B- and a 70B-class model depend on the sparsity of their neurons, on
 VRAM, and on where the line between hot and cold is drawn, on consumer cards. Foreseen by
 `powerinfer simulate` for this engine, not measured: [simulator.md](simulator.md) says how far
-such predictions were off for engines that were. This engine has no GPU kernels yet; they are taken to read at the 80 % of a
+such predictions were off for engines that were. This engine's GPU kernels have not met a card yet; they are taken to read at the 80 % of a
 card's nominal bandwidth that good ones sustain, where llama.cpp's of 2023 read four-bit weights at 56 %. Written by
 `scripts/33b-versus-70b.sh`.
 

@@ -432,7 +432,8 @@ fn models_are_evaluated_as_they_are_by_either_engine() {
             > 0.0
     );
     demo(&["--against", "llama-silu"]).bad(1, &["`llama-silu` has", "made from"]);
-    demo(&["--engine", "reference", "--against", "demo"]).bad(1, &["is dense", "`--policy`"]);
+    demo(&["--engine", "reference", "--against", "demo"])
+        .bad(1, &["`--against` sets a bundle", "`eval fidelity`"]);
     sandbox
         .run(&[
             "eval",

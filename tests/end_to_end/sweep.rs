@@ -58,7 +58,7 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
     ];
     let first = sweep(&sandbox, &grid).good();
     assert!(
-        first.stderr.contains("no difference shown"),
+        first.stderr.contains("every logit is the same"),
         "{}",
         first.stderr
     );
@@ -227,6 +227,111 @@ fn where_neurons_are_hot_changes_no_token() {
     }
 }
 
+/// Rows of a sweep of the demo whose text is `text`.
+fn rows_on(sandbox: &Sandbox, text: &str, more: &[&str]) -> Vec<Value> {
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    let line = ["--data", "text.txt", "--level", "exact,predicted", "--json"];
+    let found = sweep(sandbox, &[&line[..], more].concat()).good().json();
+    found["rows"].as_array().unwrap().clone()
+}
+
+#[test]
+fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    // One word, as long as the text: its perplexity is beyond numbers.
+    let word = "def".repeat(400);
+    let rows = rows_on(&sandbox, &word, &["--out", "word.jsonl", "--vram", "0G"]);
+    assert!(
+        rows.iter()
+            .all(|row| row["quality"]["word_perplexity"].is_null()),
+        "{rows:?}"
+    );
+    assert_eq!(
+        rows_on(&sandbox, &word, &["--out", "word.jsonl", "--vram", "0G"]),
+        rows
+    );
+    // A few tokens, of one text: who differs is not told from who does not.
+    fs::write(sandbox.path("text.txt"), "def f(x):").unwrap();
+    let few = [
+        "--data",
+        "text.txt",
+        "--level",
+        "predicted:+6",
+        "--vram",
+        "0G",
+        "--out",
+        "few.jsonl",
+    ];
+    let few = sweep(&sandbox, &few).good();
+    assert!(
+        few.stderr.contains("too little text to tell"),
+        "{}",
+        few.stderr
+    );
+    // Where there is no GPU to place on, the usual grid has one budget.
+    let rows = rows_on(
+        &sandbox,
+        "def f(x):\n    return x\n",
+        &["--hardware", "cpu-only", "--out", "cpu.jsonl"],
+    );
+    assert_eq!(rows.len(), 2);
+    assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
+    // Levels that are raised run in halves too.
+    let halves = [
+        "--level",
+        "predicted:+2",
+        "--vram",
+        "516M",
+        "--run-placements",
+        "--json",
+    ];
+    let found = sweep(&sandbox, &halves).good().json();
+    assert_eq!(found["rows"][0]["speed"]["measured"]["placement_ran"], true);
+    assert!(number(&found["rows"][0]["sparsity"]["computed_share"]) > 0.0);
+}
+
+#[test]
+fn functions_of_a_file_are_written_and_judged() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let problem = |number: usize, prompt: &str| {
+        serde_json::json!({
+            "task_id": format!("Mine/{number}"), "prompt": prompt, "entry_point": "f", "canonical_solution": "    return x\n",
+            "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        })
+    };
+    let long = format!("# {}\ndef f(x):\n", "word ".repeat(900));
+    let lines = [problem(0, "def f(x):\n"), problem(1, &long)];
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(sandbox.path("problems.jsonl"), text).unwrap();
+    let line = [
+        "--humaneval",
+        "problems.jsonl",
+        "--level",
+        "exact",
+        "--vram",
+        "0G",
+        "--json",
+    ];
+    let found = sweep(&sandbox, &line).good().json();
+    let functions = found["rows"][0]["quality"]["functions"].as_array().unwrap();
+    assert_eq!(functions.len(), 2);
+    // One of the two is longer than the context: nobody knows.
+    let [items, unjudged] = ["items", "unjudged"].map(|name| functions[1][name].as_u64().unwrap());
+    assert_eq!(
+        (functions[1]["name"].as_str(), items + unjudged),
+        (Some("HumanEval"), 2)
+    );
+    assert!(unjudged >= 1, "{functions:?}");
+    let alone = ["--problems", "0", "--tasks", "0"];
+    sweep(
+        &sandbox,
+        &[&line[..], &alone, &["--out", "none.jsonl"]].concat(),
+    )
+    .bad(2, &["--tasks"]);
+}
+
 #[test]
 fn batches_and_contexts_are_axes_too() {
     let sandbox = Sandbox::new();
@@ -320,7 +425,7 @@ fn sweeps_that_cannot_be_are_refused_before_anything_is_measured() {
     sandbox.copy_demo();
     let sweep = |more: &[&str]| sandbox.run(&[&["sweep", "demo"], more].concat());
     sweep(&["--level", "warm"]).bad(2, &["`dense`", "`error:10%`"]);
-    sweep(&["--level", "exact,exact"]).bad(1, &["`exact` twice"]);
+    sweep(&["--level", "exact,exact"]).bad(1, &["a point twice", "`exact`"]);
     sweep(&["--level", "error:10%"]).bad(1, &["no thresholds", "`exact` or `predicted`"]);
     sweep(&["--level", "sign-bit"]).bad(1, &["signs of its gate"]);
     sweep(&["--context", "20", "-n", "20"]).bad(1, &["`--context` is 20", "21 to the bundle's"]);
@@ -340,6 +445,13 @@ fn sweeps_that_cannot_be_are_refused_before_anything_is_measured() {
     sweep(&["--html", "mine.html"]).bad(1, &["no page of ours"]);
     sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
+    sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is taken"]);
+    sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is taken"]);
+    sweep(&["--out", "demo.powerinfer/../demo.powerinfer/bundle/x"])
+        .bad(1, &["bundle's own files", "`--out`"]);
+    fs::write(sandbox.path("b.csv"), "my,own").unwrap();
+    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "none of ours"]);
+    sweep(&["--vram", "0G,0G"]).bad(1, &["a point twice"]);
     fs::write(sandbox.path("bad.jsonl"), "{\"task_id\": \"a\"}\n").unwrap();
     sweep(&["--humaneval", "bad.jsonl"]).bad(1, &["line 1", "no field `prompt`"]);
     sandbox

@@ -81,3 +81,94 @@ pub fn complete<Model: LanguageModel + ?Sized>(
         decode,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use powerinfer_model::{Checkpoint, ModelConfig, ModelError, greedy_token};
+
+    use super::*;
+    use crate::{
+        fidelity::{Windows, fidelity},
+        human_eval::{Judge, Problem, Verdict},
+    };
+
+    /// A model that holds one token for certain, whatever it reads.
+    struct Certain {
+        config: ModelConfig,
+        token: u32,
+        position: usize,
+    }
+
+    impl LanguageModel for Certain {
+        fn config(&self) -> &ModelConfig {
+            &self.config
+        }
+
+        fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+            self.position += tokens.len();
+            let mut row = vec![-1e4; self.config.vocabulary_size];
+            row[self.token as usize] = 1e4;
+            Ok(row.repeat(tokens.len()))
+        }
+
+        fn reset(&mut self) {
+            self.position = 0;
+        }
+
+        fn position(&self) -> usize {
+            self.position
+        }
+    }
+
+    #[test]
+    fn a_model_that_only_ends_writes_nothing_and_is_judged() {
+        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        let tokenizer =
+            Tokenizer::from_directory(&goldens.join("tokenizers/tok-sp-legacy")).unwrap();
+        let checkpoint = Checkpoint::open(&goldens.join("models/llama-silu")).unwrap();
+        let mut config = checkpoint.config().clone();
+        config.vocabulary_size = tokenizer.vocabulary_size();
+        let mut model = Certain {
+            token: tokenizer.eos().unwrap().id,
+            config,
+            position: 0,
+        };
+        let ends = Ends {
+            max_tokens: 50,
+            context: 100,
+            texts: &[],
+        };
+        let prompt = "def f(x):\n";
+        let found = complete(&mut model, &tokenizer, prompt, ends, greedy_token, |_| ()).unwrap();
+        assert_eq!((found.text.as_str(), found.tokens.len()), ("", 0));
+        let problem = Problem {
+            task_id: "T/0".to_owned(),
+            prompt: prompt.to_owned(),
+            entry_point: "f".to_owned(),
+            canonical_solution: "    return x\n".to_owned(),
+            test: "def check(candidate):\n    assert candidate(1) == 1\n".to_owned(),
+        };
+        let verdict = problem.judge(&found.text, &Judge::Embedded);
+        assert!(matches!(verdict, Verdict::Error(_)), "{verdict:?}");
+        // Beside another one it has figures, if terrible ones.
+        let texts = [tokenizer.encode("a b c d", SpecialTokens::Add).unwrap()];
+        let windows = Windows {
+            length: 8,
+            stride: 4,
+        };
+        let mut other = Certain {
+            token: texts[0][1],
+            config: model.config.clone(),
+            position: 0,
+        };
+        let found = fidelity(&mut model, &mut other, &texts, windows, |_| {
+            Ok::<_, EvalError>(())
+        })
+        .unwrap();
+        assert_eq!(found.agreement(), 0.0);
+        assert!(found.mean_divergence().value > 1e4);
+        assert!(found.rise_interval(0).low.is_finite());
+    }
+}

@@ -12,6 +12,8 @@ use crate::{
 
 /// Tokens of a text that follow each other and are drawn together, at most.
 const BLOCK: usize = 64;
+/// As many blocks there are at least, where there are as many tokens: fewer tell little of how they vary.
+const BLOCKS: usize = 32;
 
 /// Token windows that a text is scored in.
 ///
@@ -177,14 +179,16 @@ impl Fidelity {
         rise(&self.dense, &self.other)
     }
 
-    /// The same with the interval of the paired bootstrap, of blocks of 64 tokens at most, drawn with `seed`.
+    /// The same with the interval of the paired bootstrap, of blocks of 64 tokens at most, and
+    /// fewer where there were less than 32 blocks; drawn with `seed`.
     pub fn rise_interval(&self, seed: u64) -> Interval {
+        let block = (self.dense.len() / BLOCKS).clamp(1, BLOCK);
         let ends = self.begins.iter().skip(1).copied();
         let ends = ends.chain([self.dense.len()]);
         let mut blocks = Vec::new();
         for (begin, end) in self.begins.iter().copied().zip(ends) {
             let (dense, other) = (&self.dense[begin..end], &self.other[begin..end]);
-            for (dense, other) in dense.chunks(BLOCK).zip(other.chunks(BLOCK)) {
+            for (dense, other) in dense.chunks(block).zip(other.chunks(block)) {
                 let difference = other.iter().zip(dense).map(|(other, dense)| other - dense);
                 blocks.push((difference.sum(), dense.len()));
             }

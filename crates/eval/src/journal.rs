@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -41,57 +41,54 @@ impl Journal {
         name: RunName<'_>,
         read: impl Fn(Row) -> Result<Item, EvalError>,
     ) -> Result<(Self, Vec<Item>), EvalError> {
-        let mut found = Vec::new();
-        let mut length_of_lines = 0;
-        if path.exists() {
-            if !path.is_file() {
-                return Err(EvalError::Unwritable {
-                    path: path.to_owned(),
-                    source: std::io::Error::other("it is no file"),
-                });
-            }
-            let bytes = std::fs::read(path).map_err(|source| EvalError::Unreadable {
-                path: path.to_owned(),
-                source,
-            })?;
-            let whole = bytes
-                .iter()
-                .rposition(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1);
-            let (lines, rest) = bytes.split_at(whole);
-            let beginning = name.beginning.as_bytes();
-            let length = rest.len().min(beginning.len());
-            if rest[..length] != beginning[..length] {
-                return Err(EvalError::Data {
-                    path: path.to_owned(),
-                    line: lines.split(|byte| *byte == b'\n').count(),
-                    reason: format!("it is no {}; name another file by `--out`", name.what),
-                });
-            }
-            length_of_lines = whole as u64;
-            if whole > 0 {
-                for row in data_file::parse(path, lines)? {
-                    if row.text("run")? != name.run {
-                        return Err(row.wrong(
-                            "it is of a run with other settings, another bundle or other data; name another file by `--out`",
-                        ));
-                    }
-                    found.push(read(row)?);
-                }
-            }
-        }
         let unwritable = |source| EvalError::Unwritable {
             path: path.to_owned(),
             source,
         };
-        let file = OpenOptions::new()
+        if path.exists() && !path.is_file() {
+            return Err(unwritable(std::io::Error::other("it is no file")));
+        }
+        let mut file = OpenOptions::new()
             .create(true)
+            .read(true)
             .append(true)
             .open(path)
             .map_err(unwritable)?;
-        // Only what is known for ours is shortened, and only by who is alone with it.
+        // Who is alone with it reads it: nobody adds a row between that and the first of ours.
         file.try_lock().map_err(|error| unwritable(error.into()))?;
-        file.set_len(length_of_lines).map_err(unwritable)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)
+            .map_err(|source| EvalError::Unreadable {
+                path: path.to_owned(),
+                source,
+            })?;
+        let whole = bytes
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        let (lines, rest) = bytes.split_at(whole);
+        let beginning = name.beginning.as_bytes();
+        let length = rest.len().min(beginning.len());
+        if rest[..length] != beginning[..length] {
+            return Err(EvalError::Data {
+                path: path.to_owned(),
+                line: lines.split(|byte| *byte == b'\n').count(),
+                reason: format!("it is no {}; name another file by `--out`", name.what),
+            });
+        }
+        let mut found = Vec::new();
+        if whole > 0 {
+            for row in data_file::parse(path, lines)? {
+                if row.text("run")? != name.run {
+                    return Err(row.wrong(
+                        "it is of a run with other settings, another bundle or other data; name another file by `--out`",
+                    ));
+                }
+                found.push(read(row)?);
+            }
+        }
+        // Only what is known for ours is shortened.
+        file.set_len(whole as u64).map_err(unwritable)?;
         let journal = Self {
             path: path.to_owned(),
             file,

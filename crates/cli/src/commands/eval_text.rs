@@ -12,13 +12,16 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods, statistics::Interval};
-use powerinfer_model::ModelConfig;
+use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
 
-use super::{place::certify, sweep::told_rise};
+use super::{
+    place::certify,
+    sweep::{FEW_TOKENS, told_rise},
+};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::{
@@ -157,6 +160,11 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         };
         return measure_again(bundle, arguments.json, output);
     }
+    if arguments.against.is_some() && bundle.is_none() {
+        bail!(
+            "`--against` sets a bundle beside a model, and this is none; `eval fidelity` of a model sets one engine beside the other"
+        );
+    }
     let tokenizer = subject.tokenizer();
     let (config, context, name) = match (&bundle, subject.checkpoint()) {
         (Some(bundle), _) => (
@@ -209,7 +217,11 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let bar = Bar::new(output);
     let mut advance = |tokens| bar.advance(tokens).map_err(anyhow::Error::from);
     let mut dense = match &arguments.against {
-        Some(model) => Model::Reference(Box::new(reference(model, config, output)?)),
+        Some(name) => {
+            let checkpoint = model_argument::open_checkpoint(name, output)?;
+            check_against(&checkpoint, bundle.as_ref(), config, output)?;
+            Model::Reference(Box::new(ReferenceModel::load(&checkpoint)?))
+        }
         None => subject.model(PolicyChoice::Forced(Policy::Dense), output)?,
     };
     // A model beside itself: what our engine makes of it.
@@ -262,16 +274,20 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(extent)).collect();
         return print_json(&json!({
             "tokens": total, "words": extent.words, "bytes": extent.bytes,
-            "window": length, "stride": stride, "begins_with": begins_with,
+            "window": length, "stride": stride, "begins_with": begins_with, "against": arguments.against,
             "dense_perplexity": dense.perplexity(),
             "dense_word_perplexity": dense.word_perplexity(extent.words),
             "dense_bits_per_byte": dense.bits_per_byte(extent.bytes),
             "policies": rows,
         }));
     }
-    print(table(of_dense, &rows, shown, extent))?;
+    let baseline = match arguments.against {
+        Some(_) => "reference",
+        None => "dense",
+    };
+    print(table((baseline, of_dense), &rows, shown, extent))?;
     say(
-        of_dense.tokens,
+        (baseline, of_dense),
         &rows,
         windows,
         begins_with.as_deref(),
@@ -280,16 +296,27 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     Ok(())
 }
 
-/// The model called `name` under the reference engine, to compare one of `config` with.
-fn reference(name: &str, config: &ModelConfig, output: Output) -> Result<ReferenceModel> {
-    let checkpoint = model_argument::open_checkpoint(name, output)?;
+/// Refuses a model whose tokens are others than those of `config`, and says so where `bundle` was made of another one.
+fn check_against(
+    checkpoint: &Checkpoint,
+    bundle: Option<&Bundle>,
+    config: &ModelConfig,
+    output: Output,
+) -> Result<()> {
     let (own, other) = (config.vocabulary_size, checkpoint.config().vocabulary_size);
+    let name = &checkpoint.identity().name;
     if own != other {
         bail!(
             "`{name}` has {other} tokens, and what it is compared with has {own}; give the model that the bundle was made from"
         );
     }
-    Ok(ReferenceModel::load(&checkpoint)?)
+    let made_of = bundle.map(|bundle| bundle.header().model.fingerprint);
+    if made_of.is_some_and(|made_of| made_of != checkpoint.identity().fingerprint) {
+        output.say(format!(
+            "the bundle was not made of `{name}`: the two differ in more than format and policy"
+        ));
+    }
+    Ok(())
 }
 
 /// What is compared with `dense`: what was asked for, or all that the bundle can do.
@@ -360,7 +387,12 @@ pub(super) fn rise_json(rise: Interval) -> Value {
     json!({ "value": rise.value, "low": rise.low, "high": rise.high })
 }
 
-fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> String {
+fn table(
+    (baseline, dense): (&str, Likelihood),
+    rows: &[Row],
+    shown: Shown,
+    extent: Extent,
+) -> String {
     let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise (95 %)"];
     headings.extend(match shown {
         Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
@@ -391,7 +423,7 @@ fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> Strin
         };
     let none = || "–".to_owned();
     let nothing = [none(), none(), none(), none()];
-    row("dense", 1.0, dense, none(), nothing);
+    row(baseline, 1.0, dense, none(), nothing);
     for Row {
         policy,
         fidelity,
@@ -414,24 +446,34 @@ fn table(dense: Likelihood, rows: &[Row], shown: Shown, extent: Extent) -> Strin
 }
 
 /// Says how it was measured, and how much more text a close figure would take.
-fn say(tokens: u64, rows: &[Row], windows: Windows, begins_with: Option<&str>, output: Output) {
+fn say(
+    (baseline, dense): (&str, Likelihood),
+    rows: &[Row],
+    windows: Windows,
+    begins_with: Option<&str>,
+    output: Output,
+) {
+    let tokens = dense.tokens;
     let begins = match begins_with {
         Some(token) => format!("every text begins with `{token}`"),
         None => "nothing is put before a text".to_owned(),
     };
     output.say(format!(
-        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `dense`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
+        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `{baseline}`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
         windows.length, windows.stride
     ));
     for row in rows {
         let rise = row.fidelity.rise_interval(SEED);
-        if rise.low <= 0.0 && rise.high >= 0.0 {
-            output.say(format!(
-                "{} beside dense: no difference shown; a rise of {:.2} % could have been",
-                row.policy,
+        let told = match () {
+            () if row.fidelity.largest_difference() == 0.0 => "every logit is the same".to_owned(),
+            () if tokens < FEW_TOKENS => "too little text to tell".to_owned(),
+            () if rise.low <= 0.0 && rise.high >= 0.0 => format!(
+                "no difference shown; a rise of {:.3} % could have been",
                 100.0 * rise.half_width()
-            ));
-        }
+            ),
+            () => continue,
+        };
+        output.say(format!("{} beside {baseline}: {told}", row.policy));
     }
     let widths = rows.iter().map(|row| row.fidelity.rise_interval(SEED));
     let widest = widths.map(Interval::half_width).fold(0.0, f64::max);

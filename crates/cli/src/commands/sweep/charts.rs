@@ -82,6 +82,8 @@ pub(super) struct Mark {
     pub(super) y: f64,
     /// Where an interval of `y` begins and ends.
     pub(super) interval: Option<(f64, f64)>,
+    /// Where a range of `x` does.
+    pub(super) range: Option<(f64, f64)>,
     /// What is said of it.
     pub(super) title: String,
 }
@@ -162,7 +164,10 @@ impl Plot {
         let [left, right, top, bottom] = ROOM;
         let marks = || self.series.iter().flat_map(|series| &series.marks);
         let xs = marks()
-            .map(|mark| mark.x)
+            .flat_map(|mark| {
+                let (least, most) = mark.range.unwrap_or((mark.x, mark.x));
+                [least, mark.x, most]
+            })
             .chain(self.x.holds.iter().copied());
         let ys = marks().flat_map(|mark| {
             let (low, high) = mark.interval.unwrap_or((mark.y, mark.y));
@@ -207,6 +212,15 @@ impl Plot {
                 );
             }
             for mark in &series.marks {
+                let (x, y) = place(mark);
+                if let Some((least, most)) = mark.range {
+                    let _ = write!(
+                        page,
+                        "<line class=\"bar c{colour}\" x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>",
+                        across.at(least),
+                        across.at(most)
+                    );
+                }
                 let Some((low, high)) = mark.interval else {
                     continue;
                 };
@@ -214,8 +228,7 @@ impl Plot {
                     page,
                     "<line class=\"bar c{colour}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
                     up.at(low),
-                    up.at(high),
-                    x = across.at(mark.x)
+                    up.at(high)
                 );
             }
         }

@@ -82,9 +82,9 @@ impl fmt::Display for Level {
     }
 }
 
-/// A number of at most two digits behind the point.
+/// A number without the last digits, where rounding lives.
 fn shortest(value: f64) -> String {
-    ((value * 100.0).round() / 100.0).to_string()
+    ((value * 1e9).round() / 1e9).to_string()
 }
 
 impl Level {
@@ -126,6 +126,11 @@ impl Level {
             Self::Gate(share) => Some(("gates dropped", share)),
             Self::Dense | Self::Exact | Self::SignBit => None,
         }
+    }
+
+    /// Whether it is another one than the bundle's own, which the CPU alone follows.
+    pub(crate) fn is_raised(self) -> bool {
+        matches!(self, Self::Predicted(by) if by != 0.0)
     }
 
     /// Whether it is the same as dense but for rounding.
@@ -252,6 +257,8 @@ mod tests {
             "predicted:-1.5",
             "error:10%",
             "error:6.3%",
+            "error:10.004%",
+            "gate:99.999%",
             "gate:50%",
         ] {
             let level: Level = text.parse().unwrap();

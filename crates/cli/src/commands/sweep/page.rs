@@ -3,19 +3,17 @@
 
 use std::fmt::Write;
 
-use powerinfer_artifact::{
-    ByteSize,
-    page::{self, escape, table},
-};
+use powerinfer_artifact::page::{self, escape};
 use powerinfer_eval::{front, statistics::LEVEL};
 
 use super::{
     charts::{self, Axis, MapRow, Mark, Plot, Scale, Series},
     report::{
-        Speeds, first_of_levels, points, speed, told, told_functions, told_hot, told_perplexity,
-        told_rise,
+        Speeds, alike, first_of_levels, points, speed, told_functions, told_hot, told_pass,
+        told_perplexity, told_rise, told_run,
     },
     rows::Row,
+    sortable,
 };
 use crate::output::percent;
 
@@ -34,16 +32,6 @@ body{max-width:1180px}.plots{display:grid;grid-template-columns:repeat(auto-fit,
 th button{all:unset;cursor:pointer;font-weight:inherit}th button:focus-visible{outline:2px solid var(--mark)}\
 th[aria-sort=ascending] button::after{content:' ▲'}th[aria-sort=descending] button::after{content:' ▼'}\
 </style>\n";
-
-/// Sorts the table by the column whose heading is clicked; once more turns it round.
-const SORTING: &str = "<script>\
-for(const table of document.querySelectorAll('table.sortable')){const heads=[...table.tHead.rows[0].cells];\
-heads.forEach((head,column)=>head.querySelector('button').addEventListener('click',()=>{\
-const down=head.getAttribute('aria-sort')==='ascending';heads.forEach(other=>other.removeAttribute('aria-sort'));\
-head.setAttribute('aria-sort',down?'descending':'ascending');\
-const key=row=>{const cell=row.cells[column],value=cell.dataset.value;return value===undefined?cell.textContent:value===''?-Infinity:Number(value)};\
-const body=table.tBodies[0];[...body.rows].sort((a,b)=>{const[x,y]=[key(a),key(b)];return(x<y?-1:x>y?1:0)*(down?-1:1)}).forEach(row=>body.append(row))}))}\
-</script>\n";
 
 /// The page for `rows`.
 pub(super) fn html(rows: &[Row]) -> String {
@@ -67,8 +55,8 @@ pub(super) fn html(rows: &[Row]) -> String {
     axes(&mut page, rows);
     layers(&mut page, rows);
     statistics(&mut page, rows);
-    figures(&mut page, rows);
-    page + SORTING + page::END
+    sortable::figures(&mut page, rows);
+    page + sortable::SORTING + page::END
 }
 
 /// Levels, in the order in which they were asked for, whose places are their colours.
@@ -82,46 +70,43 @@ fn levels(rows: &[Row]) -> Vec<&str> {
     levels
 }
 
-/// What there is to say before anything is drawn.
+/// What there is to say before anything is drawn, of the rows with the batch and the context of the first.
 fn in_short(page: &mut String, rows: &[Row]) {
-    let measured = |row: &&Row| row.speed.measured.tokens_per_second.median;
-    let by_speed = |a: &&Row, b: &&Row| measured(a).total_cmp(&measured(b));
+    let alike: Vec<&Row> = alike(rows).into_iter().map(|place| &rows[place]).collect();
+    let measured = |row: &&&Row| row.speed.measured.tokens_per_second.median;
     let mut lines = Vec::new();
-    let is_allowed = |row: &&Row| {
-        let losses = row.quality.functions.iter();
-        let mut losses = losses.filter(|one| one.p_value < LEVEL && one.difference < 0.0);
-        row.quality.perplexity_rise.high <= 0.01 && losses.next().is_none()
+    let is_allowed = |row: &&&Row| {
+        let mut losses = row.quality.functions.iter();
+        let is_lost = losses.any(|one| one.p_value < LEVEL && one.difference < 0.0);
+        row.quality.perplexity_rise.high <= 0.01 && !is_lost
     };
-    let dense = rows.iter().find(|row| row.axes.level == "dense");
-    let is_real = |row: &&Row| !row.speed.measured.emulated;
-    let best = rows
-        .iter()
-        .filter(is_real)
+    let real = alike.iter().filter(|row| !row.speed.measured.emulated);
+    let best = real
         .filter(is_allowed)
-        .max_by(by_speed);
+        .max_by(|a, b| measured(a).total_cmp(&measured(b)));
+    let dense = alike.iter().find(|row| row.axes.level == "dense");
     if let Some(best) = best {
-        let beside = dense.filter(|dense| {
-            let of = |row: &Row| (row.axes.batch, row.axes.context_tokens);
-            of(dense) == of(best)
-        });
-        let times = beside.map_or_else(String::new, |dense| {
+        let times = dense.map_or_else(String::new, |dense| {
             format!(", {:.2} times dense", measured(&best) / measured(&dense))
         });
+        let range = best.speed.measured.tokens_per_second;
         lines.push(format!(
-            "Quickest on this machine within 1 % of perplexity and without a loss of pass@1 that the sample shows: {}, {} tokens/s{times}, {} of the FFN neurons computed, perplexity {}.",
+            "Quickest here within 1 % of perplexity and without a loss of pass@1 that the sample shows: {}, {} tokens/s (repeats {}–{}){times}, {} of the FFN neurons computed, perplexity {}.",
             best.axes.level,
-            speed(measured(&best)),
+            speed(range.median),
+            speed(range.least),
+            speed(range.most),
             percent(best.sparsity.computed_share),
             told_rise(best.quality.perplexity_rise),
         ));
     }
-    let planned = |row: &&Row| {
+    let planned = |row: &&&Row| {
         row.speed
             .planned
             .as_ref()
             .map_or(0.0, |one| one.tokens_per_second)
     };
-    let best = rows
+    let best = alike
         .iter()
         .filter(is_allowed)
         .max_by(|a, b| planned(a).total_cmp(&planned(b)));
@@ -134,18 +119,22 @@ fn in_short(page: &mut String, rows: &[Row]) {
             speed(found.tokens_per_second)
         ));
     }
-    let machine = &rows[0].speed.measured;
+    let first = &rows[0];
     lines.push(format!(
-        "Measured on {}, {}, {} thread(s){}.",
-        rows[0].identity.processor,
-        rows[0].identity.instruction_set,
-        machine.threads,
-        match rows.iter().any(|row| row.speed.measured.placement_ran) {
-            true => "",
-            false =>
-                "; there was no GPU, so what placements would bring is foreseen, and what the CPU does is measured",
-        }
+        "Measured on {}, {}, {} thread(s), a batch of {} at {} tokens; {}.",
+        first.identity.processor,
+        first.identity.instruction_set,
+        first.speed.measured.threads,
+        first.axes.batch,
+        first.axes.context_tokens,
+        told_run(rows)
     ));
+    if rows.iter().any(|row| row.speed.measured.disturbed) {
+        lines.push(
+            "Others used the machine meanwhile (rows with a star): speeds are too low and vary."
+                .to_owned(),
+        );
+    }
     for line in lines {
         let _ = writeln!(page, "<p>{}</p>", escape(&line));
     }
@@ -164,17 +153,23 @@ fn title(row: &Row) -> String {
         told_rise(row.quality.perplexity_rise)
     );
     for functions in &row.quality.functions {
-        text += &format!(", pass@1 {}", told(functions.pass_at_1));
+        text += &format!(", pass@1 {}", told_pass(functions));
     }
     if let Some(planned) = &row.speed.planned {
         text += &format!(", {} tokens/s foreseen", speed(planned.tokens_per_second));
     }
     let measured = &row.speed.measured;
-    text + &format!(
-        ", {} tokens/s on {}",
-        speed(measured.tokens_per_second.median),
-        measured.device
-    )
+    match measured.emulated {
+        true => text + ", on an emulated GPU",
+        false => {
+            let found = measured.tokens_per_second;
+            let [median, least, most] = [found.median, found.least, found.most].map(speed);
+            text + &format!(
+                ", {median} tokens/s on {} ({least}–{most})",
+                measured.device
+            )
+        }
+    }
 }
 
 fn whole(value: f64) -> String {
@@ -212,9 +207,9 @@ fn rise(row: &Row) -> Option<(f64, (f64, f64))> {
     Some((found.value, (found.low, found.high)))
 }
 
-/// The share that did not pass.
+/// The share of the first kind of functions that did not pass.
 fn failed(row: &Row) -> Option<(f64, (f64, f64))> {
-    let found = row.quality.functions.first()?.pass_at_1;
+    let found = row.quality.functions.first()?.pass_at_1?;
     Some((1.0 - found.value, (1.0 - found.high, 1.0 - found.low)))
 }
 
@@ -222,7 +217,8 @@ fn failed(row: &Row) -> Option<(f64, (f64, f64))> {
 fn fronts(page: &mut String, rows: &[Row]) {
     page.push_str(
         "<h2>What speed costs</h2><p><small>Each point is a row of the table below; the dashed line joins those that no other beats in both ways, \
-         and the ring marks its knee, where more speed begins to cost more. Whiskers are intervals of 95 %.</small></p>\n<div class=\"plots\">\n",
+         and the ring marks its knee, where more speed begins to cost more. Whiskers are intervals of 95 %, across and the repeats' least and most speed along; all \
+         points have the batch and the context of the first row.</small></p>\n<div class=\"plots\">\n",
     );
     let planned = rows.iter().find_map(|row| row.speed.planned.as_ref());
     let hardware = planned.map_or("", |planned| &planned.hardware);
@@ -280,6 +276,10 @@ fn fronts(page: &mut String, rows: &[Row]) {
                         x: *x,
                         y: *y,
                         interval: loss(&rows[*row]).map(|(_, interval)| interval),
+                        range: (speeds == Speeds::Measured).then(|| {
+                            let found = rows[*row].speed.measured.tokens_per_second;
+                            (found.least, found.most)
+                        }),
                         title: title(&rows[*row]),
                     })
                     .collect(),
@@ -314,6 +314,7 @@ fn lines(
                     x: x(row)?,
                     y: y(row)?,
                     interval: None,
+                    range: None,
                     title: title(row),
                 })
             })
@@ -464,6 +465,7 @@ fn of_levels(rows: &[Row], picture: &mut impl FnMut(&str, Axis, Axis, Vec<Series
                         x: row.axes.level_value?,
                         y: value,
                         interval,
+                        range: None,
                         title: title(row),
                     })
                 })
@@ -506,7 +508,7 @@ fn of_levels(rows: &[Row], picture: &mut impl FnMut(&str, Axis, Axis, Vec<Series
             .collect();
         for (index, name) in names.iter().enumerate() {
             shares.push(curve(&format!("pass@1, {name}"), 1 + index, &|row| {
-                let found = row.quality.functions.get(index)?.pass_at_1;
+                let found = row.quality.functions.get(index)?.pass_at_1?;
                 Some((found.value, Some((found.low, found.high))))
             }));
         }
@@ -607,158 +609,5 @@ fn statistics(page: &mut String, rows: &[Row]) {
             let told = told_functions(&row.axes.level, functions);
             let _ = writeln!(page, "<p>{}</p>", escape(&told));
         }
-    }
-}
-
-/// A column of the table: its heading, what it says, and the figure it sorts by; without one it sorts by its text.
-type Column = (
-    &'static str,
-    fn(&Row) -> String,
-    Option<fn(&Row) -> Option<f64>>,
-);
-
-const COLUMNS: [Column; 18] = [
-    ("level", |row| row.axes.level.clone(), None),
-    (
-        "hot",
-        told_hot,
-        Some(|row| {
-            let budget = row.axes.vram_bytes.map(|bytes| bytes as f64);
-            budget.or(row.axes.hot_threshold)
-        }),
-    ),
-    (
-        "batch",
-        |row| row.axes.batch.to_string(),
-        Some(|row| Some(row.axes.batch as f64)),
-    ),
-    (
-        "context",
-        |row| row.axes.context_tokens.to_string(),
-        Some(|row| Some(row.axes.context_tokens as f64)),
-    ),
-    (
-        "hot neurons",
-        |row| share(row.placement.as_ref().map(|one| one.neuron_share)),
-        Some(|row| row.placement.as_ref().map(|one| one.neuron_share)),
-    ),
-    (
-        "carry",
-        |row| share(row.placement.as_ref().map(|one| one.activation_share)),
-        Some(|row| row.placement.as_ref().map(|one| one.activation_share)),
-    ),
-    (
-        "on GPU",
-        |row| {
-            row.placement
-                .as_ref()
-                .map_or_else(|| "–".to_owned(), |one| ByteSize(one.gpu_bytes).to_string())
-        },
-        Some(|row| row.placement.as_ref().map(|one| one.gpu_bytes as f64)),
-    ),
-    (
-        "silent",
-        |row| percent(row.sparsity.true_share),
-        Some(|row| Some(row.sparsity.true_share)),
-    ),
-    (
-        "computed",
-        |row| percent(row.sparsity.computed_share),
-        Some(|row| Some(row.sparsity.computed_share)),
-    ),
-    (
-        "recall",
-        |row| share(row.predictor.as_ref().map(|one| one.count_recall)),
-        Some(|row| row.predictor.as_ref().map(|one| one.count_recall)),
-    ),
-    (
-        "tok/s simulated",
-        |row| {
-            row.speed
-                .planned
-                .as_ref()
-                .map_or_else(|| "–".to_owned(), |one| speed(one.tokens_per_second))
-        },
-        Some(|row| row.speed.planned.as_ref().map(|one| one.tokens_per_second)),
-    ),
-    (
-        "tok/s measured",
-        |row| speed(row.speed.measured.tokens_per_second.median),
-        Some(|row| Some(row.speed.measured.tokens_per_second.median)),
-    ),
-    (
-        "first token ms",
-        |row| format!("{:.1}", row.speed.measured.first_token_milliseconds.median),
-        Some(|row| Some(row.speed.measured.first_token_milliseconds.median)),
-    ),
-    (
-        "P95 µs",
-        |row| format!("{:.0}", row.speed.measured.decode_microseconds.p95),
-        Some(|row| Some(row.speed.measured.decode_microseconds.p95)),
-    ),
-    (
-        "P99 µs",
-        |row| format!("{:.0}", row.speed.measured.decode_microseconds.p99),
-        Some(|row| Some(row.speed.measured.decode_microseconds.p99)),
-    ),
-    (
-        "KB a token",
-        |row| format!("{:.0}", row.speed.measured.bytes_per_token / 1e3),
-        Some(|row| Some(row.speed.measured.bytes_per_token)),
-    ),
-    (
-        "perplexity",
-        |row| told_rise(row.quality.perplexity_rise),
-        Some(|row| Some(row.quality.perplexity_rise.value)),
-    ),
-    (
-        "pass@1",
-        |row| {
-            row.quality
-                .functions
-                .first()
-                .map_or_else(|| "–".to_owned(), |one| told(one.pass_at_1))
-        },
-        Some(|row| row.quality.functions.first().map(|one| one.pass_at_1.value)),
-    ),
-];
-
-fn share(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), percent)
-}
-
-/// Every row.
-fn figures(page: &mut String, rows: &[Row]) {
-    page.push_str(
-        "<h2>All points</h2><p><small>A heading sorts by its column. More figures are in the CSV and the JSON beside this page.</small></p>\n\
-         <div class=\"scroll\"><table class=\"sortable\"><thead><tr>",
-    );
-    for (heading, ..) in COLUMNS {
-        let _ = write!(page, "<th><button>{}</button></th>", escape(heading));
-    }
-    page.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows {
-        page.push_str("<tr>");
-        for (_, cell, key) in COLUMNS {
-            let value = match key {
-                None => String::new(),
-                Some(key) => {
-                    let value = key(row).map_or_else(String::new, |value| value.to_string());
-                    format!(" data-value=\"{value}\"")
-                }
-            };
-            let _ = write!(page, "<td{value}>{}</td>", escape(&cell(row)));
-        }
-        page.push_str("</tr>\n");
-    }
-    page.push_str("</tbody></table></div>\n");
-    let troubles = rows
-        .iter()
-        .filter_map(|row| Some((row, row.trouble.as_ref()?)));
-    let troubles: Vec<Vec<String>> = troubles
-        .map(|(row, trouble)| vec![row.axes.level.clone(), told_hot(row), trouble.clone()])
-        .collect();
-    if !troubles.is_empty() {
-        *page += &table(&["level", "hot", "not placed, because"], troubles);
     }
 }

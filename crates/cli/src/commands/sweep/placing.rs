@@ -7,9 +7,10 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Plan, Policy, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, memory::foresight_bytes, neuron_bytes};
-use powerinfer_kernels::CacheFormat;
 use powerinfer_runtime::LayerAudit;
-use powerinfer_solver::{Candidate, Foreseen, NeuronShape, Options, SolveError, Way, Work, decide};
+use powerinfer_solver::{
+    Candidate, Foreseen, NeuronShape, Options, Problem, SolveError, Way, Work, decide,
+};
 
 use super::{
     levels::Level,
@@ -143,25 +144,11 @@ pub(crate) fn place(
     hot: Hot,
     extent: Extent,
 ) -> Result<Found, SolveError> {
-    let config = bundle.config();
-    let before = bundle.plan();
-    let budget = Budget {
-        vram_split: Vec::new(),
-        vram_bytes: match hot {
-            Hot::Within(bytes) => bytes,
-            // More than any model takes.
-            Hot::From(_) => 1 << 50,
-        },
-        ram_bytes: before.budget.ram_bytes.max(hardware.cpu.ram_bytes),
-        context_tokens: (extent.batch * extent.context()) as u64,
-        kv_cache: match before.budget.context_tokens {
-            0 => CacheFormat::F16,
-            _ => before.budget.kv_cache,
-        },
+    let vram_bytes = match hot {
+        Hot::Within(bytes) => bytes,
+        Hot::From(_) => MORE_THAN_ANY,
     };
-    let rank = largest_rank(bundle.predictors());
-    let mut problem = problem(config, budget, hardware.clone(), bundle.quant(), None, rank);
-    problem.hardware = hardware.clone();
+    let mut problem = stated(bundle, hardware, vram_bytes, extent);
     if let Hot::From(_) = hot {
         problem.head_pin = Some(Device::Gpu);
         for layer in &mut problem.layers {
@@ -174,14 +161,62 @@ pub(crate) fn place(
         draw(&mut plan, candidates, threshold);
     }
     let chosen: Vec<&Candidate> = candidates.iter().collect();
-    let placed = Placed::of(&plan, &problem, config, bundle.quant(), &chosen);
+    let placed = Placed::of(&plan, &problem, bundle.config(), bundle.quant(), &chosen);
+    Ok(Found {
+        placement: placement(&plan, &placed, candidates),
+        planned: foresee(&placed, hardware, extent),
+        plan,
+    })
+}
+
+/// What the cost model says of `plan` on `hardware`, which is as the model finds it.
+pub(crate) fn price(
+    bundle: &Bundle,
+    candidates: &[Candidate],
+    plan: &Plan,
+    hardware: &Hardware,
+    extent: Extent,
+) -> Planned {
+    let problem = stated(bundle, hardware, MORE_THAN_ANY, extent);
+    let chosen: Vec<&Candidate> = candidates.iter().collect();
+    let placed = Placed::of(plan, &problem, bundle.config(), bundle.quant(), &chosen);
+    foresee(&placed, hardware, extent)
+}
+
+/// More memory than any model takes.
+const MORE_THAN_ANY: u64 = 1 << 50;
+
+/// The placement as the solver takes it.
+fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, extent: Extent) -> Problem {
+    let before = &bundle.plan().budget;
+    let budget = Budget {
+        vram_split: Vec::new(),
+        vram_bytes,
+        ram_bytes: before.ram_bytes.max(hardware.cpu.ram_bytes),
+        context_tokens: (extent.batch * extent.context()) as u64,
+        kv_cache: before.kv_cache,
+    };
+    let rank = largest_rank(bundle.predictors());
+    let mut problem = problem(
+        bundle.config(),
+        budget,
+        hardware.clone(),
+        bundle.quant(),
+        None,
+        rank,
+    );
+    problem.hardware = hardware.clone();
+    problem
+}
+
+fn foresee(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned {
     let stage = Stage {
         engine: &OURS,
-        hardware: &plan.hardware,
+        hardware,
     };
     let context = extent.prompt_tokens as f64 + extent.decode_tokens as f64 / 2.0;
     let step = stage.pass(
-        &placed,
+        placed,
         Pass {
             tokens: extent.batch as f64,
             context: extent.batch as f64 * context,
@@ -195,25 +230,34 @@ pub(crate) fn place(
             context: until as f64,
             kind: Kind::Prompt,
         };
-        stage.pass(&placed, pass).total
+        stage.pass(placed, pass).total
     });
-    let prompt_seconds: f64 = prompt.sum();
-    let planned = Planned {
-        hardware: plan.hardware.name.clone(),
+    Planned {
+        hardware: hardware.name.clone(),
         simulated: true,
-        first_token_milliseconds: 1e3 * prompt_seconds,
+        first_token_milliseconds: 1e3 * prompt.sum::<f64>(),
         decode_microseconds: 1e6 * step.total,
         gpu_microseconds: 1e6 * step.gpu,
         cpu_microseconds: 1e6 * step.cpu,
         sync_microseconds: 1e6 * step.sync,
         tokens_per_second: extent.batch as f64 / step.total,
-    };
-    let placement = placement(&plan, &placed, candidates);
-    Ok(Found {
-        plan,
-        placement,
-        planned,
-    })
+    }
+}
+
+/// Everything on a GPU: the bytes before any layer, and those of the layers.
+///
+/// Fails where `hardware` has no GPU.
+pub(crate) fn whole(
+    bundle: &Bundle,
+    candidates: &[Candidate],
+    hardware: &Hardware,
+    extent: Extent,
+) -> Result<(u64, u64), SolveError> {
+    let all = Hot::Within(MORE_THAN_ANY);
+    let plan = place(bundle, candidates, hardware, all, extent)?.plan;
+    let layers = plan.layers.iter().map(|layer| layer.bytes(Device::Gpu));
+    let layers: u64 = layers.sum();
+    Ok((plan.totals.gpu_bytes.saturating_sub(layers), layers))
 }
 
 /// Draws the line between hot and cold at `threshold` instead.
@@ -237,7 +281,10 @@ fn draw(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
 }
 
 fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Placement {
-    let [neuron_share, activation_share] = placed.hot();
+    // Where nothing fires, nothing is carried.
+    let [neuron_share, activation_share] = placed
+        .hot()
+        .map(|share| if share.is_finite() { share } else { 0.0 });
     let rarest = plan
         .layers
         .iter()

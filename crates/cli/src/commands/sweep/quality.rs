@@ -1,6 +1,6 @@
 //! What computing fewer neurons costs, beside `dense` on the same items.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Digest, Progress,
     plan::{Policy, Threshold},
@@ -55,8 +55,11 @@ pub(crate) fn beginning(texts: &[Vec<u32>], tokens: usize) -> Vec<Vec<u32>> {
     let mut taken = Vec::new();
     for text in texts {
         let count = text.len().min(left);
-        if count < 2 {
+        if left < 2 {
             break;
+        }
+        if count < 2 {
+            continue;
         }
         taken.push(text[..count].to_vec());
         left -= count;
@@ -191,13 +194,22 @@ pub(crate) fn judged(
         bar.advance(tokens).map_err(anyhow::Error::from)
     })?;
     let rise = found.rise_interval(items.seed);
+    if [rise.value, rise.low, rise.high]
+        .iter()
+        .any(|end| !end.is_finite())
+    {
+        bail!(
+            "the model gives no probabilities that could be compared: some of its logits are no numbers, or far too large"
+        );
+    }
     let likelihood = found.other();
     let written = write(other, tokenizer, items, bar)?;
     let functions = by_dense.iter().zip(&written);
     Ok(Quality {
         tokens: found.tokens(),
         perplexity: likelihood.perplexity(),
-        word_perplexity: likelihood.word_perplexity(items.words),
+        word_perplexity: Some(likelihood.word_perplexity(items.words))
+            .filter(|one| one.is_finite()),
         bits_per_byte: likelihood.bits_per_byte(items.bytes),
         perplexity_rise: rise.into(),
         smallest_visible_rise: rise.half_width(),
@@ -230,7 +242,8 @@ impl Written {
             items,
             passed,
             unjudged: self.passed.len() as u64 - items,
-            pass_at_1: share(passed, items).into(),
+            pass_at_1: (items > 0).then(|| share(passed, items).into()),
+            pairs: paired.items,
             difference: paired.difference(),
             lost: paired.first_only,
             won: paired.second_only,

@@ -8,46 +8,82 @@ use powerinfer_eval::{front, statistics::LEVEL};
 use serde_json::{Value, json};
 
 use super::{
-    page,
-    rows::{Functions, Interval, Row},
+    csv, page,
+    rows::{Functions, Interval, Measured, Row},
 };
-use crate::output::{Output, Table, percent};
+use crate::{
+    commands::place::page::refuse_inside,
+    output::{Output, Table, percent},
+};
 
 /// The files beside the page at `html`: CSV and JSON.
 fn beside(html: &Path) -> [PathBuf; 2] {
     ["csv", "json"].map(|kind| html.with_extension(kind))
 }
 
-/// Refuses a page whose files would be each other's, or the sweep's own, or among those of the bundle in `folder`.
-pub(super) fn check_places(html: &Path, out: &Path, folder: &Path) -> Result<()> {
-    for file in beside(html) {
-        if file == html || file == out {
+/// Refuses files that would be each other's or the bundle's in `folder`, and such that would take the place of something
+/// that is none of ours: what is found goes to `out`, the page to `html`, figures beside it.
+pub(super) fn check_places(html: Option<&Path>, out: &Path, folder: &Path) -> Result<()> {
+    if placed(out).starts_with(placed(folder)) {
+        bail!(
+            "`{}` would be among the bundle's own files; name another by `--out`",
+            out.display()
+        );
+    }
+    let Some(html) = html else {
+        return Ok(());
+    };
+    refuse_inside(Some(html), folder)?;
+    let [csv, json] = beside(html);
+    let others = [
+        (html, vec![out]),
+        (&csv, vec![out, html]),
+        (&json, vec![out, html]),
+    ];
+    for (file, others) in others {
+        if others.iter().any(|other| placed(other) == placed(file)) {
             bail!(
-                "`--html {}` would put `{}` beside it, which is taken; name another file",
+                "`--html {}` would write `{}`, which is taken; name another file",
                 html.display(),
                 file.display()
             );
         }
+    }
+    let beginnings = [(&csv, csv::text(&[])), (&json, "{\n  \"rows\":".to_owned())];
+    for (file, beginning) in beginnings {
         if file.is_dir() {
             bail!(
                 "`{}` is a folder; name another file by `--html`",
                 file.display()
             );
         }
-    }
-    if out.parent().is_some_and(|parent| parent == folder) {
-        bail!(
-            "`{}` would be among the bundle's own files; name another by `--out`",
-            out.display()
-        );
+        if file.exists() && !std::fs::read(file)?.starts_with(beginning.as_bytes()) {
+            bail!(
+                "`{}` would be written beside the page, and is there and none of ours; remove it, or name another file by `--html`",
+                file.display()
+            );
+        }
     }
     Ok(())
+}
+
+/// Where `path` is, whatever way leads there.
+fn placed(path: &Path) -> PathBuf {
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let own = path.canonicalize();
+    own.unwrap_or_else(|_| {
+        let parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+        parent.join(path.file_name().unwrap_or_default())
+    })
 }
 
 /// Writes the page, and the files beside it.
 pub(super) fn write(html: &Path, rows: &[Row], output: Output) -> Result<()> {
     let [csv, json] = beside(html);
-    write_file(&csv, csv_text(rows).as_bytes())?;
+    write_file(&csv, csv::text(rows).as_bytes())?;
     let mut document = serde_json::to_vec_pretty(&document(rows))?;
     document.push(b'\n');
     write_file(&json, &document)?;
@@ -61,7 +97,14 @@ pub(super) fn write(html: &Path, rows: &[Row], output: Output) -> Result<()> {
     Ok(())
 }
 
-/// Everything, for programs.
+/// The rows with the batch and the context of the first: what can be compared.
+pub(super) fn alike(rows: &[Row]) -> Vec<usize> {
+    let extent = |row: &Row| (row.axes.batch, row.axes.context_tokens);
+    let is_alike = |place: &usize| extent(&rows[*place]) == extent(&rows[0]);
+    (0..rows.len()).filter(is_alike).collect()
+}
+
+/// Everything, for programs. Fronts are of the rows with the batch and the context of the first.
 pub(super) fn document(rows: &[Row]) -> Value {
     let [measured, planned] = [Speeds::Measured, Speeds::Planned].map(|speeds| {
         let points = points(rows, speeds, |row| Some(row.quality.perplexity_rise.value));
@@ -101,10 +144,12 @@ impl Points {
     }
 }
 
-/// The rows that have a speed and a `loss`; of a speed that several placements share one.
+/// The rows with the batch and the context of the first that have a speed and a `loss`; of a speed that several
+/// placements share one.
 pub(super) fn points(rows: &[Row], speeds: Speeds, loss: impl Fn(&Row) -> Option<f64>) -> Points {
     let mut found: Vec<(usize, f64, f64)> = Vec::new();
-    for (index, row) in rows.iter().enumerate() {
+    for index in alike(rows) {
+        let row = &rows[index];
         let speed = match speeds {
             Speeds::Measured if row.speed.measured.emulated => None,
             Speeds::Measured => Some(row.speed.measured.tokens_per_second.median),
@@ -132,182 +177,6 @@ pub(super) fn points(rows: &[Row], speeds: Speeds, loss: impl Fn(&Row) -> Option
     Points { rows: found }
 }
 
-/// A column: its heading, whether it sorts as text, and what it says of a row.
-pub(super) type Column = (&'static str, fn(&Row) -> String);
-
-fn or_nothing(value: Option<f64>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
-}
-
-/// All figures, as they are.
-const COLUMNS: [Column; 46] = [
-    ("level", |row| row.axes.level.clone()),
-    ("policy", |row| row.axes.policy.clone()),
-    ("level_of", |row| {
-        row.axes.level_of.clone().unwrap_or_default()
-    }),
-    ("level_value", |row| or_nothing(row.axes.level_value)),
-    ("vram_bytes", |row| {
-        row.axes
-            .vram_bytes
-            .map_or_else(String::new, |bytes| bytes.to_string())
-    }),
-    ("hot_threshold", |row| or_nothing(row.axes.hot_threshold)),
-    ("batch", |row| row.axes.batch.to_string()),
-    ("context_tokens", |row| row.axes.context_tokens.to_string()),
-    ("trouble", |row| row.trouble.clone().unwrap_or_default()),
-    ("hot_neurons", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.hot_neurons as f64))
-    }),
-    ("hot_neuron_share", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.neuron_share))
-    }),
-    ("hot_activation_share", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.activation_share))
-    }),
-    ("gpu_load_share", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.load_share))
-    }),
-    ("gpu_bytes", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.gpu_bytes as f64))
-    }),
-    ("cpu_bytes", |row| {
-        or_nothing(row.placement.as_ref().map(|found| found.cpu_bytes as f64))
-    }),
-    ("true_sparsity", |row| row.sparsity.true_share.to_string()),
-    ("predicted_sparsity", |row| {
-        or_nothing(row.sparsity.predicted_share)
-    }),
-    ("computed_share", |row| {
-        row.sparsity.computed_share.to_string()
-    }),
-    ("relative_ffn_error", |row| {
-        row.sparsity.relative_error.to_string()
-    }),
-    ("count_recall", |row| {
-        or_nothing(row.predictor.as_ref().map(|found| found.count_recall))
-    }),
-    ("contribution_recall", |row| {
-        or_nothing(
-            row.predictor
-                .as_ref()
-                .map(|found| found.contribution_recall),
-        )
-    }),
-    ("precision", |row| {
-        or_nothing(row.predictor.as_ref().map(|found| found.precision))
-    }),
-    ("predictor_time_share", |row| {
-        or_nothing(row.predictor.as_ref().map(|found| found.time_share))
-    }),
-    ("predictor_bytes_share", |row| {
-        or_nothing(row.predictor.as_ref().map(|found| found.bytes_share))
-    }),
-    ("measured_on", |row| row.speed.measured.device.clone()),
-    ("placement_ran", |row| {
-        row.speed.measured.placement_ran.to_string()
-    }),
-    ("first_token_milliseconds", |row| {
-        row.speed
-            .measured
-            .first_token_milliseconds
-            .median
-            .to_string()
-    }),
-    ("decode_microseconds_median", |row| {
-        row.speed.measured.decode_microseconds.median.to_string()
-    }),
-    ("decode_microseconds_p95", |row| {
-        row.speed.measured.decode_microseconds.p95.to_string()
-    }),
-    ("decode_microseconds_p99", |row| {
-        row.speed.measured.decode_microseconds.p99.to_string()
-    }),
-    ("tokens_per_second", |row| {
-        row.speed.measured.tokens_per_second.median.to_string()
-    }),
-    ("bytes_per_token", |row| {
-        row.speed.measured.bytes_per_token.to_string()
-    }),
-    ("bandwidth_share", |row| {
-        row.speed.measured.bandwidth_share.to_string()
-    }),
-    ("measured_over_predicted", |row| {
-        or_nothing(row.speed.measured.measured_over_predicted)
-    }),
-    ("planned_for", |row| {
-        row.speed
-            .planned
-            .as_ref()
-            .map_or_else(String::new, |found| found.hardware.clone())
-    }),
-    ("planned_tokens_per_second_simulated", |row| {
-        or_nothing(
-            row.speed
-                .planned
-                .as_ref()
-                .map(|found| found.tokens_per_second),
-        )
-    }),
-    ("perplexity", |row| row.quality.perplexity.to_string()),
-    ("perplexity_rise", |row| {
-        row.quality.perplexity_rise.value.to_string()
-    }),
-    ("perplexity_rise_low", |row| {
-        row.quality.perplexity_rise.low.to_string()
-    }),
-    ("perplexity_rise_high", |row| {
-        row.quality.perplexity_rise.high.to_string()
-    }),
-    ("kl_divergence_mean", |row| {
-        row.quality.kl_divergence_mean.to_string()
-    }),
-    ("same_likeliest_token", |row| {
-        row.quality.same_likeliest_token.to_string()
-    }),
-    ("pass_at_1", |row| {
-        or_nothing(
-            row.quality
-                .functions
-                .first()
-                .map(|found| found.pass_at_1.value),
-        )
-    }),
-    ("pass_at_1_low", |row| {
-        or_nothing(
-            row.quality
-                .functions
-                .first()
-                .map(|found| found.pass_at_1.low),
-        )
-    }),
-    ("pass_at_1_high", |row| {
-        or_nothing(
-            row.quality
-                .functions
-                .first()
-                .map(|found| found.pass_at_1.high),
-        )
-    }),
-    ("pass_at_1_p_value", |row| {
-        or_nothing(row.quality.functions.first().map(|found| found.p_value))
-    }),
-];
-
-/// All figures, a line a row.
-fn csv_text(rows: &[Row]) -> String {
-    let quoted = |text: String| match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
-    };
-    let line = |cells: Vec<String>| cells.join(",") + "\n";
-    let mut text = line(COLUMNS.map(|(name, _)| name.to_owned()).to_vec());
-    for row in rows {
-        text += &line(COLUMNS.map(|(_, cell)| quoted(cell(row))).to_vec());
-    }
-    text
-}
-
 /// A share with its interval.
 pub(super) fn told(interval: Interval) -> String {
     let [value, low, high] = [interval.value, interval.low, interval.high];
@@ -317,6 +186,15 @@ pub(super) fn told(interval: Interval) -> String {
         figure(100.0 * low),
         figure(100.0 * high)
     )
+}
+
+/// pass@1 with its interval, and how many could not be judged.
+pub(super) fn told_pass(functions: &Functions) -> String {
+    let told = functions.pass_at_1.map_or_else(|| "–".to_owned(), told);
+    match functions.unjudged {
+        0 => told,
+        unjudged => format!("{told}, {unjudged} unjudged"),
+    }
 }
 
 /// A rise with its interval, in percent.
@@ -336,6 +214,30 @@ pub(super) fn speed(tokens_per_second: f64) -> String {
         speed if speed >= 100.0 => format!("{speed:.0}"),
         speed if speed >= 10.0 => format!("{speed:.1}"),
         speed => format!("{speed:.2}"),
+    }
+}
+
+/// The speed that was measured, with a star where others used the machine; nothing where a device was emulated.
+pub(super) fn told_speed(measured: &Measured) -> String {
+    match (measured.emulated, measured.disturbed) {
+        (true, _) => "–".to_owned(),
+        (false, true) => format!("{} *", speed(measured.tokens_per_second.median)),
+        (false, false) => speed(measured.tokens_per_second.median),
+    }
+}
+
+/// Where placements ran, in words.
+pub(super) fn told_run(rows: &[Row]) -> String {
+    let mut ran = rows.iter().filter(|row| row.speed.measured.placement_ran);
+    match ran.next() {
+        None => "placements were not run: what they would bring is foreseen, what the CPU does of all neurons is measured".to_owned(),
+        Some(row) if row.speed.measured.device == "cpu" => {
+            "the CPU computed each placement in its two halves".to_owned()
+        }
+        Some(row) if row.speed.measured.emulated => {
+            "placements ran on an emulated GPU, whose speed says nothing".to_owned()
+        }
+        Some(row) => format!("placements ran on {}", row.speed.measured.device),
     }
 }
 
@@ -408,10 +310,7 @@ pub(super) fn table(rows: &[Row]) -> String {
                 .planned
                 .as_ref()
                 .map_or_else(none, |planned| speed(planned.tokens_per_second)),
-            match measured.emulated {
-                true => none(),
-                false => speed(measured.tokens_per_second.median),
-            },
+            told_speed(measured),
             match measured.emulated {
                 true => none(),
                 false => format!("{:.0}", measured.decode_microseconds.p99),
@@ -419,7 +318,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             told_rise(row.quality.perplexity_rise),
         ]);
         let pass = row.quality.functions.iter();
-        cells.extend(pass.map(|functions| told(functions.pass_at_1)));
+        cells.extend(pass.map(told_pass));
         table.row(cells);
     }
     table.to_string()
@@ -429,7 +328,7 @@ pub(super) fn table(rows: &[Row]) -> String {
 pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
     let Functions {
         name,
-        items,
+        pairs,
         lost,
         won,
         p_value,
@@ -450,26 +349,32 @@ pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
         (false, false) => "so few items can show no difference".to_owned(),
     };
     format!(
-        "{level} beside dense, {name}: {:+.1} points on {items}, {lost} lost and {won} won; {verdict}",
+        "{level} beside dense, {name}: {:+.1} points on {pairs}, {lost} lost and {won} won; {verdict}",
         100.0 * difference
     )
 }
 
+/// Fewer tokens tell nothing of how they vary.
+pub(crate) const FEW_TOKENS: u64 = 32;
+
 /// The rise of perplexity in a line.
 pub(super) fn told_perplexity(row: &Row) -> String {
-    let Interval { value, low, high } = row.quality.perplexity_rise;
-    let verdict = match low > 0.0 || high < 0.0 {
-        true => "a difference".to_owned(),
-        false => format!(
-            "no difference shown; one of {:.2} % could have been",
-            100.0 * row.quality.smallest_visible_rise
+    let quality = &row.quality;
+    let Interval { low, high, .. } = quality.perplexity_rise;
+    let verdict = match () {
+        () if quality.largest_logit_difference == 0.0 => "every logit is the same".to_owned(),
+        () if quality.tokens < FEW_TOKENS => "too little text to tell".to_owned(),
+        () if low > 0.0 || high < 0.0 => "a difference".to_owned(),
+        () => format!(
+            "no difference shown; one of {:.3} % could have been",
+            100.0 * quality.smallest_visible_rise
         ),
     };
     format!(
         "{} beside dense, perplexity: {} on {} tokens; {verdict}",
         row.axes.level,
-        told_rise(Interval { value, low, high }),
-        row.quality.tokens
+        told_rise(quality.perplexity_rise),
+        quality.tokens
     )
 }
 
@@ -504,19 +409,18 @@ pub(super) fn say(rows: &[Row], out: &Path, output: Output) {
     }
     if let Some(row) = rows.first() {
         let measured = &row.speed.measured;
-        let ran = rows.iter().any(|row| row.speed.measured.placement_ran);
         let planned = row.speed.planned.as_ref();
         output.say(format!(
-            "foreseen: by the cost model, for {}; here: {}, {} thread(s), after {} tokens of prompt{}; perplexity: rise over dense, 95 % by paired bootstrap",
+            "foreseen: by the cost model, for {}; here: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by paired bootstrap",
             planned.map_or("no machine", |planned| &planned.hardware),
             row.identity.processor,
             measured.threads,
             measured.prompt_tokens,
-            match ran {
-                true => ", on what ran the placement",
-                false => ", on the CPU, whatever is hot",
-            }
+            told_run(rows)
         ));
+    }
+    if rows.iter().any(|row| row.speed.measured.disturbed) {
+        output.say("* others used the machine meanwhile: speeds are too low and vary");
     }
     output.say(format!("every point is a line of `{}`", out.display()));
 }

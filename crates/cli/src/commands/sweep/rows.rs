@@ -84,7 +84,7 @@ pub(crate) struct Sparsity {
     /// Mean relative error of the FFNs' outputs.
     pub(crate) relative_error: f64,
     pub(crate) layers: Vec<LayerSparsity>,
-    /// Tokens it is of.
+    /// Tokens it is of; those of two windows count twice.
     pub(crate) tokens: u64,
 }
 
@@ -102,11 +102,11 @@ pub(crate) struct LayerSparsity {
 /// How well neurons are foreseen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Predictor {
-    /// Share of the neurons that fire that are foreseen.
+    /// Share of the neurons that fire that are foreseen, of all layers together.
     pub(crate) count_recall: f64,
-    /// Share of `Σ|h_i|·‖down_i‖` that is foreseen.
+    /// Share of `Σ|h_i|·‖down_i‖` that is foreseen, the mean of layers and tokens.
     pub(crate) contribution_recall: f64,
-    /// Share of the foreseen neurons that fire.
+    /// Share of the foreseen neurons that fire, of all layers together.
     pub(crate) precision: f64,
     /// Bytes that foreseeing reads for a token.
     pub(crate) bytes_per_token: f64,
@@ -148,7 +148,8 @@ pub(crate) struct Measured {
     pub(crate) bytes_per_token: f64,
     pub(crate) read_bandwidth_bytes_per_second: f64,
     pub(crate) bandwidth_share: f64,
-    /// What the cost model says a step takes on this machine; none where the placement ran on a device.
+    /// What the cost model says a step takes on this machine, of the placement that ran; none where an imitation of a
+    /// device ran it.
     pub(crate) predicted_microseconds: Option<f64>,
     /// The median step over that.
     pub(crate) measured_over_predicted: Option<f64>,
@@ -196,7 +197,8 @@ pub(crate) struct Quality {
     /// Tokens that were scored.
     pub(crate) tokens: u64,
     pub(crate) perplexity: f64,
-    pub(crate) word_perplexity: f64,
+    /// None where words are so long that it is more than numbers can say.
+    pub(crate) word_perplexity: Option<f64>,
     pub(crate) bits_per_byte: f64,
     /// Over `dense`, paired.
     pub(crate) perplexity_rise: Interval,
@@ -229,8 +231,10 @@ pub(crate) struct Functions {
     pub(crate) items: u64,
     pub(crate) passed: u64,
     pub(crate) unjudged: u64,
-    pub(crate) pass_at_1: Interval,
-    /// Beside `dense`, item by item.
+    /// None where none could be judged.
+    pub(crate) pass_at_1: Option<Interval>,
+    /// Items that could be judged of both this and `dense`; the rest is of these.
+    pub(crate) pairs: u64,
     pub(crate) difference: f64,
     /// Items that only `dense`, or only this, gets right.
     pub(crate) lost: u64,
