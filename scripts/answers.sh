@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Answers the questions that everyone asks about computing only the neurons that fire, and writes docs/answers.md and
-# docs/answers.json anew: about forty minutes on two cores, eighteen of them for training the demo with SiLU where that
+# docs/answers.json anew: about half an hour on two cores, twelve minutes of it for training the demo with SiLU where that
 # is not there yet. What was measured already is kept in target/answers and gone on with. Needs rustup, a C++ compiler
 # and Python 3; without a C++ compiler the emulated GPU is left out, and the answers say so.
 #
