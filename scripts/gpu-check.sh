@@ -127,4 +127,21 @@ if [ -s "$work/profiles" ]; then
     cat "$work/profiles"
   } >> "$report"
 fi
+# The demo with the line between hot and cold here and there: nothing but speed may change.
+(
+  cd "$work"
+  "$powerinfer" -q prepare demo --vram 24G --hardware "$hardware" > /dev/null
+  where=(--device "${DEVICE:-gpu}")
+  [ "${DEVICE:-gpu}" = gpu ] || where+=(--run-placements)
+  "$powerinfer" sweep demo "${where[@]}" --level exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
+    --tokens 4096 --layer-tokens 0 --tasks 100 --out sweep.jsonl
+) > "$work/sweep" 2> "$work/sweep.log" || cat "$work/sweep.log"
+{
+  echo
+  echo "The demo, hot neurons on the card, the others on the CPU, and what that changes beside \`dense\` on the CPU:"
+  echo
+  echo '```text'
+  cat "$work/sweep" "$work/sweep.log"
+  echo '```'
+} >> "$report"
 cat "$report"

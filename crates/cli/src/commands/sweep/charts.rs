@@ -9,7 +9,7 @@ use powerinfer_artifact::page::escape;
 const WIDTH: f64 = 480.0;
 const HEIGHT: f64 = 300.0;
 /// Room for what is written beside the axes: left, right, top, bottom.
-const ROOM: [f64; 4] = [78.0, 14.0, 14.0, 46.0];
+const ROOM: [f64; 4] = [78.0, 26.0, 14.0, 46.0];
 /// Colours that tell series apart; further ones begin anew, with another mark.
 pub(super) const COLOURS: usize = 6;
 

@@ -2,6 +2,9 @@
 
 use super::rows::{Functions, Placement, Planned, Predictor, Row};
 
+/// How every such file begins.
+pub(super) const BEGINNING: &str = "level,policy,level_of,";
+
 /// The columns.
 const NAMES: [&str; 54] = [
     "level",
@@ -165,4 +168,16 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         code_high,
         code_p,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_begin_as_they_say_and_cells_cannot_break_out() {
+        assert!(text(&[]).starts_with(BEGINNING));
+        assert_eq!(quoted("a,\"b\"".to_owned()), "\"a,\"\"b\"\"\"");
+        assert_eq!(quoted("plain".to_owned()), "plain");
+    }
 }

@@ -12,7 +12,7 @@ use super::{
     levels::Level,
     placing::{Extent, Found, Hot, candidates, place, price, to_run},
     quality::{self, Written, judged, layer_by_layer, write},
-    rows::{LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
+    rows::{Identity, LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
     speed::{Clock, Foreseeing},
 };
 use crate::{
@@ -67,13 +67,7 @@ impl Sweep<'_> {
                 points.len()
             ));
         }
-        let mut levels: Vec<Level> = missing.iter().map(|(_, point)| point.level).collect();
-        levels.dedup();
-        let thresholds = levels.iter().map(|level| level.thresholds(&self.bundle));
-        let thresholds = thresholds.collect::<Result<Vec<_>>>()?;
-        let quiet = self.output.silent();
         let (here, _) = measure(self.threads, Thoroughness::Quick, &Bar::new(self.output))?;
-        let here = for_model(&here, &self.bundle);
         let probe =
             ReadProbe::new(self.arguments.measures.probe.0.clamp(1 << 20, 1 << 34) as usize);
         let text: Vec<u32> = self.items.texts.concat();
@@ -88,80 +82,20 @@ impl Sweep<'_> {
         };
         let mut dense = self.model(Level::Dense, None, self.output)?;
         bar.begin("sweeping", self.steps(&missing, &clock), "tokens");
-        let by_dense = write(&mut dense, &self.tokenizer, &self.items, &bar)?;
-        let identity = self.identity()?;
-        for (level, thresholds) in levels.iter().zip(&thresholds) {
-            let thresholds = thresholds.as_deref();
-            let mut model = self.model(*level, thresholds, quiet)?;
-            let audit = quality::audit(&mut model, &self.items, &bar)?;
-            let alone = match level.is_lossless() || self.items.alone.is_empty() {
-                true => None,
-                false => {
-                    let mut alone = self.model(*level, thresholds, quiet)?;
-                    let (dense, items) = (&mut dense, &self.items);
-                    Some(layer_by_layer(
-                        dense, &mut alone, *level, thresholds, items, &bar,
-                    )?)
-                }
-            };
-            let sparsity = sparsity(&audit, alone.as_deref());
-            let ways = candidates(&self.bundle, &self.layers, *level, thresholds, &audit);
-            for (number, point) in missing.iter().filter(|(_, point)| point.level == *level) {
-                let placed = self.place(&ways, point);
-                let mut trouble = placed.as_ref().err().map(ToString::to_string);
-                let planned = placed.as_ref().ok().map(|found| found.planned.clone());
-                let to_run = placed
-                    .as_ref()
-                    .ok()
-                    .filter(|found| self.is_run(*level, found));
-                let mut placed_model = None;
-                if let Some(found) = to_run {
-                    match self.placed_model(*level, thresholds, found) {
-                        Ok(model) => placed_model = Some((model, found)),
-                        // The other points may do better.
-                        Err(error) => trouble = Some(format!("{error:#}")),
-                    }
-                }
-                let (quality, timed) = match placed_model {
-                    Some((mut model, found)) => {
-                        let quality = self.judge(&mut dense, &mut model, &by_dense, &bar)?;
-                        let measured = clock.measure(&mut model, point.extent)?;
-                        let timed = self.timed(measured, &ways, &here, point, Some(found))?;
-                        (quality, timed)
-                    }
-                    // On the CPU no placement changes anything, so it is measured once.
-                    None => {
-                        let quality = match on_cpu(rows, point).next() {
-                            Some(row) => row.quality.clone(),
-                            None => self.judge(&mut dense, &mut model, &by_dense, &bar)?,
-                        };
-                        let timed = match earlier(rows, point) {
-                            Some(timed) => timed,
-                            None => {
-                                let measured = clock.measure(&mut model, point.extent)?;
-                                self.timed(measured, &ways, &here, point, None)?
-                            }
-                        };
-                        (quality, timed)
-                    }
-                };
-                let row = Row {
-                    point: *number,
-                    run: run.to_owned(),
-                    axes: point.axes(),
-                    trouble,
-                    placement: placed.ok().map(|found| found.placement),
-                    sparsity: sparsity.clone(),
-                    predictor: timed
-                        .foreseeing
-                        .map(|foreseeing| predictor(&audit, foreseeing)),
-                    speed: Speed {
-                        measured: timed.measured,
-                        planned,
-                    },
-                    quality,
-                    identity: identity.clone(),
-                };
+        let mut bench = Bench {
+            by_dense: write(&mut dense, &self.tokenizer, &self.items, &bar)?,
+            dense,
+            here: for_model(&here, &self.bundle),
+            clock,
+            identity: self.identity()?,
+            run,
+        };
+        let mut levels: Vec<Level> = missing.iter().map(|(_, point)| point.level).collect();
+        levels.dedup();
+        for level in levels {
+            let mut measured = self.at_level(level, &mut bench)?;
+            for (number, point) in missing.iter().filter(|(_, point)| point.level == level) {
+                let row = self.at_point(*number, point, &mut measured, &mut bench, rows)?;
                 done(&row)?;
                 rows.push(row);
             }
@@ -169,6 +103,98 @@ impl Sweep<'_> {
         bar.end();
         Ok(())
     }
+
+    /// Looks at `level` neuron by neuron and layer by layer.
+    fn at_level(&self, level: Level, bench: &mut Bench<'_>) -> Result<AtLevel> {
+        let bar = bench.clock.bar;
+        let thresholds = level.thresholds(&self.bundle)?;
+        let open = || self.model(level, thresholds.as_deref(), self.output.silent());
+        let mut model = open()?;
+        let audit = quality::audit(&mut model, &self.items, bar)?;
+        let alone = match level.is_lossless() || self.items.alone.is_empty() {
+            true => None,
+            false => {
+                let (dense, thresholds) = (&mut bench.dense, thresholds.as_deref());
+                let (mut alone, items) = (open()?, &self.items);
+                Some(layer_by_layer(
+                    dense, &mut alone, level, thresholds, items, bar,
+                )?)
+            }
+        };
+        let of_level = thresholds.as_deref();
+        Ok(AtLevel {
+            ways: candidates(&self.bundle, &self.layers, level, of_level, &audit),
+            sparsity: sparsity(&audit, alone.as_deref()),
+            level,
+            thresholds,
+            model,
+            audit,
+        })
+    }
+
+    /// Places the model at a point, runs it, and judges it; `rows` have what the CPU did of the same level already.
+    fn at_point(
+        &self,
+        number: usize,
+        point: &Point,
+        at: &mut AtLevel,
+        bench: &mut Bench<'_>,
+        rows: &[Row],
+    ) -> Result<Row> {
+        let placed = self.place(&at.ways, point);
+        let mut trouble = placed.as_ref().err().map(ToString::to_string);
+        let mut to_run = None;
+        if let Some(found) = placed
+            .as_ref()
+            .ok()
+            .filter(|found| self.is_run(at.level, found))
+        {
+            match self.placed_model(at.level, at.thresholds.as_deref(), found) {
+                Ok(model) => to_run = Some((model, found)),
+                // The other points may do better.
+                Err(error) => trouble = Some(format!("{error:#}")),
+            }
+        }
+        let (quality, timed) = match to_run {
+            Some((mut model, found)) => (
+                self.judge(&mut model, bench)?,
+                self.time(&mut model, &at.ways, point, Some(found), bench)?,
+            ),
+            // On the CPU no placement changes anything, so it is measured once.
+            None => (
+                match on_cpu(rows, point).next() {
+                    Some(row) => row.quality.clone(),
+                    None => self.judge(&mut at.model, bench)?,
+                },
+                match earlier(rows, point) {
+                    Some(timed) => timed,
+                    None => self.time(&mut at.model, &at.ways, point, None, bench)?,
+                },
+            ),
+        };
+        let (placement, planned) = match placed {
+            Ok(found) => (Some(found.placement), Some(found.planned)),
+            Err(_) => (None, None),
+        };
+        Ok(Row {
+            point: number,
+            run: bench.run.to_owned(),
+            axes: point.axes(),
+            trouble,
+            placement,
+            sparsity: at.sparsity.clone(),
+            predictor: timed
+                .foreseeing
+                .map(|foreseeing| predictor(&at.audit, foreseeing)),
+            speed: Speed {
+                measured: timed.measured,
+                planned,
+            },
+            quality,
+            identity: bench.identity.clone(),
+        })
+    }
+
     /// Steps of progress that `missing` take.
     fn steps(&self, missing: &[(usize, Point)], clock: &Clock<'_>) -> u64 {
         let mut steps = self.items.written();
@@ -179,10 +205,13 @@ impl Sweep<'_> {
             is_new
         };
         for (_, point) in missing {
-            if is_new((point.level, None)) {
+            let is_first = is_new((point.level, None));
+            if is_first {
                 steps += self.items.steps(point.level, self.layers.len());
+            } else if self.may_run(point.level) {
+                steps += self.items.judging();
             }
-            if is_new((point.level, Some(point.extent))) {
+            if is_new((point.level, Some(point.extent))) || self.may_run(point.level) {
                 steps += clock.steps(point.extent);
             }
         }
@@ -219,32 +248,35 @@ impl Sweep<'_> {
         Ok(model)
     }
 
-    fn judge(
-        &self,
-        dense: &mut Runtime,
-        other: &mut Runtime,
-        by_dense: &[Written],
-        bar: &Bar,
-    ) -> Result<Quality> {
-        judged(dense, other, &self.tokenizer, &self.items, by_dense, bar)
+    fn judge(&self, other: &mut Runtime, bench: &mut Bench<'_>) -> Result<Quality> {
+        let (tokenizer, items) = (&self.tokenizer, &self.items);
+        let (by_dense, bar) = (&bench.by_dense, bench.clock.bar);
+        judged(&mut bench.dense, other, tokenizer, items, by_dense, bar)
     }
 
-    /// Whether `found` is what runs: on a device, or where each placement is asked for.
-    fn is_run(&self, level: Level, found: &Found) -> bool {
+    /// Whether placements run, on a device or where each is asked for.
+    fn may_run(&self, level: Level) -> bool {
         let on_device = self.device.is_some() && !level.is_raised();
         let on_cpu = self.device.is_none() && self.arguments.measures.run_placements;
-        found.plan.uses_gpu() && (on_device || on_cpu)
+        on_device || on_cpu
     }
 
-    /// What was measured, beside what the cost model says of it; `found` is the placement, where that is what ran.
-    fn timed(
+    /// Whether `found` is what runs.
+    fn is_run(&self, level: Level, found: &Found) -> bool {
+        found.plan.uses_gpu() && self.may_run(level)
+    }
+
+    /// Times `model` beside what the cost model says of it; `found` is the placement, where that is what runs.
+    fn time(
         &self,
-        (mut measured, foreseeing): (Measured, Foreseeing),
+        model: &mut Runtime,
         ways: &[Candidate],
-        here: &Hardware,
         point: &Point,
         found: Option<&Found>,
+        bench: &Bench<'_>,
     ) -> Result<Timed> {
+        let (mut measured, foreseeing) = bench.clock.measure(model, point.extent)?;
+        let here = &bench.here;
         measured.placement_ran = found.is_some();
         let predicted = match (&self.device, found) {
             (Some(device), Some(found)) => {
@@ -301,6 +333,29 @@ fn earlier(rows: &[Row], point: &Point) -> Option<Timed> {
         measured: row.speed.measured.clone(),
         foreseeing,
     })
+}
+
+/// What all points are measured with and beside.
+struct Bench<'a> {
+    dense: Runtime,
+    /// What that has written.
+    by_dense: Vec<Written>,
+    /// This machine, as the model finds it.
+    here: Hardware,
+    clock: Clock<'a>,
+    identity: Identity,
+    run: &'a str,
+}
+
+/// A level that is looked at.
+struct AtLevel {
+    level: Level,
+    thresholds: Option<Vec<Threshold>>,
+    /// On the CPU.
+    model: Runtime,
+    audit: Vec<LayerAudit>,
+    sparsity: Sparsity,
+    ways: Vec<Candidate>,
 }
 
 /// What was timed.

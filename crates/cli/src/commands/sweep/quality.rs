@@ -84,13 +84,18 @@ impl Items {
         powerinfer_artifact::token_texts::digest(&self.texts)
     }
 
-    /// Steps of progress that judging a level takes.
+    /// Steps of progress that looking at a level takes, and judging it once.
     pub(crate) fn steps(&self, level: Level, layers: usize) -> u64 {
         let alone = match level.is_lossless() {
             true => 0,
             false => scored(&self.alone) * layers as u64,
         };
-        scored(&self.texts) + scored(&self.audited) + alone + self.written()
+        scored(&self.audited) + alone + self.judging()
+    }
+
+    /// Steps of progress that judging a model takes.
+    pub(crate) fn judging(&self) -> u64 {
+        scored(&self.texts) + self.written()
     }
 
     /// Steps of progress of what is written.

@@ -49,7 +49,7 @@ pub(super) fn check_places(html: Option<&Path>, out: &Path, folder: &Path) -> Re
             );
         }
     }
-    let beginnings = [(&csv, csv::text(&[])), (&json, "{\n  \"rows\":".to_owned())];
+    let beginnings = [(&csv, csv::BEGINNING), (&json, "{\n  \"rows\":")];
     for (file, beginning) in beginnings {
         if file.is_dir() {
             bail!(
