@@ -193,8 +193,9 @@ def check_picture(picture, where, paper, shot):
         drawn = tuple(rows[y][x * channels : x * channels + 3])
         assert contrast(mark["colour"], paper) >= 1.7, f"{told}: marks in {mark['colour']} on {paper}"
         own += max(abs(a - b) for a, b in zip(drawn, mark["colour"])) < 40
-        # Marks may lie on each other, edge on middle.
-        hidden = any(other is not mark and overlap(grown(other["box"]), mark["box"]) for other in picture["marks"])
+        # Marks may lie on each other, edge on middle, and the ring around the knee on any.
+        ringed = picture["knee"] is not None and overlap(grown(picture["knee"]), mark["box"])
+        hidden = ringed or any(other is not mark and overlap(grown(other["box"]), mark["box"]) for other in picture["marks"])
         is_seen = max(abs(a - b) for a, b in zip(drawn, mark["colour"])) < 40
         assert is_seen or hidden, f"{told}: the mark of {mark['told']} is drawn as {drawn}"
     assert own > 0 or not picture["marks"], f"{told}: no mark is seen"
