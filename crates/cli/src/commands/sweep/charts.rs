@@ -239,21 +239,11 @@ impl Plot {
             }
         }
         if let Some((x, y, told)) = &self.knee {
-            let (x, y) = (across.at(*x), up.at(*y));
-            let is_right = x > WIDTH / 2.0;
-            let (anchor, shift) = if is_right {
-                ("end", -12.0)
-            } else {
-                ("start", 12.0)
-            };
-            let above = if y > top + 40.0 { -14.0 } else { 24.0 };
-            let _ = write!(
-                page,
-                "<circle class=\"knee\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"9\"/><text class=\"knee\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
-                x + shift,
-                y + above,
-                escape(told)
-            );
+            let knee = (across.at(*x), up.at(*y));
+            let places: Vec<(f64, f64)> = marks()
+                .map(|mark| (across.at(mark.x), up.at(mark.y)))
+                .collect();
+            draw_knee(page, knee, told, &places);
         }
         page.push_str("</svg>");
         if self.series.len() > 1 {
@@ -321,6 +311,44 @@ impl Plot {
             escape(&self.y.label)
         );
     }
+}
+
+/// Rings the point at `knee` and writes `told` beside it, where that covers the fewest of `marks`.
+fn draw_knee(page: &mut String, (x, y): (f64, f64), told: &str, marks: &[(f64, f64)]) {
+    // About, for letters differ; of a phone's larger ones.
+    let width = 8.5 * told.chars().count() as f64;
+    let [left, right, top, bottom] = ROOM;
+    let sides = [
+        (12.0, "start", 0.0),
+        (-12.0, "end", width),
+        (0.0, "middle", width / 2.0),
+    ];
+    let heights = [-14.0, 26.0, -34.0, 46.0, -54.0, 66.0];
+    let places = heights
+        .iter()
+        .flat_map(|height| sides.map(|side| (*height, side)));
+    let inside = places.filter(|(height, (shift, _, before))| {
+        let begin = x + shift - before;
+        let is_across = begin >= left && begin + width <= WIDTH - right;
+        is_across && (top + 12.0..HEIGHT - bottom - 4.0).contains(&(y + height))
+    });
+    let covered = |(height, (shift, _, before)): &(f64, (f64, &str, f64))| {
+        let begin = x + shift - before;
+        let covers = |(mark_x, mark_y): &&(f64, f64)| {
+            (begin - 5.0..begin + width + 5.0).contains(mark_x)
+                && (y + height - 17.0..y + height + 8.0).contains(mark_y)
+        };
+        marks.iter().filter(covers).count()
+    };
+    let best = inside.min_by_key(covered);
+    let (height, (shift, anchor, _)) = best.unwrap_or((-14.0, (-12.0, "end", width)));
+    let _ = write!(
+        page,
+        "<circle class=\"knee\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"9\"/><text class=\"knee\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+        x + shift,
+        y + height,
+        escape(told)
+    );
 }
 
 /// Draws a mark of the colour `series` at a place.
@@ -443,5 +471,17 @@ mod tests {
                 prop_assert!(places.iter().all(|place| (10.0..=90.0).contains(place)));
             }
         }
+    }
+
+    #[test]
+    fn what_is_said_of_the_knee_covers_no_mark_where_it_need_not() {
+        let knee = (240.0, 150.0);
+        let above_right = (290.0, 132.0);
+        let mut page = String::new();
+        draw_knee(&mut page, knee, "knee: exact", &[knee, above_right]);
+        assert!(page.contains("text-anchor=\"end\""), "{page}");
+        let mut plain = String::new();
+        draw_knee(&mut plain, knee, "knee: exact", &[knee]);
+        assert!(plain.contains("text-anchor=\"start\""), "{plain}");
     }
 }
