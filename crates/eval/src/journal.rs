@@ -1,7 +1,7 @@
 //! Rows of one run, a JSON object a line, written as they come: a run that was stopped goes on where it was.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io::{Read, Write},
     path::{Path, PathBuf},
 };
@@ -55,7 +55,12 @@ impl Journal {
             .open(path)
             .map_err(unwritable)?;
         // Who is alone with it reads it: nobody adds a row between that and the first of ours.
-        file.try_lock().map_err(|error| unwritable(error.into()))?;
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => unwritable(std::io::Error::other(
+                "another run has it open; wait for that, or name another file by `--out`",
+            )),
+            TryLockError::Error(error) => unwritable(error),
+        })?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)
             .map_err(|source| EvalError::Unreadable {

@@ -149,7 +149,8 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
         let one = SampleFile::open(&path, "a").unwrap();
-        assert!(SampleFile::open(&path, "a").is_err(), "one at a time");
+        let busy = SampleFile::open(&path, "a").unwrap_err().to_string();
+        assert!(busy.contains("another run has it open"), "{busy}");
         drop(one);
     }
 }

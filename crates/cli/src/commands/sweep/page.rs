@@ -372,8 +372,9 @@ fn axes(page: &mut String, rows: &[Row]) {
         };
         let budgets = |row: &Row| budget(row).map(|bytes| bytes / unit);
         // Beside what a card takes before any weight, nothing is far away.
-        let nearest = rows.iter().filter_map(budget).filter(|bytes| *bytes > 0.0);
-        let is_far = nearest.fold(f64::INFINITY, f64::min) > 0.5 * most;
+        let some = |row: &Row| budget(row).filter(|bytes| *bytes > 0.0);
+        let nearest = rows.iter().filter_map(some).fold(most, f64::min);
+        let is_far = nearest > 0.5 * most && varies(rows, some);
         let shown = |row: &Row| budgets(row).filter(|budget| !(is_far && *budget == 0.0));
         picture(
             "speed against VRAM",
