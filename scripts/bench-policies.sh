@@ -28,7 +28,7 @@ try() {
   "$POWERINFER" place demo --profile "$out/profile" --predictors "$out/predictors" \
     --vram 24G --policy predicted --out "$out/bundle" -q >/dev/null
   "$POWERINFER" eval fidelity "$out/bundle" --policy exact,predicted 2>/dev/null
-  "$POWERINFER" eval tasks "$out/bundle" --count "$tasks" 2>/dev/null
+  "$POWERINFER" eval tasks "$out/bundle" --count "$tasks" --threads 1 2>/dev/null
 }
 
 try "as shipped: 4 bits, within 3 % of the model, 95 % of the neurons and 99 % of the contributions"
@@ -46,7 +46,7 @@ rm -rf "$out/predictors" "$out/bundle"
 "$POWERINFER" place demo --profile "$out/profile" --predictors "$out/predictors" \
   --vram 24G --policy sign-bit --out "$out/bundle" -q >/dev/null
 "$POWERINFER" eval fidelity "$out/bundle" --policy exact,sign-bit 2>/dev/null
-"$POWERINFER" eval tasks "$out/bundle" --count "$tasks" --policy dense,exact,predicted,sign-bit 2>/dev/null
+"$POWERINFER" eval tasks "$out/bundle" --count "$tasks" --threads 1 --policy dense,exact,predicted,sign-bit 2>/dev/null
 
 echo
 echo "== what is decided for this machine, and the certificate"
@@ -67,4 +67,4 @@ echo "== SiLU: thresholds to a rise of perplexity of at most 1 %"
 "$POWERINFER" place "$silu" --profile "$out/silu/profile" --predictors "$out/silu/predictors" \
   --vram 0G --hardware "$out/hardware.json" --out "$out/silu/bundle" 2>/dev/null
 "$POWERINFER" eval fidelity "$out/silu/bundle" 2>/dev/null
-"$POWERINFER" eval tasks "$out/silu/bundle" --count "$tasks" --policy dense,threshold 2>/dev/null
+"$POWERINFER" eval tasks "$out/silu/bundle" --count "$tasks" --threads 1 --policy dense,threshold 2>/dev/null

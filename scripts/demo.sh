@@ -19,4 +19,4 @@ echo "== run: a task that the model was not trained on"
 "$POWERINFER" run "$out" </dev/null
 echo
 echo "== eval: what the policies cost and bring on $tasks held-out tasks"
-"$POWERINFER" eval tasks "$out" --count "$tasks"
+"$POWERINFER" eval tasks "$out" --count "$tasks" --threads 1

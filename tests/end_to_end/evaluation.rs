@@ -414,8 +414,22 @@ fn models_are_evaluated_as_they_are_by_either_engine() {
     eval(&["perplexity", "llama-silu", "--policy", "exact"])
         .bad(1, &["is dense", "`--engine runtime`"]);
     eval(&["fidelity", "llama-silu", "--certificate"]).bad(2, &["--certificate"]);
-    // A bundle beside the model it was made from: its weights' format counts too.
+    // Tasks of the demo, by the demo itself: as it is and by our engine, the same text.
     sandbox.copy_demo();
+    let tasks = |more: &[&str]| {
+        let line = [
+            "eval", "tasks", "demo", "--count", "2", "--json", "-n", "60",
+        ];
+        sandbox.run(&[&line[..], more].concat()).good().json()
+    };
+    let [one, other] = [
+        tasks(&["--engine", "reference"]),
+        tasks(&["--policy", "dense"]),
+    ];
+    assert_eq!(one["policies"].as_array().unwrap().len(), 1);
+    assert_eq!(one["policies"][0]["ffn_neurons_computed"], 1.0);
+    assert_eq!(one["policies"][0]["passed"], other["policies"][0]["passed"]);
+    // A bundle beside the model it was made from: its weights' format counts too.
     let demo = |more: &[&str]| {
         let line = [
             "eval", "fidelity", "demo", "--tokens", "300", "--json", "--policy", "dense",

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy};
-use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     Ends, Likelihood, complete, continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
+use powerinfer_runtime::{PolicyChoice, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -22,8 +21,10 @@ use super::{
     eval_text::{self, Shown, TextArguments},
 };
 use crate::{
-    engine::{PolicyArgument, runtime},
-    model_argument::{self, DEMO, bundle_folder},
+    engine::{
+        PolicyArgument,
+        evaluated::{Model, SubjectArguments},
+    },
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -57,23 +58,14 @@ enum Measure {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer eval tasks demo --count 200")]
 struct TasksArguments {
-    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
-    #[arg(default_value = DEMO)]
-    bundle: String,
+    #[command(flatten)]
+    subject: SubjectArguments,
     /// Number of tasks, all of combinations that the demo was not trained on
     #[arg(long, value_name = "N", default_value_t = 200)]
     count: usize,
-    /// Policies to compare
-    #[arg(
-        long,
-        value_name = "POLICY",
-        value_delimiter = ',',
-        default_value = "dense,exact,predicted"
-    )]
+    /// Policies to compare [default: dense, exact and predicted; of a model that is no bundle dense]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
-    /// Threads to compute with
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
-    threads: usize,
     /// Most tokens of a solution
     #[arg(short = 'n', long, value_name = "N", default_value_t = 200)]
     max_tokens: usize,
@@ -112,31 +104,28 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     if arguments.count == 0 {
         bail!("`--count` is 0; give at least one task");
     }
-    let folder = bundle_folder(&arguments.bundle);
-    let tokenizer = {
-        let bundle = Bundle::open(&folder, Verification::Quick)?;
-        model_argument::tokenizer(&bundle.files())?
-    };
+    let subject = arguments.subject.open(output)?;
+    let mut policies = arguments.policy.clone();
+    if policies.is_empty() {
+        policies = match subject.checkpoint() {
+            Some(_) => vec![PolicyArgument::Dense],
+            None => vec![
+                PolicyArgument::Dense,
+                PolicyArgument::Exact,
+                PolicyArgument::Predicted,
+            ],
+        };
+    }
     let mut rows: Vec<Row> = Vec::new();
-    for policy in &arguments.policy {
-        let bundle = Bundle::open(&folder, Verification::Quick)?;
+    for policy in policies {
         let quiet = Output {
             quiet: output.quiet || !rows.is_empty(),
             ..output
         };
-        let mut model = runtime(
-            bundle,
-            PolicyChoice::Forced((*policy).into()),
-            arguments.threads,
-            quiet,
-        )?;
-        rows.push(measure(
-            &mut model,
-            &tokenizer,
-            (*policy).into(),
-            arguments,
-            output,
-        )?);
+        let policy = Policy::from(policy);
+        let mut model = subject.model(PolicyChoice::Forced(policy), quiet)?;
+        let tokenizer = subject.tokenizer();
+        rows.push(measure(&mut model, tokenizer, policy, arguments, output)?);
     }
     if arguments.json {
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(&rows[0])).collect();
@@ -158,7 +147,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             row.policy.to_string(),
             format!("{:.0}", row.tokens_per_second()),
             ByteSize(row.decoded.bytes_per_token() as u64).to_string(),
-            percent(row.decoded.computed_share()),
+            percent(row.computed_share()),
             format!(
                 "{} ({}/{})",
                 percent(row.passed as f64 / row.tasks as f64),
@@ -172,14 +161,14 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     print(table.to_string())?;
     output.say(format!(
         "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the true one on {CASES} inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
-        arguments.count, arguments.threads, rows[0].likelihood.tokens, rows[0].policy
+        arguments.count, subject.threads(), rows[0].likelihood.tokens, rows[0].policy
     ));
     Ok(())
 }
 
 /// Lets the model solve every task.
 fn measure(
-    model: &mut Runtime,
+    model: &mut Model,
     tokenizer: &Tokenizer,
     policy: Policy,
     arguments: &TasksArguments,
@@ -213,7 +202,7 @@ fn measure(
                 model.take_statistics();
             },
         )?;
-        row.decoded += model.take_statistics();
+        row.decoded += model.take_statistics().unwrap_or_default();
         row.decode += completion.decode;
         row.passed += usize::from(judge(task, &completion.text, arguments.seed) == Verdict::Passed);
         row.likelihood +=
@@ -227,7 +216,16 @@ fn measure(
 
 impl Row {
     fn tokens_per_second(&self) -> f64 {
-        self.decoded.tokens as f64 / self.decode.as_secs_f64().max(1e-9)
+        let tokens: usize = self.completions.iter().map(Vec::len).sum();
+        tokens as f64 / self.decode.as_secs_f64().max(1e-9)
+    }
+
+    /// Share of FFN neurons that were computed: all, where the reference engine counts none.
+    fn computed_share(&self) -> f64 {
+        match self.decoded.neurons {
+            0 => 1.0,
+            _ => self.decoded.computed_share(),
+        }
     }
 
     /// Completions that are equal to those of `other`.
@@ -244,7 +242,7 @@ impl Row {
             "policy": self.policy.to_string(),
             "tokens_per_second": self.tokens_per_second(),
             "bytes_per_token": self.decoded.bytes_per_token(),
-            "ffn_neurons_computed": self.decoded.computed_share(),
+            "ffn_neurons_computed": self.computed_share(),
             "passed": self.passed,
             "pass_at_1": self.passed as f64 / self.tasks as f64,
             "perplexity": self.likelihood.perplexity(),

@@ -15,7 +15,7 @@ use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
 use powerinfer_kernels::Format;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -185,6 +185,11 @@ impl Evaluated {
         }))
     }
 
+    /// Threads of our engine.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -238,9 +243,15 @@ impl Model {
 
     /// Share of FFN neurons that were computed since the last call.
     pub(crate) fn computed_share(&mut self) -> f64 {
+        self.take_statistics()
+            .map_or(1.0, |found| found.computed_share())
+    }
+
+    /// What was read and computed since the last call; none by the reference engine, which computes everything.
+    pub(crate) fn take_statistics(&mut self) -> Option<Statistics> {
         match self {
-            Self::Runtime(model) => model.take_statistics().computed_share(),
-            Self::Reference(_) => 1.0,
+            Self::Runtime(model) => Some(model.take_statistics()),
+            Self::Reference(_) => None,
         }
     }
 
