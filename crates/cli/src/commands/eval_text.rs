@@ -123,15 +123,15 @@ const CLOSE: f64 = 0.001;
 
 /// What is scored, in units that tokenizers share.
 #[derive(Debug, Clone, Copy)]
-struct Extent {
+pub(super) struct Extent {
     /// Runs of letters without white space.
-    words: u64,
-    bytes: u64,
+    pub(super) words: u64,
+    pub(super) bytes: u64,
 }
 
 impl Extent {
     /// Of the tokens that are scored: all but each text's first.
-    fn of(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self> {
+    pub(super) fn of(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self> {
         let mut extent = Self { words: 0, bytes: 0 };
         for text in texts.iter().filter(|text| !text.is_empty()) {
             let text = tokenizer.decode(&text[1..], SpecialText::Skip)?;

@@ -38,7 +38,10 @@ use self::{
     quality::{Items, beginning},
     rows::{Identity, Row},
 };
-use super::place::{request::read_hardware, search};
+use super::{
+    eval_text::Extent,
+    place::{request::read_hardware, search},
+};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::{DeviceArgument, Execution, gpu, runtime},
@@ -175,19 +178,18 @@ impl<'a> Sweep<'a> {
                 "the text has no tokens to score; give more text by `--data`, or raise `--tokens`"
             );
         }
+        let extent = Extent::of(&texts, &tokenizer)?;
         let tasks = measures.tasks.unwrap_or(if is_demo { 100 } else { 0 });
-        let mut items = Items {
+        let items = Items {
             audited: beginning(&texts, measures.audit_tokens.max(2)),
             alone: beginning(&texts, measures.layer_tokens),
             texts,
             windows: search::windows(&bundle),
-            words: 0,
-            bytes: 0,
+            extent,
             tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
             problems,
             seed: measures.seed,
         };
-        items.measure(&tokenizer)?;
         let hardware = match &arguments.grid.hardware {
             Some(name) => for_model(&read_hardware(name)?, &bundle),
             // A plan has its machine as the model finds it already.

@@ -25,8 +25,6 @@ use crate::{
 
 /// Requests that decode together.
 const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Tokens of a prompt that go through the weights together.
-const CHUNK: usize = 512;
 
 /// What was asked for.
 pub(crate) struct Request {
@@ -277,17 +275,7 @@ impl Request {
                 sync_milliseconds: 1e3 * time.sync,
             }
         };
-        let prompt_seconds: f64 = (0..self.prompt.div_ceil(CHUNK))
-            .map(|chunk| {
-                let until = ((chunk + 1) * CHUNK).min(self.prompt);
-                let pass = Pass {
-                    tokens: (until - chunk * CHUNK) as f64,
-                    context: until as f64,
-                    kind: Kind::Prompt,
-                };
-                stage.pass(placed, pass).total
-            })
-            .sum();
+        let prompt_seconds = stage.prompt(placed, self.prompt);
         let decode: Vec<Decode> = BATCHES.into_iter().map(decode).collect();
         let seconds = prompt_seconds + self.tokens as f64 / decode[0].tokens_per_second;
         let [hot_neurons, hot_share] = placed.hot();

@@ -20,6 +20,9 @@ use powerinfer_solver::{Candidate, Problem, Way, Work};
 
 use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 
+/// Tokens of a prompt that go through the weights together.
+const CHUNK: usize = 512;
+
 /// Where a model's parts are, and what a token reads of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed<'a> {
@@ -183,6 +186,20 @@ impl Stage<'_> {
         time.then(self.crossing(placed, pass, before, placed.head))
             .then(self.part(placed, pass, &head))
             .then(Time::on(Device::Cpu, token))
+    }
+
+    /// Seconds of a prompt of so many tokens, [`CHUNK`] at a time.
+    pub(crate) fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
+        let chunks = (0..tokens.div_ceil(CHUNK)).map(|chunk| {
+            let until = ((chunk + 1) * CHUNK).min(tokens);
+            let pass = Pass {
+                tokens: (until - chunk * CHUNK) as f64,
+                context: until as f64,
+                kind: Kind::Prompt,
+            };
+            self.pass(placed, pass).total
+        });
+        chunks.sum()
     }
 
     fn attention(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {

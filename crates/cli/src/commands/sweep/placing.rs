@@ -27,9 +27,6 @@ use crate::commands::{
     },
 };
 
-/// Tokens of a prompt that go through the weights together.
-const CHUNK: usize = 512;
-
 /// What is on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Hot {
@@ -223,19 +220,10 @@ fn foresee(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned 
             kind: Kind::Decode,
         },
     );
-    let prompt = (0..extent.prompt_tokens.div_ceil(CHUNK)).map(|chunk| {
-        let until = ((chunk + 1) * CHUNK).min(extent.prompt_tokens);
-        let pass = Pass {
-            tokens: (until - chunk * CHUNK) as f64,
-            context: until as f64,
-            kind: Kind::Prompt,
-        };
-        stage.pass(placed, pass).total
-    });
     Planned {
         hardware: hardware.name.clone(),
         simulated: true,
-        first_token_milliseconds: 1e3 * prompt.sum::<f64>(),
+        first_token_milliseconds: 1e3 * stage.prompt(placed, extent.prompt_tokens),
         decode_microseconds: 1e6 * step.total,
         gpu_microseconds: 1e6 * step.gpu,
         cpu_microseconds: 1e6 * step.cpu,

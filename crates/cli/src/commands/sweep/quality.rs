@@ -14,13 +14,13 @@ use powerinfer_eval::{
 };
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{LayerAudit, Runtime};
-use powerinfer_text::{SpecialText, Tokenizer};
+use powerinfer_text::Tokenizer;
 
 use super::{
     levels::Level,
     rows::{Functions, Quality},
 };
-use crate::progress::Bar;
+use crate::{commands::eval_text::Extent, progress::Bar};
 
 /// Most tokens of a held-out task's solution.
 const TASK_TOKENS: usize = 200;
@@ -35,9 +35,8 @@ pub(crate) struct Items {
     /// Those that every layer alone is judged on; none where that is not asked for.
     pub(crate) alone: Vec<Vec<u32>>,
     pub(crate) windows: Windows,
-    /// Words and bytes of the tokens that are scored.
-    pub(crate) words: u64,
-    pub(crate) bytes: u64,
+    /// How much of them is scored.
+    pub(crate) extent: Extent,
     pub(crate) tasks: Vec<Task>,
     pub(crate) problems: Vec<Problem>,
     pub(crate) seed: u64,
@@ -68,17 +67,6 @@ pub(crate) fn beginning(texts: &[Vec<u32>], tokens: usize) -> Vec<Vec<u32>> {
 }
 
 impl Items {
-    /// Reads `texts` with `tokenizer` to tell how much of them is scored.
-    pub(crate) fn measure(&mut self, tokenizer: &Tokenizer) -> Result<()> {
-        (self.words, self.bytes) = (0, 0);
-        for text in self.texts.iter().filter(|text| !text.is_empty()) {
-            let text = tokenizer.decode(&text[1..], SpecialText::Skip)?;
-            self.words += text.split_whitespace().count() as u64;
-            self.bytes += text.len() as u64;
-        }
-        Ok(())
-    }
-
     /// Digest of the tokens that are scored.
     pub(crate) fn digest(&self) -> Digest {
         powerinfer_artifact::token_texts::digest(&self.texts)
@@ -213,9 +201,9 @@ pub(crate) fn judged(
     Ok(Quality {
         tokens: found.tokens(),
         perplexity: likelihood.perplexity(),
-        word_perplexity: Some(likelihood.word_perplexity(items.words))
+        word_perplexity: Some(likelihood.word_perplexity(items.extent.words))
             .filter(|one| one.is_finite()),
-        bits_per_byte: likelihood.bits_per_byte(items.bytes),
+        bits_per_byte: likelihood.bits_per_byte(items.extent.bytes),
         perplexity_rise: rise.into(),
         smallest_visible_rise: rise.half_width(),
         kl_divergence_mean: found.mean_divergence().value,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, write::write_file};
-use powerinfer_eval::{front, statistics::LEVEL};
+use powerinfer_eval::{front, statistics::Paired};
 use serde_json::{Value, json};
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     rows::{Functions, Interval, Measured, Row},
 };
 use crate::{
-    commands::place::page::refuse_inside,
+    commands::{eval_code::told_beside, place::page::refuse_inside},
     output::{Output, Table, percent},
 };
 
@@ -326,32 +326,13 @@ pub(super) fn table(rows: &[Row]) -> String {
 
 /// A comparison with `dense` in a line.
 pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
-    let Functions {
-        name,
-        pairs,
-        lost,
-        won,
-        p_value,
-        smallest_visible,
-        difference,
-        ..
-    } = functions;
-    let p = match *p_value < 0.001 {
-        true => "p < 0.001".to_owned(),
-        false => format!("p = {p_value:.3}"),
+    let paired = Paired {
+        first_only: functions.lost,
+        second_only: functions.won,
+        items: functions.pairs,
     };
-    let verdict = match (*p_value < LEVEL, *smallest_visible <= 1.0) {
-        (true, _) => format!("a difference (McNemar, exact, {p})"),
-        (false, true) => format!(
-            "no difference shown (McNemar, exact, {p}; no less than {:.1} points could have been)",
-            100.0 * smallest_visible
-        ),
-        (false, false) => "so few items can show no difference".to_owned(),
-    };
-    format!(
-        "{level} beside dense, {name}: {:+.1} points on {pairs}, {lost} lost and {won} won; {verdict}",
-        100.0 * difference
-    )
+    let name = format!("{level}, {},", functions.name);
+    told_beside(&name, "dense", paired)
 }
 
 /// Fewer tokens tell nothing of how they vary.
