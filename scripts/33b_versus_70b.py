@@ -162,7 +162,7 @@ def main():
     text = f"""# 33B versus 70B
 
 How throughput and latency of a 33B- and a 70B-class model depend on the sparsity of their neurons, on
-VRAM, and on where the line between hot and cold is drawn, on consumer cards. Foreseen by
+VRAM, and on where the line between hot and cold is drawn, on consumer cards. Prediction by
 `powerinfer simulate` for this engine, not measured: [simulator.md](simulator.md) says how far
 such predictions were off for engines that were. This engine's GPU kernels have not met a card yet; they are taken to read at the 80 % of a
 card's nominal bandwidth that good ones sustain, where llama.cpp's of 2023 read four-bit weights at 56 %. Written by

@@ -143,7 +143,7 @@ def hot_threshold():
     rows = halves.rows()
     most = max(row["quality"]["largest_logit_difference"] for row in rows)
     tokens, items = rows[0]["quality"]["tokens"], functions(rows[0])["items"]
-    agreement = min(row["quality"]["same_likeliest_token"] for row in rows)
+    agreement = min(row["quality"]["top1_agreement"] for row in rows)
     flat = max(abs(row["quality"]["perplexity_rise"][end]) for row in rows for end in ("low", "high"))
     holds(same_completions(rows), "all completions are the same at every line")
     holds(all(functions(row)["lost"] + functions(row)["won"] == 0 for row in rows), "they pass as those of dense do")
@@ -247,12 +247,12 @@ def skip_threshold():
     named = {row["axes"]["level"]: row for row in rows}
     usual, dense, exact = named["predicted"], named["dense"], named["exact"]
     holds(same_completions([dense, exact]), "`exact` writes what `dense` writes")
-    foreseen = [row for row in rows if row["axes"]["policy"] == "predicted"]
-    foreseen.sort(key=lambda row: row["axes"]["level_value"])
-    standing = holm({row["axes"]["level"]: functions(row)["p_value"] for row in foreseen})
+    predicted = [row for row in rows if row["axes"]["policy"] == "predicted"]
+    predicted.sort(key=lambda row: row["axes"]["level_value"])
+    standing = holm({row["axes"]["level"]: functions(row)["p_value"] for row in predicted})
     # From where on each level, and all that skip more, lose functions.
     first = None
-    for row in reversed(foreseen):
+    for row in reversed(predicted):
         if row["axes"]["level"] not in standing or functions(row)["difference"] >= 0:
             break
         first = row
@@ -267,7 +267,7 @@ def skip_threshold():
         lost = functions(first)
         page += (
             f"**Code suffers visibly from** `{first['axes']['level']}` on: perplexity {rise(first['quality']['perplexity_rise'])}, and pass@1 {share(lost['pass_at_1'])} beside "
-            f"{share(functions(dense)['pass_at_1'])}, {lost['lost']} functions lost and {lost['won']} won ({verdict(lost)}; it stands beside the other {len(foreseen) - 1} levels by Holm's correction). "
+            f"{share(functions(dense)['pass_at_1'])}, {lost['lost']} functions lost and {lost['won']} won ({verdict(lost)}; it stands beside the other {len(predicted) - 1} levels by Holm's correction). "
         )
     else:
         page += "No level that was tried, and all beyond it, loses functions visibly. "
@@ -309,7 +309,7 @@ def skip_threshold():
     )
     told = "; ".join(
         f"at `{row['axes']['level']}` {percent(row['quality']['perplexity_rise']['value'], 2)} of perplexity and {-100 * functions(row)['difference']:.1f} points of pass@1"
-        for row in foreseen
+        for row in predicted
         if row["axes"]["level"] in standing
     )
     page += (

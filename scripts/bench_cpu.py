@@ -305,7 +305,7 @@ class Report:
         self.path, self.folder = path, folder
         self.dense, self.prompts, self.sparse, self.stages, self.densities = [], [], [], [], []
         self.starts, self.batches, self.busy = [], [], []
-        self.speeds, self.hand_overs, self.raw = {}, [], []
+        self.speeds, self.syncs, self.raw = {}, [], []
         self.disturbed, self.count, self.versions = 0, 0, set()
         # Who measured: figures of anything else are not taken up.
         program = hashlib.sha256(pathlib.Path(POWERINFER).read_bytes()).hexdigest()
@@ -352,7 +352,7 @@ class Report:
                 shares = [contention["waited"] or 0, contention["stolen"] or 0]
                 self.disturbed += max(shares) > 0.03
                 if document["machine"]["threads"] > 1:
-                    self.hand_overs.append(document["hand_over_microseconds"])
+                    self.syncs.append(document["sync_microseconds"])
 
     def add_dense(self, model, quant, threads, runs):
         found = runs["dense"]
@@ -536,8 +536,8 @@ real model has make it lower, for the head's share is larger.\n"
             text += "\nBeside a process that never waits:\n\n" + table(
                 ["program", "model", "format", f"{THREADS[0]} thread, tokens/s", "threads", "tokens/s", "times one thread", *goals],
                 self.busy)
-        if self.hand_overs:
-            row = verdict(median(self.hand_overs), HAND_OVER_GOAL, at_most=True)
+        if self.syncs:
+            row = verdict(median(self.syncs), HAND_OVER_GOAL, at_most=True)
             text += f"\nHanding a kernel to the pool takes {row[0]} µs beside its work (goal {row[1]}: {row[2]}).\n"
         if self.batches:
             text += "\n## Several sequences at once, `predicted`\n\n" + table(

@@ -314,7 +314,7 @@ def says(told, row):
 
     measured = written(row["speed"]["measured"]["tokens_per_second"]["median"])
     planned = row["speed"]["planned"]
-    is_planned = planned is None or f" {written(planned['tokens_per_second'])} tokens/s foreseen" in told
+    is_planned = planned is None or f" {written(planned['tokens_per_second'])} tokens/s predicted" in told
     return f" {measured} tokens/s on" in told and is_planned
 
 

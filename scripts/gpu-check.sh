@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a machine with an NVIDIA GPU has to say: runs all tests of the GPU's half on the card, times kernels, launches
-# and hand-overs, then prompts, decoding and profiling with synthetic models, all on the GPU and with a half and a fifth of
-# the weights there, beside the time that each plan foresees. Needs a driver and nothing else; a quarter of an hour. Where
+# and synchronisations, then prompts, decoding and profiling with synthetic models, all on the GPU and with a half and a fifth of
+# the weights there, beside the time that each plan predicts. Needs a driver and nothing else; a quarter of an hour. Where
 # there is a compute-sanitizer, the tests of the kernels run under it too.
 #
 # usage: scripts/gpu-check.sh [FOLDER] [REPORT]

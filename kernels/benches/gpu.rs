@@ -1,4 +1,4 @@
-//! What a card does with each kernel, held against how fast it copies; and what launches, recordings and hand-overs cost.
+//! What a card does with each kernel, held against how fast it copies; and what launches, recordings and synchronisations cost.
 //!
 //! `cargo bench -p powerinfer-kernels --bench gpu`, with a card; `-- --emulate` runs the same on the emulator with small
 //! shapes, whose figures mean nothing. Shapes are those of a layer of a 70B model: 8192 numbers, 28672 neurons, 64 heads
@@ -76,7 +76,7 @@ fn main() -> Outcome<()> {
     );
     bench.copies()?;
     bench.launches()?;
-    bench.hand_overs()?;
+    bench.syncs()?;
     bench.sparse()?;
     bench.dense()?;
     bench.prompts()?;
@@ -336,15 +336,15 @@ impl Bench {
     }
 
     /// What it takes until the host has an answer from the device, and the device one from the host.
-    fn hand_overs(&mut self) -> Outcome<()> {
-        println!("| a hand-over to the host and back, by | µs |\n| :-- | --: |");
-        let flag = self.hand_over_by_flags()?;
+    fn syncs(&mut self) -> Outcome<()> {
+        println!("| a synchronisation to the host and back, by | µs |\n| :-- | --: |");
+        let flag = self.sync_by_flags()?;
         println!(
             "| flags that kernels write and wait for | {:.2} |",
             flag * 1e6
         );
         if self.is_card {
-            for (name, seconds) in by_driver::hand_overs(self.repeats)? {
+            for (name, seconds) in by_driver::syncs(self.repeats)? {
                 println!("| {name} | {:.2} |", seconds * 1e6);
             }
         }
@@ -352,8 +352,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds of a hand-over within one recording, its two kernels among it.
-    fn hand_over_by_flags(&self) -> Outcome<f64> {
+    /// Seconds of a synchronisation within one recording, its two kernels among it.
+    fn sync_by_flags(&self) -> Outcome<f64> {
         const COUNT: usize = 50;
         let device = &self.device;
         let mut ready = Flags::new(device, COUNT)?;
@@ -414,7 +414,7 @@ impl Bench {
             all.push(started.elapsed().as_secs_f64() / COUNT as f64);
         }
         if gave_up.words()[0].load(Ordering::Acquire) != 0 {
-            return Err("a kernel gave a hand-over up".into());
+            return Err("a kernel gave a synchronisation up".into());
         }
         Ok(median(all))
     }
@@ -604,7 +604,7 @@ impl Bench {
                 floats(kv_heads * size, 2)?,
                 floats(kv_heads * size, 3)?,
             );
-            let turns = Buffer::new(device, 0)?;
+            let rotations = Buffer::new(device, 0)?;
             let position = Buffer::from_slice(device, &[positions as u32 - 1])?;
             let mut cache = GpuCache::new(device, CacheFormat::F16, kv_heads, self.context, size)?;
             let words = self
@@ -620,7 +620,7 @@ impl Bench {
                     key: &key,
                     value: &value,
                     norms: None,
-                    turns: &turns,
+                    rotations: &rotations,
                     slopes: None,
                     window: None,
                     position: &position,
@@ -684,7 +684,7 @@ mod by_driver {
 
     /// Names, and seconds of a round trip each.
     #[allow(unsafe_code)]
-    pub(super) fn hand_overs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
+    pub(super) fn syncs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
         let context = CudaContext::new(0)?;
         let stream = context.new_stream()?;
         let raw = stream.cu_stream();

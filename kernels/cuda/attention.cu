@@ -17,7 +17,7 @@ struct Attention {
   Norm query_norm;
   Norm key_norm;
   // [tokens, pairs]: sine and cosine of each pair of numbers that is rotated, (i, i + pairs).
-  const float2* turns;
+  const float2* rotations;
   int pairs;
   // ALiBi's, one a head; null for none.
   const float* slopes;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_head(const Attention& a, int token, const f
   __syncwarp();
 #pragma unroll 1
   for (int pair = lane; pair < a.pairs; pair += WARP) {
-    const float2 turn = a.turns[size_t(token) * a.pairs + pair];
+    const float2 turn = a.rotations[size_t(token) * a.pairs + pair];
     const float first = out[pair], second = out[pair + a.pairs];
     out[pair] = first * turn.y - second * turn.x;
     out[pair + a.pairs] = first * turn.x + second * turn.y;

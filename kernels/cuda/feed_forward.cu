@@ -1,4 +1,4 @@
-// The FFN of one token with the hot neurons it needs: a predictor or signs foresee them, gate and up are
+// The FFN of one token with the hot neurons it needs: a predictor or signs predict them, gate and up are
 // multiplied and activated in one kernel, rows of down are added up in two stages whose order is fixed,
 // and what the processor beside made of the cold ones is added in the same step.
 #include "matrix.cuh"
@@ -7,20 +7,20 @@
 // Neurons of a word of a mask.
 constexpr int WORD = 32;
 
-// Where it is said which neurons are foreseen, a bit each, token after token.
+// Where it is said which neurons are predicted, a bit each, token after token.
 struct Masks {
   unsigned* all;
   // The same in memory that the processor beside sees; null where it has no neurons.
   unsigned* for_host;
-  // What the row of down of each neuron is multiplied by, of one token; those that nobody foresees get 0.
+  // What the row of down of each neuron is multiplied by, of one token; those that nobody predicts get 0.
   float* products;
   int hot_count;
 };
 
 // Writes the decisions about 32 neurons, one a lane, for one of some tokens.
-__device__ __forceinline__ void decide(const Masks& masks, int token, int word, int neurons, bool foreseen) {
+__device__ __forceinline__ void decide(const Masks& masks, int token, int word, int neurons, bool predicted) {
   const int neuron = word * WORD + lane_index();
-  const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && foreseen);
+  const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && predicted);
   if (neuron < masks.hot_count) masks.products[neuron] = 0.0f;
   if (lane_index() != 0) return;
   const int place = token * ((neurons + WORD - 1) / WORD) + word;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void decide(const Masks& masks, int token, int word, 
   if (masks.for_host) masks.for_host[place] = bits;
 }
 
-struct Foresee {
+struct Predict {
   // What the predictor's hidden layer says, before relu: [tokens, units]. A token is a row of the grid.
   const float* middle;
   // Row j is what unit j says of every neuron.
@@ -44,7 +44,7 @@ struct Foresee {
 constexpr int UNITS_AT_ONCE = 4;
 
 template <class Format>
-__device__ __forceinline__ void foresee(const Foresee& a) {
+__device__ __forceinline__ void predict(const Predict& a) {
   SharedMemory shared;
   float* sums = shared.take<float>(warp_count() * WORD);
   const int lane = lane_index(), neurons = a.units.columns, rank = a.units.rows;
@@ -77,11 +77,11 @@ __device__ __forceinline__ void foresee(const Foresee& a) {
   decide(a.masks, blockIdx.y, blockIdx.x, neurons, logit >= a.threshold);
 }
 
-#define FORESEE(name, Format) \
-  KERNEL(256, foresee_##name, Foresee) { foresee<Format>(a); }
-FOR_ALL_FORMATS(FORESEE)
+#define PREDICT(name, Format) \
+  KERNEL(256, predict_##name, Predict) { predict<Format>(a); }
+FOR_ALL_FORMATS(PREDICT)
 
-struct ForeseeBySigns {
+struct PredictBySigns {
   // [tokens, columns]; a token is a row of the grid.
   const float* x;
   Norm norm;
@@ -94,7 +94,7 @@ struct ForeseeBySigns {
 };
 
 // Counts the signs of gate that agree with those of the input (SparseInfer, Shin et al. 2024).
-KERNEL(256, foresee_by_signs, ForeseeBySigns) {
+KERNEL(256, predict_by_signs, PredictBySigns) {
   SharedMemory shared;
   const int lane = lane_index(), words = (a.columns + 2 * WORD - 1) / (2 * WORD) * 2;
   const float* x = load_normed(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
@@ -108,15 +108,15 @@ KERNEL(256, foresee_by_signs, ForeseeBySigns) {
   __syncthreads();
   const int groups = (a.neurons + WORD - 1) / WORD;
   for (int group = blockIdx.x * warp_count() + warp_index(); group < groups; group += gridDim.x * warp_count()) {
-    bool foreseen = false;
+    bool predicted = false;
     for (int index = 0; index < WORD && group * WORD + index < a.neurons; index++) {
       const unsigned* row = a.signs + size_t(group * WORD + index) * words;
       int differ = 0;
       for (int word = lane; word < words; word += WARP) differ += __popc(row[word] ^ signs[word]);
       differ = warp_sum(differ);
-      if (lane == index) foreseen = a.columns - differ >= a.agreements;
+      if (lane == index) predicted = a.columns - differ >= a.agreements;
     }
-    decide(a.masks, blockIdx.y, group, a.neurons, foreseen);
+    decide(a.masks, blockIdx.y, group, a.neurons, predicted);
   }
 }
 
@@ -129,7 +129,7 @@ struct GateUp {
   Matrix up;
   const float* up_bias;
   Neurons neurons;
-  // Who is foreseen; null for everyone. Whoever is not has a product of 0 already.
+  // Who is predicted; null for everyone. Whoever is not has a product of 0 already.
   const unsigned* mask;
   // Rows of gate and up that are here.
   int hot_count;

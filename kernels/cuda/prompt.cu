@@ -97,7 +97,7 @@ struct Combine {
   float* gate;
   // The same of up; null where there is none.
   const float* up;
-  // Who is foreseen, [tokens, words]; null for everyone.
+  // Who is predicted, [tokens, words]; null for everyone.
   const unsigned* mask;
   int words;
   // The first of these neurons in the mask.

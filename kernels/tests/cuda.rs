@@ -8,9 +8,9 @@ use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
     Activations, CacheFormat, Format, Isa, Matrix,
     cuda::{
-        Attention, Buffer, ColdShare, Device, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuCache,
+        Attention, Buffer, ColdShare, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuCache,
         GpuFfnKind, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HeadNorms, HostBuffer, HostView,
-        Predictor, SignBits,
+        Prediction, Predictor, SignBits,
     },
     pack, pack_signs,
 };
@@ -243,7 +243,7 @@ impl Attending {
     }
 
     /// Sine and cosine of each pair at a position.
-    fn turns(&self, position: usize) -> Vec<[f32; 2]> {
+    fn rotations(&self, position: usize) -> Vec<[f32; 2]> {
         let turn = |pair: usize| {
             let (sine, cosine) = (position as f32 * 0.7f32.powi(pair as i32)).sin_cos();
             [sine, cosine]
@@ -255,7 +255,7 @@ impl Attending {
     fn head(&self, x: &[f32], norm: Option<&Norm>, position: usize) -> Vec<f64> {
         let x = norm.map_or(x.to_vec(), |norm| norm.apply(x));
         let mut x: Vec<f64> = x.into_iter().map(f64::from).collect();
-        for (pair, [sine, cosine]) in self.turns(position).into_iter().enumerate() {
+        for (pair, [sine, cosine]) in self.rotations(position).into_iter().enumerate() {
             let (a, b) = (x[pair], x[pair + self.pairs]);
             let (sine, cosine) = (f64::from(sine), f64::from(cosine));
             (x[pair], x[pair + self.pairs]) = (a * cosine - b * sine, a * sine + b * cosine);
@@ -338,8 +338,10 @@ impl Attending {
                     let size = heads * self.size;
                     upload(device, &all[part.start * size..part.end * size])
                 };
-                let turns: Vec<[f32; 2]> =
-                    part.clone().flat_map(|token| self.turns(token)).collect();
+                let rotations: Vec<[f32; 2]> = part
+                    .clone()
+                    .flat_map(|token| self.rotations(token))
+                    .collect();
                 let mut out = zeros(device, count * self.heads * self.size);
                 let attention = Attention {
                     tokens: count,
@@ -347,7 +349,7 @@ impl Attending {
                     key: &own(&keys, self.kv_heads),
                     value: &own(&values, self.kv_heads),
                     norms: norms.as_ref(),
-                    turns: &Buffer::from_slice(device, &turns).unwrap(),
+                    rotations: &Buffer::from_slice(device, &rotations).unwrap(),
                     slopes: slopes.as_ref(),
                     window: self.window,
                     position: &Buffer::from_slice(device, &[token as u32]).unwrap(),
@@ -406,7 +408,7 @@ fn attention_is_as_it_is_defined() {
 }
 
 #[test]
-fn predictors_foresee_whom_the_processor_does() {
+fn predictors_predict_whom_the_processor_does() {
     for format in [
         Format::F32,
         Format::Bf16,
@@ -450,19 +452,19 @@ fn predictors_foresee_whom_the_processor_does() {
                 let (mut mask, mut products) =
                     (zeros(device, words), upload(device, &vec![9.0; neurons]));
                 let host = HostBuffer::new(device, words).unwrap();
-                let mut foreseen = Foreseen {
+                let mut predicted = Prediction {
                     mask: &mut mask,
                     for_host: Some(&host),
                     products: &mut products,
                     hot_count: hot,
                 };
                 let x = upload(device, &x);
-                gpu.foresee(
+                gpu.predict(
                     &x,
                     None,
                     &predictor,
                     &mut zeros(device, rank),
-                    &mut foreseen,
+                    &mut predicted,
                 )
                 .unwrap();
                 device.synchronise().unwrap();
@@ -519,14 +521,14 @@ fn signs_are_counted_exactly() {
             };
             let (mut mask, mut products) =
                 (zeros(device, neurons.div_ceil(32)), zeros(device, neurons));
-            let mut foreseen = Foreseen {
+            let mut predicted = Prediction {
                 mask: &mut mask,
                 for_host: None,
                 products: &mut products,
                 hot_count: neurons,
             };
             let gpu = Gpu::new(Arc::clone(device), true);
-            gpu.foresee_by_signs(&upload(device, &x), None, &signs, &mut foreseen)
+            gpu.predict_by_signs(&upload(device, &x), None, &signs, &mut predicted)
                 .unwrap();
             let mask = mask.to_vec().unwrap();
             let found: Vec<bool> = (0..neurons)

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use powerinfer_kernels::{
     Format, Isa,
     cuda::{
-        Beside, Buffer, Chosen, Device, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
-        GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HostBuffer, HostView, Predictor,
+        Beside, Buffer, Chosen, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuFfnKind, GpuLinear,
+        GpuMatrix, GpuNorm, GpuNormKind, HostBuffer, HostView, Prediction, Predictor,
     },
     pack,
 };
@@ -315,7 +315,7 @@ fn ffns_of_many_tokens_are_those_of_one_after_the_other() {
 }
 
 #[test]
-fn many_tokens_are_foreseen_as_each_alone() {
+fn many_tokens_are_predicted_as_each_alone() {
     let (hidden, rank, neurons, tokens) = (40, 37, 70, 6);
     let a = pack(Format::Q8_0, rank, hidden, &noise(19, rank * hidden));
     let units = pack(Format::Bf16, rank, neurons, &noise(20, rank * neurons));
@@ -330,22 +330,22 @@ fn many_tokens_are_foreseen_as_each_alone() {
             threshold: 0.1,
         };
         let words = neurons.div_ceil(32);
-        let foresee = |x: &[f32], tokens: usize| {
+        let predict = |x: &[f32], tokens: usize| {
             let (mut mask, mut products) = (zeros(device, tokens * words), zeros(device, 1));
             let host = HostBuffer::new(device, tokens * words).unwrap();
-            let mut foreseen = Foreseen {
+            let mut predicted = Prediction {
                 mask: &mut mask,
                 for_host: Some(&host),
                 products: &mut products,
                 hot_count: 0,
             };
             let mut middle = zeros(device, tokens * rank);
-            gpu.foresee(
+            gpu.predict(
                 &upload(device, x),
                 None,
                 &predictor,
                 &mut middle,
-                &mut foreseen,
+                &mut predicted,
             )
             .unwrap();
             let mask: Vec<u32> = mask.to_vec().unwrap();
@@ -354,8 +354,8 @@ fn many_tokens_are_foreseen_as_each_alone() {
             assert_eq!(mask, seen.collect::<Vec<_>>());
             mask
         };
-        let at_once = foresee(&x, tokens);
-        let alone: Vec<u32> = x.chunks(hidden).flat_map(|x| foresee(x, 1)).collect();
+        let at_once = predict(&x, tokens);
+        let alone: Vec<u32> = x.chunks(hidden).flat_map(|x| predict(x, 1)).collect();
         assert_eq!(at_once, alone);
         assert!(at_once.iter().any(|word| *word != 0));
         Vec::new()

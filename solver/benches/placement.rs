@@ -10,8 +10,8 @@ use powerinfer_artifact::{
     plan::{Budget, CacheFormat, Objective, Policy},
 };
 use powerinfer_solver::{
-    Backend, Candidate, Decision, Foreseen, GROUP_SIZE, Layer, NeuronShape, Options, Problem, Way,
-    Work, decide,
+    Backend, Candidate, Decision, GROUP_SIZE, Layer, LayerMode, NeuronShape, Options, Prediction,
+    Problem, Work, decide,
 };
 
 /// A model by its dimensions.
@@ -117,7 +117,7 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
         let (first, last) = model.active;
         let mean = first + (last - first) * (0.5 * depth + 0.5 * random.next());
         let frequencies = frequencies(model.ffn, mean, &mut random);
-        let foreseen = Foreseen {
+        let predicted = Prediction {
             work: Work {
                 bytes: predictor as f64,
                 rows: 1000.0,
@@ -126,20 +126,20 @@ fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec
             predicted_per_active: 1.5,
             recall: 0.98,
         };
-        let ways = [
-            Way::dense(neuron),
-            Way::exact(neuron),
-            Way::foreseen(Policy::Predicted, neuron, foreseen),
+        let modes = [
+            LayerMode::dense(neuron),
+            LayerMode::exact(neuron),
+            LayerMode::predicted(Policy::Predicted, neuron, predicted),
         ];
-        let candidate = |way| Candidate {
-            way,
+        let candidate = |mode| Candidate {
+            mode,
             frequencies: frequencies.clone(),
-            foresight_bytes: predictor,
+            predictor_bytes: predictor,
             allowed: true,
         };
-        candidates.push(ways.map(candidate).to_vec());
+        candidates.push(modes.map(candidate).to_vec());
         Layer {
-            way: ways[0],
+            mode: modes[0],
             frequencies,
             neuron_bytes: neuron.bytes,
             attention_bytes: attention,

@@ -61,8 +61,8 @@ fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>)
             (place.predictor, layer.predictor_bytes),
             (place.kv, layer.kv_bytes),
         ];
-        for (sum, (home, bytes)) in sums.iter_mut().zip(parts) {
-            if home == device {
+        for (sum, (layer_device, bytes)) in sums.iter_mut().zip(parts) {
+            if layer_device == device {
                 *sum += bytes;
             }
         }

@@ -106,12 +106,12 @@ fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) 
         let whole = cost::layer(problem, dense, index);
         let without = cost::ffn(
             problem,
-            &layer.way,
+            &layer.mode,
             place.attention,
             Neurons::default(),
             all,
         );
-        let with = cost::ffn(problem, &layer.way, place.attention, hot, cold);
+        let with = cost::ffn(problem, &layer.mode, place.attention, hot, cold);
         sum = sum
             + Cost {
                 total: whole.total - without.total + with.total,

@@ -53,7 +53,7 @@ pub(crate) struct Choice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) gpu: usize,
-    pub(crate) home: usize,
+    pub(crate) layer_device: usize,
 }
 
 /// What a solution has at a stage: a state by its index, and a choice of the stage's home.
@@ -68,7 +68,7 @@ impl State {
     pub(crate) fn of(index: usize) -> Self {
         Self {
             gpu: index / 2,
-            home: index % 2,
+            layer_device: index % 2,
         }
     }
 }
@@ -83,9 +83,9 @@ impl Chain {
     pub(crate) const START: usize = 0;
 
     /// Cost of going from one state to the next; infinite for a range that has ended.
-    pub(crate) fn way(&self, from: usize, to: usize) -> f64 {
+    pub(crate) fn transition(&self, from: usize, to: usize) -> f64 {
         let (from, to) = (State::of(from), State::of(to));
-        match (from.home, to.home) {
+        match (from.layer_device, to.layer_device) {
             _ if to.gpu < from.gpu => f64::INFINITY,
             (ON_CPU, ON_CPU) => 0.0,
             (ON_GPU, ON_GPU) if from.gpu == to.gpu => 0.0,
@@ -96,7 +96,7 @@ impl Chain {
 
     /// The choices of `stage` in `state`.
     pub(crate) fn choices(&self, stage: usize, state: usize) -> &[Choice] {
-        &self.stages[stage].homes[State::of(state).home]
+        &self.stages[stage].homes[State::of(state).layer_device]
     }
 
     /// The choice that a step takes.
@@ -109,7 +109,7 @@ impl Chain {
         let mut before = Self::START;
         let mut cost = 0.0;
         for (stage, step) in steps.iter().enumerate() {
-            cost += self.way(before, step.state) + self.chosen(stage, *step).cost;
+            cost += self.transition(before, step.state) + self.chosen(stage, *step).cost;
             before = step.state;
         }
         cost

@@ -6,7 +6,7 @@
 //! T = attention + KV + predictor + max(hot + T_sync, cold)        attention on the CPU
 //! ```
 //!
-//! A side with no neurons takes no time and no hand-over; the hidden state crosses the link once
+//! A side with no neurons takes no time and no synchronisation; the hidden state crosses the link once
 //! more wherever the attention of one layer lives elsewhere than that of the one before. The KV
 //! cache counts as full.
 
@@ -15,7 +15,7 @@ use std::ops::Add;
 use powerinfer_artifact::plan::Device;
 
 use crate::{
-    Layer, Problem, Way, Work,
+    Layer, LayerMode, Problem, Work,
     machine::Machine,
     places::{LayerPlace, Places},
 };
@@ -44,7 +44,7 @@ pub(crate) struct Cost {
     pub(crate) gpu: f64,
     /// Work of the CPU.
     pub(crate) cpu: f64,
-    /// Handing over.
+    /// Synchronising.
     pub(crate) sync: f64,
     /// From start to end.
     pub(crate) total: f64,
@@ -120,55 +120,66 @@ pub(crate) fn layer_on(
     };
     crossing(machine, before, (place.attention, place.gpu))
         + attention(machine, layer, place)
-        + ffn_with_foresight(machine, &layer.way, &layer.frequencies, place)
+        + ffn_with_prediction(machine, &layer.mode, &layer.frequencies, place)
 }
 
 /// The part of a layer that is the same whichever way its FFN goes.
 pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
     let machine = Machine(&problem.hardware);
-    let home = place.attention;
+    let layer_device = place.attention;
     let mut cost = machine.serial(
-        home,
+        layer_device,
         layer.attention_read_bytes as f64,
-        kernels(home, Part::Attention),
+        kernels(layer_device, Part::Attention),
     ) + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
-        + machine.layer(home);
-    if layer.kv_bytes > 0 && place.kv != home {
-        cost = cost + hand_over(problem);
+        + machine.layer(layer_device);
+    if layer.kv_bytes > 0 && place.kv != layer_device {
+        cost = cost + sync(problem);
     }
     cost
 }
 
 /// The part of a layer that depends on which way its FFN goes.
-pub(crate) fn ffn_with_foresight(
+pub(crate) fn ffn_with_prediction(
     problem: &Problem,
-    way: &Way,
+    mode: &LayerMode,
     frequencies: &[f64],
     place: &LayerPlace,
 ) -> Cost {
     let (hot, cold) = frequencies.split_at(place.hot_count);
     let (hot, cold) = (Neurons::of(hot), Neurons::of(cold));
-    foresight(problem, way, place.attention, place.predictor)
-        + ffn(problem, way, place.attention, hot, cold)
+    prediction(problem, mode, place.attention, place.predictor)
+        + ffn(problem, mode, place.attention, hot, cold)
 }
 
-/// What foreseeing takes on `device`, for a layer at home on `home`.
-pub(crate) fn foresight(problem: &Problem, way: &Way, home: Device, device: Device) -> Cost {
-    if way.foresight == Work::default() {
+/// What prediction takes on `device`, for a layer at home on `home`.
+pub(crate) fn prediction(
+    problem: &Problem,
+    mode: &LayerMode,
+    layer_device: Device,
+    device: Device,
+) -> Cost {
+    if mode.prediction == Work::default() {
         return Cost::default();
     }
     let cost =
-        Machine(&problem.hardware).work(device, way.foresight, kernels(device, Part::Predictor));
-    match device == home {
+        Machine(&problem.hardware).work(device, mode.prediction, kernels(device, Part::Predictor));
+    match device == layer_device {
         true => cost,
-        false => cost + hand_over(problem),
+        false => cost + sync(problem),
     }
 }
 
 /// What these neurons take, the hot ones on the GPU and at the same time the cold ones on the CPU.
-pub(crate) fn ffn(problem: &Problem, way: &Way, home: Device, hot: Neurons, cold: Neurons) -> Cost {
-    let hot = side(problem, way, home, Device::Gpu, hot);
-    let cold = side(problem, way, home, Device::Cpu, cold);
+pub(crate) fn ffn(
+    problem: &Problem,
+    mode: &LayerMode,
+    layer_device: Device,
+    hot: Neurons,
+    cold: Neurons,
+) -> Cost {
+    let hot = side(problem, mode, layer_device, Device::Gpu, hot);
+    let cold = side(problem, mode, layer_device, Device::Cpu, cold);
     Cost {
         total: hot.total.max(cold.total),
         ..hot + cold
@@ -178,23 +189,23 @@ pub(crate) fn ffn(problem: &Problem, way: &Way, home: Device, hot: Neurons, cold
 /// What `neurons` take on `device`, for a layer at home on `home`.
 pub(crate) fn side(
     problem: &Problem,
-    way: &Way,
-    home: Device,
+    mode: &LayerMode,
+    layer_device: Device,
     device: Device,
     neurons: Neurons,
 ) -> Cost {
     if neurons.count == 0.0 {
         return Cost::default();
     }
-    let alone = Way {
-        foresight: Work::default(),
-        ..*way
+    let alone = LayerMode {
+        prediction: Work::default(),
+        ..*mode
     };
     let work = alone.work(neurons.count, neurons.active);
     let cost = Machine(&problem.hardware).work(device, work, kernels(device, Part::Ffn));
-    match device == home {
+    match device == layer_device {
         true => cost,
-        false => cost + hand_over(problem),
+        false => cost + sync(problem),
     }
 }
 
@@ -212,10 +223,9 @@ pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
 }
 
 /// Input to the other side and its share back.
-fn hand_over(problem: &Problem) -> Cost {
+fn sync(problem: &Problem) -> Cost {
     let seconds = problem.hardware.gpu.as_ref().map_or(0.0, |gpu| {
-        gpu.hand_over_seconds
-            + 2.0 * problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
+        gpu.sync_seconds + 2.0 * problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
     });
     Cost::of_waiting(seconds)
 }
@@ -244,9 +254,9 @@ mod tests {
     use powerinfer_artifact::plan::Policy;
 
     use super::*;
-    use crate::{Foreseen, NeuronShape, samples};
+    use crate::{NeuronShape, Prediction, samples};
 
-    /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per hand-over, nothing else.
+    /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per synchronisation, nothing else.
     fn problem(policy: Policy) -> (Problem, Places) {
         let mut problem = samples::small();
         problem.layers.truncate(1);
@@ -254,7 +264,7 @@ mod tests {
             bytes: 12_000,
             matrices: 3,
         };
-        let foreseen = Foreseen {
+        let predicted = Prediction {
             work: Work {
                 bytes: 3_000.0,
                 ..Work::default()
@@ -263,10 +273,10 @@ mod tests {
             recall: 1.0,
         };
         problem.layers[0] = Layer {
-            way: match policy {
-                Policy::Dense => Way::dense(neuron),
-                Policy::Exact => Way::exact(neuron),
-                _ => Way::foreseen(policy, neuron, foreseen),
+            mode: match policy {
+                Policy::Dense => LayerMode::dense(neuron),
+                Policy::Exact => LayerMode::exact(neuron),
+                _ => LayerMode::predicted(policy, neuron, predicted),
             },
             frequencies: vec![0.5, 0.25],
             neuron_bytes: 12_000,
@@ -282,7 +292,7 @@ mod tests {
         problem.hardware.cpu.kernel_seconds = 0.0;
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         gpu.read_bandwidth_bytes_per_second = 10e9;
-        gpu.hand_over_seconds = 1e-6;
+        gpu.sync_seconds = 1e-6;
         gpu.kernel_launch_seconds = 0.0;
         gpu.pcie_latency_seconds = 0.0;
         let place = LayerPlace {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
-    Layer, Options, Problem, SolveError, SolveReport, Way, Work, cost, latency,
+    Layer, LayerMode, Options, Problem, SolveError, SolveReport, Work, cost, latency,
     places::Places,
     problem::validate_neurons,
     solve::{Solved, solve_impact, solve_latency},
@@ -19,11 +19,11 @@ const ROUNDS: usize = 4;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// What is read.
-    pub way: Way,
+    pub mode: LayerMode,
     /// Share of tokens for which each neuron is active under it, hottest first.
     pub frequencies: Vec<f64>,
     /// Memory that finding its neurons takes, used or not: predictor, signs, scores.
-    pub foresight_bytes: u64,
+    pub predictor_bytes: u64,
     /// Whether it may be taken, or is only there to be compared with.
     pub allowed: bool,
 }
@@ -31,7 +31,7 @@ pub struct Candidate {
 /// What a candidate takes in a placement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Price {
-    /// Predicted time of the layer's FFN with what foresees it, for one token.
+    /// Predicted time of the layer's FFN with what predicts it, for one token.
     pub seconds: f64,
     /// What a token reads of it.
     pub work: Work,
@@ -66,15 +66,15 @@ pub fn decide(
 ) -> Result<Decision, SolveError> {
     let started = Instant::now();
     check(problem, candidates, options)?;
-    let (with_ways, solved, chosen) = match options.objective {
+    let (with_modes, solved, chosen) = match options.objective {
         Objective::Latency => {
             let (solved, chosen) = solve_latency(problem, candidates, options)?;
             (take(problem, candidates, &chosen), solved, chosen)
         }
         Objective::Impact => by_impact(problem, candidates, options)?,
     };
-    let prices = prices(&with_ways, candidates, &solved.places);
-    let (plan, report) = write(&with_ways, options, solved, started);
+    let prices = prices(&with_modes, candidates, &solved.places);
+    let (plan, report) = write(&with_modes, options, solved, started);
     Ok(Decision {
         plan,
         report,
@@ -102,13 +102,13 @@ fn check(
             "a layer may go some way"
         );
         for candidate in candidates {
-            validate_neurons(layer, &candidate.way, &candidate.frequencies)?;
+            validate_neurons(layer, &candidate.mode, &candidate.frequencies)?;
         }
         let groups = problem.layers[layer]
             .frequencies
             .len()
             .div_ceil(problem.group_size);
-        if groups >= latency::MOST_GROUPS || candidates.len() > latency::MOST_WAYS {
+        if groups >= latency::MOST_GROUPS || candidates.len() > latency::MAX_MODES {
             return Err(SolveError::TooManyGroups { layer, groups });
         }
     }
@@ -128,17 +128,17 @@ fn by_impact(
         .collect();
     let mut best: Option<(f64, Problem, Solved, Vec<usize>)> = None;
     for _ in 0..ROUNDS {
-        let with_ways = take(problem, candidates, &chosen);
-        let solved = solve_impact(&with_ways, options)?;
-        let prices = prices(&with_ways, candidates, &solved.places);
+        let with_modes = take(problem, candidates, &chosen);
+        let solved = solve_impact(&with_modes, options)?;
+        let prices = prices(&with_modes, candidates, &solved.places);
         let quickest: Vec<usize> = prices
             .iter()
             .zip(candidates)
             .map(|(prices, candidates)| quickest(prices, candidates))
             .collect();
-        let time = cost::total(&with_ways, &solved.places).total;
+        let time = cost::total(&with_modes, &solved.places).total;
         if best.as_ref().is_none_or(|(least, ..)| time < *least) {
-            best = Some((time, with_ways, solved, chosen.clone()));
+            best = Some((time, with_modes, solved, chosen.clone()));
         }
         if quickest == chosen {
             break;
@@ -152,9 +152,9 @@ fn by_impact(
 impl Candidate {
     /// Has `layer` go this way.
     fn give(&self, layer: &mut Layer) {
-        layer.way = self.way;
+        layer.mode = self.mode;
         layer.frequencies.clone_from(&self.frequencies);
-        layer.predictor_bytes = self.foresight_bytes;
+        layer.predictor_bytes = self.predictor_bytes;
     }
 }
 
@@ -172,12 +172,12 @@ fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> 
     let layers = places.layers.iter().zip(candidates);
     let prices = layers.map(|(place, candidates)| {
         let price = |candidate: &Candidate| {
-            let (way, frequencies) = (&candidate.way, &candidate.frequencies);
+            let (mode, frequencies) = (&candidate.mode, &candidate.frequencies);
             let active: f64 = candidate.frequencies.iter().sum();
             let count = candidate.frequencies.len() as f64;
             Price {
-                seconds: cost::ffn_with_foresight(problem, way, frequencies, place).total,
-                work: candidate.way.work(count, active),
+                seconds: cost::ffn_with_prediction(problem, mode, frequencies, place).total,
+                work: candidate.mode.work(count, active),
             }
         };
         candidates.iter().map(price).collect()
@@ -200,7 +200,7 @@ fn quickest(prices: &[Price], candidates: &[Candidate]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Foreseen, NeuronShape, samples};
+    use crate::{NeuronShape, Prediction, samples};
     use powerinfer_artifact::plan::Policy;
 
     /// Candidates of every layer of `problem`: dense, exact, and predicted with a predictor of
@@ -211,7 +211,7 @@ mod tests {
                 bytes: layer.neuron_bytes,
                 matrices: 3,
             };
-            let foreseen = Foreseen {
+            let predicted = Prediction {
                 work: Work {
                     bytes,
                     rows,
@@ -221,21 +221,22 @@ mod tests {
                 recall: 1.0,
             };
             let frequencies = &layer.frequencies;
-            let ways = [
-                (Way::dense(neuron), vec![1.0; frequencies.len()]),
-                (Way::exact(neuron), frequencies.clone()),
+            let modes = [
+                (LayerMode::dense(neuron), vec![1.0; frequencies.len()]),
+                (LayerMode::exact(neuron), frequencies.clone()),
                 (
-                    Way::foreseen(Policy::Predicted, neuron, foreseen),
+                    LayerMode::predicted(Policy::Predicted, neuron, predicted),
                     frequencies.clone(),
                 ),
             ];
-            ways.map(|(way, frequencies)| Candidate {
-                way,
-                frequencies,
-                foresight_bytes: 10_000,
-                allowed: true,
-            })
-            .to_vec()
+            modes
+                .map(|(mode, frequencies)| Candidate {
+                    mode,
+                    frequencies,
+                    predictor_bytes: 10_000,
+                    allowed: true,
+                })
+                .to_vec()
         };
         problem.layers.iter().map(of).collect()
     }

@@ -300,16 +300,17 @@ mod tests {
             cost,
             what: 0,
         });
-        let home = |least| proptest::collection::vec(choice.clone(), least..4);
-        let stage = (home(1), home(0)).prop_map(|(cpu, gpu)| Stage { homes: [cpu, gpu] });
+        let layer_device = |least| proptest::collection::vec(choice.clone(), least..4);
+        let stage =
+            (layer_device(1), layer_device(0)).prop_map(|(cpu, gpu)| Stage { homes: [cpu, gpu] });
         let stages = proptest::collection::vec(stage, 1..5);
         let capacities = prop_oneof![
             3 => proptest::collection::vec(0u64..40, 1),
             1 => proptest::collection::vec(0u64..25, 2)
         ];
         let ram = prop_oneof![2 => Just(u64::MAX), 1 => 0u64..40];
-        let way = prop_oneof![Just(0.0), 0.0..3.0];
-        (stages, capacities, ram, way.clone(), way).prop_map(
+        let mode = prop_oneof![Just(0.0), 0.0..3.0];
+        (stages, capacities, ram, mode.clone(), mode).prop_map(
             |(stages, capacities, ram, crossing, hop)| Chain {
                 stages,
                 capacities,
@@ -324,7 +325,7 @@ mod tests {
         let mut before = Chain::START;
         let mut cost = 0.0;
         for taken in &answer.taken {
-            cost += chain.way(before, taken.state) + taken.choice.cost;
+            cost += chain.transition(before, taken.state) + taken.choice.cost;
             before = taken.state;
         }
         cost

@@ -51,8 +51,8 @@ impl Hulls {
         prices: &Prices,
     ) -> (f64, usize) {
         let choices = chain.choices(stage, state);
-        let State { gpu, home } = State::of(state);
-        let corners = &self.corners[stage][home];
+        let State { gpu, layer_device } = State::of(state);
+        let corners = &self.corners[stage][layer_device];
         if !self.is_hull {
             let mut best = (f64::INFINITY, 0);
             for &index in corners {
@@ -179,7 +179,7 @@ pub(crate) fn relax(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Relaxed {
     let cheapest = cheapest(chain, hulls, prices);
     let states = chain.states();
     let mut least: Vec<f64> = (0..states)
-        .map(|state| chain.way(Chain::START, state) + cheapest[0][state].0)
+        .map(|state| chain.transition(Chain::START, state) + cheapest[0][state].0)
         .collect();
     let mut from: Vec<Vec<usize>> = Vec::with_capacity(cheapest.len());
     for stage in &cheapest[1..] {
@@ -187,7 +187,7 @@ pub(crate) fn relax(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Relaxed {
         let mut back = vec![0; states];
         for to in 0..states {
             for (before, cost) in least.iter().enumerate() {
-                let cost = cost + chain.way(before, to) + stage[to].0;
+                let cost = cost + chain.transition(before, to) + stage[to].0;
                 if cost < next[to] {
                     (next[to], back[to]) = (cost, before);
                 }
@@ -227,13 +227,13 @@ pub(crate) fn potentials(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Poten
     let mut into = vec![vec![f64::INFINITY; states]; stages];
     let mut out = vec![vec![f64::INFINITY; states]; stages];
     for (state, into) in into[0].iter_mut().enumerate() {
-        *into = chain.way(Chain::START, state);
+        *into = chain.transition(Chain::START, state);
     }
     for stage in 1..stages {
         for to in 0..states {
             for before in 0..states {
                 let cost = into[stage - 1][before] + cheapest[stage - 1][before].0;
-                into[stage][to] = into[stage][to].min(cost + chain.way(before, to));
+                into[stage][to] = into[stage][to].min(cost + chain.transition(before, to));
             }
         }
     }
@@ -242,7 +242,7 @@ pub(crate) fn potentials(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Poten
         for before in 0..states {
             for to in 0..states {
                 let cost = cheapest[stage + 1][to].0 + out[stage + 1][to];
-                out[stage][before] = out[stage][before].min(chain.way(before, to) + cost);
+                out[stage][before] = out[stage][before].min(chain.transition(before, to) + cost);
             }
         }
     }

@@ -85,7 +85,7 @@ pub(crate) fn pays(problem: &Problem, layer: usize, count: usize) -> bool {
     let count = count as f64;
     count == 0.0
         || (whole && on_gpu < on_cpu)
-        || count * on_gpu + gpu.hand_over_seconds <= count * on_cpu
+        || count * on_gpu + gpu.sync_seconds <= count * on_cpu
 }
 
 /// The least that any solution of `chain` costs that fits; `None` where none does.

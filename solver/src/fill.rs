@@ -142,7 +142,7 @@ impl Left {
 /// are alike, every other path is a worse one of these.
 pub(crate) fn runs(chain: &Chain) -> Vec<Vec<usize>> {
     let (layers, gpu) = (chain.stages.len().saturating_sub(1), 0);
-    let state = |home: usize| 2 * gpu + home;
+    let state = |layer_device: usize| 2 * gpu + layer_device;
     let mut paths = Vec::new();
     for count in 0..=layers {
         for is_front in [true, false] {

@@ -284,7 +284,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     /// A problem small enough to try everything: uneven groups, equal and dead neurons, layers of
-    /// different sizes, hand-overs that cost nothing to more than a layer can save.
+    /// different sizes, synchronisations that cost nothing to more than a layer can save.
     fn tiny() -> impl Strategy<Value = Problem> {
         let frequency = prop_oneof![
             (0u32..=4).prop_map(|quarter| f64::from(quarter) / 4.0),
@@ -302,7 +302,7 @@ mod tests {
             let gpu = problem.hardware.gpu.as_mut().unwrap();
             gpu.read_bandwidth_bytes_per_second = 2.0;
             let common = layers[0].1;
-            gpu.hand_over_seconds = sync * common as f64;
+            gpu.sync_seconds = sync * common as f64;
             let model = problem.layers[0].clone();
             problem.layers = layers
                 .into_iter()
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn slack_constraints_leave_the_global_top_k() {
         let mut problem = samples::shaped(8, 640, samples::power_law);
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        problem.hardware.gpu.as_mut().unwrap().sync_seconds = 0.0;
         let mut groups: Vec<f64> = problem
             .layers
             .iter()
@@ -452,7 +452,7 @@ mod tests {
         problem.hardware.cpu.read_bandwidth_bytes_per_second = 1.0;
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         gpu.read_bandwidth_bytes_per_second = 2.0;
-        gpu.hand_over_seconds = 15.0;
+        gpu.sync_seconds = 15.0;
         let program = Program::new(&problem, 40, 0);
         let greedy = greedy::fill(&program, &blocks_by_density(&program));
         assert_eq!(program.hot_counts(&greedy), [3, 0]);
@@ -465,7 +465,7 @@ mod tests {
     fn no_time_leaves_the_greedy_plan_and_an_honest_gap() {
         let mut problem = samples::shaped(12, 64 * 20, samples::power_law);
         problem.hardware.cpu.read_bandwidth_bytes_per_second = 53.76e9;
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 80e-6;
+        problem.hardware.gpu.as_mut().unwrap().sync_seconds = 80e-6;
         let total = total_bytes(&problem);
         let mut better = 0;
         for share in 1..16 {

@@ -67,8 +67,8 @@ pub(crate) fn search(
                     false => 0.0,
                 };
             let mut extend = |before: u32, from: usize, label: &Label| -> bool {
-                let way = chain.way(from, to);
-                if way.is_infinite() {
+                let mode = chain.transition(from, to);
+                if mode.is_infinite() {
                     return true;
                 }
                 let used = if State::of(from).gpu == gpu {
@@ -91,7 +91,7 @@ pub(crate) fn search(
                     if cpu_bytes > chain.ram {
                         continue;
                     }
-                    let cost = label.cost + way + taken.cost;
+                    let cost = label.cost + mode + taken.cost;
                     let mut least = cost + rest + prices.gpus[gpu] * gpu_bytes as f64;
                     if ram_matters {
                         least += prices.ram * cpu_bytes as f64;

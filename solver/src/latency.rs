@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! min  Σ_l T_l + ways between homes
-//! T_l = attention + KV + foresight + max(hot on the GPU, cold on the CPU), hand-overs included
+//! T_l = attention + KV + prediction + max(hot on the GPU, cold on the CPU), synchronisations included
 //! ```
 //!
 //! A layer decides where its attention, its KV cache and its predictor are, which way its FFN goes,
@@ -24,7 +24,7 @@ use crate::{
 /// A layer's choice in one number: which way, where KV and predictor are, how many groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct What {
-    way: usize,
+    mode: usize,
     kv: Device,
     predictor: Device,
     groups: usize,
@@ -35,7 +35,7 @@ const GROUP_BITS: u32 = 22;
 impl What {
     fn pack(self) -> u32 {
         let bit = |device: Device| u32::from(device == Device::Gpu);
-        (self.way as u32) << (GROUP_BITS + 2)
+        (self.mode as u32) << (GROUP_BITS + 2)
             | bit(self.kv) << (GROUP_BITS + 1)
             | bit(self.predictor) << GROUP_BITS
             | self.groups as u32
@@ -47,7 +47,7 @@ impl What {
             _ => Device::Gpu,
         };
         Self {
-            way: (packed >> (GROUP_BITS + 2)) as usize,
+            mode: (packed >> (GROUP_BITS + 2)) as usize,
             kv: device(GROUP_BITS + 1),
             predictor: device(GROUP_BITS),
             groups: (packed & ((1 << GROUP_BITS) - 1)) as usize,
@@ -56,7 +56,7 @@ impl What {
 }
 
 /// Ways that a layer can be told apart in.
-pub(crate) const MOST_WAYS: usize = 1 << (32 - GROUP_BITS - 2);
+pub(crate) const MAX_MODES: usize = 1 << (32 - GROUP_BITS - 2);
 /// Groups that a layer can be told apart in.
 pub(crate) const MOST_GROUPS: usize = 1 << GROUP_BITS;
 
@@ -129,36 +129,36 @@ fn head(problem: &Problem) -> Stage {
 fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
     let has_gpu = has_gpu(problem);
     let mut stage = Stage::default();
-    for home in [Device::Cpu, Device::Gpu] {
-        let is_pinned_elsewhere = layer.pins.attention.is_some_and(|pin| pin != home);
-        if is_pinned_elsewhere || (home == Device::Gpu && !has_gpu) {
+    for layer_device in [Device::Cpu, Device::Gpu] {
+        let is_pinned_elsewhere = layer.pins.attention.is_some_and(|pin| pin != layer_device);
+        if is_pinned_elsewhere || (layer_device == Device::Gpu && !has_gpu) {
             continue;
         }
-        let choices = &mut stage.homes[match home {
+        let choices = &mut stage.homes[match layer_device {
             Device::Cpu => ON_CPU,
             Device::Gpu => ON_GPU,
         }];
-        for (way, candidate) in candidates.iter().enumerate() {
+        for (mode, candidate) in candidates.iter().enumerate() {
             if !candidate.allowed {
                 continue;
             }
-            let ffn = ffn(problem, layer, candidate, home);
-            let is_there =
-                candidate.foresight_bytes > 0 || candidate.way.foresight != crate::Work::default();
-            for kv in devices(home == Device::Gpu && layer.kv_bytes > 0) {
-                for predictor in devices(home == Device::Gpu && is_there) {
+            let ffn = ffn(problem, layer, candidate, layer_device);
+            let is_there = candidate.predictor_bytes > 0
+                || candidate.mode.prediction != crate::Work::default();
+            for kv in devices(layer_device == Device::Gpu && layer.kv_bytes > 0) {
+                for predictor in devices(layer_device == Device::Gpu && is_there) {
                     let place = LayerPlace {
-                        attention: home,
+                        attention: layer_device,
                         kv: *kv,
                         predictor: *predictor,
                         ..LayerPlace::COLD
                     };
                     let dense = cost::attention(problem, layer, &place)
-                        + cost::foresight(problem, &candidate.way, home, *predictor);
+                        + cost::prediction(problem, &candidate.mode, layer_device, *predictor);
                     let parts = [
-                        (home, layer.attention_bytes),
+                        (layer_device, layer.attention_bytes),
                         (*kv, layer.kv_bytes),
-                        (*predictor, candidate.foresight_bytes),
+                        (*predictor, candidate.predictor_bytes),
                     ];
                     let on = |device: Device| -> u64 {
                         let here = parts.iter().filter(|(place, _)| *place == device);
@@ -173,7 +173,7 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
                             cpu_bytes: on_cpu + layer.neurons_bytes(neurons - hot),
                             cost: dense.total + time,
                             what: What {
-                                way,
+                                mode,
                                 kv: *kv,
                                 predictor: *predictor,
                                 groups,
@@ -200,7 +200,12 @@ fn hot_count(problem: &Problem, neurons: usize, groups: usize) -> usize {
 }
 
 /// The time of the neurons of a layer at home on `home`, for every number of hot groups.
-fn ffn(problem: &Problem, layer: &Layer, candidate: &Candidate, home: Device) -> Vec<(usize, f64)> {
+fn ffn(
+    problem: &Problem,
+    layer: &Layer,
+    candidate: &Candidate,
+    layer_device: Device,
+) -> Vec<(usize, f64)> {
     let frequencies = &candidate.frequencies;
     let neurons = frequencies.len();
     let groups = neurons.div_ceil(problem.group_size);
@@ -229,7 +234,13 @@ fn ffn(problem: &Problem, layer: &Layer, candidate: &Candidate, home: Device) ->
             count: (neurons - hot) as f64,
             active: (all - active).max(0.0),
         };
-        let cost = cost::ffn(problem, &candidate.way, home, hot_neurons, cold_neurons);
+        let cost = cost::ffn(
+            problem,
+            &candidate.mode,
+            layer_device,
+            hot_neurons,
+            cold_neurons,
+        );
         times.push((group, cost.total));
     }
     times
@@ -242,20 +253,20 @@ pub(crate) fn places(
     taken: &[Taken],
 ) -> (Places, Vec<usize>) {
     let (head, layers) = taken.split_last().expect("a chain ends with the head");
-    let device = |home: usize| match home {
+    let device = |layer_device: usize| match layer_device {
         ON_CPU => Device::Cpu,
         _ => Device::Gpu,
     };
-    let mut ways = Vec::with_capacity(layers.len());
+    let mut modes = Vec::with_capacity(layers.len());
     let mut places = Vec::with_capacity(layers.len());
     for (taken, candidates) in layers.iter().zip(candidates) {
         let what = What::unpack(taken.choice.what);
         let state = State::of(taken.state);
-        let neurons = candidates[what.way].frequencies.len();
-        ways.push(what.way);
+        let neurons = candidates[what.mode].frequencies.len();
+        modes.push(what.mode);
         places.push(LayerPlace {
             gpu: state.gpu,
-            attention: device(state.home),
+            attention: device(state.layer_device),
             kv: what.kv,
             predictor: what.predictor,
             hot_count: hot_count(problem, neurons, what.groups),
@@ -264,10 +275,10 @@ pub(crate) fn places(
     let head = State::of(head.state);
     let places = Places {
         layers: places,
-        head: device(head.home),
+        head: device(head.layer_device),
         head_gpu: head.gpu,
     };
-    (places, ways)
+    (places, modes)
 }
 
 #[cfg(test)]
@@ -277,7 +288,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Backend, Foreseen, NeuronShape, Options, SolveError, Way, Work,
+        Backend, LayerMode, NeuronShape, Options, Prediction, SolveError, Work,
         account::{bytes_on, lines},
         decide,
         decide::take,
@@ -286,11 +297,11 @@ mod tests {
 
     #[test]
     fn a_choice_survives_its_number() {
-        for way in [0, 1, MOST_WAYS - 1] {
+        for mode in [0, 1, MAX_MODES - 1] {
             for groups in [0, 1, MOST_GROUPS - 1] {
                 for (kv, predictor) in [(Device::Cpu, Device::Gpu), (Device::Gpu, Device::Cpu)] {
                     let what = What {
-                        way,
+                        mode,
                         kv,
                         predictor,
                         groups,
@@ -305,16 +316,16 @@ mod tests {
     /// knows nothing of chains.
     fn exhaustive(problem: &Problem, candidates: &[Vec<Candidate>]) -> Option<f64> {
         let mut best = None;
-        let mut ways = vec![0; problem.layers.len()];
+        let mut modes = vec![0; problem.layers.len()];
         let mut places = Places::cold(problem);
         every(
             problem,
             candidates,
             0,
-            &mut ways,
+            &mut modes,
             &mut places,
-            &mut |ways, places| {
-                let taken = take(problem, candidates, ways);
+            &mut |modes, places| {
+                let taken = take(problem, candidates, modes);
                 let account = lines(&taken, places);
                 let fits = [Device::Gpu, Device::Cpu]
                     .into_iter()
@@ -332,23 +343,23 @@ mod tests {
         problem: &Problem,
         candidates: &[Vec<Candidate>],
         layer: usize,
-        ways: &mut Vec<usize>,
+        modes: &mut Vec<usize>,
         places: &mut Places,
         visit: &mut dyn FnMut(&[usize], &Places),
     ) {
         if layer == problem.layers.len() {
             for head in [Device::Cpu, Device::Gpu] {
                 places.head = head;
-                visit(ways, places);
+                visit(modes, places);
             }
             return;
         }
-        for way in 0..candidates[layer].len() {
-            if !candidates[layer][way].allowed {
+        for mode in 0..candidates[layer].len() {
+            if !candidates[layer][mode].allowed {
                 continue;
             }
-            ways[layer] = way;
-            let neurons = candidates[layer][way].frequencies.len();
+            modes[layer] = mode;
+            let neurons = candidates[layer][mode].frequencies.len();
             for attention in [Device::Cpu, Device::Gpu] {
                 let beside: &[Device] = match attention {
                     Device::Cpu => &[Device::Cpu],
@@ -364,7 +375,7 @@ mod tests {
                                 predictor: *predictor,
                                 hot_count: hot_count(problem, neurons, groups),
                             };
-                            every(problem, candidates, layer + 1, ways, places, visit);
+                            every(problem, candidates, layer + 1, modes, places, visit);
                         }
                     }
                 }
@@ -394,7 +405,7 @@ mod tests {
         );
         (layers, machine, budgets, any::<bool>()).prop_map(|(layers, machine, budgets, tied)| {
             let mut problem = samples::small();
-            let (faster, hand_over, launch, context) = machine;
+            let (faster, sync, launch, context) = machine;
             problem.group_size = 2;
             problem.tied_head = tied;
             problem.hidden_bytes = 100;
@@ -408,8 +419,8 @@ mod tests {
             problem.hardware.cpu.kernel_seconds = 2e-7;
             let gpu = problem.hardware.gpu.as_mut().unwrap();
             gpu.read_bandwidth_bytes_per_second = f64::from(faster) * 1e9;
-            gpu.hand_over_seconds = hand_over;
-            gpu.pcie_latency_seconds = hand_over / 2.0;
+            gpu.sync_seconds = sync;
+            gpu.pcie_latency_seconds = sync / 2.0;
             gpu.kernel_launch_seconds = launch;
             gpu.context_bytes = context;
             let model = problem.layers[0].clone();
@@ -421,7 +432,7 @@ mod tests {
                     bytes: 300 * (neuron + 1),
                     matrices: 3,
                 };
-                let foreseen = Foreseen {
+                let predicted = Prediction {
                     work: Work {
                         bytes: 150.0,
                         rows: 2.0,
@@ -430,17 +441,17 @@ mod tests {
                     predicted_per_active: 1.25,
                     recall: 0.95,
                 };
-                let candidate = |way: Way, foresight_bytes, allowed| Candidate {
-                    way,
+                let candidate = |mode: LayerMode, predictor_bytes, allowed| Candidate {
+                    mode,
                     frequencies: frequencies.clone(),
-                    foresight_bytes,
+                    predictor_bytes,
                     allowed,
                 };
                 candidates.push(vec![
-                    candidate(Way::exact(shape), 200, true),
-                    candidate(Way::dense(shape), 200, allowed[0]),
+                    candidate(LayerMode::exact(shape), 200, true),
+                    candidate(LayerMode::dense(shape), 200, allowed[0]),
                     candidate(
-                        Way::foreseen(Policy::Predicted, shape, foreseen),
+                        LayerMode::predicted(Policy::Predicted, shape, predicted),
                         250,
                         allowed[1],
                     ),
@@ -552,7 +563,7 @@ mod tests {
         // And there they would be faster.
         problem.hardware.cpu.kernel_seconds = 1e-3;
         let gpu = problem.hardware.gpu.as_mut().unwrap();
-        (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
+        (gpu.sync_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
         for vram in [1, reserve_bytes(&problem) - 1] {
             problem.budget.vram_bytes = vram;
             for backend in [Backend::Decomposition, Backend::Microlp] {

@@ -25,6 +25,7 @@ mod greedy;
 mod impact;
 mod labels;
 mod latency;
+mod layer_mode;
 mod limit;
 mod machine;
 mod mixed_integer;
@@ -39,14 +40,13 @@ mod relaxation;
 #[cfg(test)]
 mod samples;
 mod solve;
-mod way;
 mod write;
 
 pub use decide::{Candidate, Decision, Price, decide};
 pub use error::SolveError;
+pub use layer_mode::{LayerMode, NeuronShape, Prediction, Work};
 pub use options::{Backend, Options};
 pub use pins::Pins;
 pub use placement::place;
 pub use problem::{GROUP_SIZE, Layer, Problem};
-pub use way::{Foreseen, NeuronShape, Way, Work};
 pub use write::SolveReport;

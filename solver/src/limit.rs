@@ -24,8 +24,8 @@ impl Better {
                 (Limit::GpuMemory, Some(gpu)) => {
                     gpu.read_bandwidth_bytes_per_second = f64::INFINITY;
                 }
-                (Limit::HandOver, Some(gpu)) => {
-                    (gpu.hand_over_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
+                (Limit::SyncCost, Some(gpu)) => {
+                    (gpu.sync_seconds, gpu.pcie_latency_seconds) = (0.0, 0.0);
                     gpu.pcie_bandwidth_bytes_per_second = f64::INFINITY;
                 }
                 (_, None) => {}
@@ -35,7 +35,7 @@ impl Better {
         let limits = [
             Limit::CpuMemory,
             Limit::GpuMemory,
-            Limit::HandOver,
+            Limit::SyncCost,
             Limit::Kernels,
         ];
         Self(limits.map(with).into())

@@ -19,8 +19,8 @@ impl Machine<'_> {
     }
 
     /// What the CPU does for a layer at home on it beside matrices; on a GPU it is part of kernels.
-    pub(crate) fn layer(&self, home: Device) -> Cost {
-        let seconds = match home {
+    pub(crate) fn layer(&self, layer_device: Device) -> Cost {
+        let seconds = match layer_device {
             Device::Cpu => self.0.cpu.layer_seconds,
             Device::Gpu => 0.0,
         };

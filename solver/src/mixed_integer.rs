@@ -153,12 +153,12 @@ fn solve(
         for (from, leaving) in leaving.iter().enumerate() {
             let mut out = Expression::default();
             for (to, arriving) in arriving.iter_mut().enumerate() {
-                let way = chain.way(from, to);
-                if way.is_infinite() {
+                let mode = chain.transition(from, to);
+                if mode.is_infinite() {
                     continue;
                 }
                 let taken = variables.add(variable().min(0));
-                cost.add_mul(way * cost_scale, taken);
+                cost.add_mul(mode * cost_scale, taken);
                 out.add_mul(1.0, taken);
                 arriving.add_mul(1.0, taken);
             }

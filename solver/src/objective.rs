@@ -23,7 +23,7 @@ pub fn evaluate(problem: &Problem, hot_counts: &[usize]) -> f64 {
         .sum::<f64>()
 }
 
-/// `C_l`, the fewest neurons of `layer` that are worth a hand-over: the smallest count with
+/// `C_l`, the fewest neurons of `layer` that are worth a synchronisation: the smallest count with
 /// `C·T_gpu + T_sync ≤ C·T_cpu`, a neuron's `T` being its bytes over the device's bandwidth.
 ///
 /// A whole layer is always enough, since then nothing is handed over. `None` where no count pays
@@ -35,7 +35,7 @@ pub fn fewest_hot(problem: &Problem, layer: usize) -> Option<usize> {
     let bytes = layer.neuron_bytes as f64;
     let on_gpu = bytes / gpu.read_bandwidth_bytes_per_second;
     let on_cpu = bytes / cpu.read_bandwidth_bytes_per_second;
-    let sync = gpu.hand_over_seconds;
+    let sync = gpu.sync_seconds;
     let pays = |count: usize| count as f64 * on_gpu + sync <= count as f64 * on_cpu;
     if on_gpu > on_cpu || (on_gpu == on_cpu && sync > 0.0) {
         return None;
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_hot_neurons_are_those_that_pay_the_hand_over() {
+    fn the_fewest_hot_neurons_are_those_that_pay_the_sync() {
         let mut problem = samples::small();
         problem.layers[0].neuron_bytes = 1000;
         problem.layers[0].frequencies = vec![0.5; 100];
@@ -77,11 +77,11 @@ mod tests {
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         // 1 µs per neuron on the CPU, half on the GPU, so 10.25 µs are 20.5 neurons' saving.
         gpu.read_bandwidth_bytes_per_second = 2e9;
-        gpu.hand_over_seconds = 10.25e-6;
+        gpu.sync_seconds = 10.25e-6;
         assert_eq!(fewest_hot(&problem, 0), Some(21));
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        problem.hardware.gpu.as_mut().unwrap().sync_seconds = 0.0;
         assert_eq!(fewest_hot(&problem, 0), Some(1));
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 1.0;
+        problem.hardware.gpu.as_mut().unwrap().sync_seconds = 1.0;
         assert_eq!(
             fewest_hot(&problem, 0),
             Some(100),

@@ -11,9 +11,9 @@ use crate::{Candidate, Layer, Options, Problem, SolveError, SolveReport, decide}
 pub fn place(problem: &Problem, options: &Options) -> Result<(Plan, SolveReport), SolveError> {
     let only = |layer: &Layer| {
         vec![Candidate {
-            way: layer.way,
+            mode: layer.mode,
             frequencies: layer.frequencies.clone(),
-            foresight_bytes: layer.predictor_bytes,
+            predictor_bytes: layer.predictor_bytes,
             allowed: true,
         }]
     };
@@ -52,8 +52,8 @@ mod tests {
     #[test]
     fn an_unlimited_budget_makes_every_neuron_hot() {
         let mut problem = samples::shaped(3, 200, samples::power_law);
-        for hand_over in [0.0, 20e-6, 1.0] {
-            problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = hand_over;
+        for sync in [0.0, 20e-6, 1.0] {
+            problem.hardware.gpu.as_mut().unwrap().sync_seconds = sync;
             let plan = placed(&problem);
             assert!(
                 plan.layers
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn too_little_ram_names_the_line_and_a_budget_that_works() {
         let mut problem = samples::shaped(3, 640, samples::power_law);
-        problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        problem.hardware.gpu.as_mut().unwrap().sync_seconds = 0.0;
         for vram in [0, 512 << 20, (512 << 20) + 8_000_000] {
             let mut problem = with_vram(problem.clone(), vram);
             problem.budget.ram_bytes = 1_000_000;
@@ -175,8 +175,8 @@ mod tests {
             layer.kv_bytes = 33_554_432;
         }
         problem.budget.vram_bytes = 4 << 30;
-        for hand_over in [0.0, 20e-6, 300e-6] {
-            problem.hardware.gpu.as_mut().unwrap().hand_over_seconds = hand_over;
+        for sync in [0.0, 20e-6, 300e-6] {
+            problem.hardware.gpu.as_mut().unwrap().sync_seconds = sync;
             let options = Options {
                 backend: Backend::Microlp,
                 ..impact()
@@ -204,7 +204,7 @@ mod tests {
             shape in (1usize..5, 1usize..300, 1usize..80),
             vram in 0u64..16_000_000,
             ram in 0u64..16_000_000,
-            hand_over in prop_oneof![Just(0.0), 0.0..40e-6],
+            sync in prop_oneof![Just(0.0), 0.0..40e-6],
             context in 0u64..1_000_000,
         ) {
             let (layer_count, neuron_count, group_size) = shape;
@@ -213,7 +213,7 @@ mod tests {
             problem.budget.vram_bytes = vram;
             problem.budget.ram_bytes = ram;
             let gpu = problem.hardware.gpu.as_mut().unwrap();
-            gpu.hand_over_seconds = hand_over;
+            gpu.sync_seconds = sync;
             gpu.context_bytes = context;
             // In a debug build uneven groups can take the solver long; any plan will do here.
             let options = Options { time_limit: Duration::from_millis(200), ..impact() };

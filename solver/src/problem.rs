@@ -5,7 +5,7 @@ use powerinfer_artifact::{
     plan::{Budget, Device},
 };
 
-use crate::{Pins, SolveError, Way};
+use crate::{LayerMode, Pins, SolveError};
 
 /// The paper's group: neurons of similar frequency that are placed together.
 pub const GROUP_SIZE: usize = 64;
@@ -43,7 +43,7 @@ pub struct Problem {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     /// Which neurons are computed for a token. It sets the predicted time, not the place.
-    pub way: Way,
+    pub mode: LayerMode,
     /// Share of tokens for which each neuron is active, hottest first.
     pub frequencies: Vec<f64>,
     /// One neuron, packed: its rows of gate and up and its column of down.
@@ -52,7 +52,7 @@ pub struct Layer {
     pub attention_bytes: u64,
     /// What a token reads of them: less where it skips inputs.
     pub attention_read_bytes: u64,
-    /// What foresees, the predictor and signs of gates; 0 where there is none.
+    /// What predicts, the predictor and signs of gates; 0 where there is none.
     pub predictor_bytes: u64,
     /// The KV cache at the budget's context.
     pub kv_bytes: u64,
@@ -160,23 +160,23 @@ impl Layer {
         if self.neuron_bytes == 0 {
             return Err(SolveError::NeuronBytes { layer });
         }
-        validate_neurons(layer, &self.way, &self.frequencies)
+        validate_neurons(layer, &self.mode, &self.frequencies)
     }
 }
 
 /// Checks one way that the neurons of `layer` may go.
 pub(crate) fn validate_neurons(
     layer: usize,
-    way: &Way,
+    mode: &LayerMode,
     frequencies: &[f64],
 ) -> Result<(), SolveError> {
-    let Way {
-        foresight,
+    let LayerMode {
+        prediction,
         every,
         active,
         ..
-    } = *way;
-    for work in [foresight, every, active] {
+    } = *mode;
+    for work in [prediction, every, active] {
         for value in [work.bytes, work.rows, work.sums] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(SolveError::Work { layer, value });
@@ -252,7 +252,7 @@ mod tests {
             SolveError::NeuronBytes { layer: 0 }
         ));
         for value in [f64::NAN, -1.0, f64::INFINITY] {
-            let error = refused(|problem| problem.layers[1].way.active.bytes = value).to_string();
+            let error = refused(|problem| problem.layers[1].mode.active.bytes = value).to_string();
             assert!(error.contains("layer 1"), "{error}");
         }
         for edit in [

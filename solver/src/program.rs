@@ -199,7 +199,7 @@ mod tests {
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         gpu.read_bandwidth_bytes_per_second = 2e6;
         // One neuron saves 5 µs, so four pay, which takes two groups.
-        gpu.hand_over_seconds = 20e-6;
+        gpu.sync_seconds = 20e-6;
         let program = Program::new(&problem, 95, 1);
         let neurons: Vec<Vec<usize>> = program
             .layers

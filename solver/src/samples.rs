@@ -5,14 +5,14 @@ use powerinfer_artifact::{
     plan::{Budget, CacheFormat},
 };
 
-use crate::{GROUP_SIZE, Layer, NeuronShape, Problem, Way};
+use crate::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Problem};
 
-/// Two layers of a few neurons, a generous budget, a hand-over that costs nothing.
+/// Two layers of a few neurons, a generous budget, a synchronisation that costs nothing.
 pub(crate) fn small() -> Problem {
     let mut problem = shaped(2, 6, |_, neuron| 0.9 / (1.0 + neuron as f64));
     problem.group_size = 2;
     let gpu = problem.hardware.gpu.as_mut().unwrap();
-    gpu.hand_over_seconds = 0.0;
+    gpu.sync_seconds = 0.0;
     gpu.context_bytes = 1000;
     problem
 }
@@ -24,7 +24,7 @@ pub(crate) fn shaped(
     frequency: impl Fn(usize, usize) -> f64,
 ) -> Problem {
     let layers = (0..layer_count).map(|layer| Layer {
-        way: Way::exact(NeuronShape {
+        mode: LayerMode::exact(NeuronShape {
             bytes: 6912,
             matrices: 3,
         }),

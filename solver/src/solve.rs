@@ -111,8 +111,8 @@ pub(crate) fn solve_latency(
         answer = improved.answer;
         trouble = improved.trouble;
     }
-    let (places, ways) = latency::places(problem, candidates, &answer.taken);
-    let taken = take(problem, candidates, &ways);
+    let (places, modes) = latency::places(problem, candidates, &answer.taken);
+    let taken = take(problem, candidates, &modes);
     // The plan's own value, evaluated part by part.
     let seconds = cost::total(&taken, &places).total;
     let is_optimal = answer.bound >= answer.cost * (1.0 - 1e-12);
@@ -130,7 +130,7 @@ pub(crate) fn solve_latency(
         trouble,
         price: answer.gpu_prices.first().copied(),
     };
-    Ok((solved, ways))
+    Ok((solved, modes))
 }
 
 /// Why nothing fits, in lines of the account.
@@ -151,8 +151,8 @@ fn explain(
             let always = problem.embedding_bytes + problem.cpu_scratch_bytes;
             match decomposition::fullest(chain) {
                 Ok(fullest) => {
-                    let (least, ways) = latency::places(problem, candidates, &fullest.taken);
-                    let taken = take(problem, candidates, &ways);
+                    let (least, modes) = latency::places(problem, candidates, &fullest.taken);
+                    let taken = take(problem, candidates, &modes);
                     too_small(&taken, &least, Device::Cpu, needed + always)
                 }
                 Err(_) => too_small(

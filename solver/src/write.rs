@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use powerinfer_artifact::plan::{
-    Device, LayerPlan, Objective, Outlook, Plan, SolverSummary, Totals,
+    Device, Forecast, LayerPlan, Objective, Plan, SolverSummary, Totals,
 };
 use serde::Serialize;
 
@@ -122,7 +122,7 @@ fn write_plan(
         },
         head: places.head,
         head_gpu: places.head_gpu,
-        outlook: Some(Outlook {
+        forecast: Some(Forecast {
             decode: Vec::new(),
             prompt_tokens_per_second: None,
             microseconds_per_gibibyte: price.map(|price| price * 1e6 * (1u64 << 30) as f64),
@@ -144,7 +144,9 @@ fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize)
             (place.predictor, layer.predictor_bytes),
             (place.kv, layer.kv_bytes),
         ];
-        let here = dense.iter().filter(|(home, _)| *home == device);
+        let here = dense
+            .iter()
+            .filter(|(layer_device, _)| *layer_device == device);
         here.map(|(_, bytes)| bytes).sum::<u64>() + layer.neurons_bytes(neurons)
     };
     let cost = cost::layer(problem, places, index);
@@ -152,7 +154,7 @@ fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize)
     let active = layer.frequencies.iter().sum();
     LayerPlan {
         layer: index,
-        policy: layer.way.policy,
+        policy: layer.mode.policy,
         reason: String::new(), // whoever chose the policy knows
         threshold: None,       // and how
         input_thresholds: None,

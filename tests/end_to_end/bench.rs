@@ -72,7 +72,7 @@ fn stages_add_up_to_the_token_and_every_figure_is_there() {
         assert_eq!(predictors > 0.0, policy == "predicted");
         let sum = weights + cache + predictors;
         assert!((sum / positive(&bytes["total"]) - 1.0).abs() < 1e-9);
-        positive(&report["hand_over_microseconds"]);
+        positive(&report["sync_microseconds"]);
         let check = &report["check"];
         assert_eq!(check["tokens"], 12);
         assert_eq!(check["batch"]["equal"], true);
@@ -108,7 +108,7 @@ fn the_table_has_the_stages_and_text_may_be_given() {
         "unaccounted",
         "read bandwidth",
         "µs a token at full context on",
-        "hand-over",
+        "synchronisation",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -172,7 +172,7 @@ fn batches_are_timed_beside_dense() {
         let each = positive(&batch["sequence_tokens_per_second"]);
         let all = positive(&batch["policy"]["tokens_per_second"]["median"]);
         assert!((each * f64::from(sequences) / all - 1.0).abs() < 1e-9);
-        let united = positive(&batch["united_neurons"]);
+        let united = positive(&batch["union_share"]);
         let computed = positive(&batch["policy"]["ffn_neurons_computed"]);
         assert!(computed <= united && united <= 1.0, "{computed} {united}");
         positive(&batch["times_dense"]);

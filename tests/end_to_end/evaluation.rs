@@ -365,7 +365,7 @@ fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
     for arm in ["drop cold", "drop random"] {
         let all = json!({ "kept": 1.0 });
         assert_eq!(rise(arm, all.clone()), 0.0);
-        assert_eq!(figure(arm, &all, "/same_likeliest_token"), 1.0);
+        assert_eq!(figure(arm, &all, "/top1_agreement"), 1.0);
         let some = computed(arm, json!({ "kept": 0.3 }));
         assert!((some - 0.3).abs() < 0.001, "{some}");
     }
@@ -410,7 +410,7 @@ fn models_are_evaluated_as_they_are_by_either_engine() {
         row["largest_logit_difference"].as_f64().unwrap() < 1e-2,
         "{row}"
     );
-    assert_eq!(row["same_likeliest_token"], 1.0);
+    assert_eq!(row["top1_agreement"], 1.0);
     eval(&["perplexity", "llama-silu", "--policy", "exact"])
         .bad(1, &["is dense", "`--engine runtime`"]);
     eval(&["fidelity", "llama-silu", "--certificate"]).bad(2, &["--certificate"]);

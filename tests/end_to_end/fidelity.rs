@@ -73,7 +73,7 @@ fn perplexity_is_that_of_the_standard_implementations_logits() {
         let exact = &whole["policies"][0];
         assert_eq!(exact["perplexity"], whole["dense_perplexity"], "{name}");
         assert_eq!(exact["kl_divergence_p99"], 0.0);
-        assert_eq!(exact["same_likeliest_token"], 1.0);
+        assert_eq!(exact["top1_agreement"], 1.0);
         // Shorter windows see less, and still score every token once.
         let short = eval(&["--window", "16", "--stride", "8"]);
         assert_eq!(short["tokens"], whole["tokens"]);
@@ -96,7 +96,7 @@ fn predicted_is_told_from_dense_with_an_interval() {
         ["low", "value", "high"].map(|end| predicted["perplexity_rise"][end].as_f64().unwrap());
     assert!(low < value && value < high && high < 1.0, "{predicted}");
     assert!(predicted["kl_divergence_mean"]["value"].as_f64().unwrap() > 0.0);
-    let agreement = predicted["same_likeliest_token"].as_f64().unwrap();
+    let agreement = predicted["top1_agreement"].as_f64().unwrap();
     assert!((0.5..1.0).contains(&agreement), "{predicted}");
     assert_eq!(report["window"], 512);
 

@@ -29,7 +29,7 @@ fn what_the_doctor_writes_is_what_place_plans_for() {
         assert!(source.as_str().unwrap().contains("in q8_0"), "{source}");
     }
 
-    // Where memory is slow, foreseeing pays; where jumps are dear, nothing is left out.
+    // Where memory is slow, prediction pays; where jumps are dear, nothing is left out.
     let written = fs::read_to_string(sandbox.path("here.json")).unwrap();
     let policy = |row_seconds: f64| {
         let mut hardware: serde_json::Value = serde_json::from_str(&written).unwrap();

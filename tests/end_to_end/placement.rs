@@ -38,7 +38,7 @@ fn every_answer_says_how_good_it_is_and_both_objectives_can_be_had() {
         }
         assert!((latency["objective"].as_f64().unwrap() - time(&latency)).abs() < 1e-3);
         assert!(time(&latency) <= time(&impact), "{vram}");
-        for baseline in latency["plan"]["outlook"]["baselines"].as_array().unwrap() {
+        for baseline in latency["plan"]["forecast"]["baselines"].as_array().unwrap() {
             let other = baseline["microseconds_per_token"].as_f64().unwrap();
             assert!(time(&latency) <= other + 1e-3, "{vram}: {baseline}");
         }

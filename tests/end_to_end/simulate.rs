@@ -1,4 +1,4 @@
-//! `simulate` foresees speeds without weights, and refuses what cannot be.
+//! `simulate` predicts speeds without weights, and refuses what cannot be.
 
 use std::fs;
 

@@ -126,7 +126,7 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
     assert!(
         figure(raised, "sparsity", "computed_share") < figure(usual, "sparsity", "computed_share")
     );
-    // More of it on the GPU is foreseen to be quicker, and nothing else changes.
+    // More of it on the GPU is predicted to be quicker, and nothing else changes.
     let [none, all] = [&found[2], &found[3]];
     assert_eq!(none["quality"], all["quality"]);
     assert_eq!(none["placement"]["hot_neurons"], 0);
@@ -223,7 +223,7 @@ fn where_neurons_are_hot_changes_no_token() {
             number(&quality["largest_logit_difference"]) < 0.05,
             "{quality}"
         );
-        assert_eq!(number(&quality["same_likeliest_token"]), 1.0);
+        assert_eq!(number(&quality["top1_agreement"]), 1.0);
     }
 }
 

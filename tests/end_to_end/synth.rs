@@ -79,7 +79,7 @@ fn neurons_fire_as_often_as_asked_in_every_family() {
 }
 
 #[test]
-fn predictors_by_construction_foresee_and_the_pipeline_runs() {
+fn predictors_by_construction_predict_and_the_pipeline_runs() {
     let sandbox = Sandbox::new();
     prose(&sandbox);
     let made = synth(&sandbox, "llama", &["--predictor-rank", "128"]);

@@ -10,7 +10,7 @@ use crate::{
 /// Format name of the document.
 pub const FORMAT: &str = "powerinfer-certificate";
 /// Newest version read here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The document's name inside a bundle.
 pub const FILE: &str = "certificate.json";
 /// The file with the text, token ids, inside a bundle.
@@ -66,7 +66,7 @@ pub struct Certificate {
     /// The divergence that 99 % of the tokens stay below, in nats.
     pub kl_divergence_p99: f64,
     /// Share of tokens for which both hold the same token for the likeliest.
-    pub same_likeliest_token: f64,
+    pub top1_agreement: f64,
     /// Share of texts in which they do so at every token.
     pub texts_without_divergence: f64,
     /// Tokens until they first do not, the median of the other texts.
@@ -91,7 +91,7 @@ pub struct LayerCertificate {
     /// What 99 % of the tokens stay below.
     pub relative_error_p99: f64,
     /// The largest mean over 16 consecutive tokens: the band that traffic like this stays in.
-    pub relative_error_band: f64,
+    pub error_bound: f64,
     /// Mean share of `Σ|h_i|·‖down_i‖` that comes from neurons that are computed.
     pub contribution_recall: f64,
 }
@@ -153,7 +153,7 @@ mod tests {
                 margin: 0.0,
             },
             kl_divergence_p99: 0.0,
-            same_likeliest_token: 1.0,
+            top1_agreement: 1.0,
             texts_without_divergence: 1.0,
             tokens_to_first_divergence: None,
             ffn_neurons_computed: 1.0,

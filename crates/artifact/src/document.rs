@@ -23,22 +23,10 @@ struct HeaderOnly {
 }
 
 impl<Body: Serialize + DeserializeOwned> Document<Body> {
-    /// Reads the document at `path`, refusing other formats and newer versions.
+    /// Reads the document at `path`, refusing other formats and other versions.
     pub fn read(path: &Path, format: &str, supported: u32) -> Result<Self, ArtifactError> {
         let bytes = std::fs::read(path).map_err(ArtifactError::read(path))?;
         Self::parse(&bytes, path, format, supported)
-    }
-
-    /// Reads the document at `path`, refusing other formats and other versions than `oldest` to
-    /// `supported`.
-    pub fn read_since(
-        path: &Path,
-        format: &str,
-        oldest: u32,
-        supported: u32,
-    ) -> Result<Self, ArtifactError> {
-        let bytes = std::fs::read(path).map_err(ArtifactError::read(path))?;
-        Self::parse_since(&bytes, path, format, oldest, supported)
     }
 
     /// Reads a document from `bytes`; `path` is for messages.
@@ -46,16 +34,6 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
         bytes: &[u8],
         path: &Path,
         format: &str,
-        supported: u32,
-    ) -> Result<Self, ArtifactError> {
-        Self::parse_since(bytes, path, format, supported, supported)
-    }
-
-    fn parse_since(
-        bytes: &[u8],
-        path: &Path,
-        format: &str,
-        oldest: u32,
         supported: u32,
     ) -> Result<Self, ArtifactError> {
         let not_json = |source| ArtifactError::NotJson {
@@ -68,7 +46,7 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
             expected: format.to_owned(),
             found: "JSON without a header of ours".to_owned(),
         })?;
-        header.check_format_since(path, format, oldest, supported)?;
+        header.check_format(path, format, supported)?;
         serde_json::from_slice(bytes).map_err(not_json)
     }
 

@@ -131,7 +131,7 @@ pub struct Gpu {
     /// Time until the first byte of a transfer has arrived.
     pub pcie_latency_seconds: f64,
     /// `T_sync`: handing a layer's input to the other side and taking its share back.
-    pub hand_over_seconds: f64,
+    pub sync_seconds: f64,
     /// Cost of one kernel beside its reading.
     pub kernel_launch_seconds: f64,
     /// Memory that nobody can use: the CUDA context, and a reserve for fragmentation.
@@ -323,7 +323,7 @@ impl Hardware {
         );
         for (name, value) in [
             ("gpu.pcie_latency_seconds", gpu.pcie_latency_seconds),
-            ("gpu.hand_over_seconds", gpu.hand_over_seconds),
+            ("gpu.sync_seconds", gpu.sync_seconds),
             ("gpu.kernel_launch_seconds", gpu.kernel_launch_seconds),
         ] {
             add(name, value, NotNegative);
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn delays_may_be_nothing() {
         let mut free = whole();
-        free.gpu.as_mut().unwrap().hand_over_seconds = 0.0;
+        free.gpu.as_mut().unwrap().sync_seconds = 0.0;
         free.cpu.row_seconds = 0.0;
         free.validate().unwrap();
     }

@@ -76,17 +76,6 @@ impl Header {
         format: &str,
         supported: u32,
     ) -> Result<(), ArtifactError> {
-        self.check_format_since(path, format, supported, supported)
-    }
-
-    /// Refuses another format than `format` and other versions than `oldest` to `supported`.
-    pub fn check_format_since(
-        &self,
-        path: &Path,
-        format: &str,
-        oldest: u32,
-        supported: u32,
-    ) -> Result<(), ArtifactError> {
         if self.format != format {
             return Err(ArtifactError::WrongFormat {
                 path: path.to_owned(),
@@ -103,7 +92,7 @@ impl Header {
                 tool: self.tool.clone(),
             });
         }
-        if self.version < oldest {
+        if self.version < supported {
             return Err(ArtifactError::TooOld {
                 path: path.to_owned(),
                 format: format.to_owned(),

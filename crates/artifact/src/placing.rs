@@ -16,7 +16,7 @@ use crate::{
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-frequencies";
 /// Newest version read here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The file's name inside a bundle.
 pub const FILE: &str = "frequencies.safetensors";
 /// The setting under which the header keeps every layer's figures.
@@ -41,13 +41,13 @@ pub struct LayerFigures {
     /// Which neurons are computed.
     pub policy: Policy,
     /// Read before any neuron.
-    pub foresight: ReadWork,
+    pub prediction: ReadWork,
     /// Read of every neuron.
     pub every: ReadWork,
     /// Read of a neuron besides, for each token on which it is active.
     pub active: ReadWork,
     /// Memory that finding its neurons takes.
-    pub foresight_bytes: u64,
+    pub predictor_bytes: u64,
     /// What a token reads of attention's weights.
     pub attention_read_bytes: u64,
 }
@@ -128,10 +128,10 @@ mod tests {
         let layer = |policy, first: f32| LayerPlacing {
             figures: LayerFigures {
                 policy,
-                foresight: work(1.0 / 3.0),
+                prediction: work(1.0 / 3.0),
                 every: work(0.0),
                 active: work(1e9),
-                foresight_bytes: u64::MAX,
+                predictor_bytes: u64::MAX,
                 attention_read_bytes: 7,
             },
             frequencies: vec![first, 0.1, 0.0],

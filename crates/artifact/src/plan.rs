@@ -4,8 +4,8 @@
 mod account;
 mod budget;
 mod error;
+mod forecast;
 mod layer;
-mod outlook;
 mod policy;
 mod threshold;
 mod validate;
@@ -18,8 +18,8 @@ pub use account::{
 };
 pub use budget::Budget;
 pub use error::PlanError;
+pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
-pub use outlook::{Baseline, BatchSpeed, Outlook, PROMPT_TOKENS};
 pub use policy::Policy;
 pub use powerinfer_kernels::CacheFormat;
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub struct Plan {
     pub head_gpu: usize,
     /// What was predicted beside, to compare with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outlook: Option<Outlook>,
+    pub forecast: Option<Forecast>,
     /// One entry per layer, in order.
     pub layers: Vec<LayerPlan>,
     /// The machine that the plan was made for.
@@ -163,7 +163,7 @@ impl Plan {
             },
             head: Device::Cpu,
             head_gpu: 0,
-            outlook: None,
+            forecast: None,
             layers: (0..layers).map(layer).collect(),
             hardware: hardware::named("cpu-only").expect("the machine is built in"),
         }

@@ -10,7 +10,7 @@
 //! `[rank, neurons]`, so that units which relu has silenced are not read; and what the numbers of
 //! each block of 32 units are to be multiplied by is in `unit_scales` `[blocks, neurons]`.
 //!
-//! Sign bits foresee without training (SparseInfer, arXiv 2411.12692): a neuron is computed where
+//! Sign bits predict without training (SparseInfer, arXiv 2411.12692): a neuron is computed where
 //! the signs of its gate and of x agree in at least so many places.
 //!
 //! Models whose neurons are never exactly silent have thresholds, [`ThresholdCurve`].

@@ -18,11 +18,8 @@ use powerinfer_kernels::Format;
 use powerinfer_model::{Files, ModelConfig};
 
 use crate::{
-    BundleError, FORMAT, Manifest, OLDEST_VERSION, VERSION,
-    manifest::{
-        MANIFEST, NEXT_PLAN, OLDEST_PLAN_VERSION, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS,
-        check_seal, sealed,
-    },
+    BundleError, FORMAT, Manifest, VERSION,
+    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
 };
 
 /// How far to trust the files of a bundle.
@@ -93,12 +90,7 @@ impl Bundle {
                 ),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
             })?;
-        let plan = Document::<Plan>::read_since(
-            &plan_path,
-            PLAN_FORMAT,
-            OLDEST_PLAN_VERSION,
-            PLAN_VERSION,
-        )?;
+        let plan = Document::<Plan>::read(&plan_path, PLAN_FORMAT, PLAN_VERSION)?;
         plan.header
             .check_model(&plan_path, &manifest.header.model)?;
         check_plan(&plan_path, &plan.body, &manifest.body.config)?;
@@ -298,7 +290,7 @@ impl Bundle {
 }
 
 fn read_manifest(path: &Path) -> Result<Document<Manifest>, ArtifactError> {
-    Document::read_since(path, FORMAT, OLDEST_VERSION, VERSION)
+    Document::read(path, FORMAT, VERSION)
 }
 
 /// Fails where `plan`, which is in `path`, cannot be, or is not of the model of `config`.

@@ -11,7 +11,7 @@ mod weights;
 
 pub use bundle::{Bundle, Verification};
 pub use error::BundleError;
-pub use manifest::{FORMAT, Manifest, OLDEST_VERSION, VERSION};
+pub use manifest::{FORMAT, Manifest, VERSION};
 pub use pack::{PackInputs, REQUEST, pack};
 pub use place_again::FIRST_REQUEST;
 pub use weights::{

@@ -8,10 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
-/// Newest version of bundles read here.
-pub const VERSION: u32 = 4;
-/// Oldest version of bundles read here; those before [`VERSION`] cannot be placed again.
-pub const OLDEST_VERSION: u32 = 3;
+/// Version of the bundles that are written and read here.
+pub const VERSION: u32 = 5;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
@@ -19,9 +17,7 @@ pub(crate) const PLAN: &str = "plan.json";
 /// What the next plan is called until the manifest speaks of it.
 pub(crate) const NEXT_PLAN: &str = "plan.next.json";
 pub(crate) const PLAN_FORMAT: &str = "powerinfer-plan";
-pub(crate) const PLAN_VERSION: u32 = 2;
-/// Oldest version of plans read here; the first says nothing of how the KV cache stores numbers.
-pub(crate) const OLDEST_PLAN_VERSION: u32 = 1;
+pub(crate) const PLAN_VERSION: u32 = 3;
 
 /// The body of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

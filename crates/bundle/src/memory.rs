@@ -120,9 +120,9 @@ fn sum(config: &ModelConfig, quant: Format, weights: &[Weight]) -> u64 {
         .sum()
 }
 
-/// Bytes of what foresees a layer's neurons as a bundle has it: a network with weights in `format`,
+/// Bytes of what predicts a layer's neurons as a bundle has it: a network with weights in `format`,
 /// scores of thresholds, and signs only where the layer follows them.
-pub fn foresight_bytes(
+pub fn predictor_bytes(
     config: &ModelConfig,
     summary: &PredictorSummary,
     format: Format,
@@ -174,7 +174,7 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     let rounded = Activations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
     let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + rounded;
     // Products of matrices by input; neurons and what their rows are multiplied by, found group by
-    // group, by token, and spread over the rows of all tokens; who is foreseen.
+    // group, by token, and spread over the rows of all tokens; who is predicted.
     let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + rounded;
     let per_token = 4 * hidden + embedding.max(attention).max(ffn);
     let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));

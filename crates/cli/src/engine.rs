@@ -24,7 +24,7 @@ pub(crate) enum PolicyArgument {
     Dense,
     /// Every gate, then only the neurons it leaves alive; the same result as dense for ReLU
     Exact,
-    /// Only the neurons that the predictor foresees; approximate
+    /// Only the neurons that the predictor predicts; approximate
     Predicted,
     /// Only the neurons that the signs of their gates speak for; approximate
     SignBit,

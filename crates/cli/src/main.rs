@@ -26,7 +26,7 @@ use crate::commands::{
 /// Runs large language models on ordinary PCs, by computing only the neurons that fire.
 ///
 /// A model goes through four stages, each of which reads and writes `./<model>.powerinfer/`:
-/// `profile` measures which neurons fire, `train-predictors` learns to foresee it, `place`
+/// `profile` measures which neurons fire, `train-predictors` learns to predict it, `place`
 /// decides by an integer program what the GPU and what the CPU computes and packs a bundle,
 /// `run` executes it. `prepare` does the first three in one go.
 #[derive(Parser)]
@@ -56,7 +56,7 @@ enum Command {
     Profile(profile::ProfileArguments),
     /// Put profiles of shards, or of different texts, together
     Merge(merge::MergeArguments),
-    /// Train the predictors that foresee which neurons fire
+    /// Train the predictors that predict which neurons fire
     TrainPredictors(train_predictors::TrainPredictorsArguments),
     /// Decide what the GPU and what the CPU computes, and pack a bundle
     Place(place::PlaceArguments),
@@ -80,7 +80,7 @@ enum Command {
     Tokenize(tokenize::TokenizeArguments),
     /// Make a checkpoint of a real shape with random weights, for work on speed and memory
     Synth(synth::SynthArguments),
-    /// Foresee how fast a model would be on a machine, without its weights
+    /// Predict how fast a model would be on a machine, without its weights
     Simulate(simulate::SimulateArguments),
     /// Write shell completions to stdout
     Completions(completions::CompletionsArguments),

@@ -21,7 +21,7 @@ pub(crate) fn tables(file: &PredictorFile, isa: Isa) -> String {
     let layers = file.layers();
     let mut text = String::new();
     if layers.iter().all(|layer| layer.thresholds.is_empty()) {
-        text += &foresight(file, isa);
+        text += &prediction(file, isa);
     }
     if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
         text += &thresholds(layers);
@@ -29,8 +29,8 @@ pub(crate) fn tables(file: &PredictorFile, isa: Isa) -> String {
     text
 }
 
-/// A row per layer and way to foresee.
-fn foresight(file: &PredictorFile, isa: Isa) -> String {
+/// A row per layer and way to predict.
+fn prediction(file: &PredictorFile, isa: Isa) -> String {
     let mut table = Table::new(&[
         "layer",
         "by",

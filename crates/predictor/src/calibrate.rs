@@ -7,7 +7,7 @@ use powerinfer_profile::TracePart;
 use rayon::prelude::*;
 
 /// Something that gives every neuron a number: the larger, the likelier it fires.
-pub(crate) trait Foresees: Sync {
+pub(crate) trait Predicts: Sync {
     /// What it sees.
     fn input(&self) -> PredictorInput;
 
@@ -41,14 +41,14 @@ pub(crate) struct Quality {
 }
 
 impl Quality {
-    /// Whether less is foreseen than `targets` ask.
+    /// Whether less is recalled than `targets` ask.
     pub(crate) fn falls_short(&self, targets: Targets) -> bool {
         let contribution = self.contribution_recall.unwrap_or(1.0);
         self.recall < targets.recall || contribution < targets.contribution_recall
     }
 }
 
-/// What a predictor must foresee on tokens it has not seen.
+/// What a predictor must predict on tokens it has not seen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Targets {
     /// Share of the neurons that fire.
@@ -60,7 +60,7 @@ pub struct Targets {
 /// Sets the threshold so that both targets are met on even tokens of `held_out`, at the least
 /// predicted density, and counts on odd ones. Targets that are missed there are aimed higher at.
 pub(crate) fn calibrate(
-    network: &impl Foresees,
+    network: &impl Predicts,
     held_out: &TracePart,
     targets: Targets,
     isa: Isa,
@@ -86,7 +86,7 @@ pub(crate) fn calibrate(
 
 /// Counts what a given `threshold` does on all tokens of `held_out`.
 pub(crate) fn judge(
-    network: &impl Foresees,
+    network: &impl Predicts,
     held_out: &TracePart,
     threshold: f32,
     isa: Isa,
@@ -95,9 +95,9 @@ pub(crate) fn judge(
     count(network, held_out, &all, threshold, isa)
 }
 
-/// The share of the neurons firing on even tokens of `held_out` that are foreseen where those are
+/// The share of the neurons firing on even tokens of `held_out` that are recalled where those are
 /// predicted that are likelier to fire than not.
-pub(crate) fn recall_at_even_odds(network: &impl Foresees, held_out: &TracePart, isa: Isa) -> f64 {
+pub(crate) fn recall_at_even_odds(network: &impl Predicts, held_out: &TracePart, isa: Isa) -> f64 {
     count(network, held_out, &halves(held_out).0, 0.0, isa).recall
 }
 
@@ -113,7 +113,7 @@ fn halves(held_out: &TracePart) -> (Vec<usize>, Vec<usize>) {
 
 /// Logits of the neurons that fire on `tokens`, and what each adds.
 fn fired_logits(
-    network: &impl Foresees,
+    network: &impl Predicts,
     samples: &TracePart,
     tokens: &[usize],
     isa: Isa,
@@ -175,7 +175,7 @@ impl Share {
         }
     }
 
-    /// Half the width of the 95 % confidence interval: neurons of a token are foreseen or missed
+    /// Half the width of the 95 % confidence interval: neurons of a token are recalled or missed
     /// together, so it is tokens that vary. One token is imagined of which half was missed, or a
     /// handful without a miss would seem to be sure.
     fn error(&self) -> f64 {
@@ -194,13 +194,13 @@ impl Share {
 #[derive(Debug, Default)]
 struct Counted {
     predicted: usize,
-    foreseen: Share,
+    recalled: Share,
     contribution: Share,
 }
 
 /// Counts what `threshold` does on `tokens` of `samples`.
 fn count(
-    network: &impl Foresees,
+    network: &impl Predicts,
     samples: &TracePart,
     tokens: &[usize],
     threshold: f32,
@@ -213,37 +213,37 @@ fn count(
         isa,
         |counted: &mut Counted, token, logits| {
             counted.predicted += logits.iter().filter(|logit| **logit >= threshold).count();
-            let (mut both, mut active, mut foreseen, mut added) = (0usize, 0usize, 0f64, 0f64);
+            let (mut both, mut active, mut recalled, mut added) = (0usize, 0usize, 0f64, 0f64);
             for (neuron, contribution) in samples.fired(token) {
                 let is_predicted = logits[neuron] >= threshold;
                 active += 1;
                 both += usize::from(is_predicted);
                 added += f64::from(contribution);
-                foreseen += f64::from(contribution) * f64::from(u8::from(is_predicted));
+                recalled += f64::from(contribution) * f64::from(u8::from(is_predicted));
             }
-            counted.foreseen.add(Share::of(both as f64, active as f64));
-            counted.contribution.add(Share::of(foreseen, added));
+            counted.recalled.add(Share::of(both as f64, active as f64));
+            counted.contribution.add(Share::of(recalled, added));
         },
     );
     let mut all = Counted::default();
     for piece in pieces {
         all.predicted += piece.predicted;
-        all.foreseen.add(piece.foreseen);
+        all.recalled.add(piece.recalled);
         all.contribution.add(piece.contribution);
     }
     let all_neurons = (tokens.len() * samples.active.neurons()).max(1) as f64;
     Quality {
         threshold,
-        recall: all.foreseen.value(),
-        recall_error: all.foreseen.error(),
+        recall: all.recalled.value(),
+        recall_error: all.recalled.error(),
         contribution_recall: match samples.contributions.is_empty() || all.contribution.whole == 0.0
         {
             true => None,
             false => Some(all.contribution.value()),
         },
-        precision: Share::of(all.foreseen.part, all.predicted as f64).value(),
+        precision: Share::of(all.recalled.part, all.predicted as f64).value(),
         predicted_density: all.predicted as f64 / all_neurons,
-        density: all.foreseen.whole / all_neurons,
+        density: all.recalled.whole / all_neurons,
         tokens: tokens.len(),
     }
 }
@@ -251,7 +251,7 @@ fn count(
 /// Shows `visit` the logits of `tokens` of `samples`, together with what it made of those before;
 /// every few tokens it begins anew. What it made comes out in the order of the tokens.
 fn by_pieces<Made: Default + Send>(
-    network: &impl Foresees,
+    network: &impl Predicts,
     samples: &TracePart,
     tokens: &[usize],
     isa: Isa,
@@ -326,7 +326,7 @@ mod tests {
             (0..tokens).for_each(|token| all.add(each(token)));
             all
         };
-        // Of 100 tokens with ten neurons each, 90 are foreseen whole and ten not at all: as sure
+        // Of 100 tokens with ten neurons each, 90 are recalled whole and ten not at all: as sure
         // as 100 throws of a coin, however many neurons a token has.
         let all_or_none = share(100, &|token| {
             Share::of(if token < 90 { 10.0 } else { 0.0 }, 10.0)

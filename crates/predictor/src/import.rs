@@ -24,7 +24,7 @@ use crate::{
 pub struct Import {
     /// The predictors.
     pub predictors: OriginalPredictors,
-    /// What must be foreseen on held-out tokens, for which thresholds are set anew; none keeps the
+    /// What must be predicted on held-out tokens, for which thresholds are set anew; none keeps the
     /// threshold the predictors have.
     pub targets: Option<Targets>,
     /// Format of the weights.
@@ -96,7 +96,7 @@ fn is_finite(matrix: &OwnedMatrix) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::calibrate::Foresees;
+    use crate::calibrate::Predicts;
     use powerinfer_artifact::random::Random;
     use proptest::prelude::*;
 

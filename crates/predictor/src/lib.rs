@@ -1,4 +1,4 @@
-//! Makes the small networks that foresee which FFN neurons will fire, by training or from those of
+//! Makes the small networks that predict which FFN neurons will fire, by training or from those of
 //! the original PowerInfer, and measures on text they have not seen how well they do.
 //!
 //! A predictor only pays while it reads less than it saves, so the rank of a trained one is grown

@@ -41,7 +41,7 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// What is to be foreseen, where that was asked for.
+    /// What is to be predicted, where that was asked for.
     pub fn targets(&self) -> Option<Targets> {
         match self {
             Self::Train(settings) => Some(settings.targets),

@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
 
-use crate::calibrate::Foresees;
+use crate::calibrate::Predicts;
 
 /// A predictor as it is stored: rounded to its format, because that is what will run.
 pub(crate) struct Network {
@@ -110,7 +110,7 @@ impl Network {
     }
 }
 
-impl Foresees for Network {
+impl Predicts for Network {
     fn input(&self) -> PredictorInput {
         self.input
     }

@@ -2,7 +2,7 @@
 //!
 //! Begun at a size that the layer's sparsity suggests, the hidden layer of a skewed layer is made
 //! smaller for as long as accuracy holds, that of another larger until accuracy is reached. Accuracy
-//! is the share of firing neurons that are foreseen at even odds, as the original decides.
+//! is the share of firing neurons that are predicted at even odds, as the original decides.
 
 use crate::{
     PredictorError,
@@ -38,7 +38,7 @@ impl Search<'_> {
     fn is_accurate(&self, tried: &Tried) -> bool {
         let recall = recall_at_even_odds(&tried.network, &self.traces.held_out, self.isa);
         self.progress.detail(&format!(
-            "layer {} rank {}: {:.1} % of the neurons foreseen at even odds",
+            "layer {} rank {}: {:.1} % of the neurons predicted at even odds",
             self.known.layer,
             tried.network.rank,
             100.0 * recall

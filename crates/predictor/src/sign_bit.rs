@@ -8,7 +8,7 @@ use powerinfer_profile::Profile;
 
 use crate::{
     PredictorError, Targets,
-    calibrate::{Foresees, calibrate},
+    calibrate::{Predicts, calibrate},
     verdict::is_far_short,
 };
 
@@ -27,7 +27,7 @@ impl Signs {
     }
 }
 
-impl Foresees for Signs {
+impl Predicts for Signs {
     fn input(&self) -> PredictorInput {
         PredictorInput::Normed
     }
@@ -41,7 +41,7 @@ impl Foresees for Signs {
     }
 }
 
-/// The signs of the gate of `layer`, and how well they foresee on the held-out samples of `profile`;
+/// The signs of the gate of `layer`, and how well they predict on the held-out samples of `profile`;
 /// none where they fall far short of `targets`.
 pub(crate) fn sign_bits(
     layer: usize,

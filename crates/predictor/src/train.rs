@@ -48,7 +48,7 @@ impl Sizing {
 /// What shapes trained predictors, beside the profile.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// What must be foreseen on held-out tokens.
+    /// What must be predicted on held-out tokens.
     pub targets: Targets,
     /// Most bytes of a layer's predictor.
     pub layer_bytes: u64,
@@ -222,7 +222,7 @@ pub(crate) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Where on the ladder to begin: the more neurons fire, the more there is to foresee.
+    /// Where on the ladder to begin: the more neurons fire, the more there is to predict.
     pub(crate) fn guess(&self) -> usize {
         let rank = self.known.density * self.traces.training.hidden_size as f64;
         let guess = self.ladder.partition_point(|tried| (*tried as f64) < rank);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_foreseen_gets_none() {
+    fn what_cannot_be_predicted_gets_none() {
         // Who fires has to do with nothing.
         let mut random = Random::new(1);
         let mut traces = Traces::new(64, 512);
@@ -465,7 +465,7 @@ mod tests {
         let refusal = refusal(&traces, SETTINGS);
         let told = refusal.to_string();
         assert!(matches!(refusal, Refusal::DoesNotPay { .. }), "{told}");
-        assert!(told.contains("rank") && told.contains("foresee"), "{told}");
+        assert!(told.contains("rank") && told.contains("predict"), "{told}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) enum Refusal {
     NeverFires { training: usize, held_out: usize },
     /// Nothing to save.
     #[error(
-        "{:.1} % of its neurons fire on a token, so foreseeing which saves nothing",
+        "{:.1} % of its neurons fire on a token, so predicting which ones saves nothing",
         100.0 * density
     )]
     AlwaysFires { density: f64 },
@@ -31,7 +31,7 @@ pub(crate) enum Refusal {
     },
     /// It would read more than it saves.
     #[error(
-        "within {budget} the best, of rank {rank}, must predict {:.1} % of the neurons to foresee {:.1} % of those that fire, which reads more than computing every gate",
+        "within {budget} the best, of rank {rank}, must predict {:.1} % of the neurons to predict {:.1} % of those that fire, which reads more than computing every gate",
         100.0 * predicted, 100.0 * recall
     )]
     DoesNotPay {
@@ -42,7 +42,7 @@ pub(crate) enum Refusal {
     },
     /// It would change what the model says.
     #[error(
-        "within {budget} the best, of rank {rank}, foresees {} on held-out tokens, far from the {} asked for",
+        "within {budget} the best, of rank {rank}, predicts {} on held-out tokens, far from the {} asked for",
         shares(*recall, *contribution), shares(targets.recall, Some(targets.contribution_recall))
     )]
     FarShort {
@@ -93,7 +93,7 @@ fn shares(recall: f64, contribution: Option<f64>) -> String {
     })
 }
 
-/// Whether so much less is foreseen than asked for that the layer is better off without.
+/// Whether so much less is predicted than asked for that the layer is better off without.
 pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
     let far =
         |reached: f64, target: f64| 1.0 - reached > FAR * (1.0 - target) + quality.recall_error;

@@ -11,9 +11,9 @@ pub struct LayerAudit {
     pub neurons: u64,
     /// Neurons with `h_i ≠ 0`, of all tokens.
     pub fired: u64,
-    /// Neurons that were looked at because something foresaw them, of all tokens; none where nothing foresees.
-    pub foreseen: Option<u64>,
-    /// Neurons that were foreseen and fired; where nothing foresees, that were computed and fired.
+    /// Neurons that were looked at because something predicted them, of all tokens; none where nothing predicts.
+    pub predicted: Option<u64>,
+    /// Neurons that were predicted and fired; where nothing predicts, that were computed and fired.
     pub found: u64,
     /// Per neuron, in the order of the bundle, tokens for which it was computed to its end.
     pub computed: Vec<u32>,
@@ -26,11 +26,11 @@ pub struct LayerAudit {
 }
 
 impl LayerAudit {
-    /// Takes in what the layer gave for some tokens; `foreseen` lists neurons of a token, where any were foreseen.
+    /// Takes in what the layer gave for some tokens; `predicted` lists neurons of a token, where any were predicted.
     pub(crate) fn observe<Listed: IntoIterator<Item = u32>>(
         &mut self,
         observation: &Observation<'_>,
-        foreseen: Option<impl Fn(usize) -> Listed>,
+        predicted: Option<impl Fn(usize) -> Listed>,
     ) {
         if self.norms.is_empty() {
             self.norms = row_norms(observation.down);
@@ -53,14 +53,14 @@ impl LayerAudit {
                 is_computed[*neuron as usize] = true;
                 self.computed[*neuron as usize] += 1;
             }
-            if let Some(foreseen) = &foreseen {
+            if let Some(predicted) = &predicted {
                 is_chosen.fill(false);
                 let mut count = 0;
-                for neuron in foreseen(token) {
+                for neuron in predicted(token) {
                     is_chosen[neuron as usize] = true;
                     count += 1;
                 }
-                *self.foreseen.get_or_insert(0) += count;
+                *self.predicted.get_or_insert(0) += count;
             } else {
                 is_chosen.copy_from_slice(&is_computed);
             }
@@ -87,10 +87,10 @@ impl LayerAudit {
         1.0 - self.fired as f64 / self.places()
     }
 
-    /// Share of neurons that were not foreseen; none where nothing foresees.
-    pub fn foreseen_sparsity(&self) -> Option<f64> {
-        let foreseen = self.foreseen?;
-        Some(1.0 - foreseen as f64 / self.places())
+    /// Share of neurons that were not predicted; none where nothing predicts.
+    pub fn predicted_sparsity(&self) -> Option<f64> {
+        let predicted = self.predicted?;
+        Some(1.0 - predicted as f64 / self.places())
     }
 
     /// Share of neurons that were computed to their end.
@@ -107,13 +107,13 @@ impl LayerAudit {
         }
     }
 
-    /// Share of the foreseen neurons that fired; none where nothing foresees.
+    /// Share of the predicted neurons that fired; none where nothing predicts.
     pub fn precision(&self) -> Option<f64> {
-        let foreseen = self.foreseen?;
-        Some(if foreseen == 0 {
+        let predicted = self.predicted?;
+        Some(if predicted == 0 {
             1.0
         } else {
-            self.found as f64 / foreseen as f64
+            self.found as f64 / predicted as f64
         })
     }
 
@@ -156,11 +156,11 @@ mod tests {
         let lists = [vec![1, 2], vec![0]];
         audit.observe(&observation, Some(|token: usize| lists[token].clone()));
         assert_eq!((audit.tokens, audit.neurons, audit.fired), (2, 4, 3));
-        assert_eq!((audit.foreseen, audit.found), (Some(3), 2));
+        assert_eq!((audit.predicted, audit.found), (Some(3), 2));
         assert_eq!(audit.computed, [1, 1, 0, 0]);
         let close = |found: f64, want: f64| assert!((found - want).abs() < 1e-9, "{found} {want}");
         close(audit.sparsity(), 5.0 / 8.0);
-        close(audit.foreseen_sparsity().unwrap(), 5.0 / 8.0);
+        close(audit.predicted_sparsity().unwrap(), 5.0 / 8.0);
         close(audit.computed_share(), 2.0 / 8.0);
         close(audit.recall(), 2.0 / 3.0);
         close(audit.precision().unwrap(), 2.0 / 3.0);
@@ -170,7 +170,7 @@ mod tests {
         close(audit.relative_error(), 0.3);
         let mut plain = LayerAudit::default();
         plain.observe(&observation, None::<fn(usize) -> Vec<u32>>);
-        assert_eq!((plain.foreseen, plain.found), (None, 2));
+        assert_eq!((plain.predicted, plain.found), (None, 2));
         assert_eq!(plain.precision(), None);
     }
 }

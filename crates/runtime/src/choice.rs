@@ -10,7 +10,7 @@ use powerinfer_model::ModelConfig;
 
 use crate::{
     RuntimeError, Statistics, Threads,
-    foresight::{Foreseen, Predictor, SignBits},
+    prediction::{Prediction, Predictor, SignBits},
 };
 
 /// How a layer's neurons are chosen, borrowed for a forward pass.
@@ -20,7 +20,7 @@ pub(crate) enum Choice<'a> {
     Dense,
     /// Those whose gate is not exactly zero.
     Exact,
-    /// Of those that a predictor foresees, the same.
+    /// Of those that a predictor predicts, the same.
     Predicted(Predictor<'a>),
     /// Of those that their signs speak for, the same.
     SignBit(SignBits<'a>),
@@ -54,7 +54,7 @@ impl<'a> Scoring<'a> {
 
 impl<'a> Choice<'a> {
     /// Whether something is asked which neurons to look at, before any is read.
-    pub(crate) fn foresees(&self) -> bool {
+    pub(crate) fn predicts(&self) -> bool {
         matches!(
             self,
             Self::Predicted(_) | Self::SignBit(_) | Self::Listed(_)
@@ -70,18 +70,18 @@ impl<'a> Choice<'a> {
     }
 
     /// Asks which neurons to look at for each of the inputs `x [tokens, hidden]`.
-    pub(crate) fn foresee(
+    pub(crate) fn predict(
         &self,
         threads: &Threads,
         tokens: usize,
         x: &[f32],
-        foreseen: &mut Foreseen,
+        predicted: &mut Prediction,
         statistics: &mut Statistics,
     ) {
         match self {
-            Self::Predicted(predictor) => predictor.foresee(threads, x, foreseen, statistics),
-            Self::SignBit(signs) => signs.foresee(threads, x, foreseen, statistics),
-            Self::Listed(neurons) => foreseen.masks.set_listed(neurons, tokens),
+            Self::Predicted(predictor) => predictor.predict(threads, x, predicted, statistics),
+            Self::SignBit(signs) => signs.predict(threads, x, predicted, statistics),
+            Self::Listed(neurons) => predicted.masks.set_listed(neurons, tokens),
             _ => {}
         }
     }
@@ -187,7 +187,7 @@ impl LayerChoices {
         self.kept = kept;
     }
 
-    /// Raises the logit from which the predictor foresees a neuron.
+    /// Raises the logit from which the predictor predicts a neuron.
     pub(crate) fn raise_predictor(&mut self, by: f32) {
         if let Some(predictor) = &mut self.predictor {
             predictor.threshold += by;
@@ -267,7 +267,7 @@ impl LayerChoices {
         self.predictor.as_ref().map_or(0, |found| found.rank)
     }
 
-    /// What foresees sees: whether the hidden state before the norm.
+    /// What predicts sees: whether the hidden state before the norm.
     pub(crate) fn sees_residual(&self, policy: Policy) -> bool {
         policy == Policy::Predicted && self.input == PredictorInput::Residual
     }

@@ -22,7 +22,7 @@ impl Runtime {
         }
     }
 
-    /// Raises the logit from which predictors foresee a neuron, of all layers: the higher, the fewer are computed.
+    /// Raises the logit from which predictors predict a neuron, of all layers: the higher, the fewer are computed.
     ///
     /// Panics where neurons are on a device.
     pub fn raise_predictors(&mut self, by: f32) {

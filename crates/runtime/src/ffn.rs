@@ -13,9 +13,9 @@ use powerinfer_model::{Activation, FfnKind};
 use crate::{
     Stage, Statistics, Threads,
     choice::Choice,
-    foresight::Foreseen,
     input::{Input, Vector},
     linear::Linear,
+    prediction::Prediction,
 };
 
 /// Which policy each layer follows.
@@ -55,7 +55,7 @@ const GROUP: usize = 64;
 /// Memory that is used again from layer to layer.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    foreseen: Foreseen,
+    predicted: Prediction,
     /// Products of all neurons for all tokens, where they come from a matrix by input.
     whole_gate: Vec<f32>,
     whole_up: Vec<f32>,
@@ -115,10 +115,10 @@ struct Known<'a> {
 }
 
 impl Scratch {
-    /// The neurons that were foreseen of `token` in the last pass, of `neurons` there are.
-    pub(crate) fn foreseen(&self, token: usize, neurons: usize) -> Vec<u32> {
+    /// The neurons that were predicted of `token` in the last pass, of `neurons` there are.
+    pub(crate) fn predicted(&self, token: usize, neurons: usize) -> Vec<u32> {
         let mut listed = Vec::new();
-        self.foreseen.masks.list(token, 0..neurons, &mut listed);
+        self.predicted.masks.list(token, 0..neurons, &mut listed);
         listed
     }
 
@@ -151,7 +151,7 @@ impl Active {
 
 impl Ffn<'_> {
     /// Adds the FFN's output for some tokens, `x [tokens, hidden]`, to `hidden`, with the bits of
-    /// one token at a time; whatever foresees sees `foreseen_from`, as long as `x`.
+    /// one token at a time; whatever predicts sees `predictor_input`, as long as `x`.
     ///
     /// The hot and the cold side each run gate, activation, up and down on their own neurons; their
     /// sums of d_model numbers are merged once. Whom a policy chooses for a token does not depend on
@@ -160,7 +160,7 @@ impl Ffn<'_> {
         &self,
         threads: &Threads,
         x: &[f32],
-        foreseen_from: &[f32],
+        predictor_input: &[f32],
         hidden: &mut [f32],
         scratch: &mut Scratch,
         statistics: &mut Statistics,
@@ -187,12 +187,12 @@ impl Ffn<'_> {
         if let Some(up) = &self.up {
             whole(up, &mut scratch.whole_up);
         }
-        if self.choice.foresees() {
+        if self.choice.predicts() {
             statistics.mark(Stage::GateUp);
-            let foreseen = &mut scratch.foreseen;
+            let predicted = &mut scratch.predicted;
             self.choice
-                .foresee(threads, tokens, foreseen_from, foreseen, statistics);
-            statistics.mark(Stage::Foreseeing);
+                .predict(threads, tokens, predictor_input, predicted, statistics);
+            statistics.mark(Stage::Prediction);
         }
         for side in [0..self.hot_count, self.hot_count..neurons] {
             if side.is_empty() {
@@ -211,7 +211,7 @@ impl Ffn<'_> {
     }
 
     /// What the neurons behind the hot ones add for some tokens with the inputs `x`, `[tokens, hidden]`; where
-    /// neurons are foreseen, `mask` says which of each token, 32 a word.
+    /// neurons are predicted, `mask` says which of each token, 32 a word.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
@@ -224,7 +224,7 @@ impl Ffn<'_> {
         let mut sum = vec![0.0; x.len()];
         let x = self.gate.input(threads, x, self.input_threshold);
         if let Some(mask) = mask {
-            let masks = &mut scratch.foreseen.masks;
+            let masks = &mut scratch.predicted.masks;
             masks.set_words(neurons, x.tokens(), mask);
         }
         let side = self.hot_count..neurons;
@@ -238,19 +238,19 @@ impl Ffn<'_> {
         sum
     }
 
-    /// Which neurons are foreseen of each token, 32 a word.
-    pub(crate) fn foreseen(
+    /// Which neurons are predicted of each token, 32 a word.
+    pub(crate) fn predicted(
         &self,
         threads: &Threads,
-        foreseen_from: &[f32],
+        predictor_input: &[f32],
         scratch: &mut Scratch,
         statistics: &mut Statistics,
     ) -> Vec<u32> {
-        let foreseen = &mut scratch.foreseen;
-        let tokens = foreseen_from.len() / self.gate.inputs();
+        let predicted = &mut scratch.predicted;
+        let tokens = predictor_input.len() / self.gate.inputs();
         self.choice
-            .foresee(threads, tokens, foreseen_from, foreseen, statistics);
-        foreseen.masks.halves(self.gate.outputs())
+            .predict(threads, tokens, predictor_input, predicted, statistics);
+        predicted.masks.halves(self.gate.outputs())
     }
 
     /// Finds the neurons of `side` that are computed of the only token; returns the bytes read.
@@ -264,15 +264,15 @@ impl Ffn<'_> {
         let Scratch {
             rows,
             places,
-            foreseen,
+            predicted,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
         rows.clear();
-        match self.choice.foresees() {
-            true => foreseen.masks.list(0, side, rows),
+        match self.choice.predicts() {
+            true => predicted.masks.list(0, side, rows),
             false => rows.extend(side.start as u32..side.end as u32),
         }
         let places = first(places, rows.len());
@@ -301,13 +301,13 @@ impl Ffn<'_> {
         let (tokens, neurons) = (x.tokens(), self.gate.outputs());
         let Scratch {
             places,
-            foreseen,
+            predicted,
             active,
             whole_gate,
             whole_up,
             ..
         } = scratch;
-        let masks = self.choice.foresees().then_some(&foreseen.masks);
+        let masks = self.choice.predicts().then_some(&predicted.masks);
         let places = first(places, side.len() * tokens);
         let (read, isa) = (Read::default(), threads.isa());
         let bytes = self.row_bytes() * tokens;
@@ -504,7 +504,7 @@ impl Ffn<'_> {
         add(hidden, partial);
         let computed: usize = active.iter().map(|active| active.rows.len()).sum();
         statistics.neurons_computed += computed as u64;
-        statistics.neurons_united += rows as u64;
+        statistics.neurons_in_union += rows as u64;
         rows * self.down.matrix.row_bytes()
     }
 }

@@ -609,7 +609,7 @@ impl Runtime {
                 choices.choice(policy, self.bundle.predictors()),
             )
         };
-        let foreseen_from = match choices.sees_residual(policy) {
+        let predictor_input = match choices.sees_residual(policy) {
             true => residual,
             false => x,
         };
@@ -623,7 +623,7 @@ impl Runtime {
         ffn.run_batch(
             &self.threads,
             x,
-            foreseen_from,
+            predictor_input,
             hidden,
             &mut self.scratch,
             &mut self.statistics,
@@ -642,7 +642,7 @@ impl Runtime {
         dense.run_batch(
             &self.threads,
             x,
-            foreseen_from,
+            predictor_input,
             &mut exact,
             &mut self.scratch,
             &mut Statistics::default(),
@@ -657,9 +657,9 @@ impl Runtime {
             down: &dense.down.matrix,
         };
         if let Some(audit) = &mut self.audit {
-            let foresees = ffn.choice.foresees();
+            let predicts = ffn.choice.predicts();
             let scratch = &self.scratch;
-            let listed = foresees.then_some(|token| scratch.foreseen(token, ffn.gate.outputs()));
+            let listed = predicts.then_some(|token| scratch.predicted(token, ffn.gate.outputs()));
             audit[index].observe(&observation, listed);
         }
         let alarm = verification.and_then(|found| found.observe(index, positions, &observation));

@@ -6,17 +6,17 @@ use powerinfer_model::Rotary;
 /// are rotated, in pairs (i, i + pairs), as many as there are frequencies for.
 pub(crate) fn rotate(rotary: &Rotary, heads: &mut [f32], head_size: usize, position: usize) {
     let pairs = rotary.frequencies.len();
-    let turns = turns(rotary, position);
+    let rotations = rotations(rotary, position);
     for head in heads.chunks_exact_mut(head_size) {
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
-        for ((a, b), [sine, cosine]) in first.iter_mut().zip(second).zip(&turns) {
+        for ((a, b), [sine, cosine]) in first.iter_mut().zip(second).zip(&rotations) {
             (*a, *b) = (*a * cosine - *b * sine, *a * sine + *b * cosine);
         }
     }
 }
 
 /// Sine and cosine of each pair's angle at `position`.
-pub(crate) fn turns(rotary: &Rotary, position: usize) -> Vec<[f32; 2]> {
+pub(crate) fn rotations(rotary: &Rotary, position: usize) -> Vec<[f32; 2]> {
     let turn = |frequency: &f64| {
         // The angle is rounded to float32 before its sine is taken, as the standard does.
         let (sine, cosine) = ((position as f64 * frequency) as f32).sin_cos();

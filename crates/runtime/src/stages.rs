@@ -22,8 +22,8 @@ pub enum Stage {
     Attention,
     /// The projection of what attention mixed.
     AttentionOutput,
-    /// Whatever foresees which neurons fire.
-    Foreseeing,
+    /// Whatever predicts which neurons fire.
+    Prediction,
     /// Gate and up of the neurons computed, and their activations.
     GateUp,
     /// What the neurons add to the hidden state.
@@ -46,7 +46,7 @@ impl Stage {
         Self::QueryKeyValue,
         Self::Attention,
         Self::AttentionOutput,
-        Self::Foreseeing,
+        Self::Prediction,
         Self::GateUp,
         Self::Down,
         Self::Head,
@@ -59,7 +59,7 @@ impl Stage {
     pub fn reads(self) -> Reads {
         match self {
             Self::Attention => Reads::KvCache,
-            Self::Foreseeing => Reads::Predictors,
+            Self::Prediction => Reads::Predictors,
             _ => Reads::Weights,
         }
     }
@@ -73,7 +73,7 @@ impl fmt::Display for Stage {
             Self::QueryKeyValue => "query-key-value",
             Self::Attention => "attention",
             Self::AttentionOutput => "attention-output",
-            Self::Foreseeing => "foreseeing",
+            Self::Prediction => "prediction",
             Self::GateUp => "gate-up",
             Self::Down => "down",
             Self::Head => "head",
@@ -89,7 +89,7 @@ impl fmt::Display for Stage {
 pub enum Reads {
     /// Of the model.
     Weights,
-    /// Of what foresees.
+    /// Of what predicts.
     Predictors,
     /// Of keys and values.
     KvCache,

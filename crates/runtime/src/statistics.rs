@@ -12,7 +12,7 @@ pub struct Statistics {
     /// FFN neurons computed, all layers.
     pub neurons_computed: u64,
     /// The same, those that several tokens of a pass have counted once: whose rows of down are read.
-    pub neurons_united: u64,
+    pub neurons_in_union: u64,
     /// FFN neurons there are, all layers, each token.
     pub neurons: u64,
     /// FFN neurons there are, all layers, each pass.
@@ -49,10 +49,10 @@ impl Statistics {
     }
 
     /// Share of neurons that any token of a pass had computed.
-    pub fn united_share(&self) -> f64 {
+    pub fn union_share(&self) -> f64 {
         match self.neurons_passed {
             0 => 0.0,
-            passed => self.neurons_united as f64 / passed as f64,
+            passed => self.neurons_in_union as f64 / passed as f64,
         }
     }
 
@@ -71,7 +71,7 @@ impl AddAssign for Statistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;
         self.neurons_computed += other.neurons_computed;
-        self.neurons_united += other.neurons_united;
+        self.neurons_in_union += other.neurons_in_union;
         self.neurons += other.neurons;
         self.neurons_passed += other.neurons_passed;
         self.bytes_read += other.bytes_read;

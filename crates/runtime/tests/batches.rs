@@ -42,7 +42,7 @@ const MODELS: [&str; 7] = [
 
 const RANK: usize = 40;
 
-/// Random predictors that have whatever policies need; of every token they foresee others.
+/// Random predictors that have whatever policies need; of every token they predict others.
 fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> PredictorFile {
     let config = checkpoint.config();
     let (hidden, neurons) = (config.hidden_size, config.ffn_size);

@@ -204,7 +204,7 @@ fn every_order_of_threads_gives_the_same_bits() {
 
 #[test]
 fn recorded_launches_give_the_bits_of_launches_one_by_one() {
-    // Attention before the FFN, beside it, and norms behind; with hand-overs between recordings, and with one
+    // Attention before the FFN, beside it, and norms behind; with synchronisations between recordings, and with one
     // recording for a whole token.
     for (name, places, is_whole) in [
         ("llama-relu-gqa", &PLACES[2..4], false),
@@ -336,7 +336,7 @@ fn every_format_gives_the_tokens_of_the_cpu() {
 }
 
 /// Networks that see their input, signs and scores for every layer.
-fn foresight(
+fn prediction(
     checkpoint: &Checkpoint,
     input: PredictorInput,
     format: Format,
@@ -377,7 +377,7 @@ fn predictors_serve_both_sides_from_either() {
             (PredictorInput::Normed, Format::Q8_0),
         ] {
             let folder = tempfile::tempdir().unwrap();
-            let predictors = foresight(&checkpoint, input, format, folder.path());
+            let predictors = prediction(&checkpoint, input, format, folder.path());
             let at = |name: &str| folder.path().join(name);
             let dense = plan(&checkpoint, &[ALL], Policy::Predicted, None);
             let alone = bundle(

@@ -153,9 +153,9 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
         layer.threshold = threshold;
     }
     plan.totals.hot_count = layers * hot as u64;
-    let foresight = |file: &PredictorFile| -> u64 {
+    let prediction = |file: &PredictorFile| -> u64 {
         let signs = case.policy == Policy::SignBit;
-        let bytes = |layer| memory::foresight_bytes(config, layer, file.weights(), signs);
+        let bytes = |layer| memory::predictor_bytes(config, layer, file.weights(), signs);
         file.layers().iter().map(bytes).sum()
     };
     let by_input = case.inputs.is_some();
@@ -164,7 +164,7 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
             ATTENTION,
             layers * memory::attention_bytes(config, case.quant, by_input),
         ),
-        (PREDICTORS, file.map_or(0, foresight)),
+        (PREDICTORS, file.map_or(0, prediction)),
         (EMBEDDINGS, memory::embedding_bytes(config, case.quant)),
         (HOT_NEURONS, plan.totals.hot_count * neuron_bytes),
         (COLD_NEURONS, layers * (neurons - hot) as u64 * neuron_bytes),

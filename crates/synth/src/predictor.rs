@@ -1,7 +1,7 @@
 //! Gates of low rank, and the predictors that exist for them by construction.
 //!
 //! Where `gate = U·V` but for channel 0, `relu(V·x) − relu(−V·x) = V·x` gives a predictor of the
-//! form `B·relu(A·x)` with `A = [V; −V; e_0]` and `B = [U, −U, offsets]`: it foresees exactly who
+//! form `B·relu(A·x)` with `A = [V; −V; e_0]` and `B = [U, −U, offsets]`: it predicts exactly who
 //! fires, up to the rounding of its numbers.
 
 use std::path::Path;
@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use crate::{SynthError, write::Plan};
 
-/// Share of the neurons that fire that a predictor is to foresee.
+/// Share of the neurons that fire that a predictor is to predict.
 const RECALL: f64 = 0.99;
 /// Inputs that a threshold is set on, and as many that it is judged on.
 const SAMPLES: usize = 24;
@@ -47,7 +47,7 @@ impl<'a> LowRank<'a> {
         let unsuited = |reason: String| Err(SynthError::Unsuited { reason });
         if plan.config.ffn == FfnKind::DoublyGated {
             return unsuited(
-                "with a ReLU on up too, a gate of low rank does not foresee who fires; leave out `--predictor-rank`".to_owned(),
+                "with a ReLU on up too, a gate of low rank does not predict who fires; leave out `--predictor-rank`".to_owned(),
             );
         }
         if rank < 2 * BLOCK
@@ -164,7 +164,7 @@ fn gate_rank(predictor_rank: usize) -> usize {
     (predictor_rank - BLOCK) / 2
 }
 
-/// Writes the predictors of all layers, with what they foresee of random inputs.
+/// Writes the predictors of all layers, with what they predict of random inputs.
 pub(crate) fn write_predictors(
     plan: &Plan<'_>,
     model: ModelIdentity,
@@ -260,10 +260,10 @@ fn judge(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
         .iter()
         .flat_map(|(gate, logits)| gate.iter().zip(logits))
     {
-        let (fires, foreseen) = (fires(*gate), *logit >= threshold);
+        let (fires, is_predicted) = (fires(*gate), *logit >= threshold);
         active += usize::from(fires);
-        predicted += usize::from(foreseen);
-        both += usize::from(fires && foreseen);
+        predicted += usize::from(is_predicted);
+        both += usize::from(fires && is_predicted);
     }
     let all = (SAMPLES * config.ffn_size) as f64;
     let rows = |format: Format, rows: usize, columns| rows * format.row_bytes(columns);

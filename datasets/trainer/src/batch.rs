@@ -7,7 +7,7 @@ use tokenizers::Tokenizer;
 use crate::tokenizer::{BEGIN, END};
 
 /// Weight of a prompt's tokens in the loss, where a solution's weigh 1: what a task asks cannot
-/// be foreseen, and a small model should not spend itself on it.
+/// be predicted, and a small model should not spend itself on it.
 const PROMPT_WEIGHT: f32 = 0.2;
 
 /// Texts laid end to end.

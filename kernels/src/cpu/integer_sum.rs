@@ -594,7 +594,7 @@ fn add_many<S: Simd, W: Weights<Row: NibbleRow>>(
                     // As above: what fills up counts nothing.
                     bytes[index] = part.row(of_quad[index.min(of_quad.len() - 1)]).bytes();
                 }
-                // A line is read of all rows of a group, which no processor foresees, so the next group's is
+                // A line is read of all rows of a group, which no processor predicts, so the next group's is
                 // asked for meanwhile; all at once, most would be left out.
                 for listed in next_group.iter().skip(quad * ROWS).take(ROWS) {
                     let bytes = part.row(*listed).bytes();

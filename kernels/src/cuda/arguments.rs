@@ -77,7 +77,7 @@ pub(super) struct Attention {
     pub(super) value: u64,
     pub(super) query_norm: Norm,
     pub(super) key_norm: Norm,
-    pub(super) turns: u64,
+    pub(super) rotations: u64,
     pub(super) pairs: i32,
     pub(super) padding: i32,
     pub(super) slopes: u64,
@@ -108,10 +108,10 @@ pub(super) struct Masks {
     pub(super) padding: i32,
 }
 
-/// `Foresee` in `feed_forward.cu`.
+/// `Predict` in `feed_forward.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Foresee {
+pub(super) struct Predict {
     pub(super) middle: u64,
     pub(super) units: Matrix,
     pub(super) scales: u64,
@@ -121,10 +121,10 @@ pub(super) struct Foresee {
     pub(super) masks: Masks,
 }
 
-/// `ForeseeBySigns` in `feed_forward.cu`.
+/// `PredictBySigns` in `feed_forward.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct ForeseeBySigns {
+pub(super) struct PredictBySigns {
     pub(super) x: u64,
     pub(super) norm: Norm,
     pub(super) signs: u64,

@@ -20,8 +20,8 @@ pub use lane::Lane;
 pub use memory::{Buffer, HostBuffer};
 pub use observe::{Reuse, Tally, WINDOWS};
 pub use operations::{
-    Attention, ColdShare, DownScratch, Ffn, FfnRule, Foreseen, Gpu, GpuActivation, GpuFfnKind,
-    HeadNorms, HostView, NeuronCounts, Predictor, SignBits,
+    Attention, ColdShare, DownScratch, Ffn, FfnRule, Gpu, GpuActivation, GpuFfnKind, HeadNorms,
+    HostView, NeuronCounts, Prediction, Predictor, SignBits,
 };
 pub use prompt::{Beside, Chosen, Halves};
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

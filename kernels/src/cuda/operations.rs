@@ -56,7 +56,7 @@ pub struct Attention<'a> {
     /// Where heads are normed.
     pub norms: Option<&'a HeadNorms>,
     /// `[tokens, pairs]`, sine and cosine of each pair that is rotated; empty where none is.
-    pub turns: &'a Buffer<[f32; 2]>,
+    pub rotations: &'a Buffer<[f32; 2]>,
     /// ALiBi's slopes, one a head.
     pub slopes: Option<&'a Buffer<f32>>,
     /// Positions a token sees, itself among them; none means all.
@@ -76,7 +76,7 @@ pub struct Predictor {
     pub scales: Option<Buffer<f32>>,
     /// `[neurons]`.
     pub bias: Buffer<f32>,
-    /// The least logit of a neuron that is foreseen.
+    /// The least logit of a neuron that is predicted.
     pub threshold: f32,
 }
 
@@ -89,18 +89,18 @@ pub struct SignBits {
     pub neurons: usize,
     /// Numbers of an input.
     pub columns: usize,
-    /// Signs that agree for a neuron to be foreseen.
+    /// Signs that agree for a neuron to be predicted.
     pub agreements: u32,
 }
 
-/// Who is foreseen of each token: 32 neurons a word.
+/// Who is predicted of each token: 32 neurons a word.
 #[derive(Debug)]
-pub struct Foreseen<'a> {
+pub struct Prediction<'a> {
     /// For the device, `[tokens, ⌈neurons / 32⌉]` words.
     pub mask: &'a mut Buffer<u32>,
     /// The same for the host, where it has neurons of the layer.
     pub for_host: Option<&'a HostBuffer>,
-    /// What rows of down are multiplied by, of one token; 0 for those who are not foreseen.
+    /// What rows of down are multiplied by, of one token; 0 for those who are not predicted.
     pub products: &'a mut Buffer<f32>,
     /// Neurons on the device, from the first on; 0 where there are several tokens.
     pub hot_count: usize,
@@ -396,7 +396,7 @@ impl Gpu {
         );
         assert!(attention.key.len() == tokens * kv_heads * size);
         assert!(attention.value.len() == tokens * kv_heads * size);
-        let pairs = attention.turns.len() / tokens;
+        let pairs = attention.rotations.len() / tokens;
         assert!(2 * pairs <= size && !attention.position.is_empty());
         let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
         let arguments = arguments::Attention {
@@ -405,7 +405,7 @@ impl Gpu {
             value: attention.value.address(),
             query_norm: norm(|norms| &norms.query),
             key_norm: norm(|norms| &norms.key),
-            turns: attention.turns.address(),
+            rotations: attention.rotations.address(),
             pairs: pairs as i32,
             padding: 0,
             slopes: attention.slopes.map_or(0, Buffer::address),
@@ -475,13 +475,13 @@ impl Gpu {
     }
 
     /// Asks a predictor which neurons to look at; `middle` has a place per token and unit.
-    pub fn foresee(
+    pub fn predict(
         &self,
         x: &Buffer<f32>,
         norm: Option<&GpuNorm>,
         predictor: &Predictor,
         middle: &mut Buffer<f32>,
-        foreseen: &mut Foreseen<'_>,
+        predicted: &mut Prediction<'_>,
     ) -> Result<(), DeviceError> {
         self.project(x, norm, &mut [(&predictor.a, &mut *middle)], false)?;
         let units = &predictor.units;
@@ -495,33 +495,33 @@ impl Gpu {
                 .as_ref()
                 .is_none_or(|scales| scales.len() == blocks * neurons)
         );
-        let arguments = arguments::Foresee {
+        let arguments = arguments::Predict {
             middle: middle.address(),
             units: units.argument(),
             scales: predictor.scales.as_ref().map_or(0, Buffer::address),
             bias: predictor.bias.address(),
             threshold: predictor.threshold,
             padding: 0,
-            masks: masks(foreseen, neurons, tokens),
+            masks: masks(predicted, neurons, tokens),
         };
         let grid = [neurons.div_ceil(WORD) as u32, tokens as u32, 1];
         let shared = THREADS / WARP * WORD * 4;
-        let name = kernel("foresee", units.format());
+        let name = kernel("predict", units.format());
         self.launch(&name, grid, THREADS, shared, "a predictor", &arguments)
     }
 
     /// Counts signs that agree.
-    pub fn foresee_by_signs(
+    pub fn predict_by_signs(
         &self,
         x: &Buffer<f32>,
         norm: Option<&GpuNorm>,
         signs: &SignBits,
-        foreseen: &mut Foreseen<'_>,
+        predicted: &mut Prediction<'_>,
     ) -> Result<(), DeviceError> {
         let words = signs.columns.div_ceil(64);
         let tokens = x.len() / signs.columns.max(1);
         assert!(x.len() == tokens * signs.columns && signs.signs.len() == signs.neurons * words);
-        let arguments = arguments::ForeseeBySigns {
+        let arguments = arguments::PredictBySigns {
             x: x.address(),
             norm: GpuNorm::argument(norm),
             signs: signs.signs.address(),
@@ -529,12 +529,12 @@ impl Gpu {
             columns: signs.columns as i32,
             agreements: signs.agreements as i32,
             padding: 0,
-            masks: masks(foreseen, signs.neurons, tokens),
+            masks: masks(predicted, signs.neurons, tokens),
         };
         let blocks = self.row_blocks(signs.neurons.div_ceil(WORD));
         let shared = input_bytes(signs.columns, false) + (2 * words * 4).next_multiple_of(16);
         self.launch(
-            "foresee_by_signs",
+            "predict_by_signs",
             [blocks, tokens as u32, 1],
             THREADS,
             shared,
@@ -543,7 +543,7 @@ impl Gpu {
         )
     }
 
-    /// What rows of down are multiplied by, of the hot neurons that are foreseen, or of all; and the input
+    /// What rows of down are multiplied by, of the hot neurons that are predicted, or of all; and the input
     /// for the host, where it has neurons.
     ///
     /// Panics where shapes do not fit.
@@ -808,15 +808,15 @@ pub(super) fn neurons(ffn: &Ffn, rule: FfnRule<'_>) -> arguments::Neurons {
     found
 }
 
-fn masks(foreseen: &mut Foreseen<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
+fn masks(predicted: &mut Prediction<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
     let words = tokens * neurons.div_ceil(WORD);
-    assert!(foreseen.mask.len() >= words && foreseen.products.len() >= foreseen.hot_count);
-    assert!(foreseen.for_host.is_none_or(|host| host.len() >= words));
+    assert!(predicted.mask.len() >= words && predicted.products.len() >= predicted.hot_count);
+    assert!(predicted.for_host.is_none_or(|host| host.len() >= words));
     arguments::Masks {
-        all: foreseen.mask.address(),
-        for_host: foreseen.for_host.map_or(0, |host| host.address(0)),
-        products: foreseen.products.address(),
-        hot_count: foreseen.hot_count as i32,
+        all: predicted.mask.address(),
+        for_host: predicted.for_host.map_or(0, |host| host.address(0)),
+        products: predicted.products.address(),
+        hot_count: predicted.hot_count as i32,
         padding: 0,
     }
 }

@@ -70,7 +70,7 @@ impl Halves {
     }
 }
 
-/// Who is foreseen of some tokens.
+/// Who is predicted of some tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Chosen<'a> {
     /// `[tokens, ⌈neurons / 32⌉]`.

@@ -317,7 +317,7 @@ impl Machine {
                 "assumed: a small copy and its event",
             ),
             (
-                "gpu.hand_over_seconds",
+                "gpu.sync_seconds",
                 "assumed: two such copies, there and back",
             ),
             (
@@ -364,7 +364,7 @@ impl Machine {
                 free_bytes: None,
                 pcie_bandwidth_bytes_per_second: sustained(card.link.0, SUSTAINED),
                 pcie_latency_seconds: 10e-6,
-                hand_over_seconds: 20e-6,
+                sync_seconds: 20e-6,
                 kernel_launch_seconds: 2e-6,
                 context_bytes: 512 << 20,
                 operations_per_second: Some((card.tensor.0 * 1e12 * SUSTAINED_OPERATIONS).round()),
@@ -417,7 +417,7 @@ mod tests {
             "read_bandwidth_bytes_per_second": 1e9, "ram_bytes": 1 }, "gpu": { "name": "z",
             "read_bandwidth_bytes_per_second": 1e9, "vram_bytes": 1,
             "pcie_bandwidth_bytes_per_second": 1e9, "pcie_latency_seconds": 0,
-            "hand_over_seconds": 0, "kernel_launch_seconds": 0, "context_bytes": 0 } }"#;
+            "sync_seconds": 0, "kernel_launch_seconds": 0, "context_bytes": 0 } }"#;
         let hardware: Hardware = serde_json::from_str(old).unwrap();
         hardware.validate().unwrap();
         assert!(hardware.cpu.kernels.is_empty());

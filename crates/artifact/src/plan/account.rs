@@ -21,7 +21,7 @@ pub struct BudgetLine {
 
 /// Name of the line for attention's weights, norms, and what the FFN adds beside its neurons.
 pub const ATTENTION: &str = "attention";
-/// Name of the line for what foresees: predictors, signs, scores.
+/// Name of the line for what predicts: predictors, signs, scores.
 pub const PREDICTORS: &str = "predictors";
 /// Name of the line for the head.
 pub const HEAD: &str = "head";

@@ -76,7 +76,7 @@ pub enum Limit {
     /// The CPU reading its weights and cache.
     CpuMemory,
     /// Handing work from one side to the other.
-    HandOver,
+    SyncCost,
     /// What starting kernels costs, whatever they read.
     Kernels,
 }
@@ -86,7 +86,7 @@ impl fmt::Display for Limit {
         formatter.pad(match self {
             Self::GpuMemory => "GPU memory",
             Self::CpuMemory => "CPU memory",
-            Self::HandOver => "hand-over",
+            Self::SyncCost => "synchronisation",
             Self::Kernels => "kernels",
         })
     }

@@ -252,7 +252,7 @@ mod tests {
             },
             head: Device::Cpu,
             head_gpu: 0,
-            outlook: None,
+            forecast: None,
             layers: vec![LayerPlan {
                 layer: 0,
                 policy: Policy::Exact,

@@ -162,7 +162,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         true => Vec::new(),
         false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
     };
-    let hand_over = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
+    let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
 
     let report = Report {
@@ -178,7 +178,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         batches: &batches,
         densities: &densities,
         sides: sides.as_ref(),
-        hand_over_microseconds: 1e6 * hand_over,
+        sync_microseconds: 1e6 * sync,
     };
     match arguments.json {
         true => print_json(&report.json()),

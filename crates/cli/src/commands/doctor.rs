@@ -163,10 +163,10 @@ fn describe_gpu(text: &mut String, gpu: &Gpu, status: &str) -> Result<()> {
     )?;
     writeln!(
         text,
-        "link            {} GB/s, {:.1} µs until something arrives, {:.1} µs a hand-over",
+        "link            {} GB/s, {:.1} µs until something arrives, {:.1} µs a synchronisation",
         gigabytes(gpu.pcie_bandwidth_bytes_per_second),
         1e6 * gpu.pcie_latency_seconds,
-        1e6 * gpu.hand_over_seconds
+        1e6 * gpu.sync_seconds
     )?;
     Ok(())
 }

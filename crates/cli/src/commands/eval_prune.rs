@@ -83,7 +83,7 @@ pub(crate) struct PruneArguments {
 enum Arm {
     /// All are computed.
     None,
-    /// Those that predictors foresee, by thresholds raised so far.
+    /// Those that predictors predict, by thresholds raised so far.
     Skip(f32),
     /// The hottest share.
     DropCold(f64),
@@ -284,7 +284,7 @@ impl Row {
             "perplexity": self.fidelity.other().perplexity(),
             "perplexity_rise": rise_json(self.fidelity.rise_interval(SEED)),
             "kl_divergence_mean": both(self.fidelity.mean_divergence()),
-            "same_likeliest_token": self.fidelity.agreement(),
+            "top1_agreement": self.fidelity.agreement(),
             "pass_at_1": pass,
         })
     }

@@ -500,7 +500,7 @@ impl Row {
             "kl_divergence_mean": both(fidelity.mean_divergence()),
             "kl_divergence_p99": fidelity.divergence_p99(),
             "largest_logit_difference": fidelity.largest_difference(),
-            "same_likeliest_token": fidelity.agreement(),
+            "top1_agreement": fidelity.agreement(),
             "tokens_to_first_divergence": fidelity.first_divergence(),
             "texts_without_divergence": fidelity.undiverged(),
         })

@@ -381,7 +381,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             })
         }
         _ => {
-            let plan = Document::<Plan>::read_since(path, "powerinfer-plan", 1, 2)?;
+            let plan = Document::<Plan>::read(path, "powerinfer-plan", 3)?;
             plan.body
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;

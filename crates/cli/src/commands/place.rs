@@ -3,15 +3,15 @@
 mod again;
 pub(crate) mod certify;
 mod describe;
+mod forecast;
 pub(crate) mod inputs;
+pub(crate) mod modes;
 mod options;
-mod outlook;
 pub(crate) mod page;
 pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod search;
 mod solver;
-pub(crate) mod ways;
 
 use std::path::{Path, PathBuf};
 
@@ -41,12 +41,12 @@ use crate::{
 use describe::say_result;
 pub(crate) use describe::{beyond_the_card, describe};
 use inputs::InputSparsity;
+use modes::Subject;
 use options::{PlacementArguments, VramArgument};
 use problem::{largest_rank, problem};
 pub(crate) use request::Request;
 pub(crate) use solver::Scratch;
 use solver::Solver;
-use ways::Subject;
 
 /// What to place, within what, and where to.
 #[derive(Debug, clap::Args)]
@@ -390,7 +390,7 @@ pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
             100.0 * certificate.perplexity_rise.margin,
-            percent(certificate.same_likeliest_token),
+            percent(certificate.top1_agreement),
             percent(certificate.ffn_neurons_computed),
         ));
     }

@@ -352,7 +352,7 @@ fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> V
     match bundle.certificate() {
         Some(certificate) if !is_forced && bundle.certificate_is_of_this() => {
             let layers = certificate.layers.iter();
-            let bands = layers.map(|layer| layer.relative_error_band).collect();
+            let bands = layers.map(|layer| layer.error_bound).collect();
             let fallback = match model.config().activation.has_exact_zeros() {
                 true => Policy::Exact,
                 false => Policy::Dense,

@@ -53,7 +53,7 @@ use crate::{
 /// Which grid, and what is measured at its points.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`, and a sweep that was stopped goes on where it was; more points can be asked for with the same file. What a placement would do on `--hardware` is foreseen by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --level exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --level dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`, and a sweep that was stopped goes on where it was; more points can be asked for with the same file. What a placement would do on `--hardware` is predicted by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --level exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --level dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -86,7 +86,7 @@ struct Sweep<'a> {
     /// The machine that placements are for, as the model finds it.
     hardware: Hardware,
     threads: usize,
-    /// What runs what is on a GPU; none where that is foreseen.
+    /// What runs what is on a GPU; none where that is predicted.
     device: Option<String>,
     output: Output,
 }

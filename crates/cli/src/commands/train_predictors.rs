@@ -1,4 +1,4 @@
-//! `powerinfer train-predictors`: learn, or import, what foresees which neurons fire.
+//! `powerinfer train-predictors`: learn, or import, what predicts which neurons fire.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -50,13 +50,13 @@ pub(crate) struct TrainPredictorsArguments {
     json: bool,
 }
 
-/// What trained predictors foresee unless told otherwise.
+/// What trained predictors predict unless told otherwise.
 const DEFAULT_TARGETS: Targets = Targets {
     recall: 0.95,
     contribution_recall: 0.99,
 };
 
-/// A share of contributions that any predictor foresees.
+/// A share of contributions that any predictor predicts.
 const NOTHING_ASKED: f64 = 0.01;
 
 /// How to come by predictors.
@@ -148,7 +148,7 @@ impl ByteBudget {
 }
 
 impl TrainingArguments {
-    /// What is to be foreseen, where something is asked for.
+    /// What is to be predicted, where something is asked for.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
             return None;
@@ -284,7 +284,7 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
                 format!(" ({} of what they add)", percent(reached))
             });
         output.say(format!(
-            "layer {} falls short: {}{contribution} of the neurons that fire are foreseen on held-out tokens, {} ({}) are asked for; {advice}",
+            "layer {} falls short: {}{contribution} of the neurons that fire are predicted on held-out tokens, {} ({}) are asked for; {advice}",
             layer.layer,
             percent(layer.recall),
             percent(targets.recall),

@@ -79,7 +79,7 @@ pub(crate) fn available(asked: DeviceArgument, output: Output) -> Result<Option<
         Ok(card) => Ok(Some(card.info().name.clone())),
         Err(reason) if is_required(asked) => missing(&reason),
         Err(reason) => {
-            output.detail(format!("placements are not run, but foreseen ({reason})"));
+            output.detail(format!("placements are not run, but predicted ({reason})"));
             Ok(None)
         }
     }

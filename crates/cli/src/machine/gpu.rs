@@ -99,12 +99,12 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
         stream,
     };
     // The first of each call loads what it needs.
-    link.hand_over()?;
+    link.sync()?;
     let copy = link.median(|link| link.stream.memcpy_dtod(&link.one, &mut link.other))?;
     let down = link.median(|link| link.stream.memcpy_htod(&link.host, &mut link.one))?;
     let up = link.median(|link| link.stream.memcpy_dtoh(&link.one, &mut link.host))?;
     let latency = link.median(|link| link.stream.memcpy_htod(&link.small_host, &mut link.small))?;
-    let hand_over = link.median(Link::hand_over)?;
+    let sync = link.median(Link::sync)?;
     let launch = link.median(Link::many_launches)? / LAUNCHES as f64;
     let bytes = large as f64;
     let operations = nominal_operations(card)?;
@@ -134,7 +134,7 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
             format!("{measured}: a copy of {SMALL} bytes to the card, and waiting for it"),
         ),
         (
-            "gpu.hand_over_seconds",
+            "gpu.sync_seconds",
             format!("{measured}: {SMALL} bytes from the card, waiting, as much back, waiting"),
         ),
         (
@@ -162,7 +162,7 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
             free_bytes: Some(free.min(total) as u64),
             pcie_bandwidth_bytes_per_second: (bytes / down.max(up)).round(),
             pcie_latency_seconds: latency,
-            hand_over_seconds: hand_over,
+            sync_seconds: sync,
             kernel_launch_seconds: launch,
             context_bytes: RESERVE_BYTES,
             operations_per_second: operations
@@ -204,8 +204,8 @@ impl Link {
         Ok(times[PASSES / 2].max(1e-9))
     }
 
-    /// What a layer's hand-over does: input from the card, its share back.
-    fn hand_over(&mut self) -> Result<(), DriverError> {
+    /// What a layer's synchronisation does: input from the card, its share back.
+    fn sync(&mut self) -> Result<(), DriverError> {
         self.stream.memcpy_dtoh(&self.small, &mut self.small_host)?;
         self.stream.synchronize()?;
         self.stream.memcpy_htod(&self.small_host, &mut self.small)?;

@@ -113,7 +113,7 @@ impl DeviceFfn {
 }
 
 impl DeviceChoice {
-    /// Bytes of what foresees.
+    /// Bytes of what predicts.
     pub(super) fn read_bytes(&self) -> usize {
         match self {
             Self::Predicted { predictor, .. } => {

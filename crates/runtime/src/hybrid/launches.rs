@@ -6,8 +6,8 @@ use std::{
 };
 
 use powerinfer_kernels::cuda::{
-    Attention, Beside, Buffer, Chosen, ColdShare, DeviceError, DownScratch, Ffn, FfnRule, Foreseen,
-    Gpu, GpuCache, GpuNorm, Halves, HostView, NeuronCounts,
+    Attention, Beside, Buffer, Chosen, ColdShare, DeviceError, DownScratch, Ffn, FfnRule, Gpu,
+    GpuCache, GpuNorm, Halves, HostView, NeuronCounts, Prediction,
 };
 
 use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
@@ -35,14 +35,14 @@ impl super::DeviceLayer {
         ffn.is_some_and(|ffn| ffn.ffn.down.rows() > 0)
     }
 
-    /// Whether the host has to foresee, and so to have the hidden state.
+    /// Whether the host has to predict, and so to have the hidden state.
     pub(super) fn needs_host_input(&self) -> bool {
         let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
         matches!(choice, Some(DeviceChoice::ByHost))
     }
 
-    /// Whether neurons are foreseen before any is read.
-    pub(super) fn foresees(&self) -> bool {
+    /// Whether neurons are predicted before any is read.
+    pub(super) fn predicts(&self) -> bool {
         let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
         matches!(
             choice,
@@ -104,8 +104,8 @@ pub(super) fn products_of_many(
 
 impl Hybrid {
     /// Ends what is launched at once, for the host is going to look at what it gives.
-    pub(super) fn end_stretch(&mut self) -> Result<(), DeviceError> {
-        self.stretches.end(self.layer)
+    pub(super) fn end_segment(&mut self) -> Result<(), DeviceError> {
+        self.segments.end(self.layer)
     }
 
     /// Whether one recording can have all that the device does for a token: nothing of it waits for the host but
@@ -117,11 +117,11 @@ impl Hybrid {
         Ok(self.tokens == 1
             && self.times.is_none()
             && self.layers.iter().all(is_there)
-            && self.stretches.are_recorded()?)
+            && self.segments.are_recorded()?)
     }
 
     /// Says that what the host's neurons of layer `index` add is there.
-    pub(super) fn hand_over(&self, index: usize) {
+    pub(super) fn sync(&self, index: usize) {
         let state = &self.state;
         state.done.words()[index].store(state.steps, Ordering::Release);
     }
@@ -133,7 +133,7 @@ impl Hybrid {
     }
 
     /// Fails where a kernel has waited for the host for too long, and gone on without it.
-    pub(super) fn check_hand_overs(&self) -> Result<(), DeviceError> {
+    pub(super) fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
         match state.gave_up.words()[0].load(Ordering::Acquire) == state.steps {
             true => Err(self.too_late("the host's part of a layer")),
@@ -178,7 +178,7 @@ impl Hybrid {
         times.neurons_on_device += computed;
         times.neurons += computed + cold;
         times.device_bytes += bytes;
-        for (layer, seconds) in self.stretches.take_times()? {
+        for (layer, seconds) in self.segments.take_times()? {
             times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
         }
         Ok(())
@@ -188,7 +188,7 @@ impl Hybrid {
     pub(super) fn turn_to_prompts(&mut self, tokens: usize) {
         let prompt = self.prompt.as_mut().expect("room for several tokens");
         std::mem::swap(&mut self.state, prompt);
-        self.stretches.pause(tokens > 1);
+        self.segments.pause(tokens > 1);
         self.set_tokens(tokens);
     }
 
@@ -207,24 +207,28 @@ impl Hybrid {
         ] {
             buffer.set_len(buffer.capacity() / most * tokens);
         }
-        let (mask, turns) = (&mut state.mask, &mut state.turns);
+        let (mask, rotations) = (&mut state.mask, &mut state.rotations);
         mask.set_len(mask.capacity() / most * tokens);
-        turns.set_len(turns.capacity() / most * tokens);
+        rotations.set_len(rotations.capacity() / most * tokens);
     }
 
     /// Begins a token, or some that follow each other.
-    pub(super) fn start(&mut self, position: usize, turns: &[[f32; 2]]) -> Result<(), DeviceError> {
+    pub(super) fn start(
+        &mut self,
+        position: usize,
+        rotations: &[[f32; 2]],
+    ) -> Result<(), DeviceError> {
         let state = &mut self.state;
         state.steps = state.steps.wrapping_add(1).max(1);
         state.step.write(&[state.steps])?;
         state.position.write(&[position as u32])?;
-        state.turns.write(turns)
+        state.rotations.write(rotations)
     }
 
     /// The hidden state goes to the device, if it is not there.
-    pub(super) fn take_along(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
+    pub(super) fn bring_to_device(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
         if !state.is_on_device {
-            self.stretches.end(self.layer)?;
+            self.segments.end(self.layer)?;
             self.state.hidden.write(&state.hidden)?;
             state.is_on_device = true;
         }
@@ -232,9 +236,9 @@ impl Hybrid {
     }
 
     /// The hidden state comes to the host, if it is not there.
-    pub(super) fn bring_home(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
+    pub(super) fn bring_to_host(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
         if state.is_on_device {
-            self.stretches.end(self.layer)?;
+            self.segments.end(self.layer)?;
             let watch = self.watch(0);
             self.state.hidden.read(&mut state.hidden)?;
             state.is_on_device = false;
@@ -247,13 +251,13 @@ impl Hybrid {
 
     /// A copy of the hidden state, which is on the device.
     pub(super) fn read_hidden(&mut self) -> Result<Vec<f32>, DeviceError> {
-        self.stretches.end(self.layer)?;
+        self.segments.end(self.layer)?;
         self.state.hidden.to_vec()
     }
 
     /// Keeps the hidden state for an FFN that runs beside attention.
     pub(super) fn keep_residual(&mut self) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let state = &mut self.state;
@@ -261,7 +265,7 @@ impl Hybrid {
     }
 
     pub(super) fn project_attention(&mut self, index: usize) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let attention = self.layers[index]
@@ -289,7 +293,7 @@ impl Hybrid {
     }
 
     pub(super) fn read_projections(&mut self) -> Result<[Vec<f32>; 3], DeviceError> {
-        self.stretches.end(self.layer)?;
+        self.segments.end(self.layer)?;
         let state = &self.state;
         Ok([
             state.query.to_vec()?,
@@ -299,7 +303,7 @@ impl Hybrid {
     }
 
     pub(super) fn attend(&mut self, index: usize, cache: &mut GpuCache) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let attention = self.layers[index]
@@ -313,7 +317,7 @@ impl Hybrid {
             key: &state.key,
             value: &state.value,
             norms: attention.head_norms.as_ref(),
-            turns: &state.turns,
+            rotations: &state.rotations,
             slopes: attention.slopes.as_deref(),
             window: attention.window,
             position: &state.position,
@@ -325,7 +329,7 @@ impl Hybrid {
 
     /// Adds what attention gives to the hidden state, and norms it where norms come after.
     pub(super) fn add_attention(&mut self, index: usize) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let layer = &self.layers[index];
@@ -349,13 +353,13 @@ impl Hybrid {
     }
 
     /// Asks the device which neurons to look at, where something is asked.
-    pub(super) fn foresee(
+    pub(super) fn predict(
         &mut self,
         index: usize,
         sees: Source,
         cold: bool,
     ) -> Result<(), DeviceError> {
-        if !self.layers[index].foresees() || !self.stretches.wants_launch()? {
+        if !self.layers[index].predicts() || !self.segments.wants_launch()? {
             return Ok(());
         }
         let DeviceFfn {
@@ -366,9 +370,9 @@ impl Hybrid {
             Source::Hidden => &state.hidden,
             Source::Residual => &state.residual,
         };
-        let mut foreseen = Foreseen {
+        let mut predicted = Prediction {
             mask: &mut state.mask,
-            for_host: cold.then_some(&state.foreseen),
+            for_host: cold.then_some(&state.predicted),
             products: &mut state.products,
             hot_count: match state.many {
                 None => ffn.gate.matrix.rows(),
@@ -389,26 +393,26 @@ impl Hybrid {
                         &mut many.middle
                     }
                 };
-                self.gpu.foresee(x, norm, predictor, middle, &mut foreseen)
+                self.gpu.predict(x, norm, predictor, middle, &mut predicted)
             }
             DeviceChoice::BySigns(signs) => {
                 self.gpu
-                    .foresee_by_signs(x, norm.as_ref(), signs, &mut foreseen)
+                    .predict_by_signs(x, norm.as_ref(), signs, &mut predicted)
             }
             _ => Ok(()),
         }
     }
 
-    /// Takes over whom the host foresees.
-    pub(super) fn foresee_with(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
-        self.stretches.end(self.layer)?;
+    /// Takes over whom the host predicts.
+    pub(super) fn set_predicted(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
+        self.segments.end(self.layer)?;
         let hot = self.layers[index]
             .ffn
             .as_ref()
             .map_or(0, |ffn| ffn.ffn.gate.matrix.rows());
         let state = &mut self.state;
         state.mask.write(words)?;
-        for (place, word) in state.foreseen.words().iter().zip(words) {
+        for (place, word) in state.predicted.words().iter().zip(words) {
             place.store(*word, Ordering::Relaxed);
         }
         match state.many {
@@ -424,11 +428,11 @@ impl Hybrid {
         sees: Source,
         cold: bool,
     ) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let layer = &self.layers[index];
-        let foresees = layer.foresees();
+        let predicts = layer.predicts();
         let found = layer.ffn.as_ref().expect("neurons are here");
         let state = &mut self.state;
         let x = match sees {
@@ -442,7 +446,7 @@ impl Hybrid {
             flag: index,
             step: &state.step,
         };
-        let mask = foresees.then_some(&state.mask);
+        let mask = predicts.then_some(&state.mask);
         if let Some(many) = &mut state.many {
             let host = cold.then_some(host);
             let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
@@ -511,7 +515,7 @@ impl Hybrid {
     pub(super) fn read_mask(&self) -> Vec<u32> {
         let words = self
             .state
-            .foreseen
+            .predicted
             .words()
             .iter()
             .take(self.state.mask.len());
@@ -520,7 +524,7 @@ impl Hybrid {
 
     /// Adds what both sides' neurons contribute.
     pub(super) fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
-        if !self.stretches.wants_launch()? {
+        if !self.segments.wants_launch()? {
             return Ok(());
         }
         let layer = &self.layers[index];
@@ -560,7 +564,7 @@ impl Hybrid {
         let Some([_, norm]) = &self.layers[index].norms_after else {
             return Ok(());
         };
-        match self.stretches.wants_launch()? {
+        match self.segments.wants_launch()? {
             true => self.gpu.norm(&mut self.state.hidden, norm),
             false => Ok(()),
         }

@@ -2,7 +2,7 @@
 //! while cold ones are computed on the CPU, and what both sides add is merged once.
 //!
 //! ```text
-//! GPU   query, key, value ─ attention ─ output ─ foresee ─ gate·up of the hot ──────── down, merge
+//! GPU   query, key, value ─ attention ─ output ─ predict ─ gate·up of the hot ──────── down, merge
 //! CPU                                              └ input, mask ▸ cold neurons ▸ sum ┘
 //! ```
 //!
@@ -12,8 +12,8 @@ mod bytes;
 mod launches;
 mod observed;
 mod place;
+mod segments;
 mod streaming;
-mod stretches;
 mod times;
 mod token;
 mod upload;
@@ -33,9 +33,9 @@ use powerinfer_kernels::cuda::{
 };
 
 use crate::RuntimeError;
+use segments::GraphSegments;
 pub(crate) use streaming::ColdWeights;
 use streaming::Piece;
-use stretches::Stretches;
 
 /// What of a bundle is on a device, and the vectors of the token that runs.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub(crate) struct Hybrid {
     is_whole: bool,
     /// What both sides take, where somebody wants to know.
     times: Option<SideTimes>,
-    stretches: Stretches,
+    segments: GraphSegments,
 }
 
 /// A layer's parts on the device.
@@ -107,16 +107,16 @@ enum DeviceChoice {
     Every,
     /// Those whose gate is not exactly zero.
     NotZero,
-    /// The same of those that a predictor foresees.
+    /// The same of those that a predictor predicts.
     Predicted {
         predictor: Box<Predictor>,
         middle: Buffer<f32>,
         /// Whether it sees the hidden state before the norm.
         sees_residual: bool,
     },
-    /// The same of those that signs foresee.
+    /// The same of those that signs predict.
     BySigns(SignBits),
-    /// The same of those that the host foresees.
+    /// The same of those that the host predicts.
     ByHost,
     /// Those whose gate, times a number of each where there is one, is so large.
     ByGate(f32, Option<Buffer<f32>>),
@@ -151,7 +151,7 @@ struct State {
     key: Buffer<f32>,
     value: Buffer<f32>,
     mixed: Buffer<f32>,
-    turns: Buffer<[f32; 2]>,
+    rotations: Buffer<[f32; 2]>,
     position: Buffer<u32>,
     step: Buffer<u32>,
     attention_partial: Buffer<f32>,
@@ -161,8 +161,8 @@ struct State {
     down: DownScratch,
     /// The FFN's input, for the host.
     input: HostBuffer,
-    /// Who is foreseen, for the host.
-    foreseen: HostBuffer,
+    /// Who is predicted, for the host.
+    predicted: HostBuffer,
     /// A word a layer: the last step whose input the host can read.
     ready: HostBuffer,
     /// What the host's neurons add.
@@ -188,7 +188,7 @@ struct Many {
     up: Buffer<f32>,
     /// `[tokens, rank]`.
     middle: Buffer<f32>,
-    /// Cold neurons that are copied here, in turns.
+    /// Cold neurons that are copied here, in rotations.
     pieces: Option<[Piece; 2]>,
 }
 
@@ -249,7 +249,7 @@ impl Hybrid {
 
     /// From now on takes the times of both sides, or no longer; returns those that were taken.
     pub(crate) fn take_times(&mut self, goes_on: bool) -> SideTimes {
-        self.stretches.set_timed(goes_on);
+        self.segments.set_timed(goes_on);
         let fresh = goes_on.then(|| SideTimes::new(self.layers.len()));
         std::mem::replace(&mut self.times, fresh).unwrap_or_default()
     }
@@ -395,7 +395,7 @@ impl State {
             &self.attention_partial,
             &self.products,
         ];
-        let small = self.turns.bytes() + self.mask.bytes() + self.attention_counters.bytes();
+        let small = self.rotations.bytes() + self.mask.bytes() + self.attention_counters.bytes();
         let many = self.many.as_ref().map_or(0, |many| {
             let halves = many.halves.bytes() + many.products.bytes();
             let pieces = many.pieces.iter().flatten().map(Piece::bytes);

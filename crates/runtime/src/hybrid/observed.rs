@@ -13,7 +13,7 @@ use super::{
     DeviceChoice, DeviceFfn, DeviceLayer, Hybrid,
     launches::Source,
     place,
-    stretches::Stretches,
+    segments::GraphSegments,
     upload::{LayerWeights, Upload},
 };
 use crate::{RuntimeError, rotary};
@@ -92,8 +92,8 @@ impl ObservedLayer {
                 other => break other?,
             }
         };
-        let mut stretches = Stretches::new(device);
-        stretches.pause(true);
+        let mut segments = GraphSegments::new(device);
+        segments.pause(true);
         Ok(Self {
             hybrid: Hybrid {
                 gpu,
@@ -109,7 +109,7 @@ impl ObservedLayer {
                 layer: 0,
                 is_whole: false,
                 times: None,
-                stretches,
+                segments,
             },
             cache,
             tally,
@@ -176,13 +176,13 @@ impl ObservedLayer {
         let size = hybrid.state.hidden.capacity() / most;
         let tokens = hidden.len() / size;
         hybrid.set_tokens(tokens);
-        let turns: Vec<[f32; 2]> = match &self.positions {
+        let rotations: Vec<[f32; 2]> = match &self.positions {
             Positions::Rotary(rotary) => (first..first + tokens)
-                .flat_map(|position| rotary::turns(rotary, position))
+                .flat_map(|position| rotary::rotations(rotary, position))
                 .collect(),
             _ => Vec::new(),
         };
-        hybrid.start(first, &turns)?;
+        hybrid.start(first, &rotations)?;
         hybrid.state.hidden.write(hidden)?;
         if self.sees == Source::Residual {
             hybrid.keep_residual()?;

@@ -1,5 +1,5 @@
 //! Cold neurons of a prompt on the device: where many tokens share the way, copying their weights there costs less than
-//! computing them here. Pieces of them take turns on two lanes, so that one is copied while another is multiplied.
+//! computing them here. Pieces of them take rotations on two lanes, so that one is copied while another is multiplied.
 //!
 //! ```text
 //! copy     cold · bytes of a neuron / PCIe
@@ -218,7 +218,7 @@ impl Hybrid {
     ) -> Result<(), DeviceError> {
         let layer = &self.layers[index];
         let found = layer.ffn.as_ref().expect("neurons are here");
-        let is_masked = layer.foresees();
+        let is_masked = layer.predicts();
         let state = &mut self.state;
         let many = state.many.as_mut().expect("several tokens");
         let [piece, next] = many.pieces.as_mut().expect("room for cold neurons");

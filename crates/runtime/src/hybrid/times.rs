@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// What both sides did for a layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerTimes {
-    /// The device's kernels. Those of layers that follow each other without a hand-over count to the last of them.
+    /// The device's kernels. Those of layers that follow each other without a synchronisation count to the last of them.
     pub device: Duration,
     /// The host's part: cold neurons, or whatever else lives there.
     pub host: Duration,

@@ -44,7 +44,7 @@ impl Runtime {
         if many {
             hybrid.turn_to_prompts(1);
         }
-        if found.is_err() && !many && hybrid.stretches.fail() {
+        if found.is_err() && !many && hybrid.segments.fail() {
             // Once more without recording.
             found = attempt(hybrid, sequence);
         }
@@ -62,11 +62,11 @@ impl Runtime {
         let positions: Vec<usize> = (first..first + tokens.len()).collect();
         let hidden = self.embed(&weights, tokens, &positions);
         self.statistics.mark(Stage::Embedding);
-        let turns: Vec<[f32; 2]> = match &self.config.positions {
+        let rotations: Vec<[f32; 2]> = match &self.config.positions {
             Positions::Rotary(rotary) => {
                 let positions = positions.iter();
                 positions
-                    .flat_map(|position| rotary::turns(rotary, *position))
+                    .flat_map(|position| rotary::rotations(rotary, *position))
                     .collect()
             }
             _ => Vec::new(),
@@ -74,11 +74,11 @@ impl Runtime {
         if tokens.len() == 1 {
             let caches = sequence.on_device.iter().flatten();
             hybrid
-                .stretches
+                .segments
                 .start(caches.flat_map(GpuCache::place).collect());
         }
         hybrid.is_whole = hybrid.can_run_whole()?;
-        hybrid.start(first, &turns)?;
+        hybrid.start(first, &rotations)?;
         let computed_before = self.statistics.neurons_computed;
         let mut state = HostState {
             hidden,
@@ -91,14 +91,14 @@ impl Runtime {
         if hybrid.is_whole {
             self.answer(hybrid, &weights.layers)?;
         }
-        hybrid.bring_home(&mut state)?;
-        hybrid.end_stretch()?;
-        hybrid.check_hand_overs()?;
+        hybrid.bring_to_host(&mut state)?;
+        hybrid.end_segment()?;
+        hybrid.check_syncs()?;
         let counts = hybrid.take_counts()?;
         let computed = u64::from(counts.computed);
         let before = self.statistics.neurons_computed;
         self.statistics.neurons_computed += computed;
-        self.statistics.neurons_united += computed;
+        self.statistics.neurons_in_union += computed;
         self.statistics.mark(Stage::Waiting);
         hybrid.add_times(first, counts, before - computed_before)?;
         sequence.tokens.extend(tokens);
@@ -128,7 +128,7 @@ impl Runtime {
         let mut residual = None;
         let attended_on_device = hybrid.layers[index].attention.is_some();
         if attended_on_device {
-            hybrid.take_along(state)?;
+            hybrid.bring_to_device(state)?;
             if is_beside {
                 hybrid.keep_residual()?;
                 if !has_ffn || hybrid.layers[index].needs_host_input() {
@@ -147,14 +147,14 @@ impl Runtime {
                     let mixed = self.mix(index, layer, cache, positions, projected);
                     hybrid.add_host(watch, self.statistics.bytes_read);
                     self.statistics.mark(Stage::Attention);
-                    hybrid.end_stretch()?;
+                    hybrid.end_segment()?;
                     hybrid.state.mixed.write(&mixed)?;
                 }
             }
             hybrid.add_attention(index)?;
             self.statistics.mark(Stage::Launching);
         } else {
-            hybrid.bring_home(state)?;
+            hybrid.bring_to_host(state)?;
             self.statistics.mark(Stage::Waiting);
             let cache = [&mut sequence.layers[index]].into_iter();
             let watch = hybrid.watch(self.statistics.bytes_read);
@@ -163,7 +163,7 @@ impl Runtime {
         }
         // From here on the hidden state has what attention adds.
         if !has_ffn {
-            hybrid.bring_home(state)?;
+            hybrid.bring_to_host(state)?;
             self.statistics.mark(Stage::Waiting);
             let residual = residual.unwrap_or_else(|| state.hidden.clone());
             let watch = hybrid.watch(self.statistics.bytes_read);
@@ -173,10 +173,10 @@ impl Runtime {
         }
         if !attended_on_device {
             if let (true, Some(residual)) = (is_beside, &residual) {
-                hybrid.end_stretch()?;
+                hybrid.end_segment()?;
                 hybrid.state.residual.write(residual)?;
             }
-            hybrid.take_along(state)?;
+            hybrid.bring_to_device(state)?;
         }
         if streams {
             // The device is busy with attention meanwhile.
@@ -187,26 +187,26 @@ impl Runtime {
             false => Source::Hidden,
         };
         if hybrid.layers[index].needs_host_input() {
-            // The host foresees for both sides.
+            // The host predicts for both sides.
             let residual = match residual {
                 Some(residual) => residual,
                 None => hybrid.read_hidden()?,
             };
             let input = self.ffn_input(layer, &residual);
             let watch = hybrid.watch(self.statistics.bytes_read);
-            let words = self.foresee_here(index, layer, &residual, &input);
+            let words = self.predict_on_host(index, layer, &residual, &input);
             hybrid.add_host(watch, self.statistics.bytes_read);
-            self.statistics.mark(Stage::Foreseeing);
-            hybrid.foresee_with(index, &words)?;
+            self.statistics.mark(Stage::Prediction);
+            hybrid.set_predicted(index, &words)?;
         } else {
-            hybrid.foresee(index, sees, cold)?;
+            hybrid.predict(index, sees, cold)?;
         }
         hybrid.gate_up(index, sees, cold)?;
         self.statistics.mark(Stage::Launching);
         self.statistics.neurons += (positions.len() * self.config.ffn_size) as u64;
         self.statistics.neurons_passed += self.config.ffn_size as u64;
         if cold && !hybrid.is_whole {
-            hybrid.end_stretch()?;
+            hybrid.end_segment()?;
             self.answer_layer(hybrid, index, layer, positions.len())?;
         }
         hybrid.down(index, cold)?;
@@ -233,12 +233,12 @@ impl Runtime {
 
     /// Computes the host's part of all layers of a token that is on its way as a whole.
     fn answer(&mut self, hybrid: &mut Hybrid, layers: &[StoredLayer]) -> Result<(), RuntimeError> {
-        hybrid.end_stretch()?;
+        hybrid.end_segment()?;
         for (index, layer) in layers.iter().enumerate() {
             if self.bundle.plan().layers[index].hot_count < self.config.ffn_size {
                 hybrid.layer = index;
                 self.answer_layer(hybrid, index, layer, 1)?;
-                hybrid.hand_over(index);
+                hybrid.sync(index);
             }
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Runtime {
         let mut input = vec![0.0; tokens * self.config.hidden_size];
         hybrid.state.input.read_floats(&mut input);
         self.statistics.mark(Stage::Waiting);
-        let mask = hybrid.layers[index].foresees().then(|| hybrid.read_mask());
+        let mask = hybrid.layers[index].predicts().then(|| hybrid.read_mask());
         let watch = hybrid.watch(self.statistics.bytes_read);
         let sum = self.cold_ffn(index, layer, &input, mask.as_deref());
         hybrid.state.cold.write_floats(&sum);
@@ -265,8 +265,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Which neurons of layer `index` are foreseen of each token, 32 a word.
-    fn foresee_here(
+    /// Which neurons of layer `index` are predicted of each token, 32 a word.
+    fn predict_on_host(
         &mut self,
         index: usize,
         layer: &StoredLayer,
@@ -276,13 +276,13 @@ impl Runtime {
         let (choices, policy) = (&self.choices[index], self.policies[index]);
         let choice = choices.choice(policy, self.bundle.predictors());
         let ffn = ffn_of(&self.bundle, index, layer, choice);
-        let foreseen_from = match choices.sees_residual(policy) {
+        let predictor_input = match choices.sees_residual(policy) {
             true => residual,
             false => input,
         };
-        ffn.foreseen(
+        ffn.predicted(
             &self.threads,
-            foreseen_from,
+            predictor_input,
             &mut self.scratch,
             &mut self.statistics,
         )

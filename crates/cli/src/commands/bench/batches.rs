@@ -24,14 +24,14 @@ pub(super) struct BatchMeasured {
     /// Of each sequence.
     pub(super) sequence_tokens_per_second: f64,
     /// Share of FFN neurons that any token of a pass had computed.
-    pub(super) united_neurons: f64,
+    pub(super) union_share: f64,
     /// Under the policy.
     pub(super) policy: Measured,
     /// With every neuron; none where the policy is that.
     pub(super) dense: Option<Measured>,
     /// What dense takes of the time, as a multiple.
     pub(super) times_dense: Option<f64>,
-    /// All sequences together, as the plan foresaw it at full context.
+    /// All sequences together, as the plan predicted it at full context.
     pub(super) planned_tokens_per_second: Option<f64>,
 }
 
@@ -166,15 +166,15 @@ impl<'a> Batches<'a> {
             let policy = summary(work, &own, &bandwidths);
             let dense = (!other.is_empty()).then(|| summary(work, &other, &bandwidths));
             let speed = policy.tokens_per_second.median;
-            let outlook = model.bundle().plan().outlook.as_ref();
-            let planned = outlook.and_then(|outlook| {
-                let mut speeds = outlook.decode.iter();
+            let forecast = model.bundle().plan().forecast.as_ref();
+            let planned = forecast.and_then(|forecast| {
+                let mut speeds = forecast.decode.iter();
                 speeds.find(|speed| speed.batch == sequences)
             });
             all.push(BatchMeasured {
                 sequences,
                 sequence_tokens_per_second: speed / sequences as f64,
-                united_neurons: own[0].done.united_share(),
+                union_share: own[0].done.union_share(),
                 times_dense: dense
                     .as_ref()
                     .map(|dense| speed / dense.tokens_per_second.median),
@@ -268,7 +268,7 @@ pub(super) fn table(measured: &[BatchMeasured], figure: impl Fn(f64) -> String) 
             figure(batch.sequence_tokens_per_second),
             ByteSize(found.bytes_per_token.total as u64).to_string(),
             percent(found.ffn_neurons_computed),
-            percent(batch.united_neurons),
+            percent(batch.union_share),
             percent(found.bandwidth_share.median),
         ];
         if let (Some(dense), Some(times)) = (&batch.dense, batch.times_dense) {

@@ -38,7 +38,7 @@ pub(super) struct Report<'a> {
     pub(super) densities: &'a [FfnTime],
     /// Of a GPU and the CPU beside it.
     pub(super) sides: Option<&'a Sides>,
-    pub(super) hand_over_microseconds: f64,
+    pub(super) sync_microseconds: f64,
 }
 
 impl Report<'_> {
@@ -74,7 +74,7 @@ impl Report<'_> {
             "tokens": { "text": self.text, "seed": self.seed },
             "check": self.check,
             "probe_bytes": self.probe_bytes,
-            "hand_over_microseconds": self.hand_over_microseconds,
+            "sync_microseconds": self.sync_microseconds,
             "prompt": of(true),
             "decode": of(false),
             "batches": self.batches,
@@ -140,8 +140,8 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "hand-over       {:.1} µs beside the work of a small kernel on {}",
-            self.hand_over_microseconds,
+            "synchronisation       {:.1} µs beside the work of a small kernel on {}",
+            self.sync_microseconds,
             threads(self.threads)
         )?;
         let batches = self.batches.iter().map(|batch| &batch.policy);

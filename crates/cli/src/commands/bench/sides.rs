@@ -171,7 +171,7 @@ impl Sides {
     /// The GPU's half in a line.
     pub(super) fn describe_gpu(&self) -> String {
         format!(
-            "{} of the computed neurons, {}; kernels of layers without a hand-over between them count to the last",
+            "{} of the computed neurons, {}; kernels of layers without a synchronisation between them count to the last",
             percent(self.gpu_share_of_computed_neurons),
             self.gpu.told()
         )

@@ -9,11 +9,11 @@ use powerinfer_artifact::{
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST, Verification};
-use powerinfer_solver::{Candidate, Decision, Options, Problem, Way, Work, decide};
+use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, Work, decide};
 use serde_json::{Value, json};
 
 use super::{
-    PlaceArguments, describe, inputs, outlook, page,
+    PlaceArguments, describe, forecast, inputs, page,
     problem::{largest_rank, problem},
     request, say_result,
 };
@@ -26,19 +26,19 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
         rows: work.rows,
         sums: work.sums,
     };
-    let Way {
+    let LayerMode {
         policy,
-        foresight,
+        prediction,
         every,
         active,
-    } = candidate.way;
+    } = candidate.mode;
     LayerPlacing {
         figures: LayerFigures {
             policy,
-            foresight: stored(foresight),
+            prediction: stored(prediction),
             every: stored(every),
             active: stored(active),
-            foresight_bytes: candidate.foresight_bytes,
+            predictor_bytes: candidate.predictor_bytes,
             attention_read_bytes,
         },
         frequencies: candidate
@@ -58,14 +58,14 @@ fn candidate(layer: &LayerPlacing) -> Candidate {
     };
     let figures = layer.figures;
     Candidate {
-        way: Way {
+        mode: LayerMode {
             policy: figures.policy,
-            foresight: work(figures.foresight),
+            prediction: work(figures.prediction),
             every: work(figures.every),
             active: work(figures.active),
         },
         frequencies: layer.frequencies.iter().copied().map(f64::from).collect(),
-        foresight_bytes: figures.foresight_bytes,
+        predictor_bytes: figures.predictor_bytes,
         allowed: true,
     }
 }
@@ -191,9 +191,9 @@ fn solved(
     let candidates: Vec<_> = layers.iter().map(|layer| vec![candidate(layer)]).collect();
     let mut decision = decide(problem, &candidates, options)
         .with_context(|| format!("cannot place `{}` again", bundle.folder().display()))?;
-    let chosen: Vec<&Candidate> = candidates.iter().map(|ways| &ways[0]).collect();
+    let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
     let (config, quant) = (bundle.config(), bundle.quant());
-    outlook::foresee(&mut decision.plan, problem, config, quant, &chosen);
+    forecast::predict(&mut decision.plan, problem, config, quant, &chosen);
     for ((layer, before), prices) in decision
         .plan
         .layers

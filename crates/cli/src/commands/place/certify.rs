@@ -126,7 +126,7 @@ fn measure_in(
         perplexity_rise: found.rise(),
         kl_divergence_mean: found.mean_divergence(),
         kl_divergence_p99: found.divergence_p99(),
-        same_likeliest_token: found.agreement(),
+        top1_agreement: found.agreement(),
         texts_without_divergence: found.undiverged(),
         tokens_to_first_divergence: found.first_divergence(),
         ffn_neurons_computed: computed,
@@ -136,7 +136,7 @@ fn measure_in(
                 policy: layer.policy,
                 relative_error: drift.mean(),
                 relative_error_p99: drift.p99(),
-                relative_error_band: drift.worst_window(),
+                error_bound: drift.worst_window(),
                 contribution_recall: drift.contribution_recall(),
             })
             .collect(),
@@ -185,7 +185,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
             layer.policy.to_string(),
             percent(layer.relative_error),
             percent(layer.relative_error_p99),
-            percent(layer.relative_error_band),
+            percent(layer.error_bound),
             percent(layer.contribution_recall),
         ]);
     }
@@ -205,7 +205,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         100.0 * perplexity_rise.margin,
         certificate.kl_divergence_mean.value,
         certificate.kl_divergence_p99,
-        percent(certificate.same_likeliest_token),
+        percent(certificate.top1_agreement),
         percent(certificate.ffn_neurons_computed),
     )
 }

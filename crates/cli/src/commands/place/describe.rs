@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     ByteSize,
-    plan::{BudgetLine, Device, Outlook, PROMPT_TOKENS, Plan},
+    plan::{BudgetLine, Device, Forecast, PROMPT_TOKENS, Plan},
 };
 use powerinfer_solver::SolveReport;
 
@@ -11,13 +11,13 @@ use crate::output::{Output, Table, percent};
 /// The plan as tables: layers, memories, and what else could have been.
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
-    if let Some(outlook) = &plan.outlook {
+    if let Some(forecast) = &plan.forecast {
         let mut table = Table::new(&PLACEMENTS);
-        for row in placements(plan, outlook) {
+        for row in placements(plan, forecast) {
             table.row(row);
         }
         text += &format!("\n{table}");
-        for sentence in predicted(plan, outlook) {
+        for sentence in predicted(plan, forecast) {
             text += &format!("{sentence}\n");
         }
     }
@@ -117,14 +117,14 @@ fn memory(plan: &Plan) -> String {
 pub(super) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
 
 /// The plan and other ways of placing, a row each.
-pub(super) fn placements(plan: &Plan, outlook: &Outlook) -> Vec<Vec<String>> {
+pub(super) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
     let own = plan.totals.microseconds_per_token;
     let row = |name: String, time: f64, ratio: String| {
         let speed = format!("{:.1}", 1e6 / time);
         vec![name, format!("{time:.1}"), speed, ratio]
     };
     let mut rows = vec![row("this plan".to_owned(), own, String::new())];
-    rows.extend(outlook.baselines.iter().map(|baseline| {
+    rows.extend(forecast.baselines.iter().map(|baseline| {
         let time = baseline.microseconds_per_token;
         let name = match baseline.fits_ram {
             true => baseline.name.clone(),
@@ -136,9 +136,9 @@ pub(super) fn placements(plan: &Plan, outlook: &Outlook) -> Vec<Vec<String>> {
 }
 
 /// What else is predicted of the plan, a sentence each.
-pub(super) fn predicted(plan: &Plan, outlook: &Outlook) -> Vec<String> {
+pub(super) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     let mut sentences = Vec::new();
-    let mut speeds: Vec<String> = outlook
+    let mut speeds: Vec<String> = forecast
         .decode
         .iter()
         .map(|speed| match speed.batch {
@@ -149,14 +149,14 @@ pub(super) fn predicted(plan: &Plan, outlook: &Outlook) -> Vec<String> {
             batch => format!("{:.1} decoding {batch} at once", speed.tokens_per_second),
         })
         .collect();
-    if let Some(prompt) = outlook.prompt_tokens_per_second {
+    if let Some(prompt) = forecast.prompt_tokens_per_second {
         speeds.push(format!("{prompt:.1} reading a prompt of {PROMPT_TOKENS}"));
     }
     if !speeds.is_empty() {
         sentences.push(format!("predicted: {}", speeds.join(", ")));
     }
     let own = plan.totals.microseconds_per_token;
-    if let Some(saved) = outlook.microseconds_per_gibibyte
+    if let Some(saved) = forecast.microseconds_per_gibibyte
         && plan.budget.vram_bytes > 0
     {
         // What the next gibibyte is worth tells nothing where the model is smaller than that.

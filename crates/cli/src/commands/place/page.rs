@@ -347,11 +347,11 @@ fn memory(page: &mut String, plan: &Plan) {
 
 /// Other ways of placing, and what else is predicted.
 fn others(page: &mut String, plan: &Plan) {
-    let Some(outlook) = &plan.outlook else {
+    let Some(forecast) = &plan.forecast else {
         return;
     };
     let own = plan.totals.microseconds_per_token;
-    let baselines = outlook.baselines.iter();
+    let baselines = forecast.baselines.iter();
     let times = baselines.map(|one| (one.name.as_str(), one.microseconds_per_token));
     let all: Vec<(&str, f64)> = [("this plan", own)].into_iter().chain(times).collect();
     let most = all.iter().map(|(_, time)| *time).fold(1e-9, f64::max);
@@ -384,8 +384,8 @@ fn others(page: &mut String, plan: &Plan) {
         );
     }
     page.push_str("</svg>\n");
-    *page += &table(&PLACEMENTS, placements(plan, outlook));
-    for sentence in predicted(plan, outlook) {
+    *page += &table(&PLACEMENTS, placements(plan, forecast));
+    for sentence in predicted(plan, forecast) {
         let _ = writeln!(page, "<p>{}</p>", escape(&sentence));
     }
 }

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{memory, neuron_bytes};
 use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
-use powerinfer_solver::{GROUP_SIZE, Layer, NeuronShape, Pins, Problem, Way};
+use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 
 /// States the placement as the solver takes it, with a share of inputs that are not read, and
 /// predictors of at most `rank` units.
@@ -30,7 +30,7 @@ pub(crate) fn problem(
     };
     let layer = Layer {
         // The candidates say what is active, and which way it goes.
-        way: Way::dense(shape),
+        mode: LayerMode::dense(shape),
         frequencies: vec![1.0; config.ffn_size],
         neuron_bytes: neuron,
         attention_bytes: memory::attention_bytes(config, quant, left_out.is_some()),

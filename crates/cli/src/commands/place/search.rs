@@ -9,7 +9,7 @@ use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, likelihoods, rise};
 use powerinfer_runtime::{PolicyChoice, Runtime};
 
-use super::ways::Leeway;
+use super::modes::Leeway;
 use crate::{engine::runtime, output::Output, progress::Bar};
 
 /// Steps that thresholds are looked for in, between two levels.
@@ -26,12 +26,12 @@ pub(crate) fn thresholds(layers: usize) -> Vec<Leeway> {
         .collect()
 }
 
-/// The ladder in which one layer after the other of `ranked` may be foreseen.
-pub(crate) fn foreseen(layers: usize, ranked: &[usize]) -> Vec<Leeway> {
+/// The ladder in which one layer after the other of `ranked` may be predicted.
+pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<Leeway> {
     let mut ladder = vec![Leeway::none(layers)];
     for layer in ranked {
         let mut next = ladder[ladder.len() - 1].clone();
-        next.foreseen[*layer] = true;
+        next.predicted[*layer] = true;
         ladder.push(next);
     }
     ladder
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn ladders_begin_with_nothing_and_grow() {
-        let ladder = foreseen(3, &[2, 0]);
+        let ladder = predicted(3, &[2, 0]);
         let masks: Vec<_> = ladder
             .iter()
-            .map(|leeway| leeway.foreseen.clone())
+            .map(|leeway| leeway.predicted.clone())
             .collect();
         assert_eq!(
             masks,

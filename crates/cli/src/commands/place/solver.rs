@@ -15,10 +15,10 @@ use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
 use super::{
-    again, certify, inputs, outlook,
+    again, certify, forecast, inputs,
+    modes::{LayerCandidates, Leeway, Subject},
     request::Request,
     search::{self, Judge},
-    ways::{LayerWays, Leeway, Subject},
 };
 use crate::{
     output::{Output, percent},
@@ -89,7 +89,7 @@ impl Solver<'_> {
     /// The furthest that policies may go without being measured.
     fn most(&self) -> Leeway {
         Leeway {
-            foreseen: vec![true; self.subject.config.layer_count],
+            predicted: vec![true; self.subject.config.layer_count],
             level: Some(ASSUMED_LEVEL),
         }
     }
@@ -106,7 +106,7 @@ impl Solver<'_> {
             Some(Policy::Threshold) | None => {}
         }
         if !self.subject.has_thresholds() && self.subject.config.activation.has_exact_zeros() {
-            return self.leeway_of_foresight(&none, &most);
+            return self.budget_of_predictions(&none, &most);
         }
         if !self.subject.has_thresholds() {
             self.output.say("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
@@ -131,9 +131,9 @@ impl Solver<'_> {
         self.last_allowed(&ladder, &most)
     }
 
-    /// Which layers may foresee: all that would be quicker for it, or as many of them as
+    /// Which layers may predict: all that would be quicker for it, or as many of them as
     /// perplexity allows, those first that save most for what they miss.
-    fn leeway_of_foresight(&mut self, none: &Leeway, most: &Leeway) -> Result<Leeway> {
+    fn budget_of_predictions(&mut self, none: &Leeway, most: &Leeway) -> Result<Leeway> {
         let solved = self.solved(most)?;
         let layers = solved.plan.layers.iter();
         let mut approximate: Vec<usize> = layers
@@ -161,7 +161,7 @@ impl Solver<'_> {
         };
         let worth = |layer: &usize| solved.savings[*layer] / missed(layer);
         approximate.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
-        let ladder = search::foreseen(none.foreseen.len(), &approximate);
+        let ladder = search::predicted(none.predicted.len(), &approximate);
         self.last_allowed(&ladder, most)
     }
 
@@ -224,20 +224,20 @@ impl Solver<'_> {
     /// The quickest placement within `leeway`.
     pub(super) fn solved(&self, leeway: &Leeway) -> Result<Solved> {
         let layers = 0..self.subject.config.layer_count;
-        let ways = layers.map(|layer| self.subject.ways(layer, leeway));
-        let ways = ways.collect::<Result<Vec<LayerWays>>>()?;
-        let candidates: Vec<_> = ways.iter().map(|ways| ways.candidates.clone()).collect();
+        let modes = layers.map(|layer| self.subject.modes(layer, leeway));
+        let modes = modes.collect::<Result<Vec<LayerCandidates>>>()?;
+        let candidates: Vec<_> = modes.iter().map(|modes| modes.candidates.clone()).collect();
         let decision = decide(&self.problem, &candidates, &self.options)?;
         let mut plan = decision.plan;
         let chosen = candidates.iter().zip(&decision.chosen);
-        let chosen: Vec<_> = chosen.map(|(ways, chosen)| &ways[*chosen]).collect();
+        let chosen: Vec<_> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
         let (config, quant) = (self.subject.config, self.subject.quant);
-        outlook::foresee(&mut plan, &self.problem, config, quant, &chosen);
+        forecast::predict(&mut plan, &self.problem, config, quant, &chosen);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
-        for (index, (layer, ways)) in plan.layers.iter_mut().zip(&ways).enumerate() {
+        for (index, (layer, modes)) in plan.layers.iter_mut().zip(&modes).enumerate() {
             let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
-            layer.reason = self.subject.reason(index, ways, prices, chosen);
-            layer.threshold = ways.threshold;
+            layer.reason = self.subject.reason(index, modes, prices, chosen);
+            layer.threshold = modes.threshold;
             layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
                 ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
                 ..inputs[index]
@@ -246,9 +246,9 @@ impl Solver<'_> {
                 layer.reason += &format!("; {read}");
             }
             let read = self.problem.layers[index].attention_read_bytes;
-            placing.push(again::placing(&ways.candidates[chosen], read));
-            let lossless = ways.candidates.iter().zip(prices);
-            let lossless = lossless.filter(|(way, _)| way.way.policy.is_lossless());
+            placing.push(again::placing(&modes.candidates[chosen], read));
+            let lossless = modes.candidates.iter().zip(prices);
+            let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
             let least = lossless
                 .map(|(_, price)| price.seconds)
                 .fold(f64::INFINITY, f64::min);
@@ -257,7 +257,7 @@ impl Solver<'_> {
         Ok(Solved {
             plan,
             report: decision.report,
-            orders: ways.into_iter().map(|ways| ways.order).collect(),
+            orders: modes.into_iter().map(|modes| modes.order).collect(),
             placing,
             savings,
         })
@@ -305,8 +305,8 @@ fn told(leeway: &Leeway) -> String {
             format!("relative FFN error {}", percent(error))
         }
         None => {
-            let layers = leeway.foreseen.iter().filter(|foreseen| **foreseen);
-            format!("{} layers may foresee", layers.count())
+            let layers = leeway.predicted.iter().filter(|predicted| **predicted);
+            format!("{} layers may predict", layers.count())
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is foreseen, against what others measured: docs/simulator.md, kept by a test.
+//! What is predicted, against what others measured: docs/simulator.md, kept by a test.
 //! `POWERINFER_UPDATE_DOCS=1` writes the file anew.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path};
@@ -113,7 +113,7 @@ const PC_HIGH: &[Setting] = &[
 const ABOUT: &str = "\
 # The simulator against the world
 
-`powerinfer simulate` foresees tokens per second without weights. Here its answers for PowerInfer as
+`powerinfer simulate` predicts tokens per second without weights. Here its answers for PowerInfer as
 published and for llama.cpp of the same time stand beside what the PowerInfer paper (Song et al., arXiv
 2312.12456v2, SOSP 2024) measured. A test (`crates/cli/src/commands/simulate/against_published.rs`)
 keeps this page and the errors below; `POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-cli --bin
@@ -141,13 +141,13 @@ at 70; that of `pc-low` to sustain 80 % of its 38.4.
 const MISSING: &str = "
 ## What falls short
 
-* Prompts of the original take two to five times as long as foreseen where little is computed on the
+* Prompts of the original take two to five times as long as predicted where little is computed on the
   CPU (OPT, Bamboo): requests for eight tokens, which the errors above leave out, are below.
 * llama.cpp with all of Falcon-40B in INT4 on the RTX 4090 was measured at 17 tokens/s, 395 GB/s where
   a 7B model of that time reaches 566. Perhaps not all layers were on the card; the paper does not say.
-* LLaMA(ReGLU)-13B on `pc-low` is foreseen too slow: its skew and the size of its predictors are not
+* LLaMA(ReGLU)-13B on `pc-low` is predicted too slow: its skew and the size of its predictors are not
   published, and those of the 70B model and the mean are taken.
-* Tokens of a batch are taken to be independent. Real ones share neurons, so the original is foreseen
+* Tokens of a batch are taken to be independent. Real ones share neurons, so the original is predicted
   too slow at 4 to 16 requests.
 * Not compared: table 4 (1.5K tokens of input), whose printed unit, ms, cannot be for its values;
   table 8, whose OPT-30B contradicts figure 10; figures 3, 6, 16, 17 and 18 and the speeds of figure
@@ -253,10 +253,10 @@ impl Page {
 }
 
 #[test]
-fn what_is_foreseen_is_near_what_was_published() {
+fn what_is_predicted_is_near_what_was_published() {
     let mut answers = Answers::default();
     let mut page = Page::default();
-    let columns = "| model | machine | format | engine | source | published | foreseen | error |";
+    let columns = "| model | machine | format | engine | source | published | predicted | error |";
     page.head(
         "## Tokens per second\n\nGenerated tokens over all seconds of a request for 512 tokens.\n\n",
         columns,
@@ -265,7 +265,7 @@ fn what_is_foreseen_is_near_what_was_published() {
     page.head(
         "\n## Requests that decode together\n\nHow many times faster than llama.cpp PowerInfer is; \
          Falcon-40B, FP16, `pc-high`, figure 14.\n\n",
-        "| requests | published | foreseen | error |",
+        "| requests | published | predicted | error |",
     );
     let (setting, rows) = TOGETHER;
     for (requests, published) in rows {
@@ -284,7 +284,7 @@ fn what_is_foreseen_is_near_what_was_published() {
     }
     page.head(
         "\n## Share of the neuron load on the GPU\n\nOf attention and active neurons, section 8.2.\n\n",
-        "| of | engine | published | foreseen | error |",
+        "| of | engine | published | predicted | error |",
     );
     for (of, settings, engine, published) in LOADS {
         let loads: Vec<f64> = settings

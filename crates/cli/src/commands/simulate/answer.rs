@@ -1,4 +1,4 @@
-//! What was asked for, resolved, and what is foreseen for it.
+//! What was asked for, resolved, and what is predicted for it.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ pub(crate) struct Request {
     pub(super) tokens: usize,
 }
 
-/// What is foreseen.
+/// What is predicted.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Answer {
     model: Model,
@@ -129,7 +129,7 @@ pub(crate) struct Whole {
 }
 
 impl Request {
-    /// Foresees what was asked for.
+    /// Predicts what was asked for.
     pub(crate) fn answer(mut self) -> Result<Answer> {
         let config = &self.config;
         let frequencies =
@@ -372,8 +372,8 @@ impl Answer {
             speeds.row([vec![engine.name.to_owned()], cells].concat());
         }
         text += &speeds.to_string();
-        let outlook = self.plan.outlook.as_ref();
-        let baselines = outlook.map_or(&[][..], |outlook| &outlook.baselines);
+        let forecast = self.plan.forecast.as_ref();
+        let baselines = forecast.map_or(&[][..], |forecast| &forecast.baselines);
         if !baselines.is_empty() {
             let mut others = Table::new(&["this engine, placed otherwise", "decode"]);
             for baseline in baselines {
@@ -491,7 +491,7 @@ impl Answer {
     }
 }
 
-/// Three digits at most, for what is foreseen to no more than that.
+/// Three digits at most, for what is predicted to no more than that.
 fn number(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),

@@ -23,8 +23,8 @@ pub(crate) struct Engine {
     /// What a kernel takes on the GPU beside its reading, where it is not what the machine says.
     pub(crate) gpu_kernel_seconds: Option<f64>,
     /// What handing over takes beside its bytes, where it is not what the machine says.
-    pub(crate) hand_over_seconds: Option<f64>,
-    /// Kernels of attention, of foreseeing, and of the FFN, on the GPU and on the CPU.
+    pub(crate) sync_seconds: Option<f64>,
+    /// Kernels of attention, of prediction, and of the FFN, on the GPU and on the CPU.
     pub(crate) kernels: [[f64; 3]; 2],
     /// Whether the CPU's rows and kernels cost what the machine says beside their bytes; else
     /// that is in the shares above.
@@ -51,7 +51,7 @@ pub(crate) enum Merge {
 }
 
 impl Engine {
-    /// Kernels of attention, of foreseeing, and of the FFN, on `device`.
+    /// Kernels of attention, of prediction, and of the FFN, on `device`.
     pub(crate) fn kernels(&self, device: Device) -> [f64; 3] {
         let [gpu, cpu] = self.kernels;
         match device {
@@ -70,7 +70,7 @@ pub(crate) const OURS: Engine = Engine {
     cpu_blocks_per_thread: f64::INFINITY,
     gpu_reads: |_| 1.0,
     gpu_kernel_seconds: None,
-    hand_over_seconds: None,
+    sync_seconds: None,
     kernels: [[3.0, 2.0, 2.0], [4.0, 2.0, 3.0]],
     counts_rows: true,
     merge: Merge::PerLayer,
@@ -96,7 +96,7 @@ pub(crate) const ORIGINAL: Engine = Engine {
     // Assumed, with the cache's half below the only figures here without a source: a wait of the CPU for the GPU's
     // stream and a small copy (20 µs), waking eight threads and their barrier (20 µs), the copy back
     // (20 µs), and launches of the kernels around it, which a wait no longer hides (8 of 5 µs).
-    hand_over_seconds: Some(100e-6),
+    sync_seconds: Some(100e-6),
     kernels: LLAMA_CPP.kernels,
     counts_rows: false,
     // Three sparse operators per gated FFN, each in two halves and an addition (source code).
@@ -129,7 +129,7 @@ pub(crate) const LLAMA_CPP: Engine = Engine {
         Format::Q8_0 | Format::Q4K | Format::Q4_0 => 0.7,
     },
     gpu_kernel_seconds: Some(0.0),
-    hand_over_seconds: None,
+    sync_seconds: None,
     kernels: [[0.0; 3]; 2],
     counts_rows: false,
     merge: Merge::PerLayer,

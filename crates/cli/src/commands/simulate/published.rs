@@ -39,7 +39,7 @@ impl Figure {
     }
 }
 
-/// How active the neurons of a model are, and what foreseeing it takes.
+/// How active the neurons of a model are, and what prediction it takes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Activity {
     /// Share of FFN activations that are zero, over all layers.

@@ -2,7 +2,7 @@
 //! once, or a stretch of a prompt.
 //!
 //! ```text
-//! T = Σ_layers  attention + KV + foresight + max(hot, cold + T_sync)   + head
+//! T = Σ_layers  attention + KV + prediction + max(hot, cold + T_sync)   + head
 //! part = max(bytes / bandwidth, operations / throughput) + rows + kernels
 //! ```
 //!
@@ -16,7 +16,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
-use powerinfer_solver::{Candidate, Problem, Way, Work};
+use powerinfer_solver::{Candidate, LayerMode, Problem, Work};
 
 use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 
@@ -38,7 +38,7 @@ pub(crate) struct Placed<'a> {
 /// One layer of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedLayer<'a> {
-    pub(crate) way: Way,
+    pub(crate) mode: LayerMode,
     /// Hottest first.
     pub(crate) frequencies: &'a [f64],
     /// So many of them are on the GPU.
@@ -46,7 +46,7 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) neuron_bytes: u64,
     pub(crate) attention: Device,
     pub(crate) attention_bytes: u64,
-    pub(crate) foresight: Device,
+    pub(crate) prediction: Device,
     pub(crate) kv: Device,
     /// Numbers that a token of context adds to the cache.
     pub(crate) kv_numbers: usize,
@@ -81,7 +81,7 @@ pub(crate) struct Time {
     pub(crate) gpu: f64,
     /// The CPU works.
     pub(crate) cpu: f64,
-    /// Handing over.
+    /// Synchronising.
     pub(crate) sync: f64,
     /// From start to end.
     pub(crate) total: f64,
@@ -103,7 +103,7 @@ impl Time {
         }
     }
 
-    fn handing_over(seconds: f64) -> Self {
+    fn syncing(seconds: f64) -> Self {
         Self {
             sync: seconds,
             total: seconds,
@@ -234,28 +234,28 @@ impl Stage<'_> {
             time = time.then(Time::on(Device::Cpu, self.hardware.cpu.layer_seconds));
         }
         if layer.kv_numbers > 0 && device != layer.attention {
-            time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
+            time = time.then(self.sync(pass, 2 * placed.hidden_size));
         }
         time
     }
 
     fn ffn(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
-        let Way {
-            foresight, every, ..
-        } = layer.way;
+        let LayerMode {
+            prediction, every, ..
+        } = layer.mode;
         let is_dense = pass.kind == Kind::Prompt && !self.engine.sparse_prompts;
         let mut time = Time::default();
-        if foresight != Work::default() && !is_dense {
+        if prediction != Work::default() && !is_dense {
             let part = Part {
-                device: layer.foresight,
+                device: layer.prediction,
                 access: Access::Matrices,
-                work: foresight,
-                computed_bytes: foresight.bytes,
-                kernels: self.engine.kernels(layer.foresight)[1],
+                work: prediction,
+                computed_bytes: prediction.bytes,
+                kernels: self.engine.kernels(layer.prediction)[1],
             };
             time = self.part(placed, pass, &part);
-            if layer.foresight != layer.attention {
-                time = time.then(self.hand_over(pass, 2 * placed.hidden_size));
+            if layer.prediction != layer.attention {
+                time = time.then(self.sync(pass, 2 * placed.hidden_size));
             }
         }
         let side = |device: Device, frequencies: &[f64]| {
@@ -264,9 +264,9 @@ impl Stage<'_> {
             }
             let count = frequencies.len() as f64;
             let all = count * layer.neuron_bytes as f64;
-            let neurons = Way {
-                foresight: Work::default(),
-                ..layer.way
+            let neurons = LayerMode {
+                prediction: Work::default(),
+                ..layer.mode
             };
             let (work, computed_bytes) = if is_dense {
                 let work = Work {
@@ -309,12 +309,11 @@ impl Stage<'_> {
     /// Input to the other side and its results back.
     fn merge(self, placed: &Placed<'_>, layer: &PlacedLayer<'_>, pass: Pass) -> Time {
         match self.engine.merge {
-            Merge::PerLayer => self.hand_over(pass, 2 * placed.hidden_size),
+            Merge::PerLayer => self.sync(pass, 2 * placed.hidden_size),
             Merge::PerMatrix => {
                 let each = placed.hidden_size + layer.frequencies.len();
-                (0..placed.matrices).fold(Time::default(), |time, _| {
-                    time.then(self.hand_over(pass, each))
-                })
+                (0..placed.matrices)
+                    .fold(Time::default(), |time, _| time.then(self.sync(pass, each)))
             }
         }
     }
@@ -397,13 +396,10 @@ impl Stage<'_> {
     }
 
     /// `numbers` in float32 cross for each token, there and back together.
-    fn hand_over(self, pass: Pass, numbers: usize) -> Time {
-        Time::handing_over(self.hardware.gpu.as_ref().map_or(0.0, |gpu| {
+    fn sync(self, pass: Pass, numbers: usize) -> Time {
+        Time::syncing(self.hardware.gpu.as_ref().map_or(0.0, |gpu| {
             let bytes = 4.0 * numbers as f64 * pass.tokens;
-            let beside = self
-                .engine
-                .hand_over_seconds
-                .unwrap_or(gpu.hand_over_seconds);
+            let beside = self.engine.sync_seconds.unwrap_or(gpu.sync_seconds);
             beside + bytes / gpu.pcie_bandwidth_bytes_per_second
         }))
     }
@@ -413,7 +409,7 @@ impl Stage<'_> {
         match &self.hardware.gpu {
             Some(gpu) if from != to => {
                 let bytes = 4.0 * placed.hidden_size as f64 * pass.tokens;
-                Time::handing_over(
+                Time::syncing(
                     gpu.pcie_latency_seconds + bytes / gpu.pcie_bandwidth_bytes_per_second,
                 )
             }
@@ -434,13 +430,13 @@ impl<'a> Placed<'a> {
         let kv_bytes = kv_bytes(config, BLOCK as u64, plan.budget.kv_cache) as f64 / BLOCK as f64;
         let layers = plan.layers.iter().zip(&problem.layers).zip(chosen);
         let layers = layers.map(|((plan, layer), chosen)| PlacedLayer {
-            way: chosen.way,
+            mode: chosen.mode,
             frequencies: &chosen.frequencies,
             hot_count: plan.hot_count,
             neuron_bytes: layer.neuron_bytes,
             attention: plan.attention,
             attention_bytes: layer.attention_read_bytes,
-            foresight: plan.predictor.unwrap_or(plan.attention),
+            prediction: plan.predictor.unwrap_or(plan.attention),
             kv: plan.kv,
             kv_numbers: 2 * config.kv_head_count * config.head_size,
             kv_bytes,
@@ -476,9 +472,9 @@ impl<'a> Placed<'a> {
         for layer in &self.layers {
             let active = |frequencies: &[f64]| {
                 let sum: f64 = frequencies.iter().sum();
-                let neurons = Way {
-                    foresight: Work::default(),
-                    ..layer.way
+                let neurons = LayerMode {
+                    prediction: Work::default(),
+                    ..layer.mode
                 };
                 neurons.work(frequencies.len() as f64, sum).bytes
             };

@@ -12,14 +12,14 @@ use powerinfer_bundle::{neuron_bytes, weight_bytes};
 use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{
-    Candidate, Decision, Foreseen, NeuronShape, Options, Problem, Way, Work, decide,
+    Candidate, Decision, LayerMode, NeuronShape, Options, Prediction, Problem, Work, decide,
 };
 
 use super::{
     engine::LLAMA_CPP_BATCH,
     step::{Placed, PlacedLayer},
 };
-use crate::commands::place::{problem::problem, ways::work_of_predictor};
+use crate::commands::place::{modes::work_of_predictor, problem::problem};
 
 /// Format of this project's predictors unless told otherwise.
 const PREDICTORS: Format = Format::Q4_0;
@@ -87,27 +87,30 @@ impl Subject<'_> {
     /// Placed for this engine, each layer going its quickest way, or all the way that is `forced`.
     pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved> {
         let shape = self.shape();
-        let mut ways = vec![(Way::dense(shape), 0)];
+        let mut modes = vec![(LayerMode::dense(shape), 0)];
         if self.config.activation.has_exact_zeros() {
-            ways.push((Way::exact(shape), 0));
+            modes.push((LayerMode::exact(shape), 0));
             if self.rank > 0 {
-                let foreseen = Foreseen {
+                let predicted = Prediction {
                     work: work_of_predictor(self.config, PREDICTORS, self.rank),
                     predicted_per_active: 1.0,
                     recall: 1.0,
                 };
-                ways.push((
-                    Way::foreseen(Policy::Predicted, shape, foreseen),
+                modes.push((
+                    LayerMode::predicted(Policy::Predicted, shape, predicted),
                     self.predictor_bytes(PREDICTORS),
                 ));
             }
         } else {
-            ways.push((Way::threshold(shape, Score::WeightedGate), 0));
+            modes.push((LayerMode::threshold(shape, Score::WeightedGate), 0));
         }
         if let Some(forced) = forced
-            && ways.iter().all(|(way, _)| way.policy != forced)
+            && modes.iter().all(|(mode, _)| mode.policy != forced)
         {
-            let known: Vec<String> = ways.iter().map(|(way, _)| way.policy.to_string()).collect();
+            let known: Vec<String> = modes
+                .iter()
+                .map(|(mode, _)| mode.policy.to_string())
+                .collect();
             bail!(
                 "`--policy {forced}` is not possible here; this model can have {}",
                 known.join(", ")
@@ -115,7 +118,7 @@ impl Subject<'_> {
         }
         self.decide(
             self.problem(),
-            &ways,
+            &modes,
             |policy| forced.is_none_or(|forced| forced == policy),
             &options(),
         )
@@ -133,12 +136,12 @@ impl Subject<'_> {
             bytes: bytes as f64,
             ..Work::default()
         };
-        let foreseen = Foreseen {
+        let predicted = Prediction {
             work,
             predicted_per_active: 1.0,
             recall: 1.0,
         };
-        let way = Way::foreseen(Policy::Predicted, shape, foreseen);
+        let mode = LayerMode::predicted(Policy::Predicted, shape, predicted);
         let mut problem = self.problem();
         for layer in &mut problem.layers {
             layer.kv_bytes = 0;
@@ -147,13 +150,13 @@ impl Subject<'_> {
             objective: Objective::Impact,
             ..options()
         };
-        self.decide(problem, &[(way, bytes)], |_| true, &papers)
+        self.decide(problem, &[(mode, bytes)], |_| true, &papers)
     }
 
     fn decide(
         &self,
         problem: Problem,
-        ways: &[(Way, u64)],
+        modes: &[(LayerMode, u64)],
         allows: impl Fn(Policy) -> bool,
         options: &Options,
     ) -> Result<Solved> {
@@ -161,13 +164,13 @@ impl Subject<'_> {
             .frequencies
             .iter()
             .map(|frequencies| {
-                let candidate = |(way, foresight_bytes): &(Way, u64)| Candidate {
-                    way: *way,
+                let candidate = |(mode, predictor_bytes): &(LayerMode, u64)| Candidate {
+                    mode: *mode,
                     frequencies: frequencies.clone(),
-                    foresight_bytes: *foresight_bytes,
-                    allowed: allows(way.policy),
+                    predictor_bytes: *predictor_bytes,
+                    allowed: allows(mode.policy),
                 };
-                ways.iter().map(candidate).collect()
+                modes.iter().map(candidate).collect()
             })
             .collect();
         let decision = decide(&problem, &candidates, options)?;
@@ -216,34 +219,38 @@ impl Subject<'_> {
             None => 0,
         };
         let mut homes = vec![Device::Cpu; problem.layers.len()];
-        for (home, layer) in homes.iter_mut().zip(&problem.layers).rev() {
+        for (layer_device, layer) in homes.iter_mut().zip(&problem.layers).rev() {
             let bytes = layer.attention_bytes + neurons * layer.neuron_bytes + kv_bytes;
             let Some(rest) = left.checked_sub(bytes) else {
                 break;
             };
             left = rest;
-            *home = Device::Gpu;
+            *layer_device = Device::Gpu;
         }
         let is_all = homes[0] == Device::Gpu && left >= problem.head_bytes;
-        let layers = problem.layers.iter().zip(&homes).map(|(layer, &home)| {
-            let hot_count = if home == Device::Gpu {
-                all_active.len()
-            } else {
-                0
-            };
-            PlacedLayer {
-                way: layer.way,
-                frequencies: all_active,
-                hot_count,
-                neuron_bytes: layer.neuron_bytes,
-                attention: home,
-                attention_bytes: layer.attention_bytes,
-                foresight: home,
-                kv: home,
-                kv_numbers: numbers,
-                kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
-            }
-        });
+        let layers = problem
+            .layers
+            .iter()
+            .zip(&homes)
+            .map(|(layer, &layer_device)| {
+                let hot_count = if layer_device == Device::Gpu {
+                    all_active.len()
+                } else {
+                    0
+                };
+                PlacedLayer {
+                    mode: layer.mode,
+                    frequencies: all_active,
+                    hot_count,
+                    neuron_bytes: layer.neuron_bytes,
+                    attention: layer_device,
+                    attention_bytes: layer.attention_bytes,
+                    prediction: layer_device,
+                    kv: layer_device,
+                    kv_numbers: numbers,
+                    kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
+                }
+            });
         let placed = Placed {
             layers: layers.collect(),
             head: if is_all { Device::Gpu } else { Device::Cpu },
@@ -252,7 +259,10 @@ impl Subject<'_> {
             hidden_size: self.config.hidden_size,
             matrices: self.config.matrices_per_neuron(),
         };
-        let count = homes.iter().filter(|home| **home == Device::Gpu).count();
+        let count = homes
+            .iter()
+            .filter(|layer_device| **layer_device == Device::Gpu)
+            .count();
         (placed, count)
     }
 
@@ -281,7 +291,7 @@ impl Subject<'_> {
             decision,
         } = solved;
         let chosen = candidates.iter().zip(&decision.chosen);
-        let chosen: Vec<&Candidate> = chosen.map(|(ways, chosen)| &ways[*chosen]).collect();
+        let chosen: Vec<&Candidate> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
         Placed::of(&decision.plan, problem, self.config, self.quant, &chosen)
     }
 }

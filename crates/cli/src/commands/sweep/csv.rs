@@ -52,7 +52,7 @@ const NAMES: [&str; 54] = [
     "perplexity_rise_low",
     "perplexity_rise_high",
     "kl_divergence_mean",
-    "same_likeliest_token",
+    "top1_agreement",
     "tasks_pass_at_1",
     "tasks_pass_at_1_low",
     "tasks_pass_at_1_high",
@@ -94,7 +94,7 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         ..
     } = row;
     let placed = |of: fn(&Placement) -> f64| or_nothing(row.placement.as_ref().map(of));
-    let foreseen = |of: fn(&Predictor) -> f64| or_nothing(row.predictor.as_ref().map(of));
+    let predicted = |of: fn(&Predictor) -> f64| or_nothing(row.predictor.as_ref().map(of));
     let planned = row.speed.planned.as_ref();
     let plan = |of: fn(&Planned) -> f64| or_nothing(planned.map(of));
     let measured = &row.speed.measured;
@@ -132,11 +132,11 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         or_nothing(sparsity.predicted_share),
         sparsity.computed_share.to_string(),
         sparsity.relative_error.to_string(),
-        foreseen(|predictor| predictor.count_recall),
-        foreseen(|predictor| predictor.contribution_recall),
-        foreseen(|predictor| predictor.precision),
-        foreseen(|predictor| predictor.time_share),
-        foreseen(|predictor| predictor.bytes_share),
+        predicted(|predictor| predictor.count_recall),
+        predicted(|predictor| predictor.contribution_recall),
+        predicted(|predictor| predictor.precision),
+        predicted(|predictor| predictor.time_share),
+        predicted(|predictor| predictor.bytes_share),
         measured.device.clone(),
         measured.placement_ran.to_string(),
         measured.emulated.to_string(),
@@ -158,7 +158,7 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         quality.perplexity_rise.low.to_string(),
         quality.perplexity_rise.high.to_string(),
         quality.kl_divergence_mean.to_string(),
-        quality.same_likeliest_token.to_string(),
+        quality.top1_agreement.to_string(),
         tasks,
         tasks_low,
         tasks_high,

@@ -63,7 +63,7 @@ pub(super) struct MeasureArguments {
     /// Most tokens to score
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub(super) tokens: usize,
-    /// Most tokens of them on which every neuron is looked at, beside what is foreseen
+    /// Most tokens of them on which every neuron is looked at, beside what is predicted
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub(super) audit_tokens: usize,
     /// Most tokens of them on which each layer follows a level alone; 0 leaves that out
@@ -90,7 +90,7 @@ pub(super) struct MeasureArguments {
     /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<usize>,
-    /// What runs the parts that placements put on a GPU; without one, placements are foreseen
+    /// What runs the parts that placements put on a GPU; without one, placements are predicted
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(super) device: DeviceArgument,
     /// Run every placement where there is no GPU too: the CPU computes it in its two halves, and sums them as

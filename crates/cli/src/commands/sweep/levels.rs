@@ -13,7 +13,7 @@ use powerinfer_runtime::Runtime;
 use powerinfer_solver::NeuronShape;
 
 use crate::{
-    commands::place::ways::cheapest_at,
+    commands::place::modes::cheapest_at,
     output::{parse_percent, percent},
 };
 
@@ -24,7 +24,7 @@ pub(crate) enum Level {
     Dense,
     /// Those that their gates leave alive.
     Exact,
-    /// Those that predictors foresee, their thresholds raised by so much.
+    /// Those that predictors predict, their thresholds raised by so much.
     Predicted(f32),
     /// Those that the signs of their gates speak for.
     SignBit,

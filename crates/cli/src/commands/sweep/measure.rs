@@ -13,7 +13,7 @@ use super::{
     placing::{Extent, Found, Hot, candidates, place, price, to_run},
     quality::{self, Written, judged, layer_by_layer, write},
     rows::{Identity, LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
-    speed::{Clock, Foreseeing},
+    speed::{Clock, Prediction},
 };
 use crate::{
     engine::{DeviceArgument, runtime},
@@ -123,7 +123,7 @@ impl Sweep<'_> {
         };
         let of_level = thresholds.as_deref();
         Ok(AtLevel {
-            ways: candidates(&self.bundle, &self.layers, level, of_level, &audit),
+            modes: candidates(&self.bundle, &self.layers, level, of_level, &audit),
             sparsity: sparsity(&audit, alone.as_deref()),
             level,
             thresholds,
@@ -141,7 +141,7 @@ impl Sweep<'_> {
         bench: &mut Bench<'_>,
         rows: &[Row],
     ) -> Result<Row> {
-        let placed = self.place(&at.ways, point);
+        let placed = self.place(&at.modes, point);
         let mut trouble = placed.as_ref().err().map(ToString::to_string);
         let mut to_run = None;
         if let Some(found) = placed
@@ -158,7 +158,7 @@ impl Sweep<'_> {
         let (quality, timed) = match to_run {
             Some((mut model, found)) => (
                 self.judge(&mut model, bench)?,
-                self.time(&mut model, &at.ways, point, Some(found), bench)?,
+                self.time(&mut model, &at.modes, point, Some(found), bench)?,
             ),
             // On the CPU no placement changes anything, so it is measured once.
             None => (
@@ -168,7 +168,7 @@ impl Sweep<'_> {
                 },
                 match earlier(rows, point) {
                     Some(timed) => timed,
-                    None => self.time(&mut at.model, &at.ways, point, None, bench)?,
+                    None => self.time(&mut at.model, &at.modes, point, None, bench)?,
                 },
             ),
         };
@@ -184,8 +184,8 @@ impl Sweep<'_> {
             placement,
             sparsity: at.sparsity.clone(),
             predictor: timed
-                .foreseeing
-                .map(|foreseeing| predictor(&at.audit, foreseeing)),
+                .prediction
+                .map(|prediction| predictor(&at.audit, prediction)),
             speed: Speed {
                 measured: timed.measured,
                 planned,
@@ -218,8 +218,8 @@ impl Sweep<'_> {
         steps
     }
 
-    fn place(&self, ways: &[Candidate], point: &Point) -> Result<Found, SolveError> {
-        place(&self.bundle, ways, &self.hardware, point.hot, point.extent)
+    fn place(&self, modes: &[Candidate], point: &Point) -> Result<Found, SolveError> {
+        place(&self.bundle, modes, &self.hardware, point.hot, point.extent)
     }
 
     /// The model under `level` in the two halves of `found`, one of them on a GPU where there is one.
@@ -270,12 +270,12 @@ impl Sweep<'_> {
     fn time(
         &self,
         model: &mut Runtime,
-        ways: &[Candidate],
+        modes: &[Candidate],
         point: &Point,
         found: Option<&Found>,
         bench: &Bench<'_>,
     ) -> Result<Timed> {
-        let (mut measured, foreseeing) = bench.clock.measure(model, point.extent)?;
+        let (mut measured, prediction) = bench.clock.measure(model, point.extent)?;
         let here = &bench.here;
         measured.placement_ran = found.is_some();
         let predicted = match (&self.device, found) {
@@ -284,19 +284,19 @@ impl Sweep<'_> {
                 measured.emulated = self.is_emulated();
                 // The plan that ran, whatever would be best here.
                 let known = here.gpu.is_some() && !measured.emulated;
-                known.then(|| price(&self.bundle, ways, &found.plan, here, point.extent))
+                known.then(|| price(&self.bundle, modes, &found.plan, here, point.extent))
             }
-            _ => Some(place(&self.bundle, ways, here, Hot::Within(0), point.extent)?.planned),
+            _ => Some(place(&self.bundle, modes, here, Hot::Within(0), point.extent)?.planned),
         };
         if let Some(predicted) = predicted {
             let median = measured.decode_microseconds.median;
             measured.predicted_microseconds = Some(predicted.decode_microseconds);
             measured.measured_over_predicted = Some(median / predicted.decode_microseconds);
         }
-        let foresees = foreseeing.bytes_per_token > 0.0;
+        let predicts = prediction.bytes_per_token > 0.0;
         Ok(Timed {
             measured,
-            foreseeing: foresees.then_some(foreseeing),
+            prediction: predicts.then_some(prediction),
         })
     }
 
@@ -324,14 +324,14 @@ fn earlier(rows: &[Row], point: &Point) -> Option<Timed> {
     let extent = (axes.batch, axes.context_tokens);
     let row =
         on_cpu(rows, point).find(|row| (row.axes.batch, row.axes.context_tokens) == extent)?;
-    let foreseeing = row.predictor.as_ref().map(|predictor| Foreseeing {
+    let prediction = row.predictor.as_ref().map(|predictor| Prediction {
         bytes_per_token: predictor.bytes_per_token,
         bytes_share: predictor.bytes_share,
         time_share: predictor.time_share,
     });
     Some(Timed {
         measured: row.speed.measured.clone(),
-        foreseeing,
+        prediction,
     })
 }
 
@@ -355,15 +355,15 @@ struct AtLevel {
     model: Runtime,
     audit: Vec<LayerAudit>,
     sparsity: Sparsity,
-    ways: Vec<Candidate>,
+    modes: Vec<Candidate>,
 }
 
 /// What was timed.
 #[derive(Debug, Clone)]
 struct Timed {
     measured: Measured,
-    /// Where anything was foreseen.
-    foreseeing: Option<Foreseeing>,
+    /// Where anything was predicted.
+    prediction: Option<Prediction>,
 }
 
 /// The mean of a figure of all layers.
@@ -372,21 +372,21 @@ fn mean(audit: &[LayerAudit], figure: impl Fn(&LayerAudit) -> f64) -> f64 {
 }
 
 fn sparsity(audit: &[LayerAudit], alone: Option<&[f64]>) -> Sparsity {
-    let foresees = audit.iter().any(|layer| layer.foreseen.is_some());
-    let foreseen = |layer: &LayerAudit| layer.foreseen_sparsity().unwrap_or(0.0);
+    let predicts = audit.iter().any(|layer| layer.predicted.is_some());
+    let predicted = |layer: &LayerAudit| layer.predicted_sparsity().unwrap_or(0.0);
     let layers = audit
         .iter()
         .enumerate()
         .map(|(index, layer)| LayerSparsity {
             true_share: layer.sparsity(),
-            predicted_share: layer.foreseen_sparsity(),
+            predicted_share: layer.predicted_sparsity(),
             computed_share: layer.computed_share(),
             relative_error: layer.relative_error(),
             perplexity_rise_alone: alone.map(|rises| rises[index]),
         });
     Sparsity {
         true_share: mean(audit, LayerAudit::sparsity),
-        predicted_share: foresees.then(|| mean(audit, foreseen)),
+        predicted_share: predicts.then(|| mean(audit, predicted)),
         computed_share: mean(audit, LayerAudit::computed_share),
         relative_error: mean(audit, LayerAudit::relative_error),
         layers: layers.collect(),
@@ -394,7 +394,7 @@ fn sparsity(audit: &[LayerAudit], alone: Option<&[f64]>) -> Sparsity {
     }
 }
 
-fn predictor(audit: &[LayerAudit], foreseeing: Foreseeing) -> Predictor {
+fn predictor(audit: &[LayerAudit], prediction: Prediction) -> Predictor {
     let of_all = |count: fn(&LayerAudit) -> u64| audit.iter().map(count).sum::<u64>();
     let share = |part: u64, all: u64| match all {
         0 => 1.0,
@@ -405,10 +405,10 @@ fn predictor(audit: &[LayerAudit], foreseeing: Foreseeing) -> Predictor {
         contribution_recall: mean(audit, LayerAudit::contribution_recall),
         precision: share(
             of_all(|layer| layer.found),
-            of_all(|layer| layer.foreseen.unwrap_or(0)),
+            of_all(|layer| layer.predicted.unwrap_or(0)),
         ),
-        bytes_per_token: foreseeing.bytes_per_token,
-        bytes_share: foreseeing.bytes_share,
-        time_share: foreseeing.time_share,
+        bytes_per_token: prediction.bytes_per_token,
+        bytes_share: prediction.bytes_share,
+        time_share: prediction.time_share,
     }
 }

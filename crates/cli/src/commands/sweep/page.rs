@@ -112,7 +112,7 @@ fn in_short(page: &mut String, rows: &[Row]) {
         .max_by(|a, b| planned(a).total_cmp(&planned(b)));
     if let Some((best, found)) = best.and_then(|row| Some((row, row.speed.planned.as_ref()?))) {
         lines.push(format!(
-            "The same on {}, foreseen by the cost model: {} with {} on the GPU, {} tokens/s (simulated).",
+            "The same on {}, predicted by the cost model: {} with {} on the GPU, {} tokens/s (simulated).",
             found.hardware,
             best.axes.level,
             told_hot(best),
@@ -156,7 +156,7 @@ fn title(row: &Row) -> String {
         text += &format!(", pass@1 {}", told_pass(functions));
     }
     if let Some(planned) = &row.speed.planned {
-        text += &format!(", {} tokens/s foreseen", speed(planned.tokens_per_second));
+        text += &format!(", {} tokens/s predicted", speed(planned.tokens_per_second));
     }
     let measured = &row.speed.measured;
     match measured.emulated {
@@ -222,7 +222,7 @@ fn fronts(page: &mut String, rows: &[Row]) {
     );
     let planned = rows.iter().find_map(|row| row.speed.planned.as_ref());
     let hardware = planned.map_or("", |planned| &planned.hardware);
-    let foreseen = format!("tokens/s on {hardware}, simulated");
+    let predicted = format!("tokens/s on {hardware}, simulated");
     let here = "tokens/s on this machine, measured".to_owned();
     let perplexity = axis(
         "rise of perplexity",
@@ -232,7 +232,7 @@ fn fronts(page: &mut String, rows: &[Row]) {
     );
     let tests = axis("functions that fail", Scale::Even, short_percent, &[]);
     let pictures: [(Speeds, &String, Axis, Loss); 3] = [
-        (Speeds::Planned, &foreseen, perplexity, rise),
+        (Speeds::Planned, &predicted, perplexity, rise),
         (
             Speeds::Measured,
             &here,

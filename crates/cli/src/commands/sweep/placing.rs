@@ -6,10 +6,10 @@ use powerinfer_artifact::{
     placing::LayerPlacing,
     plan::{Budget, Device, Plan, Policy, Score, Threshold},
 };
-use powerinfer_bundle::{Bundle, memory::foresight_bytes, neuron_bytes};
+use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
 use powerinfer_runtime::LayerAudit;
 use powerinfer_solver::{
-    Candidate, Foreseen, NeuronShape, Options, Problem, SolveError, Way, Work, decide,
+    Candidate, LayerMode, NeuronShape, Options, Prediction, Problem, SolveError, Work, decide,
 };
 
 use super::{
@@ -18,8 +18,8 @@ use super::{
 };
 use crate::commands::{
     place::{
+        modes::work_of_predictor,
         problem::{largest_rank, problem},
-        ways::work_of_predictor,
     },
     simulate::{
         engine::OURS,
@@ -68,9 +68,9 @@ pub(crate) fn candidates(
         let audit = &audit[index];
         let file = bundle.predictors();
         let summary = file.and_then(|file| file.layers().get(index));
-        let foreseen = |work: Work| Foreseen {
+        let predicted = |work: Work| Prediction {
             work,
-            predicted_per_active: audit.foreseen.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
+            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
             recall: audit.recall(),
         };
         let mut frequencies: Vec<f64> = placing
@@ -78,14 +78,18 @@ pub(crate) fn candidates(
             .iter()
             .map(|one| f64::from(*one))
             .collect();
-        let way = match level {
-            Level::Dense => Way::dense(shape),
-            Level::Exact => Way::exact(shape),
+        let mode = match level {
+            Level::Dense => LayerMode::dense(shape),
+            Level::Exact => LayerMode::exact(shape),
             Level::Predicted(_) => {
                 let work = summary
                     .zip(file)
                     .map(|(summary, file)| work_of_predictor(config, file.weights(), summary.rank));
-                Way::foreseen(Policy::Predicted, shape, foreseen(work.unwrap_or_default()))
+                LayerMode::predicted(
+                    Policy::Predicted,
+                    shape,
+                    predicted(work.unwrap_or_default()),
+                )
             }
             Level::SignBit => {
                 let signs = summary.and_then(|summary| summary.sign_bit.as_ref());
@@ -93,7 +97,7 @@ pub(crate) fn candidates(
                     bytes: signs.map_or(0.0, |signs| signs.bytes as f64),
                     ..Work::default()
                 };
-                Way::foreseen(Policy::SignBit, shape, foreseen(work))
+                LayerMode::predicted(Policy::SignBit, shape, predicted(work))
             }
             Level::Error(_) | Level::Gate(_) => {
                 // A bundle made for this level would have its neurons in this order.
@@ -104,7 +108,7 @@ pub(crate) fn candidates(
                     .map(|count| f64::from(*count) / tokens)
                     .collect();
                 frequencies.sort_by(|a, b| b.total_cmp(a));
-                Way::threshold(
+                LayerMode::threshold(
                     shape,
                     thresholds.map_or(Score::Gate, |all| all[index].score),
                 )
@@ -112,12 +116,12 @@ pub(crate) fn candidates(
         };
         let held = summary.zip(file).map(|(summary, file)| {
             let signs = level == Level::SignBit;
-            foresight_bytes(config, summary, file.weights(), signs)
+            predictor_bytes(config, summary, file.weights(), signs)
         });
         Candidate {
-            way,
+            mode,
             frequencies,
-            foresight_bytes: held.unwrap_or(0),
+            predictor_bytes: held.unwrap_or(0),
             allowed: true,
         }
     };
@@ -152,8 +156,8 @@ pub(crate) fn place(
             layer.pins.attention = Some(Device::Gpu);
         }
     }
-    let ways: Vec<_> = candidates.iter().map(|one| vec![one.clone()]).collect();
-    let mut plan = decide(&problem, &ways, &Options::default())?.plan;
+    let modes: Vec<_> = candidates.iter().map(|one| vec![one.clone()]).collect();
+    let mut plan = decide(&problem, &modes, &Options::default())?.plan;
     if let Hot::From(threshold) = hot {
         draw(&mut plan, candidates, threshold);
     }
@@ -161,7 +165,7 @@ pub(crate) fn place(
     let placed = Placed::of(&plan, &problem, bundle.config(), bundle.quant(), &chosen);
     Ok(Found {
         placement: placement(&plan, &placed, candidates),
-        planned: foresee(&placed, hardware, extent),
+        planned: predict(&placed, hardware, extent),
         plan,
     })
 }
@@ -177,7 +181,7 @@ pub(crate) fn price(
     let problem = stated(bundle, hardware, MORE_THAN_ANY, extent);
     let chosen: Vec<&Candidate> = candidates.iter().collect();
     let placed = Placed::of(plan, &problem, bundle.config(), bundle.quant(), &chosen);
-    foresee(&placed, hardware, extent)
+    predict(&placed, hardware, extent)
 }
 
 /// More memory than any model takes.
@@ -206,7 +210,7 @@ fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, extent: Extent)
     problem
 }
 
-fn foresee(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned {
+fn predict(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned {
     let stage = Stage {
         engine: &OURS,
         hardware,

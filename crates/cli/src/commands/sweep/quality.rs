@@ -208,7 +208,7 @@ pub(crate) fn judged(
         smallest_visible_rise: rise.half_width(),
         kl_divergence_mean: found.mean_divergence().value,
         kl_divergence_p99: found.divergence_p99(),
-        same_likeliest_token: found.agreement(),
+        top1_agreement: found.agreement(),
         tokens_to_first_divergence: found.first_divergence(),
         texts_without_divergence: found.undiverged(),
         largest_logit_difference: found.largest_difference(),

@@ -125,7 +125,7 @@ pub(super) fn document(rows: &[Row]) -> Value {
 pub(super) enum Speeds {
     /// This machine's.
     Measured,
-    /// Foreseen for the placement's.
+    /// Prediction for the placement's.
     Planned,
 }
 
@@ -230,7 +230,7 @@ pub(super) fn told_speed(measured: &Measured) -> String {
 pub(super) fn told_run(rows: &[Row]) -> String {
     let mut ran = rows.iter().filter(|row| row.speed.measured.placement_ran);
     match ran.next() {
-        None => "placements were not run: what they would bring is foreseen, what the CPU does of all neurons is measured".to_owned(),
+        None => "placements were not run: what they would bring is predicted, what the CPU does of all neurons is measured".to_owned(),
         Some(row) if row.speed.measured.device == "cpu" => {
             "the CPU computed each placement in its two halves".to_owned()
         }
@@ -280,7 +280,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     headings.extend([
         "hot neurons",
         "computed",
-        "tok/s foreseen",
+        "tok/s predicted",
         "tok/s here",
         "P99 µs",
         "perplexity (95 %)",
@@ -392,7 +392,7 @@ pub(super) fn say(rows: &[Row], out: &Path, output: Output) {
         let measured = &row.speed.measured;
         let planned = row.speed.planned.as_ref();
         output.say(format!(
-            "foreseen: by the cost model, for {}; here: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by paired bootstrap",
+            "predicted: by the cost model, for {}; here: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by paired bootstrap",
             planned.map_or("no machine", |planned| &planned.hardware),
             row.identity.processor,
             measured.threads,

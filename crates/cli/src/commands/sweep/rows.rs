@@ -17,9 +17,9 @@ pub(crate) struct Row {
     /// Why there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trouble: Option<String>,
-    /// How few neurons fire, are foreseen and are computed.
+    /// How few neurons fire, are predicted and are computed.
     pub(crate) sparsity: Sparsity,
-    /// How well neurons are foreseen; none where nothing foresees them.
+    /// How well neurons are predicted; none where nothing predicts them.
     pub(crate) predictor: Option<Predictor>,
     /// How fast.
     pub(crate) speed: Speed,
@@ -77,7 +77,7 @@ pub(crate) struct Placement {
 pub(crate) struct Sparsity {
     /// That did not fire.
     pub(crate) true_share: f64,
-    /// That were not foreseen; none where nothing foresees.
+    /// That were not predicted; none where nothing predicts.
     pub(crate) predicted_share: Option<f64>,
     /// That were computed to their end.
     pub(crate) computed_share: f64,
@@ -99,16 +99,16 @@ pub(crate) struct LayerSparsity {
     pub(crate) perplexity_rise_alone: Option<f64>,
 }
 
-/// How well neurons are foreseen.
+/// How well neurons are predicted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Predictor {
-    /// Share of the neurons that fire that are foreseen, of all layers together.
+    /// Share of the neurons that fire that are predicted, of all layers together.
     pub(crate) count_recall: f64,
-    /// Share of `Σ|h_i|·‖down_i‖` that is foreseen, the mean of layers and tokens.
+    /// Share of `Σ|h_i|·‖down_i‖` that is predicted, the mean of layers and tokens.
     pub(crate) contribution_recall: f64,
-    /// Share of the foreseen neurons that fire, of all layers together.
+    /// Share of the predicted neurons that fire, of all layers together.
     pub(crate) precision: f64,
-    /// Bytes that foreseeing reads for a token.
+    /// Bytes that prediction reads for a token.
     pub(crate) bytes_per_token: f64,
     /// The same of all that a token reads.
     pub(crate) bytes_share: f64,
@@ -174,7 +174,7 @@ pub(crate) struct Latency {
     pub(crate) steps: usize,
 }
 
-/// Foreseen by the cost model.
+/// Prediction by the cost model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Planned {
     /// The machine.
@@ -206,7 +206,7 @@ pub(crate) struct Quality {
     pub(crate) smallest_visible_rise: f64,
     pub(crate) kl_divergence_mean: f64,
     pub(crate) kl_divergence_p99: f64,
-    pub(crate) same_likeliest_token: f64,
+    pub(crate) top1_agreement: f64,
     pub(crate) tokens_to_first_divergence: Option<u64>,
     pub(crate) texts_without_divergence: f64,
     pub(crate) largest_logit_difference: f32,

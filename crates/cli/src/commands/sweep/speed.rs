@@ -28,9 +28,9 @@ pub(crate) struct Clock<'a> {
     pub(crate) bar: &'a Bar,
 }
 
-/// What a step of decoding spends on foreseeing neurons.
+/// What a step of decoding spends on prediction neurons.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Foreseeing {
+pub(crate) struct Prediction {
     pub(crate) bytes_per_token: f64,
     pub(crate) bytes_share: f64,
     pub(crate) time_share: f64,
@@ -47,7 +47,7 @@ impl Clock<'_> {
         &self,
         model: &mut Runtime,
         extent: Extent,
-    ) -> Result<(Measured, Foreseeing)> {
+    ) -> Result<(Measured, Prediction)> {
         let Extent {
             batch,
             prompt_tokens,
@@ -70,7 +70,7 @@ impl Clock<'_> {
         let (mut shares, mut bandwidths) = (Vec::new(), vec![self.read()]);
         let mut spans = Vec::new();
         let mut done = Statistics::default();
-        let (mut foreseen_bytes, mut foreseen_seconds, mut seconds_of_all) = (0u64, 0.0, 0.0);
+        let (mut predictor_bytes, mut predictor_seconds, mut seconds_of_all) = (0u64, 0.0, 0.0);
         for _ in 0..self.repeats {
             let before = CpuTimes::now();
             for (index, ids) in ids.iter().enumerate() {
@@ -110,10 +110,10 @@ impl Clock<'_> {
                 self.bar.advance(batch as u64)?;
             }
             let taken = model.take_statistics();
-            let lap = taken.stages.map(|stages| stages.lap(Stage::Foreseeing));
+            let lap = taken.stages.map(|stages| stages.lap(Stage::Prediction));
             let lap = lap.unwrap_or_default();
-            foreseen_bytes += lap.bytes;
-            foreseen_seconds += lap.time.as_secs_f64();
+            predictor_bytes += lap.bytes;
+            predictor_seconds += lap.time.as_secs_f64();
             seconds_of_all += seconds;
             speeds.push((batch * decode_tokens) as f64 / seconds);
             bandwidths.push(self.read());
@@ -124,10 +124,10 @@ impl Clock<'_> {
             spans.push(before.since(self.threads));
         }
         let bytes_of_all = done.bytes_read as f64;
-        let foreseeing = Foreseeing {
-            bytes_per_token: foreseen_bytes as f64 / done.tokens.max(1) as f64,
-            bytes_share: foreseen_bytes as f64 / bytes_of_all.max(1.0),
-            time_share: foreseen_seconds / seconds_of_all,
+        let prediction = Prediction {
+            bytes_per_token: predictor_bytes as f64 / done.tokens.max(1) as f64,
+            bytes_share: predictor_bytes as f64 / bytes_of_all.max(1.0),
+            time_share: predictor_seconds / seconds_of_all,
         };
         let measured = Measured {
             device: "cpu".to_owned(),
@@ -147,7 +147,7 @@ impl Clock<'_> {
             disturbed: Contention::mean(&spans).is_disturbed(),
         };
         model.reset();
-        Ok((measured, foreseeing))
+        Ok((measured, prediction))
     }
 
     fn read(&self) -> f64 {

@@ -15,7 +15,7 @@ const BATCHES: [usize; 2] = [1, 8];
 
 /// Writes into `plan` how fast it is expected to be, its layers going the ways `chosen`. The KV cache
 /// counts as full, of all sequences together.
-pub(super) fn foresee(
+pub(super) fn predict(
     plan: &mut Plan,
     problem: &Problem,
     config: &ModelConfig,
@@ -44,8 +44,8 @@ pub(super) fn foresee(
     let prompt = PROMPT_TOKENS.min(plan.budget.context_tokens as usize);
     // Half of a prompt is behind a token of it on average.
     let prompt = speed(prompt, prompt as f64 / 2.0, Kind::Prompt);
-    if let Some(outlook) = &mut plan.outlook {
-        outlook.decode = decode.to_vec();
-        outlook.prompt_tokens_per_second = Some(prompt);
+    if let Some(forecast) = &mut plan.forecast {
+        forecast.decode = decode.to_vec();
+        forecast.prompt_tokens_per_second = Some(prompt);
     }
 }

@@ -18,15 +18,17 @@ const BYTES: usize = 192 << 20;
 const MEETING: Duration = Duration::from_millis(2);
 
 fn main() {
-    hand_over();
+    sync();
     contention();
 }
 
 /// Microseconds of a job of two parts: empty ones, and ones of which each waits for the other, so that
 /// both threads have to be there.
-fn hand_over() {
+fn sync() {
     let pool = Pool::new(2).expect("two threads");
-    println!("hand-over to 2 threads, µs        empty: median    p95   both there: median    p95");
+    println!(
+        "synchronisation to 2 threads, µs        empty: median    p95   both there: median    p95"
+    );
     for gap in [0, 10, 100, 1000] {
         let gap = Duration::from_micros(gap);
         let rounds = if gap.as_micros() < 1000 { 5000 } else { 1000 };

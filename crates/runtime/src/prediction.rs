@@ -1,4 +1,4 @@
-//! Foreseeing which neurons fire, for all tokens of a batch at once: by a predictor, or by signs.
+//! Prediction which neurons fire, for all tokens of a batch at once: by a predictor, or by signs.
 
 use std::ops::Range;
 
@@ -39,9 +39,9 @@ pub(crate) struct SignBits<'a> {
     pub(crate) agreements: u32,
 }
 
-/// Who is foreseen, and memory that is used again from layer to layer.
+/// Who is predicted, and memory that is used again from layer to layer.
 #[derive(Debug, Default)]
-pub(crate) struct Foreseen {
+pub(crate) struct Prediction {
     /// The predictor's hidden layer, `[tokens, rank]`.
     middle: Vec<f32>,
     living: Living,
@@ -144,22 +144,22 @@ impl Predictor<'_> {
     /// `B · relu(A · x) + b`, compared with the threshold, for every token of `x [tokens, hidden]`,
     /// each with the bits of one alone. Of B only the columns of units are read that relu leaves alive
     /// for any of them.
-    pub(crate) fn foresee(
+    pub(crate) fn predict(
         &self,
         threads: &Threads,
         x: &[f32],
-        foreseen: &mut Foreseen,
+        predicted: &mut Prediction,
         statistics: &mut Statistics,
     ) {
         let (rank, neurons) = (self.a.rows(), self.bias.len());
         let x = Input::new(threads, x, self.a.columns(), &self.a);
         let tokens = x.tokens();
-        let Foreseen {
+        let Prediction {
             middle,
             living,
             masks,
             ..
-        } = &mut *foreseen;
+        } = &mut *predicted;
         middle.clear();
         middle.resize(tokens * rank, 0.0);
         threads.gemm(&self.a, &x, middle);
@@ -234,16 +234,16 @@ impl Predictor<'_> {
 
 impl SignBits<'_> {
     /// Counts, for every gate and every token of `x [tokens, hidden]`, the signs that agree.
-    pub(crate) fn foresee(
+    pub(crate) fn predict(
         &self,
         threads: &Threads,
         x: &[f32],
-        foreseen: &mut Foreseen,
+        predicted: &mut Prediction,
         statistics: &mut Statistics,
     ) {
         let size = self.signs.columns();
         let (rows, tokens) = (self.signs.rows(), x.len() / size);
-        let Foreseen { signs, masks, .. } = foreseen;
+        let Prediction { signs, masks, .. } = predicted;
         signs.clear();
         signs.extend(x.chunks_exact(size).flat_map(pack_signs));
         let signs = signs.chunks_exact(size.div_ceil(WORD));
@@ -273,17 +273,17 @@ mod tests {
 
     use super::*;
 
-    /// Who is foreseen of every token.
-    fn listed(foreseen: &Foreseen, neurons: usize, tokens: usize) -> Vec<Vec<u32>> {
+    /// Who is predicted of every token.
+    fn listed(predicted: &Prediction, neurons: usize, tokens: usize) -> Vec<Vec<u32>> {
         let list = |token| {
             let mut rows = Vec::new();
-            foreseen.masks.list(token, 0..neurons, &mut rows);
+            predicted.masks.list(token, 0..neurons, &mut rows);
             rows
         };
         (0..tokens).map(list).collect()
     }
 
-    /// Whom a predictor foresees of what its hidden layer says of one token: block by block, as it is
+    /// Whom a predictor predicts of what its hidden layer says of one token: block by block, as it is
     /// defined.
     fn defined(isa: Isa, predictor: &Predictor<'_>, middle: &[f32]) -> Vec<u32> {
         let mut logits = predictor.bias.to_vec();
@@ -318,7 +318,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_foresees_whom_its_tokens_foresee_alone(
+        fn a_batch_predicts_whom_its_tokens_predict_alone(
             format in prop::sample::select(vec![Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0]),
             hidden in 1usize..100, rank in 1usize..400, neurons in 1usize..400,
             tokens in 1usize..64, threads in 1usize..4, lean in -1.5f32..1.5, seed: u64,
@@ -349,11 +349,11 @@ mod tests {
                 threshold: 0.1,
             };
             let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
-            let mut foreseen = Foreseen::default();
-            let mut foresee = |x: &[f32]| {
+            let mut predicted = Prediction::default();
+            let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
-                predictor.foresee(&threads, x, &mut foreseen, &mut statistics);
-                (listed(&foreseen, neurons, x.len() / hidden), statistics.bytes_read)
+                predictor.predict(&threads, x, &mut predicted, &mut statistics);
+                (listed(&predicted, neurons, x.len() / hidden), statistics.bytes_read)
             };
             // What does not depend on the units that live.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
@@ -363,11 +363,11 @@ mod tests {
             };
             let mut middle = vec![0.0; tokens * rank];
             threads.gemm(&predictor.a, &Input::new(&threads, &x[..], hidden, &predictor.a), &mut middle);
-            let (together, bytes_read) = foresee(&x);
+            let (together, bytes_read) = predict(&x);
             prop_assert_eq!(bytes_read, read(&middle));
             let tokens = x.chunks_exact(hidden).zip(middle.chunks_exact(rank));
             for ((x, middle), together) in tokens.zip(together) {
-                let (alone, bytes_read) = foresee(x);
+                let (alone, bytes_read) = predict(x);
                 prop_assert_eq!(&alone[0], &together);
                 prop_assert_eq!(together, defined(threads.isa(), &predictor, middle));
                 prop_assert_eq!(bytes_read, read(middle));
@@ -390,14 +390,14 @@ mod tests {
             let signs = SignMatrix::new(&bytes, neurons, hidden).unwrap();
             let signs = SignBits { signs, agreements };
             let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
-            let mut foreseen = Foreseen::default();
-            let mut foresee = |x: &[f32]| {
+            let mut predicted = Prediction::default();
+            let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
-                signs.foresee(&threads, x, &mut foreseen, &mut statistics);
+                signs.predict(&threads, x, &mut predicted, &mut statistics);
                 assert_eq!(statistics.bytes_read, bytes.len() as u64);
-                listed(&foreseen, neurons, x.len() / hidden)
+                listed(&predicted, neurons, x.len() / hidden)
             };
-            let together = foresee(&x);
+            let together = predict(&x);
             for (x, found) in x.chunks_exact(hidden).zip(together) {
                 let agree = |gate: &[f32]| {
                     let pairs = gate.iter().zip(x);
@@ -407,7 +407,7 @@ mod tests {
                 let rows = (0..neurons as u32).zip(gate.chunks_exact(hidden));
                 let want: Vec<u32> = rows.filter(|row| agree(row.1)).map(|row| row.0).collect();
                 prop_assert_eq!(&found, &want);
-                prop_assert_eq!(&foresee(x)[0], &want);
+                prop_assert_eq!(&predict(x)[0], &want);
             }
         }
     }

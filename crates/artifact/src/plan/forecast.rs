@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What a plan is expected to do, and what other ways of placing would.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Outlook {
+pub struct Forecast {
     /// Decoding so many sequences at once.
     pub decode: Vec<BatchSpeed>,
     /// A prompt of [`PROMPT_TOKENS`] tokens.
@@ -19,7 +19,7 @@ pub struct Outlook {
     pub baselines: Vec<Baseline>,
 }
 
-/// Tokens of the prompt whose speed an [`Outlook`] gives.
+/// Tokens of the prompt whose speed an [`Forecast`] gives.
 pub const PROMPT_TOKENS: usize = 512;
 
 /// How quickly so many sequences are decoded at once.

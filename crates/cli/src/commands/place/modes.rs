@@ -7,11 +7,11 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::{ThresholdCurve, around, between},
 };
-use powerinfer_bundle::{memory::foresight_bytes, neuron_bytes};
+use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
 use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
-use powerinfer_solver::{Candidate, Foreseen, NeuronShape, Price, Way, Work};
+use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Price, Work};
 
 /// What a placement is of.
 #[derive(Clone, Copy)]
@@ -29,8 +29,8 @@ pub(crate) struct Subject<'a> {
 /// How far ways may go that change what the model says.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Leeway {
-    /// Per layer, whether neurons may be foreseen.
-    pub(crate) foreseen: Vec<bool>,
+    /// Per layer, whether neurons may be predicted.
+    pub(crate) predicted: Vec<bool>,
     /// Place in the curve of thresholds, between levels too; none where none may be used.
     pub(crate) level: Option<f64>,
 }
@@ -39,7 +39,7 @@ impl Leeway {
     /// Nothing that changes anything.
     pub(crate) fn none(layers: usize) -> Self {
         Self {
-            foreseen: vec![false; layers],
+            predicted: vec![false; layers],
             level: None,
         }
     }
@@ -75,8 +75,8 @@ pub(crate) fn cheapest_at(
     let read = |curve: &ThresholdCurve| {
         let [below, above] = [below, above].map(|level| curve.levels[level].density);
         let density = between(below, above, part);
-        let way = Way::threshold(shape, curve.score);
-        way.work(neurons as f64, neurons as f64 * density).bytes
+        let mode = LayerMode::threshold(shape, curve.score);
+        mode.work(neurons as f64, neurons as f64 * density).bytes
     };
     let mut best: Option<&ThresholdCurve> = None;
     for curve in curves {
@@ -88,7 +88,7 @@ pub(crate) fn cheapest_at(
 }
 
 /// The ways one layer could go.
-pub(crate) struct LayerWays {
+pub(crate) struct LayerCandidates {
     pub(crate) candidates: Vec<Candidate>,
     /// Neurons, hottest first.
     pub(crate) order: Vec<u32>,
@@ -118,10 +118,10 @@ impl<'a> Subject<'a> {
     }
 
     /// Every neuron is computed.
-    fn dense(&self) -> Way {
+    fn dense(&self) -> LayerMode {
         match self.inputs_left_out {
-            None => Way::dense(self.shape()),
-            Some(share) => Way::dense_of_inputs(self.shape(), 1.0 - share),
+            None => LayerMode::dense(self.shape()),
+            Some(share) => LayerMode::dense_of_inputs(self.shape(), 1.0 - share),
         }
     }
 
@@ -149,7 +149,7 @@ impl<'a> Subject<'a> {
             Policy::SignBit => {
                 if let Some(layer) = lacks(&|summary| summary.sign_bit.is_some()) {
                     bail!(
-                        "the signs of layer {layer} do not foresee what was asked for, or were not looked at, so `--policy sign-bit` is not possible; run `powerinfer train-predictors`, with a lower `--recall` if need be"
+                        "the signs of layer {layer} do not predict what was asked for, or were not looked at, so `--policy sign-bit` is not possible; run `powerinfer train-predictors`, with a lower `--recall` if need be"
                     );
                 }
             }
@@ -175,7 +175,7 @@ impl<'a> Subject<'a> {
     }
 
     /// The ways `layer` could go within `leeway`.
-    pub(crate) fn ways(&self, layer: usize, leeway: &Leeway) -> Result<LayerWays> {
+    pub(crate) fn modes(&self, layer: usize, leeway: &Leeway) -> Result<LayerCandidates> {
         let activity = &self.profile.activities()[layer];
         let summary = self.summary(layer);
         let shape = self.shape();
@@ -184,53 +184,54 @@ impl<'a> Subject<'a> {
         let held = |with_signs: bool| {
             let found = summary.zip(self.predictors);
             found.map_or(0, |(summary, file)| {
-                foresight_bytes(self.config, summary, file.weights(), with_signs)
+                predictor_bytes(self.config, summary, file.weights(), with_signs)
             })
         };
         let network_bytes = held(false);
         let mut candidates = Vec::new();
-        let mut add = |way: Way, frequencies: &[f64], foresight_bytes: u64, allowed: bool| {
-            candidates.push(Candidate {
-                way,
-                // As a bundle keeps them, so that placing it again finds the same.
-                frequencies: frequencies
-                    .iter()
-                    .map(|one| f64::from(*one as f32))
-                    .collect(),
-                foresight_bytes,
-                allowed,
-            });
-        };
+        let mut add =
+            |mode: LayerMode, frequencies: &[f64], predictor_bytes: u64, allowed: bool| {
+                candidates.push(Candidate {
+                    mode,
+                    // As a bundle keeps them, so that placing it again finds the same.
+                    frequencies: frequencies
+                        .iter()
+                        .map(|one| f64::from(*one as f32))
+                        .collect(),
+                    predictor_bytes,
+                    allowed,
+                });
+            };
         let mut threshold = None;
         if self.config.activation.has_exact_zeros() {
             frequencies = order.iter().map(|n| frequencies[*n as usize]).collect();
             let frequencies = &frequencies;
             add(self.dense(), frequencies, network_bytes, true);
-            add(Way::exact(shape), frequencies, network_bytes, true);
+            add(LayerMode::exact(shape), frequencies, network_bytes, true);
             let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
-            let foreseen = |work: Work, predicted_sparsity: f64, recall| Foreseen {
+            let predicted = |work: Work, predicted_sparsity: f64, recall| Prediction {
                 work,
                 predicted_per_active: (1.0 - predicted_sparsity) / density,
                 recall,
             };
-            let may = leeway.foreseen[layer];
+            let may = leeway.predicted[layer];
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
-                let foreseen = foreseen(
+                let predicted = predicted(
                     self.work_of_predictor(summary.rank),
                     summary.predicted_sparsity,
                     summary.recall,
                 );
-                let way = Way::foreseen(Policy::Predicted, shape, foreseen);
-                add(way, frequencies, network_bytes, may);
+                let mode = LayerMode::predicted(Policy::Predicted, shape, predicted);
+                add(mode, frequencies, network_bytes, may);
             }
             if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()) {
                 let work = Work {
                     bytes: signs.bytes as f64,
                     ..Work::default()
                 };
-                let foreseen = foreseen(work, signs.predicted_sparsity, signs.recall);
-                let way = Way::foreseen(Policy::SignBit, shape, foreseen);
-                add(way, frequencies, held(true), may);
+                let predicted = predicted(work, signs.predicted_sparsity, signs.recall);
+                let mode = LayerMode::predicted(Policy::SignBit, shape, predicted);
+                add(mode, frequencies, held(true), may);
             }
         } else {
             let all = vec![1.0; self.config.ffn_size];
@@ -240,14 +241,14 @@ impl<'a> Subject<'a> {
             {
                 order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));
                 let kept: Vec<f64> = order.iter().map(|n| kept[*n as usize]).collect();
-                let way = Way::threshold(shape, chosen.score);
-                add(way, &kept, network_bytes, true);
+                let mode = LayerMode::threshold(shape, chosen.score);
+                add(mode, &kept, network_bytes, true);
                 threshold = Some(chosen);
             }
         }
         if let Some(forced) = self.forced {
             for candidate in &mut candidates {
-                candidate.allowed = candidate.way.policy == forced;
+                candidate.allowed = candidate.mode.policy == forced;
             }
             if candidates.iter().all(|candidate| !candidate.allowed) {
                 bail!(
@@ -255,7 +256,7 @@ impl<'a> Subject<'a> {
                 );
             }
         }
-        Ok(LayerWays {
+        Ok(LayerCandidates {
             candidates,
             order,
             threshold,
@@ -291,18 +292,18 @@ impl<'a> Subject<'a> {
     pub(crate) fn reason(
         &self,
         layer: usize,
-        ways: &LayerWays,
+        modes: &LayerCandidates,
         prices: &[Price],
         chosen: usize,
     ) -> String {
         let told = |place: usize| {
             let price = prices[place];
-            let name = match ways.candidates[place].way.policy {
+            let name = match modes.candidates[place].mode.policy {
                 Policy::Predicted => {
                     let rank = self.summary(layer).map_or(0, |summary| summary.rank);
                     format!("predicted (rank {rank})")
                 }
-                Policy::Threshold => match ways.threshold {
+                Policy::Threshold => match modes.threshold {
                     Some(threshold) => format!("threshold ({})", threshold.score),
                     None => "threshold".to_owned(),
                 },
@@ -320,7 +321,7 @@ impl<'a> Subject<'a> {
         let (_, own) = told(chosen);
         let mut reason = own;
         if let (Policy::Threshold, Some(threshold)) =
-            (ways.candidates[chosen].way.policy, ways.threshold)
+            (modes.candidates[chosen].mode.policy, modes.threshold)
         {
             reason += &format!(
                 "; {} ≥ {:.3e} at a relative error of {:.1} %",
@@ -332,7 +333,7 @@ impl<'a> Subject<'a> {
         for other in (0..prices.len()).filter(|place| *place != chosen) {
             let (name, price) = told(other);
             let is_quicker = prices[other].seconds < prices[chosen].seconds;
-            let but = match ways.candidates[other].allowed || self.forced.is_some() {
+            let but = match modes.candidates[other].allowed || self.forced.is_some() {
                 false if is_quicker => ", but raises perplexity too much",
                 _ => "",
             };

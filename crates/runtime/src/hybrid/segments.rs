@@ -1,7 +1,7 @@
 //! What the device does between two looks of the host, recorded once and run again for every token.
 //!
 //! A token's launches are the same ones each time: where it stands, and what step it is, lies in memory of
-//! the device. So a stretch of them, from one hand-over to the next, costs the driver one launch instead of
+//! the device. So a segment of them, from one synchronisation to the next, costs the driver one launch instead of
 //! one for each kernel. Where recording is not to be had, kernels are launched one by one.
 
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use powerinfer_kernels::cuda::{Device, DeviceError, Recording};
 /// Sequences whose recordings are kept, the latest ones.
 const MOST_SEQUENCES: usize = 64;
 
-/// The stretches of a token, sequence by sequence.
+/// The segments of a token, sequence by sequence.
 #[derive(Debug)]
-pub(super) struct Stretches {
+pub(super) struct GraphSegments {
     /// The sequence whose token runs comes last.
     known: Vec<Known>,
     device: Arc<dyn Device>,
-    /// Which stretch is open, or comes next.
+    /// Which segment is open, or comes next.
     next: usize,
     is_open: bool,
     /// Whether kernels are launched one by one.
@@ -26,7 +26,7 @@ pub(super) struct Stretches {
     is_tried: bool,
     /// The same as eager, for a while.
     is_paused: bool,
-    /// Of each stretch of the token that runs, the layer in which it ended; where stretches are timed.
+    /// Of each segment of the token that runs, the layer in which it ended; where segments are timed.
     ends: Option<Vec<usize>>,
 }
 
@@ -35,11 +35,11 @@ pub(super) struct Stretches {
 struct Known {
     /// Where it keeps its keys and values on the device.
     places: Vec<u64>,
-    /// The stretches of its tokens, in order.
-    stretches: Vec<Box<dyn Recording>>,
+    /// The segments of its tokens, in order.
+    segments: Vec<Box<dyn Recording>>,
 }
 
-impl Stretches {
+impl GraphSegments {
     /// None yet.
     pub(super) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Stretches {
             Some(index) => self.known.remove(index),
             None => Known {
                 places,
-                stretches: Vec::new(),
+                segments: Vec::new(),
             },
         };
         if self.known.len() == MOST_SEQUENCES {
@@ -71,9 +71,9 @@ impl Stretches {
         self.known.push(entry);
     }
 
-    /// Stretches of the sequence whose token runs.
-    fn stretches(&mut self) -> &mut Vec<Box<dyn Recording>> {
-        &mut self.known.last_mut().expect("a token has begun").stretches
+    /// GraphSegments of the sequence whose token runs.
+    fn segments(&mut self) -> &mut Vec<Box<dyn Recording>> {
+        &mut self.known.last_mut().expect("a token has begun").segments
     }
 
     /// Whether launches are recorded; tried out when that is not known yet.
@@ -94,28 +94,28 @@ impl Stretches {
         }
     }
 
-    /// Whether the device's time for every stretch is taken from now on.
+    /// Whether the device's time for every segment is taken from now on.
     pub(super) fn set_timed(&mut self, is_timed: bool) {
-        // Timed tokens end their stretches where others may not.
+        // Timed tokens end their segments where others may not.
         self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
-    /// The layers in which the stretches of the last token ended, and what the device took for each; all of
+    /// The layers in which the segments of the last token ended, and what the device took for each; all of
     /// it is done.
     pub(super) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         let Some(ends) = &mut self.ends else {
             return Ok(Vec::new());
         };
         let ends = std::mem::take(ends).into_iter().enumerate();
-        ends.map(|(stretch, layer)| {
-            let seconds = self.device.seconds_between(2 * stretch, 2 * stretch + 1)?;
+        ends.map(|(segment, layer)| {
+            let seconds = self.device.seconds_between(2 * segment, 2 * segment + 1)?;
             Ok((layer, seconds))
         })
         .collect()
     }
 
-    /// Marks the beginning of the stretch that comes next, or its end.
+    /// Marks the beginning of the segment that comes next, or its end.
     fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
         match self.ends {
             Some(_) => self.device.mark(2 * self.next + usize::from(is_end)),
@@ -123,7 +123,7 @@ impl Stretches {
         }
     }
 
-    /// Whether the caller is to launch what comes next. Where it is in a stretch that is known, it is on its
+    /// Whether the caller is to launch what comes next. Where it is in a segment that is known, it is on its
     /// way already.
     pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
         if self.is_eager || self.is_paused {
@@ -134,15 +134,15 @@ impl Stretches {
         }
         let next = self.next;
         if !self.is_open {
-            if next < self.stretches().len() {
+            if next < self.segments().len() {
                 self.mark(false)?;
             }
-            if let Some(stretch) = self.stretches().get(next) {
+            if let Some(segment) = self.segments().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
                 #[allow(unsafe_code)]
                 unsafe {
-                    stretch.replay()?;
+                    segment.replay()?;
                 }
             } else if !self.device.record()? {
                 if self.is_tried {
@@ -158,10 +158,10 @@ impl Stretches {
             }
             self.is_open = true;
         }
-        Ok(next >= self.stretches().len())
+        Ok(next >= self.segments().len())
     }
 
-    /// Ends the stretch, for the host is going to look at what it gives, or to change what comes.
+    /// Ends the segment, for the host is going to look at what it gives, or to change what comes.
     ///
     /// `layer` is the one whose launches come last.
     pub(super) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
@@ -169,15 +169,15 @@ impl Stretches {
             return Ok(());
         }
         let is_recorded = !self.is_eager && !self.is_paused;
-        if is_recorded && self.next == self.stretches().len() {
-            let stretch = self.device.recorded()?;
+        if is_recorded && self.next == self.segments().len() {
+            let segment = self.device.recorded()?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
             #[allow(unsafe_code)]
             unsafe {
-                stretch.replay()?;
+                segment.replay()?;
             }
-            self.stretches().push(stretch);
+            self.segments().push(segment);
         }
         self.mark(true)?;
         if let Some(ends) = &mut self.ends {
@@ -193,7 +193,7 @@ impl Stretches {
         let was_recorded = self
             .known
             .pop()
-            .is_some_and(|known| known.stretches.len() <= self.next);
+            .is_some_and(|known| known.segments.len() <= self.next);
         if std::mem::replace(&mut self.is_open, false) && was_recorded && !self.is_eager {
             drop(self.device.recorded());
         }

@@ -15,11 +15,11 @@ pub struct Work {
 
 /// One way to run the FFN of a layer, for an average token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way {
+pub struct LayerMode {
     /// What it is called.
     pub policy: Policy,
     /// Read before any neuron: a predictor, or signs.
-    pub foresight: Work,
+    pub prediction: Work,
     /// Read of every neuron.
     pub every: Work,
     /// Read of a neuron besides, for each token on which it is active.
@@ -53,10 +53,10 @@ impl NeuronShape {
     }
 }
 
-/// How well active neurons are foreseen.
+/// How well active neurons are predicted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Foreseen {
-    /// What foreseeing reads.
+pub struct Prediction {
+    /// What prediction reads.
     pub work: Work,
     /// Neurons predicted, for each one that is active.
     pub predicted_per_active: f64,
@@ -64,12 +64,12 @@ pub struct Foreseen {
     pub recall: f64,
 }
 
-impl Way {
+impl LayerMode {
     /// Everything is read.
     pub fn dense(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Dense,
-            foresight: Work::default(),
+            prediction: Work::default(),
             every: Work {
                 sums: 1.0,
                 ..neuron.whole(neuron.matrices as f64)
@@ -105,18 +105,18 @@ impl Way {
         }
     }
 
-    /// As [`exact`](Self::exact), of the neurons that something foresees.
-    pub fn foreseen(policy: Policy, neuron: NeuronShape, foreseen: Foreseen) -> Self {
-        let gate = neuron.alone(foreseen.predicted_per_active);
-        let others = neuron.alone((neuron.matrices as f64 - 1.0) * foreseen.recall);
+    /// As [`exact`](Self::exact), of the neurons that something predicts.
+    pub fn predicted(policy: Policy, neuron: NeuronShape, predicted: Prediction) -> Self {
+        let gate = neuron.alone(predicted.predicted_per_active);
+        let others = neuron.alone((neuron.matrices as f64 - 1.0) * predicted.recall);
         Self {
             policy,
-            foresight: foreseen.work,
+            prediction: predicted.work,
             every: Work::default(),
             active: Work {
                 bytes: gate.bytes + others.bytes,
                 rows: gate.rows + others.rows,
-                sums: foreseen.recall,
+                sums: predicted.recall,
             },
         }
     }
@@ -147,11 +147,11 @@ impl Way {
             0.0
         };
         Work {
-            bytes: self.foresight.bytes + count * self.every.bytes + active * self.active.bytes,
-            rows: self.foresight.rows
+            bytes: self.prediction.bytes + count * self.every.bytes + active * self.active.bytes,
+            rows: self.prediction.rows
                 + count * self.every.rows
                 + active * self.active.rows * apart.max(0.0),
-            sums: self.foresight.sums + count * self.every.sums + active * self.active.sums,
+            sums: self.prediction.sums + count * self.every.sums + active * self.active.sums,
         }
     }
 }
@@ -162,15 +162,15 @@ mod tests {
 
     #[test]
     fn rows_jump_where_their_neighbours_are_left_out() {
-        let way = Way::exact(NeuronShape {
+        let mode = LayerMode::exact(NeuronShape {
             bytes: 300,
             matrices: 3,
         });
-        let work = |active| way.work(100.0, active);
+        let work = |active| mode.work(100.0, active);
         assert_eq!(work(100.0).rows, 0.0);
         assert_eq!(work(25.0).rows, 25.0 * 2.0 * 0.75);
         assert_eq!((work(25.0).sums, work(25.0).bytes), (25.0, 15_000.0));
-        assert_eq!(way.work(0.0, 0.0), Work::default());
+        assert_eq!(mode.work(0.0, 0.0), Work::default());
     }
 
     #[test]
@@ -179,8 +179,11 @@ mod tests {
             bytes: 300,
             matrices: 3,
         };
-        assert_eq!(Way::dense_of_inputs(neuron, 1.0), Way::dense(neuron));
-        let way = Way::dense_of_inputs(neuron, 0.75);
-        assert_eq!(way.work(2.0, 0.0).bytes, 2.0 * (100.0 + 0.75 * 200.0));
+        assert_eq!(
+            LayerMode::dense_of_inputs(neuron, 1.0),
+            LayerMode::dense(neuron)
+        );
+        let mode = LayerMode::dense_of_inputs(neuron, 0.75);
+        assert_eq!(mode.work(2.0, 0.0).bytes, 2.0 * (100.0 + 0.75 * 200.0));
     }
 }
