@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use powerinfer_artifact::{ByteSize, mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{ActivationFormat, Options, Runtime, Threads};
 
 pub(crate) mod evaluated;
 pub(crate) mod gpu;
@@ -173,9 +173,8 @@ impl EngineArguments {
         }
     }
 
-    fn policy_choice(&self) -> PolicyChoice {
-        let forced = |policy: PolicyArgument| PolicyChoice::Forced(policy.into());
-        self.policy.map_or(PolicyChoice::Planned, forced)
+    fn policy(&self) -> Option<Policy> {
+        self.policy.map(Policy::from)
     }
 
     /// Threads to use.
@@ -191,13 +190,13 @@ pub(crate) fn open_runtime(
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    runtime(bundle, engine.policy_choice(), engine.execution(), output)
+    runtime(bundle, engine.policy(), engine.execution(), output)
 }
 
 /// Makes an open bundle ready.
 pub(crate) fn runtime(
     mut bundle: Bundle,
-    policy: PolicyChoice,
+    policy: Option<Policy>,
     execution: impl Into<Execution>,
     output: Output,
 ) -> Result<Runtime> {

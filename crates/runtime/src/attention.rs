@@ -7,8 +7,9 @@
 use std::{cell::Cell, f32::consts::LOG2_E, ops::Range};
 
 use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
-use powerinfer_kernels::{BLOCK, Isa, power_of_two};
+use powerinfer_kernels::{Isa, power_of_two};
 use powerinfer_model::alibi_bias;
+use powerinfer_tensor::BLOCK;
 
 use crate::{Threads, scratch::ThreadBuffer, sequence::LayerCache};
 
@@ -323,7 +324,7 @@ fn finish(merged: &[f32], mixed: &mut [f32], width: usize) {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::CacheFormat;
+    use powerinfer_tensor::CacheFormat;
     use proptest::prelude::*;
 
     use super::*;

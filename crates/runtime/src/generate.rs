@@ -38,34 +38,53 @@ pub trait Decoder {
 
 impl Decoder for Runtime {
     fn position(&self) -> usize {
-        LanguageModel::position(self)
+        self.position()
     }
 
     fn context_limit(&self) -> usize {
-        Runtime::context_limit(self)
+        self.context_limit()
     }
 
     fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
-        Runtime::keep_prefix_of(self, tokens)
+        self.keep_prefix_of(tokens)
     }
 
-    /// Logits stay on a device that has the head where the sampler needs only the largest.
     fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
+        self.append(tokens, sampler)
+    }
+
+    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+        self.sample(sampler, vocabulary)
+    }
+}
+
+impl Runtime {
+    /// As [`Decoder::append`]. Logits stay on a device that has the head where the sampler needs only the largest.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
+    pub fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
         let last = self.run_to_last(tokens)?;
-        let on_device = self.samples_on_device(sampler);
-        if !on_device {
+        if !self.samples_on_device(sampler) {
             return self.head(last).map_err(model_error);
         }
         let hidden = self.hidden()[last].to_vec();
         if let Some(hybrid) = self.executor.hybrid_mut() {
             let launched = hybrid.run_head(&hidden);
             launched.map_err(|error| model_error(error.into()))?;
+            self.logits.clear();
             self.observers.stage(Stage::Head);
         }
         Ok(())
     }
 
-    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+    /// As [`Decoder::sample`].
+    ///
+    /// # Errors
+    ///
+    /// Fails where a device does.
+    pub fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
         if self.samples_on_device(sampler)
             && let Some(hybrid) = self.executor.hybrid_mut()
         {
@@ -77,12 +96,15 @@ impl Decoder for Runtime {
         let known = vocabulary.min(self.logits.len());
         Ok(sampler.sample(&self.logits[..known]))
     }
-}
 
-impl Runtime {
-    /// Logits of the token that was appended last, `[vocabulary]`; those of an earlier one where they stayed on a device.
-    pub fn last_logits(&self) -> &[f32] {
-        &self.logits
+    /// Tokens of the current sequence.
+    pub fn position(&self) -> usize {
+        self.sequence.position()
+    }
+
+    /// Logits of the token that was run last, `[vocabulary]`; none where they stayed on a device.
+    pub fn last_logits(&self) -> Option<&[f32]> {
+        (!self.logits.is_empty()).then_some(&self.logits)
     }
 
     fn samples_on_device(&self, sampler: &Sampler) -> bool {

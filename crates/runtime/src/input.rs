@@ -1,6 +1,7 @@
 //! The right-hand sides of matrix products.
 
-use powerinfer_kernels::{Activations, Isa, Matrix, Product, RoundedVector, cost_of_all};
+use powerinfer_kernels::{Activations, Isa, Product, RoundedVector, cost_of_all};
+use powerinfer_tensor::Matrix;
 
 use crate::Threads;
 

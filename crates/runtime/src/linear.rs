@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
-use powerinfer_kernels::Matrix;
+use powerinfer_tensor::Matrix;
 
 use crate::{
     Threads,
@@ -144,7 +144,8 @@ impl<'a> Linear<'a> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, Isa, pack};
+    use powerinfer_kernels::Isa;
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

@@ -9,7 +9,6 @@ use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
     Runtime, RuntimeError, Sequence, Threads,
-    executor::CpuExecutor,
     hybrid::{Hybrid, HybridExecutor},
     memory,
     model::{Model, context_limit},
@@ -94,7 +93,7 @@ fn load(
     }
     memory::check(&model.bundle, &memory::held(&model, &sequence))?;
     let executor = match hybrid {
-        None => Executor::Cpu(CpuExecutor::default()),
+        None => Executor::Cpu(Box::default()),
         Some(hybrid) => Executor::Hybrid(Box::new(HybridExecutor::new(hybrid))),
     };
     Ok(Runtime::of(model, executor, sequence))

@@ -41,7 +41,7 @@ pub struct Runtime {
 #[derive(Debug)]
 pub(crate) enum Executor {
     /// On the CPU alone.
-    Cpu(CpuExecutor),
+    Cpu(Box<CpuExecutor>),
     /// On a device and the CPU.
     Hybrid(Box<HybridExecutor>),
 }
@@ -49,7 +49,7 @@ pub(crate) enum Executor {
 impl Executor {
     fn layers(&mut self) -> &mut dyn LayerExecutor {
         match self {
-            Self::Cpu(executor) => executor,
+            Self::Cpu(executor) => &mut **executor,
             Self::Hybrid(executor) => &mut **executor,
         }
     }

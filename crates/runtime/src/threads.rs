@@ -4,8 +4,9 @@
 use std::{cell::Cell, ops::Range};
 
 use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
+use powerinfer_kernels::{Isa, Product, SUM_ROWS, cost_of_all_sums};
 use powerinfer_pool::Pool;
+use powerinfer_tensor::{BLOCK, Matrix};
 
 use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input, scratch::ThreadBuffer};
 
@@ -547,7 +548,7 @@ pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
 
     use super::*;
     use crate::input::InputBuffers;

@@ -13,7 +13,8 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
-    plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
+    Hint,
+    plan::{Device as Side, Plan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, score_names},
     random::Random,
     tensor_file::Dtype,
@@ -21,12 +22,12 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
-    ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
-    SideTimes, Threads,
+    ActivationFormat, Options, Runtime, Sampler, SamplingSettings, SideTimes, Threads,
 };
+use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.
@@ -103,7 +104,7 @@ fn plan(
 fn options() -> Options {
     Options {
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-        policy: PolicyChoice::Planned,
+        policy: None,
     }
 }
 
@@ -766,7 +767,7 @@ fn prompts_take_the_room_that_is_left() {
             Ok(model) => model,
             Err(error) => {
                 // Without room for the weights there is none to run in.
-                assert!(error.to_string().contains("lower `--vram`"), "{error}");
+                assert_eq!(error.hint(), Some(Hint::LessVram), "{error}");
                 break;
             }
         };
@@ -821,17 +822,17 @@ fn the_device_chooses_the_token_that_the_host_would() {
                     ..SamplingSettings::default()
                 };
                 let mut sampler = Sampler::new(settings).unwrap();
-                let logits = model.forward_for(&sampler, &prompt).unwrap();
+                model.append(&prompt, &sampler).unwrap();
                 let stays = name == "there" && temperature == 0.0;
-                assert_eq!(logits == LastLogits::OnDevice, stays);
-                assert_eq!(model.sample(&mut sampler, &logits, known).unwrap(), largest);
+                assert_eq!(model.last_logits().is_none(), stays);
+                assert_eq!(model.sample(&mut sampler, known).unwrap(), largest);
             }
         }
         assert!(
             model
-                .forward_for(
-                    &Sampler::new(SamplingSettings::default()).unwrap(),
-                    &[u32::MAX]
+                .append(
+                    &[u32::MAX],
+                    &Sampler::new(SamplingSettings::default()).unwrap()
                 )
                 .is_err()
         );

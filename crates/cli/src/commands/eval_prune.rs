@@ -14,7 +14,7 @@ use powerinfer_eval::{
     statistics::{Paired, share},
 };
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::Runtime;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -165,7 +165,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let has_predictors = bundle
         .predictors()
         .is_some_and(|file| file.layers().iter().all(|summary| summary.rank > 0));
-    let mut dense = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, output)?;
+    let mut dense = runtime(bundle, Some(Policy::Dense), threads, output)?;
     let arms = arms(arguments, has_predictors);
     let bar = Bar::new(output);
     let steps = arms.len() * (total + tasks.len());
@@ -176,12 +176,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             Arm::Skip(_) => Policy::Predicted,
             _ => Policy::Dense,
         };
-        let mut other = runtime(
-            open()?,
-            PolicyChoice::Forced(policy),
-            threads,
-            output.silent(),
-        )?;
+        let mut other = runtime(open()?, Some(policy), threads, output.silent())?;
         let mut coldest = None;
         match arm {
             Arm::None => {}

@@ -15,7 +15,6 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::PolicyChoice;
 
 use crate::{
     engine::{
@@ -80,7 +79,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
             )?;
             let execution = arguments.execution.execution();
             forward(
-                runtime(bundle, PolicyChoice::Forced(policy), execution, output)?,
+                runtime(bundle, Some(policy), execution, output)?,
                 &arguments.ids,
             )?
         }

@@ -26,7 +26,7 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::Runtime;
 use powerinfer_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::json;
@@ -279,7 +279,7 @@ impl<'a> Sweep<'a> {
             Some(_) => Policy::Dense,
             None => level.policy(),
         };
-        let policy = PolicyChoice::Forced(policy);
+        let policy = Some(policy);
         let mut model = runtime(self.open()?, policy, self.on(DeviceArgument::Cpu), output)?;
         level.apply(&mut model, thresholds)?;
         Ok(model)

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, fidelity};
-use powerinfer_runtime::{PolicyChoice, Runtime, Verification};
+use powerinfer_runtime::{Runtime, Verification};
 use serde_json::{Value, json};
 
 use super::search::{scored, windows};
@@ -91,12 +91,12 @@ fn measure_in(
         quiet: true,
         ..output
     };
-    let open = |policy: PolicyChoice| -> Result<Runtime> {
+    let open = |policy: Option<Policy>| -> Result<Runtime> {
         let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
         runtime(again, policy, threads, quiet)
     };
-    let mut dense = open(PolicyChoice::Forced(Policy::Dense))?;
-    let mut planned = open(PolicyChoice::Planned)?;
+    let mut dense = open(Some(Policy::Dense))?;
+    let mut planned = open(None)?;
     planned.verify(Verification::of_all(bundle.config().layer_count));
     let bar = Bar::new(output);
     bar.begin("certifying", scored(texts) as u64, "tokens");

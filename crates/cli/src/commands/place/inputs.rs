@@ -8,7 +8,6 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::PolicyChoice;
 
 use crate::{
     engine::runtime,
@@ -47,7 +46,7 @@ pub(crate) fn calibrate(
         quiet: true,
         ..output
     };
-    let mut model = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, quiet)?;
+    let mut model = runtime(bundle, Some(Policy::Dense), threads, quiet)?;
     model.observe_inputs();
     let bar = Bar::new(output);
     let tokens: usize = texts.iter().map(Vec::len).sum();

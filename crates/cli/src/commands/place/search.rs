@@ -7,7 +7,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, likelihoods, rise};
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::Runtime;
 
 use super::modes::Leeway;
 use crate::{engine::runtime, output::Output, progress::Bar};
@@ -78,7 +78,7 @@ impl Judge {
             quiet: true,
             ..output
         };
-        let model = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, quiet)?;
+        let model = runtime(bundle, Some(Policy::Dense), threads, quiet)?;
         let mut judge = Self {
             model,
             texts,
@@ -94,8 +94,9 @@ impl Judge {
     pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate> {
         for layer in layers {
             self.model
-                .decide(layer.layer, layer.policy, layer.threshold)?;
-            self.model.skip_inputs(layer.layer, layer.input_thresholds);
+                .set_policy(layer.layer, layer.policy, layer.threshold)?;
+            self.model
+                .set_input_thresholds(layer.layer, layer.input_thresholds);
         }
         let found = self.likelihoods("perplexity of policies")?;
         Ok(rise(&self.dense, &found))

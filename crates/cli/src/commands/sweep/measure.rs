@@ -3,7 +3,7 @@
 use anyhow::Result;
 use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{LayerAudit, PolicyChoice, ReadProbe, Runtime};
+use powerinfer_runtime::{LayerAudit, ReadProbe, Runtime};
 use powerinfer_solver::{Candidate, SolveError};
 
 use super::{
@@ -238,7 +238,7 @@ impl Sweep<'_> {
             Some(_) => self.arguments.measures.device,
             None => DeviceArgument::Cpu,
         };
-        let policy = PolicyChoice::Forced(level.policy());
+        let policy = Some(level.policy());
         let mut model = runtime(bundle, policy, self.on(device), self.output.silent())?;
         if let Level::Predicted(by) = level
             && by != 0.0
