@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SignMatrix, cost_of_all_sums, pack_signs};
+use powerinfer_kernels::{
+    Arithmetic, BLOCK, Isa, Matrix, SignMatrix, pack_signs, relative_axpy_cost,
+};
 
 use crate::{
     Statistics, Threads,
@@ -81,7 +83,7 @@ impl Living {
             |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
         let alive = middle.iter().filter(|value| **value > 0.0).count();
         self.united = (0..rank).filter(|unit| is_alive(*unit, 0..tokens)).count();
-        let share = cost_of_all_sums(units.format(), tokens, Product::Float);
+        let share = relative_axpy_cost(units.format(), tokens, Arithmetic::Float);
         let is_shared = alive as f64 >= share * (tokens * self.united) as f64;
         let (listed, values) = match is_shared {
             true => (self.united, self.united * tokens),
@@ -134,7 +136,7 @@ impl Living {
             match (rows.is_empty(), self.together) {
                 (true, _) => {}
                 (_, 1) => isa.axpy_rows(units, rows, values, columns.clone(), out),
-                _ => isa.axpy_rows_many(units, rows, values, columns.clone(), out),
+                _ => isa.axpy_rows_batch(units, rows, values, columns.clone(), out),
             }
         }
     }
@@ -256,7 +258,7 @@ impl SignBits<'_> {
                 let agreements = &mut agreements[..rows.len()];
                 let group = self.signs.rows_range(rows);
                 for (x, word) in signs.clone().zip(words) {
-                    threads.isa().agreements(&group, x, agreements);
+                    threads.isa().sign_agreements(&group, x, agreements);
                     *word = pack_decisions(agreements, |count| count >= self.agreements);
                 }
             }

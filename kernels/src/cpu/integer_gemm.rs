@@ -19,7 +19,7 @@ use super::rows::KWeights;
 use super::{KScales, Operation, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
 use crate::format::BLOCK;
-use crate::{Activations, Matrix, MatrixData};
+use crate::{Matrix, MatrixData, QuantisedActivations};
 
 /// Rows of a panel: lanes.
 const ROWS: usize = 16;
@@ -31,7 +31,7 @@ const WORD: usize = 4;
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) x: &'a Activations,
+    pub(crate) x: &'a QuantisedActivations,
     pub(crate) out: &'a mut [f32],
 }
 
