@@ -161,7 +161,8 @@ fn a_projection_norms_and_serves_three_matrices_and_some_tokens() {
             let found = [a, b, c].map(|out| out.to_vec().unwrap());
             for (index, rows) in rows.into_iter().enumerate() {
                 for (x, found) in x.chunks(columns).zip(found[index].chunks(rows)) {
-                    let mut want = product(&packed[index].as_view(), &norm.apply(x), Arithmetic::Float);
+                    let mut want =
+                        product(&packed[index].as_view(), &norm.apply(x), Arithmetic::Float);
                     for (row, want) in want.iter_mut().enumerate() {
                         // Added to itself.
                         *want = 2.0 * (*want + if index == 1 { bias[row] } else { 0.0 });

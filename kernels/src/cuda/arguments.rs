@@ -206,10 +206,10 @@ pub(super) struct F16Buffer {
     pub(super) padding: i32,
 }
 
-/// `Halve` in `prompt.cu`.
+/// `ToF16` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Halve {
+pub(super) struct ToF16 {
     pub(super) x: u64,
     pub(super) columns: i32,
     pub(super) padding: i32,
@@ -218,10 +218,10 @@ pub(super) struct Halve {
     pub(super) for_host: u64,
 }
 
-/// `Combine` in `prompt.cu`.
+/// `ActivateGateUp` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Combine {
+pub(super) struct ActivateGateUp {
     pub(super) neurons: Neurons,
     pub(super) gate: u64,
     pub(super) up: u64,
@@ -234,10 +234,10 @@ pub(super) struct Combine {
     pub(super) computed: u64,
 }
 
-/// `Multiply` in `prompt.cu`.
+/// `Gemm` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Multiply {
+pub(super) struct Gemm {
     pub(super) matrix: Matrix,
     pub(super) x: F16Buffer,
     pub(super) bias: u64,
@@ -248,10 +248,10 @@ pub(super) struct Multiply {
     pub(super) padding: i32,
 }
 
-/// `Announce` in `prompt.cu`.
+/// `SignalHost` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Announce {
+pub(super) struct SignalHost {
     pub(super) flag: u64,
     pub(super) step: u64,
 }

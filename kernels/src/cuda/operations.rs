@@ -430,8 +430,8 @@ impl Gpu {
             + 2 * floats(TILE * (size + 4))
             + 16;
         let [append, attend] = match cache.format {
-            CacheFormat::F32 => ["append_f32", "attend_f32"],
-            _ => ["append_f16", "attend_f16"],
+            CacheFormat::F32 => ["append_kv_f32", "attention_f32"],
+            _ => ["append_kv_f16", "attention_f16"],
         };
         if tokens > 1 {
             // Each sees those before it, whichever block is first.

@@ -19,7 +19,7 @@ const TILE_TOKENS: usize = 64;
 const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
 /// Threads of a block that multiplies.
-const MULTIPLY_THREADS: usize = 128;
+const GEMM_THREADS: usize = 128;
 
 /// Numbers of some tokens as halves.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl Gpu {
         assert!(x.len() == tokens * columns && norm.is_none_or(|norm| norm.size() == columns));
         assert!(host.is_none_or(|host| host.input.len() >= x.len()));
         to.set_shape(tokens, columns, self.parts(format));
-        let arguments = arguments::Halve {
+        let arguments = arguments::ToF16 {
             x: x.address(),
             columns: columns as i32,
             padding: 0,
@@ -130,16 +130,16 @@ impl Gpu {
         };
         let shared = input_bytes(columns, false) + WARP * 4;
         let grid = [tokens as u32, 1, 1];
-        self.launch("halve", grid, THREADS, shared, "a token", &arguments)
+        self.launch("to_f16", grid, THREADS, shared, "a token", &arguments)
     }
 
     /// Says to the host that what kernels have written for it can be read.
     pub fn signal_host(&self, host: HostMirror<'_>) -> Result<(), DeviceError> {
-        let arguments = arguments::Announce {
+        let arguments = arguments::SignalHost {
             flag: host.flags.address(host.flag),
             step: host.step.address(),
         };
-        self.launch("announce", [1, 1, 1], WARP, 0, "a word", &arguments)
+        self.launch("signal_host", [1, 1, 1], WARP, 0, "a word", &arguments)
     }
 
     /// `out = x · matrixᵀ + bias`, `[tokens, rows]`, or the same added to what is there.
@@ -155,13 +155,13 @@ impl Gpu {
         let matrix = &linear.matrix;
         assert_eq!(matrix.columns(), x.columns, "a weight per number");
         assert_eq!(out.len(), x.tokens * matrix.rows(), "an output per row");
-        let arguments = arguments::Multiply {
+        let arguments = arguments::Gemm {
             bias: linear.bias.as_ref().map_or(0, Buffer::address),
             out: out.address(),
             add: add.into(),
             ..product(matrix, x)
         };
-        self.launch_product("multiply", matrix, matrix.rows(), x, &arguments)
+        self.launch_product("gemm", matrix, matrix.rows(), x, &arguments)
     }
 
     /// Makes of what gate gives, `[tokens, hot]`, and of what up gives, what rows of down are multiplied by,
@@ -188,7 +188,7 @@ impl Gpu {
             chosen.first + hot <= chosen.neurons && chosen.mask.len() == tokens * words(chosen)
         }));
         to.set_shape(tokens, hot, self.parts(ffn.down.format()));
-        let arguments = arguments::Combine {
+        let arguments = arguments::ActivateGateUp {
             neurons: neurons(ffn, rule),
             gate: gate.address(),
             up: up.map_or(0, Buffer::address),
@@ -201,7 +201,14 @@ impl Gpu {
             computed: scratch.computed_address(),
         };
         let grid = [tokens as u32, 1, 1];
-        self.launch("combine", grid, THREADS, WARP * 4, "a token", &arguments)
+        self.launch(
+            "activate_gate_up",
+            grid,
+            THREADS,
+            WARP * 4,
+            "a token",
+            &arguments,
+        )
     }
 
     /// Adds to `hidden`, `[tokens, hidden]`, rows of down times `x`, `[tokens, hot]`, and what is added
@@ -221,7 +228,7 @@ impl Gpu {
         let added = [ffn.bias.as_ref(), beside.offset].into_iter().flatten();
         assert!(added.into_iter().all(|added| added.len() == size));
         assert!(beside.cold.is_none_or(|cold| cold.len() >= hidden.len()));
-        let arguments = arguments::Multiply {
+        let arguments = arguments::Gemm {
             bias: ffn.bias.as_ref().map_or(0, Buffer::address),
             offset: beside.offset.map_or(0, Buffer::address),
             beside: beside.cold.map_or(0, |cold| cold.address(0)),
@@ -238,7 +245,7 @@ impl Gpu {
         matrix: &GpuMatrix,
         outputs: usize,
         x: &F16Buffer,
-        arguments: &arguments::Multiply,
+        arguments: &arguments::Gemm,
     ) -> Result<(), DeviceError> {
         if outputs == 0 || x.tokens == 0 {
             return Ok(());
@@ -251,7 +258,7 @@ impl Gpu {
         let shared = 2 * x.parts * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>();
         let name = kernel(name, matrix.format());
         let what = "a tile of a product";
-        self.launch(&name, grid, MULTIPLY_THREADS, shared, what, arguments)
+        self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
     }
 
     /// F16Buffer that stand for a number: one where bytes would do, two where products are to be exact.
@@ -263,10 +270,10 @@ impl Gpu {
     }
 }
 
-fn product(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Multiply {
-    arguments::Multiply {
+fn product(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Gemm {
+    arguments::Gemm {
         matrix: matrix.argument(),
         x: x.argument(),
-        ..arguments::Multiply::zeroed()
+        ..arguments::Gemm::zeroed()
     }
 }
