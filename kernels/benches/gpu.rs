@@ -16,13 +16,13 @@ use std::{
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    Arithmetic, CacheFormat, Format, Isa, Matrix, MatrixData, OwnedMatrix,
+    Arithmetic, Isa,
     cuda::{
         Attention, Buffer, ColdSum, CudaDevice, Device, DownScratch, Ffn, Gpu, GpuActivation,
         GpuCache, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer, HostMirror, NeuronFilter,
     },
-    pack,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, OwnedMatrix, pack};
 
 #[path = "../tests/support/noise.rs"]
 mod noise;

@@ -16,28 +16,14 @@
 
 mod activations;
 mod attention;
-mod cache;
 mod cpu;
 pub mod cuda;
 mod error;
-mod format;
 mod isa;
-mod matrix;
 mod operations;
-mod pack;
-mod pack_q4_k;
-mod signs;
-mod transpose;
 
 pub use activations::{QuantisedActivations, QuantisedVector};
-pub use cache::{CacheFormat, CachePlane, Lay};
 pub use cpu::{exp2, kernel_scratch_bytes};
 pub use error::KernelError;
-pub use format::{BLOCK, Format, SUPER_BLOCK};
-pub use half::{bf16, f16};
 pub use isa::Isa;
-pub use matrix::{Matrix, MatrixData};
 pub use operations::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost, relative_gemm_cost};
-pub use pack::{OwnedMatrix, pack, repack_q4_k};
-pub use signs::{SignMatrix, pack_signs};
-pub use transpose::{Transposed, transpose};

@@ -6,14 +6,14 @@ use std::{ops::Range, sync::Arc};
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    Arithmetic, CacheFormat, Format, Isa, Matrix, QuantisedActivations,
+    Arithmetic, Isa, QuantisedActivations,
     cuda::{
         Attention, Buffer, ColdSum, Device, Ffn, Gpu, GpuActivation, GpuCache, GpuFfnKind,
         GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HeadNorms, HostBuffer, HostMirror,
         NeuronFilter, PredictedMask, Predictor, SignBits,
     },
-    pack, pack_signs,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, pack, pack_signs};
 
 #[path = "support/devices.rs"]
 mod devices;

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::{
-    Arithmetic, Format, Isa,
+    Arithmetic, Isa,
     cuda::{
         Buffer, Device, DownAddends, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix,
         GpuNorm, GpuNormKind, HostBuffer, HostMirror, NeuronFilter, PredictedMask, Predictor,
         TokenMasks,
     },
-    pack,
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -167,7 +167,7 @@ fn check_ffn(
         .collect();
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
-        let linear = |packed: &powerinfer_kernels::OwnedMatrix, seed| {
+        let linear = |packed: &powerinfer_tensor::OwnedMatrix, seed| {
             GpuLinear::upload(device, &packed.as_view(), Some(&noise(seed, hot))).unwrap()
         };
         let ffn = Ffn {

@@ -9,10 +9,10 @@ use std::{
 };
 
 use powerinfer_kernels::{
-    Arithmetic, Format, Isa,
+    Arithmetic, Isa,
     cuda::{Buffer, Gpu, GpuLinear, GpuMatrix, StagingStream},
-    pack,
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;

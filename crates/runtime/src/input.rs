@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use powerinfer_kernels::{
-    Arithmetic, Isa, Matrix, QuantisedActivations, QuantisedVector, relative_gemm_cost,
+    Arithmetic, Isa, QuantisedActivations, QuantisedVector, relative_gemm_cost,
 };
+use powerinfer_tensor::Matrix;
 
 use crate::Threads;
 

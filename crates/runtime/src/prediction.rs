@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::{
-    Arithmetic, BLOCK, Isa, Matrix, SignMatrix, pack_signs, relative_axpy_cost,
-};
+use powerinfer_kernels::{Arithmetic, Isa, relative_axpy_cost};
+use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, pack_signs};
 
 use crate::{
     Statistics, Threads,
@@ -270,7 +269,7 @@ impl SignBits<'_> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
-use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, BLOCK, Isa, Matrix, relative_axpy_cost};
+use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, Isa, relative_axpy_cost};
 use powerinfer_pool::Pool;
+use powerinfer_tensor::{BLOCK, Matrix};
 
 use crate::{
     ActivationFormat, RuntimeError,
@@ -537,7 +538,7 @@ fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
 
     use super::*;
 

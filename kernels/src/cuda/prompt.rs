@@ -11,7 +11,8 @@ use super::{
     HostMirror, NeuronFilter, arguments,
     operations::{THREADS, WARP, WORD, input_bytes, kernel, neurons},
 };
-use crate::{Arithmetic, Format};
+use crate::Arithmetic;
+use powerinfer_tensor::Format;
 
 /// Rows, tokens and columns of a tile, and halves from one row of it to the next.
 const TILE_ROWS: usize = 32;

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::{
-    Arithmetic, CacheFormat,
+    Arithmetic,
     cuda::{ActivityCounts, Device, DeviceError, Gpu, GpuCache, WINDOWS},
 };
 use powerinfer_model::{Block, ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceLayer, Hybrid,
