@@ -156,7 +156,7 @@ impl RuntimeError {
             Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
             Self::CpuOnly { .. } => Some(Hint::RunOnCpu),
             Self::InBatch { source, .. } => source.hint(),
-            Self::Device(DeviceError::NoMemory { .. }) => Some(Hint::LessVram),
+            Self::Device(DeviceError::OutOfMemory { .. }) => Some(Hint::LessVram),
             Self::Bundle(error) => error.hint(),
             Self::Model(error) => error.hint(),
             Self::Artifact(error) => error.hint(),

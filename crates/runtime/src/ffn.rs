@@ -552,7 +552,7 @@ impl Batch<'_> {
     /// Whether a GEMM over all rows of a group takes less time than GEMVs over the `wanted` ones of `all`.
     fn gemm_pays(&self, linear: &Linear<'_>, wanted: usize, all: usize) -> bool {
         linear.layout == Layout::ByOutput
-            && wanted as f64 >= self.x.relative_cost_of_gemm(&linear.matrix) * all as f64
+            && wanted as f64 >= self.x.relative_gemm_cost(&linear.matrix) * all as f64
     }
 
     /// Sets `products [tokens, group]` to those of all rows of `group`.

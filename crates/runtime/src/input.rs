@@ -1,6 +1,8 @@
 //! The right-hand sides of matrix products.
 
-use powerinfer_kernels::{Activations, Isa, Product, RoundedVector, cost_of_all};
+use powerinfer_kernels::{
+    Arithmetic, Isa, QuantisedActivations, QuantisedVector, relative_gemm_cost,
+};
 use powerinfer_tensor::Matrix;
 
 use crate::Threads;
@@ -20,7 +22,7 @@ pub enum ActivationFormat {
 #[derive(Debug, Default)]
 pub(crate) struct InputBuffers {
     masked: Vec<f32>,
-    rounded: Activations,
+    rounded: QuantisedActivations,
 }
 
 /// The vectors that matrices are multiplied with, `[tokens, columns]`: in float32 and, for quantised matrices,
@@ -28,7 +30,7 @@ pub(crate) struct InputBuffers {
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a> {
     exact: &'a [f32],
-    rounded: Option<&'a Activations>,
+    rounded: Option<&'a QuantisedActivations>,
     columns: usize,
 }
 
@@ -83,7 +85,7 @@ impl<'a> Input<'a> {
     }
 
     /// The rounded vectors, where products with `matrix` use them.
-    fn rounded(&self, matrix: &Matrix<'_>) -> Option<&'a Activations> {
+    fn rounded(&self, matrix: &Matrix<'_>) -> Option<&'a QuantisedActivations> {
         self.rounded.filter(|_| matrix.format().is_quantised())
     }
 
@@ -104,12 +106,12 @@ impl<'a> Input<'a> {
     }
 
     /// Time of [`Self::gemm`] relative to one GEMV after the other.
-    pub(crate) fn relative_cost_of_gemm(&self, matrix: &Matrix<'_>) -> f64 {
+    pub(crate) fn relative_gemm_cost(&self, matrix: &Matrix<'_>) -> f64 {
         let product = match self.rounded(matrix) {
-            Some(_) => Product::Integer,
-            None => Product::Float,
+            Some(_) => Arithmetic::Integer,
+            None => Arithmetic::Float,
         };
-        cost_of_all(matrix.format(), self.tokens(), product)
+        relative_gemm_cost(matrix.format(), self.tokens(), product)
     }
 
     /// Number of vectors.
@@ -127,7 +129,7 @@ pub(crate) fn reaches(x: f32, threshold: f32) -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct Vector<'a> {
     exact: &'a [f32],
-    rounded: Option<RoundedVector<'a>>,
+    rounded: Option<QuantisedVector<'a>>,
 }
 
 impl Vector<'_> {

@@ -135,7 +135,7 @@ fn runtime(case: Case) -> Runtime {
         &out,
     );
     let threads = Threads::new(Isa::detect().unwrap(), case.threads).unwrap();
-    let policy = case.policy.map_or(None, Some);
+    let policy = case.policy;
     // The files stay mapped after the folder is gone.
     Runtime::new(bundle, Options { threads, policy }).unwrap()
 }

@@ -53,7 +53,7 @@ impl LayerExecutor for HybridExecutor {
         match pass.tokens.len() {
             1 => {
                 let caches = pass.sequences[0].on_device.iter().flatten();
-                let places = caches.flat_map(GpuCache::place).collect();
+                let places = caches.flat_map(GpuCache::addresses).collect();
                 hybrid.segments.start(places);
             }
             tokens => hybrid.turn_to_prompts(tokens),
@@ -160,7 +160,7 @@ impl LayerExecutor for HybridExecutor {
         hybrid.end_segment()?;
         hybrid.check_syncs()?;
         let counts = hybrid.take_counts()?;
-        let computed = u64::from(counts.computed);
+        let computed = u64::from(counts.down_rows);
         let statistics = &mut pass.observers.statistics;
         let on_host = statistics.neurons_computed - self.computed_before;
         statistics.neurons_computed += computed;
@@ -253,7 +253,7 @@ impl HybridExecutor {
         let (model, hybrid) = (pass.model, &mut self.hybrid);
         hybrid.wait_for_input(layer)?;
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
-        hybrid.state.input.read_floats(&mut input);
+        hybrid.state.input.read_f32(&mut input);
         pass.observers.stage(Stage::Waiting);
         let mask = hybrid.layers[layer].predicts().then(|| hybrid.read_mask());
         let statistics = &mut pass.observers.statistics;
@@ -266,7 +266,7 @@ impl HybridExecutor {
             &mut self.cold,
             statistics,
         );
-        hybrid.state.cold.write_floats(&sum);
+        hybrid.state.cold.write_f32(&sum);
         hybrid.add_host(watch, statistics.bytes_read);
         pass.observers.stage(Stage::Down);
         Ok(())
