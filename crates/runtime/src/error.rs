@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy};
+use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy, progress::Interrupted};
 use powerinfer_bundle::BundleError;
-use powerinfer_kernels::{KernelError, cuda::DeviceError};
+use powerinfer_kernels::{
+    KernelError,
+    cuda::{DeviceError, NoCard},
+};
 use powerinfer_model::ModelError;
 
 /// A bundle that cannot be run as asked.
@@ -129,6 +132,28 @@ pub enum RuntimeError {
         /// Bytes that the plan has.
         budget: u64,
     },
+    /// A GPU was asked for and there is none.
+    #[error("no GPU can be used: {0}; `--device cpu` runs without one")]
+    NoGpu(NoCard),
+    /// A GPU was asked for and the plan has no use for it.
+    #[error(
+        "the plan puts nothing on a GPU; place the bundle again with `--vram`, or leave `--device` out"
+    )]
+    NothingOnGpu,
+    /// More of the GPU's memory is taken than the plan has for it.
+    #[error(
+        "{} of the GPU's memory are taken, but the plan has a budget of {}; place the bundle again with a smaller `--vram`",
+        ByteSize(*taken), ByteSize(*budget)
+    )]
+    TakesMore {
+        /// Bytes taken, as the driver reports them.
+        taken: u64,
+        /// Bytes of the budget.
+        budget: u64,
+    },
+    /// The user stopped it.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// Something that only the CPU does.
     #[error("{what} is not to be had on a GPU yet; run it with `--device cpu`")]
     CpuOnly {
