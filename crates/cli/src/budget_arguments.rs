@@ -5,9 +5,9 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Objective, Policy},
 };
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_planner::{Pin, PlanOptions, Vram, read_hardware};
 use powerinfer_solver::Backend;
+use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{engine::PolicyArgument, output::parse_percent};
 

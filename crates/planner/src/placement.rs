@@ -8,10 +8,10 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_kernels::Format;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::Profile;
 use powerinfer_solver::SolveReport;
+use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 
 use crate::{

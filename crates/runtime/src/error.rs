@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy, progress::Interrupted};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::{
     KernelError,
@@ -15,7 +15,7 @@ use powerinfer_model::ModelError;
 pub enum RuntimeError {
     /// A policy without what it needs.
     #[error(
-        "the bundle in `{folder}` has no {what} for layer {layer}, so `--policy {policy}` cannot run; {instead}"
+        "the bundle in `{folder}` has no {what} for layer {layer}, which the policy `{policy}` needs"
     )]
     PolicyMissing {
         /// The bundle.
@@ -26,13 +26,11 @@ pub enum RuntimeError {
         policy: Policy,
         /// What it needs.
         what: &'static str,
-        /// What to do.
-        instead: &'static str,
+        /// The remedy.
+        hint: Hint,
     },
     /// A plan that accounts for other memory than running takes.
-    #[error(
-        "the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}; run `powerinfer place` again instead of editing the plan"
-    )]
+    #[error("the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}")]
     OtherMemory {
         /// The bundle.
         folder: PathBuf,
@@ -45,7 +43,7 @@ pub enum RuntimeError {
     },
     /// The KV cache finds no room.
     #[error(
-        "there is no memory for the KV cache of {tokens} tokens, {} in all; place the bundle again with a shorter `--context`",
+            "there is no memory for the KV cache of {tokens} tokens, {} in all",
         ByteSize(*bytes)
     )]
     NoRoom {
@@ -76,9 +74,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A prompt cache of something that computes other numbers.
-    #[error(
-        "the prompt cache `{path}` is of other {what}: {found}; here it is {expected}; delete it, or name another file by `--prompt-cache`"
-    )]
+    #[error("the prompt cache `{path}` is of other {what}: {found}; expected {expected}")]
     OtherPromptCache {
         /// The file.
         path: PathBuf,
@@ -109,7 +105,7 @@ pub enum RuntimeError {
     },
     /// A layer whose place the GPU's kernels cannot take.
     #[error(
-        "the plan in `{folder}` puts {what} of layer {layer} on the GPU, whose kernels read none; {hint}"
+        "the plan in `{folder}` puts {what} of layer {layer} on the GPU, which no GPU kernel supports"
     )]
     OnDevice {
         /// The bundle.
@@ -118,12 +114,12 @@ pub enum RuntimeError {
         layer: usize,
         /// What it is.
         what: &'static str,
-        /// What to do.
-        hint: &'static str,
+        /// The remedy.
+        hint: Hint,
     },
     /// More on the GPU than the plan has room for.
     #[error(
-        "running takes {} of the GPU's memory, but the plan has a budget of {}; place the bundle again with a larger `--vram` or a shorter `--context`",
+            "running takes {} of the GPU's memory, but the plan has a budget of {}",
         ByteSize(*held), ByteSize(*budget)
     )]
     OverBudget {
@@ -133,16 +129,14 @@ pub enum RuntimeError {
         budget: u64,
     },
     /// A GPU was asked for and there is none.
-    #[error("no GPU can be used: {0}; `--device cpu` runs without one")]
+    #[error("no GPU can be used: {0}")]
     NoGpu(NoCard),
     /// A GPU was asked for and the plan has no use for it.
-    #[error(
-        "the plan puts nothing on a GPU; place the bundle again with `--vram`, or leave `--device` out"
-    )]
+    #[error("the plan puts nothing on a GPU")]
     NothingOnGpu,
     /// More of the GPU's memory is taken than the plan has for it.
     #[error(
-        "{} of the GPU's memory are taken, but the plan has a budget of {}; place the bundle again with a smaller `--vram`",
+        "{} of the GPU's memory are taken, but the plan has a budget of {}",
         ByteSize(*taken), ByteSize(*budget)
     )]
     TakesMore {
@@ -155,7 +149,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
     /// Something that only the CPU does.
-    #[error("{what} is not to be had on a GPU yet; run it with `--device cpu`")]
+    #[error("{what} is not supported on a GPU")]
     CpuOnly {
         /// What.
         what: &'static str,
@@ -172,4 +166,26 @@ pub enum RuntimeError {
     /// A file of the bundle cannot be read.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl RuntimeError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::PolicyMissing { hint, .. } | Self::OnDevice { hint, .. } => Some(*hint),
+            Self::OtherMemory { .. } => Some(Hint::PlaceAgain),
+            Self::NoRoom { .. } => Some(Hint::ShorterContext),
+            Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
+            Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
+            Self::CpuOnly { .. } | Self::NoGpu(_) => Some(Hint::RunOnCpu),
+            Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
+            Self::TakesMore { .. } => Some(Hint::SmallerVram),
+            Self::InBatch { source, .. } => source.hint(),
+            Self::Device(DeviceError::NoMemory { .. }) => Some(Hint::LessVram),
+            Self::Bundle(error) => error.hint(),
+            Self::Model(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }

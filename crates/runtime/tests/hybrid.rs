@@ -13,7 +13,8 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
-    plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
+    Hint,
+    plan::{Device as Side, Plan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, score_names},
     random::Random,
     tensor_file::Dtype,
@@ -21,12 +22,13 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
     ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
     SideTimes, Threads,
 };
+use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.
@@ -766,7 +768,7 @@ fn prompts_take_the_room_that_is_left() {
             Ok(model) => model,
             Err(error) => {
                 // Without room for the weights there is none to run in.
-                assert!(error.to_string().contains("lower `--vram`"), "{error}");
+                assert_eq!(error.hint(), Some(Hint::LessVram), "{error}");
                 break;
             }
         };

@@ -7,10 +7,11 @@ use powerinfer_artifact::{
     ByteSize,
     hardware::{Cpu, Gpu, Hardware},
 };
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_planner::machine::{Thoroughness, gpu_status, measure};
 use powerinfer_pool::{system, usable_cores};
 use powerinfer_runtime::warn_of_too_many_threads;
+use powerinfer_tensor::Format;
 use serde_json::json;
 
 use crate::{

@@ -7,13 +7,13 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Budget, Policy},
 };
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::{
     read_hardware,
     simulate::{Activity, Request, Said},
 };
 use powerinfer_synth::Shape;
+use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
     engine::PolicyArgument,

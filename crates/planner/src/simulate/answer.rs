@@ -6,8 +6,8 @@ use powerinfer_artifact::{
     hardware::{Hardware, ModelShape},
     plan::{Budget, Plan, Policy},
 };
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
+use powerinfer_tensor::Format;
 use serde::Serialize;
 
 use super::{

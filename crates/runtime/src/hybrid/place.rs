@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::plan::{self, Policy, Score};
+use powerinfer_artifact::{
+    Hint,
+    plan::{self, Policy, Score},
+};
 use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
-use powerinfer_kernels::{
-    CacheFormat,
-    cuda::{
-        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts,
-        Predictor, SignBits,
-    },
+use powerinfer_kernels::cuda::{
+    Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts, Predictor,
+    SignBits,
 };
 use powerinfer_model::{ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,
@@ -114,7 +115,7 @@ impl Hybrid {
         for (index, (stored, plan)) in weights.layers.iter().zip(&plan.layers).enumerate() {
             let has_attention = plan.attention == plan::Device::Gpu;
             let has_cache = has_attention && plan.kv == plan::Device::Gpu;
-            let unsupported = |what: &'static str, hint: &'static str| RuntimeError::OnDevice {
+            let unsupported = |what: &'static str, hint: Hint| RuntimeError::OnDevice {
                 folder: bundle.folder().to_owned(),
                 layer: index,
                 what,
@@ -124,15 +125,12 @@ impl Hybrid {
             if (has_attention && by_input(&stored.query))
                 || (plan.hot_count > 0 && by_input(&stored.gate))
             {
-                return Err(unsupported(
-                    "projections by input",
-                    "place it without `--input-sparsity`",
-                ));
+                return Err(unsupported("projections by input", Hint::NoInputSparsity));
             }
             if has_cache && bundle.plan().budget.kv_cache == CacheFormat::Q8_0 {
                 return Err(unsupported(
                     "a KV cache of 8 bits",
-                    "place it with `--kv-cache f16`",
+                    Hint::HalfPrecisionKvCache,
                 ));
             }
             let of_bundle = OfBundle {
