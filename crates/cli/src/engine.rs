@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_kernels::cuda::{Device, NoCard};
+use powerinfer_kernels::cuda::{CudaUnavailable, Device};
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
 
@@ -128,7 +128,7 @@ impl DeviceArgument {
 
     /// Opens the device, where there is one; the reason why there is none is shown only by `--verbose`.
     pub(crate) fn open(self, without: &str, output: Output) -> Result<Option<Arc<dyn Device>>> {
-        let detail = |reason: &NoCard| output.detail(format!("{without} ({reason})"));
+        let detail = |reason: &CudaUnavailable| output.detail(format!("{without} ({reason})"));
         Ok(self.choice()?.open(detail)?)
     }
 

@@ -6,7 +6,7 @@ use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy, progress:
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::{
     KernelError,
-    cuda::{DeviceError, NoCard},
+    cuda::{CudaUnavailable, DeviceError},
 };
 use powerinfer_model::ModelError;
 
@@ -130,7 +130,7 @@ pub enum RuntimeError {
     },
     /// A GPU was asked for and there is none.
     #[error("no GPU can be used: {0}")]
-    NoGpu(NoCard),
+    NoGpu(CudaUnavailable),
     /// A GPU was asked for and the plan has no use for it.
     #[error("the plan puts nothing on a GPU")]
     NothingOnGpu,
@@ -181,7 +181,7 @@ impl RuntimeError {
             Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
             Self::TakesMore { .. } => Some(Hint::SmallerVram),
             Self::InBatch { source, .. } => source.hint(),
-            Self::Device(DeviceError::NoMemory { .. }) => Some(Hint::LessVram),
+            Self::Device(DeviceError::OutOfMemory { .. }) => Some(Hint::LessVram),
             Self::Bundle(error) => error.hint(),
             Self::Model(error) => error.hint(),
             Self::Artifact(error) => error.hint(),

@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{
     Isa,
-    cuda::{Card, Device as Gpu, NoCard},
+    cuda::{CudaDevice, CudaUnavailable, Device as Gpu},
 };
 use powerinfer_pool::{system, usable_cores};
 
@@ -56,7 +56,7 @@ impl Execution {
 
 /// A device that is open.
 enum Opened {
-    Card(Card),
+    Cuda(CudaDevice),
     Given(Arc<dyn Gpu>),
 }
 
@@ -69,22 +69,25 @@ impl DeviceChoice {
     /// When a GPU is asked for and there is none.
     pub fn open(
         &self,
-        missing: impl FnOnce(&NoCard),
+        missing: impl FnOnce(&CudaUnavailable),
     ) -> Result<Option<Arc<dyn Gpu>>, RuntimeError> {
         Ok(self.opened(missing)?.map(|opened| match opened {
-            Opened::Card(card) => Arc::new(card) as Arc<dyn Gpu>,
+            Opened::Cuda(card) => Arc::new(card) as Arc<dyn Gpu>,
             Opened::Given(device) => device,
         }))
     }
 
-    fn opened(&self, missing: impl FnOnce(&NoCard)) -> Result<Option<Opened>, RuntimeError> {
+    fn opened(
+        &self,
+        missing: impl FnOnce(&CudaUnavailable),
+    ) -> Result<Option<Opened>, RuntimeError> {
         match self {
             Self::Cpu => return Ok(None),
             Self::Given(device) => return Ok(Some(Opened::Given(Arc::clone(device)))),
             Self::Auto | Self::Gpu => {}
         }
-        match Card::open(0) {
-            Ok(card) => Ok(Some(Opened::Card(card))),
+        match CudaDevice::open(0) {
+            Ok(card) => Ok(Some(Opened::Cuda(card))),
             Err(reason) if matches!(self, Self::Gpu) => Err(RuntimeError::NoGpu(reason)),
             Err(reason) => {
                 missing(&reason);
@@ -128,7 +131,7 @@ impl Runtime {
             policy,
         };
         match device(bundle.plan(), &execution.device, progress)? {
-            Some(Opened::Card(card)) => run_on(card, bundle, options, progress),
+            Some(Opened::Cuda(card)) => run_on(card, bundle, options, progress),
             Some(Opened::Given(device)) => Self::with_device(bundle, options, device),
             None => Self::new(bundle, options),
         }
@@ -184,7 +187,7 @@ fn device(
 ///
 /// When more of the card's memory is taken than the plan has for it.
 fn run_on(
-    card: Card,
+    card: CudaDevice,
     bundle: Bundle,
     options: Options,
     progress: &dyn Progress,

@@ -98,7 +98,7 @@ fn many_tokens_have_the_bits_of_one_after_the_other() {
                         let mut found = noise(34, part.len() * tokens);
                         let mut expected = found.clone();
                         let view = matrix.as_view();
-                        isa.axpy_rows_many_integer(
+                        isa.axpy_rows_batch_integer(
                             &view,
                             &listed,
                             &coefficients,
