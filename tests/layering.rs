@@ -27,6 +27,7 @@ const LADDER: [&str; 18] = [
     "powerinfer-predictor",
     "powerinfer-solver",
     "powerinfer-eval",
+    "powerinfer-planner",
     "powerinfer-cli",
 ];
 
