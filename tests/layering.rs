@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate depends only on those before it.
-const LADDER: [&str; 18] = [
+const LADDER: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-pool",
     "powerinfer-artifact",
@@ -32,7 +32,7 @@ const LADDER: [&str; 18] = [
 ];
 
 /// Crates that handle formats and figures without computing with weights.
-const WITHOUT_KERNELS: [&str; 5] = [
+const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-artifact",
     "powerinfer-model",
@@ -41,7 +41,7 @@ const WITHOUT_KERNELS: [&str; 5] = [
 ];
 
 /// Dependencies that must not be linked into a program that only runs bundles.
-const HEAVY: [&str; 10] = [
+const HEAVY: &[&str] = &[
     "candle-core",
     "candle-nn",
     "polars",
@@ -55,7 +55,7 @@ const HEAVY: [&str; 10] = [
 ];
 
 /// Commands that import another command until the planner and the sweeps are crates of their own.
-const IMPORTING: [&str; 6] = ["inspect", "merge", "place", "prepare", "simulate", "sweep"];
+const IMPORTING: &[&str] = &["inspect", "merge", "place", "prepare", "simulate", "sweep"];
 
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
