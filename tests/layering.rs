@@ -121,9 +121,9 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn no_edge_points_up() {
     let dependencies = dependencies();
-    for (rung, package) in LADDER.iter().enumerate() {
+    for (rung, package) in LADDER.iter().copied().enumerate() {
         let above = &LADDER[rung..];
-        for dependency in &dependencies[*package] {
+        for dependency in &dependencies[package] {
             assert!(
                 !above.contains(&dependency.as_str()),
                 "{package} depends on {dependency}, which is above it"
@@ -148,7 +148,7 @@ fn reached(dependencies: &BTreeMap<String, BTreeSet<String>>, package: &str) -> 
 fn the_runtime_stays_light() {
     let dependencies = dependencies();
     let reached = reached(&dependencies, "powerinfer-runtime");
-    for heavy in HEAVY {
+    for &heavy in HEAVY {
         assert!(
             dependencies.contains_key(heavy),
             "{heavy} is not in the workspace any more; mend this list"
@@ -160,7 +160,7 @@ fn the_runtime_stays_light() {
 #[test]
 fn formats_hub_and_solver_link_neither_cuda_nor_cpu_kernels() {
     let dependencies = dependencies();
-    for package in WITHOUT_KERNELS {
+    for &package in WITHOUT_KERNELS {
         let reached = reached(&dependencies, package);
         for kernels in ["cudarc", "powerinfer-kernels"] {
             assert!(dependencies.contains_key(kernels));
