@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Plan, Policy},
     predictor_file::PredictorFile,
     write::ScratchFolder,
@@ -146,7 +146,7 @@ impl BudgetArguments {
     }
 
     /// By how much of itself perplexity may rise.
-    fn allowed_rise(&self) -> f64 {
+    fn perplexity_budget(&self) -> f64 {
         self.max_ppl_increase.map_or(0.01, |Rise(share)| share)
     }
 
@@ -165,14 +165,14 @@ pub(crate) struct Placement {
     plan: Plan,
     report: SolveReport,
     orders: Vec<Vec<u32>>,
-    placing: Vec<LayerPlacing>,
+    placing: Vec<LayerInputs>,
     predictors: Option<PredictorFile>,
     request: Request,
     quant: Format,
     seed: u64,
     /// Text to certify on.
     texts: Vec<Vec<u32>>,
-    allowed_rise: f64,
+    perplexity_budget: f64,
 }
 
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
@@ -290,7 +290,7 @@ pub(crate) fn solve(
         options: arguments.placement.options(),
         request: &request,
         texts: search_texts,
-        allowed_rise: arguments.allowed_rise(),
+        perplexity_budget: arguments.perplexity_budget(),
         inputs: None,
         scratch,
         output,
@@ -310,7 +310,7 @@ pub(crate) fn solve(
         quant: arguments.quant(),
         seed: profile.header().seed,
         texts: certificate_texts,
-        allowed_rise: arguments.allowed_rise(),
+        perplexity_budget: arguments.perplexity_budget(),
     })
 }
 
@@ -343,7 +343,7 @@ fn check_same_text(file: &PredictorFile, request: &Request) -> Result<()> {
 pub(crate) fn certify_bundle(
     bundle: Bundle,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     output: Output,
 ) -> Result<Bundle> {
     let tokens = search::scored(texts);
@@ -354,14 +354,14 @@ pub(crate) fn certify_bundle(
         ));
         return Ok(bundle);
     }
-    let certificate = certify::measure(&bundle, texts, allowed_rise, output)?;
+    let certificate = certify::measure(&bundle, texts, perplexity_budget, output)?;
     if !certificate.holds() {
         let told = match certificate.tokens_needed() {
             Some(tokens) => format!(
                 "is not shown to be within the {} allowed; that would take about {tokens} tokens",
-                percent(allowed_rise)
+                percent(perplexity_budget)
             ),
-            None => format!("is more than the {} allowed", percent(allowed_rise)),
+            None => format!("is more than the {} allowed", percent(perplexity_budget)),
         };
         output.say(format!("the rise of perplexity {told}"));
     }
@@ -379,7 +379,7 @@ pub(crate) fn certify_again(
 ) -> Result<Bundle> {
     let tokens = arguments.certify_tokens(checkpoint.config());
     let [_, texts] = held_back(profile, request, tokens)?;
-    certify_bundle(bundle, &texts, arguments.allowed_rise(), output)
+    certify_bundle(bundle, &texts, arguments.perplexity_budget(), output)
 }
 
 /// Says in a line what a bundle is certified for.
@@ -431,6 +431,6 @@ impl Placement {
 
     /// Measures `bundle` on text that was held back, and writes down what was found.
     pub(crate) fn certify(&self, bundle: Bundle, output: Output) -> Result<Bundle> {
-        certify_bundle(bundle, &self.texts, self.allowed_rise, output)
+        certify_bundle(bundle, &self.texts, self.perplexity_budget, output)
     }
 }

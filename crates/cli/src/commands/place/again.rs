@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
-    placing::{LayerFigures, LayerPlacing, ReadWork},
+    placing::{LayerCosts, LayerInputs, ReadCost},
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST, Verification};
@@ -20,8 +20,8 @@ use super::{
 use crate::output::{Output, print, print_json};
 
 /// What a bundle keeps of the way that a layer goes.
-pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerPlacing {
-    let stored = |work: Work| ReadWork {
+pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
+    let stored = |work: Work| ReadCost {
         bytes: work.bytes,
         rows: work.rows,
         sums: work.sums,
@@ -32,8 +32,8 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
         every,
         active,
     } = candidate.mode;
-    LayerPlacing {
-        figures: LayerFigures {
+    LayerInputs {
+        figures: LayerCosts {
             policy,
             prediction: stored(prediction),
             every: stored(every),
@@ -50,8 +50,8 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
 }
 
 /// The one way that a layer of a bundle can go.
-fn candidate(layer: &LayerPlacing) -> Candidate {
-    let work = |stored: ReadWork| Work {
+fn candidate(layer: &LayerInputs) -> Candidate {
+    let work = |stored: ReadCost| Work {
         bytes: stored.bytes,
         rows: stored.rows,
         sums: stored.sums,
@@ -132,7 +132,7 @@ fn refuse_decisions(arguments: &PlaceArguments) -> Result<()> {
 }
 
 /// The placement as the solver takes it; what `arguments` do not say is as it was.
-fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) -> Result<Problem> {
+fn stated(bundle: &Bundle, layers: &[LayerInputs], arguments: &PlaceArguments) -> Result<Problem> {
     let (config, plan) = (bundle.config(), bundle.plan());
     let given = &arguments.budget;
     let before = plan.budget.context_tokens as usize;
@@ -176,12 +176,12 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
 fn solved(
     bundle: &Bundle,
     problem: &Problem,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     options: &Options,
 ) -> Result<Decision> {
     let before = bundle.plan();
     let differs =
-        |(layer, placing): (&LayerPlan, &LayerPlacing)| layer.policy != placing.figures.policy;
+        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.figures.policy;
     if before.layers.iter().zip(layers).any(differs) {
         bail!(
             "the bundle in `{}` follows other policies than it carries figures of; make it again from its model",

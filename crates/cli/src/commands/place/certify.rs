@@ -51,10 +51,10 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
 pub(crate) fn measure(
     bundle: &Bundle,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     output: Output,
 ) -> Result<Certificate> {
-    measure_in(bundle, windows(bundle), texts, allowed_rise, output)
+    measure_in(bundle, windows(bundle), texts, perplexity_budget, output)
 }
 
 /// Measures again what `written` says.
@@ -76,14 +76,14 @@ pub(crate) fn measure_again(
         );
     }
     let texts = bundle.certificate_texts()?;
-    measure_in(bundle, windows, &texts, written.allowed_rise, output)
+    measure_in(bundle, windows, &texts, written.perplexity_budget, output)
 }
 
 fn measure_in(
     bundle: &Bundle,
     windows: Windows,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     output: Output,
 ) -> Result<Certificate> {
     let threads = crate::machine::cores::usable_cores();
@@ -108,19 +108,18 @@ fn measure_in(
     let drifts = planned.verification().map_or(&[][..], Verification::layers);
     let layers = drifts.iter().zip(&bundle.plan().layers);
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
-    let begins_with = tokenizer.bos().map(|bos| bos.id);
+    let bos_token = tokenizer.bos().map(|bos| bos.id);
     Ok(Certificate {
         scoring: Scoring {
             texts: texts.len() as u64,
             tokens: found.tokens(),
             window: windows.length as u64,
             stride: windows.stride as u64,
-            begins_with: begins_with
-                .filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
+            bos_token: bos_token.filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
             digest: token_texts::digest(texts),
         },
         decisions: decisions(&bundle.plan().layers),
-        allowed_rise,
+        perplexity_budget,
         dense_perplexity: found.dense().perplexity(),
         perplexity: found.other().perplexity(),
         perplexity_rise: found.rise(),
@@ -151,17 +150,23 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         perplexity_rise,
         ..
     } = certificate;
-    let begins = match scoring.begins_with {
+    let begins = match scoring.bos_token {
         Some(token) => format!("every text begins with token {token}"),
         None => "nothing is put before a text".to_owned(),
     };
     let verdict = match (certificate.holds(), certificate.tokens_needed()) {
-        (true, _) => format!("within the {} allowed", share(certificate.allowed_rise)),
+        (true, _) => format!(
+            "within the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
         (false, Some(tokens)) => format!(
             "not shown to be within the {} allowed; that takes about {tokens} tokens",
-            share(certificate.allowed_rise)
+            share(certificate.perplexity_budget)
         ),
-        (false, None) => format!("more than the {} allowed", share(certificate.allowed_rise)),
+        (false, None) => format!(
+            "more than the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
     };
     let divergence = match certificate.tokens_to_first_divergence {
         None => "in none of the texts".to_owned(),

@@ -84,7 +84,7 @@ pub(crate) fn cheapest_at(
             best = Some(curve);
         }
     }
-    best.map(|curve| curve.between_levels(level))
+    best.map(|curve| curve.at_level(level))
 }
 
 /// The ways one layer could go.

@@ -73,7 +73,7 @@ impl Request {
             "placement": arguments.placement.settings(),
             "hardware": hardware,
             "policy": arguments.policy.map(Policy::from),
-            "max_ppl_increase": arguments.allowed_rise(),
+            "max_ppl_increase": arguments.perplexity_budget(),
             "input_sparsity": arguments.input_sparsity.map(|InputSparsity(share)| share),
             "certify_tokens": arguments.certify_tokens(config),
         });
