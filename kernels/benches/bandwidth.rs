@@ -9,8 +9,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use powerinfer_kernels::{
-    Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
+use powerinfer_kernels::{Activations, Isa};
+use powerinfer_tensor::{
+    BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
 };
 
 const PASSES: usize = 5;

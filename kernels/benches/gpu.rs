@@ -16,13 +16,13 @@ use std::{
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    CacheFormat, Format, Isa, Matrix, MatrixData, OwnedMatrix,
+    Isa,
     cuda::{
         Attention, Buffer, Card, ColdShare, Device, DownScratch, Ffn, FfnRule, Gpu, GpuActivation,
         GpuCache, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer, HostView,
     },
-    pack,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, OwnedMatrix, pack};
 
 #[path = "../tests/support/noise.rs"]
 mod noise;

@@ -27,7 +27,8 @@ fn main() {
 mod linux {
     use std::hint::black_box;
 
-    use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, pack};
+    use powerinfer_kernels::{Activations, Isa};
+    use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
     const COLUMNS: usize = 4096;
     /// Rows of a batch: what is unpacked together.

@@ -1,7 +1,7 @@
 //! Vectors rounded to bytes: what products with quantised weights read.
 
 use crate::cpu::{GROUP, SPAN, SPAN_COLUMNS};
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// Some vectors, each in blocks of 32 numbers that share a scale: a number is about
 /// `quant * scale`, with quants between -127 and 127.

@@ -16,28 +16,14 @@
 
 mod activations;
 mod attention;
-mod cache;
 mod cpu;
 pub mod cuda;
 mod error;
-mod format;
 mod isa;
-mod matrix;
 mod operations;
-mod pack;
-mod pack_q4_k;
-mod signs;
-mod transpose;
 
 pub use activations::{Activations, RoundedVector};
-pub use cache::{CacheFormat, CachePlane, Lay};
 pub use cpu::{gemm_bytes, power_of_two};
 pub use error::KernelError;
-pub use format::{BLOCK, Format, SUPER_BLOCK};
-pub use half::{bf16, f16};
 pub use isa::Isa;
-pub use matrix::{Matrix, MatrixData};
 pub use operations::{Product, SUM_ROWS, cost_of_all, cost_of_all_sums};
-pub use pack::{OwnedMatrix, pack, repack_q4_k};
-pub use signs::{SignMatrix, pack_signs};
-pub use transpose::{Transposed, transpose};

@@ -6,8 +6,9 @@ use crate::cpu::{
     Agreements, Axpy, AxpyRows, AxpyRowsMany, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv,
     IntegerSum, IntegerSumMany, Quantise, Sum,
 };
-use crate::format::{BLOCK, Format};
-use crate::{Activations, Isa, Matrix, RoundedVector, SignMatrix};
+use crate::{Activations, Isa, RoundedVector};
+use powerinfer_tensor::{BLOCK, Format};
+use powerinfer_tensor::{Matrix, SignMatrix};
 
 /// Every kernel panics when its slices do not fit each other. Rows are computed independently,
 /// so threads may share them in any way; a sum has the same bits on every instruction set.
@@ -248,7 +249,7 @@ impl Isa {
         self.run(Dot { a, b })
     }
 
-    /// `out[i]` = in how many columns row i of `signs` has the sign that `x` has, of [`pack_signs`](crate::pack_signs).
+    /// `out[i]` = in how many columns row i of `signs` has the sign that `x` has, of [`pack_signs`](powerinfer_tensor::pack_signs).
     ///
     /// `x` holds the words of one row, `out` one number per row.
     pub fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {

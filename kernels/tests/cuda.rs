@@ -6,14 +6,14 @@ use std::{ops::Range, sync::Arc};
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    Activations, CacheFormat, Format, Isa, Matrix,
+    Activations, Isa,
     cuda::{
         Attention, Buffer, ColdShare, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuCache,
         GpuFfnKind, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HeadNorms, HostBuffer, HostView,
         Prediction, Predictor, SignBits,
     },
-    pack, pack_signs,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, pack, pack_signs};
 
 #[path = "support/devices.rs"]
 mod devices;

@@ -9,10 +9,10 @@ use std::{
 };
 
 use powerinfer_kernels::{
-    Format, Isa,
+    Isa,
     cuda::{Buffer, Gpu, GpuLinear, GpuMatrix, Lane},
-    pack,
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::{
-    Format, Isa,
+    Isa,
     cuda::{
         Beside, Buffer, Chosen, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuFfnKind, GpuLinear,
         GpuMatrix, GpuNorm, GpuNormKind, HostBuffer, HostView, Prediction, Predictor,
     },
-    pack,
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -166,7 +166,7 @@ fn check_ffn(
         .collect();
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), false);
-        let linear = |packed: &powerinfer_kernels::OwnedMatrix, seed| {
+        let linear = |packed: &powerinfer_tensor::OwnedMatrix, seed| {
             GpuLinear::upload(device, &packed.as_view(), Some(&noise(seed, hot))).unwrap()
         };
         let ffn = Ffn {

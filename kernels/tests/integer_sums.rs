@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use matrices::{assert_same, matrix, translations};
 use noise::noise;
-use powerinfer_kernels::{Format, Isa, OwnedMatrix};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Format, OwnedMatrix};
 
 const NIBBLES: [Format; 2] = [Format::Q4K, Format::Q4_0];
 

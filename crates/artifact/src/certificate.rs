@@ -117,7 +117,10 @@ impl Certificate {
 /// Digest of everything that selects neurons and inputs: each layer's policy and threshold, then the
 /// input thresholds if any layer has them.
 ///
-#[expect(clippy::missing_panics_doc, reason = "policies and thresholds are plain JSON")]
+#[expect(
+    clippy::missing_panics_doc,
+    reason = "policies and thresholds are plain JSON"
+)]
 pub fn decisions(layers: &[LayerPlan]) -> Digest {
     let decision = |layer: &LayerPlan| (layer.policy, layer.threshold);
     let decisions: Vec<_> = layers.iter().map(decision).collect();

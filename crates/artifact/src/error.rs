@@ -121,7 +121,7 @@ pub enum ArtifactError {
     },
     /// The file was made for another model.
     #[error(
-            "`{path}` was made for another model: it belongs to {found}, expected {expected}; make it again for this model"
+        "`{path}` was made for another model: it belongs to {found}, expected {expected}; make it again for this model"
     )]
     OtherModel {
         /// The file.
@@ -161,7 +161,7 @@ pub enum ArtifactError {
     },
     /// The content of a file does not match the digest in its own header.
     #[error(
-            "`{path}` is damaged: its content does not match the digest in its header; delete it and make it again"
+        "`{path}` is damaged: its content does not match the digest in its header; delete it and make it again"
     )]
     DamagedContent {
         /// The file.

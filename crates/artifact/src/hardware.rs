@@ -9,7 +9,7 @@ mod validate;
 
 use std::collections::BTreeMap;
 
-use powerinfer_kernels::Format;
+use powerinfer_tensor::Format;
 use serde::{Deserialize, Serialize};
 
 pub use error::HardwareError;
@@ -149,7 +149,7 @@ pub struct Gpu {
 
 /// Serialises a [`Format`] by its name.
 mod format_name {
-    use powerinfer_kernels::Format;
+    use powerinfer_tensor::Format;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(format: &Format, to: S) -> Result<S::Ok, S::Error> {
@@ -162,7 +162,10 @@ mod format_name {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "signature required by serde")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "signature required by serde"
+)]
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }

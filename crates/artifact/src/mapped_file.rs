@@ -71,7 +71,11 @@ impl FileBytes {
     /// # Errors
     ///
     /// [`ArtifactError::KeepInMemory`] if memory or the lock limit does not suffice.
-    pub fn set_residence(&mut self, path: &Path, residence: Residence) -> Result<(), ArtifactError> {
+    pub fn set_residence(
+        &mut self,
+        path: &Path,
+        residence: Residence,
+    ) -> Result<(), ArtifactError> {
         let Self::Mapped(mapped) = self else {
             return Ok(());
         };
@@ -207,7 +211,10 @@ mod tests {
         std::fs::write(&path, [1; 5000]).unwrap();
         let mut file = FileBytes::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let error = file.set_residence(&path, Residence::Loaded).unwrap_err().to_string();
+        let error = file
+            .set_residence(&path, Residence::Loaded)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("cannot keep") && error.contains("4.9 KiB"),
             "{error}"

@@ -1,27 +1,26 @@
 //! `plan.json`: placement of a model. Per layer, the number of its hottest neurons on the GPU; the memory
 //! use of every device; how close the solution is to optimal.
 
-mod memory_use;
 mod budget;
 mod error;
 mod forecast;
 mod layer;
+mod memory_use;
 mod policy;
 mod threshold;
 mod validate;
 
 use std::fmt;
 
-pub use memory_use::{
-    ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS,
-    SCRATCH, Totals,
-};
 pub use budget::Budget;
 pub use error::PlanError;
 pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
+pub use memory_use::{
+    ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS,
+    SCRATCH, Totals,
+};
 pub use policy::Policy;
-pub use powerinfer_kernels::CacheFormat;
 use serde::{Deserialize, Serialize};
 pub use threshold::{InputThresholds, Score, Threshold};
 
@@ -113,7 +112,10 @@ pub struct SolverSummary {
 impl Plan {
     /// Creates a plan with everything on the CPU and no memory accounting, for running weights directly and
     /// for tests.
-    #[expect(clippy::missing_panics_doc, reason = "`cpu-only` is a built-in machine")]
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "`cpu-only` is a built-in machine"
+    )]
     pub fn unplaced(layers: usize, neurons: usize, policy: Policy, context_tokens: usize) -> Self {
         let layer = |layer| LayerPlan {
             layer,
@@ -150,7 +152,7 @@ impl Plan {
                 vram_bytes: 0,
                 ram_bytes: 0,
                 context_tokens: context_tokens as u64,
-                kv_cache: CacheFormat::F32,
+                kv_cache: powerinfer_tensor::CacheFormat::F32,
                 vram_split: Vec::new(),
             },
             lines: Vec::new(),

@@ -20,12 +20,13 @@ mod tensors;
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_kernels::{BLOCK, Format, SignMatrix};
+use powerinfer_tensor::{BLOCK, Format, SignMatrix};
 
 pub use self::{
     summary::{PredictorSummary, SignBitSummary},
     tensors::{
-        ScoreVectors, StoredPredictor, StoredSigns, StoredUnits, score_names, signs_name, tensor_name,
+        ScoreVectors, StoredPredictor, StoredSigns, StoredUnits, score_names, signs_name,
+        tensor_name,
     },
 };
 
@@ -212,7 +213,13 @@ impl PredictorFile {
             return Ok(None);
         };
         let matrix = |tensor: &str, format: Format, rows: usize, columns: usize| {
-            StoredMatrix::find(&self.file, &tensor_name(layer, tensor), format, rows, columns)
+            StoredMatrix::find(
+                &self.file,
+                &tensor_name(layer, tensor),
+                format,
+                rows,
+                columns,
+            )
         };
         Ok(Some(StoredPredictor {
             a: matrix("a", self.weights, summary.rank, hidden)?,
@@ -386,9 +393,9 @@ mod tests {
     /// Writes predictors of one layer with hidden size 40 and 64 neurons in `format`.
     fn write(path: &Path, format: Format, settings: &[(&str, &str)]) {
         let [a, b] = [(32, 40), (64, 32)].map(|(rows, columns)| {
-            powerinfer_kernels::pack(format, rows, columns, &vec![0.5; rows * columns])
+            powerinfer_tensor::pack(format, rows, columns, &vec![0.5; rows * columns])
         });
-        let bias = powerinfer_kernels::pack(Format::F32, 64, 1, &[0.0; 64]);
+        let bias = powerinfer_tensor::pack(Format::F32, 64, 1, &[0.0; 64]);
         let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
         insert_matrix(&mut tensors, &tensor_name(0, "a"), &a);
         insert_matrix(&mut tensors, &tensor_name(0, "b"), &b);

@@ -3,7 +3,7 @@
 /// The user interrupted the work; finished steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-        "interrupted; run the same command again: long work resumes where it stopped, short work starts over"
+    "interrupted; run the same command again: long work resumes where it stopped, short work starts over"
 )]
 pub struct Interrupted;
 

@@ -5,8 +5,9 @@
 //! the embeddings, and the line of a head on the GPU is for a copy of all of it.
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
-use powerinfer_kernels::{Activations, BLOCK, CacheFormat, Format, SignMatrix, gemm_bytes};
+use powerinfer_kernels::{Activations, gemm_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
 use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 

@@ -2,9 +2,10 @@
 //! places in which a gate and the input have the same sign, the likelier the gate is positive.
 
 use powerinfer_artifact::predictor_file::{PredictorInput, SignBitSummary};
-use powerinfer_kernels::{Isa, SignMatrix, pack_signs};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 use powerinfer_profile::Profile;
+use powerinfer_tensor::{SignMatrix, pack_signs};
 
 use crate::{
     PredictorError, Targets,

@@ -7,8 +7,9 @@
 use std::{f32::consts::LOG2_E, ops::Range};
 
 use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
-use powerinfer_kernels::{BLOCK, Isa, power_of_two};
+use powerinfer_kernels::{Isa, power_of_two};
 use powerinfer_model::alibi_bias;
+use powerinfer_tensor::BLOCK;
 
 use crate::{Threads, sequence::LayerCache};
 
@@ -283,7 +284,7 @@ fn finish(merged: &[f32], mixed: &mut [f32], width: usize) {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::CacheFormat;
+    use powerinfer_tensor::CacheFormat;
     use proptest::prelude::*;
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use powerinfer_kernels::{Activations, Isa, Matrix, Product, RoundedVector, cost_of_all};
+use powerinfer_kernels::{Activations, Isa, Product, RoundedVector, cost_of_all};
+use powerinfer_tensor::Matrix;
 
 use crate::Threads;
 

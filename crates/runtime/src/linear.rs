@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
-use powerinfer_kernels::Matrix;
+use powerinfer_tensor::Matrix;
 
 use crate::{Threads, input::Input};
 
@@ -141,7 +141,8 @@ pub(crate) fn masked(x: &[f32], threshold: f32) -> Cow<'_, [f32]> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, Isa, pack};
+    use powerinfer_kernels::Isa;
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SignMatrix, cost_of_all_sums, pack_signs};
+use powerinfer_kernels::{Isa, Product, cost_of_all_sums};
+use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, pack_signs};
 
 use crate::{
     Statistics, Threads,
@@ -268,7 +269,7 @@ impl SignBits<'_> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

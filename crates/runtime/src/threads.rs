@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
+use powerinfer_kernels::{Isa, Product, SUM_ROWS, cost_of_all_sums};
 use powerinfer_pool::Pool;
+use powerinfer_tensor::{BLOCK, Matrix};
 
 use crate::{
     ActivationFormat, RuntimeError,
@@ -531,7 +532,7 @@ fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
 
     use super::*;
 

@@ -14,7 +14,7 @@ use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     Hint,
-    plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
+    plan::{Device as Side, Plan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, score_names},
     random::Random,
     tensor_file::Dtype,
@@ -22,12 +22,13 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_emulator::{Emulator, Order, Records, test_device};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
     ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
     SideTimes, Threads,
 };
+use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::rows::{Row, Scales, Weights, with_weights};
 use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
-use crate::Matrix;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// Rows added per pass over `out`.
 const ROWS: usize = 4;

@@ -17,9 +17,10 @@ use half::f16;
 
 use super::rows::KWeights;
 use super::{KScales, Operation, SPAN, Simd, scalar};
+use crate::Activations;
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
-use crate::{Activations, Matrix, MatrixData};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// Rows of a panel: lanes.
 const ROWS: usize = 16;

@@ -15,9 +15,10 @@ use std::ops::Range;
 
 use super::rows::{KWeights, NibbleRow, Quantised, Scales, Weights};
 use super::{Operation, SPAN, Simd, scalar};
+use crate::SUM_ROWS;
 use crate::activations::rounding;
-use crate::format::BLOCK;
-use crate::{Matrix, MatrixData, SUM_ROWS};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// Rows whose factors are rounded together: those whose numbers agree but for the last seven bits,
 /// however many of them are listed, so that leaving rows out that count nothing changes nothing.

@@ -45,7 +45,7 @@ pub(crate) use sum::Sum;
 use half::{bf16, f16};
 
 use crate::activations::ActivationSpan;
-use crate::format::{BLOCK, SUPER_BLOCK};
+use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
 /// Bytes that the product of a matrix of `columns` columns with many vectors, or sums of its rows, take
 /// while they are computed, on each thread.
@@ -234,7 +234,7 @@ pub(crate) trait Simd: Copy {
     fn sum_lanes(self, lanes: Self::Lanes) -> f32;
 }
 
-/// What makes the weights of some blocks of [`Format::Q4K`](crate::Format::Q4K) out of their nibbles.
+/// What makes the weights of some blocks of [`Format::Q4K`](powerinfer_tensor::Format::Q4K) out of their nibbles.
 #[derive(Clone, Copy)]
 pub(crate) struct KScales<'a> {
     /// `d` and `dmin` of all super-blocks that the blocks are of.

@@ -3,7 +3,7 @@
 use super::{Operation, SPAN_COLUMNS, Simd, padded};
 use crate::Activations;
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// `out` = the vectors of `columns` numbers that `x` holds, rounded.
 pub(crate) struct Quantise<'a> {

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::SPAN;
-use crate::Matrix;
 use crate::activations::{ActivationSpan, round, rounding};
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
 /// in order; the last block is padded with zeros; then the halving sum of the 32.

@@ -1,7 +1,7 @@
 //! Kernels of the GPU, from `kernels/cuda/*.cu`, on whatever runs them: a card, or the emulator that the
 //! tests bring along. The same launches go to both.
 //!
-//! Vectors are `f32`, weights lie in the planes of [`Matrix`](crate::Matrix). Results are those of the
+//! Vectors are `f32`, weights lie in the planes of [`Matrix`](powerinfer_tensor::Matrix). Results are those of the
 //! processor's kernels up to the order of sums, which is fixed here too: the same bits from run to run.
 
 mod arguments;

@@ -8,7 +8,7 @@ use super::{
     Buffer, Device, DeviceError, GpuCache, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, Launch,
     arguments,
 };
-use crate::{BLOCK, CacheFormat, Format};
+use powerinfer_tensor::{BLOCK, CacheFormat, Format};
 
 /// Threads of a block, where a kernel says nothing else.
 pub(super) const THREADS: usize = 256;
@@ -83,7 +83,7 @@ pub struct Predictor {
 /// Signs of a layer's gate on a device.
 #[derive(Debug)]
 pub struct SignBits {
-    /// `[neurons, ⌈hidden / 64⌉]` words, as [`pack_signs`](crate::pack_signs) makes them.
+    /// `[neurons, ⌈hidden / 64⌉]` words, as [`pack_signs`](powerinfer_tensor::pack_signs) makes them.
     pub signs: Buffer<u64>,
     /// Neurons.
     pub neurons: usize,

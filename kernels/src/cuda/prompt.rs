@@ -11,7 +11,7 @@ use super::{
     HostView, arguments,
     operations::{THREADS, WARP, WORD, input_bytes, kernel, neurons},
 };
-use crate::Format;
+use powerinfer_tensor::Format;
 
 /// Rows, tokens and columns of a tile, and halves from one row of it to the next.
 const TILE_ROWS: usize = 32;

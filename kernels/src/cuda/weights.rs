@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Buffer, Device, DeviceError, Lane, arguments};
-use crate::{CacheFormat, Format, Matrix, MatrixData, pack};
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, pack};
 
 /// A matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]

@@ -28,6 +28,7 @@ pub fn named(name: &str) -> Option<Hardware> {
             memory_sustained: (
                 1.0,
                 "assumed sustained: the authors' model cards report dense models at 70 GB/s on it",
+            ),
             ram_gib: (192, paper),
             cores: RAPTOR_LAKE,
             card: Some(RTX_4090),

@@ -8,7 +8,7 @@
 //! A scattered row is one that does not follow the previously read row, so that the hardware prefetcher
 //! restarts. Reading a share `d` of `n` rows has about `d · n · (1 − d)` scattered ones.
 
-use powerinfer_kernels::Format;
+use powerinfer_tensor::Format;
 
 use super::{Cpu, Hardware, KernelSpeed};
 
@@ -112,7 +112,8 @@ impl Cpu {
         let scattered = |some: f64, all: f64| ((some - all) / (1.0 - MEASURED_DENSITY)).max(0.0);
         CpuRates {
             bytes_per_second: row_bytes / row.dense,
-            row_seconds: (scattered(row.rows, row.dense) + scattered(row.axpy, row.dense_axpy)) / 2.0,
+            row_seconds: (scattered(row.rows, row.dense) + scattered(row.axpy, row.dense_axpy))
+                / 2.0,
             sum_row_seconds: (row.dense_axpy - row.dense).max(0.0),
         }
     }

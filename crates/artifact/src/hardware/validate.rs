@@ -145,7 +145,7 @@ impl Hardware {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use powerinfer_kernels::Format;
+    use powerinfer_tensor::Format;
 
     use super::*;
     use crate::hardware::{KernelSpeed, ReadSpeed, named};

@@ -1,6 +1,6 @@
 //! Memory budget of a plan.
 
-use powerinfer_kernels::CacheFormat;
+use powerinfer_tensor::CacheFormat;
 use serde::{Deserialize, Serialize};
 
 use super::Device;
@@ -43,7 +43,7 @@ impl Budget {
 
 /// Serialises a [`CacheFormat`] by its name.
 mod cache_format_name {
-    use powerinfer_kernels::CacheFormat;
+    use powerinfer_tensor::CacheFormat;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(format: &CacheFormat, to: S) -> Result<S::Ok, S::Error> {

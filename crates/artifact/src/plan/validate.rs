@@ -210,10 +210,12 @@ fn check_value(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_tensor::CacheFormat;
+
     use super::*;
     use crate::{
         hardware,
-        plan::{Budget, CacheFormat, InputThresholds, Objective, Policy, SolverSummary, Totals},
+        plan::{Budget, InputThresholds, Objective, Policy, SolverSummary, Totals},
     };
 
     fn plan() -> Plan {

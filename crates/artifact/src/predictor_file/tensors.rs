@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::SignMatrix;
+use powerinfer_tensor::SignMatrix;
 
 use crate::{TensorFile, matrix_planes::StoredMatrix};
 

@@ -104,7 +104,10 @@ impl PartialFolder {
     ///
     /// [`ArtifactError::Write`].
     pub fn finish(self) -> Result<(), ArtifactError> {
-        debug_assert!(self.partial.join(self.manifest).exists(), "the manifest is written");
+        debug_assert!(
+            self.partial.join(self.manifest).exists(),
+            "the manifest is written"
+        );
         let failed = ArtifactError::write(&self.target);
         drop(self.lock);
         let old = with_ending(&self.target, ".old");
@@ -198,7 +201,8 @@ const MANIFEST_PREFIX: u64 = 1 << 20;
 fn is_manifest(path: &Path) -> bool {
     use std::io::Read;
     let mut bytes = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(MANIFEST_PREFIX).read_to_end(&mut bytes));
+    let read =
+        fs::File::open(path).and_then(|file| file.take(MANIFEST_PREFIX).read_to_end(&mut bytes));
     let name = b"powerinfer-";
     read.is_ok() && bytes.windows(name.len()).any(|window| window == name)
 }
@@ -261,7 +265,10 @@ mod tests {
         let target = folder.path().join("profile");
         let refused = || {
             let error = PartialFolder::open(&target, "manifest.json").unwrap_err();
-            assert!(matches!(error, ArtifactError::NotAnArtifact { .. }), "{error}");
+            assert!(
+                matches!(error, ArtifactError::NotAnArtifact { .. }),
+                "{error}"
+            );
         };
         for name in ["profile", "profile.partial", "profile.old"] {
             let precious = folder.path().join(name);

@@ -101,18 +101,21 @@ mod tests {
         let busy = ScratchFolder::next_to(&target).unwrap_err();
         assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
         drop(first);
-        assert!(!place.exists());
+        assert!(!scratch.exists());
         // As left by a killed run.
-        fs::create_dir(&place).unwrap();
-        fs::write(place.join(SCRATCH), b"").unwrap();
-        fs::write(place.join("weights"), b"many").unwrap();
+        fs::create_dir(&scratch).unwrap();
+        fs::write(scratch.join(SCRATCH), b"").unwrap();
+        fs::write(scratch.join("weights"), b"many").unwrap();
         drop(ScratchFolder::next_to(&target).unwrap());
-        assert!(!place.exists());
-        fs::create_dir(&place).unwrap();
-        fs::write(place.join("manifest.json"), b"powerinfer-1").unwrap();
+        assert!(!scratch.exists());
+        fs::create_dir(&scratch).unwrap();
+        fs::write(scratch.join("manifest.json"), b"powerinfer-1").unwrap();
         let error = ScratchFolder::next_to(&target).unwrap_err();
-        assert!(matches!(error, ArtifactError::NotAnArtifact { .. }), "{error}");
+        assert!(
+            matches!(error, ArtifactError::NotAnArtifact { .. }),
+            "{error}"
+        );
         ScratchFolder::remove_leftover(&target).unwrap();
-        assert!(place.join("manifest.json").exists());
+        assert!(scratch.join("manifest.json").exists());
     }
 }

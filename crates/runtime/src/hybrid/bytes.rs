@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::{
-    BLOCK,
-    cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts},
-};
+use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts};
+use powerinfer_tensor::BLOCK;
 
 use super::{DeviceAttention, DeviceChoice, DeviceFfn, DeviceLayer, Hybrid};
 

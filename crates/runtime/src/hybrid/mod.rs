@@ -26,11 +26,11 @@ pub use upload::LayerWeights;
 use std::sync::Arc;
 
 use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
-use powerinfer_kernels::CacheFormat;
 use powerinfer_kernels::cuda::{
     Buffer, Device, DeviceError, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm, Halves,
     HeadNorms, HostBuffer, NeuronCounts, Predictor, SignBits,
 };
+use powerinfer_tensor::CacheFormat;
 
 use crate::RuntimeError;
 use segments::GraphSegments;

@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::{
-    CacheFormat,
-    cuda::{Device, DeviceError, Gpu, GpuCache, Tally, WINDOWS},
-};
+use powerinfer_kernels::cuda::{Device, DeviceError, Gpu, GpuCache, Tally, WINDOWS};
 use powerinfer_model::{Block, ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceLayer, Hybrid,

@@ -7,14 +7,12 @@ use powerinfer_artifact::{
     plan::{self, Policy, Score},
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
-use powerinfer_kernels::{
-    CacheFormat,
-    cuda::{
-        Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts,
-        Predictor, SignBits,
-    },
+use powerinfer_kernels::cuda::{
+    Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts, Predictor,
+    SignBits,
 };
 use powerinfer_model::{ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
-    placing::{LayerCosts, LayerInputs, ReadCost},
+    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST, Verification};
@@ -23,8 +23,8 @@ use crate::output::{Output, print, print_json};
 pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
     let stored = |work: Work| ReadCost {
         bytes: work.bytes,
-        rows: work.rows,
-        sums: work.sums,
+        scattered_rows: work.rows,
+        axpy_rows: work.sums,
     };
     let LayerMode {
         policy,
@@ -33,11 +33,11 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
         active,
     } = candidate.mode;
     LayerInputs {
-        figures: LayerCosts {
+        costs: LayerCosts {
             policy,
             prediction: stored(prediction),
-            every: stored(every),
-            active: stored(active),
+            per_neuron: stored(every),
+            per_active_neuron: stored(active),
             predictor_bytes: candidate.predictor_bytes,
             attention_read_bytes,
         },
@@ -53,19 +53,19 @@ pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
 fn candidate(layer: &LayerInputs) -> Candidate {
     let work = |stored: ReadCost| Work {
         bytes: stored.bytes,
-        rows: stored.rows,
-        sums: stored.sums,
+        rows: stored.scattered_rows,
+        sums: stored.axpy_rows,
     };
-    let figures = layer.figures;
+    let costs = layer.costs;
     Candidate {
         mode: LayerMode {
-            policy: figures.policy,
-            prediction: work(figures.prediction),
-            every: work(figures.every),
-            active: work(figures.active),
+            policy: costs.policy,
+            prediction: work(costs.prediction),
+            every: work(costs.per_neuron),
+            active: work(costs.per_active_neuron),
         },
         frequencies: layer.frequencies.iter().copied().map(f64::from).collect(),
-        predictor_bytes: figures.predictor_bytes,
+        predictor_bytes: costs.predictor_bytes,
         allowed: true,
     }
 }
@@ -166,7 +166,7 @@ fn stated(bundle: &Bundle, layers: &[LayerInputs], arguments: &PlaceArguments) -
         problem.hardware = plan.hardware.clone();
     }
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
-        layer.attention_read_bytes = placing.figures.attention_read_bytes;
+        layer.attention_read_bytes = placing.costs.attention_read_bytes;
     }
     given.placement.pin(&mut problem)?;
     Ok(problem)
@@ -181,10 +181,10 @@ fn solved(
 ) -> Result<Decision> {
     let before = bundle.plan();
     let differs =
-        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.figures.policy;
+        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.policy;
     if before.layers.iter().zip(layers).any(differs) {
         bail!(
-            "the bundle in `{}` follows other policies than it carries figures of; make it again from its model",
+            "the bundle in `{}` follows other policies than its placement inputs; make it again from its model",
             bundle.folder().display()
         );
     }

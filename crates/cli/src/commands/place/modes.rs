@@ -5,13 +5,13 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Policy, Threshold},
     predictor_file::{PredictorFile, PredictorSummary},
-    threshold_curve::{ThresholdCurve, around, between},
+    threshold_curve::{ThresholdCurve, lerp, neighbours},
 };
 use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
-use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Price, Work};
+use powerinfer_tensor::{BLOCK, Format};
 
 /// What a placement is of.
 #[derive(Clone, Copy)]
@@ -71,10 +71,10 @@ pub(crate) fn cheapest_at(
     curves: &[ThresholdCurve],
     level: f64,
 ) -> Option<Threshold> {
-    let (below, above, part) = around(level);
+    let (below, above, part) = neighbours(level);
     let read = |curve: &ThresholdCurve| {
         let [below, above] = [below, above].map(|level| curve.levels[level].density);
-        let density = between(below, above, part);
+        let density = lerp(below, above, part);
         let mode = LayerMode::threshold(shape, curve.score);
         mode.work(neurons as f64, neurons as f64 * density).bytes
     };
@@ -281,10 +281,11 @@ impl<'a> Subject<'a> {
         let Some(curve) = curve else {
             return Ok(None);
         };
-        let (below, above, part) = around(level);
-        let [first, second] = [below, above].map(|level| file.kept(layer, curve, level, neurons));
+        let (below, above, part) = neighbours(level);
+        let [first, second] =
+            [below, above].map(|level| file.computed_frequencies(layer, curve, level, neurons));
         let kept = first?.into_iter().zip(second?);
-        let kept = kept.map(|(a, b)| between(f64::from(a), f64::from(b), part).clamp(0.0, 1.0));
+        let kept = kept.map(|(a, b)| lerp(f64::from(a), f64::from(b), part).clamp(0.0, 1.0));
         Ok(Some((threshold, kept.collect())))
     }
 
