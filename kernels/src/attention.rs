@@ -31,7 +31,7 @@ impl Isa {
     /// largest and the sum.
     ///
     /// `scores` are whole blocks of 32, `valid` is not empty.
-    pub fn powers(&self, scores: &mut [f32], valid: Range<usize>) -> (f32, f32) {
+    pub fn exp2_minus_max(&self, scores: &mut [f32], valid: Range<usize>) -> (f32, f32) {
         assert_eq!(scores.len() % BLOCK, 0, "whole blocks");
         assert!(
             valid.start < valid.end && valid.end <= scores.len(),

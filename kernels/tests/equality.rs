@@ -8,7 +8,7 @@ mod noise;
 
 use matrices::{assert_same, matrix, translations};
 use noise::noise;
-use powerinfer_kernels::{Activations, Isa};
+use powerinfer_kernels::{Isa, QuantisedActivations};
 use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
 
@@ -464,7 +464,7 @@ proptest! {
             .collect();
         for isa in Isa::available() {
             let mut found = vec![u32::MAX; rows];
-            isa.agreements(&signs, &pack_signs(&x), &mut found);
+            isa.sign_agreements(&signs, &pack_signs(&x), &mut found);
             prop_assert_eq!(&found, &expected, "{}", isa);
         }
         prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());
@@ -473,13 +473,13 @@ proptest! {
 
 const QUANTISED: [Format; 3] = [Format::Q8_0, Format::Q4K, Format::Q4_0];
 
-fn rounded(isa: Isa, x: &[f32], columns: usize) -> Activations {
-    let mut activations = Activations::default();
+fn rounded(isa: Isa, x: &[f32], columns: usize) -> QuantisedActivations {
+    let mut activations = QuantisedActivations::default();
     isa.quantise(x, columns, &mut activations);
     activations
 }
 
-fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &Activations) -> Vec<f32> {
+fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &QuantisedActivations) -> Vec<f32> {
     let mut out = vec![f32::NAN; matrix.as_view().rows()];
     isa.gemv_integer(&matrix.as_view(), x.vector(0), &mut out);
     out
@@ -717,7 +717,7 @@ fn sums_for_many_tokens_have_the_bits_of_one_at_a_time() {
                 for isa in Isa::available() {
                     let mut out = noise(41, part.len() * tokens);
                     let mut expected = out.clone();
-                    isa.axpy_rows_many(
+                    isa.axpy_rows_batch(
                         &matrix.as_view(),
                         &listed,
                         &coefficients,

@@ -365,7 +365,7 @@ impl Operation for Powers<'_> {
         let mut sums = [0.0; BLOCK];
         for scores in self.scores.chunks_exact_mut(BLOCK) {
             for (score, sum) in scores.iter_mut().zip(&mut sums) {
-                *score = power_of_two(*score - largest);
+                *score = exp2(*score - largest);
                 *sum += *score;
             }
         }
@@ -413,7 +413,7 @@ const ROUNDING: f32 = 12_582_912.0;
 const SMALLEST: f32 = -126.0;
 
 /// `2^x` for `x <= 0`, to within a few roundings; 0 below `2^-126`. The same bits on every machine.
-pub fn power_of_two(x: f32) -> f32 {
+pub fn exp2(x: f32) -> f32 {
     if x < SMALLEST {
         return 0.0;
     }

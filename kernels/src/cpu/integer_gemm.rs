@@ -17,7 +17,7 @@ use half::f16;
 
 use super::rows::KWeights;
 use super::{KScales, Operation, SPAN, Simd, scalar};
-use crate::Activations;
+use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
@@ -32,7 +32,7 @@ const WORD: usize = 4;
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) x: &'a Activations,
+    pub(crate) x: &'a QuantisedActivations,
     pub(crate) out: &'a mut [f32],
 }
 

@@ -1,7 +1,7 @@
 //! Rounding vectors to bytes.
 
 use super::{Operation, SPAN_COLUMNS, Simd, padded};
-use crate::Activations;
+use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 
@@ -9,7 +9,7 @@ use powerinfer_tensor::BLOCK;
 pub(crate) struct Quantise<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) columns: usize,
-    pub(crate) out: &'a mut Activations,
+    pub(crate) out: &'a mut QuantisedActivations,
 }
 
 impl Quantise<'_> {
