@@ -1,4 +1,4 @@
-//! The account: every use of memory on every device, line by line.
+//! Memory account of a placement: every use of memory on every device, line by line.
 
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
@@ -7,7 +7,8 @@ use powerinfer_artifact::plan::{
 
 use crate::{Problem, SolveError, places::Places};
 
-/// Every use of memory; a GPU's context and scratch only where it is used.
+/// All lines of the memory account. The context and scratch of a GPU are listed only if the placement
+/// uses it.
 pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
     let mut lines = Vec::new();
     for gpu in 0..problem.budget.vram_per_gpu().len() {
@@ -51,7 +52,7 @@ fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<Bud
     line(HOT_NEURONS, hot.sum());
 }
 
-/// Attention, predictors and KV cache on a device, and on one GPU where it says which.
+/// Bytes of attention, predictors and KV cache on `device`; of one GPU's layers only, where `gpu` is given.
 fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>) -> [u64; 3] {
     let mut sums = [0; 3];
     let layers = problem.layers.iter().zip(&places.layers);
@@ -61,8 +62,8 @@ fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>)
             (place.predictor, layer.predictor_bytes),
             (place.kv, layer.kv_bytes),
         ];
-        for (sum, (layer_device, bytes)) in sums.iter_mut().zip(parts) {
-            if layer_device == device {
+        for (sum, (part_device, bytes)) in sums.iter_mut().zip(parts) {
+            if part_device == device {
                 *sum += bytes;
             }
         }
@@ -81,14 +82,14 @@ fn push(lines: &mut Vec<BudgetLine>, name: &str, device: Device, gpu: usize, byt
     }
 }
 
-/// Bytes of these lines on `device`.
+/// Sum of the lines on `device`, in bytes.
 pub(crate) fn bytes_on(device: Device, lines: &[BudgetLine]) -> u64 {
     let here = lines.iter().filter(|line| line.device == device);
     here.map(|line| line.bytes).sum()
 }
 
-/// The error for a budget of `device` below `needed`: names the first line that does not fit, of
-/// what has to be on it at least.
+/// The error for a budget of `device` below `needed` bytes. It names the first line that does not fit, where
+/// `least` is the placement with the fewest bytes on the device.
 pub(crate) fn too_small(
     problem: &Problem,
     least: &Places,
@@ -103,7 +104,7 @@ pub(crate) fn too_small(
         used = used.saturating_add(line.bytes);
         used > budget
     });
-    // The least there is may come of a placement that the lines do not show.
+    // `needed` can exceed the sum of the lines, since layers take room in whole groups.
     let last = lines.iter().rev().find(|line| line.device == device);
     let (line, line_bytes) = line
         .or(last)

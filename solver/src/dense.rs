@@ -1,10 +1,11 @@
-//! Where the parts that every token needs go, before any neuron does.
+//! Places the dense parts, which every token needs, before any neuron.
 //!
-//! The GPU takes them in the order of the original's loader: attention and norms of all layers,
-//! predictors, the head, the KV cache. What does not fit stays on the CPU and the next one is
-//! tried; what is left is the neurons' budget. A layer's predictor and KV cache work on what its
-//! attention just wrote, so they never take the GPU when it did not. So with a little more VRAM a
-//! further dense part may fit, and leave less to neurons than before.
+//! The GPU takes them in the order of PowerInfer's loader: attention and norms of all layers, predictors,
+//! the output head, the KV cache. A part that does not fit stays on the CPU and the next one is tried. The
+//! remaining VRAM is the budget of the neurons. The predictor and the KV cache of a layer use the output of
+//! its attention, so they are on the GPU only if the attention is.
+//!
+//! The neurons' budget does not grow monotonically: with a little more VRAM a further dense part may fit.
 
 use powerinfer_artifact::plan::Device;
 
@@ -13,16 +14,16 @@ use crate::{
     places::{LayerPlace, Places},
 };
 
-/// What using a GPU costs before anything is placed on it: its context and scratch.
+/// Bytes that the use of a GPU takes before any part is placed on it: CUDA context and scratch.
 pub(crate) fn reserve_bytes(problem: &Problem) -> u64 {
     problem
         .gpu()
         .map_or(0, |gpu| gpu.context_bytes + problem.gpu_scratch_bytes)
 }
 
-/// Places the dense parts of a valid problem; gives what VRAM is left for neurons.
+/// Places the dense parts of a valid problem. Returns the placement and the bytes of VRAM left for neurons.
 ///
-/// With several GPUs, whose layers are ranges, all are filled as if they were one.
+/// Several GPUs are filled as if they were one.
 pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
     let layers = &problem.layers;
     let mut vram = Vram {
@@ -39,9 +40,9 @@ pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
             place.attention = vram.take(layer.attention_bytes);
         }
     }
-    let here = |place: &LayerPlace| place.attention == Device::Gpu;
+    let is_on_gpu = |place: &LayerPlace| place.attention == Device::Gpu;
     for (place, layer) in places.layers.iter_mut().zip(layers) {
-        if here(place) {
+        if is_on_gpu(place) {
             place.predictor = vram.take(layer.predictor_bytes);
         }
     }
@@ -49,19 +50,21 @@ pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
         places.head = vram.take(problem.head_bytes);
     }
     for (place, layer) in places.layers.iter_mut().zip(layers) {
-        if here(place) {
+        if is_on_gpu(place) {
             place.kv = vram.take(layer.kv_bytes);
         }
     }
     (places, vram.left.unwrap_or(0))
 }
 
-/// What is left of the GPU's memory; `None` where the GPU is not used.
+/// Remaining bytes of the GPU; `None` where the GPU is not used.
 struct Vram {
     left: Option<u64>,
 }
 
 impl Vram {
+    /// Places a part of `bytes` on the GPU if it fits, else on the CPU.
+    /// Places a part of `bytes` on the GPU if it fits, else on the CPU.
     fn take(&mut self, bytes: u64) -> Device {
         match self.left.and_then(|left| left.checked_sub(bytes)) {
             Some(left) => {
@@ -81,7 +84,7 @@ mod tests {
     use crate::samples;
 
     #[test]
-    fn dense_parts_go_first_in_the_original_order() {
+    fn dense_parts_are_placed_in_the_order_of_the_original_loader() {
         let mut problem = samples::small();
         for layer in &mut problem.layers {
             layer.attention_bytes = 100;
@@ -105,13 +108,13 @@ mod tests {
         let first = || vec![Gpu, Cpu];
         assert_eq!(with(99), ([cpu(), cpu(), cpu()], Gpu, 49));
         assert_eq!(with(49), ([cpu(), cpu(), cpu()], Cpu, 49));
-        // The second attention does not fit, and neither does the head; the others do.
+        // Neither the second attention nor the head fits; the other parts do.
         assert_eq!(with(120), ([first(), first(), first()], Cpu, 3));
         assert_eq!(with(280), ([vec![Gpu; 2], vec![Gpu; 2], first()], Gpu, 3));
     }
 
     #[test]
-    fn a_budget_below_the_reserve_leaves_the_gpu_alone() {
+    fn a_budget_below_the_reserve_does_not_use_the_gpu() {
         let mut problem = samples::small();
         for vram in [0, 1, reserve_bytes(&problem) - 1] {
             problem.budget.vram_bytes = vram;

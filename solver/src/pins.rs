@@ -1,20 +1,20 @@
-//! Parts that have to be where a person says.
+//! Pins: parts whose device the user prescribes.
 
 use powerinfer_artifact::plan::Device;
 
 use crate::{Problem, SolveError, account::too_small, dense::reserve_bytes, places::Places};
 
-/// Where parts of a layer have to be, if a person says so.
+/// Prescribed devices of the parts of a layer; `None` leaves a part to the solver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pins {
-    /// Attention, and with it the hidden state.
+    /// Device of attention, which is also that of the hidden state.
     pub attention: Option<Device>,
-    /// All neurons.
+    /// Device of all neurons of the layer.
     pub neurons: Option<Device>,
 }
 
 impl Places {
-    /// The same with whatever is pinned to the GPU there.
+    /// The placement with every part on the GPU that is pinned to it.
     pub(crate) fn with_pinned(mut self, problem: &Problem) -> Self {
         for (place, layer) in self.layers.iter_mut().zip(&problem.layers) {
             if layer.pins.attention == Some(Device::Gpu) {
@@ -31,7 +31,8 @@ impl Places {
     }
 }
 
-/// The error where what is pinned to the GPU does not fit it in the order of the paper.
+/// The error for pins to the GPU that do not fit, where `places` has the dense parts and leaves `left_bytes`
+/// of VRAM.
 pub(crate) fn pinned_too_much(
     problem: &Problem,
     places: &Places,

@@ -1,13 +1,18 @@
-//! From a problem to a plan, by what is best for the objective.
+//! Placement with given execution modes.
 
 use powerinfer_artifact::plan::Plan;
 
 use crate::{Candidate, Layer, Options, Problem, SolveError, SolveReport, decide};
 
-/// Places every part of a model within the budget, each layer going the one way it has.
+/// Finds the best plan for `problem` within its budget, with the execution mode of each layer as given.
 ///
-/// The same problem gives the same plan, unless a time limit cuts the search. A budget of RAM that
-/// is too small, or of VRAM for what is pinned to it, is an error that names a sufficient one.
+/// The result is deterministic unless the time limit ends the search.
+///
+/// # Errors
+///
+/// When the problem is invalid, when the RAM budget is too small, when the VRAM budget is too small for the
+/// parts pinned to the GPU, or when the solver that `options` name is not built in. For a budget that is too
+/// small the error names a sufficient one.
 pub fn place(problem: &Problem, options: &Options) -> Result<(Plan, SolveReport), SolveError> {
     let only = |layer: &Layer| {
         vec![Candidate {
@@ -32,7 +37,7 @@ mod tests {
     use super::*;
     use crate::{Backend, dense::reserve_bytes, objective, samples};
 
-    /// By the paper's objective, which takes whatever fits.
+    /// Options for the paper's objective, which places as many neurons on the GPU as fit.
     fn impact() -> Options {
         Options {
             objective: Objective::Impact,
@@ -98,7 +103,7 @@ mod tests {
             assert_eq!(
                 plan.solver.objective.to_bits(),
                 0f64.to_bits(),
-                "and not −0"
+                "0 and not −0"
             );
         }
     }
@@ -134,7 +139,7 @@ mod tests {
             assert_eq!(plan.totals.cpu_bytes, *needed);
             problem.budget.ram_bytes -= 1;
             assert!(place(&problem, &impact()).is_err());
-            // Not even the embeddings.
+            // Less than the embeddings.
             problem.budget.ram_bytes = 50_000;
             let error = place(&problem, &impact()).unwrap_err();
             assert!(matches!(&error, SolveError::TooSmall { needed: same, .. } if same == needed));
@@ -215,7 +220,7 @@ mod tests {
             let gpu = problem.hardware.gpu.as_mut().unwrap();
             gpu.sync_seconds = sync;
             gpu.context_bytes = context;
-            // In a debug build uneven groups can take the solver long; any plan will do here.
+            // Uneven groups can take the solver long in a debug build, and any plan suffices here.
             let options = Options { time_limit: Duration::from_millis(200), ..impact() };
             match place(&problem, &options) {
                 Ok((plan, report)) => {
@@ -245,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_optimal_with_proof_at_the_shape_of_a_7b_model() {
+    fn latency_is_proven_optimal_at_the_shape_of_a_7b_model() {
         let mut problem = samples::shaped(32, 11008, samples::power_law);
         for layer in &mut problem.layers {
             layer.attention_bytes = 37_748_736;
@@ -292,12 +297,12 @@ mod tests {
         let (two, last) = at(&[half, half]);
         let (large, _) = at(&[2 * half]);
         assert!(two < one, "{two} {one}");
-        assert!(large <= two, "a hop costs something: {large} {two}");
+        assert!(large <= two, "copies between GPUs cost time: {large} {two}");
         assert_eq!(last, Some(1));
     }
 
     #[test]
-    fn what_is_pinned_stays_there_and_what_cannot_be_is_told() {
+    fn pinned_parts_stay_on_their_device_and_pins_that_do_not_fit_are_errors() {
         let mut problem = samples::shaped(3, 640, samples::power_law);
         let reserve = reserve_bytes(&problem);
         problem.budget.vram_bytes = reserve + 2_000_000;
@@ -310,9 +315,9 @@ mod tests {
             let (plan, _) = place(&pinned, &options).unwrap();
             assert_eq!(plan.head, Device::Cpu);
             assert_eq!(plan.layers[1].hot_count, 0);
-            let homes: Vec<Device> = plan.layers.iter().map(|layer| layer.attention).collect();
-            assert_eq!((homes[0], homes[2]), (Device::Gpu, Device::Cpu));
-            // 640 neurons are 4.4 MB.
+            let attention: Vec<Device> = plan.layers.iter().map(|layer| layer.attention).collect();
+            assert_eq!((attention[0], attention[2]), (Device::Gpu, Device::Cpu));
+            // 640 neurons take 4.4 MB.
             pinned.layers[2].pins.neurons = Some(Device::Gpu);
             let error = place(&pinned, &options).unwrap_err();
             let SolveError::TooSmall {

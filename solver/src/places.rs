@@ -1,32 +1,32 @@
-//! Where everything is: what a placement decides.
+//! A placement: the device of every part of a model.
 
 use powerinfer_artifact::plan::Device;
 
 use crate::Problem;
 
-/// Where every part of a model is.
+/// Devices of all parts of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Places {
     /// The layers, in order.
     pub(crate) layers: Vec<LayerPlace>,
-    /// Output head.
+    /// Device of the output head.
     pub(crate) head: Device,
-    /// Which GPU it is on, if it is on one.
+    /// Index of the head's GPU, if it is on a GPU.
     pub(crate) head_gpu: usize,
 }
 
-/// Where the parts of one layer are.
+/// Devices of the parts of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerPlace {
-    /// Which GPU has whatever of the layer is on one.
+    /// Index of the GPU for the parts of the layer that are on a GPU.
     pub(crate) gpu: usize,
-    /// Attention and norms.
+    /// Device of attention and norms, and of the hidden state.
     pub(crate) attention: Device,
-    /// KV cache.
+    /// Device of the KV cache.
     pub(crate) kv: Device,
-    /// Predictor; the CPU where there is none.
+    /// Device of the predictor; the CPU where there is none.
     pub(crate) predictor: Device,
-    /// Neurons on the GPU, the hottest.
+    /// Number of hot neurons: the first ones, on the GPU.
     pub(crate) hot_count: usize,
 }
 
@@ -51,7 +51,7 @@ impl Places {
         }
     }
 
-    /// Whether any part is on this GPU.
+    /// Whether any part is on the GPU with this index.
     pub(crate) fn use_gpu(&self, gpu: usize) -> bool {
         let of_layers = self.layers.iter().any(|layer| {
             layer.gpu == gpu && (layer.attention == Device::Gpu || layer.hot_count > 0)
@@ -59,12 +59,12 @@ impl Places {
         of_layers || (self.head == Device::Gpu && self.head_gpu == gpu)
     }
 
-    /// Neurons on the GPU, layer by layer.
+    /// Number of hot neurons of each layer.
     pub(crate) fn hot_counts(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.hot_count).collect()
     }
 
-    /// The same with these neurons on the GPU.
+    /// The placement with these numbers of hot neurons.
     pub(crate) fn with_hot(mut self, hot_counts: &[usize]) -> Self {
         for (layer, hot_count) in self.layers.iter_mut().zip(hot_counts) {
             layer.hot_count = *hot_count;
