@@ -5,23 +5,23 @@ use powerinfer_artifact::plan::{
     PREDICTORS, SCRATCH,
 };
 
-use crate::{Problem, SolveError, places::Places};
+use crate::{Problem, SolveError, placement::Placement};
 
 /// All lines of the memory account. The context and scratch of a GPU are listed only if the placement
 /// uses it.
-pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
+pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine> {
     let mut lines = Vec::new();
     for gpu in 0..problem.budget.vram_per_gpu().len() {
-        gpu_lines(problem, places, gpu, &mut lines);
+        gpu_lines(problem, placement, gpu, &mut lines);
     }
     let mut line = |name: &str, bytes: u64| push(&mut lines, name, Device::Cpu, 0, bytes);
-    let [attention, predictors, kv] = dense(problem, places, Device::Cpu, None);
-    let layers = problem.layers.iter().zip(&places.layers);
+    let [attention, predictors, kv] = dense(problem, placement, Device::Cpu, None);
+    let layers = problem.layers.iter().zip(&placement.layers);
     let cold =
         layers.map(|(layer, place)| layer.neurons_bytes(layer.frequencies.len() - place.hot_count));
     line(ATTENTION, attention);
     line(PREDICTORS, predictors);
-    if places.head == Device::Cpu && !problem.tied_head {
+    if placement.head == Device::Cpu && !problem.tied_head {
         line(HEAD, problem.head_bytes);
     }
     line(KV_CACHE, kv);
@@ -31,21 +31,21 @@ pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
     lines
 }
 
-fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<BudgetLine>) {
+fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut Vec<BudgetLine>) {
     let mut line = |name: &str, bytes: u64| push(lines, name, Device::Gpu, gpu, bytes);
-    let [attention, predictors, kv] = dense(problem, places, Device::Gpu, Some(gpu));
-    let layers = problem.layers.iter().zip(&places.layers);
+    let [attention, predictors, kv] = dense(problem, placement, Device::Gpu, Some(gpu));
+    let layers = problem.layers.iter().zip(&placement.layers);
     let hot = layers
         .filter(|(_, place)| place.gpu == gpu)
         .map(|(layer, place)| layer.neurons_bytes(place.hot_count));
-    if places.use_gpu(gpu) {
+    if placement.use_gpu(gpu) {
         let context = problem.gpu().map_or(0, |gpu| gpu.context_bytes);
         line("CUDA context and reserve", context);
         line(SCRATCH, problem.gpu_scratch_bytes);
     }
     line(ATTENTION, attention);
     line(PREDICTORS, predictors);
-    if places.head == Device::Gpu && places.head_gpu == gpu {
+    if placement.head == Device::Gpu && placement.head_gpu == gpu {
         line(HEAD, problem.head_bytes);
     }
     line(KV_CACHE, kv);
@@ -53,9 +53,9 @@ fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<Bud
 }
 
 /// Bytes of attention, predictors and KV cache on `device`; of one GPU's layers only, where `gpu` is given.
-fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>) -> [u64; 3] {
+fn dense(problem: &Problem, placement: &Placement, device: Device, gpu: Option<usize>) -> [u64; 3] {
     let mut sums = [0; 3];
-    let layers = problem.layers.iter().zip(&places.layers);
+    let layers = problem.layers.iter().zip(&placement.layers);
     for (layer, place) in layers.filter(|(_, place)| gpu.is_none_or(|gpu| place.gpu == gpu)) {
         let parts = [
             (place.attention, layer.attention_bytes),
@@ -92,7 +92,7 @@ pub(crate) fn bytes_on(device: Device, lines: &[BudgetLine]) -> u64 {
 /// `least` is the placement with the fewest bytes on the device.
 pub(crate) fn too_small(
     problem: &Problem,
-    least: &Places,
+    least: &Placement,
     device: Device,
     needed: u64,
 ) -> SolveError {

@@ -8,18 +8,18 @@ use crate::{
     cost::{self, Cost, Neurons},
     dense::{place_dense, reserve_bytes},
     greedy,
-    places::{LayerPlace, Places},
+    placement::{LayerPlacement, Placement},
     solve::impact_chain,
 };
 
 /// All baselines and their predicted times. Without a GPU, or with several, only the one on the CPU.
 pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
-    let baseline = |name: &str, places: &Places, cost: Cost| Baseline {
+    let baseline = |name: &str, placement: &Placement, cost: Cost| Baseline {
         name: name.to_owned(),
         microseconds_per_token: 1e6 * cost.total,
-        fits_ram: bytes_on(Device::Cpu, &lines(problem, places)) <= problem.budget.ram_bytes,
+        fits_ram: bytes_on(Device::Cpu, &lines(problem, placement)) <= problem.budget.ram_bytes,
     };
-    let cold = Places::cold(problem);
+    let cold = Placement::cold(problem);
     let mut baselines = vec![baseline(
         "all on the CPU",
         &cold,
@@ -53,13 +53,13 @@ pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
 
 /// The placement of llama.cpp's `-ngl` with as many layers as fit: whole layers from the last one on, then
 /// the output head once all layers are on the GPU.
-pub(crate) fn whole_layers(problem: &Problem) -> Places {
-    let mut places = Places::cold(problem);
+pub(crate) fn whole_layers(problem: &Problem) -> Placement {
+    let mut placement = Placement::cold(problem);
     let mut left = problem
         .budget
         .vram_bytes
         .saturating_sub(reserve_bytes(problem));
-    let layers = places.layers.iter_mut().zip(&problem.layers);
+    let layers = placement.layers.iter_mut().zip(&problem.layers);
     for (place, layer) in layers.rev() {
         let neurons = layer.frequencies.len();
         let bytes = layer.attention_bytes
@@ -67,10 +67,10 @@ pub(crate) fn whole_layers(problem: &Problem) -> Places {
             + layer.kv_bytes
             + layer.neurons_bytes(neurons);
         let Some(rest) = left.checked_sub(bytes) else {
-            return places;
+            return placement;
         };
         left = rest;
-        *place = LayerPlace {
+        *place = LayerPlacement {
             gpu: 0,
             attention: Device::Gpu,
             kv: Device::Gpu,
@@ -79,23 +79,23 @@ pub(crate) fn whole_layers(problem: &Problem) -> Places {
         };
     }
     if problem.head_bytes <= left {
-        places.head = Device::Gpu;
+        placement.head = Device::Gpu;
     }
-    places
+    placement
 }
 
 /// Expected cost of `dense` with randomly chosen hot neurons, the same share of every layer.
-fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) {
+fn random(problem: &Problem, dense: &Placement, left_bytes: u64) -> (Placement, Cost) {
     let layers = || problem.layers.iter();
     let all: u64 = layers()
         .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
         .sum();
     let share = (left_bytes as f64 / all as f64).min(1.0);
-    let mut places = dense.clone();
+    let mut placement = dense.clone();
     let mut sum = cost::head(problem, dense);
     for (index, layer) in layers().enumerate() {
         let neurons = layer.frequencies.len();
-        let place = &mut places.layers[index];
+        let place = &mut placement.layers[index];
         // Rounded down to stay within the budget.
         place.hot_count = (share * neurons as f64) as usize;
         let all = Neurons::of(&layer.frequencies);
@@ -119,7 +119,7 @@ fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) 
                 ..Cost::default()
             };
     }
-    (places, sum)
+    (placement, sum)
 }
 
 #[cfg(test)]
@@ -164,11 +164,11 @@ mod tests {
             (3 * layer + 100_000, 3, Device::Gpu),
         ] {
             problem.budget.vram_bytes = reserve + vram;
-            let places = whole_layers(&problem);
-            let on_gpu: Vec<bool> = places.layers.iter().map(|l| l.hot_count == 10).collect();
+            let placement = whole_layers(&problem);
+            let on_gpu: Vec<bool> = placement.layers.iter().map(|l| l.hot_count == 10).collect();
             assert_eq!(on_gpu.iter().filter(|on| **on).count(), layers);
             assert!(on_gpu.is_sorted(), "the last layers");
-            assert_eq!(places.head, head);
+            assert_eq!(placement.head, head);
         }
     }
 }

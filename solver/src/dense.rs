@@ -11,7 +11,7 @@ use powerinfer_artifact::plan::Device;
 
 use crate::{
     Problem,
-    places::{LayerPlace, Places},
+    placement::{LayerPlacement, Placement},
 };
 
 /// Bytes that the use of a GPU takes before any part is placed on it: CUDA context and scratch.
@@ -24,7 +24,7 @@ pub(crate) fn reserve_bytes(problem: &Problem) -> u64 {
 /// Places the dense parts of a valid problem. Returns the placement and the bytes of VRAM left for neurons.
 ///
 /// Several GPUs are filled as if they were one.
-pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
+pub(crate) fn place_dense(problem: &Problem) -> (Placement, u64) {
     let layers = &problem.layers;
     let mut vram = Vram {
         left: problem.gpu().and_then(|_| {
@@ -34,27 +34,27 @@ pub(crate) fn place_dense(problem: &Problem) -> (Places, u64) {
                 .checked_sub(reserve_bytes(problem))
         }),
     };
-    let mut places = Places::cold(problem);
-    for (place, layer) in places.layers.iter_mut().zip(layers) {
+    let mut placement = Placement::cold(problem);
+    for (place, layer) in placement.layers.iter_mut().zip(layers) {
         if layer.pins.attention != Some(Device::Cpu) {
             place.attention = vram.take(layer.attention_bytes);
         }
     }
-    let is_on_gpu = |place: &LayerPlace| place.attention == Device::Gpu;
-    for (place, layer) in places.layers.iter_mut().zip(layers) {
+    let is_on_gpu = |place: &LayerPlacement| place.attention == Device::Gpu;
+    for (place, layer) in placement.layers.iter_mut().zip(layers) {
         if is_on_gpu(place) {
             place.predictor = vram.take(layer.predictor_bytes);
         }
     }
     if problem.head_pin != Some(Device::Cpu) {
-        places.head = vram.take(problem.head_bytes);
+        placement.head = vram.take(problem.head_bytes);
     }
-    for (place, layer) in places.layers.iter_mut().zip(layers) {
+    for (place, layer) in placement.layers.iter_mut().zip(layers) {
         if is_on_gpu(place) {
             place.kv = vram.take(layer.kv_bytes);
         }
     }
-    (places, vram.left.unwrap_or(0))
+    (placement, vram.left.unwrap_or(0))
 }
 
 /// Remaining bytes of the GPU; `None` where the GPU is not used.
@@ -63,7 +63,6 @@ struct Vram {
 }
 
 impl Vram {
-    /// Places a part of `bytes` on the GPU if it fits, else on the CPU.
     /// Places a part of `bytes` on the GPU if it fits, else on the CPU.
     fn take(&mut self, bytes: u64) -> Device {
         match self.left.and_then(|left| left.checked_sub(bytes)) {
@@ -95,14 +94,15 @@ mod tests {
         let reserve = reserve_bytes(&problem);
         let mut with = |vram: u64| {
             problem.budget.vram_bytes = reserve + vram;
-            let (places, left_bytes) = place_dense(&problem);
-            let devices = |of: fn(&LayerPlace) -> Device| places.layers.iter().map(of).collect();
+            let (placement, left_bytes) = place_dense(&problem);
+            let devices =
+                |of: fn(&LayerPlacement) -> Device| placement.layers.iter().map(of).collect();
             let per_layer: [Vec<Device>; 3] = [
                 devices(|layer| layer.attention),
                 devices(|layer| layer.predictor),
                 devices(|layer| layer.kv),
             ];
-            (per_layer, places.head, left_bytes)
+            (per_layer, placement.head, left_bytes)
         };
         let cpu = || vec![Cpu, Cpu];
         let first = || vec![Gpu, Cpu];
@@ -118,8 +118,8 @@ mod tests {
         let mut problem = samples::small();
         for vram in [0, 1, reserve_bytes(&problem) - 1] {
             problem.budget.vram_bytes = vram;
-            let (places, left_bytes) = place_dense(&problem);
-            assert!(!places.use_gpu(0));
+            let (placement, left_bytes) = place_dense(&problem);
+            assert!(!placement.use_gpu(0));
             assert_eq!(left_bytes, 0);
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     cost::{self, Neurons},
     decomposition::Taken,
     dense::reserve_bytes,
-    places::{LayerPlace, Places},
+    placement::{LayerPlacement, Placement},
 };
 
 /// The decisions of one choice of a layer, packed into [`Choice::tag`].
@@ -152,11 +152,11 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
                 || candidate.mode.prediction != crate::Work::default();
             for kv in devices(layer_device == Device::Gpu && layer.kv_bytes > 0) {
                 for predictor in devices(layer_device == Device::Gpu && has_predictor) {
-                    let place = LayerPlace {
+                    let place = LayerPlacement {
                         attention: layer_device,
                         kv: *kv,
                         predictor: *predictor,
-                        ..LayerPlace::COLD
+                        ..LayerPlacement::COLD
                     };
                     let dense = cost::attention(problem, layer, &place)
                         + cost::prediction(problem, &candidate.mode, layer_device, *predictor);
@@ -254,24 +254,24 @@ fn ffn(
 }
 
 /// The placement of a solution, and the index of the candidate of each layer.
-pub(crate) fn places(
+pub(crate) fn placement(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     taken: &[Taken],
-) -> (Places, Vec<usize>) {
+) -> (Placement, Vec<usize>) {
     let (head, layers) = taken.split_last().expect("a chain ends with the head");
     let device = |layer_device: usize| match layer_device {
         ON_CPU => Device::Cpu,
         _ => Device::Gpu,
     };
     let mut modes = Vec::with_capacity(layers.len());
-    let mut places = Vec::with_capacity(layers.len());
+    let mut layer_placements = Vec::with_capacity(layers.len());
     for (taken, candidates) in layers.iter().zip(candidates) {
         let choice = LayerChoice::unpack(taken.choice.tag);
         let state = State::of(taken.state);
         let neurons = candidates[choice.mode].frequencies.len();
         modes.push(choice.mode);
-        places.push(LayerPlace {
+        layer_placements.push(LayerPlacement {
             gpu: state.gpu,
             attention: device(state.device),
             kv: choice.kv,
@@ -280,12 +280,12 @@ pub(crate) fn places(
         });
     }
     let head = State::of(head.state);
-    let places = Places {
-        layers: places,
+    let placement = Placement {
+        layers: layer_placements,
         head: device(head.device),
         head_gpu: head.gpu,
     };
-    (places, modes)
+    (placement, modes)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::Limit;
 
-use crate::{Problem, cost, places::Places};
+use crate::{Problem, cost, placement::Placement};
 
 /// Copies of a problem's machine in each of which one resource takes no time.
 pub(crate) struct Relieved(Vec<(Limit, Problem)>);
@@ -42,10 +42,10 @@ impl Relieved {
     }
 
     /// The resource that limits layer `index`: the one without which the layer is the fastest.
-    pub(crate) fn limit(&self, problem: &Problem, places: &Places, index: usize) -> Limit {
+    pub(crate) fn limit(&self, problem: &Problem, placement: &Placement, index: usize) -> Limit {
         let mut least = (f64::INFINITY, Limit::CpuMemory);
         for (limit, machine) in &self.0 {
-            let seconds = cost::layer_on(machine, problem, places, index).total;
+            let seconds = cost::layer_on(machine, problem, placement, index).total;
             if seconds < least.0 {
                 least = (seconds, *limit);
             }

@@ -15,7 +15,7 @@ use crate::{
     dense::reserve_bytes,
     limit::Relieved,
     objective,
-    places::Places,
+    placement::Placement,
     solve::Solved,
 };
 
@@ -69,7 +69,7 @@ pub(crate) fn write(
     let plan = write_plan(
         problem,
         options,
-        &solved.places,
+        &solved.placement,
         summary,
         solved.vram_multiplier,
     );
@@ -96,14 +96,14 @@ pub(crate) fn write(
 fn write_plan(
     problem: &Problem,
     options: &Options,
-    places: &Places,
+    placement: &Placement,
     solver: SolverSummary,
     price: Option<f64>,
 ) -> Plan {
-    let lines = lines(problem, places);
+    let lines = lines(problem, placement);
     let relieved = Relieved::of(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
-        .map(|index| layer_plan(problem, places, &relieved, index))
+        .map(|index| layer_plan(problem, placement, &relieved, index))
         .collect();
     let neuron_count = problem.layers.iter().map(|layer| layer.frequencies.len());
     let active: f64 = problem
@@ -111,7 +111,7 @@ fn write_plan(
         .iter()
         .flat_map(|layer| &layer.frequencies)
         .sum();
-    let hot_counts = places.hot_counts();
+    let hot_counts = placement.hot_counts();
     let carried = objective::evaluate(problem, &hot_counts);
     let all_hot = hot_counts.iter().copied().eq(neuron_count.clone());
     Plan {
@@ -125,10 +125,10 @@ fn write_plan(
             neuron_count: neuron_count.map(|count| count as u64).sum(),
             hot_count: hot_counts.iter().map(|&count| count as u64).sum(),
             hot_share: share(carried, active, all_hot),
-            microseconds_per_token: microseconds(cost::total(problem, places).total),
+            microseconds_per_token: microseconds(cost::total(problem, placement).total),
         },
-        head: places.head,
-        head_gpu: places.head_gpu,
+        head: placement.head,
+        head_gpu: placement.head_gpu,
         forecast: Some(Forecast {
             decode: Vec::new(),
             prompt_tokens_per_second: None,
@@ -141,9 +141,14 @@ fn write_plan(
     }
 }
 
-fn layer_plan(problem: &Problem, places: &Places, relieved: &Relieved, index: usize) -> LayerPlan {
+fn layer_plan(
+    problem: &Problem,
+    placement: &Placement,
+    relieved: &Relieved,
+    index: usize,
+) -> LayerPlan {
     let layer = &problem.layers[index];
-    let place = &places.layers[index];
+    let place = &placement.layers[index];
     let (neuron_count, hot_count) = (layer.frequencies.len(), place.hot_count);
     let bytes = |device: Device, neurons: usize| {
         let dense = [
@@ -156,7 +161,7 @@ fn layer_plan(problem: &Problem, places: &Places, relieved: &Relieved, index: us
             .filter(|(part_device, _)| *part_device == device);
         here.map(|(_, bytes)| bytes).sum::<u64>() + layer.neurons_bytes(neurons)
     };
-    let cost = cost::layer(problem, places, index);
+    let cost = cost::layer(problem, placement, index);
     let carried: f64 = layer.frequencies[..hot_count].iter().sum();
     let active = layer.frequencies.iter().sum();
     LayerPlan {
@@ -180,7 +185,7 @@ fn layer_plan(problem: &Problem, places: &Places, relieved: &Relieved, index: us
         cpu_microseconds: microseconds(cost.cpu),
         sync_microseconds: microseconds(cost.sync),
         microseconds: microseconds(cost.total),
-        limit: Some(relieved.limit(problem, places, index)),
+        limit: Some(relieved.limit(problem, placement, index)),
     }
 }
 

@@ -34,21 +34,21 @@ fn a_choice_survives_packing() {
 fn exhaustive(problem: &Problem, candidates: &[Vec<Candidate>]) -> Option<f64> {
     let mut best = None;
     let mut modes = vec![0; problem.layers.len()];
-    let mut places = Places::cold(problem);
+    let mut placement = Placement::cold(problem);
     every(
         problem,
         candidates,
         0,
         &mut modes,
-        &mut places,
-        &mut |modes, places| {
+        &mut placement,
+        &mut |modes, placement| {
             let taken = with_modes(problem, candidates, modes);
-            let account = lines(&taken, places);
+            let account = lines(&taken, placement);
             let fits = [Device::Gpu, Device::Cpu]
                 .into_iter()
                 .all(|device| bytes_on(device, &account) <= problem.budget.bytes(device));
             if fits {
-                let time = cost::total(&taken, places).total;
+                let time = cost::total(&taken, placement).total;
                 best = Some(best.map_or(time, |best: f64| best.min(time)));
             }
         },
@@ -61,13 +61,13 @@ fn every(
     candidates: &[Vec<Candidate>],
     layer: usize,
     modes: &mut Vec<usize>,
-    places: &mut Places,
-    visit: &mut dyn FnMut(&[usize], &Places),
+    placement: &mut Placement,
+    visit: &mut dyn FnMut(&[usize], &Placement),
 ) {
     if layer == problem.layers.len() {
         for head in [Device::Cpu, Device::Gpu] {
-            places.head = head;
-            visit(modes, places);
+            placement.head = head;
+            visit(modes, placement);
         }
         return;
     }
@@ -85,14 +85,14 @@ fn every(
             for kv in devices {
                 for predictor in devices {
                     for groups in 0..=neurons.div_ceil(problem.group_size) {
-                        places.layers[layer] = LayerPlace {
+                        placement.layers[layer] = LayerPlacement {
                             gpu: 0,
                             attention,
                             kv: *kv,
                             predictor: *predictor,
                             hot_count: hot_count(problem, neurons, groups),
                         };
-                        every(problem, candidates, layer + 1, modes, places, visit);
+                        every(problem, candidates, layer + 1, modes, placement, visit);
                     }
                 }
             }
