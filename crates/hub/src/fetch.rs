@@ -126,7 +126,11 @@ impl Fetch<'_> {
     /// What the hub says of the file called `name`.
     fn describe(&self, name: &FileName) -> Result<RemoteFile, HubError> {
         // The commit rather than the branch, which may move meanwhile.
-        let path = format!("{}/resolve/{}", self.model.repository(), self.commit.as_str());
+        let path = format!(
+            "{}/resolve/{}",
+            self.model.repository(),
+            self.commit.as_str()
+        );
         let address = self.client.address(&path, name.components())?;
         self.client.persist(self.progress, || {
             RemoteFile::describe(self.client, self.model, name, address.clone())

@@ -1,6 +1,6 @@
 //! The GPU that a bundle runs on, or why it runs on the CPU alone.
 
-use std::{env, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
@@ -8,14 +8,14 @@ use powerinfer_artifact::{
     plan::{Device, Plan},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_kernels::cuda::{CudaDevice, CudaUnavailable, Device as Gpu};
+use powerinfer_kernels::{
+    cuda::{CudaDevice, CudaUnavailable, Device as Gpu},
+    environment,
+};
 use powerinfer_runtime::{Options, Runtime};
 
 use super::DeviceArgument;
 use crate::output::Output;
-
-/// Makes a missing GPU an error.
-const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 
 /// What there is to run on beside the CPU.
 pub(super) enum Opened {
@@ -111,7 +111,7 @@ pub(crate) fn to_profile(asked: DeviceArgument, output: Output) -> Result<Option
 }
 
 fn is_required(asked: DeviceArgument) -> bool {
-    asked == DeviceArgument::Gpu || env::var_os(REQUIRED_VARIABLE).is_some()
+    asked == DeviceArgument::Gpu || environment::requires_gpu()
 }
 
 fn missing<T>(reason: &CudaUnavailable) -> Result<T> {
