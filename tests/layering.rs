@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate depends only on those before it.
-const LADDER: [&str; 17] = [
+const LADDER: [&str; 18] = [
     "powerinfer-tensor",
     "powerinfer-pool",
     "powerinfer-artifact",
@@ -24,6 +24,7 @@ const LADDER: [&str; 17] = [
     "powerinfer-predictor",
     "powerinfer-solver",
     "powerinfer-eval",
+    "powerinfer-planner",
     "powerinfer-cli",
 ];
 

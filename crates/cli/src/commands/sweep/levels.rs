@@ -9,13 +9,11 @@ use powerinfer_artifact::{
     threshold_curve::{ERRORS, ThresholdCurve},
 };
 use powerinfer_bundle::{Bundle, neuron_bytes};
+use powerinfer_planner::modes::cheapest_at;
 use powerinfer_runtime::Runtime;
 use powerinfer_solver::NeuronShape;
 
-use crate::{
-    commands::place::modes::cheapest_at,
-    output::{parse_percent, percent},
-};
+use crate::output::{parse_percent, percent};
 
 /// A policy, and how far it goes.
 #[derive(Debug, Clone, Copy, PartialEq)]

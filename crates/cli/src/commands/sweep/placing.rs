@@ -7,6 +7,14 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Plan, Policy, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
+use powerinfer_planner::{
+    modes::work_of_predictor,
+    problem::{largest_rank, problem},
+    simulate::{
+        engine::OURS,
+        step::{Kind, Pass, Placed, Stage},
+    },
+};
 use powerinfer_runtime::LayerAudit;
 use powerinfer_solver::{
     Candidate, LayerMode, NeuronShape, Options, Prediction, Problem, SolveError, Work, decide,
@@ -15,16 +23,6 @@ use powerinfer_solver::{
 use super::{
     levels::Level,
     rows::{Placement, Planned},
-};
-use crate::commands::{
-    place::{
-        modes::work_of_predictor,
-        problem::{largest_rank, problem},
-    },
-    simulate::{
-        engine::OURS,
-        step::{Kind, Pass, Placed, Stage},
-    },
 };
 
 /// What is on the GPU.

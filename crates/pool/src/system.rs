@@ -1,14 +1,9 @@
-//! What this machine is: processor, cores, memory, graphics card.
-
-pub(crate) mod contention;
-pub(crate) mod cores;
-pub(crate) mod gpu;
-pub(crate) mod measure;
+//! What the operating system reports about this machine and this process: processor, memory.
 
 use std::fs;
 
-/// The processor's name.
-pub(crate) fn processor() -> String {
+/// Name of the processor; its architecture where the system does not report one.
+pub fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text
         .lines()
@@ -19,8 +14,8 @@ pub(crate) fn processor() -> String {
     )
 }
 
-/// Bytes of memory: all of it, and what is free for use; `None` where the system does not tell.
-pub(crate) fn memory() -> Option<(u64, u64)> {
+/// Bytes of main memory in all, and bytes available to new work; `None` where the system does not report them.
+pub fn memory() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = |key: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -36,18 +31,10 @@ pub(crate) fn memory() -> Option<(u64, u64)> {
     ))
 }
 
-/// The most memory that this process has held; `None` where the system does not tell.
-pub(crate) fn peak_memory() -> Option<u64> {
+/// Peak resident memory of this process in bytes; `None` where the system does not report it.
+pub fn peak_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kibibytes << 10)
-}
-
-/// The graphics card's driver, or why there is none, in words that fit behind a colon.
-pub(crate) fn gpu_status() -> String {
-    match gpu::driver() {
-        Err(reason) => reason,
-        Ok(driver) => format!("NVIDIA driver {driver}"),
-    }
 }

@@ -25,49 +25,60 @@ const CHUNK: usize = 512;
 
 /// Where a model's parts are, and what a token reads of them.
 #[derive(Debug, Clone)]
-pub(crate) struct Placed<'a> {
-    pub(crate) layers: Vec<PlacedLayer<'a>>,
-    pub(crate) head: Device,
-    pub(crate) head_bytes: u64,
-    pub(crate) quant: Format,
-    pub(crate) hidden_size: usize,
+pub struct Placed<'a> {
+    /// The layers, in order.
+    pub layers: Vec<PlacedLayer<'a>>,
+    /// Device of the head.
+    pub head: Device,
+    /// Bytes of the head and the last norm.
+    pub head_bytes: u64,
+    /// Format of the weights.
+    pub quant: Format,
+    /// Length of a hidden state.
+    pub hidden_size: usize,
     /// Weight matrices of a neuron.
-    pub(crate) matrices: usize,
+    pub matrices: usize,
 }
 
 /// One layer of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PlacedLayer<'a> {
-    pub(crate) mode: LayerMode,
+pub struct PlacedLayer<'a> {
+    /// Execution mode of the FFN.
+    pub mode: LayerMode,
     /// Hottest first.
-    pub(crate) frequencies: &'a [f64],
+    pub frequencies: &'a [f64],
     /// So many of them are on the GPU.
-    pub(crate) hot_count: usize,
-    pub(crate) neuron_bytes: u64,
-    pub(crate) attention: Device,
-    pub(crate) attention_bytes: u64,
-    pub(crate) prediction: Device,
-    pub(crate) kv: Device,
+    pub hot_count: usize,
+    /// Bytes of a neuron.
+    pub neuron_bytes: u64,
+    /// Device of attention.
+    pub attention: Device,
+    /// Bytes of attention that a token reads.
+    pub attention_bytes: u64,
+    /// Device of the predictor.
+    pub prediction: Device,
+    /// Device of the KV cache.
+    pub kv: Device,
     /// Numbers that a token of context adds to the cache.
-    pub(crate) kv_numbers: usize,
+    pub kv_numbers: usize,
     /// Bytes that they take where the plan says how they are stored.
-    pub(crate) kv_bytes: f64,
+    pub kv_bytes: f64,
 }
 
 /// What a pass does.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Pass {
+pub struct Pass {
     /// Tokens that go through the weights together, a whole number.
-    pub(crate) tokens: f64,
+    pub tokens: f64,
     /// Tokens of context whose keys and values are read, of all requests together.
-    pub(crate) context: f64,
+    pub context: f64,
     /// Whether it is part of a prompt.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
 }
 
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A new token for every request.
     Decode,
     /// Many tokens of one prompt.
@@ -76,15 +87,15 @@ pub(crate) enum Kind {
 
 /// Seconds of a pass, and the work of it in which both sides share.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Time {
+pub struct Time {
     /// The GPU works.
-    pub(crate) gpu: f64,
+    pub gpu: f64,
     /// The CPU works.
-    pub(crate) cpu: f64,
+    pub cpu: f64,
     /// Synchronising.
-    pub(crate) sync: f64,
+    pub sync: f64,
     /// From start to end.
-    pub(crate) total: f64,
+    pub total: f64,
 }
 
 impl Time {
@@ -148,14 +159,16 @@ struct Part {
 
 /// An engine on a machine.
 #[derive(Clone, Copy)]
-pub(crate) struct Stage<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) hardware: &'a Hardware,
+pub struct Stage<'a> {
+    /// The engine.
+    pub engine: &'a Engine,
+    /// The machine, as the model finds it.
+    pub hardware: &'a Hardware,
 }
 
 impl Stage<'_> {
     /// Time of one pass over all of `placed`.
-    pub(crate) fn pass(self, placed: &Placed<'_>, pass: Pass) -> Time {
+    pub fn pass(self, placed: &Placed<'_>, pass: Pass) -> Time {
         let mut before = Device::Cpu;
         let mut time = Time::default();
         for layer in &placed.layers {
@@ -189,7 +202,7 @@ impl Stage<'_> {
     }
 
     /// Seconds of a prompt of so many tokens, [`CHUNK`] at a time.
-    pub(crate) fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
+    pub fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
         let chunks = (0..tokens.div_ceil(CHUNK)).map(|chunk| {
             let until = ((chunk + 1) * CHUNK).min(tokens);
             let pass = Pass {
@@ -420,7 +433,7 @@ impl Stage<'_> {
 
 impl<'a> Placed<'a> {
     /// A model as `plan` has it, its layers going the ways `chosen`.
-    pub(crate) fn of(
+    pub fn of(
         plan: &Plan,
         problem: &Problem,
         config: &ModelConfig,
@@ -452,7 +465,7 @@ impl<'a> Placed<'a> {
     }
 
     /// Share of the neurons on the GPU, and of the activations that they carry.
-    pub(crate) fn hot(&self) -> [f64; 2] {
+    pub fn hot(&self) -> [f64; 2] {
         let mut counts = [0.0; 2];
         let mut carried = [0.0; 2];
         for layer in &self.layers {
@@ -466,7 +479,7 @@ impl<'a> Placed<'a> {
 
     /// Share of what a token computes with, attention and active neurons, that is on the GPU: the
     /// paper's neuron load, whose neurons are the rows of any matrix.
-    pub(crate) fn load_on_gpu(&self) -> f64 {
+    pub fn load_on_gpu(&self) -> f64 {
         let mut on_gpu = 0.0;
         let mut all = 0.0;
         for layer in &self.layers {

@@ -8,6 +8,7 @@ use powerinfer_artifact::{
     hardware::{Cpu, Hardware, ReadSpeed},
 };
 use powerinfer_kernels::Isa;
+use powerinfer_pool::system;
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
 
@@ -15,7 +16,7 @@ use super::gpu;
 
 /// How long to take over it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Thoroughness {
+pub enum Thoroughness {
     /// Everything, several times over.
     Full,
     /// A few seconds: fewer row lengths, each once, over less memory.
@@ -56,7 +57,7 @@ impl Thoroughness {
 }
 
 /// This machine with at most `threads` threads; and why it has no graphics card, where it has none.
-pub(crate) fn measure(
+pub fn measure(
     threads: usize,
     thoroughness: Thoroughness,
     progress: &dyn Progress,
@@ -103,11 +104,11 @@ pub(crate) fn measure(
     let stream = reads.last().expect("there is a stream").bytes_per_second;
     let mut hardware = Hardware {
         name: "this machine".to_owned(),
-        description: format!("{}, {threads} threads", super::processor()),
+        description: format!("{}, {threads} threads", system::processor()),
         cpu: Cpu {
             threads,
             read_bandwidth_bytes_per_second: stream,
-            ram_bytes: super::memory().map_or(0, |(total, _)| total),
+            ram_bytes: system::memory().map_or(0, |(total, _)| total),
             row_seconds: 0.0,
             sum_row_seconds: 0.0,
             kernel_seconds: beside.kernel_seconds,
@@ -175,7 +176,7 @@ pub(crate) fn measure(
 }
 
 /// A temporary file of weights, mapped; it is gone with the value that is returned.
-pub(crate) fn speed_test(bytes: usize) -> Result<SpeedTest> {
+pub fn speed_test(bytes: usize) -> Result<SpeedTest> {
     let mut file = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let piece = vec![WEIGHT_BYTE; 1 << 20];
     for _ in 0..bytes / piece.len() {

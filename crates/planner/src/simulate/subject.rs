@@ -19,7 +19,7 @@ use super::{
     engine::LLAMA_CPP_BATCH,
     step::{Placed, PlacedLayer},
 };
-use crate::commands::place::{modes::work_of_predictor, problem::problem};
+use crate::{modes::work_of_predictor, problem::problem};
 
 /// Format of this project's predictors unless told otherwise.
 const PREDICTORS: Format = Format::Q4_0;

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::{
     ByteSize,
-    plan::{BudgetLine, Device, Forecast, PROMPT_TOKENS, Plan},
+    plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan},
 };
 use powerinfer_solver::SolveReport;
 
@@ -75,7 +75,7 @@ fn reasons(plan: &Plan) -> String {
 }
 
 /// Where a line's memory is.
-pub(super) fn place(plan: &Plan, line: &BudgetLine) -> String {
+pub(crate) fn place(plan: &Plan, line: &BudgetLine) -> String {
     match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
         true => format!("gpu {}", line.gpu),
         false => line.device.to_string(),
@@ -114,10 +114,10 @@ fn memory(plan: &Plan) -> String {
 }
 
 /// Headings of [`placements`].
-pub(super) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
+pub(crate) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
 
 /// The plan and other ways of placing, a row each.
-pub(super) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
+pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
     let own = plan.totals.microseconds_per_token;
     let row = |name: String, time: f64, ratio: String| {
         let speed = format!("{:.1}", 1e6 / time);
@@ -136,7 +136,7 @@ pub(super) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
 }
 
 /// What else is predicted of the plan, a sentence each.
-pub(super) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
+pub(crate) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut speeds: Vec<String> = forecast
         .decode
@@ -226,5 +226,21 @@ pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
         ByteSize(card.vram_bytes),
         card.name,
         plan.hardware.name
+    ))
+}
+
+/// What the layers of `plan` read of their inputs, in words; none where they read all.
+pub(crate) fn inputs(plan: &Plan) -> Option<String> {
+    let with: Vec<InputThresholds> = plan
+        .layers
+        .iter()
+        .filter_map(|layer| layer.input_thresholds)
+        .collect();
+    let share = with.first()?.share;
+    let ffns = with.iter().filter(|found| found.ffn.is_some()).count();
+    Some(format!(
+        "{} of the channels are read in the attention of {} layers, and by gate and up of {ffns}",
+        percent(1.0 - share),
+        with.len()
     ))
 }

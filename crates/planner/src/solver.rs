@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
+    Progress,
     placing::LayerPlacing,
     plan::{InputThresholds, Plan, Policy},
     predictor_file::PredictorFile,
@@ -14,51 +15,47 @@ use powerinfer_bundle::{Bundle, PackInputs, pack};
 use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
-use super::{
-    again, certify, forecast, inputs,
-    modes::{LayerCandidates, Leeway, Subject},
-    request::Request,
+use crate::{
+    Request, again, certify, forecast, inputs,
+    modes::{AllowedModes, LayerCandidates, Subject},
+    placement::percent,
     search::{self, Judge},
 };
-use crate::{
-    output::{Output, percent},
-    progress::Bar,
-};
 
-/// Where a bundle may be packed that is only there to be measured.
+/// Where a bundle may be packed to be measured.
 #[derive(Clone, Copy)]
-pub(crate) enum Scratch<'a> {
+pub enum Scratch<'a> {
     /// Nowhere: nothing is to be written.
     None,
-    /// Beside this folder.
+    /// Next to this folder.
     Beside(&'a Path),
 }
 
 /// A solved placement.
-pub(super) struct Solved {
-    pub(super) plan: Plan,
-    pub(super) report: SolveReport,
-    pub(super) orders: Vec<Vec<u32>>,
+pub(crate) struct Solved {
+    pub(crate) plan: Plan,
+    pub(crate) report: SolveReport,
+    pub(crate) orders: Vec<Vec<u32>>,
     /// Per layer, what placing this again takes.
-    pub(super) placing: Vec<LayerPlacing>,
+    pub(crate) placing: Vec<LayerPlacing>,
     /// Per layer, microseconds that its way saves over the quickest that changes nothing.
-    pub(super) savings: Vec<f64>,
+    pub(crate) savings: Vec<f64>,
 }
 
 /// Finds a placement, and how far its policies may go.
-pub(super) struct Solver<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
-    pub(super) subject: Subject<'a>,
-    pub(super) problem: Problem,
-    pub(super) options: Options,
-    pub(super) request: &'a Request,
+pub(crate) struct Solver<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) subject: Subject<'a>,
+    pub(crate) problem: Problem,
+    pub(crate) options: Options,
+    pub(crate) request: &'a Request,
     /// Text to decide on.
-    pub(super) texts: Vec<Vec<u32>>,
-    pub(super) allowed_rise: f64,
+    pub(crate) texts: Vec<Vec<u32>>,
+    pub(crate) allowed_rise: f64,
     /// Per layer, which inputs are read; all where there is none.
-    pub(super) inputs: Option<Vec<InputThresholds>>,
-    pub(super) scratch: Scratch<'a>,
-    pub(super) output: Output,
+    pub(crate) inputs: Option<Vec<InputThresholds>>,
+    pub(crate) scratch: Scratch<'a>,
+    pub(crate) progress: &'a dyn Progress,
 }
 
 /// Margins that a rise must stay below what is allowed: one for the text it is measured on, and one
@@ -70,7 +67,7 @@ const ASSUMED_LEVEL: f64 = 7.0;
 
 impl Solver<'_> {
     /// Which inputs to read, for `share` of them to be left out on the text that decides.
-    pub(super) fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
+    pub(crate) fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
         let Scratch::Beside(out) = self.scratch else {
             bail!(
                 "a dry run measures nothing, and `--input-sparsity` has to be calibrated; leave out one of them"
@@ -83,21 +80,21 @@ impl Solver<'_> {
         }
         let folder = ScratchFolder::beside(out)?;
         let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
-        inputs::calibrate(bundle, &self.texts, share, self.output)
+        inputs::calibrate(bundle, &self.texts, share, self.progress)
     }
 
     /// The furthest that policies may go without being measured.
-    fn most(&self) -> Leeway {
-        Leeway {
+    fn most(&self) -> AllowedModes {
+        AllowedModes {
             predicted: vec![true; self.subject.config.layer_count],
             level: Some(ASSUMED_LEVEL),
         }
     }
 
     /// How far the policies may go.
-    pub(super) fn leeway(&mut self) -> Result<Leeway> {
+    pub(crate) fn allowed_modes(&mut self) -> Result<AllowedModes> {
         let layers = self.subject.config.layer_count;
-        let none = Leeway::none(layers);
+        let none = AllowedModes::none(layers);
         let most = self.most();
         match self.subject.forced {
             Some(Policy::Dense | Policy::Exact) => return Ok(none),
@@ -109,11 +106,11 @@ impl Solver<'_> {
             return self.budget_of_predictions(&none, &most);
         }
         if !self.subject.has_thresholds() {
-            self.output.say("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
+            self.progress.note("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
             return Ok(none);
         }
         if matches!(self.scratch, Scratch::None) {
-            self.output.say(format!(
+            self.progress.note(&format!(
                 "a dry run measures nothing: it assumes a relative FFN error of {} in every layer",
                 percent(ERRORS[ASSUMED_LEVEL as usize])
             ));
@@ -133,7 +130,11 @@ impl Solver<'_> {
 
     /// Which layers may predict: all that would be quicker for it, or as many of them as
     /// perplexity allows, those first that save most for what they miss.
-    fn budget_of_predictions(&mut self, none: &Leeway, most: &Leeway) -> Result<Leeway> {
+    fn budget_of_predictions(
+        &mut self,
+        none: &AllowedModes,
+        most: &AllowedModes,
+    ) -> Result<AllowedModes> {
         let solved = self.solved(most)?;
         let layers = solved.plan.layers.iter();
         let mut approximate: Vec<usize> = layers
@@ -144,8 +145,8 @@ impl Solver<'_> {
             return Ok(none.clone());
         }
         if matches!(self.scratch, Scratch::None) {
-            self.output
-                .say("a dry run measures nothing: it takes predictors by their recall alone");
+            self.progress
+                .note("a dry run measures nothing: it takes predictors by their recall alone");
             return Ok(most.clone());
         }
         if !self.can_measure() {
@@ -169,7 +170,7 @@ impl Solver<'_> {
     fn can_measure(&self) -> bool {
         let is_there = search::scored(&self.texts) >= certify::FEWEST;
         if !is_there {
-            self.output.say(format!(
+            self.progress.note(&format!(
                 "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model; profile more text for more to be held back, or raise `--certify-tokens`",
                 search::scored(&self.texts),
                 certify::FEWEST
@@ -179,21 +180,25 @@ impl Solver<'_> {
     }
 
     /// The last of `ladder` that perplexity allows.
-    fn last_allowed(&mut self, ladder: &[Leeway], packed: &Leeway) -> Result<Leeway> {
+    fn last_allowed(
+        &mut self,
+        ladder: &[AllowedModes],
+        packed: &AllowedModes,
+    ) -> Result<AllowedModes> {
         let Scratch::Beside(out) = self.scratch else {
             unreachable!("who may write nothing measures nothing")
         };
         let folder = ScratchFolder::beside(out)?;
         let solved = self.solved(packed)?;
-        self.output.say(format!(
+        self.progress.note(&format!(
             "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
             percent(self.allowed_rise),
             search::scored(&self.texts)
         ));
         let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
-        let mut judge = Judge::new(bundle, self.texts.clone(), self.output)?;
-        let found = search::last_allowed(ladder, |leeway| {
-            let solved = self.solved(leeway)?;
+        let mut judge = Judge::new(bundle, self.texts.clone(), self.progress)?;
+        let found = search::last_allowed(ladder, |allowed| {
+            let solved = self.solved(allowed)?;
             if solved
                 .plan
                 .layers
@@ -203,9 +208,9 @@ impl Solver<'_> {
                 return Ok(true);
             }
             let rise = judge.rise(&solved.plan.layers)?;
-            self.output.detail(format!(
+            self.progress.detail(&format!(
                 "{}: perplexity {:+.3} ± {:.3} %",
-                told(leeway),
+                describe(allowed),
                 100.0 * rise.value,
                 100.0 * rise.margin
             ));
@@ -213,7 +218,7 @@ impl Solver<'_> {
         })?;
         drop((judge, folder));
         if found == 0 {
-            self.output.say(format!(
+            self.progress.note(&format!(
                 "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
                 percent(self.allowed_rise)
             ));
@@ -221,10 +226,10 @@ impl Solver<'_> {
         Ok(ladder[found].clone())
     }
 
-    /// The quickest placement within `leeway`.
-    pub(super) fn solved(&self, leeway: &Leeway) -> Result<Solved> {
+    /// The quickest placement within `allowed`.
+    pub(crate) fn solved(&self, allowed: &AllowedModes) -> Result<Solved> {
         let layers = 0..self.subject.config.layer_count;
-        let modes = layers.map(|layer| self.subject.modes(layer, leeway));
+        let modes = layers.map(|layer| self.subject.modes(layer, allowed));
         let modes = modes.collect::<Result<Vec<LayerCandidates>>>()?;
         let candidates: Vec<_> = modes.iter().map(|modes| modes.candidates.clone()).collect();
         let decision = decide(&self.problem, &candidates, &self.options)?;
@@ -291,13 +296,13 @@ impl Solver<'_> {
             request: serde_json::Value::Null,
             seed: 0,
         };
-        Ok(pack(&inputs, out, &Bar::new(self.output))?)
+        Ok(pack(&inputs, out, self.progress)?)
     }
 }
 
-/// A leeway in words.
-fn told(leeway: &Leeway) -> String {
-    match leeway.level {
+/// `allowed` in words.
+fn describe(allowed: &AllowedModes) -> String {
+    match allowed.level {
         Some(level) => {
             let below = level.floor() as usize;
             let above = (below + 1).min(ERRORS.len() - 1);
@@ -305,7 +310,7 @@ fn told(leeway: &Leeway) -> String {
             format!("relative FFN error {}", percent(error))
         }
         None => {
-            let layers = leeway.predicted.iter().filter(|predicted| **predicted);
+            let layers = allowed.predicted.iter().filter(|predicted| **predicted);
             format!("{} layers may predict", layers.count())
         }
     }

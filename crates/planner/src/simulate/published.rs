@@ -15,11 +15,11 @@ const FIGURE_4: &str = "PowerInfer (arXiv 2312.12456v2), figure 4a";
 
 /// A figure and where it is from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Figure {
-    /// What it says.
-    pub(crate) value: f64,
-    /// Who says so.
-    pub(crate) source: String,
+pub struct Figure {
+    /// Its value.
+    pub value: f64,
+    /// Where it is from.
+    pub source: String,
 }
 
 impl Figure {
@@ -41,29 +41,32 @@ impl Figure {
 
 /// How active the neurons of a model are, and what prediction it takes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Activity {
+pub struct Activity {
     /// Share of FFN activations that are zero, over all layers.
-    pub(crate) sparsity: Figure,
+    pub sparsity: Figure,
     /// Share of a layer's neurons that carry 80 % of its activations.
-    pub(crate) skew: Figure,
+    pub skew: Figure,
     /// Size of all predictors as a share of the model's parameters.
-    pub(crate) predictor_share: Figure,
+    pub predictor_share: Figure,
     /// Share of the neurons that are active in each layer of the first half, where that differs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) first_half_density: Option<Figure>,
+    pub first_half_density: Option<Figure>,
 }
 
-/// What a person says instead.
+/// Figures that replace the published ones.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Said {
-    pub(crate) sparsity: Option<f64>,
-    pub(crate) skew: Option<f64>,
-    pub(crate) predictor_share: Option<f64>,
+pub struct Said {
+    /// Share of FFN activations that are zero.
+    pub sparsity: Option<f64>,
+    /// Share of a layer's neurons that carry 80 % of its activations.
+    pub skew: Option<f64>,
+    /// Size of all predictors as a share of the model's parameters.
+    pub predictor_share: Option<f64>,
 }
 
 impl Activity {
     /// The figures of the shape called `name`.
-    pub(crate) fn of(name: &str, said: Said) -> Self {
+    pub fn of(name: &str, said: Said) -> Self {
         let sparsity = match name {
             "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
                 Figure::new(
@@ -124,7 +127,7 @@ impl Activity {
 
     /// How often each neuron is active, hottest first, per layer. Where nobody said what the skew
     /// is and the usual one cannot be at this sparsity, the nearest that can is taken and noted.
-    pub(crate) fn frequencies(
+    pub fn frequencies(
         &mut self,
         layers: usize,
         neurons: usize,
@@ -171,7 +174,7 @@ impl Activity {
     }
 
     /// Refuses what no model can have.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let Self {
             sparsity,
             skew,

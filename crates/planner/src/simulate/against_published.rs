@@ -115,14 +115,14 @@ const ABOUT: &str = "\
 
 `powerinfer simulate` predicts tokens per second without weights. Here its answers for PowerInfer as
 published and for llama.cpp of the same time stand beside what the PowerInfer paper (Song et al., arXiv
-2312.12456v2, SOSP 2024) measured. A test (`crates/cli/src/commands/simulate/against_published.rs`)
-keeps this page and the errors below; `POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-cli --bin
-powerinfer published` writes it anew.
+2312.12456v2, SOSP 2024) measured. A test (`crates/planner/src/simulate/against_published.rs`)
+keeps this page and the errors below; `POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-planner
+published` writes it anew.
 
 What goes in: sizes of the model from its configuration by the code that `place` uses, sparsity
 (table 3), skew (figure 4) and predictor sizes (table 6) of the paper or of the nearest model that it
 gives, and the machines of its section 8.1. Constants of the engines stand in
-`crates/cli/src/commands/simulate/engine.rs`, each once for all models, machines and formats, with its
+`crates/planner/src/simulate/engine.rs`, each once for all models, machines and formats, with its
 source. Two have none and are assumed: 100 µs for handing over within a layer of the original, and
 half the bandwidth for its KV cache on the CPU. They were chosen by what such steps usually
 take, knowing this table; no figure belongs to one row.

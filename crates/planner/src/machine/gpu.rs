@@ -39,7 +39,6 @@ pub(crate) fn driver() -> Result<String, String> {
 }
 
 /// Bytes of the first card that nobody uses, once a context is there; or why that cannot be told.
-#[allow(dead_code)] // for who asks for as much of the card as is free
 pub(crate) fn vram_free() -> Result<u64, String> {
     with_card(|card| Ok(card.mem_get_info()?.0 as u64))
 }

@@ -1,34 +1,36 @@
 //! How far the policies may go: as far as perplexity on text that was held back allows.
 
 use anyhow::Result;
-use powerinfer_artifact::plan::Policy;
 use powerinfer_artifact::{
-    Progress, certificate::Estimate, plan::LayerPlan, threshold_curve::ERRORS,
+    Progress,
+    certificate::Estimate,
+    plan::{LayerPlan, Policy},
+    progress::Silent,
+    threshold_curve::ERRORS,
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, likelihoods, rise};
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
 
-use super::modes::Leeway;
-use crate::{engine::runtime, output::Output, progress::Bar};
-
+use crate::modes::AllowedModes;
 /// Steps that thresholds are looked for in, between two levels.
 const FRACTIONS: usize = 4;
 
-/// The ladder of leeways, from none to the most.
-pub(crate) fn thresholds(layers: usize) -> Vec<Leeway> {
-    let levels = (0..=(ERRORS.len() - 1) * FRACTIONS).map(|step| Leeway {
+/// Ladder of allowed modes by error level, from lossless to the largest error.
+pub(crate) fn thresholds(layers: usize) -> Vec<AllowedModes> {
+    let levels = (0..=(ERRORS.len() - 1) * FRACTIONS).map(|step| AllowedModes {
         level: Some(step as f64 / FRACTIONS as f64),
-        ..Leeway::none(layers)
+        ..AllowedModes::none(layers)
     });
-    std::iter::once(Leeway::none(layers))
+    std::iter::once(AllowedModes::none(layers))
         .chain(levels)
         .collect()
 }
 
 /// The ladder in which one layer after the other of `ranked` may be predicted.
-pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<Leeway> {
-    let mut ladder = vec![Leeway::none(layers)];
+pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
+    let mut ladder = vec![AllowedModes::none(layers)];
     for layer in ranked {
         let mut next = ladder[ladder.len() - 1].clone();
         next.predicted[*layer] = true;
@@ -60,31 +62,31 @@ pub(crate) fn last_allowed<T>(
 }
 
 /// Measures what decisions do to the perplexity of some texts.
-pub(crate) struct Judge {
+pub(crate) struct Judge<'a> {
     model: Runtime,
     texts: Vec<Vec<u32>>,
     windows: Windows,
     /// Per token, −ln p under `dense`.
     dense: Vec<f64>,
-    output: Output,
+    progress: &'a dyn Progress,
 }
 
-impl Judge {
+impl<'a> Judge<'a> {
     /// Measures `texts` as `bundle` has them when everything is computed.
-    pub(crate) fn new(bundle: Bundle, texts: Vec<Vec<u32>>, output: Output) -> Result<Self> {
+    pub(crate) fn new(
+        bundle: Bundle,
+        texts: Vec<Vec<u32>>,
+        progress: &'a dyn Progress,
+    ) -> Result<Self> {
         let windows = windows(&bundle);
-        let threads = crate::machine::cores::usable_cores();
-        let quiet = Output {
-            quiet: true,
-            ..output
-        };
-        let model = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, quiet)?;
+        let policy = PolicyChoice::Forced(Policy::Dense);
+        let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
         let mut judge = Self {
             model,
             texts,
             windows,
             dense: Vec::new(),
-            output,
+            progress,
         };
         judge.dense = judge.likelihoods("perplexity of dense")?;
         Ok(judge)
@@ -102,7 +104,7 @@ impl Judge {
     }
 
     fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>> {
-        let bar = Bar::new(self.output);
+        let bar = self.progress;
         bar.begin(doing, scored(&self.texts) as u64, "tokens");
         let found = likelihoods(&mut self.model, &self.texts, self.windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
@@ -113,7 +115,7 @@ impl Judge {
 }
 
 /// The windows that texts are scored in, as `eval` takes them unless told otherwise.
-pub(crate) fn windows(bundle: &Bundle) -> Windows {
+pub fn windows(bundle: &Bundle) -> Windows {
     let length = (bundle.plan().budget.context_tokens as usize).min(512);
     Windows {
         length,
@@ -122,7 +124,7 @@ pub(crate) fn windows(bundle: &Bundle) -> Windows {
 }
 
 /// Tokens of `texts` that are scored: all but each one's first.
-pub(crate) fn scored(texts: &[Vec<u32>]) -> usize {
+pub fn scored(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(|text| text.len().saturating_sub(1)).sum()
 }
 
@@ -146,7 +148,7 @@ mod tests {
         let ladder = predicted(3, &[2, 0]);
         let masks: Vec<_> = ladder
             .iter()
-            .map(|leeway| leeway.predicted.clone())
+            .map(|allowed| allowed.predicted.clone())
             .collect();
         assert_eq!(
             masks,
@@ -157,7 +159,7 @@ mod tests {
             ]
         );
         let ladder = thresholds(2);
-        assert_eq!(ladder[0], Leeway::none(2));
+        assert_eq!(ladder[0], AllowedModes::none(2));
         assert_eq!(ladder[1].level, Some(0.0));
         assert_eq!(
             ladder[ladder.len() - 1].level,

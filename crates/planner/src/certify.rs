@@ -7,15 +7,17 @@ use powerinfer_artifact::{
     Progress,
     certificate::{Certificate, LayerCertificate, Scoring, decisions},
     plan::Policy,
+    progress::Silent,
     token_texts,
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, fidelity};
-use powerinfer_runtime::{PolicyChoice, Runtime, Verification};
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime, Verification};
+use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::search::{scored, windows};
-use crate::{engine::runtime, model_argument, output::Output, progress::Bar};
+use crate::search::{scored, windows};
 
 /// Floating-point operations that a certificate may take unless told otherwise; large models are
 /// certified on fewer tokens.
@@ -52,16 +54,16 @@ pub(crate) fn measure(
     bundle: &Bundle,
     texts: &[Vec<u32>],
     allowed_rise: f64,
-    output: Output,
+    progress: &dyn Progress,
 ) -> Result<Certificate> {
-    measure_in(bundle, windows(bundle), texts, allowed_rise, output)
+    measure_in(bundle, windows(bundle), texts, allowed_rise, progress)
 }
 
 /// Measures again what `written` says.
-pub(crate) fn measure_again(
+pub fn measure_again(
     bundle: &Bundle,
     written: &Certificate,
-    output: Output,
+    progress: &dyn Progress,
 ) -> Result<Certificate> {
     let windows = Windows {
         length: written.scoring.window as usize,
@@ -76,7 +78,7 @@ pub(crate) fn measure_again(
         );
     }
     let texts = bundle.certificate_texts()?;
-    measure_in(bundle, windows, &texts, written.allowed_rise, output)
+    measure_in(bundle, windows, &texts, written.allowed_rise, progress)
 }
 
 fn measure_in(
@@ -84,30 +86,25 @@ fn measure_in(
     windows: Windows,
     texts: &[Vec<u32>],
     allowed_rise: f64,
-    output: Output,
+    progress: &dyn Progress,
 ) -> Result<Certificate> {
-    let threads = crate::machine::cores::usable_cores();
-    let quiet = Output {
-        quiet: true,
-        ..output
-    };
+    let execution = Execution::on_cpu(usable_cores());
     let open = |policy: PolicyChoice| -> Result<Runtime> {
         let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
-        runtime(again, policy, threads, quiet)
+        Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
     let mut dense = open(PolicyChoice::Forced(Policy::Dense))?;
     let mut planned = open(PolicyChoice::Planned)?;
     planned.verify(Verification::of_all(bundle.config().layer_count));
-    let bar = Bar::new(output);
-    bar.begin("certifying", scored(texts) as u64, "tokens");
+    progress.begin("certifying", scored(texts) as u64, "tokens");
     let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
-        bar.advance(tokens).map_err(anyhow::Error::from)
+        progress.advance(tokens).map_err(anyhow::Error::from)
     })?;
-    bar.end();
+    progress.end();
     let computed = planned.take_statistics().computed_share();
     let drifts = planned.verification().map_or(&[][..], Verification::layers);
     let layers = drifts.iter().zip(&bundle.plan().layers);
-    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let tokenizer = Tokenizer::from_directory(bundle.folder())?;
     let begins_with = tokenizer.bos().map(|bos| bos.id);
     Ok(Certificate {
         scoring: Scoring {
@@ -143,80 +140,8 @@ fn measure_in(
     })
 }
 
-/// The certificate in lines.
-pub(crate) fn describe(certificate: &Certificate) -> String {
-    use crate::output::{Table, percent};
-    let Certificate {
-        scoring,
-        perplexity_rise,
-        ..
-    } = certificate;
-    let begins = match scoring.begins_with {
-        Some(token) => format!("every text begins with token {token}"),
-        None => "nothing is put before a text".to_owned(),
-    };
-    let verdict = match (certificate.holds(), certificate.tokens_needed()) {
-        (true, _) => format!("within the {} allowed", share(certificate.allowed_rise)),
-        (false, Some(tokens)) => format!(
-            "not shown to be within the {} allowed; that takes about {tokens} tokens",
-            share(certificate.allowed_rise)
-        ),
-        (false, None) => format!("more than the {} allowed", share(certificate.allowed_rise)),
-    };
-    let divergence = match certificate.tokens_to_first_divergence {
-        None => "in none of the texts".to_owned(),
-        Some(tokens) => format!(
-            "after {tokens} {} (median), in {} of the texts",
-            if tokens == 1 { "token" } else { "tokens" },
-            percent(1.0 - certificate.texts_without_divergence)
-        ),
-    };
-    let mut table = Table::new(&[
-        "layer",
-        "policy",
-        "FFN error",
-        "99 %",
-        "band",
-        "contributions",
-    ]);
-    for layer in &certificate.layers {
-        table.row(vec![
-            layer.layer.to_string(),
-            layer.policy.to_string(),
-            percent(layer.relative_error),
-            percent(layer.relative_error_p99),
-            percent(layer.error_bound),
-            percent(layer.contribution_recall),
-        ]);
-    }
-    format!(
-        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
-         perplexity        {:.4} as planned, {:.4} dense: {:+.3} ± {:.3} % (95 % confidence), {verdict}\n\
-         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
-         likeliest token   the same for {}; first another one {divergence}\n\
-         FFN neurons       {} computed\n{table}",
-        scoring.tokens,
-        scoring.texts,
-        scoring.window,
-        scoring.stride,
-        certificate.perplexity,
-        certificate.dense_perplexity,
-        100.0 * perplexity_rise.value,
-        100.0 * perplexity_rise.margin,
-        certificate.kl_divergence_mean.value,
-        certificate.kl_divergence_p99,
-        percent(certificate.top1_agreement),
-        percent(certificate.ffn_neurons_computed),
-    )
-}
-
-/// A share in percent, without needless zeros.
-fn share(share: f64) -> String {
-    format!("{} %", (share * 1e6).round() / 1e4)
-}
-
 /// What differs between a certificate and the same measured again, in words; none where nothing does.
-pub(crate) fn difference(written: &Certificate, found: &Certificate) -> Option<String> {
+pub fn difference(written: &Certificate, found: &Certificate) -> Option<String> {
     let [written, found] = [written, found].map(|certificate| json!(certificate));
     differs("", &written, &found)
 }

@@ -26,17 +26,18 @@ pub(crate) struct Subject<'a> {
     pub(crate) inputs_left_out: Option<f64>,
 }
 
-/// How far ways may go that change what the model says.
+/// Modes of every layer that the perplexity budget allows: those that change the model's output.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Leeway {
+pub(crate) struct AllowedModes {
     /// Per layer, whether neurons may be predicted.
     pub(crate) predicted: Vec<bool>,
-    /// Place in the curve of thresholds, between levels too; none where none may be used.
+    /// Error level of thresholds: index into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), between
+    /// levels too; `None` where no threshold may be used.
     pub(crate) level: Option<f64>,
 }
 
-impl Leeway {
-    /// Nothing that changes anything.
+impl AllowedModes {
+    /// Lossless modes alone.
     pub(crate) fn none(layers: usize) -> Self {
         Self {
             predicted: vec![false; layers],
@@ -47,7 +48,7 @@ impl Leeway {
 
 /// What a predictor of `rank` reads for a token: A, half of B's columns, since relu silences about
 /// half of the units, and what is kept per neuron in float32.
-pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usize) -> Work {
+pub fn work_of_predictor(config: &ModelConfig, format: Format, rank: usize) -> Work {
     let neurons = config.ffn_size;
     let blocks = match format {
         Format::F32 | Format::F16 | Format::Bf16 => 0,
@@ -65,7 +66,7 @@ pub(crate) fn work_of_predictor(config: &ModelConfig, format: Format, rank: usiz
 }
 
 /// The threshold of the score that reads least at the place `level` in its curve, of a layer of so many neurons.
-pub(crate) fn cheapest_at(
+pub fn cheapest_at(
     shape: NeuronShape,
     neurons: usize,
     curves: &[ThresholdCurve],
@@ -174,8 +175,8 @@ impl<'a> Subject<'a> {
         work_of_predictor(self.config, format, rank)
     }
 
-    /// The ways `layer` could go within `leeway`.
-    pub(crate) fn modes(&self, layer: usize, leeway: &Leeway) -> Result<LayerCandidates> {
+    /// The ways `layer` could go within `allowed`.
+    pub(crate) fn modes(&self, layer: usize, allowed: &AllowedModes) -> Result<LayerCandidates> {
         let activity = &self.profile.activities()[layer];
         let summary = self.summary(layer);
         let shape = self.shape();
@@ -214,7 +215,7 @@ impl<'a> Subject<'a> {
                 predicted_per_active: (1.0 - predicted_sparsity) / density,
                 recall,
             };
-            let may = leeway.predicted[layer];
+            let may = allowed.predicted[layer];
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
                 let predicted = predicted(
                     self.work_of_predictor(summary.rank),
@@ -236,7 +237,7 @@ impl<'a> Subject<'a> {
         } else {
             let all = vec![1.0; self.config.ffn_size];
             add(self.dense(), &all, network_bytes, true);
-            if let (Some(level), Some(file)) = (leeway.level, self.predictors)
+            if let (Some(level), Some(file)) = (allowed.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {
                 order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));

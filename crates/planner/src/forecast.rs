@@ -5,7 +5,7 @@ use powerinfer_model::ModelConfig;
 use powerinfer_solver::{Candidate, Problem};
 use powerinfer_tensor::Format;
 
-use crate::commands::simulate::{
+use crate::simulate::{
     engine::OURS,
     step::{Kind, Pass, Placed, Stage},
 };
@@ -15,7 +15,7 @@ const BATCHES: [usize; 2] = [1, 8];
 
 /// Writes into `plan` how fast it is expected to be, its layers going the ways `chosen`. The KV cache
 /// counts as full, of all sequences together.
-pub(super) fn predict(
+pub(crate) fn predict(
     plan: &mut Plan,
     problem: &Problem,
     config: &ModelConfig,

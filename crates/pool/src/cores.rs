@@ -1,21 +1,9 @@
-//! How many threads make sense: one for each physical core that this process may use.
+//! Number of threads worth starting: one for each physical core that this process may use.
 
-use crate::output::Output;
-
-/// Physical cores that this process may compute on, within its affinity and its share of time.
-pub(crate) fn usable_cores() -> usize {
+/// Physical cores that this process may run on, within its affinity mask and its share of time.
+pub fn usable_cores() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     physical_cores().map_or(processors, |cores| cores.clamp(1, processors))
-}
-
-/// Says so where `threads` are more than there are cores for.
-pub(crate) fn warn_of_too_many(threads: usize, output: Output) {
-    let cores = usable_cores();
-    if threads > cores {
-        output.say(format!(
-            "{threads} threads for {cores} cores will be slower than one thread for each core"
-        ));
-    }
 }
 
 /// Cores among the processors that this process may run on.

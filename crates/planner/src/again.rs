@@ -1,26 +1,22 @@
 //! Places a bundle again: other budgets, other places, the same neurons computed.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
     placing::{LayerFigures, LayerPlacing, ReadWork},
     plan::{Budget, LayerPlan, Plan},
 };
-use powerinfer_bundle::{Bundle, REQUEST, Verification};
+use powerinfer_bundle::{Bundle, REQUEST};
 use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, Work, decide};
 use serde_json::{Value, json};
 
-use super::{
-    PlaceArguments, describe, forecast, inputs, page,
+use crate::{
+    PlanOptions, forecast, inputs, pins,
     problem::{largest_rank, problem},
-    request, say_result,
 };
-use crate::output::{Output, print, print_json};
 
 /// What a bundle keeps of the way that a layer goes.
-pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerPlacing {
+pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerPlacing {
     let stored = |work: Work| ReadWork {
         bytes: work.bytes,
         rows: work.rows,
@@ -70,90 +66,39 @@ fn candidate(layer: &LayerPlacing) -> Candidate {
     }
 }
 
-/// Places the bundle in `folder` again, and rewrites its plan.
-pub(super) fn run(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
-    refuse_decisions(arguments)?;
-    page::refuse_inside(arguments.html.as_deref(), folder)?;
-    let bundle = Bundle::open(folder, Verification::Quick)?;
+/// Finds the best placement of `bundle` within other budgets that leaves every layer's policy and thresholds
+/// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
+/// are ignored.
+pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision> {
     let layers = bundle.placing()?;
-    let problem = stated(&bundle, &layers, arguments)?;
-    let options = arguments.budget.placement.options();
-    let decision = solved(&bundle, &problem, &layers, &options)?;
-    let plan = decision.plan;
-    if !arguments.json {
-        print(describe(&plan))?;
-    }
-    say_result(&plan, &decision.report, output);
-    let model = bundle.header().model.clone();
-    let certificate = bundle.certificate().cloned();
-    if !arguments.dry_run {
-        let request = request(&bundle, &plan);
-        bundle.place_again(plan.clone(), request)?;
-        output.say(format!(
-            "the bundle in `{}` was placed again; it computes the same neurons as before",
-            folder.display()
-        ));
-    }
-    page::draw(arguments.html.as_deref(), &model, &plan, output)?;
-    if arguments.json {
-        print_json(&json!({
-            "plan": plan,
-            "objective": decision.report.objective,
-            "bound": decision.report.bound,
-            "gap": decision.report.gap,
-            "solve_seconds": decision.report.solve_seconds,
-            "certificate": certificate,
-        }))?;
-    }
+    let problem = stated(bundle, &layers, options)?;
+    solved(bundle, &problem, &layers, &options.solver())
+}
+
+/// Writes `plan`, which [`place_again`] found, into `bundle`.
+pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<()> {
+    let request = request(&bundle, &plan);
+    bundle.place_again(plan, request)?;
     Ok(())
 }
 
-/// Refuses options that would change what a bundle computes, or where it is.
-fn refuse_decisions(arguments: &PlaceArguments) -> Result<()> {
-    let budget = &arguments.budget;
-    let given = [
-        ("--profile", arguments.profile.is_some()),
-        ("--predictors", arguments.predictors.is_some()),
-        ("--out", arguments.out.is_some()),
-        ("--policy", budget.policy.is_some()),
-        ("--max-ppl-increase", budget.max_ppl_increase.is_some()),
-        ("--input-sparsity", budget.input_sparsity.is_some()),
-        ("--certify-tokens", budget.certify_tokens.is_some()),
-        ("--quant", budget.quant.is_some()),
-    ];
-    let mut given = given.into_iter().filter(|(_, is_given)| *is_given);
-    if let Some((option, _)) = given.next() {
-        bail!(
-            "`{}` is a bundle, and placing it again moves neurons without changing which are computed; `{option}` takes the model that it was made from",
-            arguments.model
-        );
-    }
-    Ok(())
-}
-
-/// The placement as the solver takes it; what `arguments` do not say is as it was.
-fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) -> Result<Problem> {
+/// The placement as the solver takes it; what `options` leave open is as it was.
+fn stated(bundle: &Bundle, layers: &[LayerPlacing], options: &PlanOptions) -> Result<Problem> {
     let (config, plan) = (bundle.config(), bundle.plan());
-    let given = &arguments.budget;
     let before = plan.budget.context_tokens as usize;
-    let hardware = match &given.hardware {
-        Some(name) => request::read_hardware(name)?,
-        None => plan.hardware.clone(),
-    };
-    let ram = match given.hardware.is_some() {
-        true => hardware.cpu.ram_bytes,
-        false => plan.budget.ram_bytes,
+    let is_this_machine = options.hardware.is_none();
+    let (hardware, ram_bytes) = match &options.hardware {
+        Some(hardware) => (hardware.clone(), hardware.cpu.ram_bytes),
+        None => (plan.hardware.clone(), plan.budget.ram_bytes),
     };
     let mut budget = Budget {
         vram_split: Vec::new(),
         vram_bytes: 0,
-        ram_bytes: given.ram.unwrap_or(ByteSize(ram)).0,
-        context_tokens: request::context(given, config, before)? as u64,
-        kv_cache: given.kv_cache.unwrap_or(plan.budget.kv_cache),
+        ram_bytes: options.ram_bytes.unwrap_or(ram_bytes),
+        context_tokens: options.context(config, before)? as u64,
+        kv_cache: options.kv_cache.unwrap_or(plan.budget.kv_cache),
     };
-    given
-        .vram
-        .set(&mut budget, &hardware, given.hardware.is_none())?;
+    options.vram.set(&mut budget, &hardware, is_this_machine)?;
     let thresholds = plan
         .layers
         .iter()
@@ -161,14 +106,14 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], arguments: &PlaceArguments) 
     let left_out = thresholds.map(|thresholds| thresholds.share).next();
     let rank = largest_rank(bundle.predictors());
     let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
-    if given.hardware.is_none() {
+    if is_this_machine {
         // A plan has its machine as the model finds it already.
         problem.hardware = plan.hardware.clone();
     }
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
         layer.attention_read_bytes = placing.figures.attention_read_bytes;
     }
-    given.placement.pin(&mut problem)?;
+    pins::pin(&options.pins, &mut problem)?;
     Ok(problem)
 }
 
