@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Policy, Threshold},
 };
 use powerinfer_bundle::{Bundle, Verification};
@@ -79,7 +79,7 @@ struct Sweep<'a> {
     arguments: &'a SweepArguments,
     folder: PathBuf,
     bundle: Bundle,
-    layers: Vec<LayerPlacing>,
+    layers: Vec<LayerInputs>,
     tokenizer: Tokenizer,
     items: Items,
     /// The machine that placements are for, as the model finds it.

@@ -1,61 +1,61 @@
-//! What a plan uses of each memory: line by line, and in all.
+//! Memory use of a plan, by purpose and in total.
 
 use serde::{Deserialize, Serialize};
 
 use super::Device;
 
-/// One use of one device's memory.
+/// Memory use of one purpose on one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetLine {
-    /// What the memory is for: `attention`, [`HOT_NEURONS`], …
+    /// Purpose: [`ATTENTION`], [`HOT_NEURONS`], …
     pub name: String,
-    /// Whose memory.
+    /// Device of the memory.
     pub device: Device,
-    /// Which GPU's, where there are several.
+    /// Index of the GPU, if there are several.
     #[serde(default, skip_serializing_if = "super::is_first")]
     pub gpu: usize,
-    /// How much of it.
+    /// Bytes used.
     pub bytes: u64,
 }
 
-/// Name of the line for attention's weights, norms, and what the FFN adds beside its neurons.
+/// Line of attention weights, norms, and FFN weights outside neurons.
 pub const ATTENTION: &str = "attention";
-/// Name of the line for what predicts: predictors, signs, scores.
+/// Line of predictors, gate signs and score vectors.
 pub const PREDICTORS: &str = "predictors";
-/// Name of the line for the head.
+/// Line of the output head.
 pub const HEAD: &str = "head";
-/// Name of the line for the embeddings.
+/// Line of the embeddings.
 pub const EMBEDDINGS: &str = "embeddings";
-/// Name of the line for keys and values.
+/// Line of the KV cache.
 pub const KV_CACHE: &str = "KV cache";
-/// Name of the line for activations and whatever else is only there while a token is computed.
+/// Line of activations and other temporary memory of a forward pass.
 pub const SCRATCH: &str = "scratch";
-/// Name of the line for the neurons on the GPU.
+/// Line of the neurons on the GPU.
 pub const HOT_NEURONS: &str = "hot neurons";
-/// Name of the line for the neurons on the CPU.
+/// Line of the neurons on the CPU.
 pub const COLD_NEURONS: &str = "cold neurons";
 
 /// Sums over lines and layers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Totals {
-    /// Used on the GPU.
+    /// Bytes used on the GPU.
     pub gpu_bytes: u64,
-    /// Used on the CPU.
+    /// Bytes used on the CPU.
     pub cpu_bytes: u64,
-    /// Neurons of the model.
+    /// Number of neurons of the model.
     pub neuron_count: u64,
-    /// Neurons on the GPU.
+    /// Number of neurons on the GPU.
     pub hot_count: u64,
-    /// Share of all activations that the neurons on the GPU carry.
+    /// Share of all activations that belong to neurons on the GPU.
     pub hot_share: f64,
-    /// Predicted time of one decoded token at full context.
+    /// Predicted time per decoded token at full context.
     pub microseconds_per_token: f64,
 }
 
 impl Totals {
-    /// What is used of `device`.
+    /// Returns the bytes used on `device`.
     pub fn bytes(&self, device: Device) -> u64 {
         match device {
             Device::Gpu => self.gpu_bytes,
