@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 16] = [
+const LADDER: [&str; 17] = [
     "powerinfer-pool",
     "powerinfer-kernels",
     "powerinfer-artifact",
@@ -23,6 +23,7 @@ const LADDER: [&str; 16] = [
     "powerinfer-predictor",
     "powerinfer-solver",
     "powerinfer-eval",
+    "powerinfer-report",
     "powerinfer-cli",
 ];
 

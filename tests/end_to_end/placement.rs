@@ -226,7 +226,7 @@ fn a_page_takes_the_place_of_no_other_file_and_a_bundle_is_not_changed_for_one_t
         ("folder", "is a folder"),
         (
             "demo.powerinfer/profile/profile.json",
-            "is there and no page of ours",
+            "exists and is not a page of powerinfer",
         ),
         (
             "demo.powerinfer/bundle/deeper/page.html",

@@ -13,7 +13,6 @@ pub mod hardware;
 pub mod header;
 pub mod mapped_file;
 pub mod matrix_planes;
-pub mod page;
 pub mod placing;
 pub mod plan;
 pub mod predictor_file;

@@ -9,6 +9,7 @@ mod engine;
 mod machine;
 mod model_argument;
 mod output;
+mod page_file;
 mod predictor_table;
 mod progress;
 

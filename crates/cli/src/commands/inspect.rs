@@ -18,7 +18,8 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Weight};
-use powerinfer_profile::{Profile, html};
+use powerinfer_profile::Profile;
+use powerinfer_report::profile_page;
 use serde_json::{Value, json};
 
 use super::place::certify;
@@ -44,6 +45,9 @@ pub(crate) struct InspectArguments {
     #[arg(long)]
     json: bool,
 }
+
+/// Points of a cumulative curve of a profile's page.
+const CURVE_POINTS: usize = 100;
 
 /// What was found: for people and for programs.
 struct Report {
@@ -89,7 +93,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
             page.display()
         );
     }
-    write_file(page, html(&profile).as_bytes())?;
+    let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
+    write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())
 }

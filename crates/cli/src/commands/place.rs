@@ -7,7 +7,6 @@ mod forecast;
 pub(crate) mod inputs;
 pub(crate) mod modes;
 mod options;
-pub(crate) mod page;
 pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod search;
@@ -35,6 +34,7 @@ use crate::{
     engine::PolicyArgument,
     model_argument,
     output::{Output, parse_percent, percent, print, print_json},
+    page_file::refuse_inside,
     progress::Bar,
 };
 
@@ -201,7 +201,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| folder.join("bundle"));
-    page::refuse_inside(arguments.html.as_deref(), &out)?;
+    refuse_inside(arguments.html.as_deref(), &out)?;
     let scratch = match arguments.dry_run {
         true => Scratch::None,
         false => Scratch::Beside(&out),
@@ -213,7 +213,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     }
     placement.say_result(output);
     let drawing = arguments.html.as_deref();
-    page::draw(drawing, checkpoint.identity(), &placement.plan, output)?;
+    describe::draw(drawing, checkpoint.identity(), &placement.plan, output)?;
     let mut certificate = None;
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, output)?;

@@ -17,7 +17,10 @@ use super::{
     problem::{largest_rank, problem},
     request, say_result,
 };
-use crate::output::{Output, print, print_json};
+use crate::{
+    output::{Output, print, print_json},
+    page_file::refuse_inside,
+};
 
 /// What a bundle keeps of the way that a layer goes.
 pub(super) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerPlacing {
@@ -73,7 +76,7 @@ fn candidate(layer: &LayerPlacing) -> Candidate {
 /// Places the bundle in `folder` again, and rewrites its plan.
 pub(super) fn run(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
     refuse_decisions(arguments)?;
-    page::refuse_inside(arguments.html.as_deref(), folder)?;
+    refuse_inside(arguments.html.as_deref(), folder)?;
     let bundle = Bundle::open(folder, Verification::Quick)?;
     let layers = bundle.placing()?;
     let problem = stated(&bundle, &layers, arguments)?;
@@ -94,7 +97,7 @@ pub(super) fn run(folder: &Path, arguments: &PlaceArguments, output: Output) -> 
             folder.display()
         ));
     }
-    page::draw(arguments.html.as_deref(), &model, &plan, output)?;
+    describe::draw(arguments.html.as_deref(), &model, &plan, output)?;
     if arguments.json {
         print_json(&json!({
             "plan": plan,
