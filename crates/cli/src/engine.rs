@@ -223,7 +223,7 @@ pub(crate) fn runtime(
         policy,
     };
     match gpu::open(bundle.plan(), execution.device, output)? {
-        Some(gpu::Opened::Card(card)) => gpu::run_on(card, bundle, options, output),
+        Some(gpu::Opened::Cuda(card)) => gpu::run_on(card, bundle, options, output),
         #[cfg(feature = "emulator")]
         Some(gpu::Opened::Emulator(device)) => Ok(Runtime::with_device(bundle, options, device)?),
         None => Ok(Runtime::new(bundle, options)?),

@@ -11,7 +11,7 @@ use std::{
 
 use golden::{Golden, MODELS};
 use powerinfer_artifact::{
-    Progress,
+    Hint, Progress,
     progress::{Interrupted, Silent},
     random::Random,
 };
@@ -189,7 +189,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
     let folder = tempfile::tempdir().unwrap();
     let out = |name: &str| folder.path().join(name);
     let with = |bytes: usize| -> Arc<dyn Device> {
-        Arc::new(Emulator::new(2, Order::Forward).unwrap().that_has(bytes))
+        Arc::new(Emulator::new(2, Order::Forward).unwrap().with_memory(bytes))
     };
     let want = profile(&checkpoint, &calibration, None, &out("cpu")).unwrap();
     let mut done = 0;
@@ -202,8 +202,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
             }
             Err(error) => {
                 assert_eq!(done, 0, "{bytes} bytes: {error}");
-                let text = error.to_string();
-                assert!(text.contains("`--device cpu`"), "{text}");
+                assert_eq!(error.hint(), Some(Hint::ResumeOnCpu), "{error}");
             }
         }
     }
@@ -221,13 +220,11 @@ fn what_a_lost_device_has_done_is_not_done_again() {
     let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));
     let want = profile(&checkpoint, &calibration, None, &here).unwrap();
     // A layer's launches are over a hundred.
-    let device: Arc<dyn Device> = Arc::new(device.that_survives(150));
+    let device: Arc<dyn Device> = Arc::new(device.lost_after(150));
     let error = profile(&checkpoint, &calibration, Some(&device), &there).unwrap_err();
     let text = error.to_string();
-    assert!(
-        text.contains("it is lost") && text.contains("`--device cpu`"),
-        "{text}"
-    );
+    assert_eq!(error.hint(), Some(Hint::ResumeOnCpu));
+    assert!(text.contains("it is lost"), "{text}");
     let notes = Notes::default();
     let found = measure(&checkpoint, &calibration, SETTINGS, None, &there, &notes).unwrap();
     let notes = notes.0.into_inner().unwrap();

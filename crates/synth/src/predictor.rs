@@ -13,8 +13,8 @@ use powerinfer_artifact::{
     random::Random,
     tensor_writer::{TensorShapes, fill_tensors},
 };
-use powerinfer_kernels::{BLOCK, Format, OwnedMatrix, pack};
 use powerinfer_model::FfnKind;
+use powerinfer_tensor::{BLOCK, Format, OwnedMatrix, pack};
 use rayon::prelude::*;
 
 use crate::{SynthError, write::Plan};
@@ -46,9 +46,7 @@ impl<'a> LowRank<'a> {
         };
         let unsuited = |reason: String| Err(SynthError::Unsuited { reason });
         if plan.config.ffn == FfnKind::DoublyGated {
-            return unsuited(
-                "with a ReLU on up too, a gate of low rank does not predict who fires; leave out `--predictor-rank`".to_owned(),
-            );
+            return Err(SynthError::LowRankGate);
         }
         if rank < 2 * BLOCK
             || !rank.is_multiple_of(BLOCK)

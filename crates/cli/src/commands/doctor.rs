@@ -7,7 +7,8 @@ use powerinfer_artifact::{
     ByteSize,
     hardware::{Cpu, Gpu, Hardware},
 };
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::Format;
 use serde_json::json;
 
 use crate::{

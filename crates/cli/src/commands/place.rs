@@ -23,10 +23,10 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
 use powerinfer_solver::SolveReport;
+use powerinfer_tensor::{CacheFormat, Format};
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 

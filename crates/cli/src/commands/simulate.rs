@@ -13,9 +13,9 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Budget, Policy},
 };
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_synth::Shape;
+use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
     commands::place::request::read_hardware,

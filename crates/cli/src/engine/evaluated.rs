@@ -12,10 +12,10 @@ use powerinfer_artifact::{
     progress::Silent,
 };
 use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
-use powerinfer_kernels::Format;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
+use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 

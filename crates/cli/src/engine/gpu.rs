@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     plan::{Device, Plan},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_kernels::cuda::{Card, Device as Gpu, NoCard};
+use powerinfer_kernels::cuda::{CudaDevice, CudaUnavailable, Device as Gpu};
 use powerinfer_runtime::{Options, Runtime};
 
 use super::DeviceArgument;
@@ -19,9 +19,9 @@ const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 
 /// What there is to run on beside the CPU.
 pub(super) enum Opened {
-    /// A card.
-    Card(Card),
-    /// What computes as a card would.
+    /// An NVIDIA GPU.
+    Cuda(CudaDevice),
+    /// The emulated GPU.
     #[cfg(feature = "emulator")]
     Emulator(Arc<dyn Gpu>),
 }
@@ -52,8 +52,8 @@ pub(super) fn open(plan: &Plan, asked: DeviceArgument, output: Output) -> Result
         (DeviceArgument::Emulated, true) => return Ok(Some(Opened::Emulator(emulator()?))),
         _ => {}
     }
-    match Card::open(0) {
-        Ok(card) => Ok(Some(Opened::Card(card))),
+    match CudaDevice::open(0) {
+        Ok(card) => Ok(Some(Opened::Cuda(card))),
         Err(reason) if is_required(asked) => missing(&reason),
         Err(reason) => {
             output.say(format!(
@@ -75,7 +75,7 @@ pub(crate) fn available(asked: DeviceArgument, output: Output) -> Result<Option<
         DeviceArgument::Emulated => return Ok(Some(emulator()?.info().name.clone())),
         _ => {}
     }
-    match Card::open(0) {
+    match CudaDevice::open(0) {
         Ok(card) => Ok(Some(card.info().name.clone())),
         Err(reason) if is_required(asked) => missing(&reason),
         Err(reason) => {
@@ -96,7 +96,7 @@ pub(crate) fn to_profile(asked: DeviceArgument, output: Output) -> Result<Option
     if asked == DeviceArgument::Emulated {
         return Ok(Some(emulator()?));
     }
-    match Card::open(0) {
+    match CudaDevice::open(0) {
         Ok(card) => {
             let name = &card.info().name;
             output.say(format!("{name}: layers run there, one after the other"));
@@ -114,7 +114,7 @@ fn is_required(asked: DeviceArgument) -> bool {
     asked == DeviceArgument::Gpu || env::var_os(REQUIRED_VARIABLE).is_some()
 }
 
-fn missing<T>(reason: &NoCard) -> Result<T> {
+fn missing<T>(reason: &CudaUnavailable) -> Result<T> {
     bail!("no GPU can be used: {reason}; `--device cpu` runs without one")
 }
 
@@ -122,7 +122,7 @@ fn missing<T>(reason: &NoCard) -> Result<T> {
 ///
 /// Fails where more of the card is taken than the plan has for it.
 pub(super) fn run_on(
-    card: Card,
+    card: CudaDevice,
     bundle: Bundle,
     options: Options,
     output: Output,

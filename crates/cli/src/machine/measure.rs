@@ -7,8 +7,9 @@ use powerinfer_artifact::{
     Progress,
     hardware::{Cpu, Hardware, ReadSpeed},
 };
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
+use powerinfer_tensor::Format;
 
 use super::gpu;
 

@@ -13,7 +13,7 @@ use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, Work, 
 use serde_json::{Value, json};
 
 use super::{
-    PlaceArguments, describe, forecast, inputs, page,
+    PlaceArguments, describe, forecast, inputs,
     problem::{largest_rank, problem},
     request, say_result,
 };

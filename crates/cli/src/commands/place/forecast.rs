@@ -1,9 +1,9 @@
 //! What a plan is expected to do besides decoding one sequence: many at once, and prompts.
 
 use powerinfer_artifact::plan::{BatchSpeed, PROMPT_TOKENS, Plan};
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{Candidate, Problem};
+use powerinfer_tensor::Format;
 
 use crate::commands::simulate::{
     engine::OURS,

@@ -8,10 +8,10 @@ use powerinfer_artifact::{
     threshold_curve::{ThresholdCurve, around, between},
 };
 use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
-use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Price, Work};
+use powerinfer_tensor::{BLOCK, Format};
 
 /// What a placement is of.
 #[derive(Clone, Copy)]

@@ -6,9 +6,9 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{memory, neuron_bytes};
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
+use powerinfer_tensor::Format;
 
 /// States the placement as the solver takes it, with a share of inputs that are not read, and
 /// predictors of at most `rank` units.

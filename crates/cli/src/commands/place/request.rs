@@ -10,9 +10,9 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{Bundle, REQUEST};
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_profile::Profile;
+use powerinfer_tensor::{CacheFormat, Format};
 use serde_json::json;
 
 use super::{BudgetArguments, inputs::InputSparsity};

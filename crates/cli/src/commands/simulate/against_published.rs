@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
 use powerinfer_artifact::{hardware, plan::Budget};
-use powerinfer_kernels::{CacheFormat, Format};
 use powerinfer_synth::Shape;
+use powerinfer_tensor::{CacheFormat, Format};
 
 use super::{
     answer::{Answer, Request, Speed},

@@ -8,8 +8,8 @@ use powerinfer_artifact::{
     hardware::{Hardware, ModelShape},
     plan::{Budget, Device, LayerPlan, Plan, Policy},
 };
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
+use powerinfer_tensor::Format;
 use serde::Serialize;
 
 use super::{

@@ -2,7 +2,7 @@
 //! engine on any machine and for any model, and says where it is from.
 
 use powerinfer_artifact::{hardware::Hardware, plan::Device};
-use powerinfer_kernels::Format;
+use powerinfer_tensor::Format;
 
 /// An engine.
 #[derive(Debug, Clone, Copy)]

@@ -14,9 +14,9 @@ use powerinfer_artifact::{
     plan::{Device, Plan},
 };
 use powerinfer_bundle::memory::kv_bytes;
-use powerinfer_kernels::{BLOCK, Format};
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{Candidate, LayerMode, Problem, Work};
+use powerinfer_tensor::{BLOCK, Format};
 
 use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 

@@ -9,11 +9,11 @@ use powerinfer_artifact::{
     plan::{Budget, Device, Objective, Policy, Score},
 };
 use powerinfer_bundle::{neuron_bytes, weight_bytes};
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelConfig;
 use powerinfer_solver::{
     Candidate, Decision, LayerMode, NeuronShape, Options, Prediction, Problem, Work, decide,
 };
+use powerinfer_tensor::Format;
 
 use super::{
     engine::LLAMA_CPP_BATCH,

@@ -1,9 +1,9 @@
-//! The number formats of a weight matrix.
+//! Number formats of weight matrices.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::KernelError;
+use crate::TensorError;
 
 /// Columns in one block: the unit of quantisation, and of every kernel's inner loop.
 pub const BLOCK: usize = 32;
@@ -11,7 +11,7 @@ pub const BLOCK: usize = 32;
 /// Blocks of a super-block, whose scales and minima share an `f16` each in [`Format::Q4K`].
 pub const SUPER_BLOCK: usize = 8;
 
-/// How the numbers of a weight matrix are stored.
+/// Number format of a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Format {
     /// IEEE single precision, 4 bytes per weight.
@@ -22,8 +22,8 @@ pub enum Format {
     Bf16,
     /// Blocks of 32 signed bytes with one `f16` scale: 34 bytes per block.
     Q8_0,
-    /// Blocks of 32 four-bit numbers with a scale and a minimum of six bits each, which are multiples
-    /// of two `f16` that eight blocks share: 148 bytes per eight blocks. The numbers of ggml's Q4_K.
+    /// Blocks of 32 four-bit numbers with a scale and a minimum of six bits each, multiples of two `f16`
+    /// that eight blocks share: 148 bytes per eight blocks. Represents the same numbers as ggml's Q4_K.
     Q4K,
     /// Blocks of 32 four-bit numbers, biased by 8, with one `f16` scale: 18 bytes per block.
     Q4_0,
@@ -40,7 +40,7 @@ impl Format {
         Format::Q4_0,
     ];
 
-    /// The name in files, on the command line and in messages.
+    /// Name in files, on the command line and in messages.
     pub fn name(self) -> &'static str {
         match self {
             Format::F32 => "f32",
@@ -52,22 +52,22 @@ impl Format {
         }
     }
 
-    /// Whether weights share a scale per block of 32, so that a matrix is several planes.
+    /// Whether 32 weights share a scale; such a matrix has several planes.
     pub fn is_quantised(self) -> bool {
         matches!(self, Format::Q8_0 | Format::Q4K | Format::Q4_0)
     }
 
-    /// Whether numbers have four bits: rows of such are added up in whole numbers, where rounding is allowed.
+    /// Whether numbers have four bits.
     pub fn has_nibbles(self) -> bool {
         matches!(self, Format::Q4K | Format::Q4_0)
     }
 
-    /// Whether blocks have a minimum beside their scale, so that a weight is `number * scale - minimum`.
+    /// Whether blocks have a scale and a minimum, so that a weight is `number * scale - minimum`.
     pub fn has_minima(self) -> bool {
         self == Format::Q4K
     }
 
-    /// Bytes that one row takes, all planes together, padding included.
+    /// Size in bytes of one row, all planes together, padding included.
     pub fn row_bytes(self, columns: usize) -> usize {
         match self {
             Format::F32 => columns * 4,
@@ -94,13 +94,13 @@ impl fmt::Display for Format {
 }
 
 impl FromStr for Format {
-    type Err = KernelError;
+    type Err = TensorError;
 
-    fn from_str(name: &str) -> Result<Self, KernelError> {
+    fn from_str(name: &str) -> Result<Self, TensorError> {
         Format::ALL
             .into_iter()
             .find(|format| format.name() == name)
-            .ok_or_else(|| KernelError::UnknownFormat {
+            .ok_or_else(|| TensorError::UnknownFormat {
                 name: name.to_owned(),
             })
     }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_pays_for_its_last_partial_block() {
+    fn the_last_block_of_a_row_is_stored_whole() {
         assert_eq!(Format::F32.row_bytes(33), 132);
         assert_eq!(Format::F16.row_bytes(33), 66);
         assert_eq!(Format::Bf16.row_bytes(33), 66);

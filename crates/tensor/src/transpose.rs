@@ -1,5 +1,5 @@
-//! A matrix turned so that its columns are rows, exactly: for products with vectors that are mostly
-//! zeros, of which only some columns need be read.
+//! Exact transposes: a product with a vector that is mostly zeros reads a column of the matrix, a row of the
+//! transpose, only for the non-zero entries.
 
 use half::f16;
 
@@ -7,9 +7,9 @@ use crate::format::BLOCK;
 use crate::pack::OwnedData;
 use crate::{Format, Matrix, OwnedMatrix, bf16};
 
-/// The transpose of a matrix. With `u` for its numbers and `s` for its scales,
+/// Transpose of a matrix. With `u` for its numbers and `s` for its scales,
 /// `matrix[i] · x = Σ_b s[b, i] · Σ_{j in block b} u[j, i] · x[j]`, blocks being 32 columns of the
-/// matrix; where there are no scales, there is one block of all columns, and `s` is 1.
+/// matrix; in plain formats there is one block of all columns, and `s` is 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transposed {
     /// `[columns, rows]`: the unscaled numbers, in the matrix's own format.
@@ -18,9 +18,12 @@ pub struct Transposed {
     pub scales: Vec<f32>,
 }
 
-/// Transposes `matrix`, whose rows are taken in `order`; nothing is rounded.
+/// Transposes the rows `order` of `matrix`, in this order, without rounding.
 ///
-/// Panics where the format [has minima](Format::has_minima): a sum of its rows would lack them.
+/// # Panics
+///
+/// Panics if the format [has minima](Format::has_minima), which no sum of rows would include, or if a row
+/// does not exist.
 pub fn transpose(matrix: &Matrix<'_>, order: &[u32]) -> Transposed {
     let format = matrix.format();
     assert!(!format.has_minima(), "{format} is not transposed");

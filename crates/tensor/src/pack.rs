@@ -1,4 +1,4 @@
-//! Packing `f32` rows into a format, and the matrix that owns the result.
+//! Packing of `f32` rows into a format, and the matrix that owns the result.
 
 use half::{bf16, f16};
 
@@ -6,18 +6,19 @@ use crate::format::{BLOCK, SUPER_BLOCK};
 use crate::pack_q4_k::{SuperBlock, pack_super_block, unpack_ggml};
 use crate::{Format, Matrix, MatrixData};
 
-/// Stores `values`, `[rows, columns]` row-major, in `format`.
+/// Packs `values`, `[rows, columns]` row-major, into `format`.
 ///
 /// Rounds as ggml does, bit for bit. `Q8_0`: the scale is the largest magnitude over 127, quants
 /// are rounded to nearest, halves away from zero. `Q4_0`: the scale is the number of largest
 /// magnitude over -8, so that it becomes nibble 0. Quants are computed with the `f32` scale, which
 /// is then stored as `f16`. `F16` and `Bf16` round to nearest, ties to even; beyond 65504, `F16` is
 /// infinite. In the quantised formats a NaN
-/// becomes the smallest quant or zero, and what exceeds the range of `f16` scales is lost. `Q4K` does
-/// not have the bits of ggml: scales and minima are searched for, as there, and then those next to
-/// them.
+/// becomes the smallest quant or zero, and scales saturate to what `f16` can hold. `Q4K` differs from
+/// ggml's bits: after the same search for scales and minima, their neighbours are tried as well.
 ///
-/// Panics when `values` does not hold `rows * columns` numbers.
+/// # Panics
+///
+/// Panics if `values` does not hold `rows * columns` numbers.
 pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
     assert_eq!(
         Some(values.len()),
@@ -63,9 +64,11 @@ pub fn pack(format: Format, rows: usize, columns: usize, values: &[f32]) -> Owne
     }
 }
 
-/// The matrix `[rows, columns]` that ggml's blocks of Q4_K hold: the same numbers, each in its row.
+/// Converts ggml's blocks of Q4_K to a matrix `[rows, columns]` of the same numbers.
 ///
-/// Panics when rows are no whole super-blocks of 256, or `blocks` has not 144 bytes for each.
+/// # Panics
+///
+/// Panics if `columns` is not a multiple of 256, or if `blocks` does not hold 144 bytes for every 256 numbers.
 pub fn repack_q4_k(rows: usize, columns: usize, blocks: &[u8]) -> OwnedMatrix {
     let (blocks, rest) = blocks.as_chunks();
     assert!(
@@ -85,7 +88,7 @@ pub fn repack_q4_k(rows: usize, columns: usize, blocks: &[u8]) -> OwnedMatrix {
     }
 }
 
-/// The planes of a matrix in `Q4K` while they are filled.
+/// Planes of a `Q4K` matrix under construction.
 struct Q4KPlanes {
     quants: Vec<u8>,
     scales: Vec<[f16; 2]>,
@@ -123,7 +126,7 @@ impl Q4KPlanes {
     }
 }
 
-/// A weight matrix that owns its planes; [`OwnedMatrix::as_view`] lends them to the kernels.
+/// Weight matrix that owns its planes; kernels take the borrowed [`OwnedMatrix::as_view`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnedMatrix {
     pub(crate) rows: usize,
@@ -131,7 +134,7 @@ pub struct OwnedMatrix {
     pub(crate) data: OwnedData,
 }
 
-/// The planes of [`MatrixData`], owned.
+/// Planes of [`MatrixData`], owned.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OwnedData {
     F32(Vec<f32>),
@@ -153,7 +156,7 @@ pub(crate) enum OwnedData {
 }
 
 impl OwnedMatrix {
-    /// The matrix the kernels take.
+    /// Borrows the matrix.
     pub fn as_view(&self) -> Matrix<'_> {
         let data = match &self.data {
             OwnedData::F32(values) => MatrixData::F32(values),
@@ -175,7 +178,7 @@ impl OwnedMatrix {
     }
 }
 
-/// Hands every block of every row, the last one padded with zeros, to `pack`; returns the scales.
+/// Calls `pack` with every block of every row, the last one padded with zeros; returns the scales.
 fn pack_blocks(
     columns: usize,
     values: &[f32],
@@ -193,6 +196,7 @@ fn pack_blocks(
     scales
 }
 
+/// Quants and scale of a block.
 pub(crate) fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let scale = largest / 127.0;
@@ -200,6 +204,7 @@ pub(crate) fn pack_q8_0(block: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     (block.map(|x| (x * inverse).round() as i8), scale)
 }
 
+/// Nibbles and scale of a block.
 fn pack_q4_0(block: &[f32; BLOCK]) -> ([u8; BLOCK / 2], f32) {
     let mut extreme = 0.0f32;
     for &x in block {
@@ -218,7 +223,7 @@ fn pack_q4_0(block: &[f32; BLOCK]) -> ([u8; BLOCK / 2], f32) {
     (bytes, scale)
 }
 
-/// What ggml multiplies by instead of dividing: zero for a block of zeros.
+/// Factor by which ggml multiplies instead of dividing: zero for a block of zeros.
 fn inverse_of(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }

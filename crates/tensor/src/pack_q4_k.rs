@@ -1,20 +1,21 @@
-//! Numbers in super-blocks of 256, in eight blocks of 32 with a scale and a minimum each: how they are
-//! chosen, and how ggml stores them.
+//! Super-blocks of 256 numbers, eight blocks of 32 with a scale and a minimum each: packing, and reading of
+//! ggml's layout.
 //!
-//! A block's scale and minimum are first searched for as numbers, then both become multiples of what
-//! the super-block's largest ones are 63 times of, and at last the multiples around are tried.
+//! The scale and the minimum of a block are first searched for in `f32`. The super-block's steps are then 1/63 of
+//! its largest scale and of its largest minimum; both are rounded to multiples of these steps, and
+//! neighbouring multiples are tried.
 
 use half::f16;
 
 use crate::format::{BLOCK, SUPER_BLOCK};
 
-/// The largest of a number of four bits.
+/// Largest number of four bits.
 const LARGEST: f32 = 15.0;
-/// The largest of a scale or minimum of six bits.
+/// Largest scale or minimum of six bits.
 const LARGEST_FACTOR: f32 = 63.0;
-/// Numbers of steps that the range of a block is taken to have, beside [`LARGEST`].
+/// Tenths of a step by which the number of steps in a block's range is varied around [`LARGEST`].
 const STEPS: std::ops::RangeInclusive<i32> = -10..=10;
-/// Sums that are added up side by side.
+/// Partial sums computed in parallel.
 const LANES: usize = 8;
 
 /// A weight of block b is `scales[0] * factors[b][0] * number - scales[1] * factors[b][1]`.
@@ -25,17 +26,17 @@ pub(crate) struct SuperBlock {
     pub(crate) numbers: [[u8; BLOCK]; SUPER_BLOCK],
 }
 
-/// A block that is to be packed.
+/// Block to pack.
 struct Source {
-    /// Finite; past the last column anything.
+    /// Finite; past the last column unspecified.
     values: [f32; BLOCK],
-    /// How much an error counts: more in large numbers, nothing past the last column.
+    /// Weight of the error of each value: larger for large values, zero past the last column.
     weights: [f32; BLOCK],
     /// Sums of the weights, and of the values times the weights.
     sums: [f32; 2],
 }
 
-/// Packs at most 256 numbers, so that the squares of errors are small.
+/// Packs at most 256 numbers, minimising the weighted squared error.
 pub(crate) fn pack_super_block(values: &[f32]) -> SuperBlock {
     let mut sources = Vec::with_capacity(SUPER_BLOCK);
     sources.extend(values.chunks(BLOCK).map(Source::new));
@@ -52,7 +53,7 @@ pub(crate) fn pack_super_block(values: &[f32]) -> SuperBlock {
     };
     for (block, source) in sources.iter().enumerate() {
         let factors = source.factors(scales.map(f16::to_f32), found[block]);
-        let [scale, minimum] = stretched(scales.map(f16::to_f32), factors);
+        let [scale, minimum] = scaled(scales.map(f16::to_f32), factors);
         packed.factors[block] = factors.map(|factor| factor as u8);
         packed.numbers[block] = source
             .numbers(inverse(scale), minimum)
@@ -61,8 +62,8 @@ pub(crate) fn pack_super_block(values: &[f32]) -> SuperBlock {
     packed
 }
 
-/// What ggml stores in 144 bytes: both scales, the factors packed, and the numbers, those of every two
-/// blocks in the low and the high halves of 32 bytes.
+/// Unpacks ggml's 144 bytes: both scales, the packed factors, and the numbers, two blocks in the low and the
+/// high nibbles of 32 bytes.
 pub(crate) fn unpack_ggml(bytes: &[u8; 144]) -> SuperBlock {
     let half = |place: usize| f16::from_le_bytes([bytes[place], bytes[place + 1]]);
     let packed = &bytes[4..16];
@@ -93,7 +94,7 @@ pub(crate) fn unpack_ggml(bytes: &[u8; 144]) -> SuperBlock {
 
 impl Source {
     fn new(values: &[f32]) -> Self {
-        // Numbers beyond what both parts of a weight can be are taken for the largest there is.
+        // Numbers are clamped to the largest that a scale and a minimum can represent.
         let bound = f16::MAX.to_f32() * LARGEST_FACTOR;
         let finite = |x: f32| {
             if x.is_nan() {
@@ -102,7 +103,7 @@ impl Source {
                 x.clamp(-bound, bound)
             }
         };
-        // What is there of the block again instead of what is not, so that its range stays.
+        // A partial block is filled up with its first value, which leaves its range unchanged.
         let mut block = [finite(values[0]); BLOCK];
         for (block, value) in block.iter_mut().zip(values) {
             *block = finite(*value);
@@ -127,10 +128,10 @@ impl Source {
         }
     }
 
-    /// The scale and the minimum, neither below zero, of the smallest error that is found: the numbers
-    /// for some scales, and for each of these the scale and the minimum that fit the numbers best.
+    /// Scale and minimum, neither negative, with the smallest error found: the values are quantised with several
+    /// scales, and for each result the best scale and minimum are fitted.
     fn search(&self) -> [f32; 2] {
-        // Minima are taken off and so none is below zero: zero is always within the range.
+        // A minimum is subtracted and never negative, so that zero is always within the range.
         let (mut low, mut high) = (0.0f32, f32::MIN);
         for x in self.values {
             (low, high) = (low.min(x), high.max(x));
@@ -164,7 +165,7 @@ impl Source {
         })
     }
 
-    /// Scale and minimum that make the error least; none where the numbers do not differ.
+    /// Scale and minimum with the least error; `None` if all numbers are equal.
     fn fitted(&self, numbers: &[f32; BLOCK]) -> Option<[f32; 2]> {
         let mut sums = [[0.0f32; LANES]; 3];
         let parts = lanes(&self.values).iter().zip(lanes(&self.weights));
@@ -189,7 +190,7 @@ impl Source {
         })
     }
 
-    /// The weighted squares of the errors.
+    /// Weighted sum of the squared errors.
     #[inline(always)]
     fn error(&self, numbers: &[f32; BLOCK], [scale, minimum]: [f32; 2]) -> f32 {
         let mut sums = [0.0f32; LANES];
@@ -203,7 +204,7 @@ impl Source {
         sums.iter().sum()
     }
 
-    /// The multiples of `scales` that make the error least, of those around `wanted`.
+    /// Multiples of `scales` with the least error, among those around `wanted`.
     fn factors(&self, scales: [f32; 2], wanted: [f32; 2]) -> [f32; 2] {
         let nearest = |part: usize| {
             let factor = wanted[part] * inverse(scales[part]);
@@ -220,7 +221,7 @@ impl Source {
                 {
                     continue;
                 }
-                let [scale, minimum] = stretched(scales, tried);
+                let [scale, minimum] = scaled(scales, tried);
                 let numbers = self.numbers(inverse(scale), minimum);
                 let error = self.error(&numbers, [scale, minimum]);
                 if error < least {
@@ -233,11 +234,11 @@ impl Source {
 }
 
 /// Scale and minimum of a block.
-fn stretched(scales: [f32; 2], factors: [f32; 2]) -> [f32; 2] {
+fn scaled(scales: [f32; 2], factors: [f32; 2]) -> [f32; 2] {
     [scales[0] * factors[0], scales[1] * factors[1]]
 }
 
-/// What `largest` is about 63 times of, never so small that it would be more.
+/// Step of which `largest` is at most about 63 multiples.
 fn scale_for(largest: f32) -> f16 {
     let scale = f16::from_f32(largest / LARGEST_FACTOR).min(f16::MAX);
     match scale.to_f32() * (LARGEST_FACTOR + 0.5) < largest && scale < f16::MAX {

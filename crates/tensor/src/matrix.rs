@@ -1,18 +1,17 @@
-//! A borrowed weight matrix: its shape, and the planes that hold its rows.
+//! Borrowed weight matrices: shape, and the planes that hold the rows.
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 
 use crate::format::{BLOCK, SUPER_BLOCK};
-use crate::{Format, KernelError};
+use crate::{Format, TensorError};
 
-/// A borrowed row-major weight matrix `[rows, columns]`.
+/// Borrowed row-major weight matrix `[rows, columns]`.
 ///
-/// Plain formats are one plane of `rows * columns` numbers. Quantised formats are two planes or three,
-/// quants and scales, in blocks of 32 along the row; a row whose length is not a multiple of 32
-/// is padded to whole blocks, and what the padding holds never reaches a result as long as its
-/// scale is finite.
+/// Plain formats have one plane of `rows * columns` numbers. Quantised formats have two or three planes,
+/// quants and scales, in blocks of 32 along the row. A row whose length is not a multiple of 32 is padded
+/// to whole blocks; the padding never affects a result as long as its scale is finite.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     rows: usize,
@@ -20,7 +19,7 @@ pub struct Matrix<'a> {
     data: MatrixData<'a>,
 }
 
-/// The planes of a matrix, one variant per [`Format`]. A row has `blocks = ⌈columns / 32⌉` and
+/// Planes of a matrix, one variant per [`Format`]. A row has `blocks = ⌈columns / 32⌉` and
 /// `super_blocks = ⌈blocks / 8⌉`.
 #[derive(Debug, Clone, Copy)]
 pub enum MatrixData<'a> {
@@ -57,7 +56,8 @@ pub enum MatrixData<'a> {
 }
 
 impl MatrixData<'_> {
-    /// The format whose planes these are.
+    /// Format of the planes.
+    #[inline]
     pub fn format(&self) -> Format {
         match self {
             MatrixData::F32(_) => Format::F32,
@@ -71,13 +71,17 @@ impl MatrixData<'_> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Puts a shape on planes; fails when a plane's length does not fit the shape.
-    pub fn new(rows: usize, columns: usize, data: MatrixData<'a>) -> Result<Self, KernelError> {
+    /// Matrix of the given shape over `data`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TensorError::PlaneLength`] if the length of a plane does not fit the shape.
+    pub fn new(rows: usize, columns: usize, data: MatrixData<'a>) -> Result<Self, TensorError> {
         let format = data.format();
         let blocks = columns.div_ceil(BLOCK);
         let check = |plane, found: usize, per_row: usize| match rows.checked_mul(per_row) {
             Some(expected) if expected == found => Ok(()),
-            expected => Err(KernelError::PlaneLength {
+            expected => Err(TensorError::PlaneLength {
                 format,
                 plane,
                 rows,
@@ -116,33 +120,39 @@ impl<'a> Matrix<'a> {
     }
 
     /// Number of rows.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Number of columns, padding not counted.
+    #[inline]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
     /// The planes.
+    #[inline]
     pub fn data(&self) -> MatrixData<'a> {
         self.data
     }
 
-    /// How the weights are stored.
+    /// Number format.
+    #[inline]
     pub fn format(&self) -> Format {
         self.data.format()
     }
 
-    /// Bytes that one row takes, all planes together.
+    /// Size in bytes of one row, all planes together.
     pub fn row_bytes(&self) -> usize {
         self.format().row_bytes(self.columns)
     }
 
-    /// The rows `range` as a matrix of their own, over the same memory.
+    /// Rows `range` as a matrix over the same memory.
     ///
-    /// Panics when the range does not lie within the rows.
+    /// # Panics
+    ///
+    /// Panics if the range does not lie within the rows.
     pub fn rows_range(&self, range: Range<usize>) -> Matrix<'a> {
         assert!(
             range.start <= range.end && range.end <= self.rows,
@@ -180,9 +190,12 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Writes row `row` to `out`, which holds `columns` entries. Exact in every format.
+    /// Writes row `row` to `out`, which holds `columns` entries. Exact in every format but `q4_k`, which
+    /// rounds once.
     ///
-    /// Panics when the row does not exist or `out` has another length.
+    /// # Panics
+    ///
+    /// Panics if the row does not exist or `out` has another length.
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of a matrix of {}", self.rows);
         assert_eq!(out.len(), self.columns, "one entry per column");
@@ -192,13 +205,18 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Blocks of 32 that cover a row.
-    pub(crate) fn blocks(&self) -> usize {
+    /// Number of blocks of 32 that cover a row.
+    #[inline]
+    pub fn blocks(&self) -> usize {
         self.columns.div_ceil(BLOCK)
     }
 
-    /// Block `block` of row `row`, its numbers zero past the last column.
-    pub(crate) fn block(&self, row: usize, block: usize) -> Block {
+    /// Dequantises block `block` of row `row`; numbers past the last column are zero.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the row or the block does not exist.
+    pub fn block(&self, row: usize, block: usize) -> Block {
         let mut numbers = [0.0; BLOCK];
         let start = block * BLOCK;
         let width = BLOCK.min(self.columns - start);
@@ -261,18 +279,19 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A block of a row: a weight is `number * scale - minimum`.
-pub(crate) struct Block {
-    pub(crate) numbers: [f32; BLOCK],
+/// Block of a row: a weight is `number * scale - minimum`.
+pub struct Block {
+    /// Numbers before scaling.
+    pub numbers: [f32; BLOCK],
     /// 1 in the plain formats.
-    pub(crate) scale: f32,
+    pub scale: f32,
     /// 0 in most formats.
-    pub(crate) minimum: f32,
+    pub minimum: f32,
 }
 
 impl Block {
-    /// The weights; past the last column anything.
-    pub(crate) fn weights(&self) -> [f32; BLOCK] {
+    /// Weights; unspecified past the last column.
+    pub fn weights(&self) -> [f32; BLOCK] {
         // A quant of at most 8 bits times a scale of 11 fits in 24, and so does one of 4 bits times
         // a scale of 19: only the difference is rounded.
         self.numbers
@@ -280,7 +299,7 @@ impl Block {
     }
 }
 
-/// The four bits of column `column` of a block.
+/// Four bits of column `column` of a block.
 fn nibble(quants: &[u8], column: usize) -> u8 {
     let byte = quants[column % (BLOCK / 2)];
     if column < BLOCK / 2 {

@@ -1,6 +1,6 @@
 //! Packing rounds as ggml does, or better.
 
-use powerinfer_kernels::{Format, pack};
+use powerinfer_tensor::{Format, pack};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 512;

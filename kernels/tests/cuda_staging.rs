@@ -9,10 +9,10 @@ use std::{
 };
 
 use powerinfer_kernels::{
-    Format, Isa,
-    cuda::{Buffer, Gpu, GpuLinear, GpuMatrix, Lane},
-    pack,
+    Arithmetic, Isa,
+    cuda::{Buffer, Gpu, GpuLinear, GpuMatrix, StagingStream},
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -35,7 +35,7 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
             *want += bias;
         }
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), false);
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
             let x = Buffer::from_slice(device, &x).unwrap();
             let copied = Cell::new(0);
             let copy = |to: &mut [u8], from: &[u8]| {
@@ -43,24 +43,27 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
                 to.copy_from_slice(from);
             };
             let mut lanes = [0, 1].map(|number| {
-                let matrix = GpuMatrix::room(device, format, most, columns).unwrap();
+                let matrix = GpuMatrix::with_capacity(device, format, most, columns).unwrap();
                 let bytes = matrix.bytes() + most * 4;
                 let linear = GpuLinear {
                     matrix,
                     bias: Some(Buffer::new(device, most).unwrap()),
                 };
-                (Lane::new(device, number, 4, bytes).unwrap(), linear)
+                (
+                    StagingStream::new(device, number, 4, bytes).unwrap(),
+                    linear,
+                )
             });
             let mut found = Vec::new();
             let mut outs = Vec::new();
             let pieces: Vec<usize> = (0..rows).step_by(most).collect();
-            let send = |(lane, linear): &mut (Lane, GpuLinear), first: usize| {
+            let send = |(lane, linear): &mut (StagingStream, GpuLinear), first: usize| {
                 let range = first..rows.min(first + most);
-                lane.open().unwrap();
+                lane.begin().unwrap();
                 let piece = view.rows_range(range.clone());
-                linear.matrix.send(&piece, lane, &copy).unwrap();
+                linear.matrix.write_async(&piece, lane, &copy).unwrap();
                 let to = linear.bias.as_mut().unwrap();
-                to.send(&bias[range], lane, &copy).unwrap();
+                to.write_async(&bias[range], lane, &copy).unwrap();
             };
             send(&mut lanes[0], 0);
             for (index, _) in pieces.iter().enumerate() {
@@ -68,7 +71,7 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
                     send(&mut lanes[(index + 1) % 2], *next);
                 }
                 let (lane, linear) = &lanes[index % 2];
-                lane.close().unwrap();
+                lane.end().unwrap();
                 let mut out = Buffer::new(device, linear.matrix.rows()).unwrap();
                 gpu.project(&x, None, &mut [(linear, &mut out)], false)
                     .unwrap();
@@ -88,14 +91,14 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
 #[test]
 fn a_lane_takes_no_more_than_it_has_room_for() {
     on_every_device(|device| {
-        let mut lane = Lane::new(device, 0, 1, 64).unwrap();
+        let mut lane = StagingStream::new(device, 0, 1, 64).unwrap();
         let mut buffer = Buffer::<u8>::new(device, 64).unwrap();
         let copy = |to: &mut [u8], from: &[u8]| to.copy_from_slice(from);
-        lane.open().unwrap();
-        buffer.send(&[1; 64], &mut lane, &copy).unwrap();
-        let more = AssertUnwindSafe(|| buffer.send(&[2; 64], &mut lane, &copy));
+        lane.begin().unwrap();
+        buffer.write_async(&[1; 64], &mut lane, &copy).unwrap();
+        let more = AssertUnwindSafe(|| buffer.write_async(&[2; 64], &mut lane, &copy));
         assert!(catch_unwind(more).is_err());
-        lane.close().unwrap();
+        lane.end().unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [1; 64]);
         vec![]
     });

@@ -15,13 +15,14 @@ use std::ops::Range;
 
 use super::rows::{KWeights, NibbleRow, Quantised, Scales, Weights};
 use super::{Operation, SPAN, Simd, scalar};
+use crate::AXPY_GROUP_ROWS;
 use crate::activations::rounding;
-use crate::format::BLOCK;
-use crate::{Matrix, MatrixData, SUM_ROWS};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// Rows whose factors are rounded together: those whose numbers agree but for the last seven bits,
 /// however many of them are listed, so that leaving rows out that count nothing changes nothing.
-const GROUP_ROWS: usize = SUM_ROWS;
+const GROUP_ROWS: usize = AXPY_GROUP_ROWS;
 /// Rows that are interleaved.
 const ROWS: usize = 4;
 /// How many rows ahead memory is asked for: four rows at once come from memory more slowly than one.
@@ -38,7 +39,7 @@ const LINE_COLUMNS: usize = LINE_BLOCKS * BLOCK;
 const WORDS: usize = LINE / 4;
 
 /// `out[c] += Σ_i coefficients[i] * matrix[rows[i], columns.start + c]`.
-pub(crate) struct IntegerSum<'a> {
+pub(crate) struct IntegerAxpy<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: &'a [u32],
     pub(crate) coefficients: &'a [f32],
@@ -47,7 +48,7 @@ pub(crate) struct IntegerSum<'a> {
 }
 
 /// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`.
-pub(crate) struct IntegerSumMany<'a> {
+pub(crate) struct IntegerAxpyBatch<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: &'a [u32],
     /// `[tokens, rows]`.
@@ -97,14 +98,14 @@ macro_rules! with_nibbles {
     }};
 }
 
-impl Operation for IntegerSum<'_> {
+impl Operation for IntegerAxpy<'_> {
     type Output = ();
 
     fn specify(self) {
         for group in groups(self.rows) {
             let (rows, coefficients) = (&self.rows[group.clone()], &self.coefficients[group]);
             let first_block = self.columns.start / BLOCK;
-            scalar::integer_sum(self.matrix, rows, coefficients, first_block, self.out);
+            scalar::integer_axpy(self.matrix, rows, coefficients, first_block, self.out);
         }
     }
 
@@ -117,14 +118,14 @@ impl Operation for IntegerSum<'_> {
     }
 }
 
-impl Operation for IntegerSumMany<'_> {
+impl Operation for IntegerAxpyBatch<'_> {
     type Output = ();
 
     fn specify(self) {
         let tokens = self.coefficients.chunks_exact(self.rows.len().max(1));
         for (coefficients, out) in tokens.zip(self.out.chunks_exact_mut(self.columns.len().max(1)))
         {
-            IntegerSum {
+            IntegerAxpy {
                 matrix: self.matrix,
                 rows: self.rows,
                 coefficients,

@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use matrices::{assert_same, matrix, translations};
 use noise::noise;
-use powerinfer_kernels::{Format, Isa, OwnedMatrix};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Format, OwnedMatrix};
 
 const NIBBLES: [Format; 2] = [Format::Q4K, Format::Q4_0];
 
@@ -97,7 +98,7 @@ fn many_tokens_have_the_bits_of_one_after_the_other() {
                         let mut found = noise(34, part.len() * tokens);
                         let mut expected = found.clone();
                         let view = matrix.as_view();
-                        isa.axpy_rows_many_integer(
+                        isa.axpy_rows_batch_integer(
                             &view,
                             &listed,
                             &coefficients,

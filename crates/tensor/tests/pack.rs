@@ -1,7 +1,7 @@
 //! What packing keeps of a number, and what it refuses.
 
-use powerinfer_kernels::{
-    Format, KernelError, Matrix, MatrixData, OwnedMatrix, bf16, f16, pack, repack_q4_k,
+use powerinfer_tensor::{
+    Format, Matrix, MatrixData, OwnedMatrix, TensorError, bf16, f16, pack, repack_q4_k,
 };
 use proptest::prelude::*;
 
@@ -233,7 +233,7 @@ fn planes_of_the_wrong_length_are_named() {
     );
     assert!(matches!(
         Matrix::new(usize::MAX, 3, MatrixData::F32(&[0.0; 3])),
-        Err(KernelError::PlaneLength {
+        Err(TensorError::PlaneLength {
             expected: usize::MAX,
             ..
         })

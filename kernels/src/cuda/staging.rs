@@ -15,15 +15,15 @@ const ALIGNMENT: usize = 16;
 
 /// Memory on the way to a device.
 #[derive(Debug)]
-pub struct Lane {
+pub struct StagingStream {
     device: Arc<dyn Device>,
     number: usize,
     memory: HostBuffer,
     used: usize,
 }
 
-impl Lane {
-    /// Lane number `number`, with room for so many `planes` of so many bytes together.
+impl StagingStream {
+    /// StagingStream number `number`, with room for so many `planes` of so many bytes together.
     pub fn new(
         device: &Arc<dyn Device>,
         number: usize,
@@ -41,16 +41,16 @@ impl Lane {
 
     /// Empties the lane, once what went through it before has arrived. What goes through it from here on arrives after the
     /// kernels that have been launched.
-    pub fn open(&mut self) -> Result<(), DeviceError> {
-        self.device.finish_copies(self.number)?;
-        self.device.hold_copies(self.number)?;
+    pub fn begin(&mut self) -> Result<(), DeviceError> {
+        self.device.synchronise_copies(self.number)?;
+        self.device.make_copies_wait(self.number)?;
         self.used = 0;
         Ok(())
     }
 
     /// Kernels that are launched from here on run after all that went through the lane has arrived.
-    pub fn close(&self) -> Result<(), DeviceError> {
-        self.device.await_copies(self.number)
+    pub fn end(&self) -> Result<(), DeviceError> {
+        self.device.make_kernels_wait(self.number)
     }
 
     /// Copies `bytes` to `address` on the device, by way of the host's memory, which `copy` fills.
@@ -58,9 +58,9 @@ impl Lane {
     /// Panics where the lane has no room for them.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken, and stay until kernels after [`Lane::close`] have run.
+    /// So many bytes from `address` on were taken, and stay until kernels after [`StagingStream::end`] have run.
     #[allow(unsafe_code)]
-    pub(super) unsafe fn send(
+    pub(super) unsafe fn write(
         &mut self,
         address: u64,
         bytes: &[u8],
@@ -77,14 +77,14 @@ impl Lane {
         // address is the caller's.
         unsafe {
             let from = &room[first..end];
-            self.device.copy_beside(self.number, address, from)
+            self.device.copy_async(self.number, address, from)
         }
     }
 }
 
-impl Drop for Lane {
+impl Drop for StagingStream {
     fn drop(&mut self) {
         // The memory is given back when nothing is on its way any more; a device that is lost reads nothing.
-        drop(self.device.finish_copies(self.number));
+        drop(self.device.synchronise_copies(self.number));
     }
 }
