@@ -240,14 +240,21 @@ impl Chart {
         let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(14 * UNITS)
+            .margin_left(6 * UNITS)
             .margin_right(26 * UNITS)
             .x_label_area_size(46 * UNITS)
-            .y_label_area_size(78 * UNITS)
+            .y_label_area_size(72 * UNITS)
             .build_cartesian_2d(self.x.coordinates(xs), self.y.coordinates(ys))?;
         let text = ("sans-serif", 15 * UNITS);
-        chart
-            .configure_mesh()
-            .bold_line_style(BLACK)
+        let mut mesh = chart.configure_mesh();
+        if self
+            .series
+            .iter()
+            .any(|series| series.shape == Shape::Columns)
+        {
+            mesh.disable_x_mesh();
+        }
+        mesh.bold_line_style(BLACK)
             .light_line_style(TRANSPARENT)
             .axis_style(TRANSPARENT)
             .label_style(text)
