@@ -182,7 +182,7 @@ impl<'a> Sweep<'a> {
             texts,
             windows: windows(&bundle),
             extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
             problems,
             seed: measures.seed,
         };
