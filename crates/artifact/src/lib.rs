@@ -16,12 +16,7 @@ pub mod header;
 mod hint;
 pub mod mapped_file;
 pub mod matrix_planes;
-<<<<<<< HEAD
-pub mod placing;
-=======
-pub mod page;
 pub mod placement_inputs;
->>>>>>> main
 pub mod plan;
 pub mod predictor_file;
 pub mod progress;

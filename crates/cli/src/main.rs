@@ -12,11 +12,8 @@ mod engine;
 mod hint;
 mod model_argument;
 mod output;
-<<<<<<< HEAD
 mod page_file;
-=======
 mod plan_table;
->>>>>>> main
 mod predictor_table;
 mod progress;
 

@@ -4,14 +4,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use powerinfer_artifact::{
-<<<<<<< HEAD:crates/cli/src/commands/place/describe.rs
     ByteSize, ModelIdentity,
-    plan::{BudgetLine, Device, Forecast, PROMPT_TOKENS, Plan},
-    write::write_file,
-=======
-    ByteSize,
     plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan},
->>>>>>> main:crates/cli/src/plan_table.rs
+    write::write_file,
 };
 use powerinfer_report::plan_page;
 use powerinfer_solver::SolveReport;
@@ -19,7 +14,7 @@ use powerinfer_solver::SolveReport;
 use crate::output::{Output, Table, percent};
 
 /// Writes the page of `plan` to `path`, if there is one.
-pub(super) fn draw(
+pub(crate) fn draw(
     path: Option<&Path>,
     model: &ModelIdentity,
     plan: &Plan,
@@ -101,11 +96,7 @@ fn reasons(plan: &Plan) -> String {
 }
 
 /// Where a line's memory is.
-<<<<<<< HEAD:crates/cli/src/commands/place/describe.rs
 fn place(plan: &Plan, line: &BudgetLine) -> String {
-=======
-pub(crate) fn place(plan: &Plan, line: &BudgetLine) -> String {
->>>>>>> main:crates/cli/src/plan_table.rs
     match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
         true => format!("gpu {}", line.gpu),
         false => line.device.to_string(),
@@ -143,16 +134,8 @@ fn memory(plan: &Plan) -> String {
     lines.to_string()
 }
 
-<<<<<<< HEAD:crates/cli/src/commands/place/describe.rs
 /// The plan and other ways of placing, a row each.
 fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
-=======
-/// Headings of [`placements`].
-pub(crate) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
-
-/// The plan and other ways of placing, a row each.
-pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
->>>>>>> main:crates/cli/src/plan_table.rs
     let own = plan.totals.microseconds_per_token;
     let row = |name: String, time: f64, ratio: String| {
         let speed = format!("{:.1}", 1e6 / time);
@@ -171,11 +154,7 @@ pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
 }
 
 /// What else is predicted of the plan, a sentence each.
-<<<<<<< HEAD:crates/cli/src/commands/place/describe.rs
 fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
-=======
-pub(crate) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
->>>>>>> main:crates/cli/src/plan_table.rs
     let mut sentences = Vec::new();
     let mut speeds: Vec<String> = forecast
         .decode

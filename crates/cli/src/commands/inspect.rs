@@ -18,14 +18,9 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-<<<<<<< HEAD
-use powerinfer_model::{Checkpoint, Weight};
+use powerinfer_model::{Checkpoint, Files, Weight};
 use powerinfer_profile::Profile;
 use powerinfer_report::profile_page;
-=======
-use powerinfer_model::{Checkpoint, Files, Weight};
-use powerinfer_profile::{Profile, html};
->>>>>>> main
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,21 +1,5 @@
 //! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
 
-<<<<<<< HEAD
-mod again;
-pub(crate) mod certify;
-mod describe;
-mod forecast;
-pub(crate) mod inputs;
-pub(crate) mod modes;
-mod options;
-pub(crate) mod problem;
-pub(crate) mod request;
-pub(crate) mod search;
-mod solver;
-=======
-pub(crate) mod page;
->>>>>>> main
-
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -27,17 +11,11 @@ use powerinfer_solver::{Decision, SolveReport};
 use serde_json::json;
 
 use crate::{
-<<<<<<< HEAD
-    engine::PolicyArgument,
-    model_argument,
-    output::{Output, parse_percent, percent, print, print_json},
-    page_file::refuse_inside,
-=======
     budget_arguments::BudgetArguments,
     certificate_table, model_argument,
     output::{Output, print, print_json},
-    plan_table::{describe, say_result},
->>>>>>> main
+    page_file::refuse_inside,
+    plan_table::{describe, draw, say_result},
     progress::Bar,
 };
 
@@ -110,19 +88,13 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if !arguments.json {
         print(describe(plan))?;
     }
-<<<<<<< HEAD
-    placement.say_result(output);
-    let drawing = arguments.html.as_deref();
-    describe::draw(drawing, checkpoint.identity(), &placement.plan, output)?;
-=======
     say_result(plan, report, output);
-    page::draw(
+    draw(
         arguments.html.as_deref(),
         checkpoint.identity(),
         plan,
         output,
     )?;
->>>>>>> main
     let mut certificate = None;
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, &bar)?;
@@ -157,7 +129,7 @@ fn print_answer(plan: &Plan, report: &SolveReport, certificate: Option<Certifica
 /// Places the bundle in `folder` again, and rewrites its plan.
 fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
     refuse_decisions(arguments)?;
-    page::refuse_inside(arguments.html.as_deref(), folder)?;
+    refuse_inside(arguments.html.as_deref(), folder)?;
     let bundle = Bundle::open(folder, Verification::Quick)?;
     let Decision { plan, report, .. } = place_again(&bundle, &arguments.budget.options()?)?;
     if !arguments.json {
@@ -173,7 +145,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
             folder.display()
         ));
     }
-    page::draw(arguments.html.as_deref(), &model, &plan, output)?;
+    draw(arguments.html.as_deref(), &model, &plan, output)?;
     if arguments.json {
         print_answer(&plan, &report, certificate)?;
     }
