@@ -9,7 +9,7 @@ use plotters::{
     },
     prelude::*,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::ReportError;
 
@@ -19,6 +19,8 @@ const UNITS: i32 = 10;
 const COLOURS: usize = 6;
 /// Labels along an axis, at most.
 const LABELS: usize = 6;
+/// Where the symmetric logarithmic scale bends.
+const BEND: f64 = 1e-3;
 
 /// How values lie along an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,23 +31,12 @@ pub(crate) enum Scale {
     SymmetricLog,
 }
 
-/// Where the symmetric logarithmic scale bends.
-const BEND: f64 = 1e-3;
-
 impl Scale {
     /// Position of `value` along the axis, up to a linear map.
     pub(crate) fn position(self, value: f64) -> f64 {
         match self {
             Self::Linear => value,
             Self::SymmetricLog => (value / BEND).asinh(),
-        }
-    }
-
-    /// Value at `position`.
-    fn value(self, position: f64) -> f64 {
-        match self {
-            Self::Linear => position,
-            Self::SymmetricLog => position.sinh() * BEND,
         }
     }
 
@@ -65,6 +56,41 @@ impl Scale {
             }
         }
         ticks
+    }
+}
+
+/// An axis of a chart.
+pub(crate) struct Axis {
+    pub(crate) label: String,
+    pub(crate) scale: Scale,
+    /// Text of a value beside the axis; a value without a text has no grid line.
+    pub(crate) format: fn(f64) -> String,
+    /// Values that are always in sight.
+    pub(crate) include: Vec<f64>,
+    /// Room beyond the first and the last value, as a share of the span.
+    pub(crate) padding: f64,
+}
+
+impl Axis {
+    /// Coordinates that hold all finite `values`.
+    fn coordinates(&self, values: impl Iterator<Item = f64>) -> Coordinates {
+        let all = values.chain(self.include.iter().copied());
+        let all = all.filter(|value| value.is_finite());
+        let positions: Vec<f64> = all.map(|value| self.scale.position(value)).collect();
+        let low = positions.iter().copied().reduce(f64::min).unwrap_or(0.0);
+        let high = positions.iter().copied().reduce(f64::max).unwrap_or(1.0);
+        let room = match high - low {
+            0.0 => low.abs().max(1e-9) * 0.1,
+            span => span * self.padding,
+        };
+        let (low, high) = (low - room, high + room);
+        let mut ticks = self.scale.ticks(low, high);
+        ticks.retain(|tick| !(self.format)(*tick).is_empty());
+        Coordinates {
+            scale: self.scale,
+            positions: (low..high).into(),
+            ticks,
+        }
     }
 }
 
@@ -88,66 +114,21 @@ impl Ranged for Coordinates {
     }
 
     fn range(&self) -> Range<f64> {
-        let positions = self.positions.range();
-        self.scale.value(positions.start)..self.scale.value(positions.end)
+        self.positions.range()
     }
 }
 
-/// An axis of a chart.
-pub(crate) struct Axis {
-    pub(crate) label: String,
-    pub(crate) scale: Scale,
-    /// Text of a value beside the axis; a value without a text has no grid line.
-    pub(crate) format: fn(f64) -> String,
-    /// Values that are always in sight.
-    pub(crate) include: Vec<f64>,
-    /// Room beyond the first and the last value, as a share of the span.
-    pub(crate) padding: f64,
-}
-
-impl Axis {
-    /// Coordinates that hold all finite `values`.
-    fn coordinates(&self, values: impl Iterator<Item = f64>) -> Coordinates {
-        let all = values.chain(self.include.iter().copied());
-        let all = all.filter(|value| value.is_finite());
-        let (mut low, mut high) = all.map(|value| self.scale.position(value)).fold(
-            (f64::INFINITY, f64::NEG_INFINITY),
-            |(low, high), position| (low.min(position), high.max(position)),
-        );
-        if low > high {
-            (low, high) = (0.0, 1.0);
-        }
-        let room = match high - low {
-            0.0 => low.abs().max(1e-9) * 0.1,
-            span => span * self.padding,
-        };
-        (low, high) = (low - room, high + room);
-        let mut ticks = self.scale.ticks(low, high);
-        ticks.retain(|tick| !(self.format)(*tick).is_empty());
-        Coordinates {
-            scale: self.scale,
-            positions: (low..high).into(),
-            ticks,
-        }
-    }
-}
-
-/// A point of a series.
-#[derive(Debug, Clone, Default)]
+/// A point of a series: coordinates as value, lower and upper end of a whisker.
+#[derive(Debug, Clone)]
 pub(crate) struct Point {
-    pub(crate) x: f64,
-    pub(crate) y: f64,
-    /// Ends of a whisker along x.
-    pub(crate) x_range: Option<(f64, f64)>,
-    /// Ends of a whisker along y.
-    pub(crate) y_range: Option<(f64, f64)>,
+    pub(crate) x: [f64; 3],
+    pub(crate) y: [f64; 3],
     /// Tooltip.
     pub(crate) label: String,
 }
 
 /// How the points of a series are drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// A mark each.
     Points,
@@ -177,170 +158,108 @@ pub(crate) struct Chart {
     pub(crate) y: Axis,
     pub(crate) series: Vec<Series>,
     /// Points joined by a dashed line.
-    pub(crate) front: Vec<(f64, f64)>,
+    pub(crate) front: Vec<Point>,
     /// A point with a ring around it, and its name.
-    pub(crate) knee: Option<(f64, f64, String)>,
-}
-
-/// A chart in units of its SVG, as `figure.html` draws it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Figure {
-    title: String,
-    width: u32,
-    height: u32,
-    /// Axes, grid and labels, as SVG.
-    axes: String,
-    series: Vec<FigureSeries>,
-    front: String,
-    knee: Option<(i32, i32, String)>,
-}
-
-#[derive(Debug, Serialize)]
-struct FigureSeries {
-    name: String,
-    shape: Shape,
-    colour: usize,
-    is_square: bool,
-    /// All points, as the attribute of a polyline.
-    path: String,
-    marks: Vec<Mark>,
-    /// `x1`, `y1`, `x2` and `y2` of each.
-    whiskers: Vec<[i32; 4]>,
-}
-
-/// A mark around (`x`, `y`), or the column of that size whose top left corner it is.
-#[derive(Debug, Serialize)]
-struct Mark {
-    x: i32,
-    y: i32,
-    width: i32,
-    height: i32,
-    label: String,
+    pub(crate) knee: Option<(Point, String)>,
 }
 
 impl Chart {
-    /// The chart laid out.
-    pub(crate) fn figure(&self) -> Result<Figure, ReportError> {
+    /// The chart in units of its SVG, as `figure.html` draws it.
+    ///
+    /// # Errors
+    ///
+    /// Where plotters cannot draw the axes.
+    pub(crate) fn figure(&self) -> Result<Value, ReportError> {
         self.lay_out().map_err(|error| ReportError::Chart {
             chart: self.title.clone(),
             reason: error.to_string(),
         })
     }
 
-    fn lay_out(&self) -> Result<Figure, DrawingAreaErrorKind<std::io::Error>> {
+    fn lay_out(&self) -> Result<Value, DrawingAreaErrorKind<std::io::Error>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let ends = |value: f64, range: Option<(f64, f64)>| {
-            let (low, high) = range.unwrap_or((value, value));
-            [low, value, high]
-        };
-        let xs = points().flat_map(|point| ends(point.x, point.x_range));
-        let ys = points().flat_map(|point| ends(point.y, point.y_range));
-        let (width, height) = (self.size.0 * UNITS as u32, self.size.1 * UNITS as u32);
+        let size = (self.size.0 * UNITS as u32, self.size.1 * UNITS as u32);
         let mut svg = String::new();
-        let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(14 * UNITS)
             .margin_left(6 * UNITS)
             .margin_right(26 * UNITS)
             .x_label_area_size(46 * UNITS)
             .y_label_area_size(72 * UNITS)
-            .build_cartesian_2d(self.x.coordinates(xs), self.y.coordinates(ys))?;
-        let text = ("sans-serif", 15 * UNITS);
+            .build_cartesian_2d(
+                self.x.coordinates(points().flat_map(|point| point.x)),
+                self.y.coordinates(points().flat_map(|point| point.y)),
+            )?;
         let mut mesh = chart.configure_mesh();
-        if self
-            .series
-            .iter()
-            .any(|series| series.shape == Shape::Columns)
-        {
+        if self.series.iter().any(|one| one.shape == Shape::Columns) {
             mesh.disable_x_mesh();
         }
+        // The page's style gives lines and text their colours and sizes.
         mesh.bold_line_style(BLACK)
             .light_line_style(TRANSPARENT)
             .axis_style(TRANSPARENT)
-            .label_style(text)
-            .axis_desc_style((text.0, text.1, FontStyle::Italic))
+            .axis_desc_style(("sans-serif", 15 * UNITS, FontStyle::Italic))
             .set_all_tick_mark_size(3 * UNITS)
             .x_label_formatter(&|value| (self.x.format)(*value))
             .y_label_formatter(&|value| (self.y.format)(*value))
             .x_desc(&*self.x.label)
             .y_desc(&*self.y.label)
             .draw()?;
-        let place = |x: f64, y: f64| chart.plotting_area().map_coordinate(&(x, y));
-        let path = |places: &mut dyn Iterator<Item = (f64, f64)>| {
-            let places = places.map(|(x, y)| place(x, y));
+        let plot = chart.plotting_area();
+        let place = |x: f64, y: f64| plot.map_coordinate(&(x, y));
+        let path = |points: &[Point]| {
+            let places = points.iter().map(|point| place(point.x[0], point.y[0]));
             let places: Vec<String> = places.map(|(x, y)| format!("{x},{y}")).collect();
             places.join(" ")
         };
+        let whiskers = |point: &Point| {
+            let ([x, left, right], [y, low, high]) = (point.x, point.y);
+            let across = (left < right).then(|| (place(left, y), place(right, y)));
+            let upwards = (low < high).then(|| (place(x, low), place(x, high)));
+            [across, upwards].into_iter().flatten()
+        };
+        let column = |point: &Point| {
+            let (left, top) = place(point.x[0] - 0.5, point.y[0]);
+            let (right, floor) = place(point.x[0] + 0.5, 0.0);
+            let gap = UNITS.min((right - left) / 12);
+            json!({ "x": left + gap, "y": top, "width": right - left - 2 * gap, "height": floor - top, "label": point.label })
+        };
+        let mark = |point: &Point| {
+            let (x, y) = place(point.x[0], point.y[0]);
+            json!({ "x": x, "y": y, "label": point.label })
+        };
         let series = self.series.iter().map(|series| {
-            let points = series.points.iter();
-            let whiskers = points.clone().flat_map(|point| {
-                let along = point
-                    .x_range
-                    .map(|(low, high)| [(low, point.y), (high, point.y)]);
-                let upwards = point
-                    .y_range
-                    .map(|(low, high)| [(point.x, low), (point.x, high)]);
-                [along, upwards].into_iter().flatten()
-            });
-            let whiskers = whiskers.map(|ends| {
-                let [from, to] = ends.map(|(x, y)| place(x, y));
-                [from.0, from.1, to.0, to.1]
-            });
-            let marks = points.clone().map(|point| {
-                let label = point.label.clone();
-                let (x, y) = place(point.x, point.y);
-                if series.shape != Shape::Columns {
-                    return Mark {
-                        x,
-                        y,
-                        width: 0,
-                        height: 0,
-                        label,
-                    };
-                }
-                let (left, floor) = place(point.x - 0.5, 0.0);
-                let (right, _) = place(point.x + 0.5, 0.0);
-                let gap = UNITS.min((right - left) / 12);
-                Mark {
-                    x: left + gap,
-                    y,
-                    width: right - left - 2 * gap,
-                    height: floor - y,
-                    label,
-                }
-            });
-            FigureSeries {
-                name: series.name.clone(),
-                shape: series.shape,
-                colour: series.colour % COLOURS,
-                is_square: series.colour >= COLOURS,
-                path: path(&mut points.clone().map(|point| (point.x, point.y))),
-                marks: match series.shape {
-                    Shape::Curve => Vec::new(),
-                    _ => marks.collect(),
-                },
-                whiskers: whiskers.collect(),
-            }
+            let points = &series.points;
+            let (has_marks, is_columns) = match series.shape {
+                Shape::Curve => (false, false),
+                shape => (true, shape == Shape::Columns),
+            };
+            let is_line = matches!(series.shape, Shape::Line | Shape::Curve);
+            json!({
+                "name": series.name,
+                "colour": series.colour % COLOURS,
+                "is_square": series.colour >= COLOURS,
+                "line": is_line.then(|| path(points)),
+                "columns": points.iter().filter(|_| is_columns).map(column).collect::<Vec<_>>(),
+                "marks": points.iter().filter(|_| has_marks && !is_columns).map(mark).collect::<Vec<_>>(),
+                "whiskers": points.iter().flat_map(whiskers).collect::<Vec<_>>(),
+            })
         });
-        let series = series.collect();
-        let front = path(&mut self.front.iter().copied());
-        let knee = self.knee.as_ref().map(|(x, y, name)| {
-            let (x, y) = place(*x, *y);
-            (x, y, name.clone())
-        });
+        let series: Vec<Value> = series.collect();
+        let front = path(&self.front);
+        let knee = self
+            .knee
+            .as_ref()
+            .map(|(point, name)| json!({ "place": place(point.x[0], point.y[0]), "name": name }));
         area.present()?;
         drop((chart, area));
         // Without the outermost element, which the template writes itself.
         let axes = svg.split_once('\n').map_or("", |(_, rest)| rest);
-        let axes = axes.trim_end().trim_end_matches("</svg>").to_owned();
-        Ok(Figure {
-            title: self.title.clone(),
-            width,
-            height,
-            axes,
-            series,
-            front,
-            knee,
-        })
+        let axes = axes.trim_end().trim_end_matches("</svg>");
+        Ok(json!({
+            "title": self.title, "width": size.0, "height": size.1,
+            "axes": axes, "series": series, "front": front, "knee": knee,
+        }))
     }
 }

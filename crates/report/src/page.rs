@@ -4,6 +4,8 @@ use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Ser
 use powerinfer_artifact::ByteSize;
 use serde::Serialize;
 
+use crate::chart::Scale;
+
 /// Templates by name. Those ending in `.html` escape what they print.
 const TEMPLATES: [(&str, &str); 7] = [
     ("base.html", include_str!("../templates/base.html")),
@@ -61,6 +63,11 @@ impl Templates {
         });
         environment.add_filter("signed", |value: Option<f64>, digits: usize| {
             or_dash(value, |value| format!("{value:+.digits$}"))
+        });
+        // A heat map's share of the warm colour, relative to its largest value.
+        environment.add_filter("warmth", |value: Option<f64>, largest: f64| {
+            let position = |value: f64| Scale::SymmetricLog.position(value.max(0.0));
+            (100.0 * position(value.unwrap_or(0.0)) / position(largest)).round()
         });
         Ok(Self(environment))
     }

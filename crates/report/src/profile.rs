@@ -8,9 +8,6 @@ use crate::{
     page::{Templates, short_percent},
 };
 
-/// Size of a chart in pixels.
-const SIZE: (u32, u32) = (720, 260);
-
 /// The page of the profile whose `profile.json` is `document`.
 ///
 /// Each of `curves` is a layer's cumulative curve, the last one that of all layers together: element `p` of `n + 1` is
@@ -20,16 +17,59 @@ const SIZE: (u32, u32) = (720, 260);
 ///
 /// Where a chart cannot be drawn, or the profile lacks what the page shows.
 pub fn profile_page(document: &Value, curves: &[Vec<f64>]) -> Result<String, ReportError> {
-    let layers = document["layers"].as_array().into_iter().flatten();
-    let sparsity: Vec<f64> = layers
-        .filter_map(|layer| layer["sparsity"].as_f64())
-        .collect();
-    let context = json!({
-        "profile": document,
-        "sparsity": sparsity_chart(&sparsity).figure()?,
-        "cumulative": cumulative_chart(curves).figure()?,
+    let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
+    let column = |(layer, found): (usize, &Value)| {
+        let share = found["sparsity"].as_f64()?;
+        let label = format!("layer {layer}: {:.1} % zeros", 100.0 * share);
+        Some(point(layer as f64, share, label))
+    };
+    let columns = layers.iter().enumerate().filter_map(column);
+    let columns = series("sparsity".to_owned(), Shape::Columns, 0, columns.collect());
+    let of_layers = Axis {
+        include: vec![-0.5, layers.len() as f64 - 0.5],
+        format: |value| match (value - value.round()).abs() < 1e-9 {
+            true => format!("{value:.0}"),
+            false => String::new(),
+        },
+        ..shares("layer")
+    };
+    let sparsity = chart(
+        "Sparsity per layer",
+        of_layers,
+        shares("exact zeros"),
+        vec![columns],
+    );
+    let curves = curves.iter().enumerate().map(|(layer, curve)| {
+        let last = (curve.len() - 1).max(1) as f64;
+        let points = curve.iter().enumerate();
+        let points = points.map(|(step, share)| point(step as f64 / last, *share, String::new()));
+        let (name, colour) = match layer + 1 == curves.len() {
+            true => ("all layers".to_owned(), 1),
+            false => (format!("layer {layer}"), 0),
+        };
+        series(name, Shape::Curve, colour, points.collect())
     });
+    let (x, y) = (shares("hottest neurons"), shares("activations"));
+    let cumulative = chart("Cumulative activations", x, y, curves.collect());
+    let context = json!({ "profile": document, "sparsity": sparsity.figure()?, "cumulative": cumulative.figure()? });
     Templates::new()?.render("profile.html", context)
+}
+
+fn point(x: f64, y: f64, label: String) -> Point {
+    Point {
+        x: [x; 3],
+        y: [y; 3],
+        label,
+    }
+}
+
+fn series(name: String, shape: Shape, colour: usize, points: Vec<Point>) -> Series {
+    Series {
+        name,
+        shape,
+        colour,
+        points,
+    }
 }
 
 /// An axis of shares from 0 to 100 %.
@@ -44,66 +84,14 @@ fn shares(label: &str) -> Axis {
 }
 
 fn chart(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Chart {
-    let title = title.to_owned();
+    let (title, front) = (title.to_owned(), Vec::new());
     Chart {
         title,
-        size: SIZE,
+        size: (720, 260),
         x,
         y,
         series,
-        front: Vec::new(),
+        front,
         knee: None,
     }
-}
-
-fn sparsity_chart(sparsity: &[f64]) -> Chart {
-    let point = |(layer, share): (usize, &f64)| Point {
-        x: layer as f64,
-        y: *share,
-        label: format!("layer {layer}: {:.1} % zeros", 100.0 * share),
-        ..Point::default()
-    };
-    let columns = Series {
-        name: "sparsity".to_owned(),
-        shape: Shape::Columns,
-        colour: 0,
-        points: sparsity.iter().enumerate().map(point).collect(),
-    };
-    let layers = Axis {
-        include: vec![-0.5, sparsity.len() as f64 - 0.5],
-        format: |value| match (value - value.round()).abs() < 1e-9 {
-            true => format!("{value:.0}"),
-            false => String::new(),
-        },
-        ..shares("layer")
-    };
-    chart(
-        "Sparsity per layer",
-        layers,
-        shares("exact zeros"),
-        vec![columns],
-    )
-}
-
-fn cumulative_chart(curves: &[Vec<f64>]) -> Chart {
-    let last = curves.len().saturating_sub(1);
-    let series = curves.iter().enumerate().map(|(layer, curve)| {
-        let steps = curve.len().saturating_sub(1).max(1) as f64;
-        let point = |(step, share): (usize, &f64)| Point {
-            x: step as f64 / steps,
-            y: *share,
-            ..Point::default()
-        };
-        Series {
-            name: match layer == last {
-                true => "all layers".to_owned(),
-                false => format!("layer {layer}"),
-            },
-            shape: Shape::Curve,
-            colour: usize::from(layer == last),
-            points: curve.iter().enumerate().map(point).collect(),
-        }
-    });
-    let (x, y) = (shares("hottest neurons"), shares("activations"));
-    chart("Cumulative activations", x, y, series.collect())
 }

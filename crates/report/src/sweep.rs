@@ -1,11 +1,10 @@
 //! The page of a sweep: quality against speed, curves along each axis of the grid, heat maps of the layers, and every row.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
     ReportError,
-    chart::{Axis, Chart, Figure, Point, Scale, Series, Shape},
+    chart::{Axis, Chart, Point, Scale, Series, Shape},
     page::{Templates, short_percent},
 };
 
@@ -15,6 +14,9 @@ const SIZE: (u32, u32) = (480, 300);
 const SIGNIFICANCE: f64 = 0.05;
 /// Largest rise of perplexity, as a share, that the summary allows.
 const ALLOWED_RISE: f64 = 0.01;
+const SETTING: &str = "/axes/level";
+const BATCH: &str = "/axes/batch";
+const CONTEXT: &str = "/axes/context_tokens";
 
 /// The page of a sweep's JSON document.
 ///
@@ -26,85 +28,91 @@ const ALLOWED_RISE: f64 = 0.01;
 /// Where a chart cannot be drawn, or a row lacks what the page shows.
 pub fn sweep_page(document: &Value, comparisons: &[String]) -> Result<String, ReportError> {
     let templates = Templates::new()?;
-    let rows = document["rows"].as_array().map_or(&[][..], Vec::as_slice);
-    let labels: Result<Vec<String>, ReportError> = rows
-        .iter()
-        .map(|row| templates.render("point.txt", row))
-        .collect();
+    let rows = list(document, "/rows");
+    let labels = rows.iter().map(|row| templates.render("point.txt", row));
     let sweep = Sweep {
         rows,
-        labels: labels?,
-        settings: distinct(rows, "/axes/level"),
+        labels: labels.collect::<Result<_, _>>()?,
+        settings: distinct(rows, SETTING),
     };
-    let figures = |charts: Vec<Chart>| -> Result<Vec<Figure>, ReportError> {
-        charts.iter().map(Chart::figure).collect()
-    };
-    let dense = |row: &usize| text(&rows[*row], "/axes/level") == "dense";
+    let figures = |charts: Vec<Chart>| charts.iter().map(Chart::figure).collect();
+    let (fronts, axes): (Result<Vec<Value>, _>, Result<Vec<Value>, _>) =
+        (figures(sweep.fronts(document)), figures(sweep.axes()));
+    let firsts = sweep.first_of_settings();
     let context = json!({
         "rows": rows,
         "first": rows.first(),
         "quickest": sweep.quickest(measured_speed),
         "quickest_planned": sweep.quickest(planned_speed),
-        "dense": sweep.comparable().find(dense),
-        "fronts": figures(sweep.fronts(document))?,
-        "axes": figures(sweep.axes())?,
-        "maps": sweep.maps(),
+        "dense": sweep.comparable().find(|row| text(row, SETTING) == "dense"),
+        "fronts": fronts?,
+        "axes": axes?,
+        "firsts": firsts.into_iter().map(|row| &rows[row]).collect::<Vec<_>>(),
         "comparisons": comparisons,
     });
     templates.render("sweep.html", context)
 }
 
-fn number(row: &Value, path: &str) -> Option<f64> {
-    row.pointer(path)?.as_f64()
+fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
+    let list = value.pointer(path).and_then(Value::as_array);
+    list.map_or(&[], Vec::as_slice)
 }
 
 fn text<'a>(row: &'a Value, path: &str) -> &'a str {
     row.pointer(path).and_then(Value::as_str).unwrap_or("")
 }
 
+fn number(row: &Value, path: &str) -> Option<f64> {
+    row.pointer(path)?.as_f64()
+}
+
+/// Value, lower and upper end of the confidence interval at `path`; three times the same of a plain number.
+fn estimate(row: &Value, path: &str) -> Option<[f64; 3]> {
+    let found = row.pointer(path)?;
+    if let Some(value) = found.as_f64() {
+        return Some([value; 3]);
+    }
+    let [value, low, high] = ["value", "low", "high"].map(|name| found[name].as_f64());
+    Some([value?, low?, high?])
+}
+
+/// Median, least and most measured tokens per second; none where a device was emulated.
+fn measured_speed(row: &Value) -> Option<[f64; 3]> {
+    let measured = row.pointer("/speed/measured")?;
+    let spread = &measured["tokens_per_second"];
+    let [median, least, most] = ["median", "least", "most"].map(|name| spread[name].as_f64());
+    let is_real = measured["emulated"] != Value::Bool(true);
+    is_real.then_some([median?, least?, most?])
+}
+
+/// Tokens per second that the cost model predicts; none where there is no placement.
+fn planned_speed(row: &Value) -> Option<[f64; 3]> {
+    estimate(row, "/speed/planned/tokens_per_second")
+}
+
+/// Rise of perplexity over dense, as a share.
+fn rise(row: &Value) -> Option<[f64; 3]> {
+    estimate(row, "/quality/perplexity_rise")
+}
+
+/// Share of the first kind of functions that fails.
+fn failures(row: &Value) -> Option<[f64; 3]> {
+    let [passed, low, high] = estimate(row, "/quality/functions/0/pass_at_1")?;
+    Some([1.0 - passed, 1.0 - high, 1.0 - low])
+}
+
+/// Reads a figure with its range from a row.
+type Read = fn(&Value) -> Option<[f64; 3]>;
+
 /// Distinct texts at `path`, in the order of the rows.
-fn distinct<'a>(rows: impl IntoIterator<Item = &'a Value>, path: &str) -> Vec<&'a str> {
+fn distinct<'a>(rows: &'a [Value], path: &str) -> Vec<&'a str> {
     let mut found = Vec::new();
-    for value in rows.into_iter().map(|row| text(row, path)) {
+    for value in rows.iter().map(|row| text(row, path)) {
         if !value.is_empty() && !found.contains(&value) {
             found.push(value);
         }
     }
     found
-}
-
-/// Measured tokens per second; none where a device was emulated.
-fn measured_speed(row: &Value) -> Option<f64> {
-    let is_emulated = row.pointer("/speed/measured/emulated") == Some(&Value::Bool(true));
-    let speed = number(row, "/speed/measured/tokens_per_second/median");
-    speed.filter(|_| !is_emulated)
-}
-
-/// Tokens per second that the cost model predicts; none where there is no placement.
-fn planned_speed(row: &Value) -> Option<f64> {
-    number(row, "/speed/planned/tokens_per_second")
-}
-
-/// A value with its confidence interval.
-type Estimate = (f64, Option<(f64, f64)>);
-
-fn estimate(interval: &Value) -> Option<Estimate> {
-    let at = |name: &str| interval[name].as_f64();
-    Some((at("value")?, at("low").zip(at("high"))))
-}
-
-/// Rise of perplexity over dense, as a share.
-fn rise(row: &Value) -> Option<Estimate> {
-    estimate(row.pointer("/quality/perplexity_rise")?)
-}
-
-/// Share of the first kind of functions that fails.
-fn failures(row: &Value) -> Option<Estimate> {
-    let (passed, interval) = estimate(row.pointer("/quality/functions/0/pass_at_1")?)?;
-    Some((
-        1.0 - passed,
-        interval.map(|(low, high)| (1.0 - high, 1.0 - low)),
-    ))
 }
 
 /// A number on an axis.
@@ -146,30 +154,6 @@ fn chart(title: String, x: Axis, y: Axis, series: Vec<Series>) -> Chart {
     }
 }
 
-/// A heat map: a line per policy setting, a cell per layer.
-#[derive(Serialize)]
-struct HeatMap {
-    title: &'static str,
-    quantity: &'static str,
-    /// Whether its values are of one layer alone under the policy, all others dense.
-    is_alone: bool,
-    lines: Vec<HeatMapLine>,
-}
-
-#[derive(Serialize)]
-struct HeatMapLine {
-    row: usize,
-    cells: Vec<HeatMapCell>,
-}
-
-#[derive(Serialize)]
-struct HeatMapCell {
-    layer: usize,
-    value: f64,
-    /// From 0 to 100, relative to the largest value of the map.
-    warmth: f64,
-}
-
 /// Rows of a sweep with their tooltips.
 struct Sweep<'a> {
     rows: &'a [Value],
@@ -179,17 +163,17 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Whether `row` has the first row's value at each of `paths`.
-    fn is_like_first(&self, row: usize, paths: &[&str]) -> bool {
+    /// Rows that have the first row's value at each of `paths`.
+    fn alike(&self, paths: &[&str]) -> Vec<usize> {
         let at = |row: usize, path: &str| self.rows[row].pointer(path);
-        paths.iter().all(|path| at(row, path) == at(0, path))
+        let is_alike = |row: &usize| paths.iter().all(|path| at(*row, path) == at(0, path));
+        (0..self.rows.len()).filter(is_alike).collect()
     }
 
-    /// Rows with the batch size and the context of the first one.
-    fn comparable(&self) -> impl Iterator<Item = usize> {
-        let is_like_first =
-            |row: &usize| self.is_like_first(*row, &["/axes/batch", "/axes/context_tokens"]);
-        (0..self.rows.len()).filter(is_like_first)
+    /// Rows with the batch size and the context of the first.
+    fn comparable(&self) -> impl Iterator<Item = &Value> {
+        let rows = self.alike(&[BATCH, CONTEXT]).into_iter();
+        rows.map(|row| &self.rows[row])
     }
 
     /// The first row of every policy setting but `dense`.
@@ -198,29 +182,78 @@ impl Sweep<'_> {
         let first = |setting: &&str| {
             self.rows
                 .iter()
-                .position(|row| text(row, "/axes/level") == *setting)
+                .position(|row| text(row, SETTING) == *setting)
         };
         settings.filter_map(first).collect()
     }
 
-    /// The fastest comparable row whose rise of perplexity is allowed and which the sample shows to lose no function.
-    fn quickest(&self, speed: fn(&Value) -> Option<f64>) -> Option<usize> {
-        let is_allowed = |row: &usize| {
-            let row = &self.rows[*row];
-            let functions = row.pointer("/quality/functions").and_then(Value::as_array);
-            let is_loss = |one: &Value| {
-                number(one, "/p_value").is_some_and(|p| p < SIGNIFICANCE)
-                    && number(one, "/difference").is_some_and(|difference| difference < 0.0)
-            };
-            let is_lost = functions.is_some_and(|all| all.iter().any(is_loss));
-            let most = number(row, "/quality/perplexity_rise/high");
-            most.is_some_and(|most| most <= ALLOWED_RISE) && !is_lost
+    /// The fastest row like the first whose rise of perplexity is allowed and which the sample shows to lose no function.
+    fn quickest(&self, speed: Read) -> Option<&Value> {
+        let is_loss = |one: &Value| {
+            let at = |path: &str| number(one, path).unwrap_or(1.0);
+            at("/p_value") < SIGNIFICANCE && at("/difference") < 0.0
         };
-        let allowed = self.comparable().filter(is_allowed);
-        let speeds = allowed.filter_map(|row| Some((row, speed(&self.rows[row])?)));
+        let is_allowed = |row: &&Value| {
+            let is_close = rise(row).is_some_and(|[_, _, high]| high <= ALLOWED_RISE);
+            is_close && !list(row, "/quality/functions").iter().any(is_loss)
+        };
+        let rows = self.comparable();
+        let speeds = rows
+            .filter(is_allowed)
+            .filter_map(|row| Some((row, speed(row)?[0])));
         speeds
             .max_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(row, _)| row)
+    }
+
+    /// Points of `rows` at the `x` and `y` they have.
+    fn points(
+        &self,
+        rows: impl IntoIterator<Item = usize>,
+        x: &dyn Fn(&Value) -> Option<[f64; 3]>,
+        y: &dyn Fn(&Value) -> Option<[f64; 3]>,
+    ) -> Vec<Point> {
+        let point = |row: usize| {
+            let (x, y) = (x(&self.rows[row])?, y(&self.rows[row])?);
+            let label = self.labels[row].clone();
+            Some(Point { x, y, label })
+        };
+        rows.into_iter().filter_map(point).collect()
+    }
+
+    /// The same as a line from the lowest `x` on; where several rows share an `x`, the first counts.
+    fn line(
+        &self,
+        rows: impl IntoIterator<Item = usize>,
+        x: &dyn Fn(&Value) -> Option<f64>,
+        y: &dyn Fn(&Value) -> Option<[f64; 3]>,
+    ) -> Vec<Point> {
+        let mut points = self.points(rows, &|row| Some([x(row)?; 3]), y);
+        points.sort_by(|a, b| a.x[0].total_cmp(&b.x[0]));
+        points.dedup_by(|a, b| a.x == b.x);
+        points
+    }
+
+    /// A series for every policy setting that has `points`.
+    fn by_setting(
+        &self,
+        rows: &[usize],
+        shape: Shape,
+        points: impl Fn(Vec<usize>) -> Vec<Point>,
+    ) -> Vec<Series> {
+        let settings = self.settings.iter().enumerate();
+        let series = settings.map(|(colour, name)| {
+            let mut rows = rows.to_vec();
+            rows.retain(|row| text(&self.rows[*row], SETTING) == *name);
+            let (name, points) = ((*name).to_owned(), points(rows));
+            Series {
+                name,
+                shape,
+                colour,
+                points,
+            }
+        });
+        series.filter(|series| !series.points.is_empty()).collect()
     }
 
     /// Quality against speed, with the Pareto fronts that `document` names.
@@ -228,132 +261,83 @@ impl Sweep<'_> {
         let hardware = self
             .rows
             .iter()
-            .find_map(|row| row.pointer("/speed/planned/hardware")?.as_str());
-        let predicted = format!("tokens/s on {}, simulated", hardware.unwrap_or(""));
+            .map(|row| text(row, "/speed/planned/hardware"));
+        let hardware = hardware.max().unwrap_or("");
+        let predicted = format!("tokens/s on {hardware}, simulated");
         let here = "tokens/s on this machine, measured";
-        type Get<T> = fn(&Value) -> Option<T>;
-        let charts: [(&str, &str, Get<f64>, Axis, Get<Estimate>); 3] = [
+        let fails = axis("functions that fail", short_percent, &[]);
+        let charts: [(&str, &str, Read, Axis, Read); 3] = [
             (
-                "perplexity_against_planned_speed",
+                "/perplexity_against_planned_speed",
                 &predicted,
                 planned_speed,
                 rise_axis(),
                 rise,
             ),
             (
-                "perplexity_against_measured_speed",
+                "/perplexity_against_measured_speed",
                 here,
                 measured_speed,
                 rise_axis(),
                 rise,
             ),
             (
-                "failures_against_measured_speed",
+                "/failures_against_measured_speed",
                 here,
                 measured_speed,
-                axis("functions that fail", short_percent, &[]),
+                fails,
                 failures,
             ),
         ];
-        let mut drawn = Vec::new();
-        for (key, label, speed, y, loss) in charts {
-            let rows_of = |name: &str| {
-                let rows = document[key][name].as_array().into_iter().flatten();
-                let rows = rows.filter_map(|row| Some(row.as_u64()? as usize));
-                rows.filter(|row| *row < self.rows.len())
-                    .collect::<Vec<usize>>()
+        let charts = charts.map(|(path, label, speed, y, loss)| {
+            let rows = |name: &str| {
+                let indices = list(document, &format!("{path}/{name}")).iter();
+                let indices = indices.filter_map(|row| Some(row.as_u64()? as usize));
+                indices
+                    .filter(|row| *row < self.rows.len())
+                    .collect::<Vec<_>>()
             };
-            let is_measured = key.ends_with("measured_speed");
-            let point = |row: usize| {
-                let (y, y_range) = loss(&self.rows[row])?;
-                let spread = |name: &str| {
-                    number(
-                        &self.rows[row],
-                        &format!("/speed/measured/tokens_per_second/{name}"),
-                    )
-                };
-                let x_range = spread("least").zip(spread("most")).filter(|_| is_measured);
-                let label = self.labels[row].clone();
-                Some(Point {
-                    x: speed(&self.rows[row])?,
-                    y,
-                    x_range,
-                    y_range,
-                    label,
-                })
-            };
-            let points = rows_of("points");
-            let series = self.series(Shape::Points, |setting| {
-                let of_setting = points
-                    .iter()
-                    .filter(|row| text(&self.rows[**row], "/axes/level") == setting);
-                of_setting.filter_map(|row| point(*row)).collect()
-            });
-            if series.is_empty() {
-                continue;
+            let points = |rows| self.points(rows, &speed, &loss);
+            let knee = number(document, &format!("{path}/knee")).map(|row| row as usize);
+            let knee = knee.filter(|row| *row < self.rows.len());
+            let name = |row: usize| text(&self.rows[row], SETTING).to_owned();
+            let mut front = points(rows("front"));
+            front.truncate(if front.len() > 1 { front.len() } else { 0 });
+            let title = format!("{} against {label}", y.label);
+            let series = self.by_setting(&rows("points"), Shape::Points, points);
+            Chart {
+                front,
+                knee: knee.and_then(|row| Some((points(vec![row]).pop()?, name(row)))),
+                ..chart(title, axis(label, figure, &[0.0]), y, series)
             }
-            let front = rows_of("front").into_iter().filter_map(point);
-            let front: Vec<(f64, f64)> = front.map(|point| (point.x, point.y)).collect();
-            let knee = document[key]["knee"].as_u64().map(|row| row as usize);
-            drawn.push(Chart {
-                front: if front.len() > 1 { front } else { Vec::new() },
-                knee: knee.and_then(|row| {
-                    let point = point(row)?;
-                    Some((
-                        point.x,
-                        point.y,
-                        text(&self.rows[row], "/axes/level").to_owned(),
-                    ))
-                }),
-                ..chart(
-                    format!("{} against {label}", y.label),
-                    axis(label, figure, &[0.0]),
-                    y,
-                    series,
-                )
-            });
-        }
-        drawn
-    }
-
-    /// A series of the points of every policy setting that has any.
-    fn series(&self, shape: Shape, points: impl Fn(&str) -> Vec<Point>) -> Vec<Series> {
-        let settings = self.settings.iter().enumerate();
-        let series = settings.map(|(colour, name)| Series {
-            name: (*name).to_owned(),
-            shape,
-            colour,
-            points: points(name),
         });
-        series.filter(|series| !series.points.is_empty()).collect()
+        charts
+            .into_iter()
+            .filter(|chart| !chart.series.is_empty())
+            .collect()
     }
 
-    /// A line of `y` over `x` through `rows`; where several rows share an `x`, the first counts.
-    fn line(
+    /// Speed against `x`, a line per policy setting, of the rows that have the first row's value at each of `same`; none
+    /// where `x` has fewer than two values.
+    fn speed_against(
         &self,
-        rows: impl Iterator<Item = usize>,
-        x: impl Fn(&Value) -> Option<f64>,
-        y: impl Fn(&Value) -> Option<Estimate>,
-    ) -> Vec<Point> {
-        let point = |row: usize| {
-            let (value, y_range) = y(&self.rows[row])?;
-            let label = self.labels[row].clone();
-            Some(Point {
-                x: x(&self.rows[row])?,
-                y: value,
-                x_range: None,
-                y_range,
-                label,
-            })
-        };
-        let mut points: Vec<Point> = rows.filter_map(point).collect();
-        points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        points.dedup_by(|a, b| a.x == b.x);
-        points
+        title: &str,
+        axis_of_x: Axis,
+        x: &dyn Fn(&Value) -> Option<f64>,
+        (label, speed): (&str, Read),
+        same: &[&str],
+    ) -> Option<Chart> {
+        let speed = |row: &Value| Some([speed(row)?[0]; 3]);
+        let series = self.by_setting(&self.alike(same), Shape::Line, |rows| {
+            self.line(rows, x, &speed)
+        });
+        let title = format!("speed against {title}");
+        let is_drawn = self.varies(x) && !series.is_empty();
+        is_drawn.then(|| chart(title, axis_of_x, axis(label, figure, &[0.0]), series))
     }
 
     /// Whether `x` has more than one value.
-    fn varies(&self, x: impl Fn(&Value) -> Option<f64>) -> bool {
+    fn varies(&self, x: &dyn Fn(&Value) -> Option<f64>) -> bool {
         let mut found = self.rows.iter().filter_map(x);
         let first = found.next();
         found.any(|other| Some(other) != first)
@@ -361,105 +345,62 @@ impl Sweep<'_> {
 
     /// Curves along each axis of the grid on which it has several points.
     fn axes(&self) -> Vec<Chart> {
-        let mut charts = Vec::new();
-        let mut along = |title: &str,
-                         axis_of_x: Axis,
-                         x: &dyn Fn(&Value) -> Option<f64>,
-                         label: &str,
-                         is_measured: bool,
-                         same: &[&str]| {
-            let speed = if is_measured {
-                measured_speed
-            } else {
-                planned_speed
-            };
-            let series = self.series(Shape::Line, |setting| {
-                let is_alike = |row: &usize| {
-                    text(&self.rows[*row], "/axes/level") == setting
-                        && self.is_like_first(*row, same)
-                };
-                let alike = (0..self.rows.len()).filter(is_alike);
-                self.line(alike, x, |row| Some((speed(row)?, None)))
-            });
-            if self.varies(x) && !series.is_empty() {
-                charts.push(chart(
-                    format!("speed against {title}"),
-                    axis_of_x,
-                    axis(label, figure, &[0.0]),
-                    series,
-                ));
-            }
-        };
-        let (batch, context) = ("/axes/batch", "/axes/context_tokens");
-        let (simulated, both) = ("tokens/s, simulated", &[batch, context]);
         let budget = |row: &Value| number(row, "/axes/vram_bytes");
-        let budgets = self.rows.iter().filter_map(budget);
-        let most = budgets.clone().fold(0.0, f64::max);
-        let nearest = budgets.filter(|bytes| *bytes > 0.0).fold(most, f64::min);
-        let (unit, name) = match most >= (1u64 << 30) as f64 {
+        let positive = |row: &Value| budget(row).filter(|bytes| *bytes > 0.0);
+        let budgets = || self.rows.iter().filter_map(positive);
+        let most = budgets().fold(0.0, f64::max);
+        let (unit, vram) = match most >= (1u64 << 30) as f64 {
             true => ((1u64 << 30) as f64, "VRAM, GiB"),
             false => ((1u64 << 20) as f64, "VRAM, MiB"),
         };
-        let positive = |row: &Value| budget(row).filter(|bytes| *bytes > 0.0);
         // A budget of zero far from all others would squeeze them together.
-        let skip_zero = nearest > 0.5 * most && self.varies(positive);
-        let shown = |row: &Value| {
-            if skip_zero {
-                positive(row)
-            } else {
-                budget(row)
-            }
-        };
-        if self.varies(budget) {
-            along(
-                "VRAM",
-                axis(name, figure, &[]),
-                &|row| Some(shown(row)? / unit),
+        let skips_zero = budgets().all(|bytes| bytes > 0.5 * most) && self.varies(&positive);
+        let shown = |row: &Value| budget(row).filter(|bytes| !skips_zero || *bytes > 0.0);
+        let shown = |row: &Value| Some(shown(row)? / unit);
+        let at = |path: &'static str| move |row: &Value| number(row, path);
+        let simulated: (&str, Read) = ("tokens/s, simulated", planned_speed);
+        let measured: (&str, Read) = ("tokens/s, measured", measured_speed);
+        let both = &[BATCH, CONTEXT];
+        let neurons = axis("neurons on the GPU", short_percent, &[0.0, 1.0]);
+        let threshold = axis(
+            "activation frequency from which a neuron is hot",
+            short_percent,
+            &[],
+        );
+        let neuron_share = at("/placement/neuron_share");
+        let hot_threshold = at("/axes/hot_threshold");
+        let of_placements = [
+            self.speed_against("VRAM", axis(vram, figure, &[]), &shown, simulated, both),
+            self.speed_against(
+                "the share of hot neurons",
+                neurons,
+                &neuron_share,
                 simulated,
-                false,
                 both,
-            );
-        }
-        let x = |path: &'static str| move |row: &Value| number(row, path);
-        along(
-            "the share of hot neurons",
-            axis("neurons on the GPU", short_percent, &[0.0, 1.0]),
-            &x("/placement/neuron_share"),
-            simulated,
-            false,
-            both,
-        );
-        along(
-            "the hot threshold",
-            axis(
-                "activation frequency from which a neuron is hot",
-                short_percent,
-                &[],
             ),
-            &x("/axes/hot_threshold"),
-            simulated,
-            false,
-            both,
+            self.speed_against(
+                "the hot threshold",
+                threshold,
+                &hot_threshold,
+                simulated,
+                both,
+            ),
+        ];
+        let (batch, context) = (
+            axis("batch size", figure, &[]),
+            axis("tokens of context", figure, &[]),
         );
-        let settings = self.along_settings();
-        let mut measured = |title, label, path, same| {
-            along(
-                title,
-                axis(label, figure, &[]),
-                &x(path),
-                "tokens/s, measured",
-                true,
-                &[same],
-            )
-        };
-        measured("batch", "batch size", batch, context);
-        measured("context", "tokens of context", context, batch);
-        let before = charts.iter().position(|chart| {
-            chart.title == "speed against batch" || chart.title == "speed against context"
-        });
-        let before = before.unwrap_or(charts.len());
-        charts.splice(before..before, settings);
-        charts
+        let of_extents = [
+            self.speed_against("batch", batch, &at(BATCH), measured, &[CONTEXT]),
+            self.speed_against("context", context, &at(CONTEXT), measured, &[BATCH]),
+        ];
+        let settings = self.along_settings().into_iter().map(Some);
+        of_placements
+            .into_iter()
+            .chain(settings)
+            .chain(of_extents)
+            .flatten()
+            .collect()
     }
 
     /// Quality and shares of neurons along the settings of each policy that has several.
@@ -471,113 +412,52 @@ impl Sweep<'_> {
             if rows.len() < 2 {
                 continue;
             }
-            let curve = |name: &str, colour, y: &dyn Fn(&Value) -> Option<Estimate>| Series {
-                name: name.to_owned(),
-                shape: Shape::Line,
-                colour,
-                points: self.line(
-                    rows.iter().copied(),
-                    |row| number(row, "/axes/level_value"),
-                    y,
-                ),
-            };
             let format: fn(f64) -> String = match kind {
                 "raised logit" => |value| format!("{value:+.1}"),
                 _ => short_percent,
             };
-            let x = || axis(kind, format, &[]);
-            let quality = vec![curve("rise", 0, &rise)];
+            let x = |row: &Value| number(row, "/axes/level_value");
+            let curve = |colour: usize, name: String, path: &str| Series {
+                name,
+                shape: Shape::Line,
+                colour,
+                points: self.line(rows.iter().copied(), &x, &|row| estimate(row, path)),
+            };
+            let rises = vec![curve(0, "rise".to_owned(), "/quality/perplexity_rise")];
+            let mut shares = vec![(
+                "neurons computed".to_owned(),
+                "/sparsity/computed_share".to_owned(),
+            )];
+            for (index, one) in list(&self.rows[rows[0]], "/quality/functions")
+                .iter()
+                .enumerate()
+            {
+                let path = format!("/quality/functions/{index}/pass_at_1");
+                shares.push((format!("pass@1, {}", text(one, "/name")), path));
+            }
+            for name in ["count recall", "contribution recall", "precision"] {
+                shares.push((
+                    name.to_owned(),
+                    format!("/predictor/{}", name.replace(' ', "_")),
+                ));
+            }
+            let shares = shares.into_iter().enumerate();
+            let shares = shares.map(|(colour, (name, path))| curve(colour, name, &path));
+            let shares = shares.filter(|series| !series.points.is_empty()).collect();
+            let share = axis("share", short_percent, &[0.0, 1.0]);
             charts.push(chart(
                 format!("perplexity against {kind}"),
-                x(),
+                axis(kind, format, &[]),
                 rise_axis(),
-                quality,
+                rises,
             ));
-            let share = |path: &'static str| move |row: &Value| Some((number(row, path)?, None));
-            let mut shares = vec![curve(
-                "neurons computed",
-                0,
-                &share("/sparsity/computed_share"),
-            )];
-            let functions = self.rows[rows[0]]
-                .pointer("/quality/functions")
-                .and_then(Value::as_array);
-            for (index, one) in functions.into_iter().flatten().enumerate() {
-                let path = format!("/quality/functions/{index}/pass_at_1");
-                let name = format!("pass@1, {}", text(one, "/name"));
-                shares.push(curve(&name, shares.len(), &|row| {
-                    estimate(row.pointer(&path)?)
-                }));
-            }
-            for (name, path) in [
-                ("count recall", "/predictor/count_recall"),
-                ("contribution recall", "/predictor/contribution_recall"),
-                ("precision", "/predictor/precision"),
-            ] {
-                shares.push(curve(name, shares.len(), &share(path)));
-            }
-            shares.retain(|series| !series.points.is_empty());
             charts.push(chart(
                 format!("shares against {kind}"),
-                x(),
-                axis("share", short_percent, &[0.0, 1.0]),
+                axis(kind, format, &[]),
+                share,
                 shares,
             ));
         }
         charts
-    }
-
-    /// How sensitive the layers are, and how large their errors.
-    fn maps(&self) -> Vec<HeatMap> {
-        let map = |title, quantity, is_alone, field: &str| {
-            let cells = |row: usize| {
-                let layers = self.rows[row]
-                    .pointer("/sparsity/layers")
-                    .and_then(Value::as_array);
-                let layers = layers.into_iter().flatten().enumerate();
-                let cell = |(layer, found): (usize, &Value)| {
-                    Some(HeatMapCell {
-                        layer,
-                        value: found[field].as_f64()?,
-                        warmth: 0.0,
-                    })
-                };
-                layers.filter_map(cell).collect::<Vec<_>>()
-            };
-            let lines = self.first_of_settings().into_iter();
-            let lines = lines.map(|row| HeatMapLine {
-                row,
-                cells: cells(row),
-            });
-            let mut lines: Vec<HeatMapLine> = lines.filter(|line| !line.cells.is_empty()).collect();
-            let position = |value: f64| Scale::SymmetricLog.position(value.max(0.0));
-            let all = lines.iter().flat_map(|line| &line.cells);
-            let most = all.map(|cell| cell.value).fold(1e-3, f64::max);
-            for cell in lines.iter_mut().flat_map(|line| &mut line.cells) {
-                cell.warmth = (100.0 * position(cell.value) / position(most)).round();
-            }
-            HeatMap {
-                title,
-                quantity,
-                is_alone,
-                lines,
-            }
-        };
-        let mut maps = vec![
-            map(
-                "rise of perplexity with one layer alone under the policy",
-                "perplexity",
-                true,
-                "perplexity_rise_alone",
-            ),
-            map(
-                "relative error of each layer's FFN",
-                "relative error",
-                false,
-                "relative_error",
-            ),
-        ];
-        maps.retain(|map| !map.lines.is_empty());
-        maps
     }
 }
