@@ -26,6 +26,25 @@ pub struct Estimate {
     pub margin: f64,
 }
 
+/// A value with its 95 % confidence interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interval {
+    /// The estimate.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Interval {
+    /// Distance from the value to the farther end: the minimum detectable effect of the sample.
+    pub fn half_width(self) -> f64 {
+        (self.high - self.value).max(self.value - self.low)
+    }
+}
+
 /// How text was scored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

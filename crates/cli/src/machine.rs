@@ -1,6 +1,5 @@
 //! What this machine is: processor, cores, memory, graphics card.
 
-pub(crate) mod contention;
 pub(crate) mod cores;
 pub(crate) mod gpu;
 pub(crate) mod measure;

@@ -167,8 +167,8 @@ mod tests {
             Ok::<_, EvalError>(())
         })
         .unwrap();
-        assert_eq!(found.agreement(), 0.0);
+        assert_eq!(found.top1_agreement(), 0.0);
         assert!(found.mean_divergence().value > 1e4);
-        assert!(found.rise_interval(0).low.is_finite());
+        assert!(found.perplexity_rise().low.is_finite());
     }
 }

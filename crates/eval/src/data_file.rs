@@ -28,9 +28,9 @@ impl Row {
         wrong(&self.path, self.line, reason)
     }
 
-    /// All of it.
-    pub(crate) fn into_value(self) -> Value {
-        self.value
+    /// The whole object.
+    pub(crate) fn value(&self) -> &Value {
+        &self.value
     }
 
     /// A field, where it is there.

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use powerinfer_artifact::progress::Interrupted;
 use powerinfer_model::ModelError;
+use powerinfer_runtime::RuntimeError;
 use powerinfer_text::TextError;
 
 /// A measurement that could not be made.
@@ -61,9 +63,57 @@ pub enum EvalError {
         /// Why not.
         reason: String,
     },
+    /// A result that should equal another one before it is timed.
+    #[error("the result differs from {expected}: {difference}; nothing is timed")]
+    ResultDiffers {
+        /// What it should equal.
+        expected: &'static str,
+        /// Top-1 agreement and largest difference of logits.
+        difference: String,
+    },
+    /// A sequence of a batch whose logits differ from those of the same sequence alone.
+    #[error("sequence {sequence} of a batch of {batch} has other logits than alone; nothing is timed")]
+    BatchDiffers {
+        /// The sequence, from 0 on.
+        sequence: usize,
+        /// Sequences in the batch.
+        batch: usize,
+    },
+    /// Logits that are not finite, or too large for probabilities.
+    #[error("the model's logits are not finite or too large, so there are no probabilities to compare")]
+    NoProbabilities,
+    /// A context of a sweep that is too short or too long.
+    #[error("a context of {context} tokens is outside {least} to {most}")]
+    ContextOutOfRange {
+        /// Tokens asked for.
+        context: usize,
+        /// Fewest tokens: one more than are decoded.
+        least: usize,
+        /// Most tokens: those that the bundle has room for.
+        most: usize,
+    },
+    /// Two equal points of a sweep's grid.
+    #[error("the grid has a point twice, `{setting}` with a batch of {batch} and a context of {context}")]
+    EqualPoints {
+        /// The policy setting.
+        setting: String,
+        /// Sequences that decode together.
+        batch: usize,
+        /// Tokens of each.
+        context: usize,
+    },
+    /// A figure of a sweep's row that is not finite.
+    #[error("a figure of this point is not finite")]
+    FigureNotFinite,
+    /// The user asked to stop.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// The model cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The bundle cannot be run.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
     /// The text cannot be tokenised.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -101,14 +101,6 @@ impl Journal {
         Ok((journal, found))
     }
 
-    /// Opens the file at `path`, or begins it, and returns the rows that are there.
-    ///
-    /// Fails where it has rows of another run, or is none of ours. A last line that was not written to its end is
-    /// dropped.
-    pub fn open(path: &Path, name: RunName<'_>) -> Result<(Self, Vec<Value>), EvalError> {
-        Self::open_rows(path, name, |row| Ok(row.into_value()))
-    }
-
     /// Adds a row, which begins as the file's rows do and has the field `run`.
     pub fn push(&mut self, row: &Value) -> Result<(), EvalError> {
         // In one piece, so that nobody reads half of it but where the system itself stopped.

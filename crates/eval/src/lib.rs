@@ -1,7 +1,9 @@
-//! Measures what a language model can do: functions it writes are run and judged, and the
-//! probability it gives to the right text is taken.
+//! Quality and speed of language models: perplexity, fidelity to `dense`, pass@k of generated functions, sweeps and
+//! benchmarks.
 
+pub mod bench;
 mod completion;
+mod contention;
 mod data_file;
 mod error;
 mod fidelity;
@@ -17,11 +19,16 @@ pub mod pruning;
 mod python_sandbox;
 mod sample_file;
 pub mod statistics;
+pub mod sweep;
+mod texts;
 
 pub use completion::{Completion, Ends, complete};
+pub use contention::{Contention, CpuTimes};
 pub use error::EvalError;
-pub use fidelity::{Fidelity, Windows, fidelity, likelihoods, rise};
-pub use journal::{Journal, RunName};
+pub use fidelity::{
+    Fidelity, MIN_INTERVAL_TOKENS, TokenLosses, Windows, fidelity, perplexity_rise, token_losses,
+};
 pub use likelihood::{Likelihood, continuation_likelihood};
 pub use python_sandbox::PythonSandbox;
 pub use sample_file::{Sample, SampleFile};
+pub use texts::{TextSize, leading_tokens, scored_tokens};

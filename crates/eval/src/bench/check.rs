@@ -1,68 +1,80 @@
-//! Holds what is to be timed against the dense path, before anything is timed.
+//! Comparison of a model with `dense` before it is timed.
 
-use anyhow::{Result, bail};
-use powerinfer_artifact::progress::Interrupted;
-use powerinfer_model::LanguageModel;
+use std::fmt;
+
+use powerinfer_artifact::Progress;
+use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::Runtime;
 use serde::Serialize;
 
-use crate::{output::percent, progress::interrupted};
+use crate::EvalError;
 
-/// Tokens that go through at once, more than kernels take together and no multiple of that; and then
-/// one by one.
+/// Tokens run in one pass: more than a kernel takes together, and no multiple of that.
 const BATCH: usize = 9;
+/// Tokens run one by one after them.
 const SINGLE: usize = 3;
-/// How far logits may be apart where equality is promised, as a share of the largest: on the CPU the runtime
-/// promises the same bits; a device adds up in another order, and rounds what a prompt multiplies to 16 bits where
-/// the CPU rounds to 8.
-const PROMISED: f32 = 0.0;
-const PROMISED_ON_DEVICE: f32 = 0.05;
+/// Largest difference of logits, relative to the largest logit, where equality is promised: on the CPU the runtime
+/// promises the same bits.
+const TOLERANCE: f32 = 0.0;
+/// The same on a device, which sums in another order and rounds a prompt's activations to 16 bits where the CPU rounds
+/// to 8.
+const DEVICE_TOLERANCE: f32 = 0.05;
 
-/// What was found.
+/// Results of [`check`].
 #[derive(Debug, Serialize)]
-pub(super) struct Check {
+pub struct Check {
     /// Tokens whose logits were compared.
-    tokens: usize,
-    /// With the dense path.
-    dense: Comparison,
-    /// A batch with the same tokens one at a time.
-    batch: Comparison,
-    /// Sequences decoded together that had the bits of decoding alone, of batches of all sizes.
-    pub(super) sequences: usize,
+    pub tokens: usize,
+    /// The model relative to `dense`.
+    pub dense: Comparison,
+    /// Tokens in one pass relative to the same tokens one at a time.
+    pub batch: Comparison,
+    /// Sequences decoded together whose logits have the bits of decoding alone, over batches of all sizes.
+    pub sequences: usize,
 }
 
-/// Two ways to compute the same logits.
+/// Logits computed in two ways.
 #[derive(Debug, Serialize)]
-struct Comparison {
+pub struct Comparison {
     /// Whether equality is promised.
-    equality_promised: bool,
-    /// How far apart logits may be then.
+    pub equality_promised: bool,
+    /// Largest difference allowed then.
     #[serde(skip)]
-    promised: f32,
-    /// Whether all logits are the same.
-    equal: bool,
-    /// Share of tokens with the same likeliest successor.
-    top1_agreement: f64,
-    /// Of logits, as a share of the largest one.
-    largest_difference: f32,
+    tolerance: f32,
+    /// Whether all logits are equal.
+    pub equal: bool,
+    /// Share of tokens with the same arg max.
+    pub top1_agreement: f64,
+    /// Largest difference, relative to the largest logit.
+    pub largest_difference: f32,
 }
 
-/// How many tokens [`check`] would like to see.
-pub(super) const TOKENS: usize = BATCH + SINGLE;
+/// Tokens that [`check`] should get.
+pub const CHECKED_TOKENS: usize = BATCH + SINGLE;
 
-/// Compares `model` on `ids` with `dense`, which is the same bundle with every neuron, and with
-/// itself. Fails where the results differ and should not.
-pub(super) fn check(model: &mut Runtime, dense: &mut Runtime, ids: &[u32]) -> Result<Check> {
-    let batched = logits(model, ids, ids.len().saturating_sub(SINGLE).max(1))?;
-    let alone = logits(model, ids, 1)?;
-    let exact = logits(dense, ids, ids.len().saturating_sub(SINGLE).max(1))?;
+/// Compares `model` on `ids` with `dense`, the same bundle with every neuron computed, and one pass with single tokens.
+///
+/// # Errors
+///
+/// Fails with [`EvalError::ResultDiffers`] if results differ that should be equal, and if a model fails.
+pub fn check(
+    model: &mut Runtime,
+    dense: &mut Runtime,
+    ids: &[u32],
+    progress: &dyn Progress,
+) -> Result<Check, EvalError> {
+    let logits = |model: &mut Runtime, batch| logits(model, ids, batch, progress);
+    let batch = ids.len().saturating_sub(SINGLE).max(1);
+    let batched = logits(model, batch)?;
+    let alone = logits(model, 1)?;
+    let exact = logits(dense, batch)?;
     let vocabulary = model.config().vocabulary_size;
-    let promised = match model.uses_device() {
-        true => PROMISED_ON_DEVICE,
-        false => PROMISED,
+    let tolerance = match model.uses_device() {
+        true => DEVICE_TOLERANCE,
+        false => TOLERANCE,
     };
     let compare = |found, want, equality_promised| Comparison {
-        promised,
+        tolerance,
         ..compare(found, want, vocabulary, equality_promised)
     };
     let check = Check {
@@ -76,22 +88,24 @@ pub(super) fn check(model: &mut Runtime, dense: &mut Runtime, ids: &[u32]) -> Re
     Ok(check)
 }
 
-/// The logits of all `ids`, the first `batch` of them at once.
-fn logits(model: &mut Runtime, ids: &[u32], batch: usize) -> Result<Vec<f32>> {
+/// Logits of all `ids`, the first `batch` of them in one pass.
+fn logits(
+    model: &mut Runtime,
+    ids: &[u32],
+    batch: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<f32>, EvalError> {
     model.reset();
     let (first, rest) = ids.split_at(batch.min(ids.len()));
     let mut logits = model.forward(first)?;
     for id in rest {
-        if interrupted() {
-            return Err(Interrupted.into());
-        }
+        progress.advance(0)?;
         logits.extend(model.forward(&[*id])?);
     }
     Ok(logits)
 }
 
-/// Whether the result is that of the dense path; also where nothing is ever exactly 0, for then
-/// `exact` computes every neuron.
+/// Whether the result should equal dense's. `exact` computes every neuron where no activation is exactly zero.
 fn is_lossless(model: &Runtime) -> bool {
     model.policies().iter().all(|policy| policy.is_lossless()) && !model.skips_inputs()
 }
@@ -103,7 +117,7 @@ fn compare(found: &[f32], want: &[f32], vocabulary: usize, equality_promised: bo
     let mut difference = 0.0f32;
     for (found, want) in found.iter().zip(want) {
         let apart = (found - want).abs();
-        // What is no number is as far off as can be.
+        // NaN counts as infinitely far.
         difference = difference.max(if apart.is_nan() { f32::INFINITY } else { apart });
     }
     let tokens = found
@@ -111,36 +125,31 @@ fn compare(found: &[f32], want: &[f32], vocabulary: usize, equality_promised: bo
         .zip(want.chunks_exact(vocabulary));
     let count = tokens.len().max(1);
     let same = tokens
-        .filter(|(found, want)| likeliest(found) == likeliest(want))
+        .filter(|(found, want)| greedy_token(found) == greedy_token(want))
         .count();
     Comparison {
         equality_promised,
-        promised: PROMISED,
+        tolerance: TOLERANCE,
         equal: difference == 0.0 && found.len() == want.len(),
         top1_agreement: same as f64 / count as f64,
         largest_difference: difference / largest.max(f32::MIN_POSITIVE),
     }
 }
 
-fn likeliest(logits: &[f32]) -> Option<usize> {
-    let best = logits
-        .iter()
-        .enumerate()
-        .max_by(|(_, one), (_, other)| one.total_cmp(other));
-    best.map(|(index, _)| index)
-}
-
 impl Comparison {
     fn holds(&self) -> bool {
-        !self.equality_promised || self.largest_difference <= self.promised
+        !self.equality_promised || self.largest_difference <= self.tolerance
     }
+}
 
-    fn describe(&self) -> String {
+impl fmt::Display for Comparison {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.equal {
-            true => "equal".to_owned(),
-            false => format!(
-                "{} of the likeliest tokens are the same, logits are at most {:.1e} of the largest apart",
-                percent(self.top1_agreement),
+            true => formatter.write_str("equal"),
+            false => write!(
+                formatter,
+                "top-1 agreement {:.1} %, logits differ by at most {:.1e} of the largest",
+                100.0 * self.top1_agreement,
                 self.largest_difference
             ),
         }
@@ -148,37 +157,42 @@ impl Comparison {
 }
 
 impl Check {
-    /// An error where what should be equal is not.
-    fn verdict(&self) -> Result<()> {
-        for (what, comparison) in [
-            ("the dense path", &self.dense),
+    /// An error if results differ that should be equal.
+    fn verdict(&self) -> Result<(), EvalError> {
+        for (expected, comparison) in [
+            ("`dense`", &self.dense),
             ("the same tokens one at a time", &self.batch),
         ] {
             if !comparison.holds() {
-                bail!(
-                    "the result is not that of {what}: {}, so no speed is told",
-                    comparison.describe()
-                );
+                return Err(EvalError::ResultDiffers {
+                    expected,
+                    difference: comparison.to_string(),
+                });
             }
         }
         Ok(())
     }
+}
 
-    /// In a line.
-    pub(super) fn describe(&self) -> String {
-        let mut text = format!(
-            "{} tokens; with the dense path: {}; a batch with one at a time: {}",
-            self.tokens,
-            self.dense.describe(),
-            self.batch.describe()
-        );
-        if self.sequences > 0 {
-            text += &format!(
-                "; {} sequences together with each alone: equal",
-                self.sequences
-            );
+impl fmt::Display for Check {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            tokens,
+            dense,
+            batch,
+            sequences,
+        } = self;
+        write!(
+            formatter,
+            "{tokens} tokens; relative to `dense`: {dense}; one pass relative to single tokens: {batch}"
+        )?;
+        match sequences {
+            0 => Ok(()),
+            _ => write!(
+                formatter,
+                "; {sequences} sequences together with each alone: equal"
+            ),
         }
-        text
     }
 }
 
@@ -187,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_told_and_fails_where_equality_is_promised() {
+    fn differences_fail_where_equality_is_promised() {
         let (one, other) = ([1.0, 2.0, 4.0, 3.0], [1.0, 2.0, 2.0, 3.0]);
         let same = || compare(&one, &one, 2, true);
         assert!(same().equal && same().holds());
@@ -202,8 +216,8 @@ mod tests {
             sequences: 0,
         };
         let error = wrong.verdict().unwrap_err().to_string();
-        assert!(error.contains("the dense path"), "{error}");
-        assert!(wrong.describe().contains("50.0 %"), "{}", wrong.describe());
+        assert!(error.contains("`dense`"), "{error}");
+        assert!(wrong.to_string().contains("50.0 %"), "{wrong}");
         assert!(!compare(&[f32::NAN; 2], &[1.0, 2.0], 2, true).holds());
         assert!(!compare(&[f32::NAN, 1.0], &[1.0, 2.0], 2, true).holds());
     }

@@ -1,174 +1,270 @@
-//! Measures the points of a grid, level by level.
+//! Measurement of a sweep's points, policy setting by policy setting.
 
-use anyhow::Result;
-use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold};
+use std::fmt;
+
+use powerinfer_artifact::{
+    Progress,
+    plan::{Plan, Policy, Threshold},
+};
+use powerinfer_bundle::Bundle;
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{LayerAudit, PolicyChoice, ReadProbe, Runtime};
-use powerinfer_solver::{Candidate, SolveError};
+use powerinfer_runtime::{LayerAudit, ReadProbe, Runtime};
+use powerinfer_text::Tokenizer;
 
 use super::{
-    Sweep, for_model,
-    grid::Point,
-    levels::Level,
-    placing::{Extent, Found, Hot, candidates, place, price, to_run},
-    quality::{self, Written, judged, layer_by_layer, write},
-    rows::{Identity, LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
-    speed::{Clock, Prediction},
+    BatchShape, Identity, LayerSparsity, MeasuredSpeed, PlacementSummary, PlannedSpeed, Point,
+    PolicySetting, PredictorQuality, Quality, Sparsity, Speed, SweepFile, SweepItems, SweepRow,
+    quality::{self, Generated, generate, judge_relative, layer_by_layer},
+    speed::{PredictionCost, SpeedMeter},
 };
-use crate::{
-    engine::{DeviceArgument, runtime},
-    machine::measure::{Thoroughness, measure},
-    progress::Bar,
-};
+use crate::EvalError;
 
-impl Sweep<'_> {
-    /// Refuses levels that the bundle cannot follow, before anything is measured.
-    pub(super) fn check_levels(&self, points: &[Point]) -> Result<()> {
-        let mut levels: Vec<Level> = points.iter().map(|point| point.level).collect();
-        levels.dedup();
-        for level in &levels {
-            let thresholds = level.thresholds(&self.bundle)?;
-            self.model(*level, thresholds.as_deref(), self.output.silent())?;
-        }
-        let raised = levels.iter().find(|level| level.is_raised());
-        if let (Some(level), Some(device)) = (raised, &self.device) {
-            self.output.say(format!(
-                "`{level}` and the like run on the CPU alone, whatever {device} could hold"
-            ));
+/// Opens the models of a sweep.
+pub trait SweepModels {
+    /// Error of a model that cannot be opened.
+    type Error: From<EvalError> + fmt::Display;
+
+    /// Opens the bundle under `policy`: on the CPU, or as `plan` places it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bundle cannot be run so.
+    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, Self::Error>;
+
+    /// Threshold of every layer under `setting`; none where its policy has no thresholds.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bundle was not calibrated for the setting.
+    fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>, Self::Error>;
+}
+
+/// Places the model of a sweep, on the sweep's target machine and on this one.
+pub trait SweepPlanner {
+    /// Error of a model that cannot be placed.
+    type Error: From<EvalError> + fmt::Display;
+
+    /// Places the model at `point` on the target machine.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it does not fit.
+    fn place(&self, policy: &AuditedPolicy, point: &Point) -> Result<PlacedPoint, Self::Error>;
+
+    /// The cost model's estimate for this machine, of `plan` or of everything on the CPU; none if this machine's GPU is
+    /// not known.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the model does not fit.
+    fn predict_here(
+        &self,
+        policy: &AuditedPolicy,
+        plan: Option<&Plan>,
+        shape: BatchShape,
+    ) -> Result<Option<PlannedSpeed>, Self::Error>;
+}
+
+/// A policy setting with the neurons it was observed to select.
+#[derive(Debug, Clone)]
+pub struct AuditedPolicy {
+    /// The policy setting.
+    pub setting: PolicySetting,
+    /// Threshold of every layer, where the policy has such.
+    pub thresholds: Option<Vec<Threshold>>,
+    /// Active, predicted and computed neurons of every layer.
+    pub audit: Vec<LayerAudit>,
+}
+
+/// A placement with its summary and the cost model's estimate.
+#[derive(Debug, Clone)]
+pub struct PlacedPoint {
+    /// The plan.
+    pub plan: Plan,
+    /// What it puts on the GPU.
+    pub placement: PlacementSummary,
+    /// Estimate for the machine that it is for.
+    pub planned: PlannedSpeed,
+}
+
+/// Settings of a sweep's measurements.
+#[derive(Debug, Clone)]
+pub struct SweepOptions {
+    /// Instruction set of the read probe.
+    pub isa: Isa,
+    /// CPU threads.
+    pub threads: usize,
+    /// How often each time is measured.
+    pub repeats: usize,
+    /// Bytes of the read probe.
+    pub probe_bytes: usize,
+    /// Name of the GPU that runs its part of placements; none where placements are only predicted.
+    pub device: Option<String>,
+    /// Whether that GPU is emulated.
+    pub emulated: bool,
+    /// Whether the CPU runs both parts of every placement where there is no GPU.
+    pub run_placements: bool,
+}
+
+/// A sweep: everything that its points have in common.
+pub struct Sweep<'a, Models> {
+    /// The bundle.
+    pub bundle: &'a Bundle,
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Texts and tasks.
+    pub items: SweepItems,
+    /// Settings.
+    pub options: SweepOptions,
+    /// Identity of the rows.
+    pub identity: Identity,
+    /// Digest of the settings.
+    pub run: String,
+    /// Opens models.
+    pub models: &'a Models,
+    /// Progress of the measurements.
+    pub progress: &'a dyn Progress,
+}
+
+impl<Models: SweepModels> Sweep<'_, Models> {
+    /// Checks that the bundle can follow the policy settings of `points`.
+    ///
+    /// # Errors
+    ///
+    /// Fails for the first setting that it cannot follow.
+    pub fn check(&self, points: &[Point]) -> Result<(), Models::Error> {
+        for setting in settings(points) {
+            let thresholds = self.models.thresholds(setting)?;
+            self.cpu_model(setting, thresholds.as_deref())?;
         }
         Ok(())
     }
 
-    /// Measures the points that `rows` lack; every one goes to `done` and to `rows`.
-    pub(super) fn measure(
-        &self,
-        points: &[Point],
-        run: &str,
-        rows: &mut Vec<Row>,
-        done: &mut dyn FnMut(&Row) -> Result<()>,
-    ) -> Result<()> {
-        let is_there = |rows: &[Row], point: &Point| {
+    /// Points that `rows` lack, with their indices in the grid.
+    pub fn missing(&self, points: &[Point], rows: &[SweepRow]) -> Vec<(usize, Point)> {
+        let is_measured = |point: &Point| {
             let axes = point.axes();
             rows.iter().any(|row| row.axes == axes)
         };
-        let missing: Vec<(usize, Point)> = points
-            .iter()
-            .copied()
-            .enumerate()
-            .filter(|(_, point)| !is_there(rows, point))
-            .collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let kept = points.len() - missing.len();
-        if kept > 0 {
-            self.output.say(format!(
-                "{kept} of {} points are there already",
-                points.len()
-            ));
-        }
-        let (here, _) = measure(self.threads, Thoroughness::Quick, &Bar::new(self.output))?;
-        let probe =
-            ReadProbe::new(self.arguments.measures.probe.0.clamp(1 << 20, 1 << 34) as usize);
+        let all = points.iter().copied().enumerate();
+        all.filter(|(_, point)| !is_measured(point)).collect()
+    }
+
+    /// Measures the points `missing`; every row is appended to `rows` and to `file`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a model does, if `file` cannot be written, or if the user asks to stop. A placement that does not fit is
+    /// no error: its row says so.
+    pub fn measure<Planner: SweepPlanner<Error = Models::Error>>(
+        &self,
+        missing: &[(usize, Point)],
+        planner: &Planner,
+        rows: &mut Vec<SweepRow>,
+        file: &mut SweepFile,
+    ) -> Result<(), Models::Error> {
+        let options = &self.options;
+        let probe = ReadProbe::new(options.probe_bytes);
         let text: Vec<u32> = self.items.texts.concat();
-        let bar = Bar::new(self.output);
-        let clock = Clock {
-            isa: Isa::detect()?,
-            threads: self.threads,
-            repeats: self.arguments.measures.repeats as usize,
+        let meter = SpeedMeter {
+            isa: options.isa,
+            threads: options.threads,
+            repeats: options.repeats,
             probe: &probe,
             ids: &text,
-            bar: &bar,
+            progress: self.progress,
         };
-        let mut dense = self.model(Level::Dense, None, self.output)?;
-        bar.begin("sweeping", self.steps(&missing, &clock), "tokens");
+        let mut dense = self.models.open(Policy::Dense, None)?;
+        let steps = self.steps(missing, &meter);
+        self.progress.begin("sweeping", steps, "tokens");
+        let by_dense = generate(&mut dense, self.tokenizer, &self.items, self.progress)?;
         let mut bench = Bench {
-            by_dense: write(&mut dense, &self.tokenizer, &self.items, &bar)?,
+            planner,
             dense,
-            here: for_model(&here, &self.bundle),
-            clock,
-            identity: self.identity()?,
-            run,
+            by_dense,
+            meter,
         };
-        let mut levels: Vec<Level> = missing.iter().map(|(_, point)| point.level).collect();
-        levels.dedup();
-        for level in levels {
-            let mut measured = self.at_level(level, &mut bench)?;
-            for (number, point) in missing.iter().filter(|(_, point)| point.level == level) {
-                let row = self.at_point(*number, point, &mut measured, &mut bench, rows)?;
-                done(&row)?;
+        let points: Vec<Point> = missing.iter().map(|(_, point)| *point).collect();
+        for setting in settings(&points) {
+            let mut at = self.audit(setting, &mut bench)?;
+            for (index, point) in missing.iter().filter(|(_, point)| point.setting == setting) {
+                let row = self.at_point(*index, point, &mut at, &mut bench, rows)?;
+                file.push(&row)?;
                 rows.push(row);
             }
         }
-        bar.end();
+        self.progress.end();
         Ok(())
     }
 
-    /// Looks at `level` neuron by neuron and layer by layer.
-    fn at_level(&self, level: Level, bench: &mut Bench<'_>) -> Result<AtLevel> {
-        let bar = bench.clock.bar;
-        let thresholds = level.thresholds(&self.bundle)?;
-        let open = || self.model(level, thresholds.as_deref(), self.output.silent());
-        let mut model = open()?;
-        let audit = quality::audit(&mut model, &self.items, bar)?;
-        let alone = match level.is_lossless() || self.items.alone.is_empty() {
+    /// Counts neurons under `setting`, and judges each layer alone.
+    fn audit<Planner>(
+        &self,
+        setting: PolicySetting,
+        bench: &mut Bench<'_, Planner>,
+    ) -> Result<AtSetting, Models::Error> {
+        let thresholds = self.models.thresholds(setting)?;
+        let of_layers = thresholds.as_deref();
+        let mut model = self.cpu_model(setting, of_layers)?;
+        let audit = quality::audit(&mut model, &self.items, self.progress)?;
+        let alone = match setting.is_lossless() || self.items.alone.is_empty() {
             true => None,
-            false => {
-                let (dense, thresholds) = (&mut bench.dense, thresholds.as_deref());
-                let (mut alone, items) = (open()?, &self.items);
-                Some(layer_by_layer(
-                    dense, &mut alone, level, thresholds, items, bar,
-                )?)
-            }
+            false => Some(layer_by_layer(
+                &mut bench.dense,
+                &mut self.cpu_model(setting, of_layers)?,
+                setting,
+                of_layers,
+                &self.items,
+                self.progress,
+            )?),
         };
-        let of_level = thresholds.as_deref();
-        Ok(AtLevel {
-            modes: candidates(&self.bundle, &self.layers, level, of_level, &audit),
+        Ok(AtSetting {
             sparsity: sparsity(&audit, alone.as_deref()),
-            level,
-            thresholds,
             model,
-            audit,
+            policy: AuditedPolicy {
+                setting,
+                thresholds,
+                audit,
+            },
         })
     }
 
-    /// Places the model at a point, runs it, and judges it; `rows` have what the CPU did of the same level already.
-    fn at_point(
+    /// Places the model at a point, runs it, and judges it. `rows` may have measurements of the CPU that hold here too.
+    fn at_point<Planner: SweepPlanner<Error = Models::Error>>(
         &self,
-        number: usize,
+        index: usize,
         point: &Point,
-        at: &mut AtLevel,
-        bench: &mut Bench<'_>,
-        rows: &[Row],
-    ) -> Result<Row> {
-        let placed = self.place(&at.modes, point);
+        at: &mut AtSetting,
+        bench: &mut Bench<'_, Planner>,
+        rows: &[SweepRow],
+    ) -> Result<SweepRow, Models::Error> {
+        let placed = bench.planner.place(&at.policy, point);
         let mut trouble = placed.as_ref().err().map(ToString::to_string);
         let mut to_run = None;
-        if let Some(found) = placed
-            .as_ref()
-            .ok()
-            .filter(|found| self.is_run(at.level, found))
+        if let Ok(found) = &placed
+            && found.plan.uses_gpu()
+            && self.may_run(point.setting)
         {
-            match self.placed_model(at.level, at.thresholds.as_deref(), found) {
+            match self.placed_model(&at.policy, found) {
                 Ok(model) => to_run = Some((model, found)),
-                // The other points may do better.
+                // Other points may still be measured.
                 Err(error) => trouble = Some(format!("{error:#}")),
             }
         }
         let (quality, timed) = match to_run {
             Some((mut model, found)) => (
                 self.judge(&mut model, bench)?,
-                self.time(&mut model, &at.modes, point, Some(found), bench)?,
+                self.time(&mut model, &at.policy, point, Some(found), bench)?,
             ),
-            // On the CPU no placement changes anything, so it is measured once.
+            // On the CPU the placement changes nothing, so one measurement holds for all.
             None => (
                 match on_cpu(rows, point).next() {
                     Some(row) => row.quality.clone(),
                     None => self.judge(&mut at.model, bench)?,
                 },
-                match earlier(rows, point) {
+                match timed_before(rows, point) {
                     Some(timed) => timed,
-                    None => self.time(&mut at.model, &at.modes, point, None, bench)?,
+                    None => self.time(&mut at.model, &at.policy, point, None, bench)?,
                 },
             ),
         };
@@ -176,201 +272,211 @@ impl Sweep<'_> {
             Ok(found) => (Some(found.placement), Some(found.planned)),
             Err(_) => (None, None),
         };
-        Ok(Row {
-            point: number,
-            run: bench.run.to_owned(),
+        Ok(SweepRow {
+            point: index,
+            run: self.run.clone(),
             axes: point.axes(),
             trouble,
             placement,
             sparsity: at.sparsity.clone(),
-            predictor: timed
-                .prediction
-                .map(|prediction| predictor(&at.audit, prediction)),
+            predictor: timed.cost.map(|cost| predictor(&at.policy.audit, cost)),
             speed: Speed {
                 measured: timed.measured,
                 planned,
             },
             quality,
-            identity: bench.identity.clone(),
+            identity: self.identity.clone(),
         })
     }
 
-    /// Steps of progress that `missing` take.
-    fn steps(&self, missing: &[(usize, Point)], clock: &Clock<'_>) -> u64 {
-        let mut steps = self.items.written();
-        let mut seen: Vec<(Level, Option<Extent>)> = Vec::new();
-        let mut is_new = |one: (Level, Option<Extent>)| {
+    /// Steps of progress for `missing`.
+    fn steps(&self, missing: &[(usize, Point)], meter: &SpeedMeter<'_>) -> u64 {
+        let layers = self.bundle.config().layer_count;
+        let mut steps = self.items.generation();
+        let mut seen: Vec<(PolicySetting, Option<BatchShape>)> = Vec::new();
+        let mut is_new = |one: (PolicySetting, Option<BatchShape>)| {
             let is_new = !seen.contains(&one);
             seen.push(one);
             is_new
         };
         for (_, point) in missing {
-            let is_first = is_new((point.level, None));
-            if is_first {
-                steps += self.items.steps(point.level, self.layers.len());
-            } else if self.may_run(point.level) {
+            if is_new((point.setting, None)) {
+                steps += self.items.steps(point.setting, layers);
+            } else if self.may_run(point.setting) {
                 steps += self.items.judging();
             }
-            if is_new((point.level, Some(point.extent))) || self.may_run(point.level) {
-                steps += clock.steps(point.extent);
+            if is_new((point.setting, Some(point.shape))) || self.may_run(point.setting) {
+                steps += meter.steps(point.shape);
             }
         }
         steps
     }
 
-    fn place(&self, modes: &[Candidate], point: &Point) -> Result<Found, SolveError> {
-        place(&self.bundle, modes, &self.hardware, point.hot, point.extent)
+    /// The model under `setting` on the CPU.
+    fn cpu_model(
+        &self,
+        setting: PolicySetting,
+        thresholds: Option<&[Threshold]>,
+    ) -> Result<Runtime, Models::Error> {
+        // Layers get thresholds one by one: the bundle's plan need not have any.
+        let policy = match thresholds {
+            Some(_) => Policy::Dense,
+            None => setting.policy(),
+        };
+        let mut model = self.models.open(policy, None)?;
+        setting
+            .apply(&mut model, thresholds)
+            .map_err(EvalError::from)?;
+        Ok(model)
     }
 
-    /// The model under `level` in the two halves of `found`, one of them on a GPU where there is one.
-    fn placed_model(
-        &self,
-        level: Level,
-        thresholds: Option<&[Threshold]>,
-        found: &Found,
-    ) -> Result<Runtime> {
-        let mut plan = to_run(found.plan.clone(), &self.bundle);
-        for (layer, threshold) in plan.layers.iter_mut().zip(thresholds.unwrap_or_default()) {
+    /// The model as `found` places it.
+    fn placed_model(&self, policy: &AuditedPolicy, found: &PlacedPoint) -> Result<Runtime, Models::Error> {
+        let mut plan = found.plan.clone();
+        plan.forget_account();
+        let own = self.bundle.plan();
+        // What is stored in the bundle stays as it is.
+        for (layer, before) in plan.layers.iter_mut().zip(&own.layers) {
+            layer.threshold = before.threshold;
+            layer.input_thresholds = before.input_thresholds;
+        }
+        plan.budget.context_tokens = own.budget.context_tokens;
+        plan.budget.kv_cache = own.budget.kv_cache;
+        let thresholds = policy.thresholds.as_deref().unwrap_or_default();
+        for (layer, threshold) in plan.layers.iter_mut().zip(thresholds) {
             layer.threshold = Some(*threshold);
         }
-        let bundle = self.open()?.with_plan(plan)?;
-        let device = match self.device {
-            Some(_) => self.arguments.measures.device,
-            None => DeviceArgument::Cpu,
-        };
-        let policy = PolicyChoice::Forced(level.policy());
-        let mut model = runtime(bundle, policy, self.on(device), self.output.silent())?;
-        if let Level::Predicted(by) = level
-            && by != 0.0
-        {
-            model.raise_predictors(by);
+        let mut model = self.models.open(policy.setting.policy(), Some(plan))?;
+        if policy.setting.is_raised() {
+            policy.setting.apply(&mut model, None).map_err(EvalError::from)?;
         }
         Ok(model)
     }
 
-    fn judge(&self, other: &mut Runtime, bench: &mut Bench<'_>) -> Result<Quality> {
-        let (tokenizer, items) = (&self.tokenizer, &self.items);
-        let (by_dense, bar) = (&bench.by_dense, bench.clock.bar);
-        judged(&mut bench.dense, other, tokenizer, items, by_dense, bar)
+    fn judge<Planner>(
+        &self,
+        other: &mut Runtime,
+        bench: &mut Bench<'_, Planner>,
+    ) -> Result<Quality, EvalError> {
+        judge_relative(
+            &mut bench.dense,
+            other,
+            self.tokenizer,
+            &self.items,
+            &bench.by_dense,
+            self.progress,
+        )
     }
 
-    /// Whether placements run, on a device or where each is asked for.
-    fn may_run(&self, level: Level) -> bool {
-        let on_device = self.device.is_some() && !level.is_raised();
-        let on_cpu = self.device.is_none() && self.arguments.measures.run_placements;
-        on_device || on_cpu
+    /// Whether placements run under `setting`, on a device or by the CPU.
+    fn may_run(&self, setting: PolicySetting) -> bool {
+        match self.options.device {
+            Some(_) => !setting.is_raised(),
+            None => self.options.run_placements,
+        }
     }
 
-    /// Whether `found` is what runs.
-    fn is_run(&self, level: Level, found: &Found) -> bool {
-        found.plan.uses_gpu() && self.may_run(level)
-    }
-
-    /// Times `model` beside what the cost model says of it; `found` is the placement, where that is what runs.
-    fn time(
+    /// Times `model` next to the cost model's estimate; `found` is the placement that runs, if any.
+    fn time<Planner: SweepPlanner<Error = Models::Error>>(
         &self,
         model: &mut Runtime,
-        modes: &[Candidate],
+        policy: &AuditedPolicy,
         point: &Point,
-        found: Option<&Found>,
-        bench: &Bench<'_>,
-    ) -> Result<Timed> {
-        let (mut measured, prediction) = bench.clock.measure(model, point.extent)?;
-        let here = &bench.here;
+        found: Option<&PlacedPoint>,
+        bench: &Bench<'_, Planner>,
+    ) -> Result<Timed, Models::Error> {
+        let (mut measured, cost) = bench.meter.measure(model, point.shape)?;
         measured.placement_ran = found.is_some();
-        let predicted = match (&self.device, found) {
+        let predicted = match (&self.options.device, found) {
             (Some(device), Some(found)) => {
                 measured.device.clone_from(device);
-                measured.emulated = self.is_emulated();
-                // The plan that ran, whatever would be best here.
-                let known = here.gpu.is_some() && !measured.emulated;
-                known.then(|| price(&self.bundle, modes, &found.plan, here, point.extent))
+                measured.emulated = self.options.emulated;
+                // The plan that ran, which need not be the best one here.
+                match measured.emulated {
+                    true => None,
+                    false => {
+                        let plan = Some(&found.plan);
+                        bench.planner.predict_here(policy, plan, point.shape)?
+                    }
+                }
             }
-            _ => Some(place(&self.bundle, modes, here, Hot::Within(0), point.extent)?.planned),
+            _ => bench.planner.predict_here(policy, None, point.shape)?,
         };
         if let Some(predicted) = predicted {
             let median = measured.decode_microseconds.median;
             measured.predicted_microseconds = Some(predicted.decode_microseconds);
             measured.measured_over_predicted = Some(median / predicted.decode_microseconds);
         }
-        let predicts = prediction.bytes_per_token > 0.0;
+        let predicts = cost.bytes_per_token > 0.0;
         Ok(Timed {
             measured,
-            prediction: predicts.then_some(prediction),
+            cost: predicts.then_some(cost),
         })
-    }
-
-    #[cfg(feature = "emulator")]
-    fn is_emulated(&self) -> bool {
-        self.arguments.measures.device == DeviceArgument::Emulated
-    }
-
-    #[cfg(not(feature = "emulator"))]
-    fn is_emulated(&self) -> bool {
-        false
     }
 }
 
-/// Rows of the same level that the CPU computed, whatever their placement.
-fn on_cpu<'a>(rows: &'a [Row], point: &Point) -> impl Iterator<Item = &'a Row> {
-    let level = point.axes().level;
-    let same = move |row: &&Row| row.axes.level == level && !row.speed.measured.placement_ran;
+/// Policy settings of `points`, in their order.
+fn settings(points: &[Point]) -> Vec<PolicySetting> {
+    let mut settings: Vec<PolicySetting> = points.iter().map(|point| point.setting).collect();
+    settings.dedup();
+    settings
+}
+
+/// Rows of the point's policy setting that the CPU computed, whatever their placement.
+fn on_cpu<'a>(rows: &'a [SweepRow], point: &Point) -> impl Iterator<Item = &'a SweepRow> {
+    let setting = point.axes().level;
+    let same = move |row: &&SweepRow| {
+        row.axes.level == setting && !row.speed.measured.placement_ran
+    };
     rows.iter().filter(same)
 }
 
-/// What was timed of the same on the CPU.
-fn earlier(rows: &[Row], point: &Point) -> Option<Timed> {
+/// Time that `rows` have of the same setting and shape on the CPU.
+fn timed_before(rows: &[SweepRow], point: &Point) -> Option<Timed> {
     let axes = point.axes();
-    let extent = (axes.batch, axes.context_tokens);
-    let row =
-        on_cpu(rows, point).find(|row| (row.axes.batch, row.axes.context_tokens) == extent)?;
-    let prediction = row.predictor.as_ref().map(|predictor| Prediction {
+    let shape = (axes.batch, axes.context_tokens);
+    let row = on_cpu(rows, point).find(|row| (row.axes.batch, row.axes.context_tokens) == shape)?;
+    let cost = row.predictor.as_ref().map(|predictor| PredictionCost {
         bytes_per_token: predictor.bytes_per_token,
         bytes_share: predictor.bytes_share,
         time_share: predictor.time_share,
     });
     Some(Timed {
         measured: row.speed.measured.clone(),
-        prediction,
+        cost,
     })
 }
 
-/// What all points are measured with and beside.
-struct Bench<'a> {
+/// Models and tools that all points are measured with.
+struct Bench<'a, Planner> {
+    planner: &'a Planner,
     dense: Runtime,
-    /// What that has written.
-    by_dense: Vec<Written>,
-    /// This machine, as the model finds it.
-    here: Hardware,
-    clock: Clock<'a>,
-    identity: Identity,
-    run: &'a str,
+    /// Functions that `dense` generated.
+    by_dense: Vec<Generated>,
+    meter: SpeedMeter<'a>,
 }
 
-/// A level that is looked at.
-struct AtLevel {
-    level: Level,
-    thresholds: Option<Vec<Threshold>>,
+/// A policy setting's model and neuron counts.
+struct AtSetting {
     /// On the CPU.
     model: Runtime,
-    audit: Vec<LayerAudit>,
     sparsity: Sparsity,
-    modes: Vec<Candidate>,
+    policy: AuditedPolicy,
 }
 
-/// What was timed.
+/// Measured time with the cost of prediction, if neurons are predicted.
 #[derive(Debug, Clone)]
 struct Timed {
-    measured: Measured,
-    /// Where anything was predicted.
-    prediction: Option<Prediction>,
+    measured: MeasuredSpeed,
+    cost: Option<PredictionCost>,
 }
 
-/// The mean of a figure of all layers.
+/// Mean of `figure` over all layers.
 fn mean(audit: &[LayerAudit], figure: impl Fn(&LayerAudit) -> f64) -> f64 {
     audit.iter().map(figure).sum::<f64>() / audit.len().max(1) as f64
 }
 
+/// Shares of neurons over all layers; `alone` has each layer's own rise of perplexity.
 fn sparsity(audit: &[LayerAudit], alone: Option<&[f64]>) -> Sparsity {
     let predicts = audit.iter().any(|layer| layer.predicted.is_some());
     let predicted = |layer: &LayerAudit| layer.predicted_sparsity().unwrap_or(0.0);
@@ -394,21 +500,22 @@ fn sparsity(audit: &[LayerAudit], alone: Option<&[f64]>) -> Sparsity {
     }
 }
 
-fn predictor(audit: &[LayerAudit], prediction: Prediction) -> Predictor {
+/// Recall and precision over all layers, with the cost of prediction.
+fn predictor(audit: &[LayerAudit], cost: PredictionCost) -> PredictorQuality {
     let of_all = |count: fn(&LayerAudit) -> u64| audit.iter().map(count).sum::<u64>();
     let share = |part: u64, all: u64| match all {
         0 => 1.0,
         all => part as f64 / all as f64,
     };
-    Predictor {
+    PredictorQuality {
         count_recall: share(of_all(|layer| layer.found), of_all(|layer| layer.fired)),
         contribution_recall: mean(audit, LayerAudit::contribution_recall),
         precision: share(
             of_all(|layer| layer.found),
             of_all(|layer| layer.predicted.unwrap_or(0)),
         ),
-        bytes_per_token: prediction.bytes_per_token,
-        bytes_share: prediction.bytes_share,
-        time_share: prediction.time_share,
+        bytes_per_token: cost.bytes_per_token,
+        bytes_share: cost.bytes_share,
+        time_share: cost.time_share,
     }
 }

@@ -1,226 +1,204 @@
-//! What computing fewer neurons costs, beside `dense` on the same items.
+//! Quality of a policy setting relative to `dense`, on the same texts and tasks.
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Digest, Progress,
     plan::{Policy, Threshold},
 };
 use powerinfer_datasets::minipython::Task;
-use powerinfer_eval::{
-    Ends, EvalError, Windows, complete, fidelity,
-    function_tasks::{self, judge},
-    human_eval::{self, Judge, Problem},
-    statistics::{Paired, share},
-};
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{LayerAudit, Runtime};
 use powerinfer_text::Tokenizer;
 
-use super::{
-    levels::Level,
-    rows::{Functions, Quality},
+use super::{FunctionResults, PolicySetting, Quality};
+use crate::{
+    Ends, EvalError, TextSize, Windows, complete, fidelity,
+    function_tasks::{self, judge},
+    human_eval::{self, Judge, Problem},
+    scored_tokens,
+    statistics::{Paired, share},
 };
-use crate::{commands::eval_text::Extent, progress::Bar};
 
-/// Most tokens of a held-out task's solution.
+/// Token limit of a held-out task's solution.
 const TASK_TOKENS: usize = 200;
-/// Most tokens of a HumanEval completion.
+/// Token limit of a HumanEval completion.
 const PROBLEM_TOKENS: usize = 512;
 
-/// What models are judged on.
-pub(crate) struct Items {
-    pub(crate) texts: Vec<Vec<u32>>,
-    /// Those that are looked at neuron by neuron, a part of the others.
-    pub(crate) audited: Vec<Vec<u32>>,
-    /// Those that every layer alone is judged on; none where that is not asked for.
-    pub(crate) alone: Vec<Vec<u32>>,
-    pub(crate) windows: Windows,
-    /// How much of them is scored.
-    pub(crate) extent: Extent,
-    pub(crate) tasks: Vec<Task>,
-    pub(crate) problems: Vec<Problem>,
-    pub(crate) seed: u64,
+/// Texts and tasks that every point of a sweep is judged on.
+pub struct SweepItems {
+    /// Texts to score, token ids each.
+    pub texts: Vec<Vec<u32>>,
+    /// The beginning of them, on which every neuron is counted.
+    pub audited: Vec<Vec<u32>>,
+    /// The beginning of them, on which each layer alone is judged; empty to leave that out.
+    pub alone: Vec<Vec<u32>>,
+    /// Windows that texts are scored in.
+    pub windows: Windows,
+    /// Size of the scored text.
+    pub size: TextSize,
+    /// Held-out function tasks to solve.
+    pub tasks: Vec<Task>,
+    /// HumanEval problems to solve.
+    pub problems: Vec<Problem>,
+    /// Seed of the tasks' inputs.
+    pub seed: u64,
 }
 
-/// Tokens of `texts` that are scored.
-pub(crate) fn scored(texts: &[Vec<u32>]) -> u64 {
-    let counts = texts.iter().map(|text| text.len().saturating_sub(1) as u64);
-    counts.sum()
-}
-
-/// The beginning of `texts`, so many tokens of it.
-pub(crate) fn beginning(texts: &[Vec<u32>], tokens: usize) -> Vec<Vec<u32>> {
-    let mut left = tokens;
-    let mut taken = Vec::new();
-    for text in texts {
-        let count = text.len().min(left);
-        if left < 2 {
-            break;
-        }
-        if count < 2 {
-            continue;
-        }
-        taken.push(text[..count].to_vec());
-        left -= count;
-    }
-    taken
-}
-
-impl Items {
-    /// Digest of the tokens that are scored.
-    pub(crate) fn digest(&self) -> Digest {
+impl SweepItems {
+    /// Digest of the texts.
+    pub fn digest(&self) -> Digest {
         powerinfer_artifact::token_texts::digest(&self.texts)
     }
 
-    /// Steps of progress that looking at a level takes, and judging it once.
-    pub(crate) fn steps(&self, level: Level, layers: usize) -> u64 {
-        let alone = match level.is_lossless() {
+    /// Steps of progress to audit a policy setting and to judge it once.
+    pub(super) fn steps(&self, setting: PolicySetting, layers: usize) -> u64 {
+        let alone = match setting.is_lossless() {
             true => 0,
-            false => scored(&self.alone) * layers as u64,
+            false => scored_tokens(&self.alone) * layers as u64,
         };
-        scored(&self.audited) + alone + self.judging()
+        scored_tokens(&self.audited) + alone + self.judging()
     }
 
-    /// Steps of progress that judging a model takes.
-    pub(crate) fn judging(&self) -> u64 {
-        scored(&self.texts) + self.written()
+    /// Steps of progress to judge a model.
+    pub(super) fn judging(&self) -> u64 {
+        scored_tokens(&self.texts) + self.generation()
     }
 
-    /// Steps of progress of what is written.
-    pub(crate) fn written(&self) -> u64 {
-        // Writing a function takes about as long as reading so many tokens.
+    /// Steps of progress to generate all functions.
+    pub(super) fn generation(&self) -> u64 {
         (self.tasks.len() + self.problems.len()) as u64 * FUNCTION_STEPS
     }
 }
 
-/// Steps of progress that a function counts.
+/// Steps of progress per function: about the tokens that could be scored meanwhile.
 const FUNCTION_STEPS: u64 = 60;
 
-/// What a model wrote: whether each item passed, where that could be judged, and a digest of all completions.
+/// Functions of one kind that a model generated: verdicts, none where they could not be judged, and a digest of all
+/// completions.
 #[derive(Debug, Clone)]
-pub(crate) struct Written {
+pub(super) struct Generated {
     name: &'static str,
     passed: Vec<Option<bool>>,
     completions: Digest,
 }
 
-/// Lets `model` write every function.
-pub(crate) fn write(
+/// Generates every function of `items` with `model`, greedily.
+pub(super) fn generate(
     model: &mut Runtime,
     tokenizer: &Tokenizer,
-    items: &Items,
-    bar: &Bar,
-) -> Result<Vec<Written>> {
-    let ends = |max_tokens: usize, texts: &'static [&'static str], context: usize| Ends {
-        max_tokens,
-        context,
-        texts,
-    };
-    let context = model.context_limit();
+    items: &SweepItems,
+    progress: &dyn Progress,
+) -> Result<Vec<Generated>, EvalError> {
     let mut all = Vec::new();
-    let mut of_kind =
-        |name, count, one: &mut dyn FnMut(usize) -> Result<(String, Option<bool>)>| {
-            if count == 0 {
-                return Ok(());
-            }
-            let (mut passed, mut texts) = (Vec::new(), String::new());
-            for index in 0..count {
-                let (text, verdict) = one(index)?;
-                passed.push(verdict);
-                texts += &format!("{}\n{text}\n", text.len());
-                bar.advance(FUNCTION_STEPS)?;
-            }
-            all.push(Written {
-                name,
-                passed,
-                completions: Digest::of(texts.as_bytes()),
-            });
-            anyhow::Ok(())
-        };
-    of_kind("held-out tasks", items.tasks.len(), &mut |index| {
-        let task = &items.tasks[index];
-        let ends = ends(TASK_TOKENS, &[], context);
-        let written = complete(model, tokenizer, task.prompt(), ends, greedy_token, |_| ())?;
-        let verdict = judge(task, &written.text, items.seed);
-        Ok((
-            written.text,
-            Some(verdict == function_tasks::Verdict::Passed),
-        ))
-    })?;
-    of_kind("HumanEval", items.problems.len(), &mut |index| {
-        let problem = &items.problems[index];
-        let ends = ends(PROBLEM_TOKENS, &human_eval::STOPS, context);
-        let written = complete(
-            model,
-            tokenizer,
-            &problem.prompt,
-            ends,
-            greedy_token,
-            |_| (),
-        );
-        let text = match written {
-            Ok(written) => written.text,
-            // It is longer than the context: nobody can say how the model would have done.
-            Err(EvalError::PromptLength { .. }) => return Ok((String::new(), None)),
-            Err(error) => return Err(error.into()),
-        };
-        let verdict = match problem.judge(&text, &Judge::Embedded) {
-            human_eval::Verdict::Unjudged(_) => None,
-            verdict => Some(verdict == human_eval::Verdict::Passed),
-        };
-        Ok((text, verdict))
-    })?;
+    if !items.tasks.is_empty() {
+        let tasks = items.tasks.iter().map(|task| {
+            let passed = function_tasks::Verdict::Passed;
+            let text = solution(model, tokenizer, task.prompt(), TASK_TOKENS, &[])?;
+            let is_solved = judge(task, &text, items.seed) == passed;
+            Ok((text, Some(is_solved)))
+        });
+        all.push(Generated::collect("held-out tasks", tasks, progress)?);
+    }
+    if !items.problems.is_empty() {
+        let problems = items.problems.iter().map(|problem| {
+            let stops = &human_eval::STOPS;
+            let text = match solution(model, tokenizer, &problem.prompt, PROBLEM_TOKENS, stops) {
+                // A prompt longer than the context cannot be judged.
+                Err(EvalError::PromptLength { .. }) => return Ok((String::new(), None)),
+                text => text?,
+            };
+            let passed = match problem.judge(&text, &Judge::Embedded) {
+                human_eval::Verdict::Unjudged(_) => None,
+                verdict => Some(verdict == human_eval::Verdict::Passed),
+            };
+            Ok((text, passed))
+        });
+        all.push(Generated::collect("HumanEval", problems, progress)?);
+    }
     model.reset();
     Ok(all)
 }
 
-/// Judges `other` beside `dense`, which has written `by_dense`.
-pub(crate) fn judged(
+/// Greedy completion of `prompt`, at most `max_tokens` tokens and up to the first of `stops`.
+fn solution(
+    model: &mut Runtime,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    max_tokens: usize,
+    stops: &[&str],
+) -> Result<String, EvalError> {
+    let ends = Ends {
+        max_tokens,
+        context: model.context_limit(),
+        texts: stops,
+    };
+    Ok(complete(model, tokenizer, prompt, ends, greedy_token, |_| ())?.text)
+}
+
+/// Quality of `other` relative to `dense`, which generated `by_dense`.
+pub(super) fn judge_relative(
     dense: &mut Runtime,
     other: &mut Runtime,
     tokenizer: &Tokenizer,
-    items: &Items,
-    by_dense: &[Written],
-    bar: &Bar,
-) -> Result<Quality> {
+    items: &SweepItems,
+    by_dense: &[Generated],
+    progress: &dyn Progress,
+) -> Result<Quality, EvalError> {
     let found = fidelity(dense, other, &items.texts, items.windows, |tokens| {
-        bar.advance(tokens).map_err(anyhow::Error::from)
+        progress.advance(tokens).map_err(EvalError::from)
     })?;
-    let rise = found.rise_interval(items.seed);
+    let rise = found.perplexity_rise();
     if [rise.value, rise.low, rise.high]
         .iter()
         .any(|end| !end.is_finite())
     {
-        bail!(
-            "the model gives no probabilities that could be compared: some of its logits are no numbers, or far too large"
-        );
+        return Err(EvalError::NoProbabilities);
     }
     let likelihood = found.other();
-    let written = write(other, tokenizer, items, bar)?;
+    let written = generate(other, tokenizer, items, progress)?;
     let functions = by_dense.iter().zip(&written);
     Ok(Quality {
         tokens: found.tokens(),
         perplexity: likelihood.perplexity(),
-        word_perplexity: Some(likelihood.word_perplexity(items.extent.words))
+        word_perplexity: Some(likelihood.word_perplexity(items.size.words))
             .filter(|one| one.is_finite()),
-        bits_per_byte: likelihood.bits_per_byte(items.extent.bytes),
-        perplexity_rise: rise.into(),
-        smallest_visible_rise: rise.half_width(),
+        bits_per_byte: likelihood.bits_per_byte(items.size.bytes),
+        perplexity_rise: rise,
+        minimum_detectable_rise: rise.half_width(),
         kl_divergence_mean: found.mean_divergence().value,
         kl_divergence_p99: found.divergence_p99(),
-        top1_agreement: found.agreement(),
-        tokens_to_first_divergence: found.first_divergence(),
-        texts_without_divergence: found.undiverged(),
+        top1_agreement: found.top1_agreement(),
+        tokens_to_first_divergence: found.tokens_to_first_divergence(),
+        texts_without_divergence: found.texts_without_divergence(),
         largest_logit_difference: found.largest_difference(),
         functions: functions
-            .map(|(dense, other)| other.beside(dense))
+            .map(|(dense, other)| other.relative_to(dense))
             .collect(),
     })
 }
 
-impl Written {
-    /// Beside what `dense` wrote, on the items that both could be judged on.
-    fn beside(&self, dense: &Self) -> Functions {
+impl Generated {
+    /// Functions with their verdicts, as they are generated.
+    fn collect(
+        name: &'static str,
+        functions: impl Iterator<Item = Result<(String, Option<bool>), EvalError>>,
+        progress: &dyn Progress,
+    ) -> Result<Self, EvalError> {
+        let (mut passed, mut texts) = (Vec::new(), String::new());
+        for function in functions {
+            let (text, verdict) = function?;
+            passed.push(verdict);
+            texts += &format!("{}\n{text}\n", text.len());
+            progress.advance(FUNCTION_STEPS)?;
+        }
+        Ok(Self {
+            name,
+            passed,
+            completions: Digest::of(texts.as_bytes()),
+        })
+    }
+
+    /// Comparison with dense's functions, on the items that could be judged for both.
+    fn relative_to(&self, dense: &Self) -> FunctionResults {
         let pairs = dense.passed.iter().zip(&self.passed);
         let (first, second): (Vec<bool>, Vec<bool>) =
             pairs.filter_map(|(dense, own)| (*dense).zip(*own)).unzip();
@@ -230,58 +208,63 @@ impl Written {
             judged.clone().count() as u64,
             judged.filter(|passed| **passed).count() as u64,
         );
-        Functions {
+        FunctionResults {
             name: self.name.to_owned(),
             items,
             passed,
             unjudged: self.passed.len() as u64 - items,
-            pass_at_1: (items > 0).then(|| share(passed, items).into()),
+            pass_at_1: (items > 0).then(|| share(passed, items)),
             pairs: paired.items,
             difference: paired.difference(),
             lost: paired.first_only,
             won: paired.second_only,
             p_value: paired.p_value(),
-            smallest_visible: paired.smallest_visible(),
+            minimum_detectable_effect: paired.minimum_detectable_effect(),
             completions: self.completions,
         }
     }
 }
 
-/// What `model`, which runs on the CPU, chooses beside what fires.
-pub(crate) fn audit(model: &mut Runtime, items: &Items, bar: &Bar) -> Result<Vec<LayerAudit>> {
+/// Counts active, predicted and computed neurons of `model`, which runs on the CPU, layer by layer.
+pub(super) fn audit(
+    model: &mut Runtime,
+    items: &SweepItems,
+    progress: &dyn Progress,
+) -> Result<Vec<LayerAudit>, EvalError> {
     model.begin_audit();
     for text in &items.audited {
         for (begin, end, new) in items.windows.over(text.len()) {
             model.reset();
             model.forward(&text[begin..end - 1])?;
-            bar.advance(new as u64)?;
+            progress.advance(new as u64)?;
         }
     }
     model.reset();
     Ok(model.end_audit())
 }
 
-/// By how much perplexity rises where each layer alone follows `level`, whose settings `alone` has; it comes back with
-/// every layer dense.
-pub(crate) fn layer_by_layer(
+/// Relative rise of perplexity where each layer alone follows `setting`, one value per layer.
+///
+/// `alone` is opened with the setting and ends with every layer `dense`.
+pub(super) fn layer_by_layer(
     dense: &mut Runtime,
     alone: &mut Runtime,
-    level: Level,
+    setting: PolicySetting,
     thresholds: Option<&[Threshold]>,
-    items: &Items,
-    bar: &Bar,
-) -> Result<Vec<f64>> {
+    items: &SweepItems,
+    progress: &dyn Progress,
+) -> Result<Vec<f64>, EvalError> {
     let layers = alone.policies().len();
     for layer in 0..layers {
         alone.decide(layer, Policy::Dense, None)?;
     }
     let mut rises = Vec::new();
     for layer in 0..layers {
-        alone.decide(layer, level.policy(), thresholds.map(|all| all[layer]))?;
+        alone.decide(layer, setting.policy(), thresholds.map(|all| all[layer]))?;
         let found = fidelity(dense, alone, &items.alone, items.windows, |tokens| {
-            bar.advance(tokens).map_err(anyhow::Error::from)
+            progress.advance(tokens).map_err(EvalError::from)
         })?;
-        rises.push(found.rise().value);
+        rises.push(found.perplexity_rise().value);
         alone.decide(layer, Policy::Dense, None)?;
     }
     Ok(rises)

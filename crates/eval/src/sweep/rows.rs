@@ -1,276 +1,316 @@
-//! What a sweep finds at a point, as it is kept: a JSON object a line.
+//! The rows of a sweep: one JSON object per point of the grid.
 
 use powerinfer_artifact::Digest;
 use serde::{Deserialize, Serialize};
 
-/// A point of the grid, and what was found there.
+use crate::statistics::Interval;
+
+/// A point of the grid with everything measured there.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Row {
-    /// The point's number in the grid of the run that measured it.
-    pub(crate) point: usize,
-    /// The settings, digested.
-    pub(crate) run: String,
-    /// Where in the grid it is.
-    pub(crate) axes: Axes,
-    /// What is where; none where there is no such placement.
-    pub(crate) placement: Option<Placement>,
-    /// Why there is none.
+pub struct SweepRow {
+    /// Index of the point in the grid of the run that measured it.
+    pub point: usize,
+    /// Digest of the run's settings.
+    pub run: String,
+    /// Coordinates of the point.
+    pub axes: Axes,
+    /// What the point's placement puts on the GPU; none where the model cannot be placed so.
+    pub placement: Option<PlacementSummary>,
+    /// Why the model could not be placed, or its placement not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) trouble: Option<String>,
-    /// How few neurons fire, are predicted and are computed.
-    pub(crate) sparsity: Sparsity,
-    /// How well neurons are predicted; none where nothing predicts them.
-    pub(crate) predictor: Option<Predictor>,
-    /// How fast.
-    pub(crate) speed: Speed,
-    /// How good.
-    pub(crate) quality: Quality,
-    /// What all of it is of.
-    pub(crate) identity: Identity,
+    pub trouble: Option<String>,
+    /// Shares of inactive, unpredicted and skipped neurons.
+    pub sparsity: Sparsity,
+    /// Recall, precision and cost of prediction; none where no neuron is predicted.
+    pub predictor: Option<PredictorQuality>,
+    /// Measured and predicted latency and throughput.
+    pub speed: Speed,
+    /// Perplexity, agreement and pass@1 relative to `dense`.
+    pub quality: Quality,
+    /// Model, bundle, text and machine of the figures.
+    pub identity: Identity,
 }
 
-/// A place in the grid.
+/// Coordinates of a point of the grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Axes {
-    /// Budget on the GPU, where that is the axis.
-    pub(crate) vram_bytes: Option<u64>,
-    /// Share of tokens from which on a neuron that fires so often is on the GPU, where that is the axis.
-    pub(crate) hot_threshold: Option<f64>,
-    /// Policy and level, as they are given.
-    pub(crate) level: String,
-    pub(crate) policy: String,
-    /// What the level is of.
+pub struct Axes {
+    /// GPU memory budget in bytes, where that is the axis.
+    pub vram_bytes: Option<u64>,
+    /// Activation frequency from which on neurons are on the GPU, where that is the axis.
+    pub hot_threshold: Option<f64>,
+    /// The policy setting as it is written on the command line.
+    pub level: String,
+    /// Its policy.
+    pub policy: String,
+    /// What the setting's parameter is, such as `relative FFN error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) level_of: Option<String>,
+    pub level_of: Option<String>,
+    /// Value of that parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) level_value: Option<f64>,
+    pub level_value: Option<f64>,
     /// Sequences that decode together.
-    pub(crate) batch: usize,
-    /// Tokens of each sequence, with those that are decoded.
-    pub(crate) context_tokens: usize,
+    pub batch: usize,
+    /// Tokens of each sequence, decoded ones included.
+    pub context_tokens: usize,
 }
 
-/// What is on the GPU.
+/// What a placement puts on the GPU.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Placement {
-    pub(crate) hot_neurons: u64,
-    pub(crate) neurons: u64,
-    /// Share of the neurons on the GPU.
-    pub(crate) neuron_share: f64,
-    /// Share of the activations that they carry.
-    pub(crate) activation_share: f64,
-    /// Share of what a token computes with that is on the GPU, attention included.
-    pub(crate) load_share: f64,
-    /// How often the rarest neuron on the GPU fires.
-    pub(crate) coldest_hot_frequency: Option<f64>,
-    pub(crate) gpu_bytes: u64,
-    pub(crate) cpu_bytes: u64,
+pub struct PlacementSummary {
+    /// Neurons on the GPU.
+    pub hot_neurons: u64,
+    /// Neurons of all layers.
+    pub neurons: u64,
+    /// Share of the neurons that is on the GPU.
+    pub neuron_share: f64,
+    /// Share of all activations that falls on neurons on the GPU.
+    pub activation_share: f64,
+    /// Share of a token's computation that is on the GPU, attention included.
+    pub load_share: f64,
+    /// Lowest activation frequency of a neuron on the GPU.
+    pub coldest_hot_frequency: Option<f64>,
+    /// Bytes on the GPU.
+    pub gpu_bytes: u64,
+    /// Bytes on the CPU.
+    pub cpu_bytes: u64,
     /// Layers with attention on the GPU.
-    pub(crate) attention_layers: usize,
-    pub(crate) layers: usize,
-    /// Hot neurons, layer by layer.
-    pub(crate) hot_per_layer: Vec<usize>,
+    pub attention_layers: usize,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Neurons on the GPU, one count per layer.
+    pub hot_per_layer: Vec<usize>,
 }
 
-/// Shares of neurons.
+/// Shares of neurons, averaged over the layers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Sparsity {
-    /// That did not fire.
-    pub(crate) true_share: f64,
-    /// That were not predicted; none where nothing predicts.
-    pub(crate) predicted_share: Option<f64>,
-    /// That were computed to their end.
-    pub(crate) computed_share: f64,
+pub struct Sparsity {
+    /// Share of inactive neurons.
+    pub true_share: f64,
+    /// Share of neurons that were not predicted; none where no neuron is predicted.
+    pub predicted_share: Option<f64>,
+    /// Share of neurons that were computed to their end.
+    pub computed_share: f64,
     /// Mean relative error of the FFNs' outputs.
-    pub(crate) relative_error: f64,
-    pub(crate) layers: Vec<LayerSparsity>,
-    /// Tokens it is of; those of two windows count twice.
-    pub(crate) tokens: u64,
+    pub relative_error: f64,
+    /// The same layer by layer.
+    pub layers: Vec<LayerSparsity>,
+    /// Tokens observed; those in two windows count twice.
+    pub tokens: u64,
 }
 
+/// Shares of a layer's neurons.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct LayerSparsity {
-    pub(crate) true_share: f64,
-    pub(crate) predicted_share: Option<f64>,
-    pub(crate) computed_share: f64,
-    pub(crate) relative_error: f64,
-    /// By how much of itself perplexity rises where this layer alone follows the level.
+pub struct LayerSparsity {
+    /// Share of inactive neurons.
+    pub true_share: f64,
+    /// Share of neurons that were not predicted; none where no neuron is predicted.
+    pub predicted_share: Option<f64>,
+    /// Share of neurons that were computed to their end.
+    pub computed_share: f64,
+    /// Mean of `‖sparse − dense‖ / ‖dense‖` of the FFN's output.
+    pub relative_error: f64,
+    /// Relative rise of perplexity where this layer alone follows the policy setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) perplexity_rise_alone: Option<f64>,
+    pub perplexity_rise_alone: Option<f64>,
 }
 
-/// How well neurons are predicted.
+/// Recall, precision and cost of the prediction of neurons.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Predictor {
-    /// Share of the neurons that fire that are predicted, of all layers together.
-    pub(crate) count_recall: f64,
-    /// Share of `Σ|h_i|·‖down_i‖` that is predicted, the mean of layers and tokens.
-    pub(crate) contribution_recall: f64,
-    /// Share of the predicted neurons that fire, of all layers together.
-    pub(crate) precision: f64,
-    /// Bytes that prediction reads for a token.
-    pub(crate) bytes_per_token: f64,
-    /// The same of all that a token reads.
-    pub(crate) bytes_share: f64,
+pub struct PredictorQuality {
+    /// Share of the active neurons that was predicted, over all layers.
+    pub count_recall: f64,
+    /// Share of `Σ|h_i|·‖down_i‖` that falls on predicted neurons, mean over layers and tokens.
+    pub contribution_recall: f64,
+    /// Share of the predicted neurons that was active, over all layers.
+    pub precision: f64,
+    /// Bytes that prediction reads per token.
+    pub bytes_per_token: f64,
+    /// The same as a share of all bytes read per token.
+    pub bytes_share: f64,
     /// Share of a token's time.
-    pub(crate) time_share: f64,
+    pub time_share: f64,
 }
 
-/// How fast.
+/// Latency and throughput, measured here and predicted for the placement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Speed {
-    /// On the machine that the sweep ran on.
-    pub(crate) measured: Measured,
+pub struct Speed {
+    /// On the machine that ran the sweep.
+    pub measured: MeasuredSpeed,
     /// On the machine that the placement is for; none where there is no placement.
-    pub(crate) planned: Option<Planned>,
+    pub planned: Option<PlannedSpeed>,
 }
 
-/// Measured.
+/// Latency and throughput on the machine that ran the sweep.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    /// `cpu`, or what ran what is placed on a GPU.
-    pub(crate) device: String,
-    /// Whether the placement is what ran; else the CPU computed all of it, and speeds of other placements are the same
-    /// measurement.
-    pub(crate) placement_ran: bool,
-    /// Whether the device is an imitation, whose speed says nothing.
-    pub(crate) emulated: bool,
-    pub(crate) threads: usize,
-    pub(crate) repeats: usize,
+pub struct MeasuredSpeed {
+    /// `cpu`, or the name of the GPU that ran its part of the placement.
+    pub device: String,
+    /// Whether the point's placement ran. Otherwise the CPU computed everything, and all placements of a policy setting
+    /// share one measurement.
+    pub placement_ran: bool,
+    /// Whether the GPU is emulated, so that its speed means nothing.
+    pub emulated: bool,
+    /// CPU threads.
+    pub threads: usize,
+    /// How often each figure was measured.
+    pub repeats: usize,
     /// Tokens of the prompt.
-    pub(crate) prompt_tokens: usize,
-    /// From a prompt to its first token; of one sequence, whatever the batch.
-    pub(crate) first_token_milliseconds: Spread,
-    /// Times of single steps of decoding, of all repeats.
-    pub(crate) decode_microseconds: Latency,
-    /// Tokens of all sequences.
-    pub(crate) tokens_per_second: Spread,
-    pub(crate) bytes_per_token: f64,
-    pub(crate) read_bandwidth_bytes_per_second: f64,
-    pub(crate) bandwidth_share: f64,
-    /// What the cost model says a step takes on this machine, of the placement that ran; none where an imitation of a
-    /// device ran it.
-    pub(crate) predicted_microseconds: Option<f64>,
-    /// The median step over that.
-    pub(crate) measured_over_predicted: Option<f64>,
-    /// Whether others used the machine.
-    pub(crate) disturbed: bool,
+    pub prompt_tokens: usize,
+    /// Time to first token of one sequence, whatever the batch.
+    pub first_token_milliseconds: Range,
+    /// Time of a decode step, over all repeats.
+    pub decode_microseconds: Latency,
+    /// Decode throughput of all sequences together.
+    pub tokens_per_second: Range,
+    /// Bytes read per token.
+    pub bytes_per_token: f64,
+    /// Read bandwidth of plain loads, measured between the repeats.
+    pub read_bandwidth_bytes_per_second: f64,
+    /// Achieved fraction of that bandwidth.
+    pub bandwidth_share: f64,
+    /// The cost model's estimate of a step on this machine, of the placement that ran; none on an emulated GPU.
+    pub predicted_microseconds: Option<f64>,
+    /// Median step over that estimate.
+    pub measured_over_predicted: Option<f64>,
+    /// Whether other processes took processor time meanwhile.
+    pub disturbed: bool,
 }
 
-/// A figure of every repeat.
+/// Median, least and most of the repeats.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) least: f64,
-    pub(crate) most: f64,
+pub struct Range {
+    /// Median.
+    pub median: f64,
+    /// Smallest figure.
+    pub least: f64,
+    /// Largest figure.
+    pub most: f64,
 }
 
-/// Times of steps.
+/// Percentiles of the time of single steps.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Latency {
-    pub(crate) median: f64,
-    pub(crate) p95: f64,
-    pub(crate) p99: f64,
-    pub(crate) steps: usize,
+pub struct Latency {
+    /// 50th percentile.
+    pub median: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Steps measured.
+    pub steps: usize,
 }
 
-/// Prediction by the cost model.
+/// The cost model's estimate for a placement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Planned {
-    /// The machine.
-    pub(crate) hardware: String,
-    /// Always: it is a prediction of the cost model, not a measurement.
-    pub(crate) simulated: bool,
-    pub(crate) first_token_milliseconds: f64,
-    /// A step of decoding.
-    pub(crate) decode_microseconds: f64,
-    pub(crate) gpu_microseconds: f64,
-    pub(crate) cpu_microseconds: f64,
-    pub(crate) sync_microseconds: f64,
-    /// Tokens of all sequences.
-    pub(crate) tokens_per_second: f64,
+pub struct PlannedSpeed {
+    /// Name of the machine.
+    pub hardware: String,
+    /// Always true: an estimate, not a measurement.
+    pub simulated: bool,
+    /// Time to first token.
+    pub first_token_milliseconds: f64,
+    /// Time of a decode step.
+    pub decode_microseconds: f64,
+    /// Part of it on the GPU.
+    pub gpu_microseconds: f64,
+    /// Part of it on the CPU.
+    pub cpu_microseconds: f64,
+    /// Part of it for host–device synchronisation.
+    pub sync_microseconds: f64,
+    /// Decode throughput of all sequences together.
+    pub tokens_per_second: f64,
 }
 
-/// How good, beside `dense` on the CPU on the same items.
+/// Quality relative to `dense` on the CPU, on the same items.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Quality {
-    /// Tokens that were scored.
-    pub(crate) tokens: u64,
-    pub(crate) perplexity: f64,
-    /// None where words are so long that it is more than numbers can say.
-    pub(crate) word_perplexity: Option<f64>,
-    pub(crate) bits_per_byte: f64,
-    /// Over `dense`, paired.
-    pub(crate) perplexity_rise: Interval,
-    /// The smallest rise that the sample could have told from none.
-    pub(crate) smallest_visible_rise: f64,
-    pub(crate) kl_divergence_mean: f64,
-    pub(crate) kl_divergence_p99: f64,
-    pub(crate) top1_agreement: f64,
-    pub(crate) tokens_to_first_divergence: Option<u64>,
-    pub(crate) texts_without_divergence: f64,
-    pub(crate) largest_logit_difference: f32,
-    /// Functions that were written and judged.
-    pub(crate) functions: Vec<Functions>,
+pub struct Quality {
+    /// Tokens scored.
+    pub tokens: u64,
+    /// Perplexity per token.
+    pub perplexity: f64,
+    /// Perplexity per word; none where it overflows.
+    pub word_perplexity: Option<f64>,
+    /// Bits per byte of text.
+    pub bits_per_byte: f64,
+    /// Relative rise of perplexity over `dense`, with its paired interval.
+    pub perplexity_rise: Interval,
+    /// Minimum detectable effect on perplexity: the smallest relative rise that the sample would have shown.
+    pub minimum_detectable_rise: f64,
+    /// Mean of KL(dense ‖ sparse) over tokens, in nats.
+    pub kl_divergence_mean: f64,
+    /// 99th percentile of the same.
+    pub kl_divergence_p99: f64,
+    /// Share of tokens whose arg max equals dense's.
+    pub top1_agreement: f64,
+    /// Tokens of a text before the first other arg max, median of the texts that have one.
+    pub tokens_to_first_divergence: Option<u64>,
+    /// Share of texts without another arg max.
+    pub texts_without_divergence: f64,
+    /// Largest absolute difference of two logits.
+    pub largest_logit_difference: f32,
+    /// Results of generated functions, one entry per kind.
+    pub functions: Vec<FunctionResults>,
 }
 
-/// A figure with its interval of 95 %.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Interval {
-    pub(crate) value: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-}
-
-/// Functions of one kind that were written, greedily, and judged.
+/// Results of functions of one kind, generated greedily.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Functions {
+pub struct FunctionResults {
     /// `held-out tasks` or `HumanEval`.
-    pub(crate) name: String,
-    /// Those that could be judged.
-    pub(crate) items: u64,
-    pub(crate) passed: u64,
-    pub(crate) unjudged: u64,
-    /// None where none could be judged.
-    pub(crate) pass_at_1: Option<Interval>,
-    /// Items that could be judged of both this and `dense`; the rest is of these.
-    pub(crate) pairs: u64,
-    pub(crate) difference: f64,
-    /// Items that only `dense`, or only this, gets right.
-    pub(crate) lost: u64,
-    pub(crate) won: u64,
-    pub(crate) p_value: f64,
-    pub(crate) smallest_visible: f64,
-    /// Of all completions: equal where every token is.
-    pub(crate) completions: Digest,
+    pub name: String,
+    /// Functions that could be judged.
+    pub items: u64,
+    /// Functions that passed.
+    pub passed: u64,
+    /// Functions that could not be judged.
+    pub unjudged: u64,
+    /// Share that passed, with Wilson's interval; none where none could be judged.
+    pub pass_at_1: Option<Interval>,
+    /// Items that could be judged for both this policy setting and `dense`: what the fields below count.
+    pub pairs: u64,
+    /// Difference of pass@1 to `dense`.
+    pub difference: f64,
+    /// Items that `dense` alone gets right.
+    pub lost: u64,
+    /// Items that this policy setting alone gets right.
+    pub won: u64,
+    /// p-value of McNemar's exact test.
+    pub p_value: f64,
+    /// Minimum detectable effect: the smallest difference that the sample would have shown.
+    pub minimum_detectable_effect: f64,
+    /// Digest of all completions: equal where every token is.
+    pub completions: Digest,
 }
 
-/// What the figures are of.
+/// Model, bundle, text and machine of a row's figures.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Identity {
-    pub(crate) model: String,
-    pub(crate) fingerprint: Digest,
-    /// Of the bundle's manifest.
-    pub(crate) bundle: Digest,
-    pub(crate) quant: String,
-    /// Of the tokens that were scored.
-    pub(crate) text: Digest,
-    pub(crate) seed: u64,
-    pub(crate) tool: String,
-    pub(crate) processor: String,
-    pub(crate) instruction_set: String,
+pub struct Identity {
+    /// Name of the model.
+    pub model: String,
+    /// Fingerprint of the model.
+    pub fingerprint: Digest,
+    /// Digest of the bundle's manifest.
+    pub bundle: Digest,
+    /// Format of the bundle's weights.
+    pub quant: String,
+    /// Digest of the tokens scored.
+    pub text: Digest,
+    /// Seed of tasks and intervals.
+    pub seed: u64,
+    /// Name and version of the program.
+    pub tool: String,
+    /// Name of the processor.
+    pub processor: String,
+    /// Instruction set of the CPU kernels.
+    pub instruction_set: String,
 }
 
-impl From<powerinfer_eval::statistics::Interval> for Interval {
-    fn from(found: powerinfer_eval::statistics::Interval) -> Self {
-        let powerinfer_eval::statistics::Interval { value, low, high } = found;
-        Self { value, low, high }
-    }
-}
-
-impl Spread {
-    /// Of at least one figure.
-    pub(crate) fn of(mut figures: Vec<f64>) -> Self {
+impl Range {
+    /// Median, least and most of `figures`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `figures` is empty.
+    pub fn of(mut figures: Vec<f64>) -> Self {
         figures.sort_unstable_by(f64::total_cmp);
         let middle = [(figures.len() - 1) / 2, figures.len() / 2].map(|place| figures[place]);
         Self {
@@ -282,17 +322,21 @@ impl Spread {
 }
 
 impl Latency {
-    /// Of at least one step: the time that so many of a hundred stay below.
-    pub(crate) fn of(mut steps: Vec<f64>) -> Self {
+    /// Nearest-rank percentiles of `steps`, in microseconds.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `steps` is empty.
+    pub fn of(mut steps: Vec<f64>) -> Self {
         steps.sort_unstable_by(f64::total_cmp);
-        let below = |share: f64| {
+        let percentile = |share: f64| {
             let rank = (steps.len() as f64 * share).ceil() as usize;
             steps[rank.clamp(1, steps.len()) - 1]
         };
         Self {
-            median: below(0.5),
-            p95: below(0.95),
-            p99: below(0.99),
+            median: percentile(0.5),
+            p95: percentile(0.95),
+            p99: percentile(0.99),
             steps: steps.len(),
         }
     }
@@ -303,12 +347,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_those_of_the_ranks() {
+    fn percentiles_are_nearest_ranks() {
         let found = Latency::of((1..=200).rev().map(f64::from).collect());
         assert_eq!((found.median, found.p95, found.p99), (100.0, 190.0, 198.0));
         let one = Latency::of(vec![3.0]);
         assert_eq!((one.median, one.p99, one.steps), (3.0, 3.0, 1));
-        let spread = Spread::of(vec![4.0, 1.0, 3.0, 2.0]);
+        let spread = Range::of(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!((spread.least, spread.median, spread.most), (1.0, 2.5, 4.0));
     }
 }

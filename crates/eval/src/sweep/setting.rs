@@ -1,55 +1,42 @@
-//! Which neurons are computed: a policy, and how far it goes.
+//! Policy settings: a policy with its parameter, an axis of a sweep.
 
 use std::{fmt, str::FromStr};
 
-use anyhow::Result;
 use powerinfer_artifact::{
     plan::{Policy, Score, Threshold},
     predictor_file::PredictorSummary,
     threshold_curve::{ERRORS, ThresholdCurve},
 };
-use powerinfer_bundle::{Bundle, neuron_bytes};
-use powerinfer_runtime::Runtime;
-use powerinfer_solver::NeuronShape;
+use powerinfer_bundle::Bundle;
+use powerinfer_runtime::{Runtime, RuntimeError};
 
-use crate::{
-    commands::place::modes::cheapest_at,
-    output::{parse_percent, percent},
-};
-
-/// A policy, and how far it goes.
+/// A policy with its parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Level {
-    /// All neurons.
+pub enum PolicySetting {
+    /// Policy `dense`.
     Dense,
-    /// Those that their gates leave alive.
+    /// Policy `exact`.
     Exact,
-    /// Those that predictors predict, their thresholds raised by so much.
+    /// Policy `predicted`, with the predictors' logit thresholds raised by this.
     Predicted(f32),
-    /// Those that the signs of their gates speak for.
+    /// Policy `sign-bit`.
     SignBit,
-    /// As many as keep every FFN's output within this relative error on average (CETT).
+    /// Policy `threshold` with this mean relative error of the FFNs' outputs (CETT).
     Error(f64),
-    /// Those with the largest |gate|, all but this share (CATS).
+    /// Policy `threshold` on |gate|, dropping this share of the neurons (CATS).
     Gate(f64),
 }
 
-impl FromStr for Level {
+impl FromStr for PolicySetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, level) = match text.split_once(':') {
-            Some((name, level)) => (name.trim(), Some(level.trim())),
+        let (name, parameter) = match text.split_once(':') {
+            Some((name, parameter)) => (name.trim(), Some(parameter.trim())),
             None => (text.trim(), None),
         };
-        let share = |level: &str| {
-            let share = match level.ends_with('%') {
-                true => parse_percent(level),
-                false => level.parse().ok(),
-            };
-            share.filter(|share: &f64| *share > 0.0 && *share < 1.0)
-        };
-        let found = match (name, level) {
+        let share = |text: &str| parse_share(text).filter(|share| *share > 0.0 && *share < 1.0);
+        let found = match (name, parameter) {
             ("dense", None) => Some(Self::Dense),
             ("exact", None) => Some(Self::Exact),
             ("sign-bit", None) => Some(Self::SignBit),
@@ -58,8 +45,8 @@ impl FromStr for Level {
                 let by = by.parse().ok().filter(|by: &f32| by.is_finite());
                 by.map(Self::Predicted)
             }
-            ("error", Some(level)) => share(level).map(Self::Error),
-            ("gate", Some(level)) => share(level).map(Self::Gate),
+            ("error", Some(text)) => share(text).map(Self::Error),
+            ("gate", Some(text)) => share(text).map(Self::Gate),
             _ => None,
         };
         found.ok_or_else(|| {
@@ -68,7 +55,7 @@ impl FromStr for Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for PolicySetting {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(&match self {
             Self::Dense => "dense".to_owned(),
@@ -82,33 +69,42 @@ impl fmt::Display for Level {
     }
 }
 
-/// A number without the last digits, where rounding lives.
+/// Share from 0 to 1, written plain or in percent.
+pub fn parse_share(text: &str) -> Option<f64> {
+    let share: f64 = match text.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().ok()? / 100.0,
+        None => text.parse().ok()?,
+    };
+    (0.0..=1.0).contains(&share).then_some(share)
+}
+
+/// `value` without the digits that rounding leaves.
 fn shortest(value: f64) -> String {
     ((value * 1e9).round() / 1e9).to_string()
 }
 
-impl Level {
-    /// What is compared unless somebody says so: of a bundle, what it can follow.
-    pub(crate) fn usual(bundle: &Bundle) -> Vec<Self> {
-        let mut levels = vec![Self::Dense];
+impl PolicySetting {
+    /// Default settings of a sweep: those that `bundle` has predictors or thresholds for.
+    pub fn defaults(bundle: &Bundle) -> Vec<Self> {
+        let mut settings = vec![Self::Dense];
         if bundle.config().activation.has_exact_zeros() {
-            levels.push(Self::Exact);
+            settings.push(Self::Exact);
         }
         let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
         let all = |has: &dyn Fn(&PredictorSummary) -> bool| {
             !summaries.is_empty() && summaries.iter().all(has)
         };
         if all(&|summary| summary.rank > 0) {
-            levels.extend([-2.0, 0.0, 2.0].map(Self::Predicted));
+            settings.extend([-2.0, 0.0, 2.0].map(Self::Predicted));
         }
         if all(&|summary| !summary.thresholds.is_empty()) {
-            levels.extend([0.05, 0.1, 0.2, 0.32].map(Self::Error));
+            settings.extend([0.05, 0.1, 0.2, 0.32].map(Self::Error));
         }
-        levels
+        settings
     }
 
     /// The policy.
-    pub(crate) fn policy(self) -> Policy {
+    pub fn policy(self) -> Policy {
         match self {
             Self::Dense => Policy::Dense,
             Self::Exact => Policy::Exact,
@@ -118,8 +114,8 @@ impl Level {
         }
     }
 
-    /// What the level is of, and how large, where there are several of the policy.
-    pub(crate) fn value(self) -> Option<(&'static str, f64)> {
+    /// Name and value of the parameter, where the policy has one.
+    pub fn parameter(self) -> Option<(&'static str, f64)> {
         match self {
             Self::Predicted(by) => Some(("raised logit", f64::from(by))),
             Self::Error(error) => Some(("relative FFN error", error)),
@@ -128,96 +124,59 @@ impl Level {
         }
     }
 
-    /// Whether it is another one than the bundle's own, which the CPU alone follows.
-    pub(crate) fn is_raised(self) -> bool {
+    /// Whether the predictors' thresholds are raised, which only the CPU can do.
+    pub fn is_raised(self) -> bool {
         matches!(self, Self::Predicted(by) if by != 0.0)
     }
 
-    /// Whether it is the same as dense but for rounding.
-    pub(crate) fn is_lossless(self) -> bool {
+    /// Whether results equal dense's but for rounding.
+    pub fn is_lossless(self) -> bool {
         matches!(self, Self::Dense | Self::Exact)
     }
 
-    /// The threshold of every layer, where the level has such.
+    /// Threshold of one layer whose calibrated `curves` these are; none if the setting has none there.
     ///
-    /// Fails where the bundle has none, or was not calibrated so far.
-    pub(crate) fn thresholds(self, bundle: &Bundle) -> Result<Option<Vec<Threshold>>> {
-        if !matches!(self, Self::Error(_) | Self::Gate(_)) {
-            return Ok(None);
-        }
-        let config = bundle.config();
-        let shape = NeuronShape {
-            bytes: neuron_bytes(config, bundle.quant()),
-            matrices: config.matrices_per_neuron(),
-        };
-        let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
-        let mut thresholds = Vec::new();
-        for layer in 0..config.layer_count {
-            let curves = summaries
-                .get(layer)
-                .map_or(&[][..], |summary| &summary.thresholds[..]);
-            let found = match self {
-                Self::Error(error) => {
-                    let place = between(&ERRORS, error);
-                    place.and_then(|place| cheapest_at(shape, config.ffn_size, curves, place))
-                }
-                _ => {
-                    let curve = curves.iter().find(|curve| curve.score == Score::Gate);
-                    curve.and_then(|curve| self.of_gates(curve))
-                }
-            };
-            let Some(threshold) = found else {
-                return Err(self.out_of_reach(bundle, layer, curves));
-            };
-            thresholds.push(threshold);
-        }
-        Ok(Some(thresholds))
-    }
-
-    /// The threshold on |gate| at this level.
-    fn of_gates(self, curve: &ThresholdCurve) -> Option<Threshold> {
-        let Self::Gate(share) = self else {
-            return None;
-        };
-        let dropped: Vec<f64> = curve.levels.iter().map(|one| 1.0 - one.density).collect();
-        let place = between(&dropped, share)?;
-        Some(curve.between_levels(place))
-    }
-
-    fn out_of_reach(
+    /// `cheapest` gives the threshold that reads least at a place in the curves of relative errors.
+    pub fn threshold(
         self,
-        bundle: &Bundle,
-        layer: usize,
         curves: &[ThresholdCurve],
-    ) -> anyhow::Error {
-        let folder = bundle.folder().display();
-        let gates = curves.iter().find(|curve| curve.score == Score::Gate);
-        if curves.is_empty() {
-            return anyhow::anyhow!(
-                "layer {layer} of `{folder}` has no thresholds, so `{self}` is not possible; {}",
-                match bundle.config().activation.has_exact_zeros() {
-                    true =>
-                        "neurons of this model fall silent by themselves: use `exact` or `predicted`",
-                    false => "run `powerinfer train-predictors` and place again",
-                }
-            );
+        cheapest: impl FnOnce(f64) -> Option<Threshold>,
+    ) -> Option<Threshold> {
+        match self {
+            Self::Error(error) => cheapest(place_among(&ERRORS, error)?),
+            Self::Gate(share) => {
+                let curve = curves.iter().find(|curve| curve.score == Score::Gate)?;
+                let dropped: Vec<f64> = curve.levels.iter().map(|one| 1.0 - one.density).collect();
+                Some(curve.between_levels(place_among(&dropped, share)?))
+            }
+            _ => None,
         }
-        let [low, high] = match (self, gates) {
+    }
+
+    /// Smallest and largest parameter that the calibrated `curves` of a layer cover; none if there are no curves.
+    pub fn covered(self, curves: &[ThresholdCurve]) -> Option<[f64; 2]> {
+        let gates = curves.iter().find(|curve| curve.score == Score::Gate);
+        match (self, gates) {
             (Self::Gate(_), Some(curve)) => {
                 let ends = [curve.levels.first(), curve.levels.last()];
-                ends.map(|level| level.map_or(0.0, |level| 1.0 - level.density))
+                Some(ends.map(|level| level.map_or(0.0, |level| 1.0 - level.density)))
             }
-            _ => [ERRORS[0], ERRORS[ERRORS.len() - 1]],
-        };
-        anyhow::anyhow!(
-            "thresholds of layer {layer} of `{folder}` are known from {} to {}; give a level between for `{self}`",
-            percent(low),
-            percent(high)
-        )
+            _ if curves.is_empty() => None,
+            _ => Some([ERRORS[0], ERRORS[ERRORS.len() - 1]]),
+        }
     }
 
-    /// Has `model`, all of it on the CPU, follow this level; its layers follow the policy, but for thresholds.
-    pub(crate) fn apply(self, model: &mut Runtime, thresholds: Option<&[Threshold]>) -> Result<()> {
+    /// Sets the parameter in `model`, which runs on the CPU and follows the policy, or `dense` where `thresholds` has one
+    /// per layer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bundle lacks what the policy needs.
+    pub fn apply(
+        self,
+        model: &mut Runtime,
+        thresholds: Option<&[Threshold]>,
+    ) -> Result<(), RuntimeError> {
         match self {
             Self::Predicted(by) => model.raise_predictors(by),
             Self::Error(_) | Self::Gate(_) => {
@@ -231,8 +190,8 @@ impl Level {
     }
 }
 
-/// The place of `value` among `ascending`, between them too; none where it is outside.
-fn between(ascending: &[f64], value: f64) -> Option<f64> {
+/// Place of `value` in `ascending`, interpolated; none if it is outside.
+fn place_among(ascending: &[f64], value: f64) -> Option<f64> {
     let above = ascending.iter().position(|one| *one >= value - 1e-12)?;
     if ascending[above] <= value + 1e-12 {
         return Some(above as f64);
@@ -247,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_read_as_they_are_written() {
+    fn settings_parse_to_what_they_display() {
         for text in [
             "dense",
             "exact",
@@ -261,10 +220,10 @@ mod tests {
             "gate:99.999%",
             "gate:50%",
         ] {
-            let level: Level = text.parse().unwrap();
-            assert_eq!(level.to_string(), text);
+            let setting: PolicySetting = text.parse().unwrap();
+            assert_eq!(setting.to_string(), text);
         }
-        assert_eq!("error:0.1".parse(), Ok(Level::Error(0.1)));
+        assert_eq!("error:0.1".parse(), Ok(PolicySetting::Error(0.1)));
         for bad in [
             "",
             "dense:1",
@@ -274,18 +233,28 @@ mod tests {
             "predicted:nan",
             "warm",
         ] {
-            let told = bad.parse::<Level>().unwrap_err();
-            assert!(told.contains("`dense`"), "{bad}: {told}");
+            let error = bad.parse::<PolicySetting>().unwrap_err();
+            assert!(error.contains("`dense`"), "{bad}: {error}");
         }
     }
 
     #[test]
-    fn places_lie_between_their_neighbours() {
+    fn shares_are_plain_or_in_percent() {
+        assert_eq!(parse_share("0.25"), Some(0.25));
+        assert_eq!(parse_share("25%"), Some(0.25));
+        assert_eq!(parse_share("0"), Some(0.0));
+        for bad in ["", "-0.1", "101%", "much", "nan"] {
+            assert_eq!(parse_share(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn places_are_interpolated() {
         let ends = [0.1, 0.2, 0.4];
-        assert_eq!(between(&ends, 0.1), Some(0.0));
-        assert_eq!(between(&ends, 0.4), Some(2.0));
-        assert!((between(&ends, 0.3).unwrap() - 1.5).abs() < 1e-12);
-        assert_eq!(between(&ends, 0.05), None);
-        assert_eq!(between(&ends, 0.5), None);
+        assert_eq!(place_among(&ends, 0.1), Some(0.0));
+        assert_eq!(place_among(&ends, 0.4), Some(2.0));
+        assert!((place_among(&ends, 0.3).unwrap() - 1.5).abs() < 1e-12);
+        assert_eq!(place_among(&ends, 0.05), None);
+        assert_eq!(place_among(&ends, 0.5), None);
     }
 }
