@@ -1,14 +1,15 @@
-//! The predicted time of one decoded token, layer by layer: every part takes the bytes it reads
-//! over the bandwidth of the device that holds them, and the two sides of a split FFN work at once.
+//! The cost model: the predicted time of one decoded token, layer by layer. A part takes the bytes
+//! it reads over the read bandwidth of the device that holds them; the hot and the cold neurons of a
+//! split FFN are computed in parallel.
 //!
 //! ```text
 //! T = attention + KV + predictor + max(hot, cold + T_sync)        attention on the GPU
 //! T = attention + KV + predictor + max(hot + T_sync, cold)        attention on the CPU
 //! ```
 //!
-//! A side with no neurons takes no time and no synchronisation; the hidden state crosses the link once
-//! more wherever the attention of one layer lives elsewhere than that of the one before. The KV
-//! cache counts as full.
+//! A device without neurons of the layer takes no time and no synchronisation. The hidden state is
+//! copied between the devices wherever the attention of two consecutive layers is on different
+//! devices. The KV cache counts as full.
 
 use std::ops::Add;
 
@@ -20,7 +21,7 @@ use crate::{
     places::{LayerPlace, Places},
 };
 
-/// Kernels that each part of a layer takes: a matrix each on the CPU, fused on a GPU.
+/// Number of kernels of a part of a layer: one per matrix on the CPU, fused on the GPU.
 fn kernels(device: Device, part: Part) -> f64 {
     match (part, device) {
         (Part::Attention, Device::Cpu) => 4.0,
@@ -29,7 +30,7 @@ fn kernels(device: Device, part: Part) -> f64 {
     }
 }
 
-/// Parts of a layer that are kernels.
+/// Parts of a layer that are run as kernels.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Attention,
@@ -37,21 +38,21 @@ enum Part {
     Ffn,
 }
 
-/// Predicted seconds of one layer, or of a sum of parts.
+/// Predicted time of a part of a token, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Cost {
-    /// Work of the GPU.
+    /// Time during which the GPU works.
     pub(crate) gpu: f64,
-    /// Work of the CPU.
+    /// Time during which the CPU works.
     pub(crate) cpu: f64,
-    /// Synchronising.
+    /// Host–device synchronisation and copies of the hidden state.
     pub(crate) sync: f64,
-    /// From start to end.
+    /// Wall-clock time: less than the sum where both devices work in parallel.
     pub(crate) total: f64,
 }
 
 impl Cost {
-    /// Nobody works.
+    /// Time in which neither device computes.
     fn of_waiting(seconds: f64) -> Self {
         Self {
             sync: seconds,
@@ -74,7 +75,7 @@ impl Add for Cost {
     }
 }
 
-/// Some neurons of a layer: how many, and how many of them are active on average.
+/// A set of neurons of a layer: its size and the mean number of active neurons per token.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Neurons {
     pub(crate) count: f64,
@@ -82,7 +83,7 @@ pub(crate) struct Neurons {
 }
 
 impl Neurons {
-    /// Neurons that are active so often.
+    /// The set of neurons with these activation frequencies.
     pub(crate) fn of(frequencies: &[f64]) -> Self {
         Self {
             count: frequencies.len() as f64,
@@ -92,18 +93,18 @@ impl Neurons {
     }
 }
 
-/// Cost of a token.
+/// Cost of one decoded token.
 pub(crate) fn total(problem: &Problem, places: &Places) -> Cost {
     let layers = (0..problem.layers.len()).map(|index| layer(problem, places, index));
     layers.fold(head(problem, places), |sum, layer| sum + layer)
 }
 
-/// Cost of layer `index`, with the way into it.
+/// Cost of layer `index`, with the copy of the hidden state to its device.
 pub(crate) fn layer(problem: &Problem, places: &Places, index: usize) -> Cost {
     layer_on(problem, problem, places, index)
 }
 
-/// Cost of layer `index` of `problem` on the machine of another problem.
+/// Cost of layer `index` of `problem` on the hardware of `machine`, which is another problem.
 pub(crate) fn layer_on(
     machine: &Problem,
     problem: &Problem,
@@ -123,7 +124,7 @@ pub(crate) fn layer_on(
         + ffn_with_prediction(machine, &layer.mode, &layer.frequencies, place)
 }
 
-/// The part of a layer that is the same whichever way its FFN goes.
+/// Cost of attention and KV cache, the same in every execution mode.
 pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
     let machine = Machine(&problem.hardware);
     let layer_device = place.attention;
@@ -139,7 +140,7 @@ pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) ->
     cost
 }
 
-/// The part of a layer that depends on which way its FFN goes.
+/// Cost of the predictor and the FFN of a layer in execution mode `mode`.
 pub(crate) fn ffn_with_prediction(
     problem: &Problem,
     mode: &LayerMode,
@@ -152,7 +153,7 @@ pub(crate) fn ffn_with_prediction(
         + ffn(problem, mode, place.attention, hot, cold)
 }
 
-/// What prediction takes on `device`, for a layer at home on `home`.
+/// Cost of prediction on `device`, for a layer whose hidden state is on `layer_device`.
 pub(crate) fn prediction(
     problem: &Problem,
     mode: &LayerMode,
@@ -170,7 +171,7 @@ pub(crate) fn prediction(
     }
 }
 
-/// What these neurons take, the hot ones on the GPU and at the same time the cold ones on the CPU.
+/// Cost of an FFN whose `hot` neurons are computed on the GPU in parallel with the `cold` ones on the CPU.
 pub(crate) fn ffn(
     problem: &Problem,
     mode: &LayerMode,
@@ -186,7 +187,7 @@ pub(crate) fn ffn(
     }
 }
 
-/// What `neurons` take on `device`, for a layer at home on `home`.
+/// Cost of `neurons` on `device`, for a layer whose hidden state is on `layer_device`.
 pub(crate) fn side(
     problem: &Problem,
     mode: &LayerMode,
@@ -209,20 +210,20 @@ pub(crate) fn side(
     }
 }
 
-/// Cost of the head, with the way into it.
+/// Cost of the output head, with the copy of the hidden state to its device.
 pub(crate) fn head(problem: &Problem, places: &Places) -> Cost {
     let last = places.layers.last().expect("a valid problem has layers");
     let (before, here) = ((last.attention, last.gpu), (places.head, places.head_gpu));
     crossing(problem, before, here) + head_alone(problem, places.head)
 }
 
-/// Cost of the head on `device`, and of what comes once a token.
+/// Cost of the output head on `device`, with the work that is done once per token.
 pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
     let machine = Machine(&problem.hardware);
     machine.serial(device, problem.head_bytes as f64, 1.0) + machine.token()
 }
 
-/// Input to the other side and its share back.
+/// Copies the input of an FFN to the other device and its partial sum back.
 fn sync(problem: &Problem) -> Cost {
     let seconds = problem.hardware.gpu.as_ref().map_or(0.0, |gpu| {
         gpu.sync_seconds + 2.0 * problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
@@ -230,12 +231,12 @@ fn sync(problem: &Problem) -> Cost {
     Cost::of_waiting(seconds)
 }
 
-/// The hidden state moves from one device and GPU to another, or stays.
+/// Copies the hidden state from one device and GPU to another; free where both are the same.
 pub(crate) fn crossing(problem: &Problem, from: (Device, usize), to: (Device, usize)) -> Cost {
     let times = match (from.0, to.0) {
         (Device::Cpu, Device::Cpu) => 0.0,
         (Device::Gpu, Device::Gpu) if from.1 == to.1 => 0.0,
-        // Cards for the home speak with one another through the CPU's memory.
+        // Consumer GPUs copy to one another through host memory.
         (Device::Gpu, Device::Gpu) => 2.0,
         _ => 1.0,
     };
@@ -324,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_work_at_once_and_a_full_layer_hands_nothing_over() {
+    fn both_devices_work_in_parallel_and_a_fully_hot_layer_needs_no_sync() {
         assert_eq!(microseconds(Policy::Dense, 1), [1.2, 12.0, 1.0, 13.0]);
         assert_eq!(microseconds(Policy::Dense, 2), [2.4, 0.0, 0.0, 2.4]);
     }
 
     #[test]
-    fn attention_takes_the_time_of_what_is_read_of_it() {
+    fn attention_takes_the_time_of_the_bytes_it_reads() {
         let (mut problem, places) = problem(Policy::Dense);
         let places = places.with_hot(&[2]);
         let mut time = |read: u64| {
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn crossings_cost_where_the_hidden_state_changes_side() {
+    fn copying_the_hidden_state_to_another_device_costs_time() {
         let (mut problem, places) = problem(Policy::Dense);
         let mut places = places.with_hot(&[2]);
         problem.hardware.gpu.as_mut().unwrap().pcie_latency_seconds = 5e-6;

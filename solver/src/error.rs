@@ -1,6 +1,6 @@
 //! Why a problem has no plan, or is no problem.
 
-use powerinfer_artifact::{ByteSize, hardware::HardwareError, plan::Device};
+use powerinfer_artifact::{ByteSize, Hint, hardware::HardwareError, plan::Device};
 
 /// What is wrong with the input of [`place`](crate::place), or which budget is too small for it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -74,25 +74,19 @@ pub enum SolveError {
         hardware: String,
     },
     /// Parts pinned to a GPU that is not there, or may not be used.
-    #[error(
-        "parts are pinned to the GPU, but `{hardware}` has none that may be used; allow VRAM, or leave out `--pin`"
-    )]
+    #[error("parts are pinned to the GPU, but `{hardware}` has none that may be used")]
     PinnedToNoGpu {
         /// Name of the machine.
         hardware: String,
     },
     /// The paper's objective with several GPUs.
-    #[error(
-        "the objective `impact` knows one GPU and the budget is for {gpus}; take `--objective latency`"
-    )]
+    #[error("the objective `impact` knows one GPU and the budget is for {gpus}")]
     ImpactGpus {
         /// GPUs in the budget.
         gpus: usize,
     },
     /// Parts pinned to GPUs in a way that no ranges of layers allow.
-    #[error(
-        "no split of the layers among the GPUs has room for what is pinned to them; allow more VRAM or leave out `--pin`"
-    )]
+    #[error("no split of the layers among the GPUs has room for what is pinned to them")]
     PinnedToGpus,
     /// A solver that this program was built without.
     #[error(
@@ -131,7 +125,19 @@ pub enum SolveError {
     },
 }
 
-/// `bytes` rounded up to what a person would type.
+impl SolveError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::PinnedToNoGpu { .. } | Self::PinnedToGpus => Some(Hint::AllowVramOrUnpin),
+            Self::ImpactGpus { .. } => Some(Hint::LatencyObjective),
+            Self::Hardware(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// `bytes` rounded
 fn typed(bytes: u64) -> String {
     match bytes.div_ceil(1 << 20) {
         0..=1 => format!("`{}K`", bytes.div_ceil(1 << 10)),

@@ -1,42 +1,42 @@
-//! The ways to run a layer's FFN, and what a token reads in each.
+//! Execution modes of a layer's FFN, and the weights that a token reads in each.
 
 use powerinfer_artifact::plan::{Policy, Score};
 
-/// What a piece of work reads: what its time follows from.
+/// Amount of weights that a computation reads; the cost model derives its time from it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Work {
     /// Bytes of weights.
     pub bytes: f64,
-    /// Rows of matrices that do not follow the one read before: each has a cost beside its bytes.
+    /// Matrix rows that are not adjacent to the row read before: each costs time in addition to its bytes.
     pub rows: f64,
-    /// Rows that are added to a sum: each has another.
+    /// Rows of the down projection that are accumulated (axpy): each costs time in addition to its bytes.
     pub sums: f64,
 }
 
-/// One way to run the FFN of a layer, for an average token.
+/// Execution mode of a layer's FFN: the policy, and what an average token reads under it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerMode {
-    /// What it is called.
+    /// Policy that selects the neurons to compute.
     pub policy: Policy,
-    /// Read before any neuron: a predictor, or signs.
+    /// Read once per token before any neuron: a predictor's weights, or sign bits. Zero for policies without prediction.
     pub prediction: Work,
-    /// Read of every neuron.
+    /// Read for each neuron of the layer, active or not.
     pub every: Work,
-    /// Read of a neuron besides, for each token on which it is active.
+    /// Read for each active neuron, in addition to `every`.
     pub active: Work,
 }
 
-/// A neuron: a row in each of so many equally large matrices.
+/// Size of a neuron: one row in each of `matrices` equally large matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeuronShape {
-    /// All its rows, packed.
+    /// Bytes of all its rows, packed.
     pub bytes: u64,
-    /// Gate, up and down, or two of them.
+    /// Number of matrices: 3 for gate, up and down; 2 without a gate.
     pub matrices: usize,
 }
 
 impl NeuronShape {
-    /// What is read of so many of the matrices, every neuron of them.
+    /// Work per neuron of reading its rows in `matrices` matrices, neuron after neuron.
     fn whole(self, matrices: f64) -> Work {
         Work {
             bytes: self.bytes as f64 / self.matrices as f64 * matrices,
@@ -44,7 +44,7 @@ impl NeuronShape {
         }
     }
 
-    /// The same of a neuron whose neighbours need not be read.
+    /// Work of reading the rows of a neuron whose neighbours may be skipped.
     fn alone(self, matrices: f64) -> Work {
         Work {
             rows: matrices,
@@ -53,19 +53,19 @@ impl NeuronShape {
     }
 }
 
-/// How well active neurons are predicted.
+/// Cost and quality of the prediction of active neurons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
-    /// What prediction reads.
+    /// Work of the predictor, once per token.
     pub work: Work,
-    /// Neurons predicted, for each one that is active.
+    /// Predicted neurons per active neuron.
     pub predicted_per_active: f64,
-    /// Share of active neurons that are predicted.
+    /// Recall: share of active neurons that are predicted.
     pub recall: f64,
 }
 
 impl LayerMode {
-    /// Everything is read.
+    /// Mode of policy `dense`: every weight is read.
     pub fn dense(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Dense,
@@ -78,7 +78,8 @@ impl LayerMode {
         }
     }
 
-    /// Everything is read, but of what the first matrices see only the share `read` of the inputs.
+    /// Mode of policy `dense` with input sparsity: down is read in full, the other matrices for the
+    /// share `read` of their inputs.
     pub fn dense_of_inputs(neuron: NeuronShape, read: f64) -> Self {
         let down = neuron.whole(1.0);
         let others = neuron.whole(neuron.matrices as f64 - 1.0);
@@ -92,7 +93,7 @@ impl LayerMode {
         }
     }
 
-    /// Every gate is read, the rest of those that it leaves alive.
+    /// Mode of policy `exact`: every gate row is read, the other rows of active neurons only.
     pub fn exact(neuron: NeuronShape) -> Self {
         Self {
             policy: Policy::Exact,
@@ -105,7 +106,8 @@ impl LayerMode {
         }
     }
 
-    /// As [`exact`](Self::exact), of the neurons that something predicts.
+    /// Mode of a policy that predicts: the gate rows of predicted neurons are read, the other rows of
+    /// those that are active as well.
     pub fn predicted(policy: Policy, neuron: NeuronShape, predicted: Prediction) -> Self {
         let gate = neuron.alone(predicted.predicted_per_active);
         let others = neuron.alone((neuron.matrices as f64 - 1.0) * predicted.recall);
@@ -121,7 +123,8 @@ impl LayerMode {
         }
     }
 
-    /// What the score needs of every neuron is read, the rest of those that reach the threshold.
+    /// Mode of policy `threshold`: the rows that `score` needs are read for every neuron, the other
+    /// rows for the neurons that reach the threshold.
     pub fn threshold(neuron: NeuronShape, score: Score) -> Self {
         let before = match score.precedes_up() {
             true => 1.0,
@@ -138,9 +141,11 @@ impl LayerMode {
         }
     }
 
-    /// What a token reads in all, of `count` neurons that are active so often in sum.
+    /// Total work of one token for `count` neurons of which `active` are active on average.
+    ///
+    /// Rows of active neurons are counted as non-adjacent in proportion to the inactive share.
     pub fn work(&self, count: f64, active: f64) -> Work {
-        // The row of an active neuron follows another's where the neuron before it is active too.
+        // The row of an active neuron is adjacent to the last one read where the neuron before it is active too.
         let apart = if count > 0.0 {
             1.0 - active / count
         } else {
@@ -161,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_jump_where_their_neighbours_are_left_out() {
+    fn rows_are_non_adjacent_where_neighbours_are_skipped() {
         let mode = LayerMode::exact(NeuronShape {
             bytes: 300,
             matrices: 3,
@@ -174,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn down_is_read_whole_whatever_gate_and_up_leave_out() {
+    fn input_sparsity_reads_down_in_full() {
         let neuron = NeuronShape {
             bytes: 300,
             matrices: 3,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{ModelIdentity, progress::Interrupted};
+use crate::{ByteSize, Hint, ModelIdentity, progress::Interrupted};
 
 /// A file that cannot be read, written, or used here.
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +24,12 @@ pub enum ArtifactError {
         source: std::io::Error,
     },
     /// There is no room for the bytes of a file, or the system does not let them be locked.
-    #[error(
-        "cannot keep the {bytes} of `{path}` in memory: {source}; leave `--mlock` and `--no-mmap` out, or raise the limit (`ulimit -l`)"
-    )]
+    #[error("cannot keep the {bytes} of `{path}` in memory: {source}")]
     Hold {
         /// The file.
         path: PathBuf,
         /// Its length.
-        bytes: crate::ByteSize,
+        bytes: ByteSize,
         /// The reason.
         source: std::io::Error,
     },
@@ -135,7 +133,7 @@ pub enum ArtifactError {
     },
     /// A folder that would be replaced has something else in it.
     #[error(
-        "`{path}` is there already and was not made by this command (it has no `{manifest}` of its making); name another folder by `--out`, or remove it"
+        "`{path}` exists and was not made by this command (it has no `{manifest}` written by powerinfer)"
     )]
     Foreign {
         /// What is there.
@@ -144,9 +142,7 @@ pub enum ArtifactError {
         manifest: String,
     },
     /// Another run works in the same place.
-    #[error(
-        "another run is writing `{path}`; wait until it is done, or name another folder by `--out`"
-    )]
+    #[error("another run is writing `{path}`")]
     Busy {
         /// The folder.
         path: PathBuf,
@@ -177,6 +173,16 @@ pub enum ArtifactError {
 }
 
 impl ArtifactError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Hold { .. } => Some(Hint::NoMemoryLock),
+            Self::Foreign { .. } => Some(Hint::OtherFolder),
+            Self::Busy { .. } => Some(Hint::WaitOrOtherFolder),
+            _ => None,
+        }
+    }
+
     /// For `map_err` on a failed read of `path`.
     pub fn read(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Read {

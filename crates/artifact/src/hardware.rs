@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub use named::{NAMES, named};
 pub use rates::{CpuRates, ModelShape};
 
+use crate::Hint;
+
 /// One machine. Every figure's origin stands in `sources`, under the figure's dotted name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,9 +148,7 @@ pub struct Gpu {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum HardwareError {
     /// Less than one, infinite or not a number where a size or a speed must stand.
-    #[error(
-        "hardware `{hardware}`: `{field}` is {value}, it must be a number of 1 or more; measure it with `powerinfer doctor` or correct the file"
-    )]
+    #[error("hardware `{hardware}`: `{field}` is {value}, it must be a number of 1 or more")]
     NotPositive {
         /// Name of the machine.
         hardware: String,
@@ -158,9 +158,7 @@ pub enum HardwareError {
         value: f64,
     },
     /// More than any machine has, so that times and sums would be no numbers.
-    #[error(
-        "hardware `{hardware}`: `{field}` is {value:e}, it must be at most {most:e}; measure it with `powerinfer doctor` or correct the file"
-    )]
+    #[error("hardware `{hardware}`: `{field}` is {value:e}, it must be at most {most:e}")]
     TooMuch {
         /// Name of the machine.
         hardware: String,
@@ -172,9 +170,7 @@ pub enum HardwareError {
         most: f64,
     },
     /// Negative, infinite or not a number where a delay must stand.
-    #[error(
-        "hardware `{hardware}`: `{field}` is {value}, it must be 0 or more; measure it with `powerinfer doctor` or correct the file"
-    )]
+    #[error("hardware `{hardware}`: `{field}` is {value}, it must be 0 or more")]
     Negative {
         /// Name of the machine.
         hardware: String,
@@ -185,7 +181,7 @@ pub enum HardwareError {
     },
     /// More of something free than there is.
     #[error(
-        "hardware `{hardware}`: `gpu.free_bytes` is {free}, more than `gpu.vram_bytes` with {all}; measure them with `powerinfer doctor` or correct the file"
+        "hardware `{hardware}`: `gpu.free_bytes` is {free}, more than `gpu.vram_bytes` with {all}"
     )]
     MoreFreeThanThere {
         /// Name of the machine.
@@ -204,9 +200,7 @@ pub enum HardwareError {
         reason: String,
     },
     /// Something else than the figures of a machine.
-    #[error(
-        "`{path}` does not describe a machine: {reason}; `powerinfer doctor --write FILE` writes such a file"
-    )]
+    #[error("`{path}` does not describe a machine: {reason}")]
     NotAMachine {
         /// The file.
         path: PathBuf,
@@ -214,13 +208,25 @@ pub enum HardwareError {
         reason: String,
     },
     /// A file whose name does not say what is in it.
-    #[error(
-        "`{path}` is called neither `.toml` nor `.json`; name the file so that it says its form"
-    )]
+    #[error("`{path}` ends in neither `.toml` nor `.json`; name the file after its format")]
     UnknownForm {
         /// The file.
         path: PathBuf,
     },
+}
+
+impl HardwareError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::NotPositive { .. }
+            | Self::TooMuch { .. }
+            | Self::Negative { .. }
+            | Self::MoreFreeThanThere { .. } => Some(Hint::MeasureHardware),
+            Self::NotAMachine { .. } => Some(Hint::WriteHardwareFile),
+            Self::Read { .. } | Self::UnknownForm { .. } => None,
+        }
+    }
 }
 
 /// A format by its name.

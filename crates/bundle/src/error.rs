@@ -2,16 +2,14 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, plan::PlanError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, plan::PlanError, progress::Interrupted};
 use powerinfer_model::ModelError;
 
 /// A bundle that cannot be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// There is no bundle at this place.
-    #[error(
-        "there is no bundle in `{path}`; make one with `powerinfer place` or `powerinfer prepare`"
-    )]
+    #[error("there is no bundle in `{path}`")]
     Missing {
         /// The folder.
         path: PathBuf,
@@ -25,9 +23,7 @@ pub enum BundleError {
         source: PlanError,
     },
     /// A plan for other dimensions than the bundle's.
-    #[error(
-        "the plan in `{path}` is for {found}, the bundle has {expected}; run `powerinfer place` again"
-    )]
+    #[error("the plan in `{path}` is for {found}, the bundle has {expected}")]
     PlanShape {
         /// The plan's file.
         path: PathBuf,
@@ -38,7 +34,7 @@ pub enum BundleError {
     },
     /// A bundle without what placing it again takes.
     #[error(
-        "the bundle in `{folder}` does not carry what placing it again takes, as bundles of older versions do not; make it again from its model by `powerinfer place`"
+        "the bundle in `{folder}` does not carry the activation frequencies that placing it again takes"
     )]
     PlacedForGood {
         /// The bundle.
@@ -60,6 +56,21 @@ pub enum BundleError {
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl BundleError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Missing { .. } => Some(Hint::MakeBundle),
+            Self::Plan { source, .. } => source.hint(),
+            Self::PlanShape { .. } => Some(Hint::PlaceAgain),
+            Self::PlacedForGood { .. } => Some(Hint::MakeBundleAgain),
+            Self::Model(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            Self::NotAPermutation { .. } => None,
+        }
+    }
 }
 
 impl From<Interrupted> for BundleError {

@@ -6,6 +6,7 @@
 mod calibration_text;
 mod commands;
 mod engine;
+mod hint;
 mod machine;
 mod model_argument;
 mod output;
@@ -139,9 +140,10 @@ fn fail(error: &anyhow::Error) -> ExitCode {
         }
     }
     let last = told.pop().unwrap_or_default();
-    let (last, hint) = match last.rsplit_once("; ") {
-        Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
-        None => (last, None),
+    let (last, hint) = match (hint::of(error), last.rsplit_once("; ")) {
+        (Some(hint), _) => (last, Some(hint.to_owned())),
+        (None, Some((what, hint))) => (what.to_owned(), Some(hint.to_owned())),
+        (None, None) => (last, None),
     };
     told.push(last);
     let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");

@@ -18,7 +18,7 @@ const LARGEST: u64 = 1 << 30;
 #[derive(Debug)]
 pub(crate) struct Row {
     path: PathBuf,
-    line: usize,
+    pub(crate) line: usize,
     value: Value,
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::progress::Interrupted;
+use powerinfer_artifact::{Hint, progress::Interrupted};
 use powerinfer_model::ModelError;
 use powerinfer_runtime::RuntimeError;
 use powerinfer_text::TextError;
@@ -53,10 +53,24 @@ pub enum EvalError {
         /// What is wrong.
         reason: String,
     },
-    /// No sandbox for a Python.
-    #[error(
-        "`{python}` is not run: {reason}; leave `--python` out, and the embedded interpreter judges"
-    )]
+    /// A file of rows that another run has open.
+    #[error("cannot write `{path}`: another run has it open")]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file with other content than rows of this run.
+    #[error("`{path}`, line {line}: {reason}")]
+    OtherContent {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1 on.
+        line: usize,
+        /// The difference.
+        reason: String,
+    },
+    /// No sandbox for a Python interpreter.
+    #[error("`{python}` is not run: {reason}")]
     NoSandbox {
         /// The program.
         python: PathBuf,
@@ -117,4 +131,17 @@ pub enum EvalError {
     /// The text cannot be tokenised.
     #[error(transparent)]
     Text(#[from] TextError),
+}
+
+impl EvalError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Busy { .. } => Some(Hint::WaitOrOtherFile),
+            Self::OtherContent { .. } => Some(Hint::OtherFile),
+            Self::NoSandbox { .. } => Some(Hint::EmbeddedPython),
+            Self::Model(error) => error.hint(),
+            _ => None,
+        }
+    }
 }

@@ -56,9 +56,9 @@ impl Journal {
             .map_err(unwritable)?;
         // Who is alone with it reads it: nobody adds a row between that and the first of ours.
         file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => unwritable(std::io::Error::other(
-                "another run has it open; wait for that, or name another file by `--out`",
-            )),
+            TryLockError::WouldBlock => EvalError::Busy {
+                path: path.to_owned(),
+            },
             TryLockError::Error(error) => unwritable(error),
         })?;
         let mut bytes = Vec::new();
@@ -75,19 +75,22 @@ impl Journal {
         let beginning = name.beginning.as_bytes();
         let length = rest.len().min(beginning.len());
         if rest[..length] != beginning[..length] {
-            return Err(EvalError::Data {
+            return Err(EvalError::OtherContent {
                 path: path.to_owned(),
                 line: lines.split(|byte| *byte == b'\n').count(),
-                reason: format!("it is no {}; name another file by `--out`", name.what),
+                reason: format!("it is no {}", name.what),
             });
         }
         let mut found = Vec::new();
         if whole > 0 {
             for row in data_file::parse(path, lines)? {
                 if row.text("run")? != name.run {
-                    return Err(row.wrong(
-                        "it is of a run with other settings, another bundle or other data; name another file by `--out`",
-                    ));
+                    return Err(EvalError::OtherContent {
+                        path: path.to_owned(),
+                        line: row.line,
+                        reason: "it is of a run with other settings, another bundle or other data"
+                            .to_owned(),
+                    });
                 }
                 found.push(read(row)?);
             }

@@ -132,11 +132,10 @@ mod tests {
         file.push(all[2].clone()).unwrap();
         drop(file);
         assert_eq!(std::fs::read(&path).unwrap(), text);
-        let error = SampleFile::open(&path, "b").unwrap_err().to_string();
-        assert!(
-            error.contains("line 1") && error.contains("`--out`"),
-            "{error}"
-        );
+        let error = SampleFile::open(&path, "b").unwrap_err();
+        assert_eq!(error.hint(), Some(powerinfer_artifact::Hint::OtherFile));
+        let error = error.to_string();
+        assert!(error.contains("line 1"), "{error}");
         let none = SampleFile::open(folder.path(), "a")
             .unwrap_err()
             .to_string();

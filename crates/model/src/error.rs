@@ -242,3 +242,13 @@ pub enum ModelError {
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
 }
+
+impl ModelError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<powerinfer_artifact::Hint> {
+        match self {
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_kernels::Format;
 use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
@@ -17,7 +17,7 @@ pub enum PredictorError {
     Recall(f64),
     /// Too few samples in the profile.
     #[error(
-        "layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed; profile more tokens with `--tokens`"
+        "layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed"
     )]
     TooFewSamples {
         /// The layer.
@@ -30,16 +30,14 @@ pub enum PredictorError {
         needed: usize,
     },
     /// The loss is no number any more.
-    #[error(
-        "training the predictor of layer {layer} diverged: its loss is no number any more; try another `--seed`"
-    )]
+    #[error("training the predictor of layer {layer} diverged: its loss is no number any more")]
     Diverged {
         /// The layer.
         layer: usize,
     },
     /// Samples that are no numbers.
     #[error(
-        "sample {token} of the {part} part of layer {layer} of the profile has a number that is NaN or infinite; remove the profile and run `powerinfer profile` again"
+        "sample {token} of the {part} part of layer {layer} of the profile has a number that is NaN or infinite"
     )]
     NotFinite {
         /// The layer.
@@ -51,16 +49,14 @@ pub enum PredictorError {
     },
     /// A profile without samples of what imported predictors see.
     #[error(
-        "the profile in `{path}` has no samples of hidden states before the FFN's norm, which imported predictors see; remove it and run `powerinfer profile` again"
+        "the profile in `{path}` has no samples of hidden states before the FFN's norm, which imported predictors see"
     )]
     NoResiduals {
         /// The profile's folder.
         path: PathBuf,
     },
     /// Weights that a format cannot hold.
-    #[error(
-        "the predictor of layer {layer} in `{path}` has weights beyond the range of {weights}; import it with `--predictor-quant f32`"
-    )]
+    #[error("the predictor of layer {layer} in `{path}` has weights beyond the range of {weights}")]
     OutOfRange {
         /// The predictors.
         path: PathBuf,
@@ -81,6 +77,22 @@ pub enum PredictorError {
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl PredictorError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::TooFewSamples { .. } => Some(Hint::MoreTokens),
+            Self::Diverged { .. } => Some(Hint::OtherSeed),
+            Self::NotFinite { .. } | Self::NoResiduals { .. } => Some(Hint::ProfileAgain),
+            Self::OutOfRange { .. } => Some(Hint::ImportAsF32),
+            Self::Model(error) => error.hint(),
+            Self::Profile(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            Self::Recall(_) | Self::Candle(_) => None,
+        }
+    }
 }
 
 impl From<Interrupted> for PredictorError {

@@ -23,7 +23,7 @@ pub(crate) enum Refusal {
     )]
     AlwaysFires { density: f64 },
     /// No room.
-    #[error("even of rank {rank} one takes {bytes}, and `--max-bytes` leaves {budget} for a layer")]
+    #[error("even of rank {rank} one takes {bytes}, and the budget leaves {budget} for a layer")]
     OverBudget {
         rank: usize,
         bytes: ByteSize,

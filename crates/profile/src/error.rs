@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_kernels::cuda::DeviceError;
 use powerinfer_model::ModelError;
 use powerinfer_runtime::RuntimeError;
@@ -13,17 +13,17 @@ use crate::calibration::Shard;
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// There is no profile at this place.
-    #[error("there is no profile in `{path}`; make one with `powerinfer profile`")]
+    #[error("there is no profile in `{path}`")]
     Missing {
         /// The folder.
         path: PathBuf,
     },
     /// Calibration text without a token.
-    #[error("the calibration text has no tokens; give files with text by `--data`")]
+    #[error("the calibration text has no tokens")]
     NoTokens,
     /// Too little text to hold some of it out.
     #[error(
-        "the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out: give more text by `--data` or a larger `--tokens`"
+        "the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out"
     )]
     TooShort {
         /// Sequences there.
@@ -67,7 +67,7 @@ pub enum ProfileError {
         reason: String,
     },
     /// A device cannot go on.
-    #[error("{source}; `--device cpu` goes on without it, from the last finished layer on")]
+    #[error("{source}")]
     OnDevice {
         /// Why.
         source: DeviceError,
@@ -81,6 +81,22 @@ pub enum ProfileError {
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl ProfileError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Missing { .. } => Some(Hint::Profile),
+            Self::NoTokens => Some(Hint::GiveText),
+            Self::TooShort { .. } => Some(Hint::MoreText),
+            Self::OnDevice { .. } => Some(Hint::ResumeOnCpu),
+            Self::Model(error) => error.hint(),
+            Self::Runtime(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }
 
 impl From<Interrupted> for ProfileError {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use powerinfer_artifact::{
+    Hint,
     plan::{LayerPlan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, ScoreVectors, StoredSigns, StoredUnits},
 };
@@ -206,22 +207,22 @@ impl LayerChoices {
         folder: &Path,
         layer: usize,
     ) -> Result<(), RuntimeError> {
-        let (is_there, what, instead) = match policy {
+        let (is_there, what, hint) = match policy {
             Policy::Dense | Policy::Exact => return Ok(()),
             Policy::Predicted => (
                 self.predictor.is_some(),
                 "predictor",
-                "use `exact` or `dense`, or train predictors and place again",
+                Hint::LosslessPolicyOrTrain,
             ),
             Policy::SignBit => (
                 self.sign_bit.is_some(),
                 "signs of its gate",
-                "use `exact` or `dense`, or run `powerinfer train-predictors` and place again",
+                Hint::LosslessPolicyOrTrain,
             ),
             Policy::Threshold => (
                 self.threshold.is_some() && self.scores.is_some(),
                 "threshold",
-                "use `dense`, or run `powerinfer train-predictors` and place again",
+                Hint::DensePolicyOrTrain,
             ),
         };
         match is_there {
@@ -231,7 +232,7 @@ impl LayerChoices {
                 layer,
                 policy,
                 what,
-                instead,
+                hint,
             }),
         }
     }

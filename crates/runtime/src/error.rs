@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, ByteSize, plan::Policy};
+use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy};
 use powerinfer_bundle::BundleError;
 use powerinfer_kernels::{KernelError, cuda::DeviceError};
 use powerinfer_model::ModelError;
@@ -12,7 +12,7 @@ use powerinfer_model::ModelError;
 pub enum RuntimeError {
     /// A policy without what it needs.
     #[error(
-        "the bundle in `{folder}` has no {what} for layer {layer}, so `--policy {policy}` cannot run; {instead}"
+        "the bundle in `{folder}` has no {what} for layer {layer}, which the policy `{policy}` needs"
     )]
     PolicyMissing {
         /// The bundle.
@@ -23,13 +23,11 @@ pub enum RuntimeError {
         policy: Policy,
         /// What it needs.
         what: &'static str,
-        /// What to do.
-        instead: &'static str,
+        /// The remedy.
+        hint: Hint,
     },
     /// A plan that accounts for other memory than running takes.
-    #[error(
-        "the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}; run `powerinfer place` again instead of editing the plan"
-    )]
+    #[error("the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}")]
     OtherMemory {
         /// The bundle.
         folder: PathBuf,
@@ -42,7 +40,7 @@ pub enum RuntimeError {
     },
     /// The KV cache finds no room.
     #[error(
-        "there is no memory for the KV cache of {tokens} tokens, {} in all; place the bundle again with a shorter `--context`",
+            "there is no memory for the KV cache of {tokens} tokens, {} in all",
         ByteSize(*bytes)
     )]
     NoRoom {
@@ -73,9 +71,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A prompt cache of something that computes other numbers.
-    #[error(
-        "the prompt cache `{path}` is of other {what}: {found}; here it is {expected}; delete it, or name another file by `--prompt-cache`"
-    )]
+    #[error("the prompt cache `{path}` is of other {what}: {found}; expected {expected}")]
     OtherPromptCache {
         /// The file.
         path: PathBuf,
@@ -106,7 +102,7 @@ pub enum RuntimeError {
     },
     /// A layer whose place the GPU's kernels cannot take.
     #[error(
-        "the plan in `{folder}` puts {what} of layer {layer} on the GPU, whose kernels read none; {hint}"
+        "the plan in `{folder}` puts {what} of layer {layer} on the GPU, which no GPU kernel supports"
     )]
     OnDevice {
         /// The bundle.
@@ -115,12 +111,12 @@ pub enum RuntimeError {
         layer: usize,
         /// What it is.
         what: &'static str,
-        /// What to do.
-        hint: &'static str,
+        /// The remedy.
+        hint: Hint,
     },
     /// More on the GPU than the plan has room for.
     #[error(
-        "running takes {} of the GPU's memory, but the plan has a budget of {}; place the bundle again with a larger `--vram` or a shorter `--context`",
+            "running takes {} of the GPU's memory, but the plan has a budget of {}",
         ByteSize(*held), ByteSize(*budget)
     )]
     OverBudget {
@@ -130,7 +126,7 @@ pub enum RuntimeError {
         budget: u64,
     },
     /// Something that only the CPU does.
-    #[error("{what} is not to be had on a GPU yet; run it with `--device cpu`")]
+    #[error("{what} is not supported on a GPU")]
     CpuOnly {
         /// What.
         what: &'static str,
@@ -147,4 +143,24 @@ pub enum RuntimeError {
     /// A file of the bundle cannot be read.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl RuntimeError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::PolicyMissing { hint, .. } | Self::OnDevice { hint, .. } => Some(*hint),
+            Self::OtherMemory { .. } => Some(Hint::PlaceAgain),
+            Self::NoRoom { .. } => Some(Hint::ShorterContext),
+            Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
+            Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
+            Self::CpuOnly { .. } => Some(Hint::RunOnCpu),
+            Self::InBatch { source, .. } => source.hint(),
+            Self::Device(DeviceError::NoMemory { .. }) => Some(Hint::LessVram),
+            Self::Bundle(error) => error.hint(),
+            Self::Model(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }

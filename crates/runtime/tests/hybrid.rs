@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
+    Hint,
     plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, score_names},
     random::Random,
@@ -766,7 +767,7 @@ fn prompts_take_the_room_that_is_left() {
             Ok(model) => model,
             Err(error) => {
                 // Without room for the weights there is none to run in.
-                assert!(error.to_string().contains("lower `--vram`"), "{error}");
+                assert_eq!(error.hint(), Some(Hint::LessVram), "{error}");
                 break;
             }
         };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_kernels::KernelError;
 use powerinfer_model::ModelError;
 
@@ -40,11 +40,16 @@ pub enum SynthError {
         highest: f64,
     },
     /// The folder is there already.
-    #[error("`{path}` is there already; name another folder by `--out`, or remove it")]
+    #[error("`{path}` exists already")]
     Exists {
         /// The folder.
         path: PathBuf,
     },
+    /// A gate of low rank, where a second ReLU decides which neurons are active too.
+    #[error(
+        "where up has a ReLU too, a gate of low rank does not predict which neurons are active"
+    )]
+    LowRankGate,
     /// The user asked to stop.
     #[error("interrupted; run the same command again to start over")]
     Interrupted,
@@ -57,6 +62,19 @@ pub enum SynthError {
     /// A file cannot be written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl SynthError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Exists { .. } => Some(Hint::OtherFolder),
+            Self::LowRankGate => Some(Hint::NoPredictorRank),
+            Self::Model(error) => error.hint(),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }
 
 impl From<Interrupted> for SynthError {

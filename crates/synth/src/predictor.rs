@@ -46,9 +46,7 @@ impl<'a> LowRank<'a> {
         };
         let unsuited = |reason: String| Err(SynthError::Unsuited { reason });
         if plan.config.ffn == FfnKind::DoublyGated {
-            return unsuited(
-                "with a ReLU on up too, a gate of low rank does not predict who fires; leave out `--predictor-rank`".to_owned(),
-            );
+            return Err(SynthError::LowRankGate);
         }
         if rank < 2 * BLOCK
             || !rank.is_multiple_of(BLOCK)

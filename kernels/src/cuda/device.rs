@@ -141,9 +141,7 @@ pub trait Recording: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Memory ran out.
-    #[error(
-        "{device} has no {bytes} bytes left; lower `--vram`, the context or the budget of the plan"
-    )]
+    #[error("{device} has no {bytes} bytes left")]
     NoMemory {
         /// The device.
         device: String,

@@ -1,14 +1,14 @@
 //! What is wrong with a plan.
 
 use super::Device;
-use crate::ByteSize;
+use crate::{ByteSize, Hint};
 
 /// A plan that contradicts itself or breaks its promise; made by hand, or damaged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Layer entries are not 0, 1, 2, ….
     #[error(
-        "plan entry {position} is for layer {layer}; layers must be listed in order, run `powerinfer place` again"
+        "entry {position} of the plan's layers is for layer {layer}; layers must be listed in order"
     )]
     LayerOrder {
         /// Position in the list.
@@ -17,9 +17,7 @@ pub enum PlanError {
         layer: usize,
     },
     /// A layer with more hot neurons than neurons.
-    #[error(
-        "layer {layer} has {hot_count} hot neurons of {neuron_count}; lower `hot_count` or run `powerinfer place` again"
-    )]
+    #[error("layer {layer} has {hot_count} hot neurons of {neuron_count}")]
     TooManyHot {
         /// The layer.
         layer: usize,
@@ -29,7 +27,7 @@ pub enum PlanError {
         neuron_count: usize,
     },
     /// A share, time or objective that is no number, or out of range.
-    #[error("`{field}` is {value}; run `powerinfer place` again")]
+    #[error("`{field}` of the plan is {value}")]
     Figure {
         /// Name of the figure, with its layer where it has one.
         field: String,
@@ -37,9 +35,7 @@ pub enum PlanError {
         value: f64,
     },
     /// Lines or layers that do not add up to the figure that stands for them.
-    #[error(
-        "`{what}` is {stated} bytes but its parts add up to {found}; run `powerinfer place` again instead of editing the plan"
-    )]
+    #[error("`{what}` is {stated} bytes but its parts add up to {found}")]
     DoesNotAddUp {
         /// The figure.
         what: String,
@@ -49,9 +45,7 @@ pub enum PlanError {
         found: u128,
     },
     /// A part on a GPU that the budget does not have.
-    #[error(
-        "a part is on GPU {gpu} but the budget has {count}, counted from 0; run `powerinfer place` again"
-    )]
+    #[error("the plan uses GPU {gpu} but its budget has {count}, numbered from 0")]
     NoSuchGpu {
         /// The GPU.
         gpu: usize,
@@ -59,12 +53,10 @@ pub enum PlanError {
         count: usize,
     },
     /// Layers of one GPU that are not a range.
-    #[error("the layers are not dealt out to the GPUs in ranges; run `powerinfer place` again")]
+    #[error("the layers of a GPU are not one contiguous range")]
     GpuOrder,
     /// One use of memory listed twice.
-    #[error(
-        "the plan has two lines `{name}` for {device} memory; run `powerinfer place` again instead of editing the plan"
-    )]
+    #[error("the plan has two lines `{name}` for {device} memory")]
     TwoLines {
         /// The line.
         name: String,
@@ -72,7 +64,7 @@ pub enum PlanError {
         device: Device,
     },
     /// More memory used than allowed.
-    #[error("the plan needs {needed} of {device} memory but its budget is {budget}; run `powerinfer place` with a larger budget, or again with this one", needed = ByteSize(*needed), budget = ByteSize(*budget))]
+    #[error("the plan needs {needed} of {device} memory but its budget is {budget}", needed = ByteSize(*needed), budget = ByteSize(*budget))]
     OverBudget {
         /// Whose memory.
         device: Device,
@@ -81,4 +73,14 @@ pub enum PlanError {
         /// Bytes allowed.
         budget: u64,
     },
+}
+
+impl PlanError {
+    /// Remedy that takes a command or a flag.
+    pub fn hint(&self) -> Option<Hint> {
+        Some(match self {
+            Self::OverBudget { .. } => Hint::LargerBudget,
+            _ => Hint::PlaceAgain,
+        })
+    }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use powerinfer_artifact::plan::{self, Policy, Score};
+use powerinfer_artifact::{
+    Hint,
+    plan::{self, Policy, Score},
+};
 use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
 use powerinfer_kernels::{
     CacheFormat,
@@ -114,7 +117,7 @@ impl Hybrid {
         for (index, (stored, plan)) in weights.layers.iter().zip(&plan.layers).enumerate() {
             let has_attention = plan.attention == plan::Device::Gpu;
             let has_cache = has_attention && plan.kv == plan::Device::Gpu;
-            let unsupported = |what: &'static str, hint: &'static str| RuntimeError::OnDevice {
+            let unsupported = |what: &'static str, hint: Hint| RuntimeError::OnDevice {
                 folder: bundle.folder().to_owned(),
                 layer: index,
                 what,
@@ -124,15 +127,12 @@ impl Hybrid {
             if (has_attention && by_input(&stored.query))
                 || (plan.hot_count > 0 && by_input(&stored.gate))
             {
-                return Err(unsupported(
-                    "projections by input",
-                    "place it without `--input-sparsity`",
-                ));
+                return Err(unsupported("projections by input", Hint::NoInputSparsity));
             }
             if has_cache && bundle.plan().budget.kv_cache == CacheFormat::Q8_0 {
                 return Err(unsupported(
                     "a KV cache of 8 bits",
-                    "place it with `--kv-cache f16`",
+                    Hint::HalfPrecisionKvCache,
                 ));
             }
             let of_bundle = OfBundle {

@@ -1,0 +1,75 @@
+//! Advice on an error that takes a command or a flag to follow: libraries name the remedy, the command
+//! line knows what it is called.
+
+/// Remedy for an error.
+///
+/// An error enum has `fn hint(&self) -> Option<Hint>`, which also asks the errors it wraps. The command
+/// line prints the sentence of the first hint in the chain of causes. Advice that names neither command
+/// nor flag stays in the message, after its last `; `.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hint {
+    /// Write to another folder, or remove the one in the way.
+    OtherFolder,
+    /// Wait until the other run is done, or write to another folder.
+    WaitOrOtherFolder,
+    /// Write to another file.
+    OtherFile,
+    /// Wait until the other run is done, or write to another file.
+    WaitOrOtherFile,
+    /// Neither lock the model in memory nor load it, or raise the system's limit.
+    NoMemoryLock,
+    /// Measure the machine, or correct the hardware file.
+    MeasureHardware,
+    /// Write a hardware file of this machine.
+    WriteHardwareFile,
+    /// Make a bundle.
+    MakeBundle,
+    /// Make the bundle again from its model.
+    MakeBundleAgain,
+    /// Place again instead of editing the plan.
+    PlaceAgain,
+    /// Place with a larger memory budget.
+    LargerBudget,
+    /// Place without input sparsity.
+    NoInputSparsity,
+    /// Place with a KV cache of 16-bit floats.
+    HalfPrecisionKvCache,
+    /// Place with fewer tokens of context.
+    ShorterContext,
+    /// Place with more VRAM or fewer tokens of context.
+    MoreVramOrShorterContext,
+    /// Place with less VRAM, or use less of it.
+    LessVram,
+    /// Run on the CPU.
+    RunOnCpu,
+    /// Resume on the CPU after the last finished layer.
+    ResumeOnCpu,
+    /// Use a lossless policy, or train predictors and place again.
+    LosslessPolicyOrTrain,
+    /// Use the dense policy, or train predictors and place again.
+    DensePolicyOrTrain,
+    /// Delete the prompt cache, or name another file.
+    OtherPromptCache,
+    /// Make a profile.
+    Profile,
+    /// Remove the profile and make it again.
+    ProfileAgain,
+    /// Give calibration text.
+    GiveText,
+    /// Give more calibration text, or use more of it.
+    MoreText,
+    /// Profile more tokens.
+    MoreTokens,
+    /// Train with another seed.
+    OtherSeed,
+    /// Import predictors as 32-bit floats.
+    ImportAsF32,
+    /// Use the embedded Python interpreter.
+    EmbeddedPython,
+    /// Allow VRAM, or pin nothing to the GPU.
+    AllowVramOrUnpin,
+    /// Optimise latency.
+    LatencyObjective,
+    /// Leave the rank of the synthetic predictors out.
+    NoPredictorRank,
+}

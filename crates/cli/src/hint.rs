@@ -1,0 +1,81 @@
+//! The sentences of [`Hint`]s, which name this program's commands and flags.
+
+use std::error::Error;
+
+use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
+use powerinfer_bundle::BundleError;
+use powerinfer_eval::EvalError;
+use powerinfer_predictor::PredictorError;
+use powerinfer_profile::ProfileError;
+use powerinfer_runtime::RuntimeError;
+use powerinfer_solver::SolveError;
+use powerinfer_synth::SynthError;
+
+/// The hint of the first error in the chain of causes that has one.
+pub(crate) fn of(error: &anyhow::Error) -> Option<&'static str> {
+    error.chain().find_map(of_cause).map(sentence)
+}
+
+fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
+    fn hint<E: Error + 'static>(
+        cause: &(dyn Error + 'static),
+        hint: fn(&E) -> Option<Hint>,
+    ) -> Option<Hint> {
+        cause.downcast_ref().and_then(hint)
+    }
+    hint(cause, ArtifactError::hint)
+        .or_else(|| hint(cause, HardwareError::hint))
+        .or_else(|| hint(cause, PlanError::hint))
+        .or_else(|| hint(cause, BundleError::hint))
+        .or_else(|| hint(cause, EvalError::hint))
+        .or_else(|| hint(cause, PredictorError::hint))
+        .or_else(|| hint(cause, ProfileError::hint))
+        .or_else(|| hint(cause, RuntimeError::hint))
+        .or_else(|| hint(cause, SolveError::hint))
+        .or_else(|| hint(cause, SynthError::hint))
+}
+
+fn sentence(hint: Hint) -> &'static str {
+    match hint {
+        Hint::OtherFolder => "name another folder by `--out`, or remove it",
+        Hint::WaitOrOtherFolder => "wait until it is done, or name another folder by `--out`",
+        Hint::OtherFile => "name another file by `--out`",
+        Hint::WaitOrOtherFile => "wait until it is done, or name another file by `--out`",
+        Hint::NoMemoryLock => {
+            "leave `--mlock` and `--no-mmap` out, or raise the limit (`ulimit -l`)"
+        }
+        Hint::MeasureHardware => "measure it with `powerinfer doctor` or correct the file",
+        Hint::WriteHardwareFile => "`powerinfer doctor --write FILE` writes such a file",
+        Hint::MakeBundle => "make one with `powerinfer place` or `powerinfer prepare`",
+        Hint::MakeBundleAgain => "make the bundle again from its model with `powerinfer place`",
+        Hint::PlaceAgain => "run `powerinfer place` again instead of editing the plan",
+        Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
+        Hint::NoInputSparsity => "place it without `--input-sparsity`",
+        Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
+        Hint::ShorterContext => "place the bundle again with a shorter `--context`",
+        Hint::MoreVramOrShorterContext => {
+            "place the bundle again with a larger `--vram` or a shorter `--context`"
+        }
+        Hint::LessVram => "lower `--vram`, the context or the budget of the plan",
+        Hint::RunOnCpu => "run it with `--device cpu`",
+        Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
+        Hint::LosslessPolicyOrTrain => {
+            "use `exact` or `dense`, or run `powerinfer train-predictors` and place again"
+        }
+        Hint::DensePolicyOrTrain => {
+            "use `dense`, or run `powerinfer train-predictors` and place again"
+        }
+        Hint::OtherPromptCache => "delete it, or name another file by `--prompt-cache`",
+        Hint::Profile => "make one with `powerinfer profile`",
+        Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
+        Hint::GiveText => "give files with text by `--data`",
+        Hint::MoreText => "give more text by `--data` or a larger `--tokens`",
+        Hint::MoreTokens => "profile more tokens with `--tokens`",
+        Hint::OtherSeed => "try another `--seed`",
+        Hint::ImportAsF32 => "import it with `--predictor-quant f32`",
+        Hint::EmbeddedPython => "leave `--python` out, and the embedded interpreter judges",
+        Hint::AllowVramOrUnpin => "allow VRAM, or leave out `--pin`",
+        Hint::LatencyObjective => "take `--objective latency`",
+        Hint::NoPredictorRank => "leave out `--predictor-rank`",
+    }
+}
