@@ -78,8 +78,8 @@ pub struct Certificate {
     pub dense_perplexity: f64,
     /// Perplexity as planned.
     pub perplexity: f64,
-    /// By how much of itself perplexity rises.
-    pub perplexity_rise: Estimate,
+    /// Relative rise of perplexity over `dense`.
+    pub perplexity_rise: Interval,
     /// Mean of KL(dense ‖ planned), in nats.
     pub kl_divergence_mean: Estimate,
     /// The divergence that 99 % of the tokens stay below, in nats.
@@ -118,15 +118,14 @@ pub struct LayerCertificate {
 impl Certificate {
     /// Whether the rise is within what was allowed, with 97.5 % confidence.
     pub fn holds(&self) -> bool {
-        let Estimate { value, margin } = self.perplexity_rise;
-        value + margin <= self.allowed_rise
+        self.perplexity_rise.high <= self.allowed_rise
     }
 
     /// About how many tokens it would take to show that the rise is within what is allowed, if it
     /// is what it seems; none where it seems to be more.
     pub fn tokens_needed(&self) -> Option<u64> {
-        let Estimate { value, margin } = self.perplexity_rise;
-        let room = self.allowed_rise - value;
+        let Interval { value, high, .. } = self.perplexity_rise;
+        let (room, margin) = (self.allowed_rise - value, high - value);
         (room > 0.0).then(|| {
             let times = (margin / room).powi(2).max(1.0);
             (self.scoring.tokens as f64 * times).ceil() as u64
@@ -166,7 +165,11 @@ mod tests {
             allowed_rise: 0.01,
             dense_perplexity: 2.0,
             perplexity: 2.0 * (1.0 + value),
-            perplexity_rise: Estimate { value, margin },
+            perplexity_rise: Interval {
+                value,
+                low: value - margin,
+                high: value + margin,
+            },
             kl_divergence_mean: Estimate {
                 value: 0.0,
                 margin: 0.0,

@@ -110,6 +110,11 @@ impl Execution {
         }
     }
 
+    /// The same with what a plan puts on a GPU on `device`.
+    pub(crate) fn with_device(self, device: DeviceArgument) -> Self {
+        Self { device, ..self }
+    }
+
     /// The same, with quantised weights multiplied so.
     pub(crate) fn with_activations(self, activations: ActivationArgument) -> Self {
         Self {

@@ -86,7 +86,9 @@ pub enum EvalError {
         difference: String,
     },
     /// A sequence of a batch whose logits differ from those of the same sequence alone.
-    #[error("sequence {sequence} of a batch of {batch} has other logits than alone; nothing is timed")]
+    #[error(
+        "sequence {sequence} of a batch of {batch} has other logits than alone; nothing is timed"
+    )]
     BatchDiffers {
         /// The sequence, from 0 on.
         sequence: usize,
@@ -94,7 +96,9 @@ pub enum EvalError {
         batch: usize,
     },
     /// Logits that are not finite, or too large for probabilities.
-    #[error("the model's logits are not finite or too large, so there are no probabilities to compare")]
+    #[error(
+        "the model's logits are not finite or too large, so there are no probabilities to compare"
+    )]
     NoProbabilities,
     /// A context of a sweep that is too short or too long.
     #[error("a context of {context} tokens is outside {least} to {most}")]
@@ -107,7 +111,9 @@ pub enum EvalError {
         most: usize,
     },
     /// Two equal points of a sweep's grid.
-    #[error("the grid has a point twice, `{setting}` with a batch of {batch} and a context of {context}")]
+    #[error(
+        "the grid has a point twice, `{setting}` with a batch of {batch} and a context of {context}; leave equal values out"
+    )]
     EqualPoints {
         /// The policy setting.
         setting: String,
@@ -140,7 +146,9 @@ impl EvalError {
             Self::Busy { .. } => Some(Hint::WaitOrOtherFile),
             Self::OtherContent { .. } => Some(Hint::OtherFile),
             Self::NoSandbox { .. } => Some(Hint::EmbeddedPython),
+            Self::ContextOutOfRange { .. } => Some(Hint::OtherContext),
             Self::Model(error) => error.hint(),
+            Self::Runtime(error) => error.hint(),
             _ => None,
         }
     }

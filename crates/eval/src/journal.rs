@@ -15,7 +15,7 @@ use crate::{
 
 /// What tells a run's rows from those of others.
 #[derive(Debug, Clone, Copy)]
-pub struct RunName<'a> {
+pub(crate) struct RunName<'a> {
     /// How every line begins, such as `{"point":`.
     pub beginning: &'static str,
     /// What a line is, such as `line of completions`.
@@ -26,7 +26,7 @@ pub struct RunName<'a> {
 
 /// A file of rows of one run, open for more.
 #[derive(Debug)]
-pub struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     file: File,
 }
@@ -105,7 +105,7 @@ impl Journal {
     }
 
     /// Adds a row, which begins as the file's rows do and has the field `run`.
-    pub fn push(&mut self, row: &Value) -> Result<(), EvalError> {
+    pub(crate) fn push(&mut self, row: &Value) -> Result<(), EvalError> {
         // In one piece, so that nobody reads half of it but where the system itself stopped.
         let written = self.file.write_all(format!("{row}\n").as_bytes());
         written.map_err(|source| EvalError::Unwritable {

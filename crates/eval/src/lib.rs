@@ -7,6 +7,7 @@ mod contention;
 mod data_file;
 mod error;
 mod fidelity;
+pub mod format;
 pub mod front;
 pub mod function_tasks;
 pub mod grade_school;

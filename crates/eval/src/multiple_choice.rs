@@ -1,4 +1,4 @@
-//! Questions whose answers are given: the model takes the one it holds for the likeliest.
+//! Multiple-choice questions, answered by the log-likelihood of each choice.
 
 use std::path::Path;
 
@@ -18,13 +18,13 @@ pub struct Question {
     pub label: usize,
 }
 
-/// What a model takes for the answer.
+/// Choices that a model answers with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// The likeliest.
-    pub likeliest: usize,
-    /// The likeliest a byte: long answers are not at a disadvantage.
-    pub likeliest_by_length: usize,
+    /// Choice with the highest log-likelihood (`acc`).
+    pub best: usize,
+    /// Choice with the highest log-likelihood per byte (`acc_norm`).
+    pub best_by_length: usize,
 }
 
 /// The questions of the file at `path`, JSON by lines: `context`, `choices`, `label`.
@@ -85,7 +85,7 @@ pub fn answer<Model: LanguageModel + ?Sized>(
         best
     };
     Ok(Answer {
-        likeliest: best(&|(score, _)| *score),
-        likeliest_by_length: best(&|(score, length)| score / *length as f64),
+        best: best(&|(score, _)| *score),
+        best_by_length: best(&|(score, length)| score / *length as f64),
     })
 }

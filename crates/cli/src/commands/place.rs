@@ -386,10 +386,11 @@ pub(crate) fn certify_again(
 pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     if let Some(certificate) = bundle.certificate() {
         output.say(format!(
-            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} ± {:.2} % over `dense`, the same likeliest token for {}, {} of the FFN neurons computed",
+            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} % ({:+.2} to {:+.2}) over `dense`, top-1 agreement {}, {} of the FFN neurons computed",
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
-            100.0 * certificate.perplexity_rise.margin,
+            100.0 * certificate.perplexity_rise.low,
+            100.0 * certificate.perplexity_rise.high,
             percent(certificate.top1_agreement),
             percent(certificate.ffn_neurons_computed),
         ));

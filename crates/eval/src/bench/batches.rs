@@ -66,8 +66,7 @@ impl<'a> BatchBench<'a> {
         };
         if depth > 0 {
             for index in 0..most {
-                let beginning: Vec<u32> =
-                    (0..depth).map(|place| bench.id(index, place)).collect();
+                let beginning: Vec<u32> = (0..depth).map(|place| bench.id(index, place)).collect();
                 let own = std::mem::take(&mut bench.sequences[index]);
                 let other = model.replace_sequence(own);
                 let done = model.forward_last(&beginning);

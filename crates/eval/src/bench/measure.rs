@@ -238,7 +238,12 @@ impl Bench<'_> {
         })
     }
 
-    fn decode(&self, model: &mut Runtime, tokens: usize, depth: usize) -> Result<Repeat, EvalError> {
+    fn decode(
+        &self,
+        model: &mut Runtime,
+        tokens: usize,
+        depth: usize,
+    ) -> Result<Repeat, EvalError> {
         model.reset();
         if depth > 0 {
             model.forward_last(&self.ids[..depth])?;
@@ -308,7 +313,10 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
             .map_or(0.0, |stages| stages.total().as_secs_f64());
         (repeat.seconds - stages) / tokens * 1e6
     });
-    let marks = repeats[0].statistics.stages.map_or(0, |stages| stages.marks());
+    let marks = repeats[0]
+        .statistics
+        .stages
+        .map_or(0, |stages| stages.marks());
     let around = |index: usize| (bandwidths[index] + bandwidths[index + 1]) / 2.0;
     let speed = |repeat: &Repeat| repeat.statistics.bytes_read as f64 / repeat.seconds;
     let contention: Vec<Contention> = repeats.iter().map(|repeat| repeat.contention).collect();

@@ -331,7 +331,11 @@ impl<Models: SweepModels> Sweep<'_, Models> {
     }
 
     /// The model as `found` places it.
-    fn placed_model(&self, policy: &AuditedPolicy, found: &PlacedPoint) -> Result<Runtime, Models::Error> {
+    fn placed_model(
+        &self,
+        policy: &AuditedPolicy,
+        found: &PlacedPoint,
+    ) -> Result<Runtime, Models::Error> {
         let mut plan = found.plan.clone();
         plan.forget_account();
         let own = self.bundle.plan();
@@ -348,7 +352,10 @@ impl<Models: SweepModels> Sweep<'_, Models> {
         }
         let mut model = self.models.open(policy.setting.policy(), Some(plan))?;
         if policy.setting.is_raised() {
-            policy.setting.apply(&mut model, None).map_err(EvalError::from)?;
+            policy
+                .setting
+                .apply(&mut model, None)
+                .map_err(EvalError::from)?;
         }
         Ok(model)
     }
@@ -425,9 +432,8 @@ fn settings(points: &[Point]) -> Vec<PolicySetting> {
 /// Rows of the point's policy setting that the CPU computed, whatever their placement.
 fn on_cpu<'a>(rows: &'a [SweepRow], point: &Point) -> impl Iterator<Item = &'a SweepRow> {
     let setting = point.axes().level;
-    let same = move |row: &&SweepRow| {
-        row.axes.level == setting && !row.speed.measured.placement_ran
-    };
+    let same =
+        move |row: &&SweepRow| row.axes.level == setting && !row.speed.measured.placement_ran;
     rows.iter().filter(same)
 }
 

@@ -123,12 +123,12 @@ fn measure_in(
         allowed_rise,
         dense_perplexity: found.dense().perplexity(),
         perplexity: found.other().perplexity(),
-        perplexity_rise: found.rise(),
+        perplexity_rise: found.perplexity_rise(),
         kl_divergence_mean: found.mean_divergence(),
         kl_divergence_p99: found.divergence_p99(),
-        top1_agreement: found.agreement(),
-        texts_without_divergence: found.undiverged(),
-        tokens_to_first_divergence: found.first_divergence(),
+        top1_agreement: found.top1_agreement(),
+        texts_without_divergence: found.texts_without_divergence(),
+        tokens_to_first_divergence: found.tokens_to_first_divergence(),
         ffn_neurons_computed: computed,
         layers: layers
             .map(|(drift, layer)| LayerCertificate {
@@ -191,7 +191,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
     }
     format!(
         "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
-         perplexity        {:.4} as planned, {:.4} dense: {:+.3} ± {:.3} % (95 % confidence), {verdict}\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
          KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
          likeliest token   the same for {}; first another one {divergence}\n\
          FFN neurons       {} computed\n{table}",
@@ -202,7 +202,8 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         certificate.perplexity,
         certificate.dense_perplexity,
         100.0 * perplexity_rise.value,
-        100.0 * perplexity_rise.margin,
+        100.0 * perplexity_rise.low,
+        100.0 * perplexity_rise.high,
         certificate.kl_divergence_mean.value,
         certificate.kl_divergence_p99,
         percent(certificate.top1_agreement),

@@ -204,12 +204,13 @@ impl Solver<'_> {
             }
             let rise = judge.rise(&solved.plan.layers)?;
             self.output.detail(format!(
-                "{}: perplexity {:+.3} ± {:.3} %",
+                "{}: perplexity {:+.3} % ({:+.3} to {:+.3})",
                 told(leeway),
                 100.0 * rise.value,
-                100.0 * rise.margin
+                100.0 * rise.low,
+                100.0 * rise.high
             ));
-            Ok(rise.value + CAUTION * rise.margin <= self.allowed_rise)
+            Ok(rise.value + CAUTION * (rise.high - rise.value) <= self.allowed_rise)
         })?;
         drop((judge, folder));
         if found == 0 {

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use powerinfer_artifact::page::{self, escape};
-use powerinfer_eval::{front, statistics::LEVEL};
+use powerinfer_eval::{front, statistics::SIGNIFICANCE};
 
 use super::{
     charts::{self, Axis, MapRow, Mark, Plot, Scale, Series},
@@ -77,7 +77,7 @@ fn in_short(page: &mut String, rows: &[Row]) {
     let mut lines = Vec::new();
     let is_allowed = |row: &&&Row| {
         let mut losses = row.quality.functions.iter();
-        let is_lost = losses.any(|one| one.p_value < LEVEL && one.difference < 0.0);
+        let is_lost = losses.any(|one| one.p_value < SIGNIFICANCE && one.difference < 0.0);
         row.quality.perplexity_rise.high <= 0.01 && !is_lost
     };
     let real = alike.iter().filter(|row| !row.speed.measured.emulated);

@@ -1,4 +1,4 @@
-//! Where a point of the grid has which neurons, and how fast that would be.
+//! Placements of a sweep's points, with the cost model's estimates.
 
 use anyhow::Result;
 use powerinfer_artifact::{
@@ -12,10 +12,11 @@ use powerinfer_solver::{
     Candidate, LayerMode, NeuronShape, Options, Prediction, Problem, SolveError, Work, decide,
 };
 
-use super::{
-    levels::Level,
-    rows::{Placement, Planned},
+use powerinfer_eval::sweep::{
+    AuditedPolicy, BatchShape, PlacedPoint, PlacementSummary, PlacementTarget, PlannedSpeed, Point,
+    PolicySetting, SweepPlanner,
 };
+
 use crate::commands::{
     place::{
         modes::work_of_predictor,
@@ -27,40 +28,71 @@ use crate::commands::{
     },
 };
 
-/// What is on the GPU.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Hot {
-    /// The best that fits so many bytes.
-    Within(u64),
-    /// Attention, the head, and every neuron that fires on at least this share of tokens, whatever it takes.
-    From(f64),
+/// Places a bundle for a sweep.
+pub(crate) struct BundlePlanner<'a> {
+    pub(crate) bundle: &'a Bundle,
+    /// The bundle's activation frequencies.
+    pub(crate) layers: &'a [LayerPlacing],
+    /// Target machine, measured for the model.
+    pub(crate) hardware: &'a Hardware,
+    /// This machine, measured for the model.
+    pub(crate) here: Hardware,
 }
 
-/// What runs together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) batch: usize,
-    pub(crate) prompt_tokens: usize,
-    pub(crate) decode_tokens: usize,
-}
-
-impl Extent {
-    /// Tokens of a sequence.
-    pub(crate) fn context(self) -> usize {
-        self.prompt_tokens + self.decode_tokens
+impl BundlePlanner<'_> {
+    fn candidates(&self, policy: &AuditedPolicy) -> Vec<Candidate> {
+        let thresholds = policy.thresholds.as_deref();
+        let audit = &policy.audit;
+        candidates(self.bundle, self.layers, policy.setting, thresholds, audit)
     }
 }
 
-/// The way that every layer goes at a level.
-pub(crate) fn candidates(
+impl SweepPlanner for BundlePlanner<'_> {
+    type Error = anyhow::Error;
+
+    fn place(&self, policy: &AuditedPolicy, point: &Point) -> Result<PlacedPoint> {
+        let candidates = self.candidates(policy);
+        let (target, shape) = (point.target, point.shape);
+        Ok(place(
+            self.bundle,
+            &candidates,
+            self.hardware,
+            target,
+            shape,
+        )?)
+    }
+
+    fn predict_here(
+        &self,
+        policy: &AuditedPolicy,
+        plan: Option<&Plan>,
+        shape: BatchShape,
+    ) -> Result<Option<PlannedSpeed>> {
+        let candidates = self.candidates(policy);
+        let here = &self.here;
+        match plan {
+            Some(_) if here.gpu.is_none() => Ok(None),
+            Some(plan) => Ok(Some(price(self.bundle, &candidates, plan, here, shape))),
+            None => {
+                let on_cpu = PlacementTarget::Within(0);
+                Ok(Some(
+                    place(self.bundle, &candidates, here, on_cpu, shape)?.planned,
+                ))
+            }
+        }
+    }
+}
+
+/// Execution mode of every layer under `setting`, as observed.
+fn candidates(
     bundle: &Bundle,
     layers: &[LayerPlacing],
-    level: Level,
+    setting: PolicySetting,
     thresholds: Option<&[Threshold]>,
     audit: &[LayerAudit],
 ) -> Vec<Candidate> {
     let config = bundle.config();
-    let shape = NeuronShape {
+    let neuron = NeuronShape {
         bytes: neuron_bytes(config, bundle.quant()),
         matrices: config.matrices_per_neuron(),
     };
@@ -78,29 +110,29 @@ pub(crate) fn candidates(
             .iter()
             .map(|one| f64::from(*one))
             .collect();
-        let mode = match level {
-            Level::Dense => LayerMode::dense(shape),
-            Level::Exact => LayerMode::exact(shape),
-            Level::Predicted(_) => {
+        let mode = match setting {
+            PolicySetting::Dense => LayerMode::dense(neuron),
+            PolicySetting::Exact => LayerMode::exact(neuron),
+            PolicySetting::Predicted(_) => {
                 let work = summary
                     .zip(file)
                     .map(|(summary, file)| work_of_predictor(config, file.weights(), summary.rank));
                 LayerMode::predicted(
                     Policy::Predicted,
-                    shape,
+                    neuron,
                     predicted(work.unwrap_or_default()),
                 )
             }
-            Level::SignBit => {
+            PolicySetting::SignBit => {
                 let signs = summary.and_then(|summary| summary.sign_bit.as_ref());
                 let work = Work {
                     bytes: signs.map_or(0.0, |signs| signs.bytes as f64),
                     ..Work::default()
                 };
-                LayerMode::predicted(Policy::SignBit, shape, predicted(work))
+                LayerMode::predicted(Policy::SignBit, neuron, predicted(work))
             }
-            Level::Error(_) | Level::Gate(_) => {
-                // A bundle made for this level would have its neurons in this order.
+            PolicySetting::Error(_) | PolicySetting::Gate(_) => {
+                // A bundle made for this setting would have its neurons in this order.
                 let tokens = audit.tokens.max(1) as f64;
                 frequencies = audit
                     .computed
@@ -109,13 +141,13 @@ pub(crate) fn candidates(
                     .collect();
                 frequencies.sort_by(|a, b| b.total_cmp(a));
                 LayerMode::threshold(
-                    shape,
+                    neuron,
                     thresholds.map_or(Score::Gate, |all| all[index].score),
                 )
             }
         };
         let held = summary.zip(file).map(|(summary, file)| {
-            let signs = level == Level::SignBit;
+            let signs = setting == PolicySetting::SignBit;
             predictor_bytes(config, summary, file.weights(), signs)
         });
         Candidate {
@@ -128,29 +160,20 @@ pub(crate) fn candidates(
     layers.iter().enumerate().map(candidate).collect()
 }
 
-/// A placement, and what it would do.
-pub(crate) struct Found {
-    pub(crate) plan: Plan,
-    pub(crate) placement: Placement,
-    pub(crate) planned: Planned,
-}
-
-/// Places a model whose layers go the ways `candidates` on `hardware`, which is as the model finds it.
-///
-/// Fails where it does not fit.
-pub(crate) fn place(
+/// Places a bundle whose layers run in the modes of `candidates` on `hardware`, measured for the model.
+fn place(
     bundle: &Bundle,
     candidates: &[Candidate],
     hardware: &Hardware,
-    hot: Hot,
-    extent: Extent,
-) -> Result<Found, SolveError> {
-    let vram_bytes = match hot {
-        Hot::Within(bytes) => bytes,
-        Hot::From(_) => MORE_THAN_ANY,
+    target: PlacementTarget,
+    shape: BatchShape,
+) -> Result<PlacedPoint, SolveError> {
+    let vram_bytes = match target {
+        PlacementTarget::Within(bytes) => bytes,
+        PlacementTarget::HotFrom(_) => MORE_THAN_ANY,
     };
-    let mut problem = stated(bundle, hardware, vram_bytes, extent);
-    if let Hot::From(_) = hot {
+    let mut problem = stated(bundle, hardware, vram_bytes, shape);
+    if let PlacementTarget::HotFrom(_) = target {
         problem.head_pin = Some(Device::Gpu);
         for layer in &mut problem.layers {
             layer.pins.attention = Some(Device::Gpu);
@@ -158,43 +181,43 @@ pub(crate) fn place(
     }
     let modes: Vec<_> = candidates.iter().map(|one| vec![one.clone()]).collect();
     let mut plan = decide(&problem, &modes, &Options::default())?.plan;
-    if let Hot::From(threshold) = hot {
-        draw(&mut plan, candidates, threshold);
+    if let PlacementTarget::HotFrom(threshold) = target {
+        move_border(&mut plan, candidates, threshold);
     }
     let chosen: Vec<&Candidate> = candidates.iter().collect();
     let placed = Placed::of(&plan, &problem, bundle.config(), bundle.quant(), &chosen);
-    Ok(Found {
+    Ok(PlacedPoint {
         placement: placement(&plan, &placed, candidates),
-        planned: predict(&placed, hardware, extent),
+        planned: predict(&placed, hardware, shape),
         plan,
     })
 }
 
-/// What the cost model says of `plan` on `hardware`, which is as the model finds it.
-pub(crate) fn price(
+/// Estimate of `plan` on `hardware`, measured for the model.
+fn price(
     bundle: &Bundle,
     candidates: &[Candidate],
     plan: &Plan,
     hardware: &Hardware,
-    extent: Extent,
-) -> Planned {
-    let problem = stated(bundle, hardware, MORE_THAN_ANY, extent);
+    shape: BatchShape,
+) -> PlannedSpeed {
+    let problem = stated(bundle, hardware, MORE_THAN_ANY, shape);
     let chosen: Vec<&Candidate> = candidates.iter().collect();
     let placed = Placed::of(plan, &problem, bundle.config(), bundle.quant(), &chosen);
-    predict(&placed, hardware, extent)
+    predict(&placed, hardware, shape)
 }
 
 /// More memory than any model takes.
 const MORE_THAN_ANY: u64 = 1 << 50;
 
-/// The placement as the solver takes it.
-fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, extent: Extent) -> Problem {
+/// The placement problem of the solver.
+fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, shape: BatchShape) -> Problem {
     let before = &bundle.plan().budget;
     let budget = Budget {
         vram_split: Vec::new(),
         vram_bytes,
         ram_bytes: before.ram_bytes.max(hardware.cpu.ram_bytes),
-        context_tokens: (extent.batch * extent.context()) as u64,
+        context_tokens: (shape.batch * shape.context()) as u64,
         kv_cache: before.kv_cache,
     };
     let rank = largest_rank(bundle.predictors());
@@ -210,50 +233,48 @@ fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, extent: Extent)
     problem
 }
 
-fn predict(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned {
+fn predict(placed: &Placed<'_>, hardware: &Hardware, shape: BatchShape) -> PlannedSpeed {
     let stage = Stage {
         engine: &OURS,
         hardware,
     };
-    let context = extent.prompt_tokens as f64 + extent.decode_tokens as f64 / 2.0;
+    let context = shape.prompt_tokens as f64 + shape.decode_tokens as f64 / 2.0;
     let step = stage.pass(
         placed,
         Pass {
-            tokens: extent.batch as f64,
-            context: extent.batch as f64 * context,
+            tokens: shape.batch as f64,
+            context: shape.batch as f64 * context,
             kind: Kind::Decode,
         },
     );
-    Planned {
+    PlannedSpeed {
         hardware: hardware.name.clone(),
         simulated: true,
-        first_token_milliseconds: 1e3 * stage.prompt(placed, extent.prompt_tokens),
+        first_token_milliseconds: 1e3 * stage.prompt(placed, shape.prompt_tokens),
         decode_microseconds: 1e6 * step.total,
         gpu_microseconds: 1e6 * step.gpu,
         cpu_microseconds: 1e6 * step.cpu,
         sync_microseconds: 1e6 * step.sync,
-        tokens_per_second: extent.batch as f64 / step.total,
+        tokens_per_second: shape.batch as f64 / step.total,
     }
 }
 
-/// Everything on a GPU: the bytes before any layer, and those of the layers.
-///
-/// Fails where `hardware` has no GPU.
-pub(crate) fn whole(
+/// Everything on a GPU: its bytes outside the layers, and those of the layers.
+fn whole(
     bundle: &Bundle,
     candidates: &[Candidate],
     hardware: &Hardware,
-    extent: Extent,
+    shape: BatchShape,
 ) -> Result<(u64, u64), SolveError> {
-    let all = Hot::Within(MORE_THAN_ANY);
-    let plan = place(bundle, candidates, hardware, all, extent)?.plan;
+    let all = PlacementTarget::Within(MORE_THAN_ANY);
+    let plan = place(bundle, candidates, hardware, all, shape)?.plan;
     let layers = plan.layers.iter().map(|layer| layer.bytes(Device::Gpu));
     let layers: u64 = layers.sum();
     Ok((plan.totals.gpu_bytes.saturating_sub(layers), layers))
 }
 
-/// Draws the line between hot and cold at `threshold` instead.
-fn draw(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
+/// Moves the border between hot and cold to the activation frequency `threshold`.
+fn move_border(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let mut moved: i128 = 0;
     for (layer, candidate) in plan.layers.iter_mut().zip(candidates) {
         let hot = candidate
@@ -266,14 +287,14 @@ fn draw(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let shifted = |bytes: u64, by: i128| (i128::from(bytes) + by).max(0) as u64;
     let (gpu, cpu) = (plan.totals.gpu_bytes, plan.totals.cpu_bytes);
     let (gpu, cpu) = (shifted(gpu, moved), shifted(cpu, -moved));
-    // The lines no longer add up: it is a plan to be run and measured, and no promise.
+    // The plan's lines no longer add up.
     plan.forget_account();
     (plan.totals.gpu_bytes, plan.totals.cpu_bytes) = (gpu, cpu);
     plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
 }
 
-fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Placement {
-    // Where nothing fires, nothing is carried.
+fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> PlacementSummary {
+    // Without any activation the share is undefined.
     let [neuron_share, activation_share] = placed
         .hot()
         .map(|share| if share.is_finite() { share } else { 0.0 });
@@ -285,7 +306,7 @@ fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Plac
             let last = layer.hot_count.checked_sub(1)?;
             candidate.frequencies.get(last).copied()
         });
-    Placement {
+    PlacementSummary {
         hot_neurons: plan.layers.iter().map(|layer| layer.hot_count as u64).sum(),
         neurons: plan
             .layers
@@ -308,14 +329,24 @@ fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Plac
     }
 }
 
-/// The plan as `bundle` can run it: what is stored stays as it is, and so do its thresholds.
-pub(crate) fn to_run(mut plan: Plan, bundle: &Bundle) -> Plan {
-    plan.forget_account();
-    for (layer, before) in plan.layers.iter_mut().zip(&bundle.plan().layers) {
-        layer.threshold = before.threshold;
-        layer.input_thresholds = before.input_thresholds;
+/// Default budgets of a sweep: none, and room for a quarter, half, three quarters and all of the layers next to what a
+/// GPU holds outside them; none alone if `hardware` has no GPU.
+pub(crate) fn default_budgets(
+    bundle: &Bundle,
+    layers: &[LayerPlacing],
+    hardware: &Hardware,
+    shape: BatchShape,
+) -> Result<Vec<PlacementTarget>, SolveError> {
+    const STEP: u64 = 64 << 10;
+    let mut budgets = vec![PlacementTarget::Within(0)];
+    if hardware.gpu.is_some() {
+        let audit = vec![LayerAudit::default(); layers.len()];
+        let dense = candidates(bundle, layers, PolicySetting::Dense, None, &audit);
+        let (fixed, layers) = whole(bundle, &dense, hardware, shape)?;
+        let quarter = |count: u64| (fixed + layers * count / 4).div_ceil(STEP) * STEP;
+        let mut sizes: Vec<u64> = (1..=4).map(quarter).collect();
+        sizes.dedup();
+        budgets.extend(sizes.into_iter().map(PlacementTarget::Within));
     }
-    plan.budget.context_tokens = bundle.plan().budget.context_tokens;
-    plan.budget.kv_cache = bundle.plan().budget.kv_cache;
-    plan
+    Ok(budgets)
 }

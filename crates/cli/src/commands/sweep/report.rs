@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, write::write_file};
-use powerinfer_eval::{front, statistics::Paired};
+use powerinfer_eval::{MIN_INTERVAL_TOKENS, format, front, statistics::Paired, sweep::csv};
 use serde_json::{Value, json};
 
 use super::{
-    csv, page,
+    page,
     rows::{Functions, Interval, Measured, Row},
 };
 use crate::{
-    commands::{eval_code::told_beside, place::page::refuse_inside},
+    commands::place::page::refuse_inside,
     output::{Output, Table, percent},
 };
 
@@ -179,13 +179,7 @@ pub(super) fn points(rows: &[Row], speeds: Speeds, loss: impl Fn(&Row) -> Option
 
 /// A share with its interval.
 pub(super) fn told(interval: Interval) -> String {
-    let [value, low, high] = [interval.value, interval.low, interval.high];
-    format!(
-        "{} ({}–{})",
-        percent(value),
-        figure(100.0 * low),
-        figure(100.0 * high)
-    )
+    format::share(interval)
 }
 
 /// pass@1 with its interval, and how many could not be judged.
@@ -198,23 +192,13 @@ pub(super) fn told_pass(functions: &Functions) -> String {
 }
 
 /// A rise with its interval, in percent.
-pub(crate) fn told_rise(interval: Interval) -> String {
-    let [value, low, high] =
-        [interval.value, interval.low, interval.high].map(|share| 100.0 * share);
-    format!("{value:+.2} % ({low:+.2} to {high:+.2})")
-}
-
-fn figure(value: f64) -> String {
-    format!("{value:.1}")
+pub(super) fn told_rise(interval: Interval) -> String {
+    format::rise(interval)
 }
 
 /// A speed, of three digits or so.
 pub(super) fn speed(tokens_per_second: f64) -> String {
-    match tokens_per_second {
-        speed if speed >= 100.0 => format!("{speed:.0}"),
-        speed if speed >= 10.0 => format!("{speed:.1}"),
-        speed => format!("{speed:.2}"),
-    }
+    format::figure(tokens_per_second)
 }
 
 /// The speed that was measured, with a star where others used the machine; nothing where a device was emulated.
@@ -332,11 +316,8 @@ pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
         items: functions.pairs,
     };
     let name = format!("{level}, {},", functions.name);
-    told_beside(&name, "dense", paired)
+    format::paired(&name, "dense", paired)
 }
-
-/// Fewer tokens tell nothing of how they vary.
-pub(crate) const FEW_TOKENS: u64 = 32;
 
 /// The rise of perplexity in a line.
 pub(super) fn told_perplexity(row: &Row) -> String {
@@ -344,15 +325,15 @@ pub(super) fn told_perplexity(row: &Row) -> String {
     let Interval { low, high, .. } = quality.perplexity_rise;
     let verdict = match () {
         () if quality.largest_logit_difference == 0.0 => "every logit is the same".to_owned(),
-        () if quality.tokens < FEW_TOKENS => "too little text to tell".to_owned(),
+        () if quality.tokens < MIN_INTERVAL_TOKENS => "too little text to tell".to_owned(),
         () if low > 0.0 || high < 0.0 => "a difference".to_owned(),
         () => format!(
-            "no difference shown; one of {:.3} % could have been",
-            100.0 * quality.smallest_visible_rise
+            "no difference shown; minimum detectable effect {:.3} %",
+            100.0 * quality.minimum_detectable_rise
         ),
     };
     format!(
-        "{} beside dense, perplexity: {} on {} tokens; {verdict}",
+        "{} relative to dense, perplexity: {} on {} tokens; {verdict}",
         row.axes.level,
         told_rise(quality.perplexity_rise),
         quality.tokens
