@@ -43,7 +43,7 @@ if [ -z "${SKIP_TESTS:-}" ]; then
     echo "| $told | $(grep '^test result' "$work/$name.log" || echo "ended with $code") |" >> "$report"
     [ "$code" = 0 ] || failed=1
   }
-  kernels="test-kernels:kernels test-prompts:kernels test-lanes:kernels test-observe:kernels"
+  kernels="test-kernels:kernels test-prompts:kernels test-staging:kernels test-observe:kernels"
   for test in $kernels test-hybrid:crates/runtime test-profile:crates/profile; do
     try "${test%%:*}" "$test"
   done

@@ -17,7 +17,7 @@ pack "$(cargo build --release --locked -p powerinfer-cli --message-format=json |
 test() { cargo test --release --locked -p "$1" --test "$2" --no-run --message-format=json | executable; }
 pack "$(test powerinfer-kernels cuda)" test-kernels
 pack "$(test powerinfer-kernels cuda_prompt)" test-prompts
-pack "$(test powerinfer-kernels cuda_lanes)" test-lanes
+pack "$(test powerinfer-kernels cuda_staging)" test-staging
 pack "$(test powerinfer-kernels cuda_observe)" test-observe
 pack "$(test powerinfer-runtime hybrid)" test-hybrid
 pack "$(test powerinfer-profile on_device)" test-profile

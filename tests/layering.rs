@@ -1,4 +1,4 @@
-//! Nouns below, verbs above, one way down; and the runtime stays light.
+//! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -6,13 +6,14 @@ use std::{
     process::Command,
 };
 
-/// Our crates from the bottom up; a crate may depend on those before it alone.
-const LADDER: [&str; 16] = [
+/// Our crates from the bottom up; a crate depends only on those before it.
+const LADDER: [&str; 18] = [
+    "powerinfer-tensor",
     "powerinfer-pool",
-    "powerinfer-kernels",
     "powerinfer-artifact",
     "powerinfer-model",
     "powerinfer-hub",
+    "powerinfer-kernels",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",
@@ -23,10 +24,20 @@ const LADDER: [&str; 16] = [
     "powerinfer-predictor",
     "powerinfer-solver",
     "powerinfer-eval",
+    "powerinfer-planner",
     "powerinfer-cli",
 ];
 
-/// What must never be linked into a program that only runs bundles.
+/// Crates that handle formats and figures without computing with weights.
+const WITHOUT_KERNELS: [&str; 5] = [
+    "powerinfer-tensor",
+    "powerinfer-artifact",
+    "powerinfer-model",
+    "powerinfer-hub",
+    "powerinfer-solver",
+];
+
+/// Dependencies that must not be linked into a program that only runs bundles.
 const HEAVY: [&str; 8] = [
     "candle-core",
     "candle-nn",
@@ -113,21 +124,39 @@ fn no_edge_points_up() {
     }
 }
 
-#[test]
-fn the_runtime_stays_light() {
-    let dependencies = dependencies();
+/// All packages that `package` links, itself included.
+fn reached(dependencies: &BTreeMap<String, BTreeSet<String>>, package: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
-    let mut open = vec!["powerinfer-runtime".to_owned()];
+    let mut open = vec![package.to_owned()];
     while let Some(package) = open.pop() {
         if reached.insert(package.clone()) {
             open.extend(dependencies[&package].iter().cloned());
         }
     }
+    reached
+}
+
+#[test]
+fn the_runtime_stays_light() {
+    let dependencies = dependencies();
+    let reached = reached(&dependencies, "powerinfer-runtime");
     for heavy in HEAVY {
         assert!(
             dependencies.contains_key(heavy),
             "{heavy} is not in the workspace any more; mend this list"
         );
         assert!(!reached.contains(heavy), "the runtime pulls in {heavy}");
+    }
+}
+
+#[test]
+fn formats_hub_and_solver_link_neither_cuda_nor_cpu_kernels() {
+    let dependencies = dependencies();
+    for package in WITHOUT_KERNELS {
+        let reached = reached(&dependencies, package);
+        for kernels in ["cudarc", "powerinfer-kernels"] {
+            assert!(dependencies.contains_key(kernels));
+            assert!(!reached.contains(kernels), "{package} pulls in {kernels}");
+        }
     }
 }

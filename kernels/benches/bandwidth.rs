@@ -9,8 +9,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use powerinfer_kernels::{
-    Activations, BLOCK, Format, Isa, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
+use powerinfer_kernels::{Isa, QuantisedActivations};
+use powerinfer_tensor::{
+    BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK, bf16, f16, pack,
 };
 
 const PASSES: usize = 5;
@@ -56,14 +57,15 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let matrix = view(format, rows, bytes);
     let total = rows * matrix.row_bytes();
     let x: Vec<f32> = (0..columns()).map(|i| (i % 7) as f32 - 3.0).collect();
-    let mut rounded = Activations::default();
+    let mut rounded = QuantisedActivations::default();
     isa.quantise(&x, columns(), &mut rounded);
     let mut out = vec![0.0; rows];
     let dense = best(total, || isa.gemv(&matrix, &x, &mut out));
-    let integer = |act: &mut dyn FnMut(&Activations), bytes: usize| match format.is_quantised() {
-        true => best(bytes, || act(&rounded)),
-        false => f64::NAN,
-    };
+    let integer =
+        |act: &mut dyn FnMut(&QuantisedActivations), bytes: usize| match format.is_quantised() {
+            true => best(bytes, || act(&rounded)),
+            false => f64::NAN,
+        };
     let dense_rounded = integer(
         &mut |x| isa.gemv_integer(&matrix, x.vector(0), &mut out),
         total,
@@ -122,11 +124,11 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     let ones = vec![1.0; TOKENS * rows.len()];
     let mut sums = vec![0.0; TOKENS * columns()];
     let many = best(operations, || {
-        isa.axpy_rows_many(&part, rows, &ones, 0..columns(), &mut sums);
+        isa.axpy_rows_batch(&part, rows, &ones, 0..columns(), &mut sums);
     });
     let many_rounded = match format.has_nibbles() {
         true => best(operations, || {
-            isa.axpy_rows_many_integer(&part, rows, &ones, 0..columns(), &mut sums);
+            isa.axpy_rows_batch_integer(&part, rows, &ones, 0..columns(), &mut sums);
         }),
         false => f64::NAN,
     };
@@ -192,7 +194,7 @@ fn check(isa: Isa, format: Format) {
         let mut out = vec![0.0; 8];
         isa.gemv(&matrix.as_view(), &values[..columns()], &mut out);
         if format.is_quantised() {
-            let mut rounded = Activations::default();
+            let mut rounded = QuantisedActivations::default();
             isa.quantise(&values[..columns()], columns(), &mut rounded);
             out.resize(16, 0.0);
             isa.gemv_integer(&matrix.as_view(), rounded.vector(0), &mut out[8..]);
@@ -202,7 +204,7 @@ fn check(isa: Isa, format: Format) {
             let mut sums = vec![0.0; columns()];
             let (weights, x) = (matrix.as_view(), &values[..8]);
             isa.axpy_rows_integer(&weights, &rows, x, 0..columns(), &mut sums);
-            isa.axpy_rows_many_integer(&weights, &rows, x, 0..columns(), &mut sums);
+            isa.axpy_rows_batch_integer(&weights, &rows, x, 0..columns(), &mut sums);
             out.extend(sums);
         }
         out

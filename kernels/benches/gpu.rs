@@ -16,13 +16,13 @@ use std::{
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    CacheFormat, Format, Isa, Matrix, MatrixData, OwnedMatrix,
+    Arithmetic, Isa,
     cuda::{
-        Attention, Buffer, Card, ColdShare, Device, DownScratch, Ffn, FfnRule, Gpu, GpuActivation,
-        GpuCache, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer, HostView,
+        Attention, Buffer, ColdSum, CudaDevice, Device, DownScratch, Ffn, Gpu, GpuActivation,
+        GpuCache, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer, HostMirror, NeuronFilter,
     },
-    pack,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, OwnedMatrix, pack};
 
 #[path = "../tests/support/noise.rs"]
 mod noise;
@@ -57,7 +57,7 @@ fn main() -> Outcome<()> {
                 return Ok(());
             }
         },
-        false => match Card::open(0) {
+        false => match CudaDevice::open(0) {
             Ok(card) => Arc::new(card),
             Err(reason) if std::env::var_os("POWERINFER_REQUIRE_GPU").is_some() => {
                 return Err(reason.into());
@@ -207,7 +207,7 @@ impl Bench {
             false => [256, 320, 8, 64],
         };
         Ok(Self {
-            gpu: Gpu::new(Arc::clone(&device), true),
+            gpu: Gpu::new(Arc::clone(&device), Arithmetic::Integer),
             device,
             is_card,
             hidden,
@@ -226,13 +226,13 @@ impl Bench {
         for repeat in 0..=self.repeats {
             let [from, to] = &mut self.sweep;
             to.copy_from(from)?;
-            self.device.mark(0)?;
+            self.device.record_event(0)?;
             act(&self.gpu)?;
-            self.device.mark(1)?;
+            self.device.record_event(1)?;
             self.device.synchronise()?;
             // The first one loads what it needs.
             if repeat > 0 {
-                all.push(self.device.seconds_between(0, 1)?.max(1e-9));
+                all.push(self.device.elapsed_seconds(0, 1)?.max(1e-9));
             }
         }
         Ok(median(all))
@@ -243,11 +243,11 @@ impl Bench {
         let mut all = Vec::new();
         for _ in 0..2 * self.repeats + 1 {
             let [from, to] = &mut self.sweep;
-            self.device.mark(0)?;
+            self.device.record_event(0)?;
             to.copy_from(from)?;
-            self.device.mark(1)?;
+            self.device.record_event(1)?;
             self.device.synchronise()?;
-            all.push(self.device.seconds_between(0, 1)?.max(1e-9));
+            all.push(self.device.elapsed_seconds(0, 1)?.max(1e-9));
         }
         self.ceiling = 2.0 * bytes as f64 / median(all);
         println!(
@@ -270,9 +270,9 @@ impl Bench {
                     host.write_bytes(1, bytes);
                     let from = std::slice::from_raw_parts(host, bytes);
                     let started = Instant::now();
-                    self.device.hold_copies(0)?;
-                    self.device.copy_beside(0, to, from)?;
-                    self.device.finish_copies(0)?;
+                    self.device.make_copies_wait(0)?;
+                    self.device.copy_async(0, to, from)?;
+                    self.device.synchronise_copies(0)?;
                     all.push(started.elapsed().as_secs_f64());
                     self.device.free(to, bytes);
                 }
@@ -299,7 +299,7 @@ impl Bench {
         let view = Flags::new(&self.device, 1)?;
         let launch_all = |gpu: &Gpu| -> Outcome<()> {
             for _ in 0..COUNT {
-                gpu.announce(view.host_view(0))?;
+                gpu.signal_host(view.host_view(0))?;
             }
             Ok(())
         };
@@ -317,14 +317,14 @@ impl Bench {
             median(host) * 1e6
         );
         println!("| one by one, from one to the next | {:.2} |", eager * 1e6);
-        if self.device.record()? {
+        if self.device.begin_capture()? {
             launch_all(&self.gpu)?;
-            let recorded = self.device.recorded()?;
+            let recorded = self.device.end_capture()?;
             let replay = |_: &Gpu| -> Outcome<()> {
                 // SAFETY: what was recorded uses what is still here.
                 #[allow(unsafe_code)]
                 unsafe {
-                    recorded.replay()?;
+                    recorded.launch()?;
                 }
                 Ok(())
             };
@@ -358,7 +358,7 @@ impl Bench {
         let device = &self.device;
         let mut ready = Flags::new(device, COUNT)?;
         let done = HostBuffer::new(device, COUNT)?;
-        let (sum, gave_up) = (HostBuffer::new(device, 32)?, HostBuffer::new(device, 1)?);
+        let (sum, timed_out) = (HostBuffer::new(device, 32)?, HostBuffer::new(device, 1)?);
         let matrix = pack(Format::F32, 1, 32, &[0.0; 32]);
         let linear = || GpuLinear::upload(device, &matrix.as_view(), None);
         let ffn = Ffn {
@@ -374,13 +374,13 @@ impl Bench {
         let mut hidden = Buffer::new(device, 32)?;
         let mut launch_all = |ready: &Flags| -> Outcome<()> {
             for index in 0..COUNT {
-                self.gpu.announce(ready.host_view(index))?;
-                let cold = ColdShare {
+                self.gpu.signal_host(ready.host_view(index))?;
+                let cold = ColdSum {
                     sum: &sum,
-                    done: Some((&done, index)),
+                    flag: Some((&done, index)),
                     step: &ready.step,
-                    gave_up: &gave_up,
-                    patience: 5_000_000_000,
+                    timed_out: &timed_out,
+                    timeout_nanoseconds: 5_000_000_000,
                 };
                 let (ffn, hidden) = (&ffn, &mut hidden);
                 self.gpu
@@ -388,11 +388,11 @@ impl Bench {
             }
             Ok(())
         };
-        if !self.device.record()? {
+        if !self.device.begin_capture()? {
             return Ok(f64::NAN);
         }
         launch_all(&ready)?;
-        let recorded = self.device.recorded()?;
+        let recorded = self.device.end_capture()?;
         let mut all = Vec::new();
         for round in 1..=self.repeats as u32 + 1 {
             ready.step.write(&[round])?;
@@ -401,7 +401,7 @@ impl Bench {
             // SAFETY: what was recorded uses what is still here.
             #[allow(unsafe_code)]
             unsafe {
-                recorded.replay()?;
+                recorded.launch()?;
             }
             for index in 0..COUNT {
                 let flag = &ready.ready.words()[index];
@@ -413,7 +413,7 @@ impl Bench {
             device.synchronise()?;
             all.push(started.elapsed().as_secs_f64() / COUNT as f64);
         }
-        if gave_up.words()[0].load(Ordering::Acquire) != 0 {
+        if timed_out.words()[0].load(Ordering::Acquire) != 0 {
             return Err("a kernel gave a synchronisation up".into());
         }
         Ok(median(all))
@@ -469,7 +469,7 @@ impl Bench {
                         &on_device,
                         None,
                         &ffn,
-                        FfnRule::Every,
+                        NeuronFilter::All,
                         mask,
                         products,
                         None,
@@ -568,12 +568,12 @@ impl Bench {
                 let x = noise(7, tokens * columns);
                 let want = tiled.products(&x[..columns]);
                 let x = Buffer::from_slice(&self.device, &x)?;
-                let mut halves = self.gpu.new_halves(tokens, columns)?;
+                let mut halves = self.gpu.new_f16_buffer(tokens, columns)?;
                 self.gpu
-                    .halve(&x, tokens, None, format, &mut halves, None)?;
+                    .to_f16(&x, tokens, None, format, &mut halves, None)?;
                 let mut out = Buffer::new(&self.device, tokens * rows)?;
                 let seconds =
-                    self.seconds(|gpu| Ok(gpu.multiply(&halves, &linear, &mut out, false)?))?;
+                    self.seconds(|gpu| Ok(gpu.gemm(&halves, &linear, &mut out, false)?))?;
                 let found = out.to_vec()?;
                 let what = format!("{format} product of {tokens} tokens");
                 compare(&found[..rows], |row| want[row % TILE], &what)?;
@@ -609,7 +609,7 @@ impl Bench {
             let mut cache = GpuCache::new(device, CacheFormat::F16, kv_heads, self.context, size)?;
             let words = self
                 .gpu
-                .attention_words(1, heads, kv_heads, size, self.context);
+                .attention_scratch_len(1, heads, kv_heads, size, self.context);
             let (mut partial, mut counters) =
                 (Buffer::new(device, words)?, Buffer::new(device, kv_heads)?);
             let mut out = Buffer::new(device, heads * size)?;
@@ -620,8 +620,8 @@ impl Bench {
                     key: &key,
                     value: &value,
                     norms: None,
-                    rotations: &rotations,
-                    slopes: None,
+                    sin_cos: &rotations,
+                    alibi_slopes: None,
                     window: None,
                     position: &position,
                 };
@@ -657,10 +657,10 @@ impl Flags {
         })
     }
 
-    fn host_view(&self, flag: usize) -> HostView<'_> {
-        HostView {
+    fn host_view(&self, flag: usize) -> HostMirror<'_> {
+        HostMirror {
             input: &self.input,
-            ready: &self.ready,
+            flags: &self.ready,
             flag,
             step: &self.step,
         }

@@ -27,7 +27,8 @@ fn main() {
 mod linux {
     use std::hint::black_box;
 
-    use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, pack};
+    use powerinfer_kernels::{Isa, QuantisedActivations};
+    use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
     const COLUMNS: usize = 4096;
     /// Rows of a batch: what is unpacked together.
@@ -39,39 +40,39 @@ mod linux {
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Kernel {
         /// A row times a vector.
-        Product,
+        Arithmetic,
         /// The same in whole numbers.
         IntegerProduct,
         /// A row added to a sum.
         Sum,
         /// The same in whole numbers.
-        IntegerSum,
+        IntegerAxpy,
         /// A row times eight vectors in whole numbers, for one of them.
         IntegerBatch,
     }
 
-    use Kernel::{IntegerBatch, IntegerProduct, IntegerSum, Product, Sum};
+    use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Sum};
 
     /// The most instructions that a row of 4096 weights may take: about a tenth more than it did when
     /// the line was written.
     const MOST: [(&str, Format, Kernel, u64); 18] = [
-        ("avx2", Format::F16, Product, 2150),
+        ("avx2", Format::F16, Arithmetic, 2150),
         ("avx2", Format::Q8_0, IntegerProduct, 2950),
         ("avx2", Format::Q8_0, IntegerBatch, 1240),
         ("avx2", Format::Q8_0, Sum, 3440),
         ("avx2", Format::Q4_0, IntegerProduct, 1890),
-        ("avx2", Format::Q4_0, IntegerSum, 1900),
+        ("avx2", Format::Q4_0, IntegerAxpy, 1900),
         ("avx512", Format::Q8_0, IntegerProduct, 1770),
         ("avx512", Format::Q4_0, IntegerProduct, 1200),
-        ("avx512-vnni", Format::F32, Product, 1700),
-        ("avx512-vnni", Format::F16, Product, 1790),
+        ("avx512-vnni", Format::F32, Arithmetic, 1700),
+        ("avx512-vnni", Format::F16, Arithmetic, 1790),
         ("avx512-vnni", Format::F16, Sum, 2480),
-        ("avx512-vnni", Format::Bf16, Product, 1790),
+        ("avx512-vnni", Format::Bf16, Arithmetic, 1790),
         ("avx512-vnni", Format::Q8_0, IntegerProduct, 1510),
         ("avx512-vnni", Format::Q8_0, Sum, 2160),
         ("avx512-vnni", Format::Q8_0, IntegerBatch, 490),
         ("avx512-vnni", Format::Q4_0, IntegerProduct, 1190),
-        ("avx512-vnni", Format::Q4_0, IntegerSum, 1270),
+        ("avx512-vnni", Format::Q4_0, IntegerAxpy, 1270),
         ("avx512-vnni", Format::Q4_0, IntegerBatch, 380),
     ];
 
@@ -91,10 +92,10 @@ mod linux {
                 continue;
             }
             for format in Format::ALL {
-                for kernel in [Product, IntegerProduct, Sum, IntegerSum, IntegerBatch] {
-                    let is_integer = matches!(kernel, IntegerProduct | IntegerSum | IntegerBatch);
+                for kernel in [Arithmetic, IntegerProduct, Sum, IntegerAxpy, IntegerBatch] {
+                    let is_integer = matches!(kernel, IntegerProduct | IntegerAxpy | IntegerBatch);
                     if is_integer && !format.is_quantised()
-                        || kernel == IntegerSum && !format.has_nibbles()
+                        || kernel == IntegerAxpy && !format.has_nibbles()
                     {
                         continue;
                     }
@@ -153,12 +154,12 @@ mod linux {
         let matrix: OwnedMatrix = pack(format, rows, COLUMNS, &values);
         let matrix = matrix.as_view();
         let x = &values[..COLUMNS];
-        let mut rounded = Activations::default();
+        let mut rounded = QuantisedActivations::default();
         let eight: Vec<f32> = x.iter().copied().cycle().take(8 * COLUMNS).collect();
         let listed: Vec<u32> = (0..rows as u32).collect();
         let mut out = vec![0.0; (rows * 8).max(COLUMNS)];
         match kernel {
-            Product => run(&mut || isa.gemv(&matrix, x, &mut out[..rows])),
+            Arithmetic => run(&mut || isa.gemv(&matrix, x, &mut out[..rows])),
             IntegerProduct => {
                 isa.quantise(x, COLUMNS, &mut rounded);
                 run(&mut || isa.gemv_integer(&matrix, rounded.vector(0), &mut out[..rows]));
@@ -172,7 +173,7 @@ mod linux {
                     &mut out[..COLUMNS],
                 )
             }),
-            IntegerSum => run(&mut || {
+            IntegerAxpy => run(&mut || {
                 isa.axpy_rows_integer(
                     &matrix,
                     &listed,

@@ -242,7 +242,7 @@ __device__ __forceinline__ void append(const Attention& a) {
   }
 }
 
-KERNEL(WARP, append_f16, Attention) { append<HalfCache>(a); }
-KERNEL(WARP, append_f32, Attention) { append<FloatCache>(a); }
-KERNEL(ATTENTION_THREADS, attend_f16, Attention) { attend<HalfCache>(a); }
-KERNEL(ATTENTION_THREADS, attend_f32, Attention) { attend<FloatCache>(a); }
+KERNEL(WARP, append_kv_f16, Attention) { append<HalfCache>(a); }
+KERNEL(WARP, append_kv_f32, Attention) { append<FloatCache>(a); }
+KERNEL(ATTENTION_THREADS, attention_f16, Attention) { attend<HalfCache>(a); }
+KERNEL(ATTENTION_THREADS, attention_f32, Attention) { attend<FloatCache>(a); }

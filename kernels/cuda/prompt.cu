@@ -7,9 +7,9 @@
 constexpr int TILE_ROWS = 32;
 constexpr int TILE_TOKENS = 64;
 constexpr int TILE_COLUMNS = 64;
-// Halves from one row of a tile to the next: no two of those that a warp reads together share a bank.
+// F16Buffer from one row of a tile to the next: no two of those that a warp reads together share a bank.
 constexpr int PITCH = TILE_COLUMNS + 8;
-// Halves of 16 bytes.
+// F16Buffer of 16 bytes.
 constexpr int PIECE = 8;
 // Rows and columns that tensor cores take at once, and tokens.
 constexpr int CORE_ROWS = 16;
@@ -17,11 +17,11 @@ constexpr int CORE_TOKENS = 8;
 // Warps that share a tile's rows, and those that share its tokens.
 constexpr int ROW_WARPS = TILE_ROWS / CORE_ROWS;
 constexpr int TOKEN_WARPS = 2;
-constexpr int MULTIPLY_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
+constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
 
 // The numbers of some tokens as halves.
-struct Halves {
+struct F16Buffer {
   // [parts, tokens, padded]: numbers over their token's scale, zeros behind them up to whole tiles; where there
   // is a second part, what the first leaves.
   uint16_t* numbers;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float scale_of(unsigned largest, float& inverse) {
 }
 
 // Writes number `column` of a token over its scale.
-__device__ __forceinline__ void write_half(const Halves& to, int token, int column, float value) {
+__device__ __forceinline__ void write_half(const F16Buffer& to, int token, int column, float value) {
   const size_t place = size_t(token) * to.padded + column;
   const uint16_t half = float_to_half(value);
   to.numbers[place] = half;
@@ -60,18 +60,18 @@ __device__ __forceinline__ unsigned block_largest(unsigned value, unsigned* scra
   return value;
 }
 
-struct Halve {
+struct ToF16 {
   // [tokens, columns]; a token is a block.
   const float* x;
   int columns;
   Norm norm;
-  Halves to;
+  F16Buffer to;
   // The normed numbers, where the processor beside reads them; null where it does not.
   float* for_host;
 };
 
 // Norms tokens and halves them.
-KERNEL(256, halve, Halve) {
+KERNEL(256, to_f16, ToF16) {
   SharedMemory shared;
   const int token = blockIdx.x;
   const size_t start = size_t(token) * a.columns;
@@ -91,7 +91,7 @@ KERNEL(256, halve, Halve) {
   if (threadIdx.x == 0) a.to.scales[token] = scale;
 }
 
-struct Combine {
+struct ActivateGateUp {
   Neurons neurons;
   // [tokens, count]: what gate gives, and then what rows of down are multiplied by. A token is a block.
   float* gate;
@@ -103,13 +103,13 @@ struct Combine {
   // The first of these neurons in the mask.
   int first;
   int count;
-  Halves to;
+  F16Buffer to;
   // How many neurons are added, in all that was launched.
   unsigned* computed;
 };
 
 // Makes of gate and up what rows of down are multiplied by, of the neurons that are computed, and halves that.
-KERNEL(256, combine, Combine) {
+KERNEL(256, activate_gate_up, ActivateGateUp) {
   SharedMemory shared;
   unsigned* scratch = shared.take<unsigned>(WARP);
   const int token = blockIdx.x;
@@ -146,10 +146,10 @@ KERNEL(256, combine, Combine) {
   if (lane_index() == 0) atomicAdd(a.computed, unsigned(computed));
 }
 
-struct Multiply {
+struct Gemm {
   // [outputs, inputs], or where rows are neurons [inputs, outputs].
   Matrix matrix;
-  Halves x;
+  F16Buffer x;
   // Added to every token, one number an output; null for none.
   const float* bias;
   const float* offset;
@@ -164,11 +164,11 @@ struct Multiply {
 // Weights over tokens: a tile of outputs a block. While a stage of columns is multiplied, the next one's weights
 // are on their way to registers and its tokens to shared memory.
 template <class Format, bool BY_NEURON>
-__device__ __forceinline__ void multiply(const Multiply& a) {
+__device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
   // Rows of the matrix that a tile has something of, how many weights of each, and runs of them.
   constexpr int LINES = BY_NEURON ? TILE_COLUMNS : TILE_ROWS, RUN = BY_NEURON ? TILE_ROWS : TILE_COLUMNS;
-  constexpr int RUNS = LINES * RUN / WIDTH, EACH = (RUNS + MULTIPLY_THREADS - 1) / MULTIPLY_THREADS;
+  constexpr int RUNS = LINES * RUN / WIDTH, EACH = (RUNS + GEMM_THREADS - 1) / GEMM_THREADS;
   const Matrix& matrix = a.matrix;
   const int inputs = BY_NEURON ? matrix.rows : matrix.columns, outputs = BY_NEURON ? matrix.columns : matrix.rows;
   const int first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply(const Multiply& a) {
   const auto load_weights = [&](int stage) {
 #pragma unroll
     for (int index = 0; index < EACH; index++) {
-      const int run = threadIdx.x + index * MULTIPLY_THREADS;
+      const int run = threadIdx.x + index * GEMM_THREADS;
       if (run >= RUNS) break;
       const int line = run / (RUN / WIDTH), start = run % (RUN / WIDTH) * WIDTH;
       const int row = line + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void multiply(const Multiply& a) {
   const auto store_weights = [&](int buffer) {
 #pragma unroll
     for (int index = 0; index < EACH; index++) {
-      const int run = threadIdx.x + index * MULTIPLY_THREADS;
+      const int run = threadIdx.x + index * GEMM_THREADS;
       if (run >= RUNS) break;
       const int line = run / (RUN / WIDTH), start = run % (RUN / WIDTH) * WIDTH;
       uint16_t* tile = weights + buffer * parts * row_part;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply(const Multiply& a) {
     uint16_t* tile = numbers + buffer * parts * token_part;
     constexpr int PIECES = TILE_COLUMNS / PIECE;
 #pragma unroll 1
-    for (int piece = threadIdx.x; piece < parts * TILE_TOKENS * PIECES; piece += MULTIPLY_THREADS) {
+    for (int piece = threadIdx.x; piece < parts * TILE_TOKENS * PIECES; piece += GEMM_THREADS) {
       const int part = piece / (TILE_TOKENS * PIECES), token = piece / PIECES % TILE_TOKENS;
       const int column = piece % PIECES * PIECE;
       uint16_t* to = tile + part * token_part + token * PITCH + column;
@@ -305,7 +305,7 @@ __device__ __forceinline__ void multiply(const Multiply& a) {
   }
   __syncthreads();
 #pragma unroll 1
-  for (int index = threadIdx.x; index < tokens * TILE_ROWS; index += MULTIPLY_THREADS) {
+  for (int index = threadIdx.x; index < tokens * TILE_ROWS; index += GEMM_THREADS) {
     const int of_tile = index / TILE_ROWS, within = index % TILE_ROWS;
     const int row = first_row + within, token = first_token + of_tile;
     if (row >= outputs) continue;
@@ -318,21 +318,21 @@ __device__ __forceinline__ void multiply(const Multiply& a) {
   }
 }
 
-#define MULTIPLY(name, Format) \
-  KERNEL(MULTIPLY_THREADS, multiply_##name, Multiply) { multiply<Format, false>(a); }
-FOR_ALL_FORMATS(MULTIPLY)
+#define GEMM(name, Format) \
+  KERNEL(GEMM_THREADS, gemm_##name, Gemm) { gemm<Format, false>(a); }
+FOR_ALL_FORMATS(GEMM)
 
 // Rows of the matrix are neurons, as those of down are.
-#define MULTIPLY_DOWN(name, Format) \
-  KERNEL(MULTIPLY_THREADS, multiply_down_##name, Multiply) { multiply<Format, true>(a); }
-FOR_ALL_FORMATS(MULTIPLY_DOWN)
+#define GEMM_DOWN(name, Format) \
+  KERNEL(GEMM_THREADS, gemm_down_##name, Gemm) { gemm<Format, true>(a); }
+FOR_ALL_FORMATS(GEMM_DOWN)
 
-struct Announce {
+struct SignalHost {
   unsigned* flag;
   const unsigned* step;
 };
 
 // Says to the processor beside that it can read what kernels before have written for it.
-KERNEL(WARP, announce, Announce) {
+KERNEL(WARP, signal_host, SignalHost) {
   if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
 }

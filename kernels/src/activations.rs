@@ -1,7 +1,7 @@
 //! Vectors rounded to bytes: what products with quantised weights read.
 
 use crate::cpu::{GROUP, SPAN, SPAN_COLUMNS};
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// Some vectors, each in blocks of 32 numbers that share a scale: a number is about
 /// `quant * scale`, with quants between -127 and 127.
@@ -11,14 +11,14 @@ use crate::format::BLOCK;
 /// its block. A block that holds a NaN or an infinity has the scale NaN, so that every product it
 /// is part of is NaN; one whose numbers are all below 1e-30 counts as zeros.
 #[derive(Debug, Clone, Default)]
-pub struct Activations {
+pub struct QuantisedActivations {
     pub(crate) tokens: usize,
     pub(crate) columns: usize,
     /// `[tokens, spans]`.
     pub(crate) spans: Vec<ActivationSpan>,
 }
 
-impl Activations {
+impl QuantisedActivations {
     /// Number of vectors.
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -35,8 +35,8 @@ impl Activations {
     }
 
     /// Vector `token`.
-    pub fn vector(&self, token: usize) -> RoundedVector<'_> {
-        RoundedVector {
+    pub fn vector(&self, token: usize) -> QuantisedVector<'_> {
+        QuantisedVector {
             columns: self.columns,
             spans: self.token(token),
         }
@@ -49,9 +49,9 @@ impl Activations {
     }
 }
 
-/// One vector of [`Activations`].
+/// One vector of [`QuantisedActivations`].
 #[derive(Debug, Clone, Copy)]
-pub struct RoundedVector<'a> {
+pub struct QuantisedVector<'a> {
     pub(crate) columns: usize,
     pub(crate) spans: &'a [ActivationSpan],
 }

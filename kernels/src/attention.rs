@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use crate::Isa;
 use crate::cpu::{Powers, Scores, WeightedValues};
-use crate::format::BLOCK;
-use crate::{CachePlane, Isa, Lay};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{CacheLayout, CachePlane};
 
 /// A tile is 32 positions of a [`CachePlane`]. Queries are computed independently, so they may be
 /// taken together in any way; results have the same bits on every instruction set.
@@ -14,7 +15,7 @@ impl Isa {
     /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions that are
     /// not there are 0.
     pub fn scores(&self, keys: &CachePlane, tiles: Range<usize>, queries: &[f32], out: &mut [f32]) {
-        assert_eq!(keys.lay(), Lay::Keys, "a plane of keys");
+        assert_eq!(keys.layout(), CacheLayout::Keys, "a plane of keys");
         check(keys, &tiles, queries, out);
         if !out.is_empty() {
             self.run(Scores {
@@ -30,7 +31,7 @@ impl Isa {
     /// largest and the sum.
     ///
     /// `scores` are whole blocks of 32, `valid` is not empty.
-    pub fn powers(&self, scores: &mut [f32], valid: Range<usize>) -> (f32, f32) {
+    pub fn exp2_minus_max(&self, scores: &mut [f32], valid: Range<usize>) -> (f32, f32) {
         assert_eq!(scores.len() % BLOCK, 0, "whole blocks");
         assert!(
             valid.start < valid.end && valid.end <= scores.len(),
@@ -51,7 +52,7 @@ impl Isa {
         weights: &[f32],
         out: &mut [f32],
     ) {
-        assert_eq!(values.lay(), Lay::Values, "a plane of values");
+        assert_eq!(values.layout(), CacheLayout::Values, "a plane of values");
         check(values, &tiles, out, weights);
         if !weights.is_empty() {
             self.run(WeightedValues {

@@ -4,7 +4,7 @@
 //! A [`Matrix`] borrows row-major weights in one of the [`Format`]s; an [`Isa`] is the proof that
 //! this processor has an instruction set, and carries the kernels as methods. What weights are
 //! multiplied with is `f32`, weights being dequantised in registers, or for quantised weights
-//! [`Activations`]: bytes that share a scale by 32.
+//! [`QuantisedActivations`]: bytes that share a scale by 32.
 //!
 //! Every product of a row with a vector is defined once, by the scalar code. With `f32` it is 32
 //! running sums, one per column of a block of 32, each a chain of fused multiply-adds from the
@@ -16,28 +16,14 @@
 
 mod activations;
 mod attention;
-mod cache;
 mod cpu;
 pub mod cuda;
 mod error;
-mod format;
 mod isa;
-mod matrix;
 mod operations;
-mod pack;
-mod pack_q4_k;
-mod signs;
-mod transpose;
 
-pub use activations::{Activations, RoundedVector};
-pub use cache::{CacheFormat, CachePlane, Lay};
-pub use cpu::{gemm_bytes, power_of_two};
+pub use activations::{QuantisedActivations, QuantisedVector};
+pub use cpu::{exp2, kernel_scratch_bytes};
 pub use error::KernelError;
-pub use format::{BLOCK, Format, SUPER_BLOCK};
-pub use half::{bf16, f16};
 pub use isa::Isa;
-pub use matrix::{Matrix, MatrixData};
-pub use operations::{Product, SUM_ROWS, cost_of_all, cost_of_all_sums};
-pub use pack::{OwnedMatrix, pack, repack_q4_k};
-pub use signs::{SignMatrix, pack_signs};
-pub use transpose::{Transposed, transpose};
+pub use operations::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost, relative_gemm_cost};

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use crate::cpu::{
-    Agreements, Axpy, AxpyRows, AxpyRowsMany, Dot, Gemm, Gemv, IntegerGemm, IntegerGemv,
-    IntegerSum, IntegerSumMany, Quantise, Sum,
+    Agreements, Axpy, AxpyRows, AxpyRowsBatch, Dot, Gemm, Gemv, IntegerAxpy, IntegerAxpyBatch,
+    IntegerGemm, IntegerGemv, Quantise, Sum,
 };
-use crate::format::{BLOCK, Format};
-use crate::{Activations, Isa, Matrix, RoundedVector, SignMatrix};
+use crate::{Isa, QuantisedActivations, QuantisedVector};
+use powerinfer_tensor::{BLOCK, Format};
+use powerinfer_tensor::{Matrix, SignMatrix};
 
 /// Every kernel panics when its slices do not fit each other. Rows are computed independently,
 /// so threads may share them in any way; a sum has the same bits on every instruction set.
@@ -45,13 +46,13 @@ impl Isa {
     /// Rounds the vectors of `columns` numbers that `x` holds to bytes.
     ///
     /// Panics when `x` is no whole number of vectors.
-    pub fn quantise(&self, x: &[f32], columns: usize, out: &mut Activations) {
+    pub fn quantise(&self, x: &[f32], columns: usize, out: &mut QuantisedActivations) {
         assert_eq!(x.len() % columns.max(1), 0, "whole vectors of {columns}");
         self.run(Quantise { x, columns, out });
     }
 
     /// `out[i] = matrix[i] · x` for all rows of a quantised matrix.
-    pub fn gemv_integer(&self, matrix: &Matrix<'_>, x: RoundedVector<'_>, out: &mut [f32]) {
+    pub fn gemv_integer(&self, matrix: &Matrix<'_>, x: QuantisedVector<'_>, out: &mut [f32]) {
         assert_eq!(out.len(), matrix.rows(), "one output per row");
         check_integer(matrix, x.columns);
         self.run(IntegerGemv {
@@ -68,7 +69,7 @@ impl Isa {
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
-        x: RoundedVector<'_>,
+        x: QuantisedVector<'_>,
         out: &mut [f32],
     ) {
         assert_eq!(out.len(), rows.len(), "one output per listed row");
@@ -111,7 +112,7 @@ impl Isa {
 
     /// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`, each token with the
     /// bits of [`Isa::axpy_rows`]: `coefficients` is `[tokens, rows]`, `out` `[tokens, columns]`.
-    pub fn axpy_rows_many(
+    pub fn axpy_rows_batch(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
@@ -120,7 +121,7 @@ impl Isa {
         out: &mut [f32],
     ) {
         check_sums(matrix, rows, coefficients, &columns, out);
-        self.run(AxpyRowsMany {
+        self.run(AxpyRowsBatch {
             matrix,
             rows,
             coefficients,
@@ -130,7 +131,7 @@ impl Isa {
     }
 
     /// [`Isa::axpy_rows`] of a matrix of four-bit numbers in whole numbers: coefficients times scales are rounded to
-    /// bytes of the largest one among those of 128 rows ([`SUM_ROWS`]; rows `128 k..128 (k + 1)` that
+    /// bytes of the largest one among those of 128 rows ([`AXPY_GROUP_ROWS`]; rows `128 k..128 (k + 1)` that
     /// follow one another in the list) in a block of columns.
     ///
     /// A sum with a NaN or an infinity is NaN. A row whose coefficient is 0 may be left out: the result
@@ -147,7 +148,7 @@ impl Isa {
         assert_eq!(out.len(), columns.len(), "one output per column");
         check_sum(matrix, rows, &columns);
         check_nibbles(matrix);
-        self.run(IntegerSum {
+        self.run(IntegerAxpy {
             matrix,
             rows,
             coefficients,
@@ -156,9 +157,9 @@ impl Isa {
         });
     }
 
-    /// [`Isa::axpy_rows_many`] of a matrix of four-bit numbers, each token with the bits of
+    /// [`Isa::axpy_rows_batch`] of a matrix of four-bit numbers, each token with the bits of
     /// [`Isa::axpy_rows_integer`].
-    pub fn axpy_rows_many_integer(
+    pub fn axpy_rows_batch_integer(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
@@ -168,7 +169,7 @@ impl Isa {
     ) {
         check_sums(matrix, rows, coefficients, &columns, out);
         check_nibbles(matrix);
-        self.run(IntegerSumMany {
+        self.run(IntegerAxpyBatch {
             matrix,
             rows,
             coefficients,
@@ -192,7 +193,7 @@ impl Isa {
             expected(matrix.rows()),
             "rows times tokens of output"
         );
-        if tokens <= 1 || cost_of_all(matrix.format(), tokens, Product::Float) >= 1.0 {
+        if tokens <= 1 || relative_gemm_cost(matrix.format(), tokens, Arithmetic::Float) >= 1.0 {
             let columns = matrix.columns();
             self.by_vector(matrix, tokens, out, |isa, rows, token, out| {
                 isa.gemv(rows, &x[token * columns..][..columns], out);
@@ -209,11 +210,13 @@ impl Isa {
 
     /// `out[t, r] = matrix[r] · x[t]` for all rows of a quantised matrix and all vectors of `x`, each
     /// with the bits of [`Isa::gemv_integer`]; `out` is `[tokens, rows]`.
-    pub fn gemm_integer(&self, matrix: &Matrix<'_>, x: &Activations, out: &mut [f32]) {
+    pub fn gemm_integer(&self, matrix: &Matrix<'_>, x: &QuantisedActivations, out: &mut [f32]) {
         let expected = x.tokens().checked_mul(matrix.rows());
         assert_eq!(Some(out.len()), expected, "tokens times rows of output");
         check_integer(matrix, x.columns());
-        if x.tokens() <= 1 || cost_of_all(matrix.format(), x.tokens(), Product::Integer) >= 1.0 {
+        if x.tokens() <= 1
+            || relative_gemm_cost(matrix.format(), x.tokens(), Arithmetic::Integer) >= 1.0
+        {
             self.by_vector(matrix, x.tokens(), out, |isa, rows, token, out| {
                 isa.gemv_integer(rows, x.vector(token), out);
             });
@@ -248,17 +251,17 @@ impl Isa {
         self.run(Dot { a, b })
     }
 
-    /// `out[i]` = in how many columns row i of `signs` has the sign that `x` has, of [`pack_signs`](crate::pack_signs).
+    /// `out[i]` = in how many columns row i of `signs` has the sign that `x` has, of [`pack_signs`](powerinfer_tensor::pack_signs).
     ///
     /// `x` holds the words of one row, `out` one number per row.
-    pub fn agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
+    pub fn sign_agreements(&self, signs: &SignMatrix<'_>, x: &[u64], out: &mut [u32]) {
         assert_eq!(x.len(), signs.row_words(), "one sign per column");
         assert_eq!(out.len(), signs.rows(), "one output per row");
         self.run(Agreements { signs, x, out });
     }
 
     /// The sum of all words, wrapping: plain loads, as fast as memory can be read in a stream.
-    pub fn sum(&self, words: &[u64]) -> u64 {
+    pub fn sum_words(&self, words: &[u64]) -> u64 {
         self.run(Sum { words })
     }
 
@@ -269,16 +272,16 @@ impl Isa {
     }
 }
 
-/// Rows whose factors [`Isa::axpy_rows_integer`] rounds together: lists that are cut between rows `SUM_ROWS
-/// k - 1` and `SUM_ROWS k` have the same sums.
-pub const SUM_ROWS: usize = 128;
+/// Rows whose factors [`Isa::axpy_rows_integer`] rounds together: lists that are cut between rows `AXPY_GROUP_ROWS
+/// k - 1` and `AXPY_GROUP_ROWS k` have the same sums.
+pub const AXPY_GROUP_ROWS: usize = 128;
 
 /// Bytes of rows that stay in the second-level cache.
 const CACHED_BYTES: usize = 256 << 10;
 
 /// How numbers are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Product {
+pub enum Arithmetic {
     /// Weights as they are stored, in floating point.
     Float,
     /// Quantised weights and rounded vectors, in whole numbers.
@@ -297,12 +300,12 @@ pub enum Product {
 /// Q8_0, integer    3900          4100              880            1700
 /// float            8000         11000             2000            3300
 /// ```
-pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
+pub fn relative_gemm_cost(format: Format, tokens: usize, product: Arithmetic) -> f64 {
     let [unpacking, tile, beside, alone] = match (product, format) {
-        (Product::Integer, Format::Q4_0) => [2600.0, 3600.0, 720.0, 980.0],
-        (Product::Integer, Format::Q4K) => [4300.0, 3450.0, 620.0, 1900.0],
-        (Product::Integer, _) => [3900.0, 4100.0, 880.0, 1700.0],
-        (Product::Float, _) => [8000.0, 11000.0, 2000.0, 3300.0],
+        (Arithmetic::Integer, Format::Q4_0) => [2600.0, 3600.0, 720.0, 980.0],
+        (Arithmetic::Integer, Format::Q4K) => [4300.0, 3450.0, 620.0, 1900.0],
+        (Arithmetic::Integer, _) => [3900.0, 4100.0, 880.0, 1700.0],
+        (Arithmetic::Float, _) => [8000.0, 11000.0, 2000.0, 3300.0],
     };
     let (tiles, rest) = ((tokens / 8) as f64, (tokens % 8) as f64);
     (unpacking + tiles * tile + rest * beside) / (alone * tokens as f64).max(1.0)
@@ -311,7 +314,7 @@ pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
 /// What sums of rows for `tokens` tokens at once cost, those that a token lacks times 0, as a multiple of
 /// one token after the other that all have all rows.
 ///
-/// In nanoseconds for a row of 4096 columns, measured like [`cost_of_all`]:
+/// In nanoseconds for a row of 4096 columns, measured like [`relative_gemm_cost`]:
 ///
 /// ```text
 ///                 unpacking   a tile of 6 tokens   a token beside   a token alone
@@ -321,14 +324,14 @@ pub fn cost_of_all(format: Format, tokens: usize, product: Product) -> f64 {
 /// Q4_K, float           500                  510                              330
 /// others                400                  530                              250
 /// ```
-pub fn cost_of_all_sums(format: Format, tokens: usize, product: Product) -> f64 {
+pub fn relative_axpy_cost(format: Format, tokens: usize, product: Arithmetic) -> f64 {
     let tiles = tokens.div_ceil(6) as f64;
     let [unpacking, beside, alone] = match (product, format) {
-        (Product::Integer, Format::Q4_0) => [150.0, 52.0 * tokens as f64, 110.0],
-        (Product::Integer, _) => [390.0, 60.0 * tokens as f64, 170.0],
-        (Product::Float, Format::Q4_0) => [500.0, 470.0 * tiles, 200.0],
-        (Product::Float, Format::Q4K) => [500.0, 510.0 * tiles, 330.0],
-        (Product::Float, _) => [400.0, 530.0 * tiles, 250.0],
+        (Arithmetic::Integer, Format::Q4_0) => [150.0, 52.0 * tokens as f64, 110.0],
+        (Arithmetic::Integer, _) => [390.0, 60.0 * tokens as f64, 170.0],
+        (Arithmetic::Float, Format::Q4_0) => [500.0, 470.0 * tiles, 200.0],
+        (Arithmetic::Float, Format::Q4K) => [500.0, 510.0 * tiles, 330.0],
+        (Arithmetic::Float, _) => [400.0, 530.0 * tiles, 250.0],
     };
     (unpacking + beside) / (alone * tokens as f64).max(1.0)
 }

@@ -6,14 +6,15 @@
 mod noise;
 
 use noise::noise;
-use powerinfer_kernels::{CacheFormat, CachePlane, Isa, Lay, power_of_two};
+use powerinfer_kernels::{Isa, exp2};
+use powerinfer_tensor::{CacheFormat, CacheLayout, CachePlane};
 use proptest::prelude::*;
 
 const HEAD_SIZES: [usize; 9] = [1, 8, 31, 33, 64, 80, 96, 128, 256];
 
-fn plane(lay: Lay, format: CacheFormat, head_size: usize, heads: &[f32]) -> CachePlane {
+fn plane(layout: CacheLayout, format: CacheFormat, head_size: usize, heads: &[f32]) -> CachePlane {
     let positions = heads.len() / head_size;
-    let mut plane = CachePlane::new(lay, format, head_size, positions).unwrap();
+    let mut plane = CachePlane::new(layout, format, head_size, positions).unwrap();
     heads.chunks(head_size).for_each(|head| plane.push(head));
     plane
 }
@@ -47,8 +48,8 @@ fn scores_and_sums_are_those_of_double_precision_on_every_instruction_set() {
                 let seed = (head_size * 100 + positions) as u64;
                 let cached = noise(seed, positions * head_size);
                 let query = noise(seed + 1, queries * head_size);
-                let keys = plane(Lay::Keys, format, head_size, &cached);
-                let values = plane(Lay::Values, format, head_size, &cached);
+                let keys = plane(CacheLayout::Keys, format, head_size, &cached);
+                let values = plane(CacheLayout::Values, format, head_size, &cached);
                 let width = keys.width();
                 let tiles = 0..positions.div_ceil(32);
                 let length = 32 * tiles.len();
@@ -104,9 +105,9 @@ fn powers_are_those_of_double_precision_and_nothing_where_they_are_masked() {
         for (length, valid) in [(32, 0..1), (64, 5..64), (96, 40..41), (512, 31..500)] {
             let scores: Vec<f32> = noise(7, length).iter().map(|x| x * 90.0).collect();
             let mut powers = scores.clone();
-            let (largest, sum) = isa.powers(&mut powers, valid.clone());
+            let (largest, sum) = isa.exp2_minus_max(&mut powers, valid.clone());
             let mut expected = scores.clone();
-            let by_specification = Isa::SCALAR.powers(&mut expected, valid.clone());
+            let by_specification = Isa::SCALAR.exp2_minus_max(&mut expected, valid.clone());
             same_bits(&powers, &expected, isa.name());
             assert_eq!((largest, sum), by_specification, "{isa}");
             let kept = scores[valid.clone()].iter().copied();
@@ -123,16 +124,16 @@ fn powers_are_those_of_double_precision_and_nothing_where_they_are_masked() {
             assert!((f64::from(sum) / total - 1.0).abs() < 1e-5);
         }
     }
-    assert_eq!(power_of_two(0.0), 1.0);
-    assert_eq!(power_of_two(f32::NEG_INFINITY), 0.0);
-    assert!(power_of_two(f32::NAN).is_nan());
+    assert_eq!(exp2(0.0), 1.0);
+    assert_eq!(exp2(f32::NEG_INFINITY), 0.0);
+    assert!(exp2(f32::NAN).is_nan());
 }
 
 #[test]
 fn a_part_of_the_tiles_gives_the_scores_of_its_positions() {
     let isa = Isa::available().pop().unwrap();
     let heads = noise(3, 130 * 64);
-    let keys = plane(Lay::Keys, CacheFormat::F16, 64, &heads);
+    let keys = plane(CacheLayout::Keys, CacheFormat::F16, 64, &heads);
     let query = noise(4, 2 * 64);
     let mut all = vec![0.0; 2 * 160];
     isa.scores(&keys, 0..5, &query, &mut all);
@@ -145,7 +146,7 @@ fn a_part_of_the_tiles_gives_the_scores_of_its_positions() {
 #[test]
 fn numbers_that_are_none_stay_visible_and_large_ones_stay_finite() {
     for format in CacheFormat::ALL {
-        let keys = plane(Lay::Keys, format, 2, &[f32::NAN, 1.0, 1e6, 1.0]);
+        let keys = plane(CacheLayout::Keys, format, 2, &[f32::NAN, 1.0, 1e6, 1.0]);
         let mut scores = vec![0.0; 32];
         let query = padded(&[1.0, 1.0], 2, 32);
         Isa::SCALAR.scores(&keys, 0..1, &query, &mut scores);
@@ -164,21 +165,21 @@ proptest! {
         kept in 0usize..100,
     ) {
         let format = CacheFormat::ALL[format];
-        let lay = if keys { Lay::Keys } else { Lay::Values };
+        let layout = if keys { CacheLayout::Keys } else { CacheLayout::Values };
         let kept = kept.min(positions);
         let heads = noise(5, positions * head_size);
-        let whole = plane(lay, format, head_size, &heads);
+        let whole = plane(layout, format, head_size, &heads);
         prop_assert_eq!(whole.bytes(), format.plane_bytes(head_size, positions));
-        let mut expected = CachePlane::new(lay, format, head_size, positions).unwrap();
+        let mut expected = CachePlane::new(layout, format, head_size, positions).unwrap();
         heads.chunks(head_size).take(kept).for_each(|head| expected.push(head));
 
         let mut truncated = whole.clone();
         truncated.truncate(kept);
         prop_assert_eq!(truncated.as_bytes(), expected.as_bytes());
-        let mut copied = CachePlane::new(lay, format, head_size, positions).unwrap();
+        let mut copied = CachePlane::new(layout, format, head_size, positions).unwrap();
         copied.copy_from(&whole, kept);
         prop_assert_eq!(&copied, &expected);
-        let mut read = CachePlane::new(lay, format, head_size, positions).unwrap();
+        let mut read = CachePlane::new(layout, format, head_size, positions).unwrap();
         let (numbers, scales) = whole.as_bytes();
         read.read_bytes(numbers, scales, kept);
         prop_assert_eq!(&read, &expected);

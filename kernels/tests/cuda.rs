@@ -6,14 +6,14 @@ use std::{ops::Range, sync::Arc};
 
 use powerinfer_emulator::{Emulator, Order};
 use powerinfer_kernels::{
-    Activations, CacheFormat, Format, Isa, Matrix,
+    Arithmetic, Isa, QuantisedActivations,
     cuda::{
-        Attention, Buffer, ColdShare, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuCache,
-        GpuFfnKind, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HeadNorms, HostBuffer, HostView,
-        Prediction, Predictor, SignBits,
+        Attention, Buffer, ColdSum, Device, Ffn, Gpu, GpuActivation, GpuCache, GpuFfnKind,
+        GpuLinear, GpuMatrix, GpuNorm, GpuNormKind, HeadNorms, HostBuffer, HostMirror,
+        NeuronFilter, PredictedMask, Predictor, SignBits,
     },
-    pack, pack_signs,
 };
+use powerinfer_tensor::{CacheFormat, Format, Matrix, pack, pack_signs};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -84,10 +84,10 @@ impl Norm {
 }
 
 /// `matrix · x` as the processor's kernels define it.
-fn product(matrix: &Matrix<'_>, x: &[f32], rounded: bool) -> Vec<f32> {
+fn product(matrix: &Matrix<'_>, x: &[f32], arithmetic: Arithmetic) -> Vec<f32> {
     let mut out = vec![0.0; matrix.rows()];
-    if rounded && matrix.format().is_quantised() {
-        let mut bytes = Activations::default();
+    if arithmetic == Arithmetic::Integer && matrix.format().is_quantised() {
+        let mut bytes = QuantisedActivations::default();
         Isa::SCALAR.quantise(x, matrix.columns(), &mut bytes);
         Isa::SCALAR.gemv_integer(matrix, bytes.vector(0), &mut out);
     } else {
@@ -98,14 +98,15 @@ fn product(matrix: &Matrix<'_>, x: &[f32], rounded: bool) -> Vec<f32> {
 
 #[test]
 fn projections_are_those_of_the_processor() {
+    use Arithmetic::{Float, Integer};
     for format in Format::ALL {
         for columns in COLUMNS {
-            for (rows, rounded) in [(1, true), (19, false), (19, true), (70, true)] {
+            for (rows, arithmetic) in [(1, Integer), (19, Float), (19, Integer), (70, Integer)] {
                 let packed = pack(format, rows, columns, &noise(rows as u64, rows * columns));
                 let x = noise(3, columns);
-                let want = product(&packed.as_view(), &x, rounded);
+                let want = product(&packed.as_view(), &x, arithmetic);
                 on_every_device(|device| {
-                    let gpu = Gpu::new(Arc::clone(device), rounded);
+                    let gpu = Gpu::new(Arc::clone(device), arithmetic);
                     let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
                     let mut out = zeros(device, rows);
                     gpu.project(&upload(device, &x), None, &mut [(&linear, &mut out)], false)
@@ -115,7 +116,7 @@ fn projections_are_those_of_the_processor() {
                         &found,
                         &want,
                         1e-4,
-                        &format!("{format} {rows} x {columns}, rounded {rounded}"),
+                        &format!("{format} {rows} x {columns}, {arithmetic:?}"),
                     );
                     found
                 });
@@ -141,7 +142,7 @@ fn a_projection_norms_and_serves_three_matrices_and_some_tokens() {
         });
         let bias = noise(5, rows[1]);
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), true);
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
             let linears = [0, 1, 2].map(|index| {
                 let bias = (index == 1).then_some(bias.as_slice());
                 GpuLinear::upload(device, &packed[index].as_view(), bias).unwrap()
@@ -160,7 +161,8 @@ fn a_projection_norms_and_serves_three_matrices_and_some_tokens() {
             let found = [a, b, c].map(|out| out.to_vec().unwrap());
             for (index, rows) in rows.into_iter().enumerate() {
                 for (x, found) in x.chunks(columns).zip(found[index].chunks(rows)) {
-                    let mut want = product(&packed[index].as_view(), &norm.apply(x), false);
+                    let mut want =
+                        product(&packed[index].as_view(), &norm.apply(x), Arithmetic::Float);
                     for (row, want) in want.iter_mut().enumerate() {
                         // Added to itself.
                         *want = 2.0 * (*want + if index == 1 { bias[row] } else { 0.0 });
@@ -181,7 +183,7 @@ fn norms_in_place_and_the_largest_number() {
             let x = noise(6, 2 * size);
             on_every_device(|device| {
                 let mut buffer = upload(device, &x);
-                Gpu::new(Arc::clone(device), true)
+                Gpu::new(Arc::clone(device), Arithmetic::Integer)
                     .norm(&mut buffer, &norm.upload(device))
                     .unwrap();
                 let found = buffer.to_vec().unwrap();
@@ -204,7 +206,7 @@ fn norms_in_place_and_the_largest_number() {
         (&x[17..18], 0),
     ] {
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), true);
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
             let (mut out, mut scratch) = (zeros(device, 1), zeros(device, Gpu::ARG_MAX_WORDS));
             for _ in 0..2 {
                 gpu.arg_max(&upload(device, x), &mut out, &mut scratch)
@@ -316,7 +318,7 @@ impl Attending {
             }
         }
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), true);
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
             let mut cache =
                 GpuCache::new(device, self.format, self.kv_heads, context, self.size).unwrap();
             let norms = self.norms.as_ref().map(|[query, key]| HeadNorms {
@@ -331,7 +333,7 @@ impl Attending {
             for part in alone.chain(std::iter::once(apart..tokens)) {
                 let (token, count) = (part.start, part.len());
                 let words =
-                    gpu.attention_words(count, self.heads, self.kv_heads, self.size, context);
+                    gpu.attention_scratch_len(count, self.heads, self.kv_heads, self.size, context);
                 let mut partial = zeros(device, words);
                 let mut counters = zeros(device, count * self.kv_heads);
                 let own = |all: &[f32], heads: usize| {
@@ -349,8 +351,8 @@ impl Attending {
                     key: &own(&keys, self.kv_heads),
                     value: &own(&values, self.kv_heads),
                     norms: norms.as_ref(),
-                    rotations: &Buffer::from_slice(device, &rotations).unwrap(),
-                    slopes: slopes.as_ref(),
+                    sin_cos: &Buffer::from_slice(device, &rotations).unwrap(),
+                    alibi_slopes: slopes.as_ref(),
                     window: self.window,
                     position: &Buffer::from_slice(device, &[token as u32]).unwrap(),
                 };
@@ -423,7 +425,7 @@ fn predictors_predict_whom_the_processor_does() {
             let blocks = rank.div_ceil(32);
             let scales = format.is_quantised().then(|| noise(13, blocks * neurons));
             let (bias, x) = (noise(14, neurons), noise(15, hidden));
-            let middle = product(&a.as_view(), &x, true);
+            let middle = product(&a.as_view(), &x, Arithmetic::Integer);
             let mut rows = vec![0.0; rank * neurons];
             for (row, out) in rows.chunks_mut(neurons).enumerate() {
                 units.as_view().dequantise_row(row, out);
@@ -440,11 +442,11 @@ fn predictors_predict_whom_the_processor_does() {
                 terms.sum::<f64>() + f64::from(bias[neuron])
             };
             on_every_device(|device| {
-                let gpu = Gpu::new(Arc::clone(device), true);
+                let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
                 let predictor = Predictor {
                     a: GpuLinear::upload(device, &a.as_view(), None).unwrap(),
-                    units: GpuMatrix::upload(device, &units.as_view()).unwrap(),
-                    scales: scales.as_ref().map(|scales| upload(device, scales)),
+                    b_transposed: GpuMatrix::upload(device, &units.as_view()).unwrap(),
+                    b_scales: scales.as_ref().map(|scales| upload(device, scales)),
                     bias: upload(device, &bias),
                     threshold: 0.1,
                 };
@@ -452,10 +454,10 @@ fn predictors_predict_whom_the_processor_does() {
                 let (mut mask, mut products) =
                     (zeros(device, words), upload(device, &vec![9.0; neurons]));
                 let host = HostBuffer::new(device, words).unwrap();
-                let mut predicted = Prediction {
+                let mut predicted = PredictedMask {
                     mask: &mut mask,
-                    for_host: Some(&host),
-                    products: &mut products,
+                    host_mask: Some(&host),
+                    activations: &mut products,
                     hot_count: hot,
                 };
                 let x = upload(device, &x);
@@ -517,17 +519,17 @@ fn signs_are_counted_exactly() {
                 signs: Buffer::from_slice(device, &words).unwrap(),
                 neurons,
                 columns,
-                agreements,
+                min_agreements: agreements,
             };
             let (mut mask, mut products) =
                 (zeros(device, neurons.div_ceil(32)), zeros(device, neurons));
-            let mut predicted = Prediction {
+            let mut predicted = PredictedMask {
                 mask: &mut mask,
-                for_host: None,
-                products: &mut products,
+                host_mask: None,
+                activations: &mut products,
                 hot_count: neurons,
             };
-            let gpu = Gpu::new(Arc::clone(device), true);
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
             gpu.predict_by_signs(&upload(device, &x), None, &signs, &mut predicted)
                 .unwrap();
             let mask = mask.to_vec().unwrap();
@@ -563,7 +565,7 @@ enum Rule {
 const THRESHOLD: f32 = 0.4;
 
 impl Layer {
-    fn check(&self, rule: Rule, listed: Option<Range<usize>>, rounded: bool) {
+    fn check(&self, rule: Rule, listed: Option<Range<usize>>, arithmetic: Arithmetic) {
         let Self {
             format,
             hidden,
@@ -599,8 +601,8 @@ impl Layer {
             }
         };
         let (gates, ups) = (
-            product(&gate.as_view(), &normed, rounded),
-            product(&up.as_view(), &normed, rounded),
+            product(&gate.as_view(), &normed, arithmetic),
+            product(&up.as_view(), &normed, arithmetic),
         );
         let is_listed = |neuron: usize| {
             listed
@@ -659,11 +661,11 @@ impl Layer {
         }
         let want: Vec<f32> = want.into_iter().map(|want| want as f32).collect();
         let context = format!(
-            "{format}, {hot} neurons of {hidden}, {:?}, {:?}, {rule:?}, listed {listed:?}, rounded {rounded}",
+            "{format}, {hot} neurons of {hidden}, {:?}, {:?}, {rule:?}, listed {listed:?}, {arithmetic:?}",
             self.kind, self.activation
         );
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), rounded);
+            let gpu = Gpu::new(Arc::clone(device), arithmetic);
             let linear = |matrix: &Matrix<'_>, bias: &Option<Vec<f32>>| {
                 GpuLinear::upload(device, matrix, bias.as_deref()).unwrap()
             };
@@ -681,11 +683,11 @@ impl Layer {
                 upload(device, &offset),
             );
             let rule = match rule {
-                Rule::Every => FfnRule::Every,
-                Rule::NotZero => FfnRule::NotZero,
-                Rule::Gate => FfnRule::ByGate(THRESHOLD),
-                Rule::WeightedGate => FfnRule::ByWeightedGate(THRESHOLD, &scale),
-                Rule::Contribution { centred } => FfnRule::ByContribution {
+                Rule::Every => NeuronFilter::All,
+                Rule::NotZero => NeuronFilter::NonZeroGate,
+                Rule::Gate => NeuronFilter::GateThreshold(THRESHOLD),
+                Rule::WeightedGate => NeuronFilter::ScaledGateThreshold(THRESHOLD, &scale),
+                Rule::Contribution { centred } => NeuronFilter::ContributionThreshold {
                     threshold: THRESHOLD,
                     scale: &scale,
                     centre: centred.then_some(&centre),
@@ -701,11 +703,11 @@ impl Layer {
                 Buffer::from_slice(device, &words).unwrap()
             });
             let step = Buffer::from_slice(device, &[5u32]).unwrap();
-            let [input, ready, sum, gave_up] =
+            let [input, ready, sum, timed_out] =
                 [hidden, 3, hidden, 1].map(|words| HostBuffer::new(device, words).unwrap());
-            let host = HostView {
+            let host = HostMirror {
                 input: &input,
-                ready: &ready,
+                flags: &ready,
                 flag: 1,
                 step: &step,
             };
@@ -726,18 +728,18 @@ impl Layer {
             .unwrap();
             device.synchronise().unwrap();
             let mut seen = vec![0.0; hidden];
-            input.read_floats(&mut seen);
+            input.read_f32(&mut seen);
             assert_near(&seen, &normed, 1e-5, &context);
             let acquire = std::sync::atomic::Ordering::Acquire;
             assert_eq!(ready.words()[1].load(acquire), 5);
-            sum.write_floats(&cold);
+            sum.write_f32(&cold);
             ready.words()[2].store(5, std::sync::atomic::Ordering::Release);
-            let cold = ColdShare {
+            let cold = ColdSum {
                 sum: &sum,
-                done: Some((&ready, 2)),
+                flag: Some((&ready, 2)),
                 step: &step,
-                gave_up: &gave_up,
-                patience: 1 << 30,
+                timed_out: &timed_out,
+                timeout_nanoseconds: 1 << 30,
             };
             let mut hidden = upload(device, &before);
             gpu.down(
@@ -757,16 +759,16 @@ impl Layer {
             assert_near(&found, &want_products, 1e-4, &context);
             let found = hidden.to_vec().unwrap();
             assert_near(&found, &want, 1e-4, &context);
-            assert_eq!(gave_up.words()[0].load(acquire), 0);
+            assert_eq!(timed_out.words()[0].load(acquire), 0);
             let computed = want_products
                 .iter()
                 .filter(|product| **product != 0.0)
                 .count();
-            let looked_at = (0..hot).filter(|neuron| is_listed(*neuron)).count();
+            let evaluated = (0..hot).filter(|neuron| is_listed(*neuron)).count();
             let counts = scratch.counts().unwrap();
             assert_eq!(
-                [counts.computed as usize, counts.looked_at as usize],
-                [computed, looked_at]
+                [counts.down_rows as usize, counts.gate_rows as usize],
+                [computed, evaluated]
             );
             found
         });
@@ -785,9 +787,9 @@ fn an_ffn_in_every_format_and_shape() {
                 activation: GpuActivation::Relu,
                 biased: false,
             };
-            layer.check(Rule::NotZero, None, true);
-            layer.check(Rule::NotZero, Some(0..hot), true);
-            layer.check(Rule::Every, Some(hot / 2..hot), false);
+            layer.check(Rule::NotZero, None, Arithmetic::Integer);
+            layer.check(Rule::NotZero, Some(0..hot), Arithmetic::Integer);
+            layer.check(Rule::Every, Some(hot / 2..hot), Arithmetic::Float);
         }
     }
 }
@@ -816,8 +818,8 @@ fn an_ffn_of_every_kind_and_rule() {
                 activation,
                 biased: true,
             };
-            layer.check(Rule::Every, None, true);
-            layer.check(Rule::Every, Some(40..40), true);
+            layer.check(Rule::Every, None, Arithmetic::Integer);
+            layer.check(Rule::Every, Some(40..40), Arithmetic::Integer);
         }
     }
     let layer = Layer {
@@ -834,14 +836,14 @@ fn an_ffn_of_every_kind_and_rule() {
         Rule::Contribution { centred: false },
         Rule::Contribution { centred: true },
     ] {
-        layer.check(rule, None, true);
+        layer.check(rule, None, Arithmetic::Integer);
     }
 }
 
 #[test]
 fn a_host_that_does_not_answer_is_given_up() {
     on_every_device(|device| {
-        let gpu = Gpu::new(Arc::clone(device), true);
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
         let packed = pack(Format::F32, 4, 8, &noise(30, 32));
         let ffn = Ffn {
             gate: GpuLinear::upload(device, &packed.as_view(), None).unwrap(),
@@ -852,13 +854,13 @@ fn a_host_that_does_not_answer_is_given_up() {
             activation: GpuActivation::Relu,
         };
         let step = Buffer::from_slice(device, &[3u32]).unwrap();
-        let [sum, done, gave_up] = [8, 1, 1].map(|words| HostBuffer::new(device, words).unwrap());
-        let cold = ColdShare {
+        let [sum, done, timed_out] = [8, 1, 1].map(|words| HostBuffer::new(device, words).unwrap());
+        let cold = ColdSum {
             sum: &sum,
-            done: Some((&done, 0)),
+            flag: Some((&done, 0)),
             step: &step,
-            gave_up: &gave_up,
-            patience: 1_000_000,
+            timed_out: &timed_out,
+            timeout_nanoseconds: 1_000_000,
         };
         let mut scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
         let mut hidden = zeros(device, 8);
@@ -873,12 +875,12 @@ fn a_host_that_does_not_answer_is_given_up() {
         .unwrap();
         device.synchronise().unwrap();
         assert_eq!(
-            gave_up.words()[0].load(std::sync::atomic::Ordering::Acquire),
+            timed_out.words()[0].load(std::sync::atomic::Ordering::Acquire),
             3
         );
         // Once somebody has given up, nobody waits.
-        let patient = ColdShare {
-            patience: 60_000_000_000,
+        let patient = ColdSum {
+            timeout_nanoseconds: 60_000_000_000,
             ..cold
         };
         let started = std::time::Instant::now();
@@ -906,7 +908,7 @@ fn a_shape_that_does_not_fit_is_refused() {
     let packed = pack(Format::F32, 1, 40_000, &vec![0.0; 40_000]);
     let linear = GpuLinear::upload(&device, &packed.as_view(), None).unwrap();
     let (x, mut out) = (zeros(&device, 40_000), zeros(&device, 1));
-    let gpu = Gpu::new(Arc::clone(&device), true);
+    let gpu = Gpu::new(Arc::clone(&device), Arithmetic::Integer);
     let error = gpu
         .project(&x, None, &mut [(&linear, &mut out)], false)
         .unwrap_err();

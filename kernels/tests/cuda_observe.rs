@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::cuda::{Buffer, Gpu, Reuse};
+use powerinfer_kernels::{
+    Arithmetic,
+    cuda::{Buffer, Gpu, Reuse},
+};
 
 #[path = "support/devices.rs"]
 #[allow(dead_code)]
@@ -66,8 +69,8 @@ fn counts_are_those_by_hand() {
             }
         }
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), false);
-            let mut tally = gpu.tally(neurons, 3, WINDOWS).unwrap();
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
+            let mut tally = gpu.new_activity_counts(neurons, 3, WINDOWS).unwrap();
             for (text, (part, batches)) in TEXTS.iter().enumerate() {
                 let tokens = batches.iter().sum();
                 let numbers = products(text as u64, tokens, neurons);
@@ -94,8 +97,8 @@ fn counts_are_those_by_hand() {
 fn what_is_not_finite_is_told() {
     for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         on_every_device(|device| {
-            let gpu = Gpu::new(Arc::clone(device), false);
-            let mut tally = gpu.tally(40, 1, WINDOWS).unwrap();
+            let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
+            let mut tally = gpu.new_activity_counts(40, 1, WINDOWS).unwrap();
             let mut numbers = vec![1.0; 120];
             numbers[79] = strange;
             let rows = Buffer::from_slice(device, &numbers).unwrap();

@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::{
-    Format, Isa,
+    Arithmetic, Isa,
     cuda::{
-        Beside, Buffer, Chosen, Device, Ffn, FfnRule, Gpu, GpuActivation, GpuFfnKind, GpuLinear,
-        GpuMatrix, GpuNorm, GpuNormKind, HostBuffer, HostView, Prediction, Predictor,
+        Buffer, Device, DownAddends, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix,
+        GpuNorm, GpuNormKind, HostBuffer, HostMirror, NeuronFilter, PredictedMask, Predictor,
+        TokenMasks,
     },
-    pack,
 };
+use powerinfer_tensor::{Format, pack};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -53,20 +54,20 @@ fn products_of_many_tokens_are_those_of_the_processor() {
                 Isa::SCALAR.gemv(&packed.as_view(), x, &mut products);
                 want.push(products);
             }
-            for rounded in [false, true] {
+            for arithmetic in [Arithmetic::Float, Arithmetic::Integer] {
                 on_every_device(|device| {
-                    let gpu = Gpu::new(Arc::clone(device), rounded);
+                    let gpu = Gpu::new(Arc::clone(device), arithmetic);
                     let linear = GpuLinear::upload(device, &packed.as_view(), Some(&bias)).unwrap();
-                    let mut halves = gpu.new_halves(tokens + 3, columns + 9).unwrap();
+                    let mut halves = gpu.new_f16_buffer(tokens + 3, columns + 9).unwrap();
                     let x = upload(device, &x);
-                    gpu.halve(&x, tokens, None, format, &mut halves, None)
+                    gpu.to_f16(&x, tokens, None, format, &mut halves, None)
                         .unwrap();
                     let mut out = zeros(device, tokens * rows);
-                    gpu.multiply(&halves, &linear, &mut out, false).unwrap();
-                    gpu.multiply(&halves, &linear, &mut out, true).unwrap();
+                    gpu.gemm(&halves, &linear, &mut out, false).unwrap();
+                    gpu.gemm(&halves, &linear, &mut out, true).unwrap();
                     let found = out.to_vec().unwrap();
                     // A half has eleven bits.
-                    let tolerance = match rounded {
+                    let tolerance = match arithmetic == Arithmetic::Integer {
                         true => 2e-3,
                         false => 4e-6,
                     };
@@ -88,7 +89,7 @@ fn products_of_many_tokens_are_those_of_the_processor() {
                             &want.collect::<Vec<_>>(),
                             tolerance * columns,
                             &format!(
-                                "{format} {rows} x {columns}, token {token} of {tokens:?}, rounded {rounded}",
+                                "{format} {rows} x {columns}, token {token} of {tokens:?}, {arithmetic:?}",
                                 tokens = x.len()
                             ),
                         );
@@ -108,13 +109,13 @@ fn small_numbers_are_not_lost_beside_a_scale_of_their_own() {
     let mut want = vec![0.0; rows];
     Isa::SCALAR.gemv(&packed.as_view(), &x[columns..], &mut want);
     on_every_device(|device| {
-        let gpu = Gpu::new(Arc::clone(device), false);
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
-        let mut halves = gpu.new_halves(2, columns).unwrap();
-        gpu.halve(&upload(device, &x), 2, None, Format::F16, &mut halves, None)
+        let mut halves = gpu.new_f16_buffer(2, columns).unwrap();
+        gpu.to_f16(&upload(device, &x), 2, None, Format::F16, &mut halves, None)
             .unwrap();
         let mut out = zeros(device, 2 * rows);
-        gpu.multiply(&halves, &linear, &mut out, false).unwrap();
+        gpu.gemm(&halves, &linear, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
         let larger = |numbers: &[f32]| numbers.iter().map(|x| x * 1e12).collect::<Vec<_>>();
         assert_near(&larger(&found[rows..]), &larger(&want), 1e-5, "tiny");
@@ -125,7 +126,7 @@ fn small_numbers_are_not_lost_beside_a_scale_of_their_own() {
 #[test]
 fn what_is_no_number_shows() {
     on_every_device(|device| {
-        let gpu = Gpu::new(Arc::clone(device), true);
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
         let packed = pack(Format::F16, 3, 4, &noise(6, 12));
         let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
         let x = [
@@ -133,12 +134,12 @@ fn what_is_no_number_shows() {
             [1.0, 2.0, f32::INFINITY, 0.0],
             [0.0; 4],
         ];
-        let mut halves = gpu.new_halves(3, 4).unwrap();
+        let mut halves = gpu.new_f16_buffer(3, 4).unwrap();
         let x = upload(device, x.as_flattened());
-        gpu.halve(&x, 3, None, Format::F16, &mut halves, None)
+        gpu.to_f16(&x, 3, None, Format::F16, &mut halves, None)
             .unwrap();
         let mut out = zeros(device, 9);
-        gpu.multiply(&halves, &linear, &mut out, false).unwrap();
+        gpu.gemm(&halves, &linear, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
         assert!(found[..6].iter().all(|x| !x.is_finite()), "{found:?}");
         assert_eq!(found[6..], [0.0; 3]);
@@ -165,8 +166,8 @@ fn check_ffn(
         .map(|word| (word as u32 + 1).wrapping_mul(2_654_435_761))
         .collect();
     on_every_device(|device| {
-        let gpu = Gpu::new(Arc::clone(device), false);
-        let linear = |packed: &powerinfer_kernels::OwnedMatrix, seed| {
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
+        let linear = |packed: &powerinfer_tensor::OwnedMatrix, seed| {
             GpuLinear::upload(device, &packed.as_view(), Some(&noise(seed, hot))).unwrap()
         };
         let ffn = Ffn {
@@ -181,9 +182,9 @@ fn check_ffn(
             GpuNorm::upload(device, GpuNormKind::RootMeanSquare, 1e-5, &weight, None).unwrap();
         let scale = upload(device, &scale);
         let rule = match rule {
-            0 => FfnRule::NotZero,
-            1 => FfnRule::ByWeightedGate(0.4, &scale),
-            _ => FfnRule::ByContribution {
+            0 => NeuronFilter::NonZeroGate,
+            1 => NeuronFilter::ScaledGateThreshold(0.4, &scale),
+            _ => NeuronFilter::ContributionThreshold {
                 threshold: 0.4,
                 scale: &scale,
                 centre: None,
@@ -195,22 +196,22 @@ fn check_ffn(
             HostBuffer::new(device, 3).unwrap(),
         );
         let input = HostBuffer::new(device, tokens * hidden).unwrap();
-        let host = HostView {
+        let host = HostMirror {
             input: &input,
-            ready: &ready,
+            flags: &ready,
             flag: 2,
             step: &step,
         };
         let share = HostBuffer::new(device, tokens * hidden).unwrap();
-        share.write_floats(&cold);
+        share.write_f32(&cold);
 
         // All at once.
         let (mut halves, mut scratch) = (
-            gpu.new_halves(tokens, hidden.max(hot)).unwrap(),
+            gpu.new_f16_buffer(tokens, hidden.max(hot)).unwrap(),
             gpu.down_scratch([].into_iter()).unwrap(),
         );
         let x_there = upload(device, &x);
-        gpu.halve(
+        gpu.to_f16(
             &x_there,
             tokens,
             Some(&norm),
@@ -219,19 +220,19 @@ fn check_ffn(
             Some(host),
         )
         .unwrap();
-        gpu.announce(host).unwrap();
+        gpu.signal_host(host).unwrap();
         let (mut gates, mut ups) = (zeros(device, tokens * hot), zeros(device, tokens * hot));
-        gpu.multiply(&halves, &ffn.gate, &mut gates, false).unwrap();
+        gpu.gemm(&halves, &ffn.gate, &mut gates, false).unwrap();
         if let Some(up) = &ffn.up {
-            gpu.multiply(&halves, up, &mut ups, false).unwrap();
+            gpu.gemm(&halves, up, &mut ups, false).unwrap();
         }
         let mask_there = Buffer::from_slice(device, &mask).unwrap();
-        gpu.combine(
+        gpu.activate_gate_up(
             &ffn,
             rule,
             &mut gates,
             ffn.up.is_some().then_some(&ups),
-            is_masked.then_some(Chosen {
+            is_masked.then_some(TokenMasks {
                 mask: &mask_there,
                 neurons,
                 first: 0,
@@ -241,20 +242,20 @@ fn check_ffn(
         )
         .unwrap();
         let mut hidden_there = upload(device, &before);
-        let beside = Beside {
+        let beside = DownAddends {
             offset: Some(&offset),
             cold: Some(&share),
         };
-        gpu.multiply_down(&halves, &ffn, beside, &mut hidden_there)
+        gpu.gemm_down(&halves, &ffn, beside, &mut hidden_there)
             .unwrap();
         let found = hidden_there.to_vec().unwrap();
-        let computed = scratch.counts().unwrap().computed;
+        let computed = scratch.counts().unwrap().down_rows;
         assert_eq!(
             ready.words()[2].load(std::sync::atomic::Ordering::Acquire),
             7
         );
         let mut seen = vec![0.0; tokens * hidden];
-        input.read_floats(&mut seen);
+        input.read_f32(&mut seen);
 
         // One after the other.
         let mut alone_scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
@@ -288,7 +289,7 @@ fn check_ffn(
             let sums = hidden_there.to_vec().unwrap();
             want.extend(sums.iter().zip(&cold[token * hidden..]).map(|(x, y)| x + y));
             let mut input = vec![0.0; hidden];
-            host.input.read_floats(&mut input);
+            host.input.read_f32(&mut input);
             want_seen.extend(input);
         }
         let context = format!("{format}, {hot} of {hidden}, {tokens} tokens, {kind:?}, {rule:?}");
@@ -296,7 +297,7 @@ fn check_ffn(
         assert_eq!(seen, want_seen, "{context}");
         assert_eq!(
             computed,
-            alone_scratch.counts().unwrap().computed,
+            alone_scratch.counts().unwrap().down_rows,
             "{context}"
         );
         found
@@ -321,11 +322,11 @@ fn many_tokens_are_predicted_as_each_alone() {
     let units = pack(Format::Bf16, rank, neurons, &noise(20, rank * neurons));
     let x = noise(21, tokens * hidden);
     on_every_device(|device| {
-        let gpu = Gpu::new(Arc::clone(device), true);
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
         let predictor = Predictor {
             a: GpuLinear::upload(device, &a.as_view(), None).unwrap(),
-            units: GpuMatrix::upload(device, &units.as_view()).unwrap(),
-            scales: None,
+            b_transposed: GpuMatrix::upload(device, &units.as_view()).unwrap(),
+            b_scales: None,
             bias: upload(device, &noise(22, neurons)),
             threshold: 0.1,
         };
@@ -333,10 +334,10 @@ fn many_tokens_are_predicted_as_each_alone() {
         let predict = |x: &[f32], tokens: usize| {
             let (mut mask, mut products) = (zeros(device, tokens * words), zeros(device, 1));
             let host = HostBuffer::new(device, tokens * words).unwrap();
-            let mut predicted = Prediction {
+            let mut predicted = PredictedMask {
                 mask: &mut mask,
-                for_host: Some(&host),
-                products: &mut products,
+                host_mask: Some(&host),
+                activations: &mut products,
                 hot_count: 0,
             };
             let mut middle = zeros(device, tokens * rank);

@@ -8,7 +8,8 @@ mod noise;
 
 use matrices::{assert_same, matrix, translations};
 use noise::noise;
-use powerinfer_kernels::{Activations, Format, Isa, OwnedMatrix, SignMatrix, pack, pack_signs};
+use powerinfer_kernels::{Isa, QuantisedActivations};
+use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix, pack, pack_signs};
 use proptest::prelude::*;
 
 /// Lengths around every block, register and span boundary.
@@ -463,7 +464,7 @@ proptest! {
             .collect();
         for isa in Isa::available() {
             let mut found = vec![u32::MAX; rows];
-            isa.agreements(&signs, &pack_signs(&x), &mut found);
+            isa.sign_agreements(&signs, &pack_signs(&x), &mut found);
             prop_assert_eq!(&found, &expected, "{}", isa);
         }
         prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());
@@ -472,13 +473,13 @@ proptest! {
 
 const QUANTISED: [Format; 3] = [Format::Q8_0, Format::Q4K, Format::Q4_0];
 
-fn rounded(isa: Isa, x: &[f32], columns: usize) -> Activations {
-    let mut activations = Activations::default();
+fn rounded(isa: Isa, x: &[f32], columns: usize) -> QuantisedActivations {
+    let mut activations = QuantisedActivations::default();
     isa.quantise(x, columns, &mut activations);
     activations
 }
 
-fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &Activations) -> Vec<f32> {
+fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &QuantisedActivations) -> Vec<f32> {
     let mut out = vec![f32::NAN; matrix.as_view().rows()];
     isa.gemv_integer(&matrix.as_view(), x.vector(0), &mut out);
     out
@@ -566,12 +567,12 @@ fn extreme_quants_and_activations_do_not_overflow() {
     let bytes: Vec<i8> = (0..2 * columns)
         .map(|i| if i % 5 < 2 { 127 } else { -128 })
         .collect();
-    let scales = vec![powerinfer_kernels::f16::ONE; 2 * columns / 32];
-    let data = powerinfer_kernels::MatrixData::Q8_0 {
+    let scales = vec![powerinfer_tensor::f16::ONE; 2 * columns / 32];
+    let data = powerinfer_tensor::MatrixData::Q8_0 {
         quants: &bytes,
         scales: &scales,
     };
-    let matrix = powerinfer_kernels::Matrix::new(2, columns, data).unwrap();
+    let matrix = powerinfer_tensor::Matrix::new(2, columns, data).unwrap();
     for isa in Isa::available() {
         let mut out = [0.0; 2];
         isa.gemv_integer(&matrix, rounded(isa, &x, columns).vector(0), &mut out);
@@ -592,7 +593,7 @@ fn extreme_quants_and_activations_do_not_overflow() {
 
 #[test]
 fn extreme_scales_and_minima_do_not_overflow() {
-    use powerinfer_kernels::{Matrix, MatrixData, f16};
+    use powerinfer_tensor::{Matrix, MatrixData, f16};
     let columns = 1024 + 40;
     let blocks = 34;
     for (sign, minimum) in [(1.0, 0), (-1.0, 0), (1.0, 63), (-1.0, 63), (1.0, 255)] {
@@ -716,7 +717,7 @@ fn sums_for_many_tokens_have_the_bits_of_one_at_a_time() {
                 for isa in Isa::available() {
                     let mut out = noise(41, part.len() * tokens);
                     let mut expected = out.clone();
-                    isa.axpy_rows_many(
+                    isa.axpy_rows_batch(
                         &matrix.as_view(),
                         &listed,
                         &coefficients,

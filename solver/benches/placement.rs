@@ -7,12 +7,13 @@
 
 use powerinfer_artifact::{
     hardware,
-    plan::{Budget, CacheFormat, Objective, Policy},
+    plan::{Budget, Objective, Policy},
 };
 use powerinfer_solver::{
     Backend, Candidate, Decision, GROUP_SIZE, Layer, LayerMode, NeuronShape, Options, Prediction,
     Problem, Work, decide,
 };
+use powerinfer_tensor::CacheFormat;
 
 /// A model by its dimensions.
 struct Model {

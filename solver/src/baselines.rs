@@ -9,8 +9,7 @@ use crate::{
     dense::{place_dense, reserve_bytes},
     greedy,
     places::{LayerPlace, Places},
-    program::Program,
-    relaxation::blocks_by_density,
+    solve::impact_chain,
 };
 
 /// All of them, for one GPU; without a GPU, or with several, only that without.
@@ -38,9 +37,8 @@ pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
         &random.0,
         random.1,
     ));
-    let program = Program::new(problem, left_bytes, 0);
-    let choice = greedy::fill(&program, &blocks_by_density(&program));
-    let greedy = dense.with_hot(&program.hot_counts(&choice));
+    let chain = impact_chain(problem, &dense, left_bytes);
+    let greedy = dense.with_hot(&greedy::hot_counts(&chain));
     baselines.push(told(
         "dense parts first, then the hottest neurons",
         &greedy,

@@ -94,7 +94,7 @@ pub(crate) fn least_cost(chain: &Chain) -> Option<f64> {
         let stage = steps.len();
         if stage == chain.stages.len() {
             let cost = chain.cost(steps);
-            if chain.allows(steps) && cost.is_finite() {
+            if chain.fits(steps) && cost.is_finite() {
                 *best = Some(best.map_or(cost, |best: f64| best.min(cost)));
             }
             return;

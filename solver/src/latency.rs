@@ -58,7 +58,7 @@ impl What {
 /// Ways that a layer can be told apart in.
 pub(crate) const MAX_MODES: usize = 1 << (32 - GROUP_BITS - 2);
 /// Groups that a layer can be told apart in.
-pub(crate) const MOST_GROUPS: usize = 1 << GROUP_BITS;
+pub(crate) const MAX_GROUPS: usize = 1 << GROUP_BITS;
 
 /// The chain of a valid problem whose layers may go these ways.
 pub(crate) fn chain(problem: &Problem, candidates: &[Vec<Candidate>]) -> Chain {
@@ -66,7 +66,12 @@ pub(crate) fn chain(problem: &Problem, candidates: &[Vec<Candidate>]) -> Chain {
     let mut stages: Vec<Stage> = layers
         .map(|(layer, candidates)| stage(problem, layer, candidates))
         .collect();
-    stages.push(head(problem));
+    let mut head = head(problem);
+    for choice in head.choices.iter_mut().flatten() {
+        // Memory that every placement takes on the CPU.
+        choice.cpu_bytes += problem.embedding_bytes + problem.cpu_scratch_bytes;
+    }
+    stages.push(head);
     let reserve = reserve_bytes(problem);
     let capacities = match problem.gpu() {
         Some(_) => problem
@@ -81,12 +86,9 @@ pub(crate) fn chain(problem: &Problem, candidates: &[Vec<Candidate>]) -> Chain {
     Chain {
         stages,
         capacities,
-        ram: problem
-            .budget
-            .ram_bytes
-            .saturating_sub(problem.embedding_bytes + problem.cpu_scratch_bytes),
-        crossing: cost::crossing(problem, cpu, (Device::Gpu, 0)).total,
-        hop: cost::crossing(problem, (Device::Gpu, 0), (Device::Gpu, 1)).total,
+        ram: problem.budget.ram_bytes,
+        transfer: cost::crossing(problem, cpu, (Device::Gpu, 0)).total,
+        peer_transfer: cost::crossing(problem, (Device::Gpu, 0), (Device::Gpu, 1)).total,
     }
 }
 
@@ -117,11 +119,11 @@ fn head(problem: &Problem) -> Stage {
             gpu_bytes,
             cpu_bytes,
             cost: cost::head_alone(problem, device).total,
-            what: 0,
+            tag: 0,
         }]
     };
     Stage {
-        homes: [on(Device::Cpu), on(Device::Gpu)],
+        choices: [on(Device::Cpu), on(Device::Gpu)],
     }
 }
 
@@ -134,7 +136,7 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
         if is_pinned_elsewhere || (layer_device == Device::Gpu && !has_gpu) {
             continue;
         }
-        let choices = &mut stage.homes[match layer_device {
+        let choices = &mut stage.choices[match layer_device {
             Device::Cpu => ON_CPU,
             Device::Gpu => ON_GPU,
         }];
@@ -172,7 +174,7 @@ fn stage(problem: &Problem, layer: &Layer, candidates: &[Candidate]) -> Stage {
                             gpu_bytes: on_gpu + layer.neurons_bytes(hot),
                             cpu_bytes: on_cpu + layer.neurons_bytes(neurons - hot),
                             cost: dense.total + time,
-                            what: What {
+                            tag: What {
                                 mode,
                                 kv: *kv,
                                 predictor: *predictor,
@@ -260,13 +262,13 @@ pub(crate) fn places(
     let mut modes = Vec::with_capacity(layers.len());
     let mut places = Vec::with_capacity(layers.len());
     for (taken, candidates) in layers.iter().zip(candidates) {
-        let what = What::unpack(taken.choice.what);
+        let what = What::unpack(taken.choice.tag);
         let state = State::of(taken.state);
         let neurons = candidates[what.mode].frequencies.len();
         modes.push(what.mode);
         places.push(LayerPlace {
             gpu: state.gpu,
-            attention: device(state.layer_device),
+            attention: device(state.device),
             kv: what.kv,
             predictor: what.predictor,
             hot_count: hot_count(problem, neurons, what.groups),
@@ -275,7 +277,7 @@ pub(crate) fn places(
     let head = State::of(head.state);
     let places = Places {
         layers: places,
-        head: device(head.layer_device),
+        head: device(head.device),
         head_gpu: head.gpu,
     };
     (places, modes)
@@ -291,14 +293,14 @@ mod tests {
         Backend, LayerMode, NeuronShape, Options, Prediction, SolveError, Work,
         account::{bytes_on, lines},
         decide,
-        decide::take,
+        decide::with_modes,
         samples,
     };
 
     #[test]
     fn a_choice_survives_its_number() {
         for mode in [0, 1, MAX_MODES - 1] {
-            for groups in [0, 1, MOST_GROUPS - 1] {
+            for groups in [0, 1, MAX_GROUPS - 1] {
                 for (kv, predictor) in [(Device::Cpu, Device::Gpu), (Device::Gpu, Device::Cpu)] {
                     let what = What {
                         mode,
@@ -325,7 +327,7 @@ mod tests {
             &mut modes,
             &mut places,
             &mut |modes, places| {
-                let taken = take(problem, candidates, modes);
+                let taken = with_modes(problem, candidates, modes);
                 let account = lines(&taken, places);
                 let fits = [Device::Gpu, Device::Cpu]
                     .into_iter()
@@ -472,6 +474,7 @@ mod tests {
     fn options(backend: Backend) -> Options {
         Options {
             backend,
+            time_limit: std::time::Duration::from_secs(60),
             ..Options::default()
         }
     }

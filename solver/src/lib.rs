@@ -1,12 +1,15 @@
-//! Places neurons: what a profile says about a model, what a machine can do and how much of it may
-//! be used, turned into a [`Plan`](powerinfer_artifact::plan::Plan).
+//! Solves the placement problem: from activation frequencies, a machine and a memory budget to a
+//! [`Plan`](powerinfer_artifact::plan::Plan) that says which part of a model is on which device.
 //!
 //! ```text
-//! Problem ──latency──▶ Chain: all that a layer can be ──decomposition──▶ Places ──write──▶ Plan
-//!    │                   │            dual, fill, labels          ▲
-//!    │                   └──mixed_integer (good_lp)───────────────┤
-//!    └──dense──▶ what VRAM is left ──program, relaxation──▶ impact (good_lp)
+//! Problem ──latency──▶ Chain ──decomposition──▶ Places ──write──▶ Plan
+//!    │                   ▲ │   (dual, fill, labels)  ▲
+//!    │                   │ └──mixed_integer──────────┘
+//!    └──dense──impact────┘    (good_lp)
 //! ```
+//!
+//! Start reading at [`decide`], which chooses the execution mode of each layer together with the placement,
+//! and at [`objective`], the paper's objective.
 
 mod account;
 mod baselines;
@@ -35,8 +38,6 @@ mod pins;
 mod placement;
 mod places;
 mod problem;
-mod program;
-mod relaxation;
 #[cfg(test)]
 mod samples;
 mod solve;

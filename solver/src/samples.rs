@@ -1,9 +1,7 @@
 //! Problems for tests.
 
-use powerinfer_artifact::{
-    hardware,
-    plan::{Budget, CacheFormat},
-};
+use powerinfer_artifact::{hardware, plan::Budget};
+use powerinfer_tensor::CacheFormat;
 
 use crate::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Problem};
 

@@ -65,7 +65,13 @@ pub(crate) fn write(
             false => 0.0,
         },
     };
-    let plan = write_plan(problem, options, &solved.places, summary, solved.price);
+    let plan = write_plan(
+        problem,
+        options,
+        &solved.places,
+        summary,
+        solved.vram_multiplier,
+    );
     plan.validate().expect("a plan adds up and fits its budget");
     let report = SolveReport {
         backend: plan.solver.backend.clone(),

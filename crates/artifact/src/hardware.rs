@@ -7,7 +7,7 @@ mod rates;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use powerinfer_kernels::Format;
+use powerinfer_tensor::Format;
 use serde::{Deserialize, Serialize};
 
 pub use named::{NAMES, named};
@@ -231,7 +231,7 @@ impl HardwareError {
 
 /// A format by its name.
 mod format_name {
-    use powerinfer_kernels::Format;
+    use powerinfer_tensor::Format;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(format: &Format, to: S) -> Result<S::Ok, S::Error> {

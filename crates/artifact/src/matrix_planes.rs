@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK};
+use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, OwnedMatrix, SUPER_BLOCK};
 
 use crate::{
     ArtifactError, TensorFile,
@@ -185,7 +185,7 @@ mod tests {
             let format = Format::ALL[format];
             let mut random = crate::random::Random::new(seed);
             let values: Vec<f32> = (0..rows * columns).map(|_| random.normal() as f32).collect();
-            let matrix = powerinfer_kernels::pack(format, rows, columns, &values);
+            let matrix = powerinfer_tensor::pack(format, rows, columns, &values);
             let folder = tempfile::tempdir().unwrap();
             let (whole, by_rows) = (folder.path().join("whole"), folder.path().join("by-rows"));
             let mut tensors = BTreeMap::new();
@@ -195,7 +195,7 @@ mod tests {
             announce_matrix(&mut shapes, "matrix", format, rows, columns);
             fill_tensors(&by_rows, None, &shapes, |writer| {
                 values.chunks(columns).try_for_each(|row| {
-                    append_rows(writer, "matrix", &powerinfer_kernels::pack(format, 1, columns, row))
+                    append_rows(writer, "matrix", &powerinfer_tensor::pack(format, 1, columns, row))
                 })
             })
             .unwrap();

@@ -21,7 +21,6 @@ pub use error::PlanError;
 pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
 pub use policy::Policy;
-pub use powerinfer_kernels::CacheFormat;
 use serde::{Deserialize, Serialize};
 pub use threshold::{InputThresholds, Score, Threshold};
 
@@ -149,7 +148,7 @@ impl Plan {
                 vram_bytes: 0,
                 ram_bytes: 0,
                 context_tokens: context_tokens as u64,
-                kv_cache: CacheFormat::F32,
+                kv_cache: powerinfer_tensor::CacheFormat::F32,
                 vram_split: Vec::new(),
             },
             lines: Vec::new(),

@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use powerinfer_kernels::{BLOCK, Format, SignMatrix};
+use powerinfer_tensor::{BLOCK, Format, SignMatrix};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -495,9 +495,9 @@ mod tests {
     /// Writes predictors of one layer, 40 numbers in, 64 neurons out, in `format`.
     fn write(path: &Path, format: Format, settings: &[(&str, &str)]) {
         let [a, b] = [(32, 40), (64, 32)].map(|(rows, columns)| {
-            powerinfer_kernels::pack(format, rows, columns, &vec![0.5; rows * columns])
+            powerinfer_tensor::pack(format, rows, columns, &vec![0.5; rows * columns])
         });
-        let bias = powerinfer_kernels::pack(Format::F32, 64, 1, &[0.0; 64]);
+        let bias = powerinfer_tensor::pack(Format::F32, 64, 1, &[0.0; 64]);
         let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
         insert_matrix(&mut tensors, &tensor_name(0, "a"), &a);
         insert_matrix(&mut tensors, &tensor_name(0, "b"), &b);

@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use powerinfer_kernels::{BLOCK, CacheFormat};
+use powerinfer_tensor::{BLOCK, CacheFormat};
 
 use crate::{
     ArtifactError, Digest, Header, TensorFile,

@@ -14,8 +14,8 @@ use powerinfer_artifact::{
     token_texts,
     write::FolderLock,
 };
-use powerinfer_kernels::Format;
 use powerinfer_model::{Files, ModelConfig};
+use powerinfer_tensor::Format;
 
 use crate::{
     BundleError, FORMAT, Manifest, VERSION,

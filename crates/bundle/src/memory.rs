@@ -5,8 +5,9 @@
 //! the embeddings, and the line of a head on the GPU is for a copy of all of it.
 
 use powerinfer_artifact::predictor_file::PredictorSummary;
-use powerinfer_kernels::{Activations, BLOCK, CacheFormat, Format, SignMatrix, gemm_bytes};
+use powerinfer_kernels::{QuantisedActivations, kernel_scratch_bytes};
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
 use crate::weights::{neuron_bytes, weight_bytes, weight_bytes_by_input};
 
@@ -171,7 +172,8 @@ pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
     // Attention has queries and what it gives for them in another order, and filled up.
     let width = config.head_size.next_multiple_of(BLOCK);
     let ordered = config.head_count * width;
-    let rounded = Activations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
+    let rounded =
+        QuantisedActivations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
     let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + rounded;
     // Products of matrices by input; neurons and what their rows are multiplied by, found group by
     // group, by token, and spread over the rows of all tokens; who is predicted.
@@ -204,6 +206,6 @@ pub fn thread_bytes(config: &ModelConfig) -> usize {
     let columns = config.hidden_size.max(config.head_count * config.head_size);
     // Beside a product of a few rows, the products of all tokens, and lists of the rows.
     let products = 64 * (PREFILL_BATCH + 8) * size_of::<f32>();
-    let gemm = gemm_bytes(columns.max(config.embedding_size)) + products;
+    let gemm = kernel_scratch_bytes(columns.max(config.embedding_size)) + products;
     gemm.max(floats * size_of::<f32>())
 }

@@ -13,8 +13,8 @@ use powerinfer_artifact::{
     tensor_writer::{TensorShapes, TensorSource, TensorWriter, fill_tensors, write_tensors},
     write::{PartialFolder, write_file},
 };
-use powerinfer_kernels::{Format, Transposed, repack_q4_k, transpose};
 use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
+use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
     Bundle, BundleError, FORMAT, Manifest, VERSION, Verification,
@@ -229,7 +229,7 @@ fn write_weight(
     for start in (0..rows).step_by(per_piece) {
         let piece = start..rows.min(start + per_piece);
         let count = piece.len();
-        let packed = powerinfer_kernels::pack(format, count, columns, &read(piece)?);
+        let packed = powerinfer_tensor::pack(format, count, columns, &read(piece)?);
         append_rows(writer, &name(weight, layout), &packed)?;
         progress.advance((count * columns) as u64)?;
     }

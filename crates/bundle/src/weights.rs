@@ -10,8 +10,8 @@ use std::collections::HashSet;
 use powerinfer_artifact::{
     ArtifactError, TensorFile, matrix_planes::StoredMatrix, plan::LayerPlan, tensor_file::Dtype,
 };
-use powerinfer_kernels::Format;
 use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_tensor::Format;
 
 use crate::BundleError;
 

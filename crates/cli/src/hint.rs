@@ -58,6 +58,8 @@ fn sentence(hint: Hint) -> &'static str {
             "place the bundle again with a larger `--vram` or a shorter `--context`"
         }
         Hint::LessVram => "lower `--vram`, the context or the budget of the plan",
+        Hint::PlaceOnGpu => "place the bundle again with `--vram`, or leave `--device` out",
+        Hint::SmallerVram => "place the bundle again with a smaller `--vram`",
         Hint::RunOnCpu => "run it with `--device cpu`",
         Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
         Hint::LosslessPolicyOrTrain => {

@@ -7,7 +7,8 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
-use powerinfer_kernels::{Isa, Transposed, pack_signs, transpose};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Transposed, pack_signs, transpose};
 
 use crate::output::{Table, percent};
 
@@ -143,7 +144,7 @@ fn time_of_signs(file: &PredictorFile, layer: &PredictorSummary, isa: Isa) -> Op
     let x = input(hidden);
     let mut out = vec![0; neurons];
     Some(median_microseconds(|| {
-        isa.agreements(&view, &pack_signs(&x), &mut out);
+        isa.sign_agreements(&view, &pack_signs(&x), &mut out);
         std::hint::black_box(&out);
     }))
 }
@@ -158,7 +159,7 @@ fn sizes(file: &PredictorFile, layer: &PredictorSummary) -> Option<(usize, usize
         .find_map(|part| tensors.find(&name(part)));
     let stored = widths?.shape.get(1).copied()?;
     let hidden = match file.weights() {
-        powerinfer_kernels::Format::Q4K | powerinfer_kernels::Format::Q4_0 => 2 * stored,
+        powerinfer_tensor::Format::Q4K | powerinfer_tensor::Format::Q4_0 => 2 * stored,
         _ => stored,
     };
     Some((hidden, neurons))

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use powerinfer_artifact::{Hint, progress::Interrupted};
+use powerinfer_bundle::BundleError;
 use powerinfer_model::ModelError;
 use powerinfer_runtime::RuntimeError;
 use powerinfer_text::TextError;
@@ -131,6 +132,9 @@ pub enum EvalError {
     /// The model cannot be run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The bundle cannot be opened.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
     /// The bundle cannot be run.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
@@ -148,6 +152,7 @@ impl EvalError {
             Self::NoSandbox { .. } => Some(Hint::EmbeddedPython),
             Self::ContextOutOfRange { .. } => Some(Hint::OtherContext),
             Self::Model(error) => error.hint(),
+            Self::Bundle(error) => error.hint(),
             Self::Runtime(error) => error.hint(),
             _ => None,
         }

@@ -11,7 +11,7 @@ mod speed;
 
 pub use file::SweepFile;
 pub use grid::{Grid, PlacementTarget, Point};
-pub use measure::{AuditedPolicy, PlacedPoint, Sweep, SweepModels, SweepOptions, SweepPlanner};
+pub use measure::{AuditedPolicy, PlacedPoint, Sweep, SweepOptions, SweepPlanner};
 pub use quality::SweepItems;
 pub use rows::{
     Axes, FunctionResults, Identity, Latency, LayerSparsity, MeasuredSpeed, PlacementSummary,

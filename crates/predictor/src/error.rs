@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
-use powerinfer_kernels::Format;
 use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
+use powerinfer_tensor::Format;
 
 /// Predictors that cannot be made or used.
 #[derive(Debug, thiserror::Error)]

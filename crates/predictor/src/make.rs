@@ -14,9 +14,10 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
     write::PartialFolder,
 };
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::Profile;
+use powerinfer_tensor::Format;
 
 use crate::{
     Import, PredictorError, Settings, Targets,

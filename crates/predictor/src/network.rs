@@ -7,7 +7,8 @@ use powerinfer_artifact::{
     predictor_file::{BIAS, PredictorInput},
     random::Random,
 };
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
 use crate::calibrate::Predicts;
 

@@ -11,8 +11,9 @@
 use std::{path::PathBuf, time::Instant};
 
 use powerinfer_artifact::{Digest, Header, ModelIdentity, Progress, progress::Interrupted};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_profile::Traces;
+use powerinfer_tensor::Format;
 
 use crate::{
     Settings, Sizing, Targets,

@@ -2,9 +2,10 @@
 //! places in which a gate and the input have the same sign, the likelier the gate is positive.
 
 use powerinfer_artifact::predictor_file::{PredictorInput, SignBitSummary};
-use powerinfer_kernels::{Isa, SignMatrix, pack_signs};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
 use powerinfer_profile::Profile;
+use powerinfer_tensor::{SignMatrix, pack_signs};
 
 use crate::{
     PredictorError, Targets,
@@ -34,7 +35,7 @@ impl Predicts for Signs {
 
     fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
         let mut agreements = vec![0; self.rows];
-        isa.agreements(&self.view(), &pack_signs(x), &mut agreements);
+        isa.sign_agreements(&self.view(), &pack_signs(x), &mut agreements);
         for (logit, agreements) in logits.iter_mut().zip(agreements) {
             *logit = agreements as f32;
         }

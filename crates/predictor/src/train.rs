@@ -1,8 +1,9 @@
 //! Trains the predictor of a layer, as wide as pays.
 
 use powerinfer_artifact::{ByteSize, Digest, Progress, predictor_file::BIAS};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_profile::{Profile, Traces};
+use powerinfer_tensor::Format;
 
 use crate::{
     PredictorError, Targets,

@@ -189,7 +189,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
     let folder = tempfile::tempdir().unwrap();
     let out = |name: &str| folder.path().join(name);
     let with = |bytes: usize| -> Arc<dyn Device> {
-        Arc::new(Emulator::new(2, Order::Forward).unwrap().that_has(bytes))
+        Arc::new(Emulator::new(2, Order::Forward).unwrap().with_memory(bytes))
     };
     let want = profile(&checkpoint, &calibration, None, &out("cpu")).unwrap();
     let mut done = 0;
@@ -220,7 +220,7 @@ fn what_a_lost_device_has_done_is_not_done_again() {
     let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));
     let want = profile(&checkpoint, &calibration, None, &here).unwrap();
     // A layer's launches are over a hundred.
-    let device: Arc<dyn Device> = Arc::new(device.that_survives(150));
+    let device: Arc<dyn Device> = Arc::new(device.lost_after(150));
     let error = profile(&checkpoint, &calibration, Some(&device), &there).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.hint(), Some(Hint::ResumeOnCpu));

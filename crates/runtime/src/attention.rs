@@ -7,8 +7,9 @@
 use std::{f32::consts::LOG2_E, ops::Range};
 
 use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
-use powerinfer_kernels::{BLOCK, Isa, power_of_two};
+use powerinfer_kernels::{Isa, exp2};
 use powerinfer_model::alibi_bias;
+use powerinfer_tensor::BLOCK;
 
 use crate::{Threads, sequence::LayerCache};
 
@@ -229,7 +230,7 @@ impl Mix<'_> {
                         *score += alibi_bias(slope, position) * self.scale;
                     }
                 }
-                *end = self.isa.powers(scores, valid).into();
+                *end = self.isa.exp2_minus_max(scores, valid).into();
             }
             self.isa
                 .weighted_values(values, tiles, scores, &mut sums[part]);
@@ -257,10 +258,7 @@ fn merge(merged: &mut [f32], partial: &[f32], rows: usize, width: usize) {
             continue;
         }
         let largest = end[0].max(added[0]);
-        let (before, new) = (
-            power_of_two(end[0] - largest),
-            power_of_two(added[0] - largest),
-        );
+        let (before, new) = (exp2(end[0] - largest), exp2(added[0] - largest));
         let row = row * width..(row + 1) * width;
         for (sum, added) in sums[row.clone()].iter_mut().zip(&added_sums[row]) {
             *sum = *sum * before + added * new;
@@ -283,7 +281,7 @@ fn finish(merged: &[f32], mixed: &mut [f32], width: usize) {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::CacheFormat;
+    use powerinfer_tensor::CacheFormat;
     use proptest::prelude::*;
 
     use super::*;

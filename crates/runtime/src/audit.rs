@@ -133,7 +133,7 @@ impl LayerAudit {
 
 #[cfg(test)]
 mod tests {
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
 
     use super::*;
 

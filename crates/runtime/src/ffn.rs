@@ -315,7 +315,7 @@ impl Ffn<'_> {
         // Products with all rows of a group, whoever asked for them, cost less where many are asked for.
         let all_cheaper = |linear: &Linear<'_>, asked: usize, of: usize| {
             linear.layout == Layout::ByOutput
-                && asked as f64 >= x.cost_of_all(&linear.matrix) * of as f64
+                && asked as f64 >= x.relative_gemm_cost(&linear.matrix) * of as f64
         };
         threads.by_row_groups(places, tokens, GROUP, bytes, |part, places| {
             let mut work = Work::default();

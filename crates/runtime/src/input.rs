@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use powerinfer_kernels::{Activations, Isa, Matrix, Product, RoundedVector, cost_of_all};
+use powerinfer_kernels::{
+    Arithmetic, Isa, QuantisedActivations, QuantisedVector, relative_gemm_cost,
+};
+use powerinfer_tensor::Matrix;
 
 use crate::Threads;
 
@@ -21,7 +24,7 @@ pub enum ActivationFormat {
 /// a stage.
 pub(crate) struct Input<'a> {
     exact: Cow<'a, [f32]>,
-    rounded: Option<Activations>,
+    rounded: Option<QuantisedActivations>,
     columns: usize,
 }
 
@@ -37,7 +40,7 @@ impl<'a> Input<'a> {
         let is_rounded =
             matrix.format().is_quantised() && threads.activations() == ActivationFormat::Int8;
         let rounded = is_rounded.then(|| {
-            let mut rounded = Activations::default();
+            let mut rounded = QuantisedActivations::default();
             threads.isa().quantise(&exact, columns, &mut rounded);
             rounded
         });
@@ -54,7 +57,7 @@ impl<'a> Input<'a> {
     }
 
     /// The vectors rounded, where products with `matrix` take them so.
-    pub(crate) fn rounded(&self, matrix: &Matrix<'_>) -> Option<&Activations> {
+    pub(crate) fn rounded(&self, matrix: &Matrix<'_>) -> Option<&QuantisedActivations> {
         let rounded = self.rounded.as_ref();
         rounded.filter(|_| matrix.format().is_quantised())
     }
@@ -76,12 +79,12 @@ impl<'a> Input<'a> {
     }
 
     /// What [`Self::multiply_all`] costs, as a multiple of one vector after the other.
-    pub(crate) fn cost_of_all(&self, matrix: &Matrix<'_>) -> f64 {
+    pub(crate) fn relative_gemm_cost(&self, matrix: &Matrix<'_>) -> f64 {
         let product = match self.rounded(matrix) {
-            Some(_) => Product::Integer,
-            None => Product::Float,
+            Some(_) => Arithmetic::Integer,
+            None => Arithmetic::Float,
         };
-        cost_of_all(matrix.format(), self.tokens(), product)
+        relative_gemm_cost(matrix.format(), self.tokens(), product)
     }
 
     /// Number of vectors.
@@ -94,7 +97,7 @@ impl<'a> Input<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Vector<'a> {
     exact: &'a [f32],
-    rounded: Option<RoundedVector<'a>>,
+    rounded: Option<QuantisedVector<'a>>,
 }
 
 impl Vector<'_> {

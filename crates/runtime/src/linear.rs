@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
-use powerinfer_kernels::Matrix;
+use powerinfer_tensor::Matrix;
 
 use crate::{Threads, input::Input};
 
@@ -23,7 +23,7 @@ pub(crate) struct Linear<'a> {
 }
 
 /// Products of some inputs, and what they took.
-pub(crate) struct Product {
+pub(crate) struct Arithmetic {
     /// `[tokens, outputs]`.
     pub(crate) values: Vec<f32>,
     pub(crate) bytes_read: usize,
@@ -63,7 +63,7 @@ impl<'a> Linear<'a> {
 
     /// `x · Wᵀ + b` for an input made with the same `threshold`; tokens have the bits of one at a
     /// time.
-    pub(crate) fn product(&self, threads: &Threads, x: &Input<'_>, threshold: f32) -> Product {
+    pub(crate) fn product(&self, threads: &Threads, x: &Input<'_>, threshold: f32) -> Arithmetic {
         let (inputs, outputs) = (self.inputs(), self.outputs());
         let tokens = x.tokens();
         let mut values = vec![0.0; tokens * outputs];
@@ -98,7 +98,7 @@ impl<'a> Linear<'a> {
         for out in values.chunks_exact_mut(outputs) {
             self.add_bias(out);
         }
-        Product { values, bytes_read }
+        Arithmetic { values, bytes_read }
     }
 
     /// Bytes that one row of a matrix by output and its bias take.
@@ -141,7 +141,8 @@ pub(crate) fn masked(x: &[f32], threshold: f32) -> Cow<'_, [f32]> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, Isa, pack};
+    use powerinfer_kernels::Isa;
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

@@ -2,8 +2,8 @@
 
 use powerinfer_artifact::{
     plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, CacheFormat, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
-        KV_CACHE, PREDICTORS, Plan, SCRATCH,
+        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+        PREDICTORS, Plan, SCRATCH,
     },
     predictor_file::PredictorFile,
 };
@@ -12,6 +12,7 @@ use powerinfer_bundle::{
     memory::{cpu_scratch_bytes, scratch_bytes},
 };
 use powerinfer_model::ModelConfig;
+use powerinfer_tensor::CacheFormat;
 
 use crate::{RuntimeError, Sequence, choice::LayerChoices};
 

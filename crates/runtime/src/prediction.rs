@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SignMatrix, cost_of_all_sums, pack_signs};
+use powerinfer_kernels::{Arithmetic, Isa, relative_axpy_cost};
+use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, pack_signs};
 
 use crate::{
     Statistics, Threads,
@@ -81,7 +82,7 @@ impl Living {
             |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
         let alive = middle.iter().filter(|value| **value > 0.0).count();
         self.united = (0..rank).filter(|unit| is_alive(*unit, 0..tokens)).count();
-        let share = cost_of_all_sums(units.format(), tokens, Product::Float);
+        let share = relative_axpy_cost(units.format(), tokens, Arithmetic::Float);
         let is_shared = alive as f64 >= share * (tokens * self.united) as f64;
         let (listed, values) = match is_shared {
             true => (self.united, self.united * tokens),
@@ -134,7 +135,7 @@ impl Living {
             match (rows.is_empty(), self.together) {
                 (true, _) => {}
                 (_, 1) => isa.axpy_rows(units, rows, values, columns.clone(), out),
-                _ => isa.axpy_rows_many(units, rows, values, columns.clone(), out),
+                _ => isa.axpy_rows_batch(units, rows, values, columns.clone(), out),
             }
         }
     }
@@ -256,7 +257,7 @@ impl SignBits<'_> {
                 let agreements = &mut agreements[..rows.len()];
                 let group = self.signs.rows_range(rows);
                 for (x, word) in signs.clone().zip(words) {
-                    threads.isa().agreements(&group, x, agreements);
+                    threads.isa().sign_agreements(&group, x, agreements);
                     *word = pack_decisions(agreements, |count| count >= self.agreements);
                 }
             }
@@ -268,7 +269,7 @@ impl SignBits<'_> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
     use proptest::prelude::*;
 
     use super::*;

@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     prompt_cache::{FORMAT, Planes, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_kernels::{BLOCK, CachePlane};
+use powerinfer_tensor::{BLOCK, CachePlane};
 use serde_json::{Value, json};
 
 use crate::{Runtime, RuntimeError, Sequence};

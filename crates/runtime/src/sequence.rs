@@ -1,7 +1,8 @@
 //! A sequence of tokens, and what attention keeps of them.
 
-use powerinfer_kernels::{CacheFormat, CachePlane, Lay, cuda::GpuCache};
+use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::ModelConfig;
+use powerinfer_tensor::{CacheFormat, CacheLayout, CachePlane};
 
 use crate::RuntimeError;
 
@@ -112,13 +113,13 @@ impl LayerCache {
         format: CacheFormat,
         positions: usize,
     ) -> Option<Self> {
-        let heads = |lay| {
-            let plane = |_| CachePlane::new(lay, format, head_size, positions);
+        let heads = |layout| {
+            let plane = |_| CachePlane::new(layout, format, head_size, positions);
             (0..kv_heads).map(plane).collect::<Option<_>>()
         };
         Some(Self {
-            keys: heads(Lay::Keys)?,
-            values: heads(Lay::Values)?,
+            keys: heads(CacheLayout::Keys)?,
+            values: heads(CacheLayout::Values)?,
         })
     }
 

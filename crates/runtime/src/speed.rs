@@ -11,8 +11,8 @@ use powerinfer_artifact::{
     ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
 };
 use powerinfer_bundle::StoredNorm;
-use powerinfer_kernels::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 use powerinfer_model::{Activation, NormKind, Rotary};
+use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 
 use crate::{
     RuntimeError, Sampler, SamplingSettings, Threads, ffn, input::Input, norm::norm_all,

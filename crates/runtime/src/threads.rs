@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
-use powerinfer_kernels::{BLOCK, Isa, Matrix, Product, SUM_ROWS, cost_of_all_sums};
+use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, Isa, relative_axpy_cost};
 use powerinfer_pool::Pool;
+use powerinfer_tensor::{BLOCK, Matrix};
 
 use crate::{
     ActivationFormat, RuntimeError,
@@ -40,7 +41,7 @@ const STRIPE_COLUMNS: usize = 512;
 const LONG_STRIPE_COLUMNS: usize = 2048;
 /// Rows of a stripe that stay in the second-level cache: those whose factors are rounded together are
 /// not parted.
-const CHUNK_ROWS: usize = 2 * SUM_ROWS;
+const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
 
 /// Kernels on a number of threads.
 #[derive(Debug)]
@@ -280,10 +281,10 @@ impl Threads {
     }
 
     /// How rows of `matrix` are added up.
-    fn sum_product(&self, matrix: &Matrix<'_>) -> Product {
+    fn sum_product(&self, matrix: &Matrix<'_>) -> Arithmetic {
         match self.activations {
-            ActivationFormat::Int8 if matrix.format().has_nibbles() => Product::Integer,
-            _ => Product::Float,
+            ActivationFormat::Int8 if matrix.format().has_nibbles() => Arithmetic::Integer,
+            _ => Arithmetic::Float,
         }
     }
 
@@ -298,8 +299,8 @@ impl Threads {
     ) {
         let isa = self.isa;
         match self.sum_product(matrix) {
-            Product::Integer => isa.axpy_rows_integer(matrix, rows, coefficients, columns, out),
-            Product::Float => isa.axpy_rows(matrix, rows, coefficients, columns, out),
+            Arithmetic::Integer => isa.axpy_rows_integer(matrix, rows, coefficients, columns, out),
+            Arithmetic::Float => isa.axpy_rows(matrix, rows, coefficients, columns, out),
         }
     }
 
@@ -345,7 +346,7 @@ impl Threads {
         let listed: usize = active.iter().map(|active| active.rows.len()).sum();
         // Where tokens share most rows, all are added for every token, those that it lacks times 0.
         let product = self.sum_product(matrix);
-        let share = cost_of_all_sums(matrix.format(), tokens, product);
+        let share = relative_axpy_cost(matrix.format(), tokens, product);
         let is_dense = listed as f64 >= share * (tokens * union.len()) as f64;
         let most = match is_dense {
             // Sums of a stripe stay in the cache: the fewer tokens, the longer it may be.
@@ -386,11 +387,17 @@ impl Threads {
                 if is_dense {
                     let isa = self.isa;
                     match product {
-                        Product::Integer => {
-                            isa.axpy_rows_many_integer(matrix, &union, &coefficients, part, stripe);
+                        Arithmetic::Integer => {
+                            isa.axpy_rows_batch_integer(
+                                matrix,
+                                &union,
+                                &coefficients,
+                                part,
+                                stripe,
+                            );
                         }
-                        Product::Float => {
-                            isa.axpy_rows_many(matrix, &union, &coefficients, part, stripe);
+                        Arithmetic::Float => {
+                            isa.axpy_rows_batch(matrix, &union, &coefficients, part, stripe);
                         }
                     }
                     continue;
@@ -442,7 +449,7 @@ impl Threads {
         let rows = matrix.rows();
         // Few tokens cost less one after the other, for taking rows apart costs as much as some products; a
         // group's rows are in the cache for all but the first of them.
-        let is_dense = x.cost_of_all(matrix) <= 1.0;
+        let is_dense = x.relative_gemm_cost(matrix) <= 1.0;
         let group_rows = match is_dense {
             true => GEMM_ROWS,
             false => (CACHED_BYTES / (ROW_GROUP * matrix.row_bytes()).max(1)).max(1) * ROW_GROUP,
@@ -531,7 +538,7 @@ fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
-    use powerinfer_kernels::{Format, pack};
+    use powerinfer_tensor::{Format, pack};
 
     use super::*;
 

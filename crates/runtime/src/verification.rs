@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use powerinfer_artifact::plan::Policy;
-use powerinfer_kernels::Matrix;
+use powerinfer_tensor::Matrix;
 
 /// Verified tokens whose mean error is compared with the band: one odd token is no drift.
 pub const WINDOW: usize = 16;
@@ -318,7 +318,7 @@ pub(crate) fn row_norms(matrix: &Matrix<'_>) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use powerinfer_kernels::{Format, OwnedMatrix, pack};
+    use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
     use super::*;
 

@@ -22,9 +22,10 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_kernels::{Format, Isa, OwnedMatrix};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, RuntimeError, Sequence, Threads};
+use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
 
@@ -54,7 +55,7 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
     let matrices: Vec<[OwnedMatrix; 3]> = (0..config.layer_count)
         .map(|_| {
             let mut matrix = |format, rows: usize, columns: usize| {
-                powerinfer_kernels::pack(format, rows, columns, &normal(rows * columns))
+                powerinfer_tensor::pack(format, rows, columns, &normal(rows * columns))
             };
             [
                 matrix(weights, RANK, hidden),

@@ -20,10 +20,11 @@ use powerinfer_artifact::{
     random::Random,
 };
 use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_tensor::Format;
 use predictor_files::{Network, write_networks};
 
 /// A plan that puts the first `hot` neurons of every layer on the GPU and leaves out all else.

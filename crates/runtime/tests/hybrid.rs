@@ -14,20 +14,21 @@ use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     Hint,
-    plan::{CacheFormat, Device as Side, Plan, Policy, Score, Threshold},
+    plan::{Device as Side, Plan, Policy, Score, Threshold},
     predictor_file::{PredictorFile, PredictorInput, score_names},
     random::Random,
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_emulator::{Emulator, Order, Records, test_device};
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_emulator::{Emulator, GraphCapture, Order, test_device};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
     ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
     SideTimes, Threads,
 };
+use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
 
 /// What of a layer is on the GPU.
@@ -180,7 +181,7 @@ fn every_order_of_threads_gives_the_same_bits() {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let prompt = golden.ids("p17.input_ids");
     let mut first: Option<Vec<f32>> = None;
-    for order in Order::SOME {
+    for order in Order::SAMPLES {
         let Some(device) = test_device(order) else {
             return;
         };
@@ -219,11 +220,15 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
         let prompt = golden.ids("p17.input_ids");
         let folder = tempfile::tempdir().unwrap();
         let mut first: Option<Vec<f32>> = None;
-        for records in [Records::Nothing, Records::Well, Records::Badly] {
+        for records in [
+            GraphCapture::Unsupported,
+            GraphCapture::Works,
+            GraphCapture::Fails,
+        ] {
             let Some(device) = Emulator::new(2, Order::Forward) else {
                 return;
             };
-            let device = Arc::new(device.that_records(records));
+            let device = Arc::new(device.with_capture(records));
             let plan = plan(&checkpoint, places, Policy::Exact, None);
             let out = folder.path().join(format!("{records:?}"));
             let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
@@ -240,9 +245,13 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             model.truncate(1);
             logits.extend(one_by_one(&mut model, &prompt[4..7]));
             match (records, is_whole) {
-                (Records::Well, true) => assert_eq!(device.replays(), 9, "one a token"),
-                (Records::Well, false) => assert!(device.replays() > 9, "several a token"),
-                _ => assert_eq!(device.replays(), 0),
+                (GraphCapture::Works, true) => {
+                    assert_eq!(device.graph_launches(), 9, "one a token")
+                }
+                (GraphCapture::Works, false) => {
+                    assert!(device.graph_launches() > 9, "several a token")
+                }
+                _ => assert_eq!(device.graph_launches(), 0),
             }
             match &first {
                 None => first = Some(logits),
@@ -546,7 +555,7 @@ fn the_demo_says_the_same_wherever_its_parts_are() {
         let both = bundle(&checkpoint, plan, Format::Q8_0, None, &out);
         let mut both = Runtime::with_device(both, options(), device).unwrap();
         let (found_tokens, found) = greedy(&mut both, &prompt, 6);
-        // Activations are rounded to bytes.
+        // QuantisedActivations are rounded to bytes.
         assert_near(&found, &want, 5e-2, name);
         assert_eq!(found_tokens, tokens, "{name}");
     }
@@ -675,11 +684,11 @@ fn both_sides_are_timed_layer_by_layer() {
     let checkpoint = Checkpoint::open(&golden.folder).unwrap();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
-    for records in [Records::Nothing, Records::Well] {
+    for records in [GraphCapture::Unsupported, GraphCapture::Works] {
         let Some(device) = Emulator::new(2, Order::Forward) else {
             return;
         };
-        let device = Arc::new(device.that_records(records));
+        let device = Arc::new(device.with_capture(records));
         let plan = plan(&checkpoint, &PLACES[1..2], Policy::Exact, None);
         let out = folder.path().join(format!("{records:?}"));
         let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);
@@ -761,7 +770,7 @@ fn prompts_take_the_room_that_is_left() {
             return;
         };
         let memory = 4e6 * 0.97f64.powi(round);
-        let device = Arc::new(device.that_has(memory as usize));
+        let device = Arc::new(device.with_memory(memory as usize));
         let bundle = Bundle::open(&out, Verification::Quick).unwrap();
         let mut model = match Runtime::with_device(bundle, options(), device) {
             Ok(model) => model,
@@ -852,7 +861,7 @@ fn a_device_that_is_lost_is_an_error_and_no_hang() {
             let Some(device) = Emulator::new(2, Order::Forward) else {
                 return;
             };
-            let device = Arc::new(device.that_survives(launches));
+            let device = Arc::new(device.lost_after(launches));
             let plan = plan(&checkpoint, places, Policy::Exact, None);
             let out = folder.path().join(format!("{name}{launches}"));
             let bundle = bundle(&checkpoint, plan, Format::F32, None, &out);

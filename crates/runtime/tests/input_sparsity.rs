@@ -11,9 +11,10 @@ use golden::Golden;
 use packing::pack_bundle;
 use powerinfer_artifact::plan::{InputThresholds, Plan, Policy};
 use powerinfer_bundle::weight_bytes;
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_tensor::Format;
 
 /// Gated and plain FFNs, blocks one after the other and side by side, with and without biases.
 const MODELS: [&str; 5] = ["llama-silu", "gemma", "phi", "qwen3-qknorm", "opt-preln"];

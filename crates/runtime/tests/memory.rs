@@ -29,9 +29,10 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::{Bundle, Verification, memory};
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, SignMatrix};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Sampler, SamplingSettings, Threads};
+use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix};
 use predictor_files::{summary, write_predictors};
 
 #[global_allocator]
@@ -98,7 +99,7 @@ fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> Predic
         TensorSource::owned(Dtype::F32, vec![length], bytes.collect())
     };
     let matrix = |format, rows: usize, columns: usize| {
-        powerinfer_kernels::pack(format, rows, columns, &vec![0.01; rows * columns])
+        powerinfer_tensor::pack(format, rows, columns, &vec![0.01; rows * columns])
     };
     let parts: [(&str, OwnedMatrix); 3] = [
         ("a", matrix(weights, RANK, hidden)),

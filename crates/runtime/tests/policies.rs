@@ -21,10 +21,11 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_kernels::{Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_reference::{FeedForward, FfnObservation, FfnTap, ReferenceModel};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads, Verification, WINDOW};
+use powerinfer_tensor::Format;
 use predictor_files::{insert_signs, summary, write_predictors};
 
 /// Gated and plain FFNs, with and without zeros and biases.

@@ -16,9 +16,10 @@ use powerinfer_artifact::{
     prompt_cache::PromptCacheFile,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_kernels::{CacheFormat, Format, Isa};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
 
 /// Of every way to know positions, to group heads and to look back, one.

@@ -13,8 +13,8 @@ use powerinfer_artifact::{
     random::Random,
     tensor_writer::{TensorShapes, fill_tensors},
 };
-use powerinfer_kernels::{BLOCK, Format, OwnedMatrix, pack};
 use powerinfer_model::FfnKind;
+use powerinfer_tensor::{BLOCK, Format, OwnedMatrix, pack};
 use rayon::prelude::*;
 
 use crate::{SynthError, write::Plan};

@@ -18,7 +18,7 @@ use std::{
     time::Instant,
 };
 
-use powerinfer_kernels::cuda::{Card, Device, DeviceError, DeviceInfo, Launch, Recording};
+use powerinfer_kernels::cuda::{CudaDevice, Device, DeviceError, DeviceInfo, Graph, Launch};
 
 /// In which order threads and blocks get their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,18 +33,18 @@ pub enum Order {
 
 impl Order {
     /// Three of them, as different as can be.
-    pub const SOME: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
+    pub const SAMPLES: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
 }
 
 /// How far a device can record launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Records {
+pub enum GraphCapture {
     /// As it should.
-    Well,
+    Works,
     /// Not at all.
-    Nothing,
+    Unsupported,
     /// It begins, and fails in the end.
-    Badly,
+    Fails,
 }
 
 /// `gpu` has tests run on a card instead of the emulator.
@@ -55,9 +55,9 @@ const DEVICE_VARIABLE: &str = "POWERINFER_TEST_DEVICE";
 ///
 /// Panics where a card is asked for and there is none.
 pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
-    static CARD: OnceLock<Arc<Card>> = OnceLock::new();
+    static CARD: OnceLock<Arc<CudaDevice>> = OnceLock::new();
     if env::var_os(DEVICE_VARIABLE).is_some_and(|device| device == "gpu") {
-        let open = || Arc::new(Card::open(0).expect("a card to test"));
+        let open = || Arc::new(CudaDevice::open(0).expect("a card to test"));
         return Some(Arc::clone(CARD.get_or_init(open)) as _);
     }
     let emulator = Emulator::new(2, order);
@@ -75,7 +75,7 @@ pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
 pub struct Emulator {
     info: DeviceInfo,
     order: Order,
-    records: Records,
+    records: GraphCapture,
     /// What was asked for since recording began.
     recorded: Mutex<Option<Vec<Step>>>,
     /// Moments that were marked: what is asked for is done at once.
@@ -174,8 +174,8 @@ struct Steps {
 }
 
 #[allow(unsafe_code)]
-impl Recording for Steps {
-    unsafe fn replay(&self) -> Result<(), DeviceError> {
+impl Graph for Steps {
+    unsafe fn launch(&self) -> Result<(), DeviceError> {
         self.running.settle()?;
         let shared = Arc::clone(&self.shared);
         let run = move || {
@@ -233,11 +233,11 @@ impl Emulator {
             info: DeviceInfo {
                 name: "emulator".to_owned(),
                 multiprocessors,
-                stops_kernels: false,
+                has_watchdog: false,
                 shared_bytes: 99 << 10, // of the least that kernels are made for, compute capability 8.6
             },
             order,
-            records: Records::Well,
+            records: GraphCapture::Works,
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
@@ -248,12 +248,12 @@ impl Emulator {
     }
 
     /// The same device, which records so far.
-    pub fn that_records(self, records: Records) -> Self {
+    pub fn with_capture(self, records: GraphCapture) -> Self {
         Self { records, ..self }
     }
 
     /// The same device with so many bytes of memory.
-    pub fn that_has(self, bytes: usize) -> Self {
+    pub fn with_memory(self, bytes: usize) -> Self {
         Self {
             left: AtomicUsize::new(bytes),
             ..self
@@ -262,7 +262,7 @@ impl Emulator {
 
     /// The same device, which is lost in the launch after so many, as a card is that falls off the bus: whatever is
     /// asked of it from then on fails.
-    pub fn that_survives(self, launches: usize) -> Self {
+    pub fn lost_after(self, launches: usize) -> Self {
         self.life.store(launches + 1, Ordering::Relaxed);
         self
     }
@@ -277,7 +277,7 @@ impl Emulator {
     }
 
     /// How often recordings were replayed.
-    pub fn replays(&self) -> usize {
+    pub fn graph_launches(&self) -> usize {
         self.running.count.load(Ordering::Relaxed)
     }
 
@@ -364,7 +364,7 @@ impl Device for Emulator {
         let taken = self
             .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        let no_memory = |_| DeviceError::NoMemory {
+        let no_memory = |_| DeviceError::OutOfMemory {
             device: self.info.name.clone(),
             bytes,
         };
@@ -384,7 +384,7 @@ impl Device for Emulator {
         // SAFETY: it takes any number.
         let memory = unsafe { native::emulator_allocate(bytes) };
         match memory.is_null() {
-            true => Err(DeviceError::NoMemory {
+            true => Err(DeviceError::OutOfMemory {
                 device: self.info.name.clone(),
                 bytes,
             }),
@@ -500,25 +500,25 @@ impl Device for Emulator {
         Err(failed(why.to_string_lossy().into_owned()))
     }
 
-    fn record(&self) -> Result<bool, DeviceError> {
+    fn begin_capture(&self) -> Result<bool, DeviceError> {
         self.check_not_recording("recording")?;
-        if self.records == Records::Nothing {
+        if self.records == GraphCapture::Unsupported {
             return Ok(false);
         }
         *self.recording() = Some(Vec::new());
         Ok(true)
     }
 
-    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+    fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
         let steps = self.recording().take();
         let steps = steps.ok_or_else(|| self.failed("recording", "it never began"))?;
-        if self.records == Records::Badly {
+        if self.records == GraphCapture::Fails {
             return Err(self.failed("recording", "it records badly"));
         }
         let device = Emulator {
             info: self.info.clone(),
             order: self.order,
-            records: Records::Nothing,
+            records: GraphCapture::Unsupported,
             recorded: Mutex::default(),
             moments: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
@@ -532,7 +532,7 @@ impl Device for Emulator {
         }))
     }
 
-    fn mark(&self, index: usize) -> Result<(), DeviceError> {
+    fn record_event(&self, index: usize) -> Result<(), DeviceError> {
         self.check_not_recording("marking a moment")?;
         let mut moments = self.moments.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -543,7 +543,7 @@ impl Device for Emulator {
         Ok(())
     }
 
-    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+    fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
         let moments = self.moments.lock().unwrap_or_else(PoisonError::into_inner);
         match (moments.get(earlier), moments.get(later)) {
             (Some(earlier), Some(later)) => {
@@ -553,7 +553,7 @@ impl Device for Emulator {
         }
     }
 
-    unsafe fn copy_beside(
+    unsafe fn copy_async(
         &self,
         lane: usize,
         address: u64,
@@ -581,20 +581,20 @@ impl Device for Emulator {
         Ok(())
     }
 
-    fn hold_copies(&self, lane: usize) -> Result<(), DeviceError> {
+    fn make_copies_wait(&self, lane: usize) -> Result<(), DeviceError> {
         self.check_not_recording("copying beside kernels")?;
         self.copies().in_use.retain(|other| *other != lane);
         Ok(())
     }
 
-    fn await_copies(&self, lane: usize) -> Result<(), DeviceError> {
+    fn make_kernels_wait(&self, lane: usize) -> Result<(), DeviceError> {
         self.check_not_recording("copying beside kernels")?;
         self.copy_up_to(|copy| copy.lane == lane);
         self.copies().in_use.push(lane);
         Ok(())
     }
 
-    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError> {
+    fn synchronise_copies(&self, lane: usize) -> Result<(), DeviceError> {
         self.check_not_recording("copying beside kernels")?;
         self.copy_up_to(|copy| copy.lane == lane);
         self.copies().on_their_way.retain(|(of, _)| *of != lane);
@@ -642,28 +642,28 @@ impl Device for Emulator {
     unsafe fn launch(&self, _: &Launch<'_>) -> Result<(), DeviceError> {
         unreachable!("there is no emulator here")
     }
-    fn record(&self) -> Result<bool, DeviceError> {
+    fn begin_capture(&self) -> Result<bool, DeviceError> {
         Ok(false)
     }
-    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+    fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
         Err(self.failed("recording", "there is no emulator here"))
     }
-    fn mark(&self, _: usize) -> Result<(), DeviceError> {
+    fn record_event(&self, _: usize) -> Result<(), DeviceError> {
         Err(self.failed("marking a moment", "there is no emulator here"))
     }
-    fn seconds_between(&self, _: usize, _: usize) -> Result<f64, DeviceError> {
+    fn elapsed_seconds(&self, _: usize, _: usize) -> Result<f64, DeviceError> {
         Err(self.failed("asking for the time", "there is no emulator here"))
     }
-    unsafe fn copy_beside(&self, _: usize, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+    unsafe fn copy_async(&self, _: usize, _: u64, _: &[u8]) -> Result<(), DeviceError> {
         unreachable!("there is no emulator here")
     }
-    fn hold_copies(&self, _: usize) -> Result<(), DeviceError> {
+    fn make_copies_wait(&self, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
-    fn await_copies(&self, _: usize) -> Result<(), DeviceError> {
+    fn make_kernels_wait(&self, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
-    fn finish_copies(&self, _: usize) -> Result<(), DeviceError> {
+    fn synchronise_copies(&self, _: usize) -> Result<(), DeviceError> {
         Ok(())
     }
     fn check(&self) -> Result<(), DeviceError> {

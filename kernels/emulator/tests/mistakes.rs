@@ -52,7 +52,7 @@ fn a_missing_barrier_shows_in_the_order_of_threads() {
 
 #[test]
 fn what_is_right_is_so_in_every_order_and_after_what_was_wrong() {
-    for order in Order::SOME {
+    for order in Order::SAMPLES {
         for mistake in ["two_barriers", "wrong_mask", "out_of_bounds"] {
             let Some(found) = run(mistake, 2, order) else {
                 return;
@@ -126,7 +126,7 @@ fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
         device
             .write(out, bytemuck::cast_slice(&numbers(7)))
             .unwrap();
-        assert!(device.record().unwrap());
+        assert!(device.begin_capture().unwrap());
         device.clear(out, 400).unwrap();
         device.launch(&launch).unwrap();
         let error = read(&device).unwrap_err();
@@ -134,15 +134,15 @@ fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
             error.to_string(),
             "emulator failed while copying from it: launches are being recorded"
         );
-        let recording = device.recorded().unwrap();
+        let recording = device.end_capture().unwrap();
         assert_eq!(read(&device).unwrap(), 7.0);
-        recording.replay().unwrap();
+        recording.launch().unwrap();
         assert_eq!(read(&device).unwrap(), 63.0);
         // It reads what is there then.
         device
             .write(x, bytemuck::cast_slice(&numbers(100)))
             .unwrap();
-        recording.replay().unwrap();
+        recording.launch().unwrap();
         assert_eq!(read(&device).unwrap(), 163.0);
         device.free(x, 400);
         device.free(out, 400);

@@ -1,7 +1,7 @@
 //! How many signs of each row agree with those of a vector.
 
 use super::{Operation, Simd};
-use crate::SignMatrix;
+use powerinfer_tensor::SignMatrix;
 
 /// `out[i]` = signs of row i that are those of `x`.
 pub(crate) struct Agreements<'a> {
@@ -15,7 +15,7 @@ impl Agreements<'_> {
     #[inline(always)]
     fn count(self) {
         let columns = self.signs.columns() as u32;
-        let rows = self.signs.words.chunks_exact(self.x.len().max(1));
+        let rows = self.signs.word_bytes().chunks_exact(self.x.len().max(1));
         for (row, out) in rows.zip(self.out) {
             let words = row.iter().zip(self.x);
             let differ = |(word, x): (&[u8; 8], &u64)| (u64::from_le_bytes(*word) ^ x).count_ones();

@@ -6,9 +6,9 @@ use std::ops::Range;
 use half::f16;
 
 use super::{Operation, Simd};
-use crate::CachePlane;
-use crate::cache::{PlaneData, Square};
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::CachePlane;
+use powerinfer_tensor::{CacheBlock, CacheData};
 
 /// Calls a method for `$count` queries, as many at a time as the registers of `$simd` hold sums of.
 macro_rules! in_groups {
@@ -74,10 +74,10 @@ impl Operation for Scores<'_> {
 
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
-        match &self.keys.data {
-            PlaneData::F32(squares) => self.of(simd, squares, &[]),
-            PlaneData::F16(squares) => self.of(simd, squares, &[]),
-            PlaneData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+        match self.keys.data() {
+            CacheData::F32(squares) => self.of(simd, squares, &[]),
+            CacheData::F16(squares) => self.of(simd, squares, &[]),
+            CacheData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
         }
     }
 }
@@ -85,7 +85,7 @@ impl Operation for Scores<'_> {
 impl Scores<'_> {
     /// The translation for one type of number; no scales mean 1.
     #[inline(always)]
-    fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
+    fn of<S: Simd, T: Number>(self, simd: S, squares: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
         let mut part = Part::new(self.keys, squares, scales, self.tiles.len());
         let count = self.queries.len() / part.width;
         self.out.fill(0.0);
@@ -103,7 +103,7 @@ impl Scores<'_> {
 
 /// A tile and what it takes part in.
 struct Part<'a, T> {
-    squares: &'a [Square<T>],
+    squares: &'a [CacheBlock<T>],
     scales: &'a [[f16; BLOCK]],
     /// Number of the tile's first square.
     square: usize,
@@ -120,7 +120,7 @@ impl<'a, T: Number> Part<'a, T> {
     #[inline(always)]
     fn new(
         plane: &CachePlane,
-        squares: &'a [Square<T>],
+        squares: &'a [CacheBlock<T>],
         scales: &'a [[f16; BLOCK]],
         tiles: usize,
     ) -> Self {
@@ -263,10 +263,10 @@ impl Operation for WeightedValues<'_> {
 
     #[inline(always)]
     fn translate<S: Simd>(self, simd: S) {
-        match &self.values.data {
-            PlaneData::F32(squares) => self.of(simd, squares, &[]),
-            PlaneData::F16(squares) => self.of(simd, squares, &[]),
-            PlaneData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+        match self.values.data() {
+            CacheData::F32(squares) => self.of(simd, squares, &[]),
+            CacheData::F16(squares) => self.of(simd, squares, &[]),
+            CacheData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
         }
     }
 }
@@ -274,7 +274,7 @@ impl Operation for WeightedValues<'_> {
 impl WeightedValues<'_> {
     /// The translation for one type of number; no scales mean 1.
     #[inline(always)]
-    fn of<S: Simd, T: Number>(self, simd: S, squares: &[Square<T>], scales: &[[f16; BLOCK]]) {
+    fn of<S: Simd, T: Number>(self, simd: S, squares: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
         let mut part = Part::new(self.values, squares, scales, self.tiles.len());
         let count = self.out.len() / part.width;
         for (position, tile) in self.tiles.enumerate() {
@@ -365,7 +365,7 @@ impl Operation for Powers<'_> {
         let mut sums = [0.0; BLOCK];
         for scores in self.scores.chunks_exact_mut(BLOCK) {
             for (score, sum) in scores.iter_mut().zip(&mut sums) {
-                *score = power_of_two(*score - largest);
+                *score = exp2(*score - largest);
                 *sum += *score;
             }
         }
@@ -413,7 +413,7 @@ const ROUNDING: f32 = 12_582_912.0;
 const SMALLEST: f32 = -126.0;
 
 /// `2^x` for `x <= 0`, to within a few roundings; 0 below `2^-126`. The same bits on every machine.
-pub fn power_of_two(x: f32) -> f32 {
+pub fn exp2(x: f32) -> f32 {
     if x < SMALLEST {
         return 0.0;
     }

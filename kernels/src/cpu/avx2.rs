@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{KScales, Operation, SPAN, STREAM_AHEAD, Simd};
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// Proof that this processor has AVX2, FMA, F16C and POPCNT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{KScales, Operation, SPAN, Simd, avx2};
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// Proof that this processor has AVX-512 F, BW, DQ and VL, and VNNI where `VNNI` says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::rows::{Row, Scales, Weights, with_weights};
 use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
-use crate::Matrix;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// Rows added per pass over `out`.
 const ROWS: usize = 4;
@@ -131,7 +131,7 @@ fn add_rows<S: Simd, W: Row, const R: usize>(
 }
 
 /// `out[t, c] += Σ_i coefficients[t, i] * matrix[rows[i], columns.start + c]`.
-pub(crate) struct AxpyRowsMany<'a> {
+pub(crate) struct AxpyRowsBatch<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: &'a [u32],
     /// `[tokens, rows]`.
@@ -148,7 +148,7 @@ const PANEL_COLUMNS: usize = 4 * BLOCK;
 /// Registers of a row that a tile of tokens shares.
 const TILE_REGISTERS: usize = 4;
 
-impl Operation for AxpyRowsMany<'_> {
+impl Operation for AxpyRowsBatch<'_> {
     type Output = ();
 
     fn specify(self) {
@@ -182,8 +182,8 @@ impl Operation for AxpyRowsMany<'_> {
 ///   for a few tokens, for four registers:   tile    one register per token and four
 /// ```
 #[inline(always)]
-fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsMany<'_>) {
-    let AxpyRowsMany {
+fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
+    let AxpyRowsBatch {
         matrix,
         rows,
         coefficients,

@@ -2,8 +2,8 @@
 
 use super::rows::{Row, Scales, Weights, with_weights};
 use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
-use crate::Matrix;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// `a · b`.
 pub(crate) struct Dot<'a> {

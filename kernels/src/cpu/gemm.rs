@@ -15,8 +15,8 @@ use std::slice;
 
 use super::rows::{Row, Scales, Weights, with_weights};
 use super::{Operation, SPAN, Simd, padded, scalar};
-use crate::Matrix;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// Tokens that share a dequantised row.
 const BATCH_TOKENS: usize = 64;

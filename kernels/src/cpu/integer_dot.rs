@@ -5,8 +5,8 @@ use half::f16;
 use super::rows::{KRow, KWeights, Row};
 use super::{AHEAD, Operation, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
-use crate::{Matrix, MatrixData};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// `out[i] = matrix[rows[i]] · x`, where no list of rows means all rows.
 pub(crate) struct IntegerGemv<'a> {

@@ -17,9 +17,10 @@ use half::f16;
 
 use super::rows::KWeights;
 use super::{KScales, Operation, SPAN, Simd, scalar};
+use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
-use crate::{Activations, Matrix, MatrixData};
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::{Matrix, MatrixData};
 
 /// Rows of a panel: lanes.
 const ROWS: usize = 16;
@@ -31,7 +32,7 @@ const WORD: usize = 4;
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
 pub(crate) struct IntegerGemm<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
-    pub(crate) x: &'a Activations,
+    pub(crate) x: &'a QuantisedActivations,
     pub(crate) out: &'a mut [f32],
 }
 

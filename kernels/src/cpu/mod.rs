@@ -20,9 +20,9 @@ pub(crate) mod avx512;
 mod axpy;
 mod dot;
 mod gemm;
+mod integer_axpy;
 mod integer_dot;
 mod integer_gemm;
-mod integer_sum;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 mod quantise;
@@ -31,29 +31,29 @@ mod scalar;
 mod sum;
 
 pub(crate) use agreements::Agreements;
-pub use attention::power_of_two;
+pub use attention::exp2;
 pub(crate) use attention::{Powers, Scores, WeightedValues};
-pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsMany};
+pub(crate) use axpy::{Axpy, AxpyRows, AxpyRowsBatch};
 pub(crate) use dot::{Dot, Gemv};
 pub(crate) use gemm::Gemm;
+pub(crate) use integer_axpy::{IntegerAxpy, IntegerAxpyBatch};
 pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
-pub(crate) use integer_sum::{IntegerSum, IntegerSumMany};
 pub(crate) use quantise::Quantise;
 pub(crate) use sum::Sum;
 
 use half::{bf16, f16};
 
 use crate::activations::ActivationSpan;
-use crate::format::{BLOCK, SUPER_BLOCK};
+use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
 /// Bytes that the product of a matrix of `columns` columns with many vectors, or sums of its rows, take
 /// while they are computed, on each thread.
-pub const fn gemm_bytes(columns: usize) -> usize {
+pub const fn kernel_scratch_bytes(columns: usize) -> usize {
     let (exact, integer, sums) = (
         gemm::BYTES,
         integer_gemm::bytes(columns),
-        integer_sum::bytes(columns),
+        integer_axpy::bytes(columns),
     );
     let products = if exact > integer { exact } else { integer };
     if products > sums { products } else { sums }
@@ -234,7 +234,7 @@ pub(crate) trait Simd: Copy {
     fn sum_lanes(self, lanes: Self::Lanes) -> f32;
 }
 
-/// What makes the weights of some blocks of [`Format::Q4K`](crate::Format::Q4K) out of their nibbles.
+/// What makes the weights of some blocks of [`Format::Q4K`](powerinfer_tensor::Format::Q4K) out of their nibbles.
 #[derive(Clone, Copy)]
 pub(crate) struct KScales<'a> {
     /// `d` and `dmin` of all super-blocks that the blocks are of.

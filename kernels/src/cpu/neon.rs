@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::{KScales, Operation, SPAN, Simd};
 use crate::activations::ActivationSpan;
-use crate::format::{BLOCK, SUPER_BLOCK};
+use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
 /// Proof that this processor has NEON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

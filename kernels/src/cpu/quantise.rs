@@ -1,15 +1,15 @@
 //! Rounding vectors to bytes.
 
 use super::{Operation, SPAN_COLUMNS, Simd, padded};
-use crate::Activations;
+use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
 
 /// `out` = the vectors of `columns` numbers that `x` holds, rounded.
 pub(crate) struct Quantise<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) columns: usize,
-    pub(crate) out: &'a mut Activations,
+    pub(crate) out: &'a mut QuantisedActivations,
 }
 
 impl Quantise<'_> {

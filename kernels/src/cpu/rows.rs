@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::{KScales, SPAN, Simd, padded};
-use crate::format::{BLOCK, SUPER_BLOCK};
+use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
 /// The rows of a matrix.
 pub(super) trait Weights: Copy {
@@ -300,7 +300,7 @@ impl NibbleRow for Quantised<'_, [u8; BLOCK / 2]> {
     }
 }
 
-/// The planes of [`Format::Q4K`](crate::Format::Q4K).
+/// The planes of [`Format::Q4K`](powerinfer_tensor::Format::Q4K).
 #[derive(Clone, Copy)]
 pub(super) struct KWeights<'a> {
     quants: &'a [[u8; BLOCK / 2]],
@@ -428,24 +428,24 @@ macro_rules! with_weights {
     ($matrix:expr, $weights:ident => $body:expr) => {{
         let columns = $matrix.columns();
         match $matrix.data() {
-            $crate::MatrixData::F32(values) => {
+            powerinfer_tensor::MatrixData::F32(values) => {
                 let $weights = $crate::cpu::rows::PlainWeights { values, columns };
                 $body
             }
-            $crate::MatrixData::F16(values) => {
+            powerinfer_tensor::MatrixData::F16(values) => {
                 let $weights = $crate::cpu::rows::PlainWeights { values, columns };
                 $body
             }
-            $crate::MatrixData::Bf16(values) => {
+            powerinfer_tensor::MatrixData::Bf16(values) => {
                 let $weights = $crate::cpu::rows::PlainWeights { values, columns };
                 $body
             }
-            $crate::MatrixData::Q8_0 { quants, scales } => {
+            powerinfer_tensor::MatrixData::Q8_0 { quants, scales } => {
                 let $weights =
                     $crate::cpu::rows::Quantised::<[i8; 32]>::new(quants, scales, columns);
                 $body
             }
-            $crate::MatrixData::Q4K {
+            powerinfer_tensor::MatrixData::Q4K {
                 quants,
                 scales,
                 factors,
@@ -453,7 +453,7 @@ macro_rules! with_weights {
                 let $weights = $crate::cpu::rows::KWeights::new(quants, scales, factors, columns);
                 $body
             }
-            $crate::MatrixData::Q4_0 { quants, scales } => {
+            powerinfer_tensor::MatrixData::Q4_0 { quants, scales } => {
                 let $weights =
                     $crate::cpu::rows::Quantised::<[u8; 16]>::new(quants, scales, columns);
                 $body

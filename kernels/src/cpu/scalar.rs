@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::SPAN;
-use crate::Matrix;
 use crate::activations::{ActivationSpan, round, rounding};
-use crate::format::BLOCK;
+use powerinfer_tensor::BLOCK;
+use powerinfer_tensor::Matrix;
 
 /// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
 /// in order; the last block is padded with zeros; then the halving sum of the 32.
@@ -56,7 +56,7 @@ pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSp
 /// byte of the largest one among the rows; products with the numbers are added up whole; one fused
 /// multiply-add with what a whole factor stands for; and then minima times coefficients are taken off,
 /// added up row after row with fused multiply-adds.
-pub(super) fn integer_sum(
+pub(super) fn integer_axpy(
     matrix: &Matrix<'_>,
     rows: &[u32],
     coefficients: &[f32],

@@ -51,7 +51,7 @@ mod tests {
                 let want = words[..length]
                     .iter()
                     .fold(0u64, |sum, word| sum.wrapping_add(*word));
-                assert_eq!(isa.sum(&words[..length]), want, "{isa} {length}");
+                assert_eq!(isa.sum_words(&words[..length]), want, "{isa} {length}");
             }
         }
     }

@@ -170,7 +170,7 @@ pub(super) struct GateUp {
     pub(super) for_host: u64,
     pub(super) flag: u64,
     pub(super) step: u64,
-    pub(super) looked_at: u64,
+    pub(super) evaluated: u64,
 }
 
 /// `Down` in `feed_forward.cu`.
@@ -188,16 +188,16 @@ pub(super) struct Down {
     pub(super) cold: u64,
     pub(super) flag: u64,
     pub(super) step: u64,
-    pub(super) gave_up: u64,
-    pub(super) patience: u64,
+    pub(super) timed_out: u64,
+    pub(super) timeout_nanoseconds: u64,
     pub(super) hidden: u64,
     pub(super) computed: u64,
 }
 
-/// `Halves` in `prompt.cu`.
+/// `F16Buffer` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Halves {
+pub(super) struct F16Buffer {
     pub(super) numbers: u64,
     pub(super) scales: u64,
     pub(super) tokens: i32,
@@ -206,22 +206,22 @@ pub(super) struct Halves {
     pub(super) padding: i32,
 }
 
-/// `Halve` in `prompt.cu`.
+/// `ToF16` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Halve {
+pub(super) struct ToF16 {
     pub(super) x: u64,
     pub(super) columns: i32,
     pub(super) padding: i32,
     pub(super) norm: Norm,
-    pub(super) to: Halves,
+    pub(super) to: F16Buffer,
     pub(super) for_host: u64,
 }
 
-/// `Combine` in `prompt.cu`.
+/// `ActivateGateUp` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Combine {
+pub(super) struct ActivateGateUp {
     pub(super) neurons: Neurons,
     pub(super) gate: u64,
     pub(super) up: u64,
@@ -230,16 +230,16 @@ pub(super) struct Combine {
     pub(super) first: i32,
     pub(super) count: i32,
     pub(super) padding: i32,
-    pub(super) to: Halves,
+    pub(super) to: F16Buffer,
     pub(super) computed: u64,
 }
 
-/// `Multiply` in `prompt.cu`.
+/// `Gemm` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Multiply {
+pub(super) struct Gemm {
     pub(super) matrix: Matrix,
-    pub(super) x: Halves,
+    pub(super) x: F16Buffer,
     pub(super) bias: u64,
     pub(super) offset: u64,
     pub(super) beside: u64,
@@ -248,10 +248,10 @@ pub(super) struct Multiply {
     pub(super) padding: i32,
 }
 
-/// `Announce` in `prompt.cu`.
+/// `SignalHost` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Announce {
+pub(super) struct SignalHost {
     pub(super) flag: u64,
     pub(super) step: u64,
 }

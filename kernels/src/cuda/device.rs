@@ -12,7 +12,7 @@ pub struct DeviceInfo {
     /// Bytes of memory that a block's threads may share.
     pub shared_bytes: usize,
     /// Whether the driver stops kernels that run for seconds, as it does where a screen is attached.
-    pub stops_kernels: bool,
+    pub has_watchdog: bool,
 }
 
 /// A kernel and how it is to run.
@@ -87,38 +87,34 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// From here on, and until [`Device::recorded`], launches, copies within the device and clearing are
     /// recorded instead of done; nothing else may be asked for meanwhile. Returns whether that can be had.
-    fn record(&self) -> Result<bool, DeviceError>;
+    fn begin_capture(&self) -> Result<bool, DeviceError>;
 
     /// Ends recording; returns what was recorded.
-    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError>;
+    fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError>;
 
     /// Marks the moment after all that was asked for before, as number `index`; not while launches are recorded.
-    fn mark(&self, index: usize) -> Result<(), DeviceError>;
+    fn record_event(&self, index: usize) -> Result<(), DeviceError>;
 
     /// Seconds from one marked moment to a later one, both of which have come.
-    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
+    fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
 
     /// Copies from page-locked memory of the host to the device, beside kernels that run there and after all such copies
     /// before; as one of lane `lane`.
     ///
     /// # Safety
     /// So many bytes from `address` on were taken. Those of the host are memory of [`Device::allocate_host`], and nobody
-    /// changes them before [`Device::finish_copies`] has returned.
-    unsafe fn copy_beside(
-        &self,
-        lane: usize,
-        address: u64,
-        bytes: &[u8],
-    ) -> Result<(), DeviceError>;
+    /// changes them before [`Device::synchronise_copies`] has returned.
+    unsafe fn copy_async(&self, lane: usize, address: u64, bytes: &[u8])
+    -> Result<(), DeviceError>;
 
     /// Copies beside that are asked for from here on, those of lane `lane` among them, wait for all that was launched before.
-    fn hold_copies(&self, lane: usize) -> Result<(), DeviceError>;
+    fn make_copies_wait(&self, lane: usize) -> Result<(), DeviceError>;
 
     /// What is launched from here on waits for the copies of lane `lane`.
-    fn await_copies(&self, lane: usize) -> Result<(), DeviceError>;
+    fn make_kernels_wait(&self, lane: usize) -> Result<(), DeviceError>;
 
     /// Waits for the copies of lane `lane`.
-    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError>;
+    fn synchronise_copies(&self, lane: usize) -> Result<(), DeviceError>;
 
     /// Fails where something that was asked for has failed by now; waits for nothing.
     fn check(&self) -> Result<(), DeviceError>;
@@ -129,12 +125,12 @@ pub trait Device: fmt::Debug + Send + Sync {
 
 /// What was asked of a device while it recorded.
 #[allow(unsafe_code)]
-pub trait Recording: fmt::Debug + Send + Sync {
+pub trait Graph: fmt::Debug + Send + Sync {
     /// Does it, after all that was asked for before.
     ///
     /// # Safety
     /// All memory that it reads and writes is still taken, and nobody else changes it meanwhile.
-    unsafe fn replay(&self) -> Result<(), DeviceError>;
+    unsafe fn launch(&self) -> Result<(), DeviceError>;
 }
 
 /// Why a device did not do what it was asked for.
@@ -142,7 +138,7 @@ pub trait Recording: fmt::Debug + Send + Sync {
 pub enum DeviceError {
     /// Memory ran out.
     #[error("{device} has no {bytes} bytes left")]
-    NoMemory {
+    OutOfMemory {
         /// The device.
         device: String,
         /// What was asked for.

@@ -18,7 +18,7 @@ use cudarc::driver::{
     },
 };
 
-use super::{Device, DeviceError, DeviceInfo, Launch, Recording};
+use super::{Device, DeviceError, DeviceInfo, Graph, Launch};
 
 /// The PTX of every file of kernels.
 const MODULES: [(&str, &str); 5] = [
@@ -90,7 +90,7 @@ const FUNCTIONS: [&str; 47] = [
 
 /// Why there is no card to use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoCard {
+pub enum CudaUnavailable {
     /// No library of the driver.
     #[error("no NVIDIA driver is installed on this machine")]
     NoDriver,
@@ -147,7 +147,7 @@ pub enum NoCard {
 }
 
 /// A card with the kernels loaded.
-pub struct Card {
+pub struct CudaDevice {
     info: DeviceInfo,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -164,23 +164,23 @@ pub struct Card {
 // SAFETY: modules, functions and events are handles of the driver, which any thread may use once the context is
 // made current there, as every call here does.
 #[allow(unsafe_code)]
-unsafe impl Send for Card {}
+unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 #[allow(unsafe_code)]
-unsafe impl Sync for Card {}
+unsafe impl Sync for CudaDevice {}
 
-impl std::fmt::Debug for Card {
+impl std::fmt::Debug for CudaDevice {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Card({})", self.info.name)
+        write!(formatter, "CudaDevice({})", self.info.name)
     }
 }
 
-impl Card {
+impl CudaDevice {
     /// Opens card number `index` and loads the kernels.
     #[allow(unsafe_code)]
-    pub fn open(index: usize) -> Result<Self, NoCard> {
+    pub fn open(index: usize) -> Result<Self, CudaUnavailable> {
         find_functions()?;
-        let broken = |DriverError(code): DriverError| NoCard::Broken {
+        let broken = |DriverError(code): DriverError| CudaUnavailable::Broken {
             reason: format!("{code:?}"),
         };
         result::init().map_err(broken)?;
@@ -191,14 +191,14 @@ impl Card {
             .map_err(broken)?;
         if version < LEAST_DRIVER {
             let cuda = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
-            return Err(NoCard::TooOld {
+            return Err(CudaUnavailable::TooOld {
                 found: cuda(version),
                 needed: cuda(LEAST_DRIVER),
             });
         }
         let count = usize::try_from(CudaContext::device_count().map_err(broken)?).unwrap_or(0);
         if index >= count {
-            return Err(NoCard::NoDevice { count, index });
+            return Err(CudaUnavailable::NoDevice { count, index });
         }
         let context = CudaContext::new(index).map_err(broken)?;
         // SAFETY: all work goes to one stream, whose order is what keeps it right.
@@ -207,7 +207,7 @@ impl Card {
         let capability = context.compute_capability().map_err(broken)?;
         if capability < LEAST_CAPABILITY {
             let text = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-            return Err(NoCard::Incapable {
+            return Err(CudaUnavailable::Incapable {
                 name,
                 found: text(capability),
                 needed: text(LEAST_CAPABILITY),
@@ -225,7 +225,7 @@ impl Card {
         let info = DeviceInfo {
             multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
             shared_bytes: attribute(SHARED)?,
-            stops_kernels: attribute(STOPS_KERNELS)? != 0,
+            has_watchdog: attribute(STOPS_KERNELS)? != 0,
             name,
         };
         let stream = context.new_stream().map_err(broken)?;
@@ -246,11 +246,12 @@ impl Card {
             // All of them now: a kernel that is loaded when it is first launched takes memory that is not there any more, and
             // cannot be while launches are recorded.
             for kernel in entries(ptx) {
-                card.function(kernel).map_err(|why| NoCard::Kernels {
-                    name: card.info.name.clone(),
-                    module: name.to_owned(),
-                    reason: why.to_string(),
-                })?;
+                card.function(kernel)
+                    .map_err(|why| CudaUnavailable::Kernels {
+                        name: card.info.name.clone(),
+                        module: name.to_owned(),
+                        reason: why.to_string(),
+                    })?;
             }
         }
         Ok(card)
@@ -265,8 +266,8 @@ impl Card {
 
     /// Loads a module, or what lies in the folder of experiments under its name.
     #[allow(unsafe_code)]
-    fn load(&self, name: &str, ptx: &str) -> Result<CUmodule, NoCard> {
-        let refused = |reason: String| NoCard::Kernels {
+    fn load(&self, name: &str, ptx: &str) -> Result<CUmodule, CudaUnavailable> {
+        let refused = |reason: String| CudaUnavailable::Kernels {
             name: self.info.name.clone(),
             module: name.to_owned(),
             reason,
@@ -372,10 +373,10 @@ impl Card {
 
 /// Looks for the driver and all functions that are called.
 #[allow(unsafe_code)]
-fn find_functions() -> Result<(), NoCard> {
+fn find_functions() -> Result<(), CudaUnavailable> {
     // SAFETY: this opens the driver's library, whose initialisers run, as in any program that uses CUDA.
     if !unsafe { sys::is_culib_present() } {
-        return Err(NoCard::NoDriver);
+        return Err(CudaUnavailable::NoDriver);
     }
     // SAFETY: the library is there; functions are looked up, not called.
     let library = unsafe { sys::culib() };
@@ -383,7 +384,7 @@ fn find_functions() -> Result<(), NoCard> {
         // SAFETY: what is found is not called.
         let found = unsafe { library.get::<*const c_void>(function.as_bytes()) };
         if found.is_err() {
-            return Err(NoCard::Incomplete { function });
+            return Err(CudaUnavailable::Incomplete { function });
         }
     }
     Ok(())
@@ -392,7 +393,7 @@ fn find_functions() -> Result<(), NoCard> {
 const COPYING_BESIDE: &str = "copying beside kernels";
 
 #[allow(unsafe_code)]
-impl Device for Card {
+impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -401,7 +402,7 @@ impl Device for Card {
         self.bind("taking memory")?;
         // SAFETY: memory of no bytes is none that the driver gives.
         unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|why| match why.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::NoMemory {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory {
                 device: self.info.name.clone(),
                 bytes,
             },
@@ -425,7 +426,7 @@ impl Device for Card {
         // SAFETY: as above.
         let host =
             unsafe { result::malloc_host(bytes.max(1), flags) }.map_err(|why| match why.0 {
-                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::NoMemory {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory {
                     device: format!("page-locked memory beside {}", self.info.name),
                     bytes,
                 },
@@ -519,7 +520,7 @@ impl Device for Card {
         })
     }
 
-    fn record(&self) -> Result<bool, DeviceError> {
+    fn begin_capture(&self) -> Result<bool, DeviceError> {
         self.bind("recording")?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is there as long as the card is.
@@ -527,7 +528,7 @@ impl Device for Card {
         Ok(begun.is_ok())
     }
 
-    fn recorded(&self) -> Result<Box<dyn Recording>, DeviceError> {
+    fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
         const DOING: &str = "recording";
         self.bind(DOING)?;
         let failed = |why| self.failed(DOING, why);
@@ -537,7 +538,7 @@ impl Device for Card {
             let flags = sys::CUgraphInstantiate_flags(0);
             let graph_exec = result::graph::instantiate(graph, flags).map_err(failed);
             let _ = result::graph::destroy(graph);
-            Ok(Box::new(Graph {
+            Ok(Box::new(CudaGraph {
                 graph: graph_exec?,
                 device: self.info.name.clone(),
                 context: Arc::clone(&self.context),
@@ -546,7 +547,7 @@ impl Device for Card {
         }
     }
 
-    fn mark(&self, index: usize) -> Result<(), DeviceError> {
+    fn record_event(&self, index: usize) -> Result<(), DeviceError> {
         const DOING: &str = "marking a moment";
         self.bind(DOING)?;
         let failed = |why| self.failed(DOING, why);
@@ -559,7 +560,7 @@ impl Device for Card {
         unsafe { result::event::record(moments[index], self.stream.cu_stream()) }.map_err(failed)
     }
 
-    fn seconds_between(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+    fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
         const DOING: &str = "asking for the time";
         self.bind(DOING)?;
         let moments = lock(&self.moments);
@@ -572,7 +573,7 @@ impl Device for Card {
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
-    unsafe fn copy_beside(
+    unsafe fn copy_async(
         &self,
         lane: usize,
         address: u64,
@@ -591,7 +592,7 @@ impl Device for Card {
         }
     }
 
-    fn hold_copies(&self, _: usize) -> Result<(), DeviceError> {
+    fn make_copies_wait(&self, _: usize) -> Result<(), DeviceError> {
         let launched = self.arrival(0)?;
         let failed = |why| self.failed(COPYING_BESIDE, why);
         // SAFETY: as above.
@@ -601,13 +602,13 @@ impl Device for Card {
         }
     }
 
-    fn await_copies(&self, lane: usize) -> Result<(), DeviceError> {
+    fn make_kernels_wait(&self, lane: usize) -> Result<(), DeviceError> {
         let arrival = self.arrival(lane + 1)?;
         // SAFETY: as above; an event that nothing was recorded in is over.
         unsafe { wait_event(&self.stream, arrival) }.map_err(|why| self.failed(COPYING_BESIDE, why))
     }
 
-    fn finish_copies(&self, lane: usize) -> Result<(), DeviceError> {
+    fn synchronise_copies(&self, lane: usize) -> Result<(), DeviceError> {
         let arrival = self.arrival(lane + 1)?;
         // SAFETY: as above.
         unsafe { sys::cuEventSynchronize(arrival) }
@@ -657,7 +658,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// A graph of launches, made from a stream that recorded them.
-struct Graph {
+struct CudaGraph {
     graph: sys::CUgraphExec,
     device: String,
     context: Arc<CudaContext>,
@@ -667,20 +668,20 @@ struct Graph {
 // SAFETY: a handle of the driver, which any thread may use once the context is current there; it runs in one
 // stream, whose owner launches it from one thread at a time.
 #[allow(unsafe_code)]
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 #[allow(unsafe_code)]
-unsafe impl Sync for Graph {}
+unsafe impl Sync for CudaGraph {}
 
-impl std::fmt::Debug for Graph {
+impl std::fmt::Debug for CudaGraph {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Graph({})", self.device)
     }
 }
 
 #[allow(unsafe_code)]
-impl Recording for Graph {
-    unsafe fn replay(&self) -> Result<(), DeviceError> {
+impl Graph for CudaGraph {
+    unsafe fn launch(&self) -> Result<(), DeviceError> {
         let failed = |DriverError(code): DriverError| DeviceError::Failed {
             device: self.device.clone(),
             doing: "running a graph",
@@ -692,7 +693,7 @@ impl Recording for Graph {
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
@@ -702,7 +703,7 @@ impl Drop for Graph {
     }
 }
 
-impl Drop for Card {
+impl Drop for CudaDevice {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.bind("closing").is_ok() {

@@ -11,7 +11,7 @@ use std::{
 
 use bytemuck::Pod;
 
-use super::{Device, DeviceError, Lane};
+use super::{Device, DeviceError, StagingStream};
 
 /// Some numbers on a device.
 pub struct Buffer<T> {
@@ -83,10 +83,10 @@ impl<T: Pod> Buffer<T> {
     /// Replaces the first numbers, by way of `lane`, whose memory `copy` fills.
     ///
     /// Panics where there are fewer, or where the lane has no room for them.
-    pub fn send(
+    pub fn write_async(
         &mut self,
         numbers: &[T],
-        lane: &mut Lane,
+        lane: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
         assert!(numbers.len() <= self.length, "numbers that fit");
@@ -94,7 +94,7 @@ impl<T: Pod> Buffer<T> {
         // done.
         #[allow(unsafe_code)]
         unsafe {
-            lane.send(self.address, bytemuck::cast_slice(numbers), copy)
+            lane.write(self.address, bytemuck::cast_slice(numbers), copy)
         }
     }
 
@@ -129,13 +129,13 @@ impl<T: Pod> Buffer<T> {
     ///
     /// Panics where there are fewer.
     pub fn read(&self, numbers: &mut [T]) -> Result<(), DeviceError> {
-        self.read_from(0, numbers)
+        self.read_at(0, numbers)
     }
 
     /// Reads the numbers from number `from` on, once all that was launched before is done.
     ///
     /// Panics where there are fewer.
-    pub fn read_from(&self, from: usize, numbers: &mut [T]) -> Result<(), DeviceError> {
+    pub fn read_at(&self, from: usize, numbers: &mut [T]) -> Result<(), DeviceError> {
         assert!(
             from + numbers.len() <= self.length,
             "numbers that are there"
@@ -273,14 +273,14 @@ impl HostBuffer {
     }
 
     /// Copies words, which hold floats, to `out`.
-    pub fn read_floats(&self, out: &mut [f32]) {
+    pub fn read_f32(&self, out: &mut [f32]) {
         for (out, word) in out.iter_mut().zip(self.words()) {
             *out = f32::from_bits(word.load(Ordering::Relaxed));
         }
     }
 
     /// Puts floats into the first words.
-    pub fn write_floats(&self, numbers: &[f32]) {
+    pub fn write_f32(&self, numbers: &[f32]) {
         for (number, word) in numbers.iter().zip(self.words()) {
             word.store(number.to_bits(), Ordering::Relaxed);
         }

@@ -1,27 +1,27 @@
 //! Kernels of the GPU, from `kernels/cuda/*.cu`, on whatever runs them: a card, or the emulator that the
 //! tests bring along. The same launches go to both.
 //!
-//! Vectors are `f32`, weights lie in the planes of [`Matrix`](crate::Matrix). Results are those of the
+//! Vectors are `f32`, weights lie in the planes of [`Matrix`](powerinfer_tensor::Matrix). Results are those of the
 //! processor's kernels up to the order of sums, which is fixed here too: the same bits from run to run.
 
 mod arguments;
 mod device;
 mod driver;
-mod lane;
 mod memory;
 mod observe;
 mod operations;
 mod prompt;
+mod staging;
 mod weights;
 
-pub use device::{Device, DeviceError, DeviceInfo, Launch, Recording};
-pub use driver::{Card, NoCard};
-pub use lane::Lane;
+pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
+pub use driver::{CudaDevice, CudaUnavailable};
 pub use memory::{Buffer, HostBuffer};
-pub use observe::{Reuse, Tally, WINDOWS};
+pub use observe::{ActivityCounts, Reuse, WINDOWS};
 pub use operations::{
-    Attention, ColdShare, DownScratch, Ffn, FfnRule, Gpu, GpuActivation, GpuFfnKind, HeadNorms,
-    HostView, NeuronCounts, Prediction, Predictor, SignBits,
+    Attention, ColdSum, DownScratch, Ffn, Gpu, GpuActivation, GpuFfnKind, HeadNorms, HostMirror,
+    NeuronCounts, NeuronFilter, PredictedMask, Predictor, SignBits,
 };
-pub use prompt::{Beside, Chosen, Halves};
+pub use prompt::{DownAddends, F16Buffer, TokenMasks};
+pub use staging::StagingStream;
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

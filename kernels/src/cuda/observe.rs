@@ -20,7 +20,7 @@ pub struct Reuse {
 
 /// What is counted of a layer's neurons on a device.
 #[derive(Debug)]
-pub struct Tally {
+pub struct ActivityCounts {
     /// A table each for texts that are counted apart.
     active: Vec<Buffer<u32>>,
     magnitude: Buffer<f64>,
@@ -30,7 +30,7 @@ pub struct Tally {
     windows: [usize; WINDOWS],
 }
 
-impl Tally {
+impl ActivityCounts {
     /// On how many tokens of text `part` each neuron fired.
     pub fn active(&self, part: usize) -> Result<Vec<u32>, DeviceError> {
         self.active[part].to_vec()
@@ -69,18 +69,18 @@ impl Tally {
 impl Gpu {
     /// Counts of nothing yet, of so many neurons on texts of so many parts; `windows` in tokens, at most 32,
     /// the longest last.
-    pub fn tally(
+    pub fn new_activity_counts(
         &self,
         neurons: usize,
         parts: usize,
         windows: [usize; WINDOWS],
-    ) -> Result<Tally, DeviceError> {
+    ) -> Result<ActivityCounts, DeviceError> {
         assert!(
             windows.iter().all(|window| (1..=WORD).contains(window)),
             "windows of 1 to 32 tokens"
         );
         let device = self.device();
-        Ok(Tally {
+        Ok(ActivityCounts {
             active: (0..parts)
                 .map(|_| Buffer::new(device, neurons))
                 .collect::<Result<_, _>>()?,
@@ -101,7 +101,7 @@ impl Gpu {
         products: &Buffer<f32>,
         before: usize,
         part: usize,
-        tally: &mut Tally,
+        tally: &mut ActivityCounts,
     ) -> Result<(), DeviceError> {
         let neurons = tally.magnitude.len();
         let tokens = products.len() / neurons.max(1);

@@ -8,7 +8,8 @@ use super::{
     Buffer, Device, DeviceError, GpuCache, GpuLinear, GpuMatrix, GpuNorm, HostBuffer, Launch,
     arguments,
 };
-use crate::{BLOCK, CacheFormat, Format};
+use crate::Arithmetic;
+use powerinfer_tensor::{BLOCK, CacheFormat, Format};
 
 /// Threads of a block, where a kernel says nothing else.
 pub(super) const THREADS: usize = 256;
@@ -29,8 +30,7 @@ const ROW_BLOCKS: usize = 4;
 #[derive(Debug, Clone)]
 pub struct Gpu {
     device: Arc<dyn Device>,
-    /// Whether quantised rows are multiplied with bytes.
-    pub(super) rounded: bool,
+    pub(super) arithmetic: Arithmetic,
 }
 
 /// Norms of a head's queries and keys.
@@ -56,9 +56,9 @@ pub struct Attention<'a> {
     /// Where heads are normed.
     pub norms: Option<&'a HeadNorms>,
     /// `[tokens, pairs]`, sine and cosine of each pair that is rotated; empty where none is.
-    pub rotations: &'a Buffer<[f32; 2]>,
+    pub sin_cos: &'a Buffer<[f32; 2]>,
     /// ALiBi's slopes, one a head.
-    pub slopes: Option<&'a Buffer<f32>>,
+    pub alibi_slopes: Option<&'a Buffer<f32>>,
     /// Positions a token sees, itself among them; none means all.
     pub window: Option<usize>,
     /// The first token's.
@@ -71,9 +71,9 @@ pub struct Predictor {
     /// `[rank, hidden]`.
     pub a: GpuLinear,
     /// `[rank, neurons]`.
-    pub units: GpuMatrix,
+    pub b_transposed: GpuMatrix,
     /// Per 32 units, what they are multiplied by for each neuron.
-    pub scales: Option<Buffer<f32>>,
+    pub b_scales: Option<Buffer<f32>>,
     /// `[neurons]`.
     pub bias: Buffer<f32>,
     /// The least logit of a neuron that is predicted.
@@ -83,25 +83,25 @@ pub struct Predictor {
 /// Signs of a layer's gate on a device.
 #[derive(Debug)]
 pub struct SignBits {
-    /// `[neurons, ⌈hidden / 64⌉]` words, as [`pack_signs`](crate::pack_signs) makes them.
+    /// `[neurons, ⌈hidden / 64⌉]` words, as [`pack_signs`](powerinfer_tensor::pack_signs) makes them.
     pub signs: Buffer<u64>,
     /// Neurons.
     pub neurons: usize,
     /// Numbers of an input.
     pub columns: usize,
     /// Signs that agree for a neuron to be predicted.
-    pub agreements: u32,
+    pub min_agreements: u32,
 }
 
 /// Who is predicted of each token: 32 neurons a word.
 #[derive(Debug)]
-pub struct Prediction<'a> {
+pub struct PredictedMask<'a> {
     /// For the device, `[tokens, ⌈neurons / 32⌉]` words.
     pub mask: &'a mut Buffer<u32>,
     /// The same for the host, where it has neurons of the layer.
-    pub for_host: Option<&'a HostBuffer>,
+    pub host_mask: Option<&'a HostBuffer>,
     /// What rows of down are multiplied by, of one token; 0 for those who are not predicted.
-    pub products: &'a mut Buffer<f32>,
+    pub activations: &'a mut Buffer<f32>,
     /// Neurons on the device, from the first on; 0 where there are several tokens.
     pub hot_count: usize,
 }
@@ -150,17 +150,17 @@ impl GpuActivation {
 
 /// Which neurons of those looked at are computed.
 #[derive(Debug, Clone, Copy)]
-pub enum FfnRule<'a> {
+pub enum NeuronFilter<'a> {
     /// All.
-    Every,
+    All,
     /// Those whose gate is not exactly zero.
-    NotZero,
+    NonZeroGate,
     /// Those whose gate is so large.
-    ByGate(f32),
+    GateThreshold(f32),
     /// Those whose gate times a number of each is.
-    ByWeightedGate(f32, &'a Buffer<f32>),
+    ScaledGateThreshold(f32, &'a Buffer<f32>),
     /// Those whose product, the centre taken off where there is one, times a number of each is.
-    ByContribution {
+    ContributionThreshold {
         /// The least that counts.
         threshold: f32,
         /// One a neuron.
@@ -189,11 +189,11 @@ pub struct Ffn {
 
 /// Where the host reads what it needs of a layer.
 #[derive(Debug, Clone, Copy)]
-pub struct HostView<'a> {
+pub struct HostMirror<'a> {
     /// The normed input of the FFN.
     pub input: &'a HostBuffer,
     /// Words of which each says up to which step a layer's input and mask are there.
-    pub ready: &'a HostBuffer,
+    pub flags: &'a HostBuffer,
     /// The layer's.
     pub flag: usize,
     /// The number of the step.
@@ -202,17 +202,17 @@ pub struct HostView<'a> {
 
 /// What the host's neurons add.
 #[derive(Debug, Clone, Copy)]
-pub struct ColdShare<'a> {
+pub struct ColdSum<'a> {
     /// `[hidden]`.
     pub sum: &'a HostBuffer,
     /// Words of which each says up to which step a layer's sum is there; none where it is there already.
-    pub done: Option<(&'a HostBuffer, usize)>,
+    pub flag: Option<(&'a HostBuffer, usize)>,
     /// The number of the step.
     pub step: &'a Buffer<u32>,
     /// Gets the number of a step for whose sum a block has waited for too long.
-    pub gave_up: &'a HostBuffer,
+    pub timed_out: &'a HostBuffer,
     /// Nanoseconds that are too long.
-    pub patience: u64,
+    pub timeout_nanoseconds: u64,
 }
 
 /// What sums of rows need on their way, to be used again.
@@ -229,17 +229,17 @@ pub struct DownScratch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NeuronCounts {
     /// Those whose rows of down were added.
-    pub computed: u32,
+    pub down_rows: u32,
     /// Those whose gate was multiplied, one token at a time.
-    pub looked_at: u32,
+    pub gate_rows: u32,
 }
 
 impl NeuronCounts {
     /// What has come since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self {
-            computed: self.computed.wrapping_sub(earlier.computed),
-            looked_at: self.looked_at.wrapping_sub(earlier.looked_at),
+            down_rows: self.down_rows.wrapping_sub(earlier.down_rows),
+            gate_rows: self.gate_rows.wrapping_sub(earlier.gate_rows),
         }
     }
 }
@@ -249,8 +249,8 @@ impl DownScratch {
     pub fn counts(&self) -> Result<NeuronCounts, DeviceError> {
         let counted = self.counted.to_vec()?;
         Ok(NeuronCounts {
-            computed: counted[0],
-            looked_at: counted[1],
+            down_rows: counted[0],
+            gate_rows: counted[1],
         })
     }
 
@@ -266,9 +266,9 @@ impl DownScratch {
 }
 
 impl Gpu {
-    /// The kernels of `device`; `rounded` where quantised rows are multiplied with bytes.
-    pub fn new(device: Arc<dyn Device>, rounded: bool) -> Self {
-        Self { device, rounded }
+    /// The kernels of `device`; `arithmetic` is how quantised rows are multiplied.
+    pub fn new(device: Arc<dyn Device>, arithmetic: Arithmetic) -> Self {
+        Self { device, arithmetic }
     }
 
     /// The device.
@@ -311,7 +311,7 @@ impl Gpu {
         arguments.x = x.address();
         arguments.norm = GpuNorm::argument(norm);
         arguments.segment_count = parts.len() as i32;
-        arguments.rounded = self.rounded.into();
+        arguments.rounded = (self.arithmetic == Arithmetic::Integer).into();
         arguments.add = add.into();
         self.launch(
             &kernel("project", format),
@@ -375,7 +375,7 @@ impl Gpu {
 
     /// Attention of some tokens, which join the cache: `out`, `[tokens, heads, head_size]`.
     ///
-    /// `partial` has [`Gpu::attention_words`] numbers, and `counters` a 0 per token and KV head.
+    /// `partial` has [`Gpu::attention_scratch_len`] numbers, and `counters` a 0 per token and KV head.
     pub fn attend(
         &self,
         attention: &Attention<'_>,
@@ -389,14 +389,14 @@ impl Gpu {
         let heads = attention.query.len() / size / tokens;
         let group = heads / kv_heads;
         let splits = self.attention_splits(tokens, kv_heads, cache.context);
-        let words = self.attention_words(tokens, heads, kv_heads, size, cache.context);
+        let words = self.attention_scratch_len(tokens, heads, kv_heads, size, cache.context);
         assert!(partial.len() >= words && counters.len() >= tokens * kv_heads);
         assert!(
             attention.query.len() == tokens * heads * size && out.len() == tokens * heads * size
         );
         assert!(attention.key.len() == tokens * kv_heads * size);
         assert!(attention.value.len() == tokens * kv_heads * size);
-        let pairs = attention.rotations.len() / tokens;
+        let pairs = attention.sin_cos.len() / tokens;
         assert!(2 * pairs <= size && !attention.position.is_empty());
         let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
         let arguments = arguments::Attention {
@@ -405,10 +405,10 @@ impl Gpu {
             value: attention.value.address(),
             query_norm: norm(|norms| &norms.query),
             key_norm: norm(|norms| &norms.key),
-            rotations: attention.rotations.address(),
+            rotations: attention.sin_cos.address(),
             pairs: pairs as i32,
             padding: 0,
-            slopes: attention.slopes.map_or(0, Buffer::address),
+            slopes: attention.alibi_slopes.map_or(0, Buffer::address),
             keys: cache.keys.address(),
             values: cache.values.address(),
             heads: heads as i32,
@@ -431,8 +431,8 @@ impl Gpu {
             + 2 * floats(TILE * (size + 4))
             + 16;
         let [append, attend] = match cache.format {
-            CacheFormat::F32 => ["append_f32", "attend_f32"],
-            _ => ["append_f16", "attend_f16"],
+            CacheFormat::F32 => ["append_kv_f32", "attention_f32"],
+            _ => ["append_kv_f16", "attention_f16"],
         };
         if tokens > 1 {
             // Each sees those before it, whichever block is first.
@@ -452,7 +452,7 @@ impl Gpu {
     }
 
     /// Numbers that attention of some tokens needs for what its blocks have seen.
-    pub fn attention_words(
+    pub fn attention_scratch_len(
         &self,
         tokens: usize,
         heads: usize,
@@ -481,24 +481,24 @@ impl Gpu {
         norm: Option<&GpuNorm>,
         predictor: &Predictor,
         middle: &mut Buffer<f32>,
-        predicted: &mut Prediction<'_>,
+        predicted: &mut PredictedMask<'_>,
     ) -> Result<(), DeviceError> {
         self.project(x, norm, &mut [(&predictor.a, &mut *middle)], false)?;
-        let units = &predictor.units;
-        let neurons = units.columns();
-        let tokens = middle.len() / units.rows().max(1);
-        assert!(predictor.bias.len() == neurons && middle.len() == tokens * units.rows());
-        let blocks = units.rows().div_ceil(BLOCK);
+        let b = &predictor.b_transposed;
+        let neurons = b.columns();
+        let tokens = middle.len() / b.rows().max(1);
+        assert!(predictor.bias.len() == neurons && middle.len() == tokens * b.rows());
+        let blocks = b.rows().div_ceil(BLOCK);
         assert!(
             predictor
-                .scales
+                .b_scales
                 .as_ref()
                 .is_none_or(|scales| scales.len() == blocks * neurons)
         );
         let arguments = arguments::Predict {
             middle: middle.address(),
-            units: units.argument(),
-            scales: predictor.scales.as_ref().map_or(0, Buffer::address),
+            units: b.argument(),
+            scales: predictor.b_scales.as_ref().map_or(0, Buffer::address),
             bias: predictor.bias.address(),
             threshold: predictor.threshold,
             padding: 0,
@@ -506,7 +506,7 @@ impl Gpu {
         };
         let grid = [neurons.div_ceil(WORD) as u32, tokens as u32, 1];
         let shared = THREADS / WARP * WORD * 4;
-        let name = kernel("predict", units.format());
+        let name = kernel("predict", b.format());
         self.launch(&name, grid, THREADS, shared, "a predictor", &arguments)
     }
 
@@ -516,7 +516,7 @@ impl Gpu {
         x: &Buffer<f32>,
         norm: Option<&GpuNorm>,
         signs: &SignBits,
-        predicted: &mut Prediction<'_>,
+        predicted: &mut PredictedMask<'_>,
     ) -> Result<(), DeviceError> {
         let words = signs.columns.div_ceil(64);
         let tokens = x.len() / signs.columns.max(1);
@@ -527,7 +527,7 @@ impl Gpu {
             signs: signs.signs.address(),
             neurons: signs.neurons as i32,
             columns: signs.columns as i32,
-            agreements: signs.agreements as i32,
+            agreements: signs.min_agreements as i32,
             padding: 0,
             masks: masks(predicted, signs.neurons, tokens),
         };
@@ -553,10 +553,10 @@ impl Gpu {
         x: &Buffer<f32>,
         norm: Option<&GpuNorm>,
         ffn: &Ffn,
-        rule: FfnRule<'_>,
+        rule: NeuronFilter<'_>,
         mask: Option<&Buffer<u32>>,
         products: &mut Buffer<f32>,
-        host: Option<HostView<'_>>,
+        host: Option<HostMirror<'_>>,
         scratch: &mut DownScratch,
     ) -> Result<(), DeviceError> {
         let gate = &ffn.gate.matrix;
@@ -581,7 +581,7 @@ impl Gpu {
         if let Some(host) = host {
             assert!(host.input.len() >= columns && !host.step.is_empty());
             arguments.for_host = host.input.address(0);
-            arguments.flag = host.ready.address(host.flag);
+            arguments.flag = host.flags.address(host.flag);
             arguments.step = host.step.address();
         }
         arguments.x = x.address();
@@ -591,8 +591,8 @@ impl Gpu {
         arguments.mask = mask.map_or(0, Buffer::address);
         arguments.hot_count = hot as i32;
         arguments.products = products.address();
-        arguments.looked_at = scratch.counted.address() + size_of::<u32>() as u64;
-        arguments.rounded = self.rounded.into();
+        arguments.evaluated = scratch.counted.address() + size_of::<u32>() as u64;
+        arguments.rounded = (self.arithmetic == Arithmetic::Integer).into();
         let of_mask = match mask {
             Some(_) => 2 * (words * 4).next_multiple_of(16) + WARP * 4,
             None => 0,
@@ -613,7 +613,7 @@ impl Gpu {
         ffn: &Ffn,
         products: &Buffer<f32>,
         offset: Option<&Buffer<f32>>,
-        cold: Option<ColdShare<'_>>,
+        cold: Option<ColdSum<'_>>,
         scratch: &mut DownScratch,
         hidden: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
@@ -637,10 +637,10 @@ impl Gpu {
         if let Some(cold) = cold {
             assert!(cold.sum.len() >= columns && !cold.step.is_empty());
             arguments.cold = cold.sum.address(0);
-            arguments.flag = cold.done.map_or(0, |(flags, index)| flags.address(index));
+            arguments.flag = cold.flag.map_or(0, |(flags, index)| flags.address(index));
             arguments.step = cold.step.address();
-            arguments.gave_up = cold.gave_up.address(0);
-            arguments.patience = cold.patience;
+            arguments.timed_out = cold.timed_out.address(0);
+            arguments.timeout_nanoseconds = cold.timeout_nanoseconds;
         }
         arguments.down = matrix.argument();
         arguments.products = products.address();
@@ -698,7 +698,7 @@ impl Gpu {
 
     /// Whether rows of `format` are multiplied with bytes.
     fn rounds(&self, format: Format) -> bool {
-        self.rounded && format.is_quantised()
+        self.arithmetic == Arithmetic::Integer && format.is_quantised()
     }
 
     /// Blocks for so many rows, a warp each.
@@ -769,7 +769,7 @@ pub(super) fn input_bytes(columns: usize, rounded: bool) -> usize {
 }
 
 /// What `rule` makes of the products of the neurons of `ffn`.
-pub(super) fn neurons(ffn: &Ffn, rule: FfnRule<'_>) -> arguments::Neurons {
+pub(super) fn neurons(ffn: &Ffn, rule: NeuronFilter<'_>) -> arguments::Neurons {
     let hot = ffn.gate.matrix.rows();
     let mut found = arguments::Neurons::zeroed();
     (found.activation, found.fat_threshold) = ffn.activation.argument();
@@ -783,18 +783,18 @@ pub(super) fn neurons(ffn: &Ffn, rule: FfnRule<'_>) -> arguments::Neurons {
         scale.address()
     };
     found.rule = match rule {
-        FfnRule::Every => 0,
-        FfnRule::NotZero => 1,
-        FfnRule::ByGate(threshold) => {
+        NeuronFilter::All => 0,
+        NeuronFilter::NonZeroGate => 1,
+        NeuronFilter::GateThreshold(threshold) => {
             found.threshold = threshold;
             2
         }
-        FfnRule::ByWeightedGate(threshold, scale) => {
+        NeuronFilter::ScaledGateThreshold(threshold, scale) => {
             found.threshold = threshold;
             found.gate_scale = of_neurons(scale);
             3
         }
-        FfnRule::ByContribution {
+        NeuronFilter::ContributionThreshold {
             threshold,
             scale,
             centre,
@@ -808,14 +808,14 @@ pub(super) fn neurons(ffn: &Ffn, rule: FfnRule<'_>) -> arguments::Neurons {
     found
 }
 
-fn masks(predicted: &mut Prediction<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
+fn masks(predicted: &mut PredictedMask<'_>, neurons: usize, tokens: usize) -> arguments::Masks {
     let words = tokens * neurons.div_ceil(WORD);
-    assert!(predicted.mask.len() >= words && predicted.products.len() >= predicted.hot_count);
-    assert!(predicted.for_host.is_none_or(|host| host.len() >= words));
+    assert!(predicted.mask.len() >= words && predicted.activations.len() >= predicted.hot_count);
+    assert!(predicted.host_mask.is_none_or(|host| host.len() >= words));
     arguments::Masks {
         all: predicted.mask.address(),
-        for_host: predicted.for_host.map_or(0, |host| host.address(0)),
-        products: predicted.products.address(),
+        for_host: predicted.host_mask.map_or(0, |host| host.address(0)),
+        products: predicted.activations.address(),
         hot_count: predicted.hot_count as i32,
         padding: 0,
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Buffer, Device, DeviceError, Lane, arguments};
-use crate::{CacheFormat, Format, Matrix, MatrixData, pack};
+use super::{Buffer, Device, DeviceError, StagingStream, arguments};
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, pack};
 
 /// A matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl GpuMatrix {
     }
 
     /// Room for `rows` rows, which are still to be written.
-    pub fn room(
+    pub fn with_capacity(
         device: &Arc<dyn Device>,
         format: Format,
         rows: usize,
@@ -48,10 +48,10 @@ impl GpuMatrix {
     /// Takes over the rows of `matrix`, of the same format and columns, by way of `lane`, whose memory `copy` fills.
     ///
     /// Panics where it is another shape, or there is no room.
-    pub fn send(
+    pub fn write_async(
         &mut self,
         matrix: &Matrix<'_>,
-        lane: &mut Lane,
+        lane: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
         assert_eq!(
@@ -66,7 +66,7 @@ impl GpuMatrix {
         ];
         for (own, bytes) in own.into_iter().zip(planes(matrix)) {
             if let (Some(own), Some(bytes)) = (own, bytes) {
-                own.send(bytes, lane, copy)?;
+                own.write_async(bytes, lane, copy)?;
             }
         }
         self.rows = matrix.rows();
@@ -270,7 +270,7 @@ impl GpuCache {
     }
 
     /// Where keys and values lie: what was recorded with them can be run again with a cache at the same places.
-    pub fn place(&self) -> [u64; 2] {
+    pub fn addresses(&self) -> [u64; 2] {
         [self.keys.address(), self.values.address()]
     }
 

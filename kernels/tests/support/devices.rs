@@ -10,7 +10,7 @@ use powerinfer_kernels::cuda::Device;
 #[track_caller]
 pub(crate) fn on_every_device(test: impl Fn(&Arc<dyn Device>) -> Vec<f32>) {
     let mut first: Option<Vec<u32>> = None;
-    for order in Order::SOME {
+    for order in Order::SAMPLES {
         let Some(device) = test_device(order) else {
             return;
         };

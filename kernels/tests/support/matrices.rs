@@ -1,6 +1,7 @@
 //! Matrices for tests, and what results are compared with.
 
-use powerinfer_kernels::{Format, Isa, OwnedMatrix, pack};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
 use crate::noise::noise;
 

@@ -8,7 +8,7 @@
 //! A jump is a row that does not follow the one read before: the processor's reading ahead starts
 //! anew. Of `n` rows of which a share `d` is read, about `d · n · (1 − d)` are jumps.
 
-use powerinfer_kernels::Format;
+use powerinfer_tensor::Format;
 
 use super::{Cpu, Hardware, KernelSpeed};
 

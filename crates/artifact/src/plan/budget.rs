@@ -1,6 +1,6 @@
 //! What a plan may use of each memory.
 
-use powerinfer_kernels::CacheFormat;
+use powerinfer_tensor::CacheFormat;
 use serde::{Deserialize, Serialize};
 
 use super::Device;
@@ -48,7 +48,7 @@ fn full_width() -> CacheFormat {
 
 /// A format by its name.
 mod cache_format_name {
-    use powerinfer_kernels::CacheFormat;
+    use powerinfer_tensor::CacheFormat;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(format: &CacheFormat, to: S) -> Result<S::Ok, S::Error> {

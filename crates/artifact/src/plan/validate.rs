@@ -206,10 +206,12 @@ fn figure(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
 
 #[cfg(test)]
 mod tests {
+    use powerinfer_tensor::CacheFormat;
+
     use super::*;
     use crate::{
         hardware,
-        plan::{Budget, CacheFormat, InputThresholds, Objective, Policy, SolverSummary, Totals},
+        plan::{Budget, InputThresholds, Objective, Policy, SolverSummary, Totals},
     };
 
     fn plan() -> Plan {

@@ -21,10 +21,10 @@ use powerinfer_model::{Checkpoint, Weight};
 use powerinfer_profile::{Profile, html};
 use serde_json::{Value, json};
 
-use super::place::certify;
 use crate::{
-    model_argument,
+    certificate_table, model_argument,
     output::{Output, percent, print, print_json},
+    plan_table,
     predictor_table::tables,
 };
 
@@ -231,7 +231,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         plan.budget.context_tokens,
         plan.budget.kv_cache,
     );
-    if let Some(inputs) = super::place::inputs::describe(plan) {
+    if let Some(inputs) = plan_table::inputs(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
     }
     for (name, digest) in &manifest.files {
@@ -249,7 +249,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         );
     }
     if let Some(certificate) = certificate {
-        text.push_str(&certify::describe(certificate));
+        text.push_str(&certificate_table::describe(certificate));
         if verify {
             text.push_str("the certificate is of these weights, this plan and this text; `powerinfer eval fidelity --certificate` measures it again\n");
         }
@@ -376,7 +376,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             let document = Document::<Certificate>::read(path, format, version)?;
             Ok(Report {
                 has_digests: false,
-                text: describe(&document.header) + &certify::describe(&document.body),
+                text: describe(&document.header) + &certificate_table::describe(&document.body),
                 json: json!(document),
             })
         }
@@ -388,7 +388,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             let text = format!(
                 "{}{}",
                 describe(&plan.header),
-                super::place::describe(&plan.body)
+                plan_table::describe(&plan.body)
             );
             Ok(Report {
                 has_digests: false,

@@ -3,19 +3,17 @@
 mod arguments;
 mod charts;
 mod page;
-mod placing;
 mod report;
 mod sortable;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
-    plan::{Plan, Policy, Threshold},
 };
-use powerinfer_bundle::{Bundle, Verification, neuron_bytes};
+use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     TextSize, Windows,
@@ -23,26 +21,26 @@ use powerinfer_eval::{
     leading_tokens, scored_tokens,
     sweep::{
         Grid, Identity, PlacementTarget, Point, PolicySetting, Sweep, SweepFile, SweepItems,
-        SweepModels, SweepOptions, SweepRow,
+        SweepOptions, SweepRow,
     },
 };
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{PolicyChoice, Runtime};
-use powerinfer_solver::NeuronShape;
+use powerinfer_planner::{
+    machine::{Thoroughness, measure},
+    read_hardware,
+    sweep::{BundlePlanner, default_budgets, thresholds},
+};
+use powerinfer_pool::{system, usable_cores};
+use powerinfer_runtime::Execution;
 use powerinfer_text::Tokenizer;
 use serde_json::json;
 
-use self::{
-    arguments::{GridArguments, MeasureArguments},
-    placing::{BundlePlanner, default_budgets},
-};
-use super::place::{modes::cheapest_at, request::read_hardware};
+use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
     calibration_text::{check_paths, texts},
-    engine::{DeviceArgument, Execution, gpu, runtime},
-    machine::{self, cores::usable_cores, measure},
+    engine::DeviceArgument,
     model_argument::{self, DEMO, bundle_folder},
-    output::{Output, percent, print, print_json},
+    output::{Output, print, print_json},
     progress::Bar,
 };
 
@@ -92,12 +90,15 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         // A plan's machine is measured for the model already.
         None => bundle.plan().hardware.clone(),
     };
+    let device = measures
+        .device
+        .open("placements are not run, but predicted", output)?;
     let options = SweepOptions {
         isa: Isa::detect()?,
         threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
         repeats: measures.repeats as usize,
         probe_bytes: measures.probe.0.clamp(1 << 20, 1 << 34) as usize,
-        device: gpu::available(measures.device, output)?,
+        device: device.map(|device| device.info().name.clone()),
         emulated: is_emulated(measures.device),
         run_placements: measures.run_placements,
     };
@@ -121,27 +122,20 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     });
     report::check_places(arguments.html.as_deref(), &out, &folder)?;
     let bar = Bar::new(output);
-    let models = BundleModels {
-        bundle: &bundle,
-        device: match options.device {
-            Some(_) => measures.device,
-            None => DeviceArgument::Cpu,
-        },
-        execution: Execution::on(DeviceArgument::Cpu, options.threads)
-            .with_activations(measures.activations),
-        output,
-    };
     let sweep = Sweep {
         identity: identity(&bundle, &items, options.isa),
         run: run_digest(measures, &bundle, &items, &options, &hardware)?,
+        execution: Execution {
+            activations: measures.activations.into(),
+            ..measures.device.execution(options.threads)?
+        },
         bundle: &bundle,
         tokenizer: &tokenizer,
         items,
         options,
-        models: &models,
         progress: &bar,
     };
-    sweep.check(&points)?;
+    sweep.check(&points, |setting| thresholds(&bundle, setting))?;
     note_raised(&points, sweep.options.device.as_deref(), output);
     let (mut file, mut rows) = SweepFile::open(&out, &sweep.run)?;
     let missing = sweep.missing(&points, &rows);
@@ -153,8 +147,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
                 points.len()
             ));
         }
-        let (here, _) =
-            measure::measure(sweep.options.threads, measure::Thoroughness::Quick, &bar)?;
+        let (here, _) = measure(sweep.options.threads, Thoroughness::Quick, &bar)?;
         let planner = BundlePlanner {
             bundle: &bundle,
             layers: &layers,
@@ -274,7 +267,7 @@ fn run_digest(
         "tasks": items.tasks.len(),
         "problems": [problems.transpose()?.map(|digest| digest.to_string()), Some(items.problems.len().to_string())],
         "hardware": hardware,
-        "processor": machine::processor(),
+        "processor": system::processor(),
         "instruction_set": options.isa.name(),
         "probe": measures.probe.0,
         "threads": options.threads,
@@ -299,7 +292,7 @@ fn identity(bundle: &Bundle, items: &SweepItems, isa: Isa) -> Identity {
         text: items.digest(),
         seed: items.seed,
         tool: concat!("powerinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
-        processor: machine::processor(),
+        processor: system::processor(),
         instruction_set: isa.name().to_owned(),
     }
 }
@@ -312,72 +305,6 @@ fn note_raised(points: &[Point], device: Option<&str>, output: Output) {
             "`{}` and other raised thresholds run on the CPU alone, not on {device}",
             point.setting
         ));
-    }
-}
-
-/// Opens the bundle of a sweep again for every model.
-struct BundleModels<'a> {
-    bundle: &'a Bundle,
-    /// Device of placements.
-    device: DeviceArgument,
-    /// On the CPU.
-    execution: Execution,
-    output: Output,
-}
-
-impl SweepModels for BundleModels<'_> {
-    type Error = anyhow::Error;
-
-    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime> {
-        let bundle = Bundle::open(self.bundle.folder(), Verification::Quick)?;
-        let policy = PolicyChoice::Forced(policy);
-        let silent = self.output.silent();
-        match plan {
-            None => runtime(bundle, policy, self.execution, silent),
-            Some(plan) => {
-                let execution = self.execution.with_device(self.device);
-                runtime(bundle.with_plan(plan)?, policy, execution, silent)
-            }
-        }
-    }
-
-    fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>> {
-        if setting.policy() != Policy::Threshold {
-            return Ok(None);
-        }
-        let config = self.bundle.config();
-        let shape = NeuronShape {
-            bytes: neuron_bytes(config, self.bundle.quant()),
-            matrices: config.matrices_per_neuron(),
-        };
-        let summaries = self
-            .bundle
-            .predictors()
-            .map_or(&[][..], |file| file.layers());
-        let of_layer = |layer: usize| {
-            let curves = summaries
-                .get(layer)
-                .map_or(&[][..], |summary| &summary.thresholds[..]);
-            let cheapest = |place| cheapest_at(shape, config.ffn_size, curves, place);
-            setting.threshold(curves, cheapest).with_context(|| {
-                let folder = self.bundle.folder().display();
-                match setting.covered(curves) {
-                    Some([low, high]) => format!(
-                        "thresholds of layer {layer} of `{folder}` are calibrated from {} to {}; give a setting between for `{setting}`",
-                        percent(low),
-                        percent(high)
-                    ),
-                    None if config.activation.has_exact_zeros() => format!(
-                        "layer {layer} of `{folder}` has no thresholds, so `{setting}` is not possible; activations of this model are exactly zero: use `exact` or `predicted`"
-                    ),
-                    None => format!(
-                        "layer {layer} of `{folder}` has no thresholds, so `{setting}` is not possible; run `powerinfer train-predictors` and place again"
-                    ),
-                }
-            })
-        };
-        let thresholds: Result<Vec<Threshold>> = (0..config.layer_count).map(of_layer).collect();
-        thresholds.map(Some)
     }
 }
 

@@ -9,10 +9,11 @@ use powerinfer_artifact::{
     threshold_curve::ERRORS,
 };
 use powerinfer_bundle::weight_bytes;
-use powerinfer_kernels::{Format, Isa, KernelError};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, ModelConfig, OriginalPredictors, PredictedSizes};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, make};
 use powerinfer_profile::Profile;
+use powerinfer_tensor::{Format, TensorError};
 use serde_json::json;
 
 use crate::{
@@ -97,7 +98,7 @@ pub(crate) struct TrainingArguments {
 fn predictor_format(name: &str) -> Result<Format, String> {
     let format: Format = name
         .parse()
-        .map_err(|error: KernelError| error.to_string())?;
+        .map_err(|error: TensorError| error.to_string())?;
     match predictor_file::WEIGHTS.contains(&format) {
         true => Ok(format),
         false => Err(format!("predictors are not stored in {format}")),

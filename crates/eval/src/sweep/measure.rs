@@ -5,10 +5,11 @@ use std::fmt;
 use powerinfer_artifact::{
     Progress,
     plan::{Plan, Policy, Threshold},
+    progress::Silent,
 };
-use powerinfer_bundle::Bundle;
+use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{LayerAudit, ReadProbe, Runtime};
+use powerinfer_runtime::{DeviceChoice, Execution, LayerAudit, PolicyChoice, ReadProbe, Runtime};
 use powerinfer_text::Tokenizer;
 
 use super::{
@@ -19,17 +20,10 @@ use super::{
 };
 use crate::EvalError;
 
-/// Opens the models of a sweep.
-pub trait SweepModels {
-    /// Error of a model that cannot be opened.
+/// Places the model of a sweep, on the sweep's target machine and on this one.
+pub trait SweepPlanner {
+    /// Error of a model that cannot be placed.
     type Error: From<EvalError> + fmt::Display;
-
-    /// Opens the bundle under `policy`: on the CPU, or as `plan` places it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the bundle cannot be run so.
-    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, Self::Error>;
 
     /// Threshold of every layer under `setting`; none where its policy has no thresholds.
     ///
@@ -37,12 +31,6 @@ pub trait SweepModels {
     ///
     /// Fails if the bundle was not calibrated for the setting.
     fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>, Self::Error>;
-}
-
-/// Places the model of a sweep, on the sweep's target machine and on this one.
-pub trait SweepPlanner {
-    /// Error of a model that cannot be placed.
-    type Error: From<EvalError> + fmt::Display;
 
     /// Places the model at `point` on the target machine.
     ///
@@ -107,7 +95,7 @@ pub struct SweepOptions {
 }
 
 /// A sweep: everything that its points have in common.
-pub struct Sweep<'a, Models> {
+pub struct Sweep<'a> {
     /// The bundle.
     pub bundle: &'a Bundle,
     /// The model's tokenizer.
@@ -120,21 +108,25 @@ pub struct Sweep<'a, Models> {
     pub identity: Identity,
     /// Digest of the settings.
     pub run: String,
-    /// Opens models.
-    pub models: &'a Models,
+    /// How placements are executed.
+    pub execution: Execution,
     /// Progress of the measurements.
     pub progress: &'a dyn Progress,
 }
 
-impl<Models: SweepModels> Sweep<'_, Models> {
+impl Sweep<'_> {
     /// Checks that the bundle can follow the policy settings of `points`.
     ///
     /// # Errors
     ///
     /// Fails for the first setting that it cannot follow.
-    pub fn check(&self, points: &[Point]) -> Result<(), Models::Error> {
+    pub fn check<Failure: From<EvalError>>(
+        &self,
+        points: &[Point],
+        thresholds: impl Fn(PolicySetting) -> Result<Option<Vec<Threshold>>, Failure>,
+    ) -> Result<(), Failure> {
         for setting in settings(points) {
-            let thresholds = self.models.thresholds(setting)?;
+            let thresholds = thresholds(setting)?;
             self.cpu_model(setting, thresholds.as_deref())?;
         }
         Ok(())
@@ -156,13 +148,13 @@ impl<Models: SweepModels> Sweep<'_, Models> {
     ///
     /// Fails if a model does, if `file` cannot be written, or if the user asks to stop. A placement that does not fit is
     /// no error: its row says so.
-    pub fn measure<Planner: SweepPlanner<Error = Models::Error>>(
+    pub fn measure<Planner: SweepPlanner>(
         &self,
         missing: &[(usize, Point)],
         planner: &Planner,
         rows: &mut Vec<SweepRow>,
         file: &mut SweepFile,
-    ) -> Result<(), Models::Error> {
+    ) -> Result<(), Planner::Error> {
         let options = &self.options;
         let probe = ReadProbe::new(options.probe_bytes);
         let text: Vec<u32> = self.items.texts.concat();
@@ -174,7 +166,7 @@ impl<Models: SweepModels> Sweep<'_, Models> {
             ids: &text,
             progress: self.progress,
         };
-        let mut dense = self.models.open(Policy::Dense, None)?;
+        let mut dense = self.open(Policy::Dense, None)?;
         let steps = self.steps(missing, &meter);
         self.progress.begin("sweeping", steps, "tokens");
         let by_dense = generate(&mut dense, self.tokenizer, &self.items, self.progress)?;
@@ -198,12 +190,12 @@ impl<Models: SweepModels> Sweep<'_, Models> {
     }
 
     /// Counts neurons under `setting`, and judges each layer alone.
-    fn audit<Planner>(
+    fn audit<Planner: SweepPlanner>(
         &self,
         setting: PolicySetting,
         bench: &mut Bench<'_, Planner>,
-    ) -> Result<AtSetting, Models::Error> {
-        let thresholds = self.models.thresholds(setting)?;
+    ) -> Result<AtSetting, Planner::Error> {
+        let thresholds = bench.planner.thresholds(setting)?;
         let of_layers = thresholds.as_deref();
         let mut model = self.cpu_model(setting, of_layers)?;
         let audit = quality::audit(&mut model, &self.items, self.progress)?;
@@ -230,14 +222,14 @@ impl<Models: SweepModels> Sweep<'_, Models> {
     }
 
     /// Places the model at a point, runs it, and judges it. `rows` may have measurements of the CPU that hold here too.
-    fn at_point<Planner: SweepPlanner<Error = Models::Error>>(
+    fn at_point<Planner: SweepPlanner>(
         &self,
         index: usize,
         point: &Point,
         at: &mut AtSetting,
         bench: &mut Bench<'_, Planner>,
         rows: &[SweepRow],
-    ) -> Result<SweepRow, Models::Error> {
+    ) -> Result<SweepRow, Planner::Error> {
         let placed = bench.planner.place(&at.policy, point);
         let mut trouble = placed.as_ref().err().map(ToString::to_string);
         let mut to_run = None;
@@ -248,7 +240,7 @@ impl<Models: SweepModels> Sweep<'_, Models> {
             match self.placed_model(&at.policy, found) {
                 Ok(model) => to_run = Some((model, found)),
                 // Other points may still be measured.
-                Err(error) => trouble = Some(format!("{error:#}")),
+                Err(error) => trouble = Some(error.to_string()),
             }
         }
         let (quality, timed) = match to_run {
@@ -312,21 +304,37 @@ impl<Models: SweepModels> Sweep<'_, Models> {
         steps
     }
 
+    /// The bundle under `policy`: on the CPU, or as `plan` places it.
+    fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, EvalError> {
+        let bundle = Bundle::open(self.bundle.folder(), Verification::Quick)?;
+        let policy = PolicyChoice::Forced(policy);
+        let open =
+            |bundle, execution: &Execution| Ok(Runtime::open(bundle, policy, execution, &Silent)?);
+        match plan {
+            Some(plan) => open(bundle.with_plan(plan)?, &self.execution),
+            None => {
+                let on_cpu = Execution {
+                    device: DeviceChoice::Cpu,
+                    ..self.execution.clone()
+                };
+                open(bundle, &on_cpu)
+            }
+        }
+    }
+
     /// The model under `setting` on the CPU.
     fn cpu_model(
         &self,
         setting: PolicySetting,
         thresholds: Option<&[Threshold]>,
-    ) -> Result<Runtime, Models::Error> {
+    ) -> Result<Runtime, EvalError> {
         // Layers get thresholds one by one: the bundle's plan need not have any.
         let policy = match thresholds {
             Some(_) => Policy::Dense,
             None => setting.policy(),
         };
-        let mut model = self.models.open(policy, None)?;
-        setting
-            .apply(&mut model, thresholds)
-            .map_err(EvalError::from)?;
+        let mut model = self.open(policy, None)?;
+        setting.apply(&mut model, thresholds)?;
         Ok(model)
     }
 
@@ -335,7 +343,7 @@ impl<Models: SweepModels> Sweep<'_, Models> {
         &self,
         policy: &AuditedPolicy,
         found: &PlacedPoint,
-    ) -> Result<Runtime, Models::Error> {
+    ) -> Result<Runtime, EvalError> {
         let mut plan = found.plan.clone();
         plan.forget_account();
         let own = self.bundle.plan();
@@ -350,12 +358,9 @@ impl<Models: SweepModels> Sweep<'_, Models> {
         for (layer, threshold) in plan.layers.iter_mut().zip(thresholds) {
             layer.threshold = Some(*threshold);
         }
-        let mut model = self.models.open(policy.setting.policy(), Some(plan))?;
+        let mut model = self.open(policy.setting.policy(), Some(plan))?;
         if policy.setting.is_raised() {
-            policy
-                .setting
-                .apply(&mut model, None)
-                .map_err(EvalError::from)?;
+            policy.setting.apply(&mut model, None)?;
         }
         Ok(model)
     }
@@ -384,14 +389,14 @@ impl<Models: SweepModels> Sweep<'_, Models> {
     }
 
     /// Times `model` next to the cost model's estimate; `found` is the placement that runs, if any.
-    fn time<Planner: SweepPlanner<Error = Models::Error>>(
+    fn time<Planner: SweepPlanner>(
         &self,
         model: &mut Runtime,
         policy: &AuditedPolicy,
         point: &Point,
         found: Option<&PlacedPoint>,
         bench: &Bench<'_, Planner>,
-    ) -> Result<Timed, Models::Error> {
+    ) -> Result<Timed, Planner::Error> {
         let (mut measured, cost) = bench.meter.measure(model, point.shape)?;
         measured.placement_ran = found.is_some();
         let predicted = match (&self.options.device, found) {

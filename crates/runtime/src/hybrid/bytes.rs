@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::{
-    BLOCK,
-    cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts},
-};
+use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, NeuronCounts};
+use powerinfer_tensor::BLOCK;
 
 use super::{DeviceAttention, DeviceChoice, DeviceFfn, DeviceLayer, Hybrid};
 
@@ -35,13 +33,13 @@ impl Hybrid {
             // Layers are equally wide, and counts are of all of them.
             1 => ffns.next().map_or(0, |ffn| {
                 let [gate, up, down] = row_bytes(&ffn.ffn);
-                let looked_at = u64::from(counts.looked_at);
-                let computed = u64::from(counts.computed);
+                let evaluated = u64::from(counts.gate_rows);
+                let computed = u64::from(counts.down_rows);
                 let multiplied = match ffn.reads_every_up() {
-                    true => looked_at,
+                    true => evaluated,
                     false => computed,
                 };
-                looked_at * gate + multiplied * up + computed * down
+                evaluated * gate + multiplied * up + computed * down
             }),
             _ => self
                 .layers
@@ -117,8 +115,11 @@ impl DeviceChoice {
     pub(super) fn read_bytes(&self) -> usize {
         match self {
             Self::Predicted { predictor, .. } => {
-                let scales = predictor.scales.as_ref().map_or(0, Buffer::bytes);
-                predictor.a.bytes() + predictor.units.bytes() + scales + predictor.bias.bytes()
+                let scales = predictor.b_scales.as_ref().map_or(0, Buffer::bytes);
+                predictor.a.bytes()
+                    + predictor.b_transposed.bytes()
+                    + scales
+                    + predictor.bias.bytes()
             }
             Self::BySigns(signs) => signs.signs.bytes(),
             _ => 0,
@@ -134,18 +135,18 @@ pub(super) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<Option<f64>, De
         let buffer = || Buffer::<u32>::new(device, bytes / size_of::<u32>());
         match buffer().and_then(|from| Ok((from, buffer()?))) {
             Ok(both) => break both,
-            Err(DeviceError::NoMemory { .. }) if bytes > 1 << 20 => bytes /= 2,
-            Err(DeviceError::NoMemory { .. }) => return Ok(None),
+            Err(DeviceError::OutOfMemory { .. }) if bytes > 1 << 20 => bytes /= 2,
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
             Err(other) => return Err(other),
         }
     };
     let mut seconds = Vec::new();
     for _ in 0..PASSES {
-        device.mark(0)?;
+        device.record_event(0)?;
         to.copy_from(&from)?;
-        device.mark(1)?;
+        device.record_event(1)?;
         device.synchronise()?;
-        seconds.push(device.seconds_between(0, 1)?.max(1e-9));
+        seconds.push(device.elapsed_seconds(0, 1)?.max(1e-9));
     }
     seconds.sort_unstable_by(f64::total_cmp);
     Ok(Some(2.0 * bytes as f64 / seconds[PASSES / 2]))

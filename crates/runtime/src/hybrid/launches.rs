@@ -6,8 +6,8 @@ use std::{
 };
 
 use powerinfer_kernels::cuda::{
-    Attention, Beside, Buffer, Chosen, ColdShare, DeviceError, DownScratch, Ffn, FfnRule, Gpu,
-    GpuCache, GpuNorm, Halves, HostView, NeuronCounts, Prediction,
+    Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
+    GpuCache, GpuNorm, HostMirror, NeuronCounts, NeuronFilter, PredictedMask, TokenMasks,
 };
 
 use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
@@ -53,23 +53,23 @@ impl super::DeviceLayer {
 
 impl DeviceFfn {
     /// What decides, once a product is known, which neurons are computed.
-    pub(super) fn rule(&self) -> FfnRule<'_> {
+    pub(super) fn rule(&self) -> NeuronFilter<'_> {
         match &self.choice {
-            DeviceChoice::Every => FfnRule::Every,
-            DeviceChoice::ByGate(threshold, None) => FfnRule::ByGate(*threshold),
+            DeviceChoice::Every => NeuronFilter::All,
+            DeviceChoice::ByGate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
             DeviceChoice::ByGate(threshold, Some(scale)) => {
-                FfnRule::ByWeightedGate(*threshold, scale)
+                NeuronFilter::ScaledGateThreshold(*threshold, scale)
             }
             DeviceChoice::ByContribution {
                 threshold,
                 scale,
                 centre,
-            } => FfnRule::ByContribution {
+            } => NeuronFilter::ContributionThreshold {
                 threshold: *threshold,
                 scale,
                 centre: centre.as_ref(),
             },
-            _ => FfnRule::NotZero,
+            _ => NeuronFilter::NonZeroGate,
         }
     }
 }
@@ -79,10 +79,10 @@ impl DeviceFfn {
 pub(super) fn products_of_many(
     gpu: &Gpu,
     ffn: &Ffn,
-    rule: FfnRule<'_>,
-    chosen: Option<Chosen<'_>>,
-    input: &Halves,
-    (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut Halves),
+    rule: NeuronFilter<'_>,
+    chosen: Option<TokenMasks<'_>>,
+    input: &F16Buffer,
+    (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
     scratch: &mut DownScratch,
 ) -> Result<(), DeviceError> {
     let count = input.tokens() * ffn.down.rows();
@@ -90,16 +90,16 @@ pub(super) fn products_of_many(
     if count == 0 {
         return out.clear(input.tokens());
     }
-    gpu.multiply(input, &ffn.gate, gate, false)?;
+    gpu.gemm(input, &ffn.gate, gate, false)?;
     let up = match &ffn.up {
         None => None,
         Some(linear) => {
             up.set_len(count);
-            gpu.multiply(input, linear, up, false)?;
+            gpu.gemm(input, linear, up, false)?;
             Some(&*up)
         }
     };
-    gpu.combine(ffn, rule, gate, up, chosen, out, scratch)
+    gpu.activate_gate_up(ffn, rule, gate, up, chosen, out, scratch)
 }
 
 impl Hybrid {
@@ -129,13 +129,13 @@ impl Hybrid {
     /// Says to kernels of this token that they need not wait for the host any more.
     pub(super) fn give_up(&self) {
         let state = &self.state;
-        state.gave_up.words()[0].store(state.steps, Ordering::Release);
+        state.timed_out.words()[0].store(state.steps, Ordering::Release);
     }
 
     /// Fails where a kernel has waited for the host for too long, and gone on without it.
     pub(super) fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
-        match state.gave_up.words()[0].load(Ordering::Acquire) == state.steps {
+        match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
             true => Err(self.too_late("the host's part of a layer")),
             false => Ok(()),
         }
@@ -170,7 +170,7 @@ impl Hybrid {
         cold: u64,
     ) -> Result<(), DeviceError> {
         let bytes = self.bytes_read(first, counts);
-        let computed = u64::from(counts.computed);
+        let computed = u64::from(counts.down_rows);
         let Some(times) = &mut self.times else {
             return Ok(());
         };
@@ -282,9 +282,9 @@ impl Hybrid {
             let (norm, format) = (attention.norm.as_ref(), attention.query.matrix.format());
             let halves = &mut many.halves;
             self.gpu
-                .halve(&state.hidden, self.tokens, norm, format, halves, None)?;
+                .to_f16(&state.hidden, self.tokens, norm, format, halves, None)?;
             for (linear, out) in parts {
-                self.gpu.multiply(&many.halves, linear, out, false)?;
+                self.gpu.gemm(&many.halves, linear, out, false)?;
             }
             return Ok(());
         }
@@ -317,8 +317,8 @@ impl Hybrid {
             key: &state.key,
             value: &state.value,
             norms: attention.head_norms.as_ref(),
-            rotations: &state.rotations,
-            slopes: attention.slopes.as_deref(),
+            sin_cos: &state.rotations,
+            alibi_slopes: attention.slopes.as_deref(),
             window: attention.window,
             position: &state.position,
         };
@@ -339,9 +339,9 @@ impl Hybrid {
         if let Some(many) = &mut state.many {
             let (halves, format) = (&mut many.halves, output.matrix.format());
             self.gpu
-                .halve(&state.mixed, self.tokens, None, format, halves, None)?;
+                .to_f16(&state.mixed, self.tokens, None, format, halves, None)?;
             self.gpu
-                .multiply(&many.halves, output, &mut state.hidden, true)?;
+                .gemm(&many.halves, output, &mut state.hidden, true)?;
         } else {
             self.gpu
                 .project(&state.mixed, None, &mut [(output, &mut state.hidden)], true)?;
@@ -370,10 +370,10 @@ impl Hybrid {
             Source::Hidden => &state.hidden,
             Source::Residual => &state.residual,
         };
-        let mut predicted = Prediction {
+        let mut predicted = PredictedMask {
             mask: &mut state.mask,
-            for_host: cold.then_some(&state.predicted),
-            products: &mut state.products,
+            host_mask: cold.then_some(&state.predicted),
+            activations: &mut state.products,
             hot_count: match state.many {
                 None => ffn.gate.matrix.rows(),
                 Some(_) => 0,
@@ -389,7 +389,8 @@ impl Hybrid {
                 let middle = match &mut state.many {
                     None => middle,
                     Some(many) => {
-                        many.middle.set_len(self.tokens * predictor.units.rows());
+                        many.middle
+                            .set_len(self.tokens * predictor.b_transposed.rows());
                         &mut many.middle
                     }
                 };
@@ -440,9 +441,9 @@ impl Hybrid {
             Source::Residual => &state.residual,
         };
         let rule = found.rule();
-        let host = HostView {
+        let host = HostMirror {
             input: &state.input,
-            ready: &state.ready,
+            flags: &state.ready,
             flag: index,
             step: &state.step,
         };
@@ -451,11 +452,11 @@ impl Hybrid {
             let host = cold.then_some(host);
             let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
             self.gpu
-                .halve(x, self.tokens, norm, format, &mut many.halves, host)?;
+                .to_f16(x, self.tokens, norm, format, &mut many.halves, host)?;
             if let Some(host) = host {
-                self.gpu.announce(host)?;
+                self.gpu.signal_host(host)?;
             }
-            let chosen = mask.map(|mask| Chosen {
+            let chosen = mask.map(|mask| TokenMasks {
                 mask,
                 neurons: layer.neurons,
                 first: 0,
@@ -531,20 +532,20 @@ impl Hybrid {
         let found = layer.ffn.as_ref().expect("neurons are here");
         let state = &mut self.state;
         if let Some(many) = &state.many {
-            let beside = Beside {
+            let beside = DownAddends {
                 offset: found.offset.as_ref(),
                 cold: cold.then_some(&state.cold),
             };
             self.gpu
-                .multiply_down(&many.products, &found.ffn, beside, &mut state.hidden)?;
+                .gemm_down(&many.products, &found.ffn, beside, &mut state.hidden)?;
             return Ok(());
         }
-        let share = ColdShare {
+        let share = ColdSum {
             sum: &state.cold,
-            done: self.is_whole.then_some((&state.done, index)),
+            flag: self.is_whole.then_some((&state.done, index)),
             step: &state.step,
-            gave_up: &state.gave_up,
-            patience: match self.gpu.device().info().stops_kernels {
+            timed_out: &state.timed_out,
+            timeout_nanoseconds: match self.gpu.device().info().has_watchdog {
                 true => BRIEF_PATIENCE.as_nanos() as u64,
                 false => PATIENCE.as_nanos() as u64,
             },

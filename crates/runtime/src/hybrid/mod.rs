@@ -26,11 +26,11 @@ pub use upload::LayerWeights;
 use std::sync::Arc;
 
 use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
-use powerinfer_kernels::CacheFormat;
 use powerinfer_kernels::cuda::{
-    Buffer, Device, DeviceError, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm, Halves,
+    Buffer, Device, DeviceError, DownScratch, F16Buffer, Ffn, Gpu, GpuCache, GpuLinear, GpuNorm,
     HeadNorms, HostBuffer, NeuronCounts, Predictor, SignBits,
 };
+use powerinfer_tensor::CacheFormat;
 
 use crate::RuntimeError;
 use segments::GraphSegments;
@@ -169,7 +169,7 @@ struct State {
     cold: HostBuffer,
     /// A word a layer: the last step of which that is there.
     done: HostBuffer,
-    gave_up: HostBuffer,
+    timed_out: HostBuffer,
     /// Number of the token since the start, from 1 on.
     steps: u32,
     /// Neurons that the device had worked on when that was asked last.
@@ -181,9 +181,9 @@ struct State {
 struct Many {
     /// How many there is room for.
     most: usize,
-    halves: Halves,
+    halves: F16Buffer,
     /// What rows of down are multiplied by.
-    products: Halves,
+    products: F16Buffer,
     /// `[tokens, hot]`.
     up: Buffer<f32>,
     /// `[tokens, rank]`.
@@ -239,7 +239,7 @@ impl Hybrid {
                         return Ok(());
                     }
                 }
-                Err(DeviceError::NoMemory { .. }) => {}
+                Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
             }
             tokens /= 2;

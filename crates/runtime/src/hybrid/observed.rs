@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use powerinfer_kernels::{
-    CacheFormat,
-    cuda::{Device, DeviceError, Gpu, GpuCache, Tally, WINDOWS},
+    Arithmetic,
+    cuda::{ActivityCounts, Device, DeviceError, Gpu, GpuCache, WINDOWS},
 };
 use powerinfer_model::{Block, ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceLayer, Hybrid,
@@ -29,7 +30,7 @@ const BATCH: usize = 256;
 pub struct ObservedLayer {
     hybrid: Hybrid,
     cache: GpuCache,
-    tally: Tally,
+    tally: ActivityCounts,
     positions: Positions,
     sees: Source,
     contribution_norms: Vec<f32>,
@@ -80,15 +81,15 @@ impl ObservedLayer {
         };
         let layers = vec![on_device];
         // Nothing is rounded to bytes.
-        let gpu = Gpu::new(Arc::clone(device), false);
+        let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let (kv_heads, head_size) = (config.kv_head_count, config.head_size);
         let cache_format = CacheFormat::F32;
         let cache = GpuCache::new(device, cache_format, kv_heads, longest, head_size)?;
-        let tally = gpu.tally(neurons, parts, windows)?;
+        let tally = gpu.new_activity_counts(neurons, parts, windows)?;
         let mut tokens = BATCH.min(longest).max(2);
         let state = loop {
             match place::state(&gpu, config, &layers, longest, tokens) {
-                Err(DeviceError::NoMemory { .. }) if tokens > 2 => tokens = tokens.div_ceil(2),
+                Err(DeviceError::OutOfMemory { .. }) if tokens > 2 => tokens = tokens.div_ceil(2),
                 other => break other?,
             }
         };
@@ -128,7 +129,7 @@ impl ObservedLayer {
     }
 
     /// What has been counted; parts of the text are numbered as they were given.
-    pub fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &ActivityCounts {
         &self.tally
     }
 
@@ -205,11 +206,11 @@ impl ObservedLayer {
         let mut inputs = vec![0.0; tokens * size];
         // What kernels write for the host is there once they are done.
         gpu.device().synchronise()?;
-        state.input.read_floats(&mut inputs);
+        state.input.read_f32(&mut inputs);
         for token in wanted {
             let row = token - first;
-            state.products.read_from(row * neurons, &mut product)?;
-            source.read_from(row * size, &mut residual)?;
+            state.products.read_at(row * neurons, &mut product)?;
+            source.read_at(row * size, &mut residual)?;
             see(ObservedToken {
                 token,
                 residual: &residual,

@@ -8,13 +8,14 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
 use powerinfer_kernels::{
-    CacheFormat,
+    Arithmetic,
     cuda::{
         Buffer, Device, DeviceError, Gpu, GpuLinear, GpuMatrix, HostBuffer, NeuronCounts,
         Predictor, SignBits,
     },
 };
 use powerinfer_model::{ModelConfig, Positions};
+use powerinfer_tensor::CacheFormat;
 
 use super::{
     DeviceChoice, DeviceFfn, DeviceHead, DeviceLayer, Hybrid, Many, State,
@@ -55,8 +56,8 @@ impl Upload<'_> {
                 middle: Buffer::new(self.device, found.a.rows())?,
                 predictor: Box::new(Predictor {
                     a: GpuLinear::upload(self.device, &found.a, None)?,
-                    units: GpuMatrix::upload(self.device, &found.units)?,
-                    scales: match found.scales {
+                    b_transposed: GpuMatrix::upload(self.device, &found.units)?,
+                    b_scales: match found.scales {
                         [] => None,
                         scales => Some(self.floats(scales)?),
                     },
@@ -71,7 +72,7 @@ impl Upload<'_> {
                     signs: Buffer::from_slice(self.device, &words)?,
                     neurons: found.signs.rows(),
                     columns: found.signs.columns(),
-                    agreements: found.agreements,
+                    min_agreements: found.agreements,
                 })
             }
             Choice::Threshold(scoring) => {
@@ -195,7 +196,10 @@ impl Hybrid {
         };
         let gpu = Gpu::new(
             Arc::clone(&device),
-            source.activations == ActivationFormat::Int8,
+            match source.activations {
+                ActivationFormat::F32 => Arithmetic::Float,
+                ActivationFormat::Int8 => Arithmetic::Integer,
+            },
         );
         Ok(Self {
             state: state(&gpu, config, &layers, source.context, 1)?,
@@ -239,7 +243,7 @@ pub(super) fn state(
     let ffns = || layers.iter().filter_map(|layer| layer.ffn.as_ref());
     let hot = ffns().map(|ffn| ffn.ffn.down.rows()).max().unwrap_or(0);
     let rank = ffns().map(|ffn| match &ffn.choice {
-        DeviceChoice::Predicted { predictor, .. } => predictor.units.rows(),
+        DeviceChoice::Predicted { predictor, .. } => predictor.b_transposed.rows(),
         _ => 0,
     });
     // Those whose cold neurons are copied for so many tokens.
@@ -265,8 +269,8 @@ pub(super) fn state(
         1 => None,
         _ => Some(Many {
             most: tokens,
-            halves: gpu.new_halves(tokens, hidden.max(queries))?,
-            products: gpu.new_halves(tokens, wide)?,
+            halves: gpu.new_f16_buffer(tokens, hidden.max(queries))?,
+            products: gpu.new_f16_buffer(tokens, wide)?,
             up: floats(wide)?,
             middle: floats(rank.max().unwrap_or(0))?,
             pieces: match streamed.next() {
@@ -283,7 +287,7 @@ pub(super) fn state(
     let size = config.head_size;
     // One token alone is shared between more blocks than one of several.
     let partial = [1, tokens]
-        .map(|tokens| gpu.attention_words(tokens, heads, kv_heads, size, context))
+        .map(|tokens| gpu.attention_scratch_len(tokens, heads, kv_heads, size, context))
         .into_iter()
         .max();
     Ok(State {
@@ -307,7 +311,7 @@ pub(super) fn state(
         ready: HostBuffer::new(device, layers.len())?,
         cold: HostBuffer::new(device, tokens * hidden)?,
         done: HostBuffer::new(device, layers.len())?,
-        gave_up: HostBuffer::new(device, 1)?,
+        timed_out: HostBuffer::new(device, 1)?,
         steps: 0,
         counts: NeuronCounts::default(),
     })

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use powerinfer_kernels::cuda::{Device, DeviceError, Recording};
+use powerinfer_kernels::cuda::{Device, DeviceError, Graph};
 
 /// Sequences whose recordings are kept, the latest ones.
 const MOST_SEQUENCES: usize = 64;
@@ -36,7 +36,7 @@ struct Known {
     /// Where it keeps its keys and values on the device.
     places: Vec<u64>,
     /// The segments of its tokens, in order.
-    segments: Vec<Box<dyn Recording>>,
+    segments: Vec<Box<dyn Graph>>,
 }
 
 impl GraphSegments {
@@ -72,14 +72,14 @@ impl GraphSegments {
     }
 
     /// GraphSegments of the sequence whose token runs.
-    fn segments(&mut self) -> &mut Vec<Box<dyn Recording>> {
+    fn segments(&mut self) -> &mut Vec<Box<dyn Graph>> {
         &mut self.known.last_mut().expect("a token has begun").segments
     }
 
     /// Whether launches are recorded; tried out when that is not known yet.
     pub(super) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
-            let records = self.device.record()? && self.device.recorded().is_ok();
+            let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
             self.is_eager = !records;
         }
         Ok(!self.is_eager && !self.is_paused)
@@ -109,7 +109,7 @@ impl GraphSegments {
         };
         let ends = std::mem::take(ends).into_iter().enumerate();
         ends.map(|(segment, layer)| {
-            let seconds = self.device.seconds_between(2 * segment, 2 * segment + 1)?;
+            let seconds = self.device.elapsed_seconds(2 * segment, 2 * segment + 1)?;
             Ok((layer, seconds))
         })
         .collect()
@@ -118,7 +118,9 @@ impl GraphSegments {
     /// Marks the beginning of the segment that comes next, or its end.
     fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
         match self.ends {
-            Some(_) => self.device.mark(2 * self.next + usize::from(is_end)),
+            Some(_) => self
+                .device
+                .record_event(2 * self.next + usize::from(is_end)),
             None => Ok(()),
         }
     }
@@ -142,9 +144,9 @@ impl GraphSegments {
                 // keys and values at the same places, of a sequence that the caller holds.
                 #[allow(unsafe_code)]
                 unsafe {
-                    segment.replay()?;
+                    segment.launch()?;
                 }
-            } else if !self.device.record()? {
+            } else if !self.device.begin_capture()? {
                 if self.is_tried {
                     // Whoever has asked before counts on it.
                     return Err(DeviceError::Failed {
@@ -170,12 +172,12 @@ impl GraphSegments {
         }
         let is_recorded = !self.is_eager && !self.is_paused;
         if is_recorded && self.next == self.segments().len() {
-            let segment = self.device.recorded()?;
+            let segment = self.device.end_capture()?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
             #[allow(unsafe_code)]
             unsafe {
-                segment.replay()?;
+                segment.launch()?;
             }
             self.segments().push(segment);
         }
@@ -195,7 +197,7 @@ impl GraphSegments {
             .pop()
             .is_some_and(|known| known.segments.len() <= self.next);
         if std::mem::replace(&mut self.is_open, false) && was_recorded && !self.is_eager {
-            drop(self.device.recorded());
+            drop(self.device.end_capture());
         }
         if let Some(ends) = &mut self.ends {
             ends.clear();

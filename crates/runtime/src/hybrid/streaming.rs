@@ -1,5 +1,5 @@
 //! Cold neurons of a prompt on the device: where many tokens share the way, copying their weights there costs less than
-//! computing them here. Pieces of them take rotations on two lanes, so that one is copied while another is multiplied.
+//! computing them here. Pieces of them alternate on two staging streams, so that one is copied while another is multiplied.
 //!
 //! ```text
 //! copy     cold · bytes of a neuron / PCIe
@@ -12,7 +12,8 @@ use std::sync::Arc;
 use powerinfer_artifact::plan::{LayerPlan, Plan};
 use powerinfer_bundle::memory::PREFILL_BATCH;
 use powerinfer_kernels::cuda::{
-    Beside, Buffer, Chosen, Device, DeviceError, Ffn, FfnRule, GpuLinear, GpuMatrix, Lane,
+    Buffer, Device, DeviceError, DownAddends, Ffn, GpuLinear, GpuMatrix, NeuronFilter,
+    StagingStream, TokenMasks,
 };
 
 use powerinfer_model::ModelConfig;
@@ -51,7 +52,7 @@ pub(super) fn least_tokens(
 #[derive(Debug)]
 pub(super) struct Piece {
     /// Given back before what it copies to.
-    lane: Lane,
+    staging: StagingStream,
     ffn: Ffn,
     /// What a rule multiplies each neuron by, and takes off of it.
     scale: Buffer<f32>,
@@ -61,7 +62,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Room for neurons like those of `ffn`, of which a layer has `most` that are cold, on lane `number`.
+    /// Room for neurons like those of `ffn`, of which a layer has `most` that are cold, on staging stream `number`.
     pub(super) fn new(
         device: &Arc<dyn Device>,
         number: usize,
@@ -69,8 +70,9 @@ impl Piece {
         most: usize,
     ) -> Result<Self, DeviceError> {
         let rows = most.min(PIECE);
-        let matrix =
-            |like: &GpuMatrix| GpuMatrix::room(device, like.format(), rows, like.columns());
+        let matrix = |like: &GpuMatrix| {
+            GpuMatrix::with_capacity(device, like.format(), rows, like.columns())
+        };
         let linear = |like: &GpuLinear| -> Result<GpuLinear, DeviceError> {
             let bias = like.bias.as_ref().map(|_| Buffer::new(device, rows));
             Ok(GpuLinear {
@@ -89,9 +91,9 @@ impl Piece {
         let (scale, centre) = (Buffer::new(device, rows)?, Buffer::new(device, rows)?);
         let bytes = weight_bytes(&ffn) + scale.bytes() + centre.bytes();
         // Three matrices of three planes at most, two biases, two vectors.
-        let lane = Lane::new(device, number, 13, bytes)?;
+        let staging = StagingStream::new(device, number, 13, bytes)?;
         Ok(Self {
-            lane,
+            staging,
             ffn,
             scale,
             centre,
@@ -105,21 +107,21 @@ impl Piece {
     }
 
     /// The rule of the layer, with numbers of these neurons.
-    fn rule<'a>(&'a self, choice: &DeviceChoice) -> FfnRule<'a> {
+    fn rule<'a>(&'a self, choice: &DeviceChoice) -> NeuronFilter<'a> {
         match choice {
-            DeviceChoice::Every => FfnRule::Every,
-            DeviceChoice::ByGate(threshold, None) => FfnRule::ByGate(*threshold),
+            DeviceChoice::Every => NeuronFilter::All,
+            DeviceChoice::ByGate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
             DeviceChoice::ByGate(threshold, Some(_)) => {
-                FfnRule::ByWeightedGate(*threshold, &self.scale)
+                NeuronFilter::ScaledGateThreshold(*threshold, &self.scale)
             }
             DeviceChoice::ByContribution {
                 threshold, centre, ..
-            } => FfnRule::ByContribution {
+            } => NeuronFilter::ContributionThreshold {
                 threshold: *threshold,
                 scale: &self.scale,
                 centre: centre.as_ref().map(|_| &self.centre),
             },
-            _ => FfnRule::NotZero,
+            _ => NeuronFilter::NonZeroGate,
         }
     }
 }
@@ -141,10 +143,10 @@ pub(crate) struct ColdWeights<'a> {
 }
 
 impl ColdWeights<'_> {
-    /// Sends the neurons from `first` on to `piece`, as many as it takes; its lane is open.
+    /// Sends the neurons from `first` on to `piece`, as many as it takes; its staging stream has begun.
     fn send(&self, first: usize, piece: &mut Piece) -> Result<(), DeviceError> {
         let Piece {
-            lane,
+            staging,
             ffn,
             scale,
             centre,
@@ -156,9 +158,9 @@ impl ColdWeights<'_> {
         let copy = |to: &mut [u8], from: &[u8]| self.threads.copy(to, from);
         let mut linear = |from: &Linear<'_>, to: &mut GpuLinear| -> Result<(), DeviceError> {
             let matrix = from.matrix.rows_range(rows.clone());
-            to.matrix.send(&matrix, lane, &copy)?;
+            to.matrix.write_async(&matrix, staging, &copy)?;
             match (&mut to.bias, from.bias) {
-                (Some(to), Some(from)) => to.send(&from[rows.clone()], lane, &copy),
+                (Some(to), Some(from)) => to.write_async(&from[rows.clone()], staging, &copy),
                 _ => Ok(()),
             }
         };
@@ -167,12 +169,12 @@ impl ColdWeights<'_> {
             linear(from, to)?;
         }
         let down = self.down.matrix.rows_range(rows.clone());
-        ffn.down.send(&down, lane, &copy)?;
+        ffn.down.write_async(&down, staging, &copy)?;
         if let Choice::Threshold(scoring) = &self.choice {
             for (from, to) in scoring.of_neurons().into_iter().zip([scale, centre]) {
                 if let Some(numbers) = from {
                     to.set_len(rows.len());
-                    to.send(&numbers[rows.clone()], lane, &copy)?;
+                    to.write_async(&numbers[rows.clone()], staging, &copy)?;
                 }
             }
         }
@@ -193,7 +195,7 @@ impl Hybrid {
     pub(super) fn open_stream(&mut self) -> Result<(), DeviceError> {
         let many = self.state.many.as_mut().expect("several tokens");
         let [first, _] = many.pieces.as_mut().expect("room for cold neurons");
-        first.lane.open()
+        first.staging.begin()
     }
 
     /// The first cold neurons of layer `index` set out.
@@ -227,11 +229,11 @@ impl Hybrid {
         while first < layer.neurons {
             let behind = first + piece.count;
             if behind < layer.neurons {
-                next.lane.open()?;
+                next.staging.begin()?;
                 weights.send(behind, next)?;
             }
-            piece.lane.close()?;
-            let chosen = is_masked.then_some(Chosen {
+            piece.staging.end()?;
+            let chosen = is_masked.then_some(TokenMasks {
                 mask: &state.mask,
                 neurons: layer.neurons,
                 first,
@@ -248,7 +250,7 @@ impl Hybrid {
             )?;
             let hidden = &mut state.hidden;
             self.gpu
-                .multiply_down(&many.products, &piece.ffn, Beside::default(), hidden)?;
+                .gemm_down(&many.products, &piece.ffn, DownAddends::default(), hidden)?;
             first = behind;
             std::mem::swap(&mut piece, &mut next);
         }

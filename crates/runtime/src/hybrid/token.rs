@@ -75,7 +75,7 @@ impl Runtime {
             let caches = sequence.on_device.iter().flatten();
             hybrid
                 .segments
-                .start(caches.flat_map(GpuCache::place).collect());
+                .start(caches.flat_map(GpuCache::addresses).collect());
         }
         hybrid.is_whole = hybrid.can_run_whole()?;
         hybrid.start(first, &rotations)?;
@@ -95,7 +95,7 @@ impl Runtime {
         hybrid.end_segment()?;
         hybrid.check_syncs()?;
         let counts = hybrid.take_counts()?;
-        let computed = u64::from(counts.computed);
+        let computed = u64::from(counts.down_rows);
         let before = self.statistics.neurons_computed;
         self.statistics.neurons_computed += computed;
         self.statistics.neurons_in_union += computed;
@@ -254,12 +254,12 @@ impl Runtime {
     ) -> Result<(), RuntimeError> {
         hybrid.wait_for_input(index)?;
         let mut input = vec![0.0; tokens * self.config.hidden_size];
-        hybrid.state.input.read_floats(&mut input);
+        hybrid.state.input.read_f32(&mut input);
         self.statistics.mark(Stage::Waiting);
         let mask = hybrid.layers[index].predicts().then(|| hybrid.read_mask());
         let watch = hybrid.watch(self.statistics.bytes_read);
         let sum = self.cold_ffn(index, layer, &input, mask.as_deref());
-        hybrid.state.cold.write_floats(&sum);
+        hybrid.state.cold.write_f32(&sum);
         hybrid.add_host(watch, self.statistics.bytes_read);
         self.statistics.mark(Stage::Down);
         Ok(())

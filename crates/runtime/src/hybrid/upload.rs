@@ -10,17 +10,14 @@ use std::{
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{StoredLayer, StoredLinear, StoredNorm};
-use powerinfer_kernels::{
-    Format, OwnedMatrix, bf16,
-    cuda::{
-        Buffer, Device, Ffn, GpuActivation, GpuFfnKind, GpuLinear, GpuNorm, GpuNormKind, HeadNorms,
-    },
-    f16, pack,
+use powerinfer_kernels::cuda::{
+    Buffer, Device, Ffn, GpuActivation, GpuFfnKind, GpuLinear, GpuNorm, GpuNormKind, HeadNorms,
 };
 use powerinfer_model::{
     Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind,
     Positions, Weight,
 };
+use powerinfer_tensor::{Format, OwnedMatrix, bf16, f16, pack};
 
 use super::DeviceAttention;
 use crate::RuntimeError;

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, path::Path};
 
 use powerinfer_artifact::{plan::Plan, predictor_file::PredictorFile, progress::Silent};
 use powerinfer_bundle::{Bundle, PackInputs, pack};
-use powerinfer_kernels::Format;
 use powerinfer_model::Checkpoint;
+use powerinfer_tensor::Format;
 
 /// Packs `checkpoint` as `plan` has it into `out`, the neurons of every layer in `order`.
 pub(crate) fn pack_bundle(

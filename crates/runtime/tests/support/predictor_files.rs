@@ -15,8 +15,8 @@ use powerinfer_artifact::{
     tensor_writer::{TensorSource, write_tensors},
     threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
 };
-use powerinfer_kernels::{Format, pack_signs};
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
+use powerinfer_tensor::{Format, pack_signs};
 
 /// What a file says of a layer without a network, whose signs have to agree in so many places and whose
 /// thresholds leave nothing out.
@@ -112,7 +112,7 @@ pub(crate) fn write_networks(
             ("b", weights, neurons, rank, &network.b),
             ("bias", Format::F32, neurons, 1, &network.bias),
         ] {
-            let matrix = powerinfer_kernels::pack(format, rows, columns, values);
+            let matrix = powerinfer_tensor::pack(format, rows, columns, values);
             matrices.push((tensor_name(layer, part), matrix));
         }
         summaries.push(PredictorSummary {

@@ -6,13 +6,11 @@ use anyhow::Result;
 use powerinfer_artifact::{ByteSize, plan::Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
+use powerinfer_pool::system;
 use powerinfer_runtime::Runtime;
 use serde_json::json;
 
-use crate::{
-    machine,
-    output::{Table, percent},
-};
+use crate::output::{Table, percent};
 use powerinfer_eval::{
     Contention,
     bench::{BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, Work},
@@ -60,12 +58,12 @@ impl Report<'_> {
                 "files": bundle.manifest_document().body.files,
             },
             "machine": {
-                "processor": machine::processor(),
+                "processor": system::processor(),
                 "system": std::env::consts::OS,
                 "instruction_set": self.isa.name(),
                 "cores": std::thread::available_parallelism().map_or(1, usize::from),
                 "threads": self.threads,
-                "ram_bytes": machine::memory().map(|(total, _)| total),
+                "ram_bytes": system::memory().map(|(total, _)| total),
             },
             "policy": self.policy.map_or_else(|| "planned".to_owned(), |policy| policy.to_string()),
             "layer_policies": self.model.policies(),
@@ -100,7 +98,7 @@ impl Report<'_> {
         writeln!(
             text,
             "machine         {}, {}, {}",
-            machine::processor(),
+            system::processor(),
             self.isa,
             threads(self.threads)
         )?;

@@ -16,14 +16,15 @@ use powerinfer_eval::{
     statistics::Interval, token_losses,
 };
 use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_planner::certify;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::super::place::certify;
 use crate::{
     calibration_text::{check_paths, texts},
+    certificate_table,
     engine::{
         PolicyArgument,
         evaluated::{Model, SubjectArguments},
@@ -341,11 +342,11 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
             bundle.folder().display()
         );
     }
-    let found = certify::measure_again(bundle, written, output)?;
+    let found = certify::measure_again(bundle, written, &Bar::new(output))?;
     if json {
         print_json(&found)?;
     } else {
-        print(certify::describe(&found))?;
+        print(certificate_table::describe(&found))?;
     }
     if let Some(difference) = certify::difference(written, &found) {
         bail!("measured again, {difference}; the bundle is not what was certified");

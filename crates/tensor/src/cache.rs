@@ -1,0 +1,429 @@
+//! KV-cache number formats, and the keys or values of one head at every position in the order in which
+//! attention streams them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::f16;
+
+use crate::TensorError;
+use crate::format::BLOCK;
+use crate::pack::pack_q8_0;
+
+/// Number format of a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CacheFormat {
+    /// Single precision.
+    F32,
+    /// Half precision; larger magnitudes saturate at its largest number.
+    F16,
+    /// Signed bytes; 32 numbers of a head at one position share an `f16` scale.
+    Q8_0,
+}
+
+impl CacheFormat {
+    /// Every format, widest first.
+    pub const ALL: [CacheFormat; 3] = [CacheFormat::F32, CacheFormat::F16, CacheFormat::Q8_0];
+
+    /// Name in files, on the command line and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheFormat::F32 => "f32",
+            CacheFormat::F16 => "f16",
+            CacheFormat::Q8_0 => "q8_0",
+        }
+    }
+
+    /// Size in bytes of a block of 32 numbers.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            CacheFormat::F32 => BLOCK * 4,
+            CacheFormat::F16 => BLOCK * 2,
+            CacheFormat::Q8_0 => BLOCK + 2,
+        }
+    }
+
+    /// Size in bytes of a [`CachePlane`] with room for `positions`; head and positions are filled up to
+    /// multiples of 32.
+    pub fn plane_bytes(self, head_size: usize, positions: usize) -> usize {
+        let blocks = positions.next_multiple_of(BLOCK) * head_size.div_ceil(BLOCK);
+        blocks * self.block_bytes()
+    }
+
+    /// All names, for messages.
+    pub fn names() -> String {
+        CacheFormat::ALL.map(CacheFormat::name).join(", ")
+    }
+}
+
+impl fmt::Display for CacheFormat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for CacheFormat {
+    type Err = TensorError;
+
+    fn from_str(name: &str) -> Result<Self, TensorError> {
+        CacheFormat::ALL
+            .into_iter()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| TensorError::UnknownCacheFormat {
+                name: name.to_owned(),
+            })
+    }
+}
+
+/// 32 rows of 32 numbers; the [`CacheLayout`] defines what the rows are.
+pub type CacheBlock<T> = [[T; BLOCK]; BLOCK];
+
+/// Order of the numbers within a [`CacheBlock`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheLayout {
+    /// Rows are numbers of a head, columns 32 positions: 32 products with keys grow in parallel.
+    Keys,
+    /// Rows are positions, columns 32 numbers of a head: 32 sums of values grow in parallel.
+    Values,
+}
+
+/// Keys or values of one head at every position: `[tiles, ⌈head size / 32⌉]` blocks, a tile being 32
+/// positions. A head is filled up to whole blocks with zeros, and so is the last tile.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CachePlane {
+    layout: CacheLayout,
+    head_size: usize,
+    positions: usize,
+    capacity: usize,
+    data: OwnedCacheData,
+}
+
+/// Blocks of a [`CachePlane`], borrowed, one variant per [`CacheFormat`].
+#[derive(Debug, Clone, Copy)]
+pub enum CacheData<'a> {
+    /// `[tiles, ⌈head size / 32⌉]`.
+    F32(&'a [CacheBlock<f32>]),
+    /// `[tiles, ⌈head size / 32⌉]`.
+    F16(&'a [CacheBlock<f16>]),
+    /// A number is `quant * scale`.
+    Q8_0 {
+        /// `[tiles, ⌈head size / 32⌉]`.
+        quants: &'a [CacheBlock<i8>],
+        /// One scale per position, for each block.
+        scales: &'a [[f16; BLOCK]],
+    },
+}
+
+/// Blocks of [`CacheData`], owned.
+#[derive(Debug, Clone, PartialEq)]
+enum OwnedCacheData {
+    F32(Vec<CacheBlock<f32>>),
+    F16(Vec<CacheBlock<f16>>),
+    Q8_0 {
+        quants: Vec<CacheBlock<i8>>,
+        scales: Vec<[f16; BLOCK]>,
+    },
+}
+
+impl CachePlane {
+    /// Reserves a plane with room for `positions`; `None` if the allocation fails. Unused memory is not
+    /// touched.
+    pub fn new(
+        layout: CacheLayout,
+        format: CacheFormat,
+        head_size: usize,
+        positions: usize,
+    ) -> Option<CachePlane> {
+        let tiles = positions.div_ceil(BLOCK);
+        let blocks = tiles.checked_mul(head_size.div_ceil(BLOCK))?;
+        let data = match format {
+            CacheFormat::F32 => OwnedCacheData::F32(reserved(blocks)?),
+            CacheFormat::F16 => OwnedCacheData::F16(reserved(blocks)?),
+            CacheFormat::Q8_0 => OwnedCacheData::Q8_0 {
+                quants: reserved(blocks)?,
+                scales: reserved(blocks)?,
+            },
+        };
+        Some(CachePlane {
+            layout,
+            head_size,
+            positions: 0,
+            capacity: tiles * BLOCK,
+            data,
+        })
+    }
+
+    /// Number format.
+    pub fn format(&self) -> CacheFormat {
+        match self.data {
+            OwnedCacheData::F32(_) => CacheFormat::F32,
+            OwnedCacheData::F16(_) => CacheFormat::F16,
+            OwnedCacheData::Q8_0 { .. } => CacheFormat::Q8_0,
+        }
+    }
+
+    /// Numbers of a head.
+    #[inline]
+    pub fn head_size(&self) -> usize {
+        self.head_size
+    }
+
+    /// Numbers of a head, rounded up to a multiple of 32.
+    #[inline]
+    pub fn width(&self) -> usize {
+        self.head_size.next_multiple_of(BLOCK)
+    }
+
+    /// Number of positions stored.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Size in bytes of the reserved memory.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            OwnedCacheData::F32(blocks) => blocks.capacity() * size_of::<CacheBlock<f32>>(),
+            OwnedCacheData::F16(blocks) => blocks.capacity() * size_of::<CacheBlock<f16>>(),
+            OwnedCacheData::Q8_0 { quants, scales } => {
+                quants.capacity() * size_of::<CacheBlock<i8>>()
+                    + scales.capacity() * size_of::<[f16; BLOCK]>()
+            }
+        }
+    }
+
+    /// Appends a position; `head` holds `head_size` numbers.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the plane is full or `head` has another length.
+    pub fn push(&mut self, head: &[f32]) {
+        assert_eq!(head.len(), self.head_size, "numbers of a head");
+        assert!(self.positions < self.capacity, "the plane has room");
+        let (tile, column) = (self.positions / BLOCK, self.positions % BLOCK);
+        if column == 0 {
+            self.set_tiles(tile + 1);
+        }
+        let (layout, head_blocks) = (self.layout, self.head_blocks());
+        for (block, numbers) in head.chunks(BLOCK).enumerate() {
+            let index = tile * head_blocks + block;
+            match &mut self.data {
+                OwnedCacheData::F32(blocks) => {
+                    write(&mut blocks[index], layout, column, numbers.iter().copied());
+                }
+                OwnedCacheData::F16(blocks) => {
+                    let numbers = numbers.iter().copied().map(saturated);
+                    write(&mut blocks[index], layout, column, numbers);
+                }
+                OwnedCacheData::Q8_0 { quants, scales } => {
+                    let mut padded = [0.0; BLOCK];
+                    padded[..numbers.len()].copy_from_slice(numbers);
+                    let (packed, scale) = pack_q8_0(&padded);
+                    // A block with a NaN shows it, instead of quants that look sound.
+                    let is_number = !numbers.iter().any(|number| number.is_nan());
+                    scales[index][column] = saturated(if is_number { scale } else { f32::NAN });
+                    let packed = packed.into_iter().take(numbers.len());
+                    write(&mut quants[index], layout, column, packed);
+                }
+            }
+        }
+        self.positions += 1;
+    }
+
+    /// Keeps the first `positions`.
+    pub fn truncate(&mut self, positions: usize) {
+        if positions >= self.positions {
+            return;
+        }
+        self.positions = positions;
+        self.set_tiles(positions.div_ceil(BLOCK));
+        // The rest of the last tile is zero, as in a tile that was never filled.
+        let (tile, column) = (positions / BLOCK, positions % BLOCK);
+        if column > 0 {
+            let (layout, head_blocks) = (self.layout, self.head_blocks());
+            let blocks = tile * head_blocks..(tile + 1) * head_blocks;
+            match &mut self.data {
+                OwnedCacheData::F32(all) => blank(&mut all[blocks], layout, column),
+                OwnedCacheData::F16(all) => blank(&mut all[blocks], layout, column),
+                OwnedCacheData::Q8_0 { quants, scales } => {
+                    blank(&mut quants[blocks.clone()], layout, column);
+                    for scales in &mut scales[blocks] {
+                        scales[column..].fill(f16::ZERO);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Replaces the contents by the first `positions` of `other`, a plane of the same shape and format.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `other` has fewer positions or another format, or if the plane has no room for them.
+    pub fn copy_from(&mut self, other: &CachePlane, positions: usize) {
+        assert!(positions <= other.positions.min(self.capacity), "in range");
+        let blocks = positions.div_ceil(BLOCK) * self.head_blocks();
+        self.truncate(0);
+        match (&mut self.data, &other.data) {
+            (OwnedCacheData::F32(to), OwnedCacheData::F32(from)) => to.extend(&from[..blocks]),
+            (OwnedCacheData::F16(to), OwnedCacheData::F16(from)) => to.extend(&from[..blocks]),
+            (
+                OwnedCacheData::Q8_0 { quants, scales },
+                OwnedCacheData::Q8_0 {
+                    quants: from_quants,
+                    scales: from_scales,
+                },
+            ) => {
+                quants.extend(&from_quants[..blocks]);
+                scales.extend(&from_scales[..blocks]);
+            }
+            _ => panic!("planes of one format"),
+        }
+        self.positions = positions.next_multiple_of(BLOCK);
+        self.truncate(positions);
+        self.positions = positions;
+    }
+
+    /// The blocks.
+    #[inline]
+    pub fn data(&self) -> CacheData<'_> {
+        match &self.data {
+            OwnedCacheData::F32(blocks) => CacheData::F32(blocks),
+            OwnedCacheData::F16(blocks) => CacheData::F16(blocks),
+            OwnedCacheData::Q8_0 { quants, scales } => CacheData::Q8_0 { quants, scales },
+        }
+    }
+
+    /// Bytes of the numbers, and of the scales, which only quantised formats have: tile after tile, in
+    /// each the blocks of the head.
+    pub fn as_bytes(&self) -> (&[u8], &[u8]) {
+        match &self.data {
+            OwnedCacheData::F32(blocks) => (bytemuck::cast_slice(blocks), &[]),
+            OwnedCacheData::F16(blocks) => (bytemuck::cast_slice(blocks), &[]),
+            OwnedCacheData::Q8_0 { quants, scales } => {
+                (bytemuck::cast_slice(quants), bytemuck::cast_slice(scales))
+            }
+        }
+    }
+
+    /// Replaces the contents by the first `positions` of bytes in the order of [`CachePlane::as_bytes`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are too few bytes, or if the plane has no room for the positions.
+    pub fn read_bytes(&mut self, numbers: &[u8], scales: &[u8], positions: usize) {
+        assert!(positions <= self.capacity, "the plane has room");
+        let tiles = positions.div_ceil(BLOCK);
+        let blocks = tiles * self.head_blocks();
+        self.truncate(0);
+        self.set_tiles(tiles);
+        let fill = |to: &mut [u8], from: &[u8]| to.copy_from_slice(&from[..to.len()]);
+        match &mut self.data {
+            OwnedCacheData::F32(to) => fill(bytemuck::cast_slice_mut(&mut to[..blocks]), numbers),
+            OwnedCacheData::F16(to) => fill(bytemuck::cast_slice_mut(&mut to[..blocks]), numbers),
+            OwnedCacheData::Q8_0 {
+                quants,
+                scales: own,
+            } => {
+                fill(bytemuck::cast_slice_mut(&mut quants[..blocks]), numbers);
+                fill(bytemuck::cast_slice_mut(&mut own[..blocks]), scales);
+            }
+        }
+        self.positions = tiles * BLOCK;
+        self.truncate(positions);
+        self.positions = positions;
+    }
+
+    /// Number `index` of the head at `position`, without its scale.
+    pub fn number(&self, position: usize, index: usize) -> f32 {
+        let block = position / BLOCK * self.head_blocks() + index / BLOCK;
+        let (row, column) = match self.layout {
+            CacheLayout::Keys => (index % BLOCK, position % BLOCK),
+            CacheLayout::Values => (position % BLOCK, index % BLOCK),
+        };
+        match &self.data {
+            OwnedCacheData::F32(blocks) => blocks[block][row][column],
+            OwnedCacheData::F16(blocks) => blocks[block][row][column].to_f32(),
+            OwnedCacheData::Q8_0 { quants, .. } => f32::from(quants[block][row][column]),
+        }
+    }
+
+    /// Scale of the numbers of `block` at `position`, 1 in the plain formats.
+    pub fn scale(&self, position: usize, block: usize) -> f32 {
+        match &self.data {
+            OwnedCacheData::Q8_0 { scales, .. } => {
+                let block = position / BLOCK * self.head_blocks() + block;
+                scales[block][position % BLOCK].to_f32()
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// Number of tiles of 32 positions in use.
+    #[inline]
+    pub fn tiles(&self) -> usize {
+        self.positions.div_ceil(BLOCK)
+    }
+
+    /// Order of the numbers within blocks.
+    #[inline]
+    pub fn layout(&self) -> CacheLayout {
+        self.layout
+    }
+
+    /// Blocks of 32 numbers that a head takes.
+    fn head_blocks(&self) -> usize {
+        self.head_size.div_ceil(BLOCK)
+    }
+
+    /// Adds tiles of zeros, or drops the last ones, to have `tiles`.
+    fn set_tiles(&mut self, tiles: usize) {
+        let blocks = tiles * self.head_blocks();
+        match &mut self.data {
+            OwnedCacheData::F32(all) => all.resize(blocks, [[0.0; BLOCK]; BLOCK]),
+            OwnedCacheData::F16(all) => all.resize(blocks, [[f16::ZERO; BLOCK]; BLOCK]),
+            OwnedCacheData::Q8_0 { quants, scales } => {
+                quants.resize(blocks, [[0; BLOCK]; BLOCK]);
+                scales.resize(blocks, [f16::ZERO; BLOCK]);
+            }
+        }
+    }
+}
+
+/// Empty vector with room for `count` entries; `None` if the allocation fails.
+fn reserved<T>(count: usize) -> Option<Vec<T>> {
+    let mut reserved = Vec::new();
+    reserved.try_reserve_exact(count).ok()?;
+    Some(reserved)
+}
+
+/// Rounds to `f16`; beyond its range to its largest number.
+fn saturated(number: f32) -> f16 {
+    f16::from_f32(number.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
+}
+
+/// Writes the numbers of one position.
+fn write<T>(
+    block: &mut CacheBlock<T>,
+    layout: CacheLayout,
+    position: usize,
+    numbers: impl Iterator<Item = T>,
+) {
+    for (index, number) in numbers.enumerate() {
+        match layout {
+            CacheLayout::Keys => block[index][position] = number,
+            CacheLayout::Values => block[position][index] = number,
+        }
+    }
+}
+
+/// Zeroes all positions from `first` on.
+fn blank<T: Default + Copy>(blocks: &mut [CacheBlock<T>], layout: CacheLayout, first: usize) {
+    for block in blocks {
+        match layout {
+            CacheLayout::Keys => block
+                .iter_mut()
+                .for_each(|row| row[first..].fill(T::default())),
+            CacheLayout::Values => block[first..].fill([T::default(); BLOCK]),
+        }
+    }
+}
