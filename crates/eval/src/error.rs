@@ -134,10 +134,10 @@ pub enum EvalError {
     Model(#[from] ModelError),
     /// The bundle cannot be opened.
     #[error(transparent)]
-    Bundle(#[from] BundleError),
+    Bundle(Box<BundleError>),
     /// The bundle cannot be run.
     #[error(transparent)]
-    Runtime(#[from] RuntimeError),
+    Runtime(Box<RuntimeError>),
     /// The text cannot be tokenised.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -156,5 +156,17 @@ impl EvalError {
             Self::Runtime(error) => error.hint(),
             _ => None,
         }
+    }
+}
+
+impl From<BundleError> for EvalError {
+    fn from(error: BundleError) -> Self {
+        Self::Bundle(Box::new(error))
+    }
+}
+
+impl From<RuntimeError> for EvalError {
+    fn from(error: RuntimeError) -> Self {
+        Self::Runtime(Box::new(error))
     }
 }
