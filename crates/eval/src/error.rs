@@ -1,4 +1,4 @@
-//! What can go wrong while measuring.
+//! Errors of measurements.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,7 @@ use powerinfer_text::TextError;
 /// A measurement that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
-    /// A prompt whose tokens are no prefix of the whole text's tokens: what follows it cannot be
-    /// scored token by token.
+    /// A prompt whose tokens are no prefix of the whole text's, so that its continuation cannot be scored.
     #[error(
         "the tokens of the prompt `{prompt}` are not a prefix of those of the whole text; end the prompt at a token boundary"
     )]
@@ -20,12 +19,12 @@ pub enum EvalError {
         /// The prompt.
         prompt: String,
     },
-    /// A prompt that has no tokens, or no room.
+    /// A prompt without tokens, or longer than the context.
     #[error("the prompt has {tokens} tokens, and there is room for 1 to {room}")]
     PromptLength {
         /// Its tokens.
         tokens: usize,
-        /// Tokens there is room for.
+        /// Most tokens.
         room: usize,
     },
     /// A data file that cannot be read.
