@@ -1,6 +1,7 @@
 //! Sweeps: quality and speed of a bundle over a grid of policy settings, placements, batch sizes and contexts.
 
 pub mod csv;
+mod document;
 mod file;
 mod grid;
 mod measure;
@@ -9,6 +10,7 @@ mod rows;
 mod setting;
 mod speed;
 
+pub use document::{comparisons, document};
 pub use file::SweepFile;
 pub use grid::{Grid, PlacementTarget, Point};
 pub use measure::{AuditedPolicy, PlacedPoint, Sweep, SweepOptions, SweepPlanner};

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use powerinfer_artifact::{
     hardware::Hardware,
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Budget, Device, Plan, Policy, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
@@ -34,7 +34,7 @@ pub struct BundlePlanner<'a> {
     /// The bundle.
     pub bundle: &'a Bundle,
     /// The bundle's activation frequencies.
-    pub layers: &'a [LayerPlacing],
+    pub layers: &'a [LayerInputs],
     /// Target machine, measured for the model.
     pub hardware: &'a Hardware,
     /// This machine, measured for the model.
@@ -133,7 +133,7 @@ pub fn thresholds(bundle: &Bundle, setting: PolicySetting) -> Result<Option<Vec<
 /// Execution mode of every layer under `setting`, as observed.
 fn candidates(
     bundle: &Bundle,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     setting: PolicySetting,
     thresholds: Option<&[Threshold]>,
     audit: &[LayerAudit],
@@ -143,7 +143,7 @@ fn candidates(
         bytes: neuron_bytes(config, bundle.quant()),
         matrices: config.matrices_per_neuron(),
     };
-    let candidate = |(index, placing): (usize, &LayerPlacing)| {
+    let candidate = |(index, placing): (usize, &LayerInputs)| {
         let audit = &audit[index];
         let file = bundle.predictors();
         let summary = file.and_then(|file| file.layers().get(index));
@@ -335,7 +335,7 @@ fn move_border(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let (gpu, cpu) = (plan.totals.gpu_bytes, plan.totals.cpu_bytes);
     let (gpu, cpu) = (shifted(gpu, moved), shifted(cpu, -moved));
     // The plan's lines no longer add up.
-    plan.forget_account();
+    plan.clear_memory_use();
     (plan.totals.gpu_bytes, plan.totals.cpu_bytes) = (gpu, cpu);
     plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
 }
@@ -380,7 +380,7 @@ fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Plac
 /// GPU holds outside them; none alone if `hardware` has no GPU.
 pub fn default_budgets(
     bundle: &Bundle,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     hardware: &Hardware,
     shape: BatchShape,
 ) -> Result<Vec<PlacementTarget>, SolveError> {

@@ -16,9 +16,11 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, Weight};
-use powerinfer_profile::{Profile, html};
+use powerinfer_model::{Checkpoint, Files, Weight};
+use powerinfer_profile::Profile;
+use powerinfer_report::profile_page;
 use serde_json::{Value, json};
 
 use crate::{
@@ -44,6 +46,9 @@ pub(crate) struct InspectArguments {
     #[arg(long)]
     json: bool,
 }
+
+/// Points of a cumulative curve of a profile's page.
+const CURVE_POINTS: usize = 100;
 
 /// What was found: for people and for programs.
 struct Report {
@@ -89,7 +94,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
             page.display()
         );
     }
-    write_file(page, html(&profile).as_bytes())?;
+    let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
+    write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())
 }
@@ -107,7 +113,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => tensors(path),
             Some("json") => document(path, verify),
-            Some("gguf") => model(&Checkpoint::open(path)?, verify),
+            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, verify),
             _ if is_safetensors(path) => tensors(path),
             _ => bail!(
                 "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
@@ -121,7 +127,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
     } else if inside(predictor_file::FILE) {
         predictors(&path.join(predictor_file::FILE))
     } else if inside("config.json") {
-        model(&Checkpoint::open(path)?, verify)
+        model(&open_checkpoint(Files::open(path)?)?, verify)
     } else {
         work_folder(path, verify)
     }

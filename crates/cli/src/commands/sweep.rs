@@ -1,10 +1,7 @@
 //! `powerinfer sweep`: quality and speed over a grid of placements, policies, batches and contexts.
 
 mod arguments;
-mod charts;
-mod page;
 mod report;
-mod sortable;
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +18,7 @@ use powerinfer_eval::{
     leading_tokens, scored_tokens,
     sweep::{
         Grid, Identity, PlacementTarget, Point, PolicySetting, Sweep, SweepFile, SweepItems,
-        SweepOptions, SweepRow,
+        SweepOptions, SweepRow, document,
     },
 };
 use powerinfer_kernels::Isa;
@@ -69,16 +66,6 @@ pub(crate) struct SweepArguments {
     json: bool,
 }
 
-/// The rows' types under the names that the page uses.
-mod rows {
-    pub(super) use powerinfer_eval::{
-        statistics::Interval,
-        sweep::{
-            FunctionResults as Functions, LayerSparsity, MeasuredSpeed as Measured, SweepRow as Row,
-        },
-    };
-}
-
 pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let measures = &arguments.measures;
     let folder = bundle_folder(&arguments.model);
@@ -120,7 +107,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         let parent = folder.parent().unwrap_or(Path::new("."));
         parent.join("sweep.jsonl")
     });
-    report::check_places(arguments.html.as_deref(), &out, &folder)?;
+    report::check_paths(arguments.html.as_deref(), &out, &folder)?;
     let bar = Bar::new(output);
     let sweep = Sweep {
         identity: identity(&bundle, &items, options.isa),
@@ -165,10 +152,10 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         report::write(html, &asked, output)?;
     }
     match arguments.json {
-        true => print_json(&report::document(&asked)),
+        true => print_json(&document(&asked)),
         false => {
             print(report::table(&asked))?;
-            report::say(&asked, &out, output);
+            report::report(&asked, &out, output);
             Ok(())
         }
     }
@@ -243,7 +230,7 @@ fn items(
         size: TextSize::of(&texts, tokenizer)?,
         texts,
         windows: Windows::for_context(bundle.plan().budget.context_tokens as usize),
-        tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+        tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
         problems,
         seed: measures.seed,
     })

@@ -345,7 +345,7 @@ impl Sweep<'_> {
         found: &PlacedPoint,
     ) -> Result<Runtime, EvalError> {
         let mut plan = found.plan.clone();
-        plan.forget_account();
+        plan.clear_memory_use();
         let own = self.bundle.plan();
         // What is stored in the bundle stays as it is.
         for (layer, before) in plan.layers.iter_mut().zip(&own.layers) {

@@ -147,7 +147,7 @@ impl PolicySetting {
             Self::Gate(share) => {
                 let curve = curves.iter().find(|curve| curve.score == Score::Gate)?;
                 let dropped: Vec<f64> = curve.levels.iter().map(|one| 1.0 - one.density).collect();
-                Some(curve.between_levels(place_among(&dropped, share)?))
+                Some(curve.at_level(place_among(&dropped, share)?))
             }
             _ => None,
         }

@@ -394,7 +394,7 @@ impl Row {
                 "timeout": self.count("timeout"), "unjudged": self.count("unjudged"),
             },
             "pass_at": pass,
-            "beside_first": paired_json(paired),
+            "relative_to_first": paired_json(paired),
             "tasks": tasks.collect::<Vec<_>>(),
         })
     }

@@ -150,7 +150,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
     let neurons = bundle.config().ffn_size;
     let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
     let execution = Execution::on_cpu(threads);
     let has_predictors = bundle
@@ -256,7 +256,7 @@ impl Row {
             true => Value::Null,
             false => json!({
                 "value": found.value, "low": found.low, "high": found.high,
-                "beside_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
+                "relative_to_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
             }),
         };
         let level = match self.arm {

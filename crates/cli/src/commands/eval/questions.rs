@@ -217,7 +217,7 @@ impl Row {
             "policy": self.policy,
             "asked": self.answers.iter().flatten().count(),
             "right": shares,
-            "beside_first": paired_json(self.beside(first)),
+            "relative_to_first": paired_json(self.beside(first)),
         })
     }
 }
