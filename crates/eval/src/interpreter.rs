@@ -87,6 +87,10 @@ const STACK_BYTES: usize = 64 << 20;
 /// # Errors
 ///
 /// Fails if the program raises an exception, exceeds a limit, or cannot be parsed.
+///
+/// # Panics
+///
+/// Panics if the system cannot start a thread.
 pub fn run(source: &str, limits: &Limits) -> Result<Value, Fault> {
     let source = source.to_owned();
     let limits = *limits;

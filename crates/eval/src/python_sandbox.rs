@@ -336,7 +336,6 @@ mod tests {
         match found {
             Ok(sandbox) => Some(sandbox),
             Err(reason) => {
-                #[expect(clippy::print_stdout, reason = "shown in the output of the tests")]
                 {
                     println!("skipped: {reason}");
                 }
