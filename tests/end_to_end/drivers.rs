@@ -77,13 +77,13 @@ fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
             &[],
             "lacks `cuDriverGetVersion`; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_START", "999")], "does not start"),
+        (&whole, &[("FAKE_START", "999")], "fails to initialise"),
         (
             &whole,
             &[("FAKE_VERSION", "11080")],
-            "knows CUDA 11.8, the kernels need 12.4; install version 550 or newer",
+            "supports CUDA 11.8, the kernels need 12.4; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_CARDS", "0")], "sees 0 cards"),
+        (&whole, &[("FAKE_CARDS", "0")], "sees 0 devices"),
         (
             &whole,
             &[("FAKE_CAPABILITY", "75")],
@@ -92,7 +92,7 @@ fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
         (
             &whole,
             &[("FAKE_MODULES", "218")],
-            "Fake Card does not take the kernels of `attention`",
+            "Fake Card cannot load the kernels of `attention`",
         ),
         (
             &whole,
@@ -132,11 +132,12 @@ fn a_card_that_is_too_small_or_breaks_is_an_error_that_says_what_to_do() {
         run
     };
     for bytes in ["0", "100000", "3000000"] {
-        run(&[("FAKE_MEMORY", bytes)]).bad(1, &["bytes left", "hint: lower `--vram`"]);
+        run(&[("FAKE_MEMORY", bytes)])
+            .bad(1, &["out of memory on Fake Card", "hint: lower `--vram`"]);
     }
     // The driver's own count, whatever was computed before.
     run(&[("FAKE_WASTE", "1000")]).bad(1, &["of the GPU's memory are taken", "a budget of 1"]);
-    run(&[("FAKE_LOCKED", "10")]).bad(1, &["page-locked memory", "bytes left"]);
+    run(&[("FAKE_LOCKED", "10")]).bad(1, &["out of memory on the host (pinned)"]);
     // CUDA_ERROR_LAUNCH_FAILED, and a card that fell off the bus.
     for code in ["719", "46"] {
         run(&[("FAKE_LAUNCHES", code)]).bad(1, &["failed on Fake Card"]);
