@@ -12,7 +12,7 @@ fn main() {
         && variable("CARGO_CFG_TARGET_POINTER_WIDTH") == "64";
     if !is_known {
         println!(
-            "cargo:warning=the GPU emulator runs on Linux with glibc alone; its tests are skipped"
+            "cargo:warning=the CUDA emulator is built on Linux with glibc only; its tests need POWERINFER_SKIP_EMULATOR=1"
         );
         return;
     }
@@ -58,7 +58,7 @@ fn main() {
     .expect("a writable build folder");
     if let Err(why) = compiler().file(probe).try_compile("probe") {
         println!(
-            "cargo:warning=without a C++ compiler there is no GPU emulator, its tests are skipped: {why}"
+            "cargo:warning=the CUDA emulator is not built without a C++ compiler, its tests need POWERINFER_SKIP_EMULATOR=1: {why}"
         );
         return;
     }

@@ -1,62 +1,67 @@
-//! What a placement comes down to: a chain of stages, each of which takes one of its choices, within
-//! the memory of a CPU and of some GPUs.
+//! A placement as a shortest-path problem: a chain of stages, each of which takes one choice, under the
+//! memory limits of the CPU and of every GPU.
 //!
 //! ```text
 //! start ──▶ layer 0 ──▶ layer 1 ──▶ … ──▶ head
-//!  CPU      CPU | GPU    CPU | GPU         CPU | GPU      where the hidden state is
+//!  CPU      CPU | GPU    CPU | GPU         CPU | GPU      device of the hidden state
 //! ```
 //!
-//! A stage's *home* is where the hidden state is in it; it costs something to go from one home to
-//! the other. With several GPUs each has a contiguous range of the stages, in their order.
+//! A stage's *state* is the device that holds the hidden state. Changing the state from one stage to the
+//! next costs a transfer. With several GPUs each has a contiguous range of stages, in the order of the
+//! GPUs.
 
-/// A program: minimise the cost of a choice per stage, and of the ways between them.
+use std::collections::BTreeMap;
+
+/// Integer program: minimise the cost of one choice per stage plus the transfers between stages.
 #[derive(Debug, Clone)]
 pub(crate) struct Chain {
     /// The stages, in order.
     pub(crate) stages: Vec<Stage>,
-    /// Bytes that each GPU can hold; at least one GPU, be it of 0 bytes.
+    /// Bytes that each GPU can hold; at least one GPU, possibly of 0 bytes.
     pub(crate) capacities: Vec<u64>,
     /// Bytes that the CPU can hold.
     pub(crate) ram: u64,
-    /// Cost of going from the CPU to a GPU, or back.
-    pub(crate) crossing: f64,
-    /// Cost of going from one GPU to another.
-    pub(crate) hop: f64,
+    /// Cost of a transfer between the CPU and a GPU.
+    pub(crate) transfer: f64,
+    /// Cost of a transfer between two GPUs.
+    pub(crate) peer_transfer: f64,
 }
 
-/// What one stage may be, for each home.
+/// Choices of one stage.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stage {
-    /// With the hidden state on the CPU, and on the GPU of the stage's range.
-    pub(crate) homes: [Vec<Choice>; 2],
+    /// Choices by the device of the hidden state: [`ON_CPU`], and [`ON_GPU`] for the GPU of the stage.
+    pub(crate) choices: [Vec<Choice>; 2],
 }
 
-/// Place of the CPU in [`Stage::homes`].
+/// Index of the CPU in [`Stage::choices`].
 pub(crate) const ON_CPU: usize = 0;
-/// Place of the GPU in [`Stage::homes`].
+/// Index of the GPU in [`Stage::choices`].
 pub(crate) const ON_GPU: usize = 1;
 
-/// One way to have a stage.
+/// One alternative for a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
-    /// Memory that it takes on the GPU of its range.
+    /// Memory on the GPU of the stage.
     pub(crate) gpu_bytes: u64,
-    /// Memory that it takes on the CPU.
+    /// Memory on the CPU.
     pub(crate) cpu_bytes: u64,
-    /// What it costs.
+    /// Contribution to the objective.
     pub(crate) cost: f64,
-    /// What it is, to whoever made it.
-    pub(crate) what: u32,
+    /// Identifier given by the code that built the chain, which the solver does not interpret.
+    pub(crate) tag: u32,
 }
 
-/// Where a stage is: the GPU of its range, and its home.
+/// State of a stage: its GPU, and the device that holds the hidden state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State {
+    /// GPU whose memory the stage may use.
     pub(crate) gpu: usize,
-    pub(crate) layer_device: usize,
+    /// [`ON_CPU`] or [`ON_GPU`].
+    pub(crate) device: usize,
 }
 
-/// What a solution has at a stage: a state by its index, and a choice of the stage's home.
+/// Decision for one stage: a state by its index, and a choice of this state by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) state: usize,
@@ -64,17 +69,17 @@ pub(crate) struct Step {
 }
 
 impl State {
-    /// The state of this index.
+    /// The state with this index.
     pub(crate) fn of(index: usize) -> Self {
         Self {
             gpu: index / 2,
-            layer_device: index % 2,
+            device: index % 2,
         }
     }
 }
 
 impl Chain {
-    /// Number of states a stage can be in.
+    /// Number of states of a stage.
     pub(crate) fn states(&self) -> usize {
         2 * self.capacities.len()
     }
@@ -82,35 +87,35 @@ impl Chain {
     /// The state before the first stage.
     pub(crate) const START: usize = 0;
 
-    /// Cost of going from one state to the next; infinite for a range that has ended.
+    /// Cost of going from one state to the next; infinite where the next stage is on an earlier GPU.
     pub(crate) fn transition(&self, from: usize, to: usize) -> f64 {
         let (from, to) = (State::of(from), State::of(to));
-        match (from.layer_device, to.layer_device) {
+        match (from.device, to.device) {
             _ if to.gpu < from.gpu => f64::INFINITY,
             (ON_CPU, ON_CPU) => 0.0,
             (ON_GPU, ON_GPU) if from.gpu == to.gpu => 0.0,
-            (ON_GPU, ON_GPU) => self.hop,
-            _ => self.crossing,
+            (ON_GPU, ON_GPU) => self.peer_transfer,
+            _ => self.transfer,
         }
     }
 
     /// The choices of `stage` in `state`.
     pub(crate) fn choices(&self, stage: usize, state: usize) -> &[Choice] {
-        &self.stages[stage].homes[State::of(state).layer_device]
+        &self.stages[stage].choices[State::of(state).device]
     }
 
-    /// The choice that a step takes.
+    /// The choice of a step.
     pub(crate) fn chosen(&self, stage: usize, step: Step) -> &Choice {
         &self.choices(stage, step.state)[step.choice]
     }
 
-    /// Cost of a solution, in the order of its stages.
+    /// Objective of a solution, summed in the order of the stages.
     pub(crate) fn cost(&self, steps: &[Step]) -> f64 {
-        let mut before = Self::START;
+        let mut previous = Self::START;
         let mut cost = 0.0;
         for (stage, step) in steps.iter().enumerate() {
-            cost += self.transition(before, step.state) + self.chosen(stage, *step).cost;
-            before = step.state;
+            cost += self.transition(previous, step.state) + self.chosen(stage, *step).cost;
+            previous = step.state;
         }
         cost
     }
@@ -132,72 +137,79 @@ impl Chain {
             .sum()
     }
 
-    /// Whether a solution fits every memory.
-    pub(crate) fn allows(&self, steps: &[Step]) -> bool {
+    /// Whether a solution keeps every memory limit.
+    pub(crate) fn fits(&self, steps: &[Step]) -> bool {
         let gpus = self.gpu_bytes(steps);
-        let fit = gpus
-            .iter()
-            .zip(&self.capacities)
-            .all(|(bytes, capacity)| bytes <= capacity);
-        fit && self.cpu_bytes(steps) <= self.ram
+        let mut gpus = gpus.iter().zip(&self.capacities);
+        gpus.all(|(bytes, capacity)| bytes <= capacity) && self.cpu_bytes(steps) <= self.ram
     }
 
-    /// The same without the choices that another one of their stage and home beats in cost without
-    /// taking more of any memory; of the CPU's only where `ram_matters`.
-    pub(crate) fn pruned(&self, ram_matters: bool) -> Self {
-        let keep = |choices: &Vec<Choice>| -> Vec<Choice> {
-            let mut sorted = choices.clone();
-            sorted.sort_by(|a, b| {
-                (a.gpu_bytes.cmp(&b.gpu_bytes))
-                    .then(a.cost.total_cmp(&b.cost))
-                    .then(a.cpu_bytes.cmp(&b.cpu_bytes))
+    /// The chain without dominated choices, the rest sorted by bytes on the GPU. Memory of the CPU counts
+    /// only if `ram_binds`.
+    pub(crate) fn pruned(&self, ram_binds: bool) -> Self {
+        let mut pruned = self.clone();
+        for choices in pruned
+            .stages
+            .iter_mut()
+            .flat_map(|stage| &mut stage.choices)
+        {
+            retain_undominated(choices, ram_binds, |choice| {
+                (choice.gpu_bytes, choice.cost, choice.cpu_bytes)
             });
-            match ram_matters {
-                false => {
-                    let mut least = f64::INFINITY;
-                    sorted.retain(|choice| {
-                        let is_better = choice.cost < least;
-                        least = least.min(choice.cost);
-                        is_better
-                    });
-                }
-                true => {
-                    let mut front = Front::default();
-                    sorted.retain(|choice| front.insert(choice.cpu_bytes, choice.cost));
-                }
-            }
-            sorted
-        };
-        let stages = self.stages.iter().map(|stage| Stage {
-            homes: [keep(&stage.homes[ON_CPU]), keep(&stage.homes[ON_GPU])],
-        });
-        Self {
-            stages: stages.collect(),
-            capacities: self.capacities.clone(),
-            ..*self
         }
+        pruned
     }
 }
 
-/// Pairs of bytes and cost of which none has less of one and not more of the other.
-#[derive(Debug, Default)]
-pub(crate) struct Front(std::collections::BTreeMap<u64, f64>);
+/// Removes every item that another one of no higher cost dominates in memory, and sorts the rest by bytes
+/// on the GPU. `key` is (bytes on the GPU, cost, bytes on the CPU); the last counts only if `ram_binds`.
+pub(crate) fn retain_undominated<T>(
+    items: &mut Vec<T>,
+    ram_binds: bool,
+    key: impl Fn(&T) -> (u64, f64, u64),
+) {
+    items.sort_by(|a, b| {
+        let (a, b) = (key(a), key(b));
+        (a.0.cmp(&b.0))
+            .then(a.1.total_cmp(&b.1))
+            .then(a.2.cmp(&b.2))
+    });
+    if ram_binds {
+        let mut front = ParetoFront::default();
+        items.retain(|item| {
+            let (_, cost, cpu_bytes) = key(item);
+            front.insert(cpu_bytes, cost)
+        });
+    } else {
+        let mut least = f64::INFINITY;
+        items.retain(|item| {
+            let cost = key(item).1;
+            let is_better = cost < least;
+            least = least.min(cost);
+            is_better
+        });
+    }
+}
 
-impl Front {
-    /// Adds a pair, unless one that is there has no more of either.
-    pub(crate) fn insert(&mut self, bytes: u64, cost: f64) -> bool {
+/// Undominated pairs of bytes and cost.
+#[derive(Debug, Default)]
+struct ParetoFront(BTreeMap<u64, f64>);
+
+impl ParetoFront {
+    /// Adds a pair and returns `true`, unless a pair with no more bytes and no higher cost is present.
+    fn insert(&mut self, bytes: u64, cost: f64) -> bool {
         if let Some((_, least)) = self.0.range(..=bytes).next_back()
             && *least <= cost
         {
             return false;
         }
-        let beaten: Vec<u64> = self
+        let dominated: Vec<u64> = self
             .0
             .range(bytes..)
             .take_while(|(_, other)| **other >= cost)
             .map(|(bytes, _)| *bytes)
             .collect();
-        for bytes in beaten {
+        for bytes in dominated {
             self.0.remove(&bytes);
         }
         self.0.insert(bytes, cost);

@@ -1,64 +1,70 @@
-//! Which way to run each layer's FFN, and where: the one that takes the least time.
+//! Chooses the execution mode of each layer together with the placement.
 
 use std::time::Instant;
 
 use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
-    Layer, LayerMode, Options, Problem, SolveError, SolveReport, Work, cost, latency,
-    places::Places,
+    LayerMode, Options, Problem, SolveError, SolveReport, Work, cost, latency,
+    placement::Placement,
     problem::validate_neurons,
     solve::{Solved, solve_impact, solve_latency},
     write::write,
 };
 
-/// Rounds after which the best placement so far is taken.
+/// Rounds of placing and choosing modes in turn, for the paper's objective.
 const ROUNDS: usize = 4;
 
-/// One way that a layer could go.
+/// An execution mode that a layer may take.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// What is read.
+    /// The policy and what a token reads under it.
     pub mode: LayerMode,
-    /// Share of tokens for which each neuron is active under it, hottest first.
+    /// Activation frequency of each neuron under this mode, in falling order.
     pub frequencies: Vec<f64>,
-    /// Memory that finding its neurons takes, used or not: predictor, signs, scores.
+    /// Memory of what selects the neurons: predictor, sign bits or scores.
     pub predictor_bytes: u64,
-    /// Whether it may be taken, or is only there to be compared with.
+    /// Whether the mode may be chosen; if not, its cost is reported for comparison only.
     pub allowed: bool,
 }
 
-/// What a candidate takes in a placement.
+/// Cost of a candidate in a given placement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Price {
-    /// Predicted time of the layer's FFN with what predicts it, for one token.
+    /// Predicted seconds per token of the layer's FFN, prediction included.
     pub seconds: f64,
-    /// What a token reads of it.
+    /// Weights that a token reads.
     pub work: Work,
 }
 
-/// A placement, and which way each layer goes in it.
+/// A placement with the execution mode of each layer.
 #[derive(Debug, Clone)]
 pub struct Decision {
     /// The placement.
     pub plan: Plan,
-    /// How it was solved.
+    /// Statistics of the solver.
     pub report: SolveReport,
-    /// Per layer, which of its candidates was taken.
+    /// Per layer, the index of the chosen candidate.
     pub chosen: Vec<usize>,
-    /// Per layer, what each of its candidates takes in this placement.
+    /// Per layer and candidate, its cost in this placement.
     pub prices: Vec<Vec<Price>>,
 }
 
-/// Places `problem`, whose layers may each go one of the ways in `candidates`; of equally quick ones
-/// the first is taken.
+/// Chooses a placement for `problem` and an execution mode for each layer among its `candidates`. Of equally
+/// fast candidates the first is taken.
 ///
-/// Where time is the objective, ways and places are chosen together. The paper's knows no ways: there
-/// a placement is found, each layer takes its quickest way in it, and so on until nothing changes.
+/// For the objective `latency`, modes and placement are optimised together. The objective `impact` does not
+/// depend on modes: a placement is found, each layer takes its fastest mode in it, and both steps repeat
+/// until nothing changes.
+///
+/// # Errors
+///
+/// When the problem is invalid, when no placement keeps the budget, or when the solver that `options` name is
+/// not built in.
 ///
 /// # Panics
 ///
-/// When there are not candidates for each layer, one of them allowed.
+/// When `candidates` does not have one list per layer, or a list has no allowed candidate.
 pub fn decide(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
@@ -66,15 +72,13 @@ pub fn decide(
 ) -> Result<Decision, SolveError> {
     let started = Instant::now();
     check(problem, candidates, options)?;
-    let (with_modes, solved, chosen) = match options.objective {
-        Objective::Latency => {
-            let (solved, chosen) = solve_latency(problem, candidates, options)?;
-            (take(problem, candidates, &chosen), solved, chosen)
-        }
-        Objective::Impact => by_impact(problem, candidates, options)?,
+    let (solved, chosen) = match options.objective {
+        Objective::Latency => solve_latency(problem, candidates, options)?,
+        Objective::Impact => alternate(problem, candidates, options)?,
     };
-    let prices = prices(&with_modes, candidates, &solved.places);
-    let (plan, report) = write(&with_modes, options, solved, started);
+    let problem = with_modes(problem, candidates, &chosen);
+    let prices = prices(&problem, candidates, &solved.placement);
+    let (plan, report) = write(&problem, options, solved, started);
     Ok(Decision {
         plan,
         report,
@@ -83,13 +87,17 @@ pub fn decide(
     })
 }
 
-/// Checks everything that solving relies on.
+/// Checks everything that the solver relies on.
 fn check(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     options: &Options,
 ) -> Result<(), SolveError> {
-    assert_eq!(candidates.len(), problem.layers.len(), "a list per layer");
+    assert_eq!(
+        candidates.len(),
+        problem.layers.len(),
+        "one list of candidates per layer"
+    );
     problem.validate()?;
     if !options.backend.is_built_in() {
         return Err(SolveError::NoBackend {
@@ -99,7 +107,7 @@ fn check(
     for (layer, candidates) in candidates.iter().enumerate() {
         assert!(
             candidates.iter().any(|candidate| candidate.allowed),
-            "a layer may go some way"
+            "a layer has an allowed candidate"
         );
         for candidate in candidates {
             validate_neurons(layer, &candidate.mode, &candidate.frequencies)?;
@@ -108,76 +116,78 @@ fn check(
             .frequencies
             .len()
             .div_ceil(problem.group_size);
-        if groups >= latency::MOST_GROUPS || candidates.len() > latency::MAX_MODES {
+        if groups >= latency::MAX_GROUPS || candidates.len() > latency::MAX_MODES {
             return Err(SolveError::TooManyGroups { layer, groups });
         }
     }
     Ok(())
 }
 
-/// The best placement by the paper's objective, and the ways that are quickest in it.
-fn by_impact(
+/// Alternates between the best placement by the paper's objective and the fastest modes in it. Returns the
+/// fastest of these placements, and its modes.
+fn alternate(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     options: &Options,
-) -> Result<(Problem, Solved, Vec<usize>), SolveError> {
+) -> Result<(Solved, Vec<usize>), SolveError> {
     let first = |candidates: &Vec<Candidate>| candidates.iter().position(|one| one.allowed);
     let mut chosen: Vec<usize> = candidates
         .iter()
-        .map(|candidates| first(candidates).expect("a layer may go some way"))
+        .map(|candidates| first(candidates).expect("a layer has an allowed candidate"))
         .collect();
-    let mut best: Option<(f64, Problem, Solved, Vec<usize>)> = None;
+    let mut best: Option<(f64, Solved, Vec<usize>)> = None;
     for _ in 0..ROUNDS {
-        let with_modes = take(problem, candidates, &chosen);
-        let solved = solve_impact(&with_modes, options)?;
-        let prices = prices(&with_modes, candidates, &solved.places);
-        let quickest: Vec<usize> = prices
+        let problem = with_modes(problem, candidates, &chosen);
+        let solved = solve_impact(&problem, options)?;
+        let prices = prices(&problem, candidates, &solved.placement);
+        let fastest: Vec<usize> = prices
             .iter()
             .zip(candidates)
-            .map(|(prices, candidates)| quickest(prices, candidates))
+            .map(|(prices, candidates)| fastest(prices, candidates))
             .collect();
-        let time = cost::total(&with_modes, &solved.places).total;
+        let time = cost::total(&problem, &solved.placement).total;
         if best.as_ref().is_none_or(|(least, ..)| time < *least) {
-            best = Some((time, with_modes, solved, chosen.clone()));
+            best = Some((time, solved, chosen.clone()));
         }
-        if quickest == chosen {
+        if fastest == chosen {
             break;
         }
-        chosen = quickest;
+        chosen = fastest;
     }
-    let (_, problem, solved, chosen) = best.expect("there is at least one round");
-    Ok((problem, solved, chosen))
+    let (_, solved, chosen) = best.expect("there is at least one round");
+    Ok((solved, chosen))
 }
 
-impl Candidate {
-    /// Has `layer` go this way.
-    fn give(&self, layer: &mut Layer) {
-        layer.mode = self.mode;
-        layer.frequencies.clone_from(&self.frequencies);
-        layer.predictor_bytes = self.predictor_bytes;
-    }
-}
-
-/// The problem whose layers go the `chosen` ways.
-pub(crate) fn take(problem: &Problem, candidates: &[Vec<Candidate>], chosen: &[usize]) -> Problem {
+/// `problem` with the chosen candidate of each layer.
+pub(crate) fn with_modes(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    chosen: &[usize],
+) -> Problem {
     let mut problem = problem.clone();
     for ((layer, candidates), chosen) in problem.layers.iter_mut().zip(candidates).zip(chosen) {
-        candidates[*chosen].give(layer);
+        let candidate = &candidates[*chosen];
+        layer.mode = candidate.mode;
+        layer.frequencies.clone_from(&candidate.frequencies);
+        layer.predictor_bytes = candidate.predictor_bytes;
     }
     problem
 }
 
-/// What every candidate takes where its layer's neurons are.
-fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> Vec<Vec<Price>> {
-    let layers = places.layers.iter().zip(candidates);
+/// Per layer, the cost of every candidate with the layer's neurons placed as in `placement`.
+fn prices(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    placement: &Placement,
+) -> Vec<Vec<Price>> {
+    let layers = placement.layers.iter().zip(candidates);
     let prices = layers.map(|(place, candidates)| {
         let price = |candidate: &Candidate| {
             let (mode, frequencies) = (&candidate.mode, &candidate.frequencies);
-            let active: f64 = candidate.frequencies.iter().sum();
-            let count = candidate.frequencies.len() as f64;
+            let active: f64 = frequencies.iter().sum();
             Price {
                 seconds: cost::ffn_with_prediction(problem, mode, frequencies, place).total,
-                work: candidate.mode.work(count, active),
+                work: mode.work(frequencies.len() as f64, active),
             }
         };
         candidates.iter().map(price).collect()
@@ -185,10 +195,10 @@ fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> 
     prices.collect()
 }
 
-/// The first of the quickest that may be taken.
-fn quickest(prices: &[Price], candidates: &[Candidate]) -> usize {
-    let mut allowed = (0..prices.len()).filter(|place| candidates[*place].allowed);
-    let first = allowed.next().expect("a layer may go some way");
+/// Index of the fastest allowed candidate, the first one of several.
+fn fastest(prices: &[Price], candidates: &[Candidate]) -> usize {
+    let mut allowed = (0..prices.len()).filter(|index| candidates[*index].allowed);
+    let first = allowed.next().expect("a layer has an allowed candidate");
     allowed.fold(first, |best, next| {
         match prices[next].seconds < prices[best].seconds {
             true => next,
@@ -203,8 +213,8 @@ mod tests {
     use crate::{NeuronShape, Prediction, samples};
     use powerinfer_artifact::plan::Policy;
 
-    /// Candidates of every layer of `problem`: dense, exact, and predicted with a predictor of
-    /// `rows` rows and `bytes` bytes.
+    /// Candidates of every layer of `problem`: `dense`, `exact`, and `predicted` with a predictor of `rows`
+    /// rows and `bytes` bytes.
     fn candidates(problem: &Problem, bytes: f64, rows: f64) -> Vec<Vec<Candidate>> {
         let of = |layer: &crate::Layer| {
             let neuron = NeuronShape {
@@ -249,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_goes_its_quickest_way() {
+    fn a_layer_takes_its_fastest_mode() {
         let mut problem = samples::shaped(3, 512, |_, neuron| 0.4 / (1.0 + neuron as f64 / 8.0));
         problem.budget.vram_bytes = 0;
         problem.hardware.cpu.row_seconds = 0.0;
@@ -260,18 +270,22 @@ mod tests {
         assert_eq!(
             large,
             [Policy::Exact; 3],
-            "its bytes cost more than they save"
+            "the bytes of the predictor cost more than they save"
         );
         problem.hardware.cpu.row_seconds = 1e-6;
         let many_rows = policies(&problem, 10_000.0, 5120.0);
-        assert_eq!(many_rows, [Policy::Exact; 3], "its rows do");
+        assert_eq!(
+            many_rows,
+            [Policy::Exact; 3],
+            "the rows of the predictor cost more than they save"
+        );
         problem.layers[1].frequencies = vec![1.0; 512];
         let busy = policies(&problem, 10_000.0, 5120.0);
-        assert_eq!(busy[1], Policy::Dense, "no neuron is silent");
+        assert_eq!(busy[1], Policy::Dense, "every neuron is active");
     }
 
     #[test]
-    fn nothing_chosen_is_slower_than_what_was_left() {
+    fn no_candidate_is_faster_than_the_chosen_one() {
         let problem = samples::shaped(4, 256, samples::power_law);
         for vram in [0, 700 << 20, 24 << 30] {
             let mut problem = problem.clone();

@@ -1,29 +1,29 @@
-//! Solves a chain without a general solver: prices by climbing the dual, solutions that fit by
-//! filling up, and the gap between both closed by the exact search as far as it goes.
+//! Solves a chain by Lagrangian decomposition: bounds from the dual, solutions from primal heuristics, and
+//! the exact search to close the gap between them as far as its limits allow.
 
 use crate::{
-    chain::{Chain, Choice, Step},
+    chain::{Chain, Choice, Stage, Step},
     dual::{Dual, Hulls, maximise, potentials},
-    fill::{along, runs, top_up},
+    fill::{fill_path, improve_greedily, prefix_and_suffix_paths},
     labels::{Found, search},
 };
 
-/// The best solution found, and how good it is known to be.
+/// The best solution found, and its bounds.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
-    /// The state of every stage, and what it takes.
+    /// State and choice of every stage.
     pub(crate) taken: Vec<Taken>,
-    /// What it costs.
+    /// Objective of the solution.
     pub(crate) cost: f64,
-    /// No solution costs less.
+    /// Lower bound on every solution.
     pub(crate) bound: f64,
-    /// The same by the prices alone.
+    /// Lower bound by the relaxation alone.
     pub(crate) relaxation_bound: f64,
-    /// What a byte more of each GPU's memory saves.
-    pub(crate) gpu_prices: Vec<f64>,
+    /// Multiplier of each GPU's memory: cost that one more byte saves.
+    pub(crate) gpu_multipliers: Vec<f64>,
 }
 
-/// A stage of an answer.
+/// Decision for one stage of an [`Answer`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Taken {
     /// Index of the state.
@@ -31,29 +31,63 @@ pub(crate) struct Taken {
     pub(crate) choice: Choice,
 }
 
-/// No solution fits.
+impl Taken {
+    /// The decisions of a solution of `chain`.
+    pub(crate) fn all(chain: &Chain, steps: &[Step]) -> Vec<Self> {
+        let steps = steps.iter().enumerate();
+        steps
+            .map(|(stage, step)| Self {
+                state: step.state,
+                choice: *chain.chosen(stage, *step),
+            })
+            .collect()
+    }
+}
+
+impl Answer {
+    /// Whether the solution is proven optimal.
+    pub(crate) fn is_optimal(&self) -> bool {
+        self.bound >= self.cost
+    }
+
+    /// `(cost − bound) / |cost|`; 0 where the solution is optimal.
+    pub(crate) fn gap(&self) -> f64 {
+        match self.is_optimal() {
+            true => 0.0,
+            false => (self.cost - self.bound) / self.cost.abs(),
+        }
+    }
+
+    /// Bytes on the CPU.
+    pub(crate) fn cpu_bytes(&self) -> u64 {
+        let taken = self.taken.iter();
+        taken.map(|taken| taken.choice.cpu_bytes).sum()
+    }
+}
+
+/// Reason why no solution fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Infeasible {
-    /// The least that the GPUs must hold is more than they can.
+    /// The GPUs cannot hold the least that has to be on them.
     Gpu {
-        /// Bytes that would do, where there is one GPU.
+        /// Sufficient capacity in bytes, where there is one GPU.
         needed: u64,
     },
-    /// The least that the CPU must hold is more than it can.
+    /// The CPU cannot hold the least that has to be on it.
     Cpu {
-        /// Bytes that would do.
+        /// Sufficient capacity in bytes.
         needed: u64,
     },
 }
 
-/// Gap below which nobody minds: `(cost − bound) / |cost|`.
+/// Gap at which the search ends: `(cost − bound) / |cost|`.
 pub(crate) const GOOD_ENOUGH: f64 = 1e-3;
-/// Differences below this share of the cost are rounding.
+/// Relative differences below this are rounding.
 pub(crate) const ROUNDING: f64 = 1e-11;
-/// Extensions of labels that the first search for anything that fits may take.
+/// Limit on the extensions of labels of a search for any solution that fits.
 const EXTENSIONS: usize = 10_000_000;
-/// Gaps that the exact search tries to prove, until it can, and how many extensions of labels it
-/// may take for each: a million takes about 10 ms.
+/// Gaps that the exact search tries to prove, one after the other, each with its limit on extensions of
+/// labels. A million extensions take about 10 ms.
 const TOLERANCES: [(f64, usize); 5] = [
     (0.0, 3_000_000),
     (1e-4, 3_000_000),
@@ -62,20 +96,24 @@ const TOLERANCES: [(f64, usize); 5] = [
     (GOOD_ENOUGH * 0.999, 60_000_000),
 ];
 
-/// Solves `chain`.
+/// Finds the best solution of `chain` within the limits of the search.
+///
+/// # Errors
+///
+/// When no solution fits.
 pub(crate) fn solve(chain: &Chain) -> Result<Answer, Infeasible> {
     let answer = Search::new(chain, false).solve(None)?;
-    if cpu_bytes(&answer) <= chain.ram {
+    if answer.cpu_bytes() <= chain.ram {
         return Ok(answer);
     }
-    // The CPU's memory binds: begin with the solution that takes the least of it.
-    let fullest = fullest(chain)?;
-    let needed = cpu_bytes(&fullest);
+    // The memory of the CPU binds: start from the solution that uses the least of it.
+    let least = least_ram(chain)?;
+    let needed = least.cpu_bytes();
     if needed > chain.ram {
         return Err(Infeasible::Cpu { needed });
     }
     let search = Search::new(chain, true);
-    let start = fullest.taken.iter().enumerate().map(|(stage, taken)| {
+    let start = least.taken.iter().enumerate().map(|(stage, taken)| {
         let choices = search.chain.choices(stage, taken.state).iter();
         let fitting = choices.enumerate().filter(|(_, choice)| {
             choice.gpu_bytes <= taken.choice.gpu_bytes && choice.cpu_bytes <= taken.choice.cpu_bytes
@@ -84,7 +122,7 @@ pub(crate) fn solve(chain: &Chain) -> Result<Answer, Infeasible> {
         Step {
             state: taken.state,
             choice: cheapest
-                .expect("what beats a choice takes no more memory")
+                .expect("a choice that dominates another one uses no more memory")
                 .0,
         }
     });
@@ -92,148 +130,135 @@ pub(crate) fn solve(chain: &Chain) -> Result<Answer, Infeasible> {
     search.solve(Some(start))
 }
 
-/// The solution that takes the least of the CPU's memory.
-pub(crate) fn fullest(chain: &Chain) -> Result<Answer, Infeasible> {
+/// Finds the solution that uses the least memory of the CPU, within the capacities of the GPUs.
+///
+/// # Errors
+///
+/// When the GPUs cannot hold the least that has to be on them.
+pub(crate) fn least_ram(chain: &Chain) -> Result<Answer, Infeasible> {
     let mut least = chain.clone();
     least.ram = u64::MAX;
-    (least.crossing, least.hop) = (0.0, 0.0);
-    let homes = least.stages.iter_mut().flat_map(|stage| &mut stage.homes);
-    for choice in homes.flatten() {
+    (least.transfer, least.peer_transfer) = (0.0, 0.0);
+    let stages = least.stages.iter_mut();
+    for choice in stages.flat_map(|stage| &mut stage.choices).flatten() {
         choice.cost = choice.cpu_bytes as f64;
     }
     Search::new(&least, false).solve(None)
 }
 
-fn cpu_bytes(answer: &Answer) -> u64 {
-    let taken = answer.taken.iter();
-    taken.map(|taken| taken.choice.cpu_bytes).sum()
-}
-
-/// A pruned chain on its way to an answer.
+/// Search over a pruned chain.
 struct Search {
     chain: Chain,
     hulls: Hulls,
-    ram_matters: bool,
+    ram_binds: bool,
 }
 
 impl Search {
-    fn new(chain: &Chain, ram_matters: bool) -> Self {
-        let mut chain = chain.pruned(ram_matters);
-        if !ram_matters {
+    fn new(chain: &Chain, ram_binds: bool) -> Self {
+        let mut chain = chain.pruned(ram_binds);
+        if !ram_binds {
             chain.ram = u64::MAX;
         }
         Self {
-            hulls: Hulls::of(&chain, ram_matters),
+            hulls: Hulls::of(&chain, ram_binds),
             chain,
-            ram_matters,
+            ram_binds,
         }
     }
 
-    /// Solves it, from a solution that fits where filling up may not find one.
+    /// Solves the chain; `start` is a solution that fits, for where the heuristics may find none.
     fn solve(&self, start: Option<Vec<Step>>) -> Result<Answer, Infeasible> {
         let chain = &self.chain;
-        let least = |stage: &crate::chain::Stage| {
-            let choices = stage.homes.iter().flatten();
+        let least = |stage: &Stage| {
+            let choices = stage.choices.iter().flatten();
             choices.map(|choice| choice.gpu_bytes).min().unwrap_or(0)
         };
         let needed: u64 = chain.stages.iter().map(least).sum();
-        if needed
-            > chain
-                .capacities
-                .iter()
-                .fold(0, |sum: u64, c| sum.saturating_add(*c))
-        {
+        let capacities = chain.capacities.iter();
+        if needed > capacities.fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)) {
             return Err(Infeasible::Gpu { needed });
         }
-        let dual = maximise(chain, &self.hulls, self.ram_matters);
-        let mut best = Best {
+        let dual = maximise(chain, &self.hulls, self.ram_binds);
+        let mut incumbent = Incumbent {
             steps: None,
             cost: f64::INFINITY,
         };
         if let Some(mut start) = start {
-            top_up(chain, &mut start);
-            best.offer(chain, start);
+            improve_greedily(chain, &mut start);
+            incumbent.offer(chain, start);
         }
-        self.fill(&dual, &mut best);
-        if best.gap(dual.bound) > GOOD_ENOUGH && chain.capacities.len() == 1 {
-            best.offer_along(chain, &self.hulls, runs(chain));
+        self.fill(&dual, &mut incumbent);
+        if incumbent.gap(dual.bound) > GOOD_ENOUGH && chain.capacities.len() == 1 {
+            incumbent.offer_paths(chain, &self.hulls, prefix_and_suffix_paths(chain));
         }
-        if best.steps.is_none() {
-            // Nothing that fits was stumbled upon, so whatever there is will do.
-            let potentials = potentials(chain, &self.hulls, &dual.prices);
-            let (prices, none) = (&dual.prices, f64::INFINITY);
+        if incumbent.steps.is_none() {
+            let potentials = potentials(chain, &self.hulls, &dual.multipliers);
             let found = search(
                 chain,
-                prices,
+                &dual.multipliers,
                 &potentials,
-                self.ram_matters,
-                none,
+                self.ram_binds,
+                f64::INFINITY,
                 EXTENSIONS,
             );
-            if let Found::Better(steps) = found {
-                best.offer(chain, steps);
+            if let Found::Optimum(steps) = found {
+                incumbent.offer(chain, steps);
             }
         }
-        let Some(steps) = best.steps.clone() else {
+        let Some(steps) = incumbent.steps.clone() else {
             return Err(Infeasible::Gpu { needed });
         };
         let mut answer = Answer {
             taken: Vec::new(),
-            cost: best.cost,
-            bound: dual.bound.min(best.cost),
-            relaxation_bound: dual.bound.min(best.cost),
-            gpu_prices: dual.prices.gpus.clone(),
+            cost: incumbent.cost,
+            bound: dual.bound.min(incumbent.cost),
+            relaxation_bound: dual.bound.min(incumbent.cost),
+            gpu_multipliers: dual.multipliers.gpus.clone(),
         };
-        let steps = self.close(&dual, steps, &mut answer);
-        answer.taken = steps
-            .iter()
-            .enumerate()
-            .map(|(stage, step)| Taken {
-                state: step.state,
-                choice: *chain.chosen(stage, *step),
-            })
-            .collect();
+        let steps = self.close_gap(&dual, steps, &mut answer);
+        answer.taken = Taken::all(chain, &steps);
         Ok(answer)
     }
 
-    /// Offers what fits of the relaxation's solutions, and what fills the paths of all of them.
-    fn fill(&self, dual: &Dual, best: &mut Best) {
+    /// Offers the relaxed solutions that fit, and what fills the paths of all of them.
+    fn fill(&self, dual: &Dual, incumbent: &mut Incumbent) {
         const PATHS: usize = 24;
         let mut paths: Vec<Vec<usize>> = Vec::new();
-        // The last are those at the best prices.
-        for steps in dual.seen.iter().rev() {
-            best.offer(&self.chain, steps.clone());
+        // The last ones have the best multipliers.
+        for steps in dual.relaxed.iter().rev() {
+            incumbent.offer(&self.chain, steps.clone());
             let path: Vec<usize> = steps.iter().map(|step| step.state).collect();
             if paths.len() < PATHS && !paths.contains(&path) {
                 paths.push(path);
             }
         }
-        best.offer_along(&self.chain, &self.hulls, paths);
+        incumbent.offer_paths(&self.chain, &self.hulls, paths);
     }
 
-    /// Looks for something better with the exact search, and raises the bound to what it proves.
-    fn close(&self, dual: &Dual, mut steps: Vec<Step>, answer: &mut Answer) -> Vec<Step> {
-        let potentials = potentials(&self.chain, &self.hulls, &dual.prices);
+    /// Searches for a better solution and raises the bound to what the search proves.
+    fn close_gap(&self, dual: &Dual, mut steps: Vec<Step>, answer: &mut Answer) -> Vec<Step> {
+        let potentials = potentials(&self.chain, &self.hulls, &dual.multipliers);
         for (tolerance, extensions) in TOLERANCES {
-            let slack = |cost: f64| cost - tolerance.max(ROUNDING) * cost.abs();
-            if answer.bound >= slack(answer.cost) {
+            let cutoff = answer.cost - tolerance.max(ROUNDING) * answer.cost.abs();
+            if answer.bound >= cutoff {
+                if tolerance == 0.0 {
+                    answer.bound = answer.cost;
+                }
                 return steps;
             }
-            let cutoff = slack(answer.cost);
             let found = search(
                 &self.chain,
-                &dual.prices,
+                &dual.multipliers,
                 &potentials,
-                self.ram_matters,
+                self.ram_binds,
                 cutoff,
                 extensions,
             );
             match found {
-                Found::TooMany => continue,
-                Found::Nothing => answer.bound = answer.bound.max(cutoff),
-                Found::Better(better) => {
+                Found::LimitReached => continue,
+                Found::NothingBelowCutoff => answer.bound = answer.bound.max(cutoff),
+                Found::Optimum(better) => {
                     answer.cost = self.chain.cost(&better);
-                    // Nothing below the cutoff is cheaper than this.
                     answer.bound = answer.cost;
                     steps = better;
                 }
@@ -248,30 +273,31 @@ impl Search {
 }
 
 /// The best solution so far.
-struct Best {
+struct Incumbent {
     steps: Option<Vec<Step>>,
     cost: f64,
 }
 
-impl Best {
+impl Incumbent {
+    /// Takes a solution that fits and is better.
     fn offer(&mut self, chain: &Chain, steps: Vec<Step>) {
         let cost = chain.cost(&steps);
-        if cost < self.cost && chain.allows(&steps) {
+        if cost < self.cost && chain.fits(&steps) {
             (self.cost, self.steps) = (cost, Some(steps));
         }
     }
 
-    /// Offers what fills these paths; the most promising ones to the last byte.
-    fn offer_along(&mut self, chain: &Chain, hulls: &Hulls, paths: Vec<Vec<usize>>) {
-        const PROMISING: usize = 400;
+    /// Offers what fills these paths; the best of them are improved greedily.
+    fn offer_paths(&mut self, chain: &Chain, hulls: &Hulls, paths: Vec<Vec<usize>>) {
+        const IMPROVED: usize = 400;
         let mut filled: Vec<(f64, Vec<Step>)> = paths
             .iter()
-            .filter_map(|path| along(chain, hulls, path))
+            .filter_map(|path| fill_path(chain, hulls, path))
             .map(|steps| (chain.cost(&steps), steps))
             .collect();
         filled.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        for (_, mut steps) in filled.into_iter().take(PROMISING) {
-            top_up(chain, &mut steps);
+        for (_, mut steps) in filled.into_iter().take(IMPROVED) {
+            improve_greedily(chain, &mut steps);
             self.offer(chain, steps);
         }
     }
@@ -289,44 +315,45 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{chain::Stage, exhaustive};
+    use crate::exhaustive;
 
-    /// Chains small enough to try everything, with ties, dead ends and memories of every size.
+    /// Chains small enough for exhaustive search, with ties, states without choices and capacities of every size.
     fn tiny() -> impl Strategy<Value = Chain> {
         let cost = prop_oneof![(0u32..6).prop_map(f64::from), 0.0..6.0];
         let choice = (0u64..12, 0u64..12, cost).prop_map(|(gpu_bytes, cpu_bytes, cost)| Choice {
             gpu_bytes,
             cpu_bytes,
             cost,
-            what: 0,
+            tag: 0,
         });
-        let layer_device = |least| proptest::collection::vec(choice.clone(), least..4);
-        let stage =
-            (layer_device(1), layer_device(0)).prop_map(|(cpu, gpu)| Stage { homes: [cpu, gpu] });
+        let choices = |least| proptest::collection::vec(choice.clone(), least..4);
+        let stage = (choices(1), choices(0)).prop_map(|(cpu, gpu)| Stage {
+            choices: [cpu, gpu],
+        });
         let stages = proptest::collection::vec(stage, 1..5);
         let capacities = prop_oneof![
             3 => proptest::collection::vec(0u64..40, 1),
             1 => proptest::collection::vec(0u64..25, 2)
         ];
         let ram = prop_oneof![2 => Just(u64::MAX), 1 => 0u64..40];
-        let mode = prop_oneof![Just(0.0), 0.0..3.0];
-        (stages, capacities, ram, mode.clone(), mode).prop_map(
-            |(stages, capacities, ram, crossing, hop)| Chain {
+        let transfer = prop_oneof![Just(0.0), 0.0..3.0];
+        (stages, capacities, ram, transfer.clone(), transfer).prop_map(
+            |(stages, capacities, ram, transfer, peer_transfer)| Chain {
                 stages,
                 capacities,
                 ram,
-                crossing,
-                hop,
+                transfer,
+                peer_transfer,
             },
         )
     }
 
     fn cost_of(chain: &Chain, answer: &Answer) -> f64 {
-        let mut before = Chain::START;
+        let mut previous = Chain::START;
         let mut cost = 0.0;
         for taken in &answer.taken {
-            cost += chain.transition(before, taken.state) + taken.choice.cost;
-            before = taken.state;
+            cost += chain.transition(previous, taken.state) + taken.choice.cost;
+            previous = taken.state;
         }
         cost
     }
@@ -343,7 +370,7 @@ mod tests {
                     prop_assert!((cost_of(&chain, &answer) - truth).abs() <= 1e-9);
                     prop_assert!(answer.bound <= truth + 1e-9 && answer.bound >= truth - 1e-9);
                     prop_assert!(answer.relaxation_bound <= truth + 1e-9);
-                    prop_assert!(cpu_bytes(&answer) <= chain.ram);
+                    prop_assert!(answer.cpu_bytes() <= chain.ram);
                 }
                 (Err(_), None) => {}
                 (answer, truth) => prop_assert!(false, "{answer:?} but {truth:?}"),
@@ -351,7 +378,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_said_to_do_does(mut chain in tiny()) {
+        fn the_capacity_that_an_error_names_is_sufficient(mut chain in tiny()) {
             chain.capacities.truncate(1);
             match solve(&chain) {
                 Ok(_) => {}

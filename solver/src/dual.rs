@@ -1,90 +1,92 @@
-//! The Lagrangian relaxation of a chain: every byte of memory has a price, and nothing else holds
-//! the stages together but the ways between them.
+//! Lagrangian relaxation of a chain: the memory limits move into the objective, where every byte costs a
+//! multiplier.
 //!
-//! At given prices the best choice of every stage and home is found on its own, and the best homes
-//! by dynamic programming along the chain (Viterbi). What that costs, less the price of all memory
-//! there is, bounds every solution; the best prices are found by climbing that concave function.
+//! At given multipliers the best choice of every stage and state is independent of the others, and the best
+//! states follow by dynamic programming along the chain. The cost of that solution, less the multipliers
+//! times the capacities, is a lower bound for every solution. The multipliers with the highest bound
+//! maximise a concave function.
 
 use crate::chain::{Chain, Choice, State, Step};
 
-/// What a byte costs in each memory.
+/// Lagrange multipliers: cost of a byte in each memory.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Prices {
+pub(crate) struct Multipliers {
     /// Of each GPU.
     pub(crate) gpus: Vec<f64>,
     /// Of the CPU.
     pub(crate) ram: f64,
 }
 
-/// The choices that the relaxation looks at: those that are best at some price.
+/// Choices that are optimal for some multipliers.
 #[derive(Debug)]
 pub(crate) struct Hulls {
-    /// Per stage and home, the corners of the lower convex hull of cost over bytes on the GPU; all
-    /// choices where memory of the CPU has a price too.
-    corners: Vec<[Vec<usize>; 2]>,
+    /// Per stage and device of the hidden state, the vertices of the lower convex hull of cost over bytes
+    /// on the GPU; all choices where `is_hull` is false.
+    vertices: Vec<[Vec<usize>; 2]>,
+    /// Whether memory of the GPU is the only one with a multiplier.
     is_hull: bool,
 }
 
 impl Hulls {
     /// The hulls of a pruned chain.
-    pub(crate) fn of(chain: &Chain, ram_matters: bool) -> Self {
-        let hull = |choices: &Vec<Choice>| match ram_matters {
+    pub(crate) fn of(chain: &Chain, ram_binds: bool) -> Self {
+        let hull = |choices: &Vec<Choice>| match ram_binds {
             true => (0..choices.len()).collect(),
             false => lower_hull(choices),
         };
         let stages = chain.stages.iter();
         Self {
-            corners: stages
-                .map(|stage| stage.homes.each_ref().map(hull))
+            vertices: stages
+                .map(|stage| stage.choices.each_ref().map(hull))
                 .collect(),
-            is_hull: !ram_matters,
+            is_hull: !ram_binds,
         }
     }
 
-    /// The cheapest choice of a stage in a state, and what it costs with its memory; of equally cheap
-    /// ones that which takes the least. Infinite where there is none.
+    /// The choice of a stage and state with the least Lagrangian cost, and this cost. Of equal choices the
+    /// one with the fewest bytes; an infinite cost where the state has no choice.
     pub(crate) fn cheapest(
         &self,
         chain: &Chain,
         stage: usize,
         state: usize,
-        prices: &Prices,
+        multipliers: &Multipliers,
     ) -> (f64, usize) {
         let choices = chain.choices(stage, state);
-        let State { gpu, layer_device } = State::of(state);
-        let corners = &self.corners[stage][layer_device];
+        let State { gpu, device } = State::of(state);
+        let vertices = &self.vertices[stage][device];
         if !self.is_hull {
             let mut best = (f64::INFINITY, 0);
-            for &index in corners {
-                let cost = prices.charged(&choices[index], gpu);
+            for &index in vertices {
+                let cost = multipliers.lagrangian(&choices[index], gpu);
                 if cost < best.0 {
                     best = (cost, index);
                 }
             }
             return best;
         }
-        // Along the hull a byte saves less and less; the best is where it saves less than its price.
-        let price = prices.gpus[gpu];
-        let pays = |corner: usize| {
-            let (less, more) = (&choices[corners[corner]], &choices[corners[corner + 1]]);
-            less.cost - more.cost > price * (more.gpu_bytes - less.gpu_bytes) as f64
+        // Savings per byte fall along the hull, so the last vertex that saves more than the multiplier is found by bisection.
+        let multiplier = multipliers.gpus[gpu];
+        let saves = |vertex: usize| {
+            let (less, more) = (&choices[vertices[vertex]], &choices[vertices[vertex + 1]]);
+            less.cost - more.cost > multiplier * (more.gpu_bytes - less.gpu_bytes) as f64
         };
-        let (mut low, mut high) = (0, corners.len().saturating_sub(1));
+        let (mut low, mut high) = (0, vertices.len().saturating_sub(1));
         while low < high {
             let middle = (low + high) / 2;
-            match pays(middle) {
+            match saves(middle) {
                 true => low = middle + 1,
                 false => high = middle,
             }
         }
-        match corners.get(low) {
-            Some(&index) => (prices.charged(&choices[index], gpu), index),
+        match vertices.get(low) {
+            Some(&index) => (multipliers.lagrangian(&choices[index], gpu), index),
             None => (f64::INFINITY, 0),
         }
     }
 }
 
-/// Corners of the lower convex hull of choices sorted by bytes, costs falling.
+/// Vertices of the lower convex hull of choices, which are sorted by rising bytes and falling cost.
 fn lower_hull(choices: &[Choice]) -> Vec<usize> {
     let slope = |a: usize, b: usize| {
         let (a, b) = (&choices[a], &choices[b]);
@@ -92,8 +94,8 @@ fn lower_hull(choices: &[Choice]) -> Vec<usize> {
     };
     let mut hull: Vec<usize> = Vec::new();
     for next in 0..choices.len() {
-        while let [.., before, last] = hull[..]
-            && slope(before, last) >= slope(last, next)
+        while let [.., previous, last] = hull[..]
+            && slope(previous, last) >= slope(last, next)
         {
             hull.pop();
         }
@@ -102,28 +104,28 @@ fn lower_hull(choices: &[Choice]) -> Vec<usize> {
     hull
 }
 
-/// The chain at some prices.
+/// Solution of the relaxation at some multipliers.
 #[derive(Debug)]
 pub(crate) struct Relaxed {
-    /// No solution costs less.
+    /// Lower bound on the cost of every solution.
     pub(crate) bound: f64,
-    /// What is best at these prices, whether it fits or not.
+    /// Optimal steps of the relaxation, which may exceed the memory limits.
     pub(crate) steps: Vec<Step>,
 }
 
-/// What is paid besides the stages before and after a state.
+/// Least Lagrangian costs of the rest of the chain, around each stage and state.
 #[derive(Debug)]
 pub(crate) struct Potentials {
-    /// Per stage and state: the least of everything before the stage, and the way into it.
-    pub(crate) into: Vec<Vec<f64>>,
-    /// Per stage and state: the least of everything after the stage, and the way out of it.
-    pub(crate) out: Vec<Vec<f64>>,
-    /// The price of all memory there is.
+    /// Per stage and state: of all earlier stages, with the transition into this state.
+    pub(crate) before: Vec<Vec<f64>>,
+    /// Per stage and state: of all later stages, with the transition out of this state.
+    pub(crate) after: Vec<Vec<f64>>,
+    /// Multipliers times capacities.
     pub(crate) constant: f64,
 }
 
-impl Prices {
-    /// Nothing costs anything.
+impl Multipliers {
+    /// Multipliers of 0.
     pub(crate) fn zero(chain: &Chain) -> Self {
         Self {
             gpus: vec![0.0; chain.capacities.len()],
@@ -131,8 +133,8 @@ impl Prices {
         }
     }
 
-    /// Cost of a choice on a GPU's range with the price of its memory.
-    pub(crate) fn charged(&self, choice: &Choice, gpu: usize) -> f64 {
+    /// Lagrangian cost of a choice whose stage is on `gpu`: its cost plus its bytes times the multipliers.
+    pub(crate) fn lagrangian(&self, choice: &Choice, gpu: usize) -> f64 {
         let mut cost = choice.cost + self.gpus[gpu] * choice.gpu_bytes as f64;
         if self.ram > 0.0 {
             cost += self.ram * choice.cpu_bytes as f64;
@@ -140,21 +142,25 @@ impl Prices {
         cost
     }
 
-    /// The price of all memory there is.
-    fn of_all(&self, chain: &Chain) -> f64 {
-        let gpus = self.gpus.iter().zip(&chain.capacities);
-        let gpus: f64 = gpus.map(|(price, bytes)| price * *bytes as f64).sum();
+    /// Multipliers times capacities, of the GPUs from `first_gpu` on and of the CPU.
+    pub(crate) fn of_capacities(&self, chain: &Chain, first_gpu: usize) -> f64 {
+        let gpus = self.gpus[first_gpu..]
+            .iter()
+            .zip(&chain.capacities[first_gpu..]);
+        let gpus: f64 = gpus
+            .map(|(multiplier, bytes)| multiplier * *bytes as f64)
+            .sum();
         match self.ram > 0.0 {
             true => gpus + self.ram * chain.ram as f64,
             false => gpus,
         }
     }
 
-    /// One of the prices: of a GPU, or behind them of the CPU.
-    fn set(&mut self, memory: usize, price: f64) {
+    /// Sets the multiplier of one memory; the CPU's index follows those of the GPUs.
+    fn set(&mut self, memory: usize, multiplier: f64) {
         match self.gpus.get_mut(memory) {
-            Some(gpu) => *gpu = price,
-            None => self.ram = price,
+            Some(gpu) => *gpu = multiplier,
+            None => self.ram = multiplier,
         }
     }
 
@@ -163,179 +169,186 @@ impl Prices {
     }
 }
 
-/// The cheapest choice of every stage and state, and what it costs.
-fn cheapest(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Vec<Vec<(f64, usize)>> {
+/// Per stage and state, the least Lagrangian cost and its choice.
+type Cheapest = Vec<Vec<(f64, usize)>>;
+
+fn cheapest(chain: &Chain, hulls: &Hulls, multipliers: &Multipliers) -> Cheapest {
     let stage = |stage: usize| {
         let states = 0..chain.states();
         states
-            .map(|state| hulls.cheapest(chain, stage, state, prices))
+            .map(|state| hulls.cheapest(chain, stage, state, multipliers))
             .collect()
     };
     (0..chain.stages.len()).map(stage).collect()
 }
 
-/// Solves the chain at `prices`.
-pub(crate) fn relax(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Relaxed {
-    let cheapest = cheapest(chain, hulls, prices);
-    let states = chain.states();
-    let mut least: Vec<f64> = (0..states)
-        .map(|state| chain.transition(Chain::START, state) + cheapest[0][state].0)
-        .collect();
-    let mut from: Vec<Vec<usize>> = Vec::with_capacity(cheapest.len());
-    for stage in &cheapest[1..] {
-        let mut next = vec![f64::INFINITY; states];
-        let mut back = vec![0; states];
-        for to in 0..states {
-            for (before, cost) in least.iter().enumerate() {
-                let cost = cost + chain.transition(before, to) + stage[to].0;
-                if cost < next[to] {
-                    (next[to], back[to]) = (cost, before);
+/// Forward pass: per stage and state, the least Lagrangian cost before the stage with the transition into
+/// the state, and the state of the previous stage that attains it.
+fn forward(chain: &Chain, cheapest: &Cheapest) -> Vec<Vec<(f64, usize)>> {
+    let states = 0..chain.states();
+    let first = states
+        .clone()
+        .map(|state| (chain.transition(Chain::START, state), Chain::START));
+    let mut least = vec![first.collect::<Vec<_>>()];
+    for (stage, cheapest) in cheapest[..cheapest.len() - 1].iter().enumerate() {
+        let next = states.clone().map(|to| {
+            let mut best = (f64::INFINITY, 0);
+            for from in states.clone() {
+                let cost = least[stage][from].0 + cheapest[from].0 + chain.transition(from, to);
+                if cost < best.0 {
+                    best = (cost, from);
                 }
             }
-        }
-        least = next;
-        from.push(back);
+            best
+        });
+        least.push(next.collect());
     }
-    let mut state = (0..states)
-        .reduce(|best, next| {
-            if least[next] < least[best] {
-                next
-            } else {
-                best
-            }
-        })
-        .expect("there are states");
-    let bound = least[state] - prices.of_all(chain);
+    least
+}
+
+/// Solves the relaxation of `chain` at `multipliers`.
+pub(crate) fn relax(chain: &Chain, hulls: &Hulls, multipliers: &Multipliers) -> Relaxed {
+    let cheapest = cheapest(chain, hulls, multipliers);
+    let least = forward(chain, &cheapest);
+    let last = cheapest.len() - 1;
+    let (mut state, mut cost) = (0, f64::INFINITY);
+    for end in 0..chain.states() {
+        let total = least[last][end].0 + cheapest[last][end].0;
+        if total < cost {
+            (state, cost) = (end, total);
+        }
+    }
     let mut steps = Vec::with_capacity(cheapest.len());
     for stage in (0..cheapest.len()).rev() {
         steps.push(Step {
             state,
             choice: cheapest[stage][state].1,
         });
-        if stage > 0 {
-            state = from[stage - 1][state];
-        }
+        state = least[stage][state].1;
     }
     steps.reverse();
-    Relaxed { bound, steps }
+    Relaxed {
+        bound: cost - multipliers.of_capacities(chain, 0),
+        steps,
+    }
 }
 
-/// What is paid around every stage at `prices`.
-pub(crate) fn potentials(chain: &Chain, hulls: &Hulls, prices: &Prices) -> Potentials {
-    let cheapest = cheapest(chain, hulls, prices);
+/// The potentials of every stage and state at `multipliers`.
+pub(crate) fn potentials(chain: &Chain, hulls: &Hulls, multipliers: &Multipliers) -> Potentials {
+    let cheapest = cheapest(chain, hulls, multipliers);
     let (stages, states) = (cheapest.len(), chain.states());
-    let mut into = vec![vec![f64::INFINITY; states]; stages];
-    let mut out = vec![vec![f64::INFINITY; states]; stages];
-    for (state, into) in into[0].iter_mut().enumerate() {
-        *into = chain.transition(Chain::START, state);
-    }
-    for stage in 1..stages {
-        for to in 0..states {
-            for before in 0..states {
-                let cost = into[stage - 1][before] + cheapest[stage - 1][before].0;
-                into[stage][to] = into[stage][to].min(cost + chain.transition(before, to));
-            }
-        }
-    }
-    out[stages - 1].fill(0.0);
+    let before = forward(chain, &cheapest)
+        .into_iter()
+        .map(|states| states.into_iter().map(|(cost, _)| cost).collect());
+    let mut after = vec![vec![f64::INFINITY; states]; stages];
+    after[stages - 1].fill(0.0);
     for stage in (0..stages - 1).rev() {
-        for before in 0..states {
+        for from in 0..states {
             for to in 0..states {
-                let cost = cheapest[stage + 1][to].0 + out[stage + 1][to];
-                out[stage][before] = out[stage][before].min(chain.transition(before, to) + cost);
+                let cost = cheapest[stage + 1][to].0 + after[stage + 1][to];
+                after[stage][from] = after[stage][from].min(chain.transition(from, to) + cost);
             }
         }
     }
     Potentials {
-        into,
-        out,
-        constant: prices.of_all(chain),
+        before: before.collect(),
+        after,
+        constant: multipliers.of_capacities(chain, 0),
     }
 }
 
-/// The best prices found, their bound, and what was best on the way to them.
+/// Result of [`maximise`].
 #[derive(Debug)]
 pub(crate) struct Dual {
-    pub(crate) prices: Prices,
+    /// Multipliers of the highest bound found.
+    pub(crate) multipliers: Multipliers,
+    /// The highest bound found.
     pub(crate) bound: f64,
-    /// Solutions of the relaxation, of which some may fit.
-    pub(crate) seen: Vec<Vec<Step>>,
+    /// Solutions of all relaxations on the way, of which some may fit.
+    pub(crate) relaxed: Vec<Vec<Step>>,
 }
 
-/// Rounds over all memories, where there is more than one to find a price for.
+/// Rounds of coordinate ascent where there is more than one multiplier.
 const ROUNDS: usize = 6;
 
-/// Finds prices whose bound is the highest; of the CPU's memory only where `ram_matters`.
-pub(crate) fn maximise(chain: &Chain, hulls: &Hulls, ram_matters: bool) -> Dual {
-    let memories = chain.capacities.len() + usize::from(ram_matters);
+/// Maximises the bound over the multipliers by coordinate ascent. The multiplier of the CPU's memory stays 0
+/// unless `ram_binds`.
+pub(crate) fn maximise(chain: &Chain, hulls: &Hulls, ram_binds: bool) -> Dual {
+    let memories = chain.capacities.len() + usize::from(ram_binds);
     let mut dual = Dual {
-        prices: Prices::zero(chain),
+        multipliers: Multipliers::zero(chain),
         bound: f64::NEG_INFINITY,
-        seen: Vec::new(),
+        relaxed: Vec::new(),
     };
     for _ in 0..if memories == 1 { 1 } else { ROUNDS } {
-        let before = dual.bound;
+        let previous = dual.bound;
         for memory in 0..memories {
-            climb(chain, hulls, memory, &mut dual);
+            maximise_one(chain, hulls, memory, &mut dual);
         }
-        if dual.bound - before <= 1e-9 * dual.bound.abs() {
+        if dual.bound - previous <= 1e-9 * dual.bound.abs() {
             break;
         }
     }
     dual
 }
 
-/// Finds the best price of one memory, the others given.
-fn climb(chain: &Chain, hulls: &Hulls, memory: usize, dual: &mut Dual) {
-    let start = dual.prices.get(memory);
-    let scale = match chain.capacities.get(memory) {
+/// Maximises the bound over the multiplier of one memory.
+fn maximise_one(chain: &Chain, hulls: &Hulls, memory: usize, dual: &mut Dual) {
+    let start = dual.multipliers.get(memory);
+    let capacity = match chain.capacities.get(memory) {
         Some(capacity) => *capacity,
         None => chain.ram,
     };
-    let mut prices = dual.prices.clone();
-    let mut at = |price: f64| {
-        prices.set(memory, price);
-        let relaxed = relax(chain, hulls, &prices);
-        let excess = match chain.capacities.get(memory) {
-            Some(capacity) => chain.gpu_bytes(&relaxed.steps)[memory] as f64 - *capacity as f64,
-            None => chain.cpu_bytes(&relaxed.steps) as f64 - chain.ram as f64,
+    let mut multipliers = dual.multipliers.clone();
+    let mut evaluate = |multiplier: f64| {
+        multipliers.set(memory, multiplier);
+        let relaxed = relax(chain, hulls, &multipliers);
+        let used = match memory < chain.capacities.len() {
+            true => chain.gpu_bytes(&relaxed.steps)[memory],
+            false => chain.cpu_bytes(&relaxed.steps),
         };
         let point = Point {
-            price,
+            multiplier,
             bound: relaxed.bound,
-            excess,
+            excess: used as f64 - capacity as f64,
         };
         if relaxed.bound > dual.bound {
             dual.bound = relaxed.bound;
-            dual.prices = prices.clone();
+            dual.multipliers = multipliers.clone();
         }
-        if dual.seen.last() != Some(&relaxed.steps) {
-            dual.seen.push(relaxed.steps);
+        if dual.relaxed.last() != Some(&relaxed.steps) {
+            dual.relaxed.push(relaxed.steps);
         }
         point
     };
-    peak(start, scale, &mut at);
+    line_search(start, capacity, &mut evaluate);
 }
 
-/// A bound and how much of a memory it takes too much.
+/// The bound at one multiplier, and its slope.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
-    pub(crate) price: f64,
+    pub(crate) multiplier: f64,
     pub(crate) bound: f64,
-    /// Bytes beyond what there is: the slope of the bound.
+    /// Bytes used beyond the capacity: the slope of the bound.
     pub(crate) excess: f64,
 }
 
-/// Looks for the highest bound over the price of one memory of about `scale` bytes: where the
-/// tangents at a price that is too low and one that is too high meet, again and again.
-pub(crate) fn peak(start: f64, scale: u64, at: &mut dyn FnMut(f64) -> Point) -> Option<f64> {
+/// Maximises the bound over the multiplier of a memory of `capacity` bytes: evaluates it where the tangents
+/// at a multiplier that is too low and at one that is too high intersect, until they are the same.
+///
+/// Starts at `start` where it is positive. Returns the multiplier, or `None` if every one tried is too low.
+pub(crate) fn line_search(
+    start: f64,
+    capacity: u64,
+    evaluate: &mut dyn FnMut(f64) -> Point,
+) -> Option<f64> {
     const STEPS: usize = 200;
-    let mut low = at(0.0);
+    let mut low = evaluate(0.0);
     if low.excess <= 0.0 {
         return Some(0.0);
     }
-    let guess = (low.bound.abs() / scale.max(1) as f64).max(1e-18);
-    let mut high = at(if start > 0.0 { start } else { guess });
+    let guess = (low.bound.abs() / capacity.max(1) as f64).max(1e-18);
+    let mut high = evaluate(if start > 0.0 { start } else { guess });
     let mut steps = 0;
     while high.excess > 0.0 {
         low = high;
@@ -343,26 +356,27 @@ pub(crate) fn peak(start: f64, scale: u64, at: &mut dyn FnMut(f64) -> Point) -> 
         if steps > STEPS {
             return None;
         }
-        high = at(high.price * 4.0);
+        high = evaluate(high.multiplier * 4.0);
     }
     for _ in 0..STEPS {
         if low.excess <= 0.0 || high.excess >= 0.0 {
             break;
         }
-        let meet = (high.bound - low.bound + low.excess * low.price - high.excess * high.price)
+        let intersection = (high.bound - low.bound + low.excess * low.multiplier
+            - high.excess * high.multiplier)
             / (low.excess - high.excess);
-        if !(meet > low.price && meet < high.price) {
+        if !(intersection > low.multiplier && intersection < high.multiplier) {
             break;
         }
-        let most = low.bound + low.excess * (meet - low.price);
-        let found = at(meet);
+        let most = low.bound + low.excess * (intersection - low.multiplier);
+        let found = evaluate(intersection);
         if most - found.bound <= 1e-13 * most.abs() {
-            return Some(meet);
+            return Some(intersection);
         }
         match found.excess > 0.0 {
             true => low = found,
             false => high = found,
         }
     }
-    Some(high.price)
+    Some(high.multiplier)
 }

@@ -1,14 +1,14 @@
-//! From prices to solutions that fit: along given homes the memory is filled to its price, and what
-//! is then left goes, step by step, to whoever gains most by a byte of it.
+//! Primal heuristics: turn the states of a relaxed solution into solutions that fit, by filling the memory up
+//! to one multiplier and then greedily by savings per byte.
 
 use crate::{
     chain::{Chain, ON_CPU, ON_GPU, State, Step},
-    dual::{Hulls, Point, Prices, peak},
+    dual::{Hulls, Multipliers, Point, line_search},
 };
 
-/// A solution along the states of `path` that fills the GPUs to one price each; `None` where none
-/// fits. Looks at no other memory.
-pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<Step>> {
+/// The cheapest solution along the states of `path` that fills each GPU up to one multiplier; `None` where
+/// none fits. Ignores the memory limit of the CPU.
+pub(crate) fn fill_path(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<Step>> {
     let mut steps: Vec<Step> = Vec::new();
     for gpu in 0..chain.capacities.len() {
         let stages: Vec<usize> = (0..path.len())
@@ -19,25 +19,25 @@ pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<
         }
         let capacity = chain.capacities[gpu];
         let mut best: Option<Vec<Step>> = None;
-        let mut prices = Prices::zero(chain);
-        let found = peak(0.0, capacity, &mut |price| {
-            prices.gpus[gpu] = price;
+        let mut multipliers = Multipliers::zero(chain);
+        let found = line_search(0.0, capacity, &mut |multiplier| {
+            multipliers.gpus[gpu] = multiplier;
             let taken = stages.iter().map(|&stage| Step {
                 state: path[stage],
-                choice: hulls.cheapest(chain, stage, path[stage], &prices).1,
+                choice: hulls.cheapest(chain, stage, path[stage], &multipliers).1,
             });
             let taken: Vec<Step> = taken.collect();
-            let (mut bytes, mut bound) = (0, -price * capacity as f64);
+            let (mut bytes, mut bound) = (0, -multiplier * capacity as f64);
             for (&stage, step) in stages.iter().zip(&taken) {
                 let choice = chain.chosen(stage, *step);
                 bytes += choice.gpu_bytes;
-                bound += choice.cost + price * choice.gpu_bytes as f64;
+                bound += choice.cost + multiplier * choice.gpu_bytes as f64;
             }
             if bytes <= capacity {
                 best = Some(taken);
             }
             Point {
-                price,
+                multiplier,
                 bound,
                 excess: bytes as f64 - capacity as f64,
             }
@@ -48,10 +48,11 @@ pub(crate) fn along(chain: &Chain, hulls: &Hulls, path: &[usize]) -> Option<Vec<
     Some(steps)
 }
 
-/// Takes better choices of the same homes for as long as they fit, the best for its bytes first.
-pub(crate) fn top_up(chain: &Chain, steps: &mut [Step]) {
+/// Replaces choices by better ones of the same states for as long as they fit, the largest savings per
+/// byte first.
+pub(crate) fn improve_greedily(chain: &Chain, steps: &mut [Step]) {
     let used = chain.gpu_bytes(steps);
-    let mut left = Left {
+    let mut free = Free {
         gpus: chain
             .capacities
             .iter()
@@ -63,52 +64,52 @@ pub(crate) fn top_up(chain: &Chain, steps: &mut [Step]) {
     let mut best: Vec<Option<(f64, usize)>> = steps
         .iter()
         .enumerate()
-        .map(|(stage, step)| left.best(chain, stage, *step))
+        .map(|(stage, step)| free.best(chain, stage, *step))
         .collect();
     loop {
         let mut next: Option<(f64, usize)> = None;
         for (stage, found) in best.iter().enumerate() {
-            if let Some((worth, _)) = *found
-                && next.is_none_or(|(most, _)| worth > most)
+            if let Some((density, _)) = *found
+                && next.is_none_or(|(most, _)| density > most)
             {
-                next = Some((worth, stage));
+                next = Some((density, stage));
             }
         }
         let Some((_, stage)) = next else {
             return;
         };
-        let (_, choice) = best[stage].expect("it has something better");
-        if !left.fits(chain, stage, steps[stage], choice) {
-            best[stage] = left.best(chain, stage, steps[stage]);
+        let (_, choice) = best[stage].expect("the stage has a better choice");
+        if !free.fits(chain, stage, steps[stage], choice) {
+            best[stage] = free.best(chain, stage, steps[stage]);
             continue;
         }
-        let freed = left.take(chain, stage, &mut steps[stage], choice);
+        let freed = free.take(chain, stage, &mut steps[stage], choice);
         if freed {
             for (stage, best) in best.iter_mut().enumerate() {
-                *best = left.best(chain, stage, steps[stage]);
+                *best = free.best(chain, stage, steps[stage]);
             }
         } else {
-            // What others found best is still the best of what fits, if it fits.
-            best[stage] = left.best(chain, stage, steps[stage]);
+            // Less memory is free than before, so the best choices of other stages stay the best while they fit.
+            best[stage] = free.best(chain, stage, steps[stage]);
         }
     }
 }
 
-/// What is left of every memory.
-struct Left {
+/// Unused bytes of every memory.
+struct Free {
     gpus: Vec<u64>,
     ram: u64,
 }
 
-impl Left {
+impl Free {
     fn fits(&self, chain: &Chain, stage: usize, step: Step, choice: usize) -> bool {
         let now = chain.chosen(stage, step);
         let next = &chain.choices(stage, step.state)[choice];
-        let room = self.gpus[State::of(step.state).gpu].saturating_add(now.gpu_bytes);
-        next.gpu_bytes <= room && next.cpu_bytes <= self.ram.saturating_add(now.cpu_bytes)
+        let gpu = self.gpus[State::of(step.state).gpu].saturating_add(now.gpu_bytes);
+        next.gpu_bytes <= gpu && next.cpu_bytes <= self.ram.saturating_add(now.cpu_bytes)
     }
 
-    /// What gains most by a byte, and fits.
+    /// The better choice with the largest savings per byte among those that fit, and these savings.
     fn best(&self, chain: &Chain, stage: usize, step: Step) -> Option<(f64, usize)> {
         let now = chain.chosen(stage, step);
         let mut best: Option<(f64, usize)> = None;
@@ -118,15 +119,15 @@ impl Left {
                 continue;
             }
             let extra = choice.gpu_bytes.saturating_sub(now.gpu_bytes).max(1);
-            let worth = gain / extra as f64;
-            if best.is_none_or(|(most, _)| worth > most) {
-                best = Some((worth, index));
+            let density = gain / extra as f64;
+            if best.is_none_or(|(most, _)| density > most) {
+                best = Some((density, index));
             }
         }
         best
     }
 
-    /// Takes a choice that fits; tells whether that freed any memory.
+    /// Takes a choice that fits. Returns whether this freed any memory.
     fn take(&mut self, chain: &Chain, stage: usize, step: &mut Step, choice: usize) -> bool {
         let now = *chain.chosen(stage, *step);
         step.choice = choice;
@@ -138,28 +139,25 @@ impl Left {
     }
 }
 
-/// Paths with a run of stages on the GPU at the front or at the back, for one GPU: where the stages
-/// are alike, every other path is a worse one of these.
-pub(crate) fn runs(chain: &Chain) -> Vec<Vec<usize>> {
-    let (layers, gpu) = (chain.stages.len().saturating_sub(1), 0);
-    let state = |layer_device: usize| 2 * gpu + layer_device;
+/// Paths of a chain with one GPU whose first or last layers are on the GPU: where all layers are alike,
+/// some path of this kind is optimal.
+pub(crate) fn prefix_and_suffix_paths(chain: &Chain) -> Vec<Vec<usize>> {
+    let layers = chain.stages.len().saturating_sub(1);
     let mut paths = Vec::new();
     for count in 0..=layers {
-        for is_front in [true, false] {
+        for is_prefix in [true, false] {
             for head in [ON_CPU, ON_GPU] {
+                // With one GPU the index of a state is that of its device.
                 let mut path: Vec<usize> = (0..layers)
-                    .map(|layer| match is_front {
+                    .map(|layer| match is_prefix {
                         true => layer < count,
                         false => layer >= layers - count,
                     })
-                    .map(|on_gpu| state(usize::from(on_gpu)))
+                    .map(usize::from)
                     .collect();
-                path.push(state(head));
-                let is_there = path
-                    .iter()
-                    .enumerate()
-                    .all(|(stage, state)| !chain.choices(stage, *state).is_empty());
-                if is_there {
+                path.push(head);
+                let mut states = path.iter().enumerate();
+                if states.all(|(stage, state)| !chain.choices(stage, *state).is_empty()) {
                     paths.push(path);
                 }
             }

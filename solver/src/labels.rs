@@ -1,74 +1,65 @@
-//! The exact search: dynamic programming over the stages with a label for every set of partial
-//! solutions that no other one beats, which forgets those that the relaxation shows to be hopeless.
+//! Exact search: dynamic programming over the stages that keeps a label for every undominated partial
+//! solution and prunes with the bound of the relaxation.
 //!
-//! A label is what a partial solution costs and which memory it has used. Of two in the same state,
-//! the one that costs and uses no less is dropped; and so is one whose cost, with the least that the
-//! rest can cost at the relaxation's prices, is not below what is already known to be possible.
+//! A label holds the cost of a partial solution and the memory it uses. It is dropped if another label of
+//! the same state has no higher cost and uses no more memory, or if its cost plus the bound for the rest is
+//! not below the cost of a known solution.
 
 use crate::{
-    chain::{Chain, Front, State, Step},
-    dual::{Potentials, Prices},
+    chain::{Chain, State, Step, retain_undominated},
+    dual::{Multipliers, Potentials},
 };
 
-/// A set of partial solutions.
+/// A partial solution.
 #[derive(Debug, Clone, Copy)]
 struct Label {
     cost: f64,
-    /// On the GPU of the state's range.
+    /// On the GPU of the state.
     gpu_bytes: u64,
     cpu_bytes: u64,
-    /// The label of the stage before, and the choice taken from it.
-    before: u32,
+    /// Index of the label of the previous stage, counted through all its states.
+    parent: u32,
+    /// Choice of this stage.
     choice: u32,
 }
 
-/// What the search found.
+/// Result of [`search`].
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// A solution below the cutoff; no other is cheaper.
-    Better(Vec<Step>),
+    /// The optimal solution, which is below the cutoff.
+    Optimum(Vec<Step>),
     /// No solution is below the cutoff.
-    Nothing,
-    /// More labels than allowed.
-    TooMany,
+    NothingBelowCutoff,
+    /// The limit on extensions was reached.
+    LimitReached,
 }
 
-/// Looks for the cheapest solution of `chain` below `cutoff`, extending labels at most `extensions`
-/// times.
+/// Looks for the cheapest solution of `chain` below `cutoff` with at most `extensions` extensions of labels.
 pub(crate) fn search(
     chain: &Chain,
-    prices: &Prices,
+    multipliers: &Multipliers,
     potentials: &Potentials,
-    ram_matters: bool,
+    ram_binds: bool,
     cutoff: f64,
     extensions: usize,
 ) -> Found {
     let mut left = extensions;
     let states = chain.states();
-    let mut layers: Vec<Vec<Vec<Label>>> = Vec::with_capacity(chain.stages.len());
+    let mut stages: Vec<Vec<Vec<Label>>> = Vec::with_capacity(chain.stages.len());
     for stage in 0..chain.stages.len() {
         let mut next: Vec<Vec<Label>> = vec![Vec::new(); states];
         for (to, labels) in next.iter_mut().enumerate() {
             let gpu = State::of(to).gpu;
-            let open = open_choices(chain, prices, potentials, stage, to, cutoff);
+            let open = open_choices(chain, multipliers, potentials, stage, to, cutoff);
             if open.is_empty() {
                 continue;
             }
             let capacity = chain.capacities[gpu];
-            // What the rest costs at least, less the price of the memory that is left for it.
-            let rest = potentials.out[stage][to]
-                - prices.gpus[gpu..]
-                    .iter()
-                    .zip(&chain.capacities[gpu..])
-                    .map(|(price, bytes)| price * *bytes as f64)
-                    .sum::<f64>()
-                - match prices.ram > 0.0 {
-                    true => prices.ram * chain.ram as f64,
-                    false => 0.0,
-                };
-            let mut extend = |before: u32, from: usize, label: &Label| -> bool {
-                let mode = chain.transition(from, to);
-                if mode.is_infinite() {
+            // Bound for the later stages, less the multipliers times the memory that is left for them.
+            let rest = potentials.after[stage][to] - multipliers.of_capacities(chain, gpu);
+            let mut extend = |parent: u32, from: usize, label: &Label| -> bool {
+                let transition = chain.transition(from, to);
+                if transition.is_infinite() {
                     return true;
                 }
                 let used = if State::of(from).gpu == gpu {
@@ -85,101 +76,81 @@ pub(crate) fn search(
                     let (gpu_bytes, cpu_bytes) =
                         (used + taken.gpu_bytes, label.cpu_bytes + taken.cpu_bytes);
                     if gpu_bytes > capacity {
-                        // Sorted by bytes, so no later one fits.
+                        // Choices are sorted by bytes, so no later one fits.
                         break;
                     }
                     if cpu_bytes > chain.ram {
                         continue;
                     }
-                    let cost = label.cost + mode + taken.cost;
-                    let mut least = cost + rest + prices.gpus[gpu] * gpu_bytes as f64;
-                    if ram_matters {
-                        least += prices.ram * cpu_bytes as f64;
+                    let cost = label.cost + transition + taken.cost;
+                    let mut bound = cost + rest + multipliers.gpus[gpu] * gpu_bytes as f64;
+                    if ram_binds {
+                        bound += multipliers.ram * cpu_bytes as f64;
                     }
-                    if least < cutoff {
+                    if bound < cutoff {
                         labels.push(Label {
                             cost,
                             gpu_bytes,
                             cpu_bytes,
-                            before,
+                            parent,
                             choice: choice as u32,
                         });
                     }
                 }
                 true
             };
-            let done = match layers.last() {
+            let is_complete = match stages.last() {
                 None => {
                     let start = Label {
                         cost: 0.0,
                         gpu_bytes: 0,
                         cpu_bytes: 0,
-                        before: 0,
+                        parent: 0,
                         choice: 0,
                     };
                     extend(0, Chain::START, &start)
                 }
-                Some(before) => {
-                    let mut place = 0;
-                    let all = before.iter().enumerate();
+                Some(previous) => {
+                    let all = previous.iter().enumerate();
                     all.flat_map(|(from, labels)| labels.iter().map(move |label| (from, label)))
-                        .all(|(from, label)| {
-                            place += 1;
-                            extend(place - 1, from, label)
-                        })
+                        .zip(0..)
+                        .all(|((from, label), parent)| extend(parent, from, label))
                 }
             };
-            if !done {
-                return Found::TooMany;
+            if !is_complete {
+                return Found::LimitReached;
             }
-            keep_best(labels, ram_matters);
+            retain_undominated(labels, ram_binds, |label| {
+                (label.gpu_bytes, label.cost, label.cpu_bytes)
+            });
         }
-        layers.push(next);
+        stages.push(next);
     }
-    trace(chain, &layers, cutoff)
+    trace(chain, &stages, cutoff)
 }
 
-/// Choices of `stage` in `state` that a solution below `cutoff` may have.
+/// Choices of `stage` in `state` that a solution below `cutoff` can contain.
 pub(crate) fn open_choices(
     chain: &Chain,
-    prices: &Prices,
+    multipliers: &Multipliers,
     potentials: &Potentials,
     stage: usize,
     state: usize,
     cutoff: f64,
 ) -> Vec<usize> {
-    let around = potentials.into[stage][state] + potentials.out[stage][state] - potentials.constant;
+    let others =
+        potentials.before[stage][state] + potentials.after[stage][state] - potentials.constant;
     let gpu = State::of(state).gpu;
     let choices = chain.choices(stage, state).iter().enumerate();
     choices
-        .filter(|(_, choice)| around + prices.charged(choice, gpu) < cutoff)
+        .filter(|(_, choice)| others + multipliers.lagrangian(choice, gpu) < cutoff)
         .map(|(index, _)| index)
         .collect()
 }
 
-/// Drops labels that another one beats.
-fn keep_best(labels: &mut Vec<Label>, ram_matters: bool) {
-    labels.sort_by(|a, b| {
-        (a.gpu_bytes.cmp(&b.gpu_bytes))
-            .then(a.cost.total_cmp(&b.cost))
-            .then(a.cpu_bytes.cmp(&b.cpu_bytes))
-    });
-    if ram_matters {
-        let mut front = Front::default();
-        labels.retain(|label| front.insert(label.cpu_bytes, label.cost));
-    } else {
-        let mut least = f64::INFINITY;
-        labels.retain(|label| {
-            let is_better = label.cost < least;
-            least = least.min(label.cost);
-            is_better
-        });
-    }
-}
-
-/// The way back from the cheapest label of the last stage.
-fn trace(chain: &Chain, layers: &[Vec<Vec<Label>>], cutoff: f64) -> Found {
-    let last = layers.last().expect("a chain has stages");
+/// Follows the parents of the cheapest label of the last stage.
+fn trace(chain: &Chain, stages: &[Vec<Vec<Label>>], cutoff: f64) -> Found {
+    let last = stages.last().expect("a chain has stages");
     let mut best: Option<(usize, usize)> = None;
     for (state, labels) in last.iter().enumerate() {
         for (index, label) in labels.iter().enumerate() {
@@ -190,28 +161,25 @@ fn trace(chain: &Chain, layers: &[Vec<Vec<Label>>], cutoff: f64) -> Found {
         }
     }
     let Some((mut state, mut index)) = best else {
-        return Found::Nothing;
+        return Found::NothingBelowCutoff;
     };
-    let mut steps = Vec::with_capacity(layers.len());
-    for stage in (0..layers.len()).rev() {
-        let label = layers[stage][state][index];
+    let mut steps = Vec::with_capacity(stages.len());
+    for stage in (0..stages.len()).rev() {
+        let label = stages[stage][state][index];
         steps.push(Step {
             state,
             choice: label.choice as usize,
         });
         if stage > 0 {
-            // Labels of the stage before are counted through all its states.
-            let mut place = label.before as usize;
-            for (from, labels) in layers[stage - 1].iter().enumerate() {
-                if place < labels.len() {
-                    (state, index) = (from, place);
-                    break;
-                }
-                place -= labels.len();
+            index = label.parent as usize;
+            state = 0;
+            while index >= stages[stage - 1][state].len() {
+                index -= stages[stage - 1][state].len();
+                state += 1;
             }
         }
     }
     steps.reverse();
-    debug_assert!(chain.allows(&steps));
-    Found::Better(steps)
+    debug_assert!(chain.fits(&steps));
+    Found::Optimum(steps)
 }

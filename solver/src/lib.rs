@@ -1,12 +1,17 @@
-//! Places neurons: what a profile says about a model, what a machine can do and how much of it may
-//! be used, turned into a [`Plan`](powerinfer_artifact::plan::Plan).
+//! Solves the placement problem: from activation frequencies, a machine and a memory budget to a
+//! [`Plan`](powerinfer_artifact::plan::Plan) that says which part of a model is on which device.
 //!
 //! ```text
-//! Problem ──latency──▶ Chain: all that a layer can be ──decomposition──▶ Places ──write──▶ Plan
-//!    │                   │            dual, fill, labels          ▲
-//!    │                   └──mixed_integer (good_lp)───────────────┤
-//!    └──dense──▶ what VRAM is left ──program, relaxation──▶ impact (good_lp)
+//! Problem ──latency──▶ Chain ──decomposition──▶ Placement ──write──▶ Plan
+//!    │                   ▲ │   (dual, fill, labels)  ▲
+//!    │                   │ └──mixed_integer──────────┘
+//!    └──dense──impact────┘    (good_lp)
 //! ```
+//!
+//! Start reading at [`decide`], which chooses the execution mode of each layer together with the placement,
+//! and at [`objective`], the paper's objective.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod account;
 mod baselines;
@@ -32,11 +37,9 @@ mod mixed_integer;
 pub mod objective;
 mod options;
 mod pins;
+mod place;
 mod placement;
-mod places;
 mod problem;
-mod program;
-mod relaxation;
 #[cfg(test)]
 mod samples;
 mod solve;
@@ -47,6 +50,6 @@ pub use error::SolveError;
 pub use layer_mode::{LayerMode, NeuronShape, Prediction, Work};
 pub use options::{Backend, Options};
 pub use pins::Pins;
-pub use placement::place;
+pub use place::place;
 pub use problem::{GROUP_SIZE, Layer, Problem};
 pub use write::SolveReport;

@@ -1,15 +1,15 @@
-//! How long a device takes for a piece of work: its bytes over its bandwidth, and what its rows and
-//! kernels cost beside.
+//! Time of a computation on a device: its bytes over the read bandwidth, plus a cost per row, per accumulated
+//! row and per kernel.
 
 use powerinfer_artifact::{hardware::Hardware, plan::Device};
 
 use crate::{Work, cost::Cost};
 
-/// What work costs on each side of a machine.
+/// Cost of computations on the devices of a machine.
 pub(crate) struct Machine<'a>(pub(crate) &'a Hardware);
 
 impl Machine<'_> {
-    /// `device` reads `bytes` of whole matrices, while the other one waits.
+    /// Cost of reading `bytes` of whole matrices on `device`, while the other device waits.
     pub(crate) fn serial(&self, device: Device, bytes: f64, kernels: f64) -> Cost {
         let work = Work {
             bytes,
@@ -18,7 +18,8 @@ impl Machine<'_> {
         self.work(device, work, kernels)
     }
 
-    /// What the CPU does for a layer at home on it beside matrices; on a GPU it is part of kernels.
+    /// Cost of a layer apart from matrices, where the hidden state is on the CPU; on a GPU it is part of the
+    /// kernels.
     pub(crate) fn layer(&self, layer_device: Device) -> Cost {
         let seconds = match layer_device {
             Device::Cpu => self.0.cpu.layer_seconds,
@@ -31,7 +32,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What the CPU does for a token beside matrices and layers, whoever does the rest.
+    /// Cost of a token on the CPU apart from matrices and layers.
     pub(crate) fn token(&self) -> Cost {
         let seconds = self.0.cpu.token_seconds;
         Cost {
@@ -41,7 +42,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `device` does `work`, while the other one waits.
+    /// Cost of `work` on `device`, while the other device waits.
     pub(crate) fn work(&self, device: Device, work: Work, kernels: f64) -> Cost {
         let bytes = work.bytes;
         match (device, &self.0.gpu) {

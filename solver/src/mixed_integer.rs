@@ -1,16 +1,16 @@
-//! A chain as a mixed integer program, through good_lp.
+//! A chain as a mixed integer program for a general solver.
 //!
 //! ```text
-//! min  Σ c_k z_k + Σ way_st w_ist
-//!      Σ_k z_ik = 1                          each stage i takes one choice k
-//!      Σ_t w_ist = Σ_{k in s} z_ik           what leaves a state of a stage …
-//!      Σ_s w_ist = Σ_{k in t} z_i+1,k        … arrives in one of the next
-//!      Σ bytes_k z_k ≤ memory                for each GPU and the CPU
+//! min  Σ cost_k z_k + Σ transition_st w_ist
+//!      Σ_k z_ik = 1                          stage i takes one choice k
+//!      Σ_t w_ist = Σ_{k in s} z_ik           a transition leaves the state of stage i …
+//!      Σ_s w_ist = Σ_{k in t} z_i+1,k        … and enters the state of stage i+1
+//!      Σ bytes_k z_k ≤ memory                of each GPU and of the CPU
 //!      z ∈ {0, 1}, w ≥ 0
 //! ```
 //!
-//! Its relaxation is as tight as the Lagrangian's, so the choices that cannot be part of a better
-//! solution than a known one are left out beforehand.
+//! Its linear relaxation is as tight as the Lagrangian one, so choices that the Lagrangian bound excludes
+//! from every solution better than a known one are left out beforehand.
 
 use std::time::Duration;
 
@@ -25,78 +25,64 @@ use crate::{
     labels::open_choices,
 };
 
-/// Memory rows are scaled to this, so that a solver's tolerance stays small beside it.
-const ROW: f64 = 1e4;
-/// Costs are scaled to this on average, for the same reason.
-const COST: f64 = 1e3;
+/// Right-hand side of the memory constraints after scaling, large against the tolerance of a solver.
+const MEMORY_SCALE: f64 = 1e4;
+/// Mean cost of a choice after scaling, for the same reason.
+const COST_SCALE: f64 = 1e3;
 
-/// What a general solver made of a chain.
+/// Result of [`improve`].
 #[derive(Debug)]
 pub(crate) struct Improved {
+    /// The better one of the known answer and the solver's, with the bound that holds for it.
     pub(crate) answer: Answer,
-    /// Choices that it had to decide between.
+    /// Number of binary variables.
     pub(crate) open: usize,
-    /// Why it was not solved to the end, if it was not.
+    /// Reason why the solver proved nothing, if it did not.
     pub(crate) trouble: Option<String>,
 }
 
-/// Has `backend` improve on `known`, or prove that nothing does.
+/// Per stage and state, the indices of the choices in the program.
+type Open = Vec<Vec<Vec<usize>>>;
+
+/// Solves `chain` with a general solver, given a known answer to improve on or to prove optimal.
 pub(crate) fn improve(
     chain: &Chain,
     known: &Answer,
     backend: Backend,
     time_limit: Duration,
 ) -> Improved {
-    let needs = |ram_matters: bool| {
-        let chain = chain.pruned(ram_matters);
-        let hulls = Hulls::of(&chain, ram_matters);
-        let dual = maximise(&chain, &hulls, ram_matters);
-        let around = potentials(&chain, &hulls, &dual.prices);
-        // What costs as much as the known answer stays, so that there always is a solution.
-        let cutoff = known.cost + 1e-6 * known.cost.abs();
-        let open: Vec<Vec<Vec<usize>>> = (0..chain.stages.len())
-            .map(|stage| {
-                let states = 0..chain.states();
-                states
-                    .map(|state| open_choices(&chain, &dual.prices, &around, stage, state, cutoff))
-                    .collect()
-            })
-            .collect();
-        (chain, open)
-    };
-    let slack = chain.stages.iter().map(|stage| {
-        let choices = stage.homes.iter().flatten();
+    let largest = chain.stages.iter().map(|stage| {
+        let choices = stage.choices.iter().flatten();
         choices.map(|choice| choice.cpu_bytes).max().unwrap_or(0)
     });
-    let ram_matters = slack.fold(0, u64::saturating_add) > chain.ram;
-    let (chain, open) = needs(ram_matters);
+    let ram_binds = largest.fold(0, u64::saturating_add) > chain.ram;
+    let chain = chain.pruned(ram_binds);
+    let open = open(&chain, ram_binds, known);
     let mut improved = Improved {
         answer: known.clone(),
         open: open.iter().flatten().map(Vec::len).sum(),
         trouble: None,
     };
-    match solve(&chain, &open, ram_matters, backend, time_limit) {
+    match solve(&chain, &open, ram_binds, backend, time_limit) {
         Err(error) => improved.trouble = Some(error.to_string()),
-        Ok((steps, is_optimal)) => {
+        Ok((steps, is_proven)) => {
             let cost = chain.cost(&steps);
-            if !chain.allows(&steps) {
-                improved.trouble = Some("its answer does not fit".to_owned());
+            if !chain.fits(&steps) {
+                improved.trouble = Some("its solution does not fit".to_owned());
                 return improved;
             }
             if cost < known.cost - ROUNDING * known.cost.abs() {
                 improved.answer.cost = cost;
-                let steps = steps.iter().enumerate();
-                improved.answer.taken = steps
-                    .map(|(stage, step)| Taken {
-                        state: step.state,
-                        choice: *chain.chosen(stage, *step),
-                    })
-                    .collect();
+                improved.answer.taken = Taken::all(&chain, &steps);
             }
-            let within = 1e-6 * known.cost.abs();
-            match is_optimal {
-                true if cost <= known.cost + within => improved.answer.bound = improved.answer.cost,
-                true => improved.trouble = Some("its answer is worse than one known".to_owned()),
+            let tolerance = 1e-6 * known.cost.abs();
+            match is_proven {
+                true if cost <= known.cost + tolerance => {
+                    improved.answer.bound = improved.answer.cost;
+                }
+                true => {
+                    improved.trouble = Some("its solution is worse than a known one".to_owned())
+                }
                 false => improved.trouble = Some(format!("stopped after {time_limit:?}")),
             }
         }
@@ -104,26 +90,49 @@ pub(crate) fn improve(
     improved
 }
 
-/// States the program over the open choices and has it solved.
+/// Choices that a solution no worse than the known one can contain.
+fn open(chain: &Chain, ram_binds: bool, known: &Answer) -> Open {
+    let hulls = Hulls::of(chain, ram_binds);
+    let multipliers = maximise(chain, &hulls, ram_binds).multipliers;
+    let potentials = potentials(chain, &hulls, &multipliers);
+    // Solutions as good as the known one stay, so the program is feasible.
+    let choices = chain
+        .stages
+        .iter()
+        .flat_map(|stage| &stage.choices)
+        .flatten();
+    let largest = choices.fold(1e-300, |largest: f64, choice| {
+        largest.max(choice.cost.abs())
+    });
+    let cutoff = known.cost + 1e-6 * known.cost.abs() + 1e-9 * largest;
+    let stage = |stage: usize| {
+        let states = 0..chain.states();
+        states
+            .map(|state| open_choices(chain, &multipliers, &potentials, stage, state, cutoff))
+            .collect()
+    };
+    (0..chain.stages.len()).map(stage).collect()
+}
+
+/// Solves the program over the open choices. Returns its solution and whether it is proven optimal.
 fn solve(
     chain: &Chain,
-    open: &[Vec<Vec<usize>>],
-    ram_matters: bool,
+    open: &Open,
+    ram_binds: bool,
     backend: Backend,
     time_limit: Duration,
 ) -> Result<(Vec<Step>, bool), ResolutionError> {
     let mut variables = ProblemVariables::new();
-    let mut rows = Vec::new();
+    let mut constraints = Vec::new();
     let (mut cost, mut ram) = (Expression::default(), Expression::default());
     let mut memory = vec![Expression::default(); chain.capacities.len()];
-    let average = mean_cost(chain, open);
-    let cost_scale = COST / average;
+    let cost_scale = COST_SCALE / mean_cost(chain, open);
     let scales: Vec<f64> = chain
         .capacities
         .iter()
-        .map(|c| ROW / (*c).max(1) as f64)
+        .map(|capacity| MEMORY_SCALE / (*capacity).max(1) as f64)
         .collect();
-    let ram_scale = ROW / chain.ram.max(1) as f64;
+    let ram_scale = MEMORY_SCALE / chain.ram.max(1) as f64;
     let mut stages: Vec<Vec<Vec<Variable>>> = Vec::new();
     for (stage, open) in open.iter().enumerate() {
         let mut one = Expression::default();
@@ -140,42 +149,43 @@ fn solve(
             }
             states.push(taken);
         }
-        rows.push(one.eq(1));
+        constraints.push(one.eq(1));
         stages.push(states);
     }
-    let sum = |taken: &[Variable]| -> Expression { taken.iter().copied().sum() };
-    let before: Vec<Expression> = (0..chain.states())
+    let mut leaving: Vec<Expression> = (0..chain.states())
         .map(|state| Expression::from(f64::from(u8::from(state == Chain::START))))
         .collect();
-    let mut leaving = before;
     for states in &stages {
-        let mut arriving = vec![Expression::default(); chain.states()];
+        let mut entering = vec![Expression::default(); chain.states()];
         for (from, leaving) in leaving.iter().enumerate() {
             let mut out = Expression::default();
-            for (to, arriving) in arriving.iter_mut().enumerate() {
-                let mode = chain.transition(from, to);
-                if mode.is_infinite() {
+            for (to, entering) in entering.iter_mut().enumerate() {
+                let transition = chain.transition(from, to);
+                if transition.is_infinite() {
                     continue;
                 }
                 let taken = variables.add(variable().min(0));
-                cost.add_mul(mode * cost_scale, taken);
+                cost.add_mul(transition * cost_scale, taken);
                 out.add_mul(1.0, taken);
-                arriving.add_mul(1.0, taken);
+                entering.add_mul(1.0, taken);
             }
-            rows.push(out.eq(leaving.clone()));
+            constraints.push(out.eq(leaving.clone()));
         }
-        leaving = states.iter().map(|taken| sum(taken)).collect();
-        for (arriving, here) in arriving.into_iter().zip(&leaving) {
-            rows.push(arriving.eq(here.clone()));
+        leaving = states
+            .iter()
+            .map(|taken| taken.iter().copied().sum())
+            .collect();
+        for (entering, taken) in entering.into_iter().zip(&leaving) {
+            constraints.push(entering.eq(taken.clone()));
         }
     }
     for ((memory, capacity), scale) in memory.into_iter().zip(&chain.capacities).zip(&scales) {
-        rows.push(memory.leq(*capacity as f64 * scale));
+        constraints.push(memory.leq(*capacity as f64 * scale));
     }
-    if ram_matters {
-        rows.push(ram.leq(chain.ram as f64 * ram_scale));
+    if ram_binds {
+        constraints.push(ram.leq(chain.ram as f64 * ram_scale));
     }
-    let found = general::solve(variables.minimise(cost), rows, None, backend, time_limit)?;
+    let found = general::solve(variables.minimise(cost), constraints, backend, time_limit)?;
     let steps = stages.iter().zip(open).map(|(states, open)| {
         let mut best = (
             f64::NEG_INFINITY,
@@ -197,8 +207,8 @@ fn solve(
     Ok((steps.collect(), found.is_proven))
 }
 
-/// Mean magnitude of the open choices' costs, never 0.
-fn mean_cost(chain: &Chain, open: &[Vec<Vec<usize>>]) -> f64 {
+/// Mean magnitude of the costs of the open choices, never 0.
+fn mean_cost(chain: &Chain, open: &Open) -> f64 {
     let (mut sum, mut count) = (0.0, 0);
     for (stage, states) in open.iter().enumerate() {
         for (state, open) in states.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Solving by either objective: where every part of a model goes.
+//! Solves a problem for either objective: builds the chain, solves it, and translates the answer into a
+//! placement.
 
 use powerinfer_artifact::plan::Device;
 
@@ -7,133 +8,175 @@ use crate::{
     account::{bytes_on, lines, too_small},
     chain::Chain,
     cost,
-    decide::take,
-    decomposition::{self, Infeasible},
+    decide::with_modes,
+    decomposition::{self, Answer, GOOD_ENOUGH, Infeasible},
     dense::{place_dense, reserve_bytes},
     impact, latency, mixed_integer, objective,
     pins::pinned_too_much,
-    places::Places,
-    program::Program,
+    placement::Placement,
 };
 
-/// A placement as it was found, by whichever objective.
+/// A solved placement, for either objective.
 pub(crate) struct Solved {
-    pub(crate) places: Places,
+    pub(crate) placement: Placement,
+    /// Name of the solver that found it.
     pub(crate) backend: String,
-    /// In the objective's own unit.
+    /// Value of the objective, in its own unit.
     pub(crate) value: f64,
+    /// Bound on the objective.
     pub(crate) bound: f64,
+    /// Bound by the relaxation alone.
     pub(crate) relaxation_bound: f64,
+    /// Binary variables of the general solver.
     pub(crate) open: usize,
+    /// Reason why the general solver proved nothing, if it did not.
     pub(crate) trouble: Option<String>,
-    /// Seconds that a byte more VRAM saves.
-    pub(crate) price: Option<f64>,
+    /// Multiplier of VRAM: seconds per token that one more byte saves.
+    pub(crate) vram_multiplier: Option<f64>,
 }
 
-/// Solves by the paper's objective, each layer going the one way it has.
+/// Answer for a chain, and how it was found.
+pub(crate) struct ChainAnswer {
+    pub(crate) answer: Answer,
+    pub(crate) backend: Backend,
+    pub(crate) open: usize,
+    pub(crate) trouble: Option<String>,
+}
+
+/// Solves `chain` by decomposition, then by a general solver where `options` name one, or where they leave
+/// the choice and the gap exceeds `tolerance`.
+///
+/// # Errors
+///
+/// When no solution fits.
+pub(crate) fn solve_chain(
+    chain: &Chain,
+    options: &Options,
+    tolerance: f64,
+) -> Result<ChainAnswer, Infeasible> {
+    let mut answer = decomposition::solve(chain)?;
+    let general = match options.backend {
+        Backend::Decomposition => None,
+        Backend::Auto if answer.gap() <= tolerance => None,
+        Backend::Auto if Backend::Highs.is_built_in() => Some(Backend::Highs),
+        Backend::Auto => Some(Backend::Microlp),
+        general => Some(general),
+    };
+    let Some(general) = general else {
+        return Ok(ChainAnswer {
+            answer,
+            backend: Backend::Decomposition,
+            open: 0,
+            trouble: None,
+        });
+    };
+    if options.backend != Backend::Auto {
+        // A general solver that was asked for has to prove the answer itself.
+        answer.bound = answer.relaxation_bound;
+    }
+    let improved = mixed_integer::improve(chain, &answer, general, options.time_limit);
+    let is_general = improved.trouble.is_none() || improved.answer.cost < answer.cost;
+    Ok(ChainAnswer {
+        answer: improved.answer,
+        backend: if is_general {
+            general
+        } else {
+            Backend::Decomposition
+        },
+        open: improved.open,
+        trouble: improved.trouble,
+    })
+}
+
+/// Solves for the paper's objective, with the execution modes of the layers as they are.
+///
+/// # Errors
+///
+/// When no placement keeps the budget, or the budget has several GPUs.
 pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solved, SolveError> {
     let gpus = problem.budget.vram_split.len();
     if gpus > 1 {
         return Err(SolveError::ImpactGpus { gpus });
     }
-    let (places, left_bytes) = place_dense(problem);
-    if let Some(error) = pinned_too_much(problem, &places, left_bytes) {
+    let (placement, left_bytes) = place_dense(problem);
+    if let Some(error) = pinned_too_much(problem, &placement, left_bytes) {
         return Err(error);
     }
-    let cold_bytes = bytes_on(Device::Cpu, &lines(problem, &places));
-    let must_be_hot = cold_bytes.saturating_sub(problem.budget.ram_bytes);
-    let program = Program::new(problem, left_bytes, must_be_hot);
-    let answer = impact::solve(&program, options.backend, options.time_limit);
-    let answer = answer.map_err(|most_hot| {
-        let least = places.clone().with_hot(&most_hot);
-        let needed = bytes_on(Device::Cpu, &lines(problem, &least));
-        too_small(problem, &least, Device::Cpu, needed)
+    let chain = impact_chain(problem, &placement, left_bytes);
+    let solved = solve_chain(&chain, options, 0.0).map_err(|_| {
+        let least = decomposition::least_ram(&chain);
+        let least = least.expect("what is pinned to the GPU fits it");
+        let least_placement = placement
+            .clone()
+            .with_hot(&impact::hot_counts(&least.taken));
+        too_small(problem, &least_placement, Device::Cpu, least.cpu_bytes())
     })?;
-    let places = places.with_hot(&program.hot_counts(&answer.choice));
-    // The plan's own value; the answer's bound may differ from it by the order of summation.
-    let value = objective::evaluate(problem, &places.hot_counts());
-    let bound = match answer.bound > answer.mass {
-        true => answer.bound.max(value),
-        false => value,
+    let answer = solved.answer;
+    let placement = placement.with_hot(&impact::hot_counts(&answer.taken));
+    // Evaluated neuron by neuron, so that it does not depend on the order in which the solver sums.
+    let value = objective::evaluate(problem, &placement.hot_counts());
+    let bound = match answer.is_optimal() {
+        true => value,
+        false => value.max(-answer.bound),
     };
     Ok(Solved {
-        places,
-        backend: answer.backend.to_owned(),
+        placement,
+        backend: solved.backend.to_string(),
         value,
         bound,
-        relaxation_bound: answer.relaxation_bound,
-        open: answer.open_groups,
-        trouble: answer.trouble,
-        price: None,
+        relaxation_bound: value.max(-answer.relaxation_bound),
+        open: solved.open,
+        trouble: solved.trouble,
+        vram_multiplier: None,
     })
 }
 
-/// Solves by time, each layer going the best of the ways it may; gives which.
+/// The chain of the paper's objective, where `placement` has everything but the hot neurons.
+pub(crate) fn impact_chain(problem: &Problem, placement: &Placement, vram_bytes: u64) -> Chain {
+    let neurons = problem.layers.iter();
+    let neurons: u64 = neurons
+        .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
+        .sum();
+    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, placement)) - neurons;
+    impact::chain(problem, vram_bytes, cpu_bytes)
+}
+
+/// Solves for time, with the best candidate of each layer. Returns the index of the candidate of each layer
+/// as well.
+///
+/// # Errors
+///
+/// When no placement keeps the budget.
 pub(crate) fn solve_latency(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     options: &Options,
 ) -> Result<(Solved, Vec<usize>), SolveError> {
     let chain = latency::chain(problem, candidates);
-    let always = problem.embedding_bytes + problem.cpu_scratch_bytes;
-    if always > problem.budget.ram_bytes {
-        let least = decomposition::fullest(&chain);
-        let least = least.map(|least| least.taken.iter().map(|t| t.choice.cpu_bytes).sum());
-        let infeasible = match least {
-            Ok(needed) => Infeasible::Cpu { needed },
-            Err(infeasible) => infeasible,
-        };
-        return Err(explain(problem, candidates, &chain, infeasible));
-    }
-    let mut answer = decomposition::solve(&chain)
+    let solved = solve_chain(&chain, options, GOOD_ENOUGH)
         .map_err(|infeasible| explain(problem, candidates, &chain, infeasible))?;
-    let gap = (answer.cost - answer.bound) / answer.cost.abs();
-    let general = match options.backend {
-        Backend::Decomposition => None,
-        Backend::Auto if gap <= decomposition::GOOD_ENOUGH => None,
-        Backend::Auto if Backend::Highs.is_built_in() => Some(Backend::Highs),
-        Backend::Auto => Some(Backend::Microlp),
-        general => Some(general),
-    };
-    let (mut open, mut trouble) = (0, None);
-    let mut backend = Backend::Decomposition;
-    if let Some(general) = general {
-        let relaxation_bound = answer.relaxation_bound;
-        if options.backend != Backend::Auto {
-            // Who asks for a general solver wants its proof, not another one's.
-            answer.bound = relaxation_bound;
-        }
-        let improved = mixed_integer::improve(&chain, &answer, general, options.time_limit);
-        open = improved.open;
-        if improved.trouble.is_none() || improved.answer.cost < answer.cost {
-            backend = general;
-        }
-        answer = improved.answer;
-        trouble = improved.trouble;
-    }
-    let (places, modes) = latency::places(problem, candidates, &answer.taken);
-    let taken = take(problem, candidates, &modes);
-    // The plan's own value, evaluated part by part.
-    let seconds = cost::total(&taken, &places).total;
-    let is_optimal = answer.bound >= answer.cost * (1.0 - 1e-12);
-    let bound = match is_optimal {
+    let answer = solved.answer;
+    let (placement, chosen) = latency::placement(problem, candidates, &answer.taken);
+    // Evaluated part by part, so that it does not depend on the order in which the solver sums.
+    let seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
+    let bound = match answer.is_optimal() {
         true => seconds,
         false => answer.bound.min(seconds),
     };
     let solved = Solved {
-        places,
-        backend: backend.to_string(),
+        placement,
+        backend: solved.backend.to_string(),
         value: 1e6 * seconds,
         bound: 1e6 * bound,
         relaxation_bound: 1e6 * answer.relaxation_bound.min(seconds),
-        open,
-        trouble,
-        price: answer.gpu_prices.first().copied(),
+        open: solved.open,
+        trouble: solved.trouble,
+        vram_multiplier: answer.gpu_multipliers.first().copied(),
     };
-    Ok((solved, modes))
+    Ok((solved, chosen))
 }
 
-/// Why nothing fits, in lines of the account.
+/// The error for a chain without a solution, in lines of the memory account.
 fn explain(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
@@ -143,25 +186,20 @@ fn explain(
     match infeasible {
         Infeasible::Gpu { .. } if chain.capacities.len() > 1 => SolveError::PinnedToGpus,
         Infeasible::Gpu { needed } => {
-            let least = Places::cold(problem).with_pinned(problem);
-            let needed = needed + reserve_bytes(problem);
-            too_small(problem, &least, Device::Gpu, needed)
+            let least = Placement::cold(problem).with_pinned(problem);
+            too_small(
+                problem,
+                &least,
+                Device::Gpu,
+                needed + reserve_bytes(problem),
+            )
         }
         Infeasible::Cpu { needed } => {
-            let always = problem.embedding_bytes + problem.cpu_scratch_bytes;
-            match decomposition::fullest(chain) {
-                Ok(fullest) => {
-                    let (least, modes) = latency::places(problem, candidates, &fullest.taken);
-                    let taken = take(problem, candidates, &modes);
-                    too_small(&taken, &least, Device::Cpu, needed + always)
-                }
-                Err(_) => too_small(
-                    problem,
-                    &Places::cold(problem),
-                    Device::Cpu,
-                    needed + always,
-                ),
-            }
+            let least = decomposition::least_ram(chain);
+            let least = least.expect("only the memory of the CPU is too small");
+            let (placement, chosen) = latency::placement(problem, candidates, &least.taken);
+            let least = with_modes(problem, candidates, &chosen);
+            too_small(&least, &placement, Device::Cpu, needed)
         }
     }
 }

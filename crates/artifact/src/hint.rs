@@ -40,6 +40,10 @@ pub enum Hint {
     MoreVramOrShorterContext,
     /// Place with less VRAM, or use less of it.
     LessVram,
+    /// Place the bundle again with a budget of VRAM, or ask for no GPU.
+    PlaceOnGpu,
+    /// Place the bundle again with less VRAM.
+    SmallerVram,
     /// Run on the CPU.
     RunOnCpu,
     /// Resume on the CPU after the last finished layer.

@@ -1,21 +1,21 @@
 //! From a bundle on disk to a model ready to run.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use clap::ValueEnum;
-use powerinfer_artifact::{ByteSize, mapped_file::Residence, plan::Policy};
+use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_kernels::Isa;
-use powerinfer_runtime::{ActivationFormat, Options, PolicyChoice, Runtime, Threads};
+use powerinfer_kernels::{
+    cuda::{CudaUnavailable, Device},
+    environment,
+};
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
 
 pub(crate) mod evaluated;
-pub(crate) mod gpu;
 
-use crate::{
-    machine::cores::{usable_cores, warn_of_too_many},
-    model_argument::bundle_folder,
-    output::Output,
-    progress::Bar,
-};
+use crate::{model_argument::bundle_folder, output::Output, progress::Bar};
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,33 +92,6 @@ pub(crate) enum ActivationArgument {
     F32,
 }
 
-/// What a model runs on, and how.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Execution {
-    threads: usize,
-    activations: ActivationFormat,
-    residence: Residence,
-    device: DeviceArgument,
-}
-
-impl Execution {
-    /// On so many threads of the CPU, with what a plan puts on a GPU on `device`.
-    pub(crate) fn on(device: DeviceArgument, threads: usize) -> Self {
-        Self {
-            device,
-            ..Self::from(threads)
-        }
-    }
-
-    /// The same, with quantised weights multiplied so.
-    pub(crate) fn with_activations(self, activations: ActivationArgument) -> Self {
-        Self {
-            activations: activations.into(),
-            ..self
-        }
-    }
-}
-
 impl From<ActivationArgument> for ActivationFormat {
     fn from(argument: ActivationArgument) -> Self {
         match argument {
@@ -138,38 +111,67 @@ impl ActivationArgument {
     }
 }
 
-impl From<usize> for Execution {
-    /// On so many threads of the CPU, and the rest as usual.
-    fn from(threads: usize) -> Self {
-        Self {
-            threads,
-            activations: ActivationFormat::default(),
-            residence: Residence::default(),
-            device: DeviceArgument::Cpu,
-        }
+impl DeviceArgument {
+    /// The device that is meant.
+    ///
+    /// Fails where it is an emulator that this program was built without.
+    pub(crate) fn choice(self) -> Result<DeviceChoice> {
+        Ok(match self {
+            Self::Cpu => DeviceChoice::Cpu,
+            Self::Gpu => DeviceChoice::Gpu,
+            Self::Auto if environment::requires_gpu() => DeviceChoice::Gpu,
+            Self::Auto => DeviceChoice::Auto,
+            #[cfg(feature = "emulator")]
+            Self::Emulated => DeviceChoice::Given(emulator()?),
+        })
+    }
+
+    /// Opens the device, where there is one; the reason why there is none is shown only by `--verbose`.
+    pub(crate) fn open(self, without: &str, output: Output) -> Result<Option<Arc<dyn Device>>> {
+        let detail = |reason: &CudaUnavailable| output.detail(format!("{without} ({reason})"));
+        Ok(self.choice()?.open(detail)?)
+    }
+
+    /// Execution on `threads` threads of the CPU, with what a plan puts on a GPU on this device.
+    pub(crate) fn execution(self, threads: usize) -> Result<Execution> {
+        Ok(Execution {
+            device: self.choice()?,
+            ..Execution::on_cpu(threads)
+        })
+    }
+}
+
+/// The emulated GPU.
+#[cfg(feature = "emulator")]
+fn emulator() -> Result<Arc<dyn Device>> {
+    use powerinfer_emulator::{Emulator, Order};
+    match Emulator::new(2, Order::Forward) {
+        Some(emulator) => Ok(Arc::new(emulator)),
+        None => anyhow::bail!(
+            "there was no C++ compiler when this program was built, so it has no emulator; leave `--device emulated` out"
+        ),
     }
 }
 
 impl EngineArguments {
     /// What to run on, and how.
-    pub(crate) fn execution(&self) -> Execution {
+    pub(crate) fn execution(&self) -> Result<Execution> {
+        Ok(Execution {
+            device: self.device.choice()?,
+            ..self.execution_on_cpu()
+        })
+    }
+
+    /// The same on the CPU alone.
+    pub(crate) fn execution_on_cpu(&self) -> Execution {
         Execution {
-            threads: self.thread_count(),
             activations: self.activations.into(),
             residence: match (self.no_mmap, self.mlock) {
                 (true, _) => Residence::Loaded,
                 (false, true) => Residence::Locked,
                 (false, false) => Residence::Mapped,
             },
-            device: self.device,
-        }
-    }
-
-    /// The same on the CPU alone.
-    pub(crate) fn execution_on_cpu(&self) -> Execution {
-        Execution {
-            device: DeviceArgument::Cpu,
-            ..self.execution()
+            ..Execution::on_cpu(self.thread_count())
         }
     }
 
@@ -191,56 +193,11 @@ pub(crate) fn open_runtime(
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    runtime(bundle, engine.policy_choice(), engine.execution(), output)
-}
-
-/// Makes an open bundle ready.
-pub(crate) fn runtime(
-    mut bundle: Bundle,
-    policy: PolicyChoice,
-    execution: impl Into<Execution>,
-    output: Output,
-) -> Result<Runtime> {
-    let execution = execution.into();
-    let threads = execution.threads;
-    let fits = fits_memory(&bundle, output);
-    if fits && execution.residence != Residence::Loaded {
-        bundle.read_ahead(&Bar::new(output))?;
-    }
-    bundle.hold(execution.residence)?;
-    let plan = bundle.plan();
-    let gpus = plan.budget.vram_split.len();
-    if gpus > 1 {
-        output.say(format!(
-            "the plan is for {gpus} GPUs, which nothing runs on yet: it tells what they would bring"
-        ));
-    }
-    warn_of_too_many(threads, output);
-    let isa = Isa::detect()?;
-    output.detail(format!("kernels: {}, threads: {threads}", isa.name()));
-    let options = Options {
-        threads: Threads::new(isa, threads)?.with_activations(execution.activations),
+    let (policy, execution) = (engine.policy_choice(), engine.execution()?);
+    Ok(Runtime::open(
+        bundle,
         policy,
-    };
-    match gpu::open(bundle.plan(), execution.device, output)? {
-        Some(gpu::Opened::Cuda(card)) => gpu::run_on(card, bundle, options, output),
-        #[cfg(feature = "emulator")]
-        Some(gpu::Opened::Emulator(device)) => Ok(Runtime::with_device(bundle, options, device)?),
-        None => Ok(Runtime::new(bundle, options)?),
-    }
-}
-
-/// Whether memory has room for all of a bundle; says so where it has not.
-fn fits_memory(bundle: &Bundle, output: Output) -> bool {
-    let bytes = bundle.bytes();
-    let Some((_, free)) = crate::machine::memory() else {
-        return true;
-    };
-    if bytes > free {
-        output.say(format!(
-            "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token; a smaller `--quant` at `place` would fit",
-            ByteSize(bytes), ByteSize(free)
-        ));
-    }
-    bytes <= free
+        &execution,
+        &Bar::new(output),
+    )?)
 }

@@ -3,13 +3,16 @@
 // Doc comments are help texts here, with `<placeholders>`.
 #![allow(rustdoc::invalid_html_tags)]
 
+mod budget_arguments;
 mod calibration_text;
+mod certificate_table;
 mod commands;
+mod contention;
 mod engine;
 mod hint;
-mod machine;
 mod model_argument;
 mod output;
+mod plan_table;
 mod predictor_table;
 mod progress;
 
@@ -18,6 +21,7 @@ use std::{io::ErrorKind, process::ExitCode};
 use clap::{Parser, Subcommand};
 use output::Output;
 use powerinfer_artifact::ByteSize;
+use powerinfer_pool::system;
 
 use crate::commands::{
     bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
@@ -113,7 +117,7 @@ fn main() -> ExitCode {
         Command::Simulate(arguments) => simulate::run(&arguments, output),
         Command::Completions(arguments) => completions::run::<Arguments>(&arguments),
     };
-    if let Some(bytes) = machine::peak_memory() {
+    if let Some(bytes) = system::peak_memory() {
         output.detail(format!("peak memory: {}", ByteSize(bytes)));
     }
     match result {

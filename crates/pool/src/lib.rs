@@ -17,8 +17,10 @@
 //! ```
 
 mod chunks;
+mod cores;
 mod credit;
 mod shared;
+pub mod system;
 
 use std::{
     fmt, io,
@@ -26,6 +28,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+pub use cores::usable_cores;
 use shared::Shared;
 
 /// Threads that wait for jobs; dropping it ends them.

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy};
+use powerinfer_artifact::{ArtifactError, ByteSize, Hint, plan::Policy, progress::Interrupted};
 use powerinfer_bundle::BundleError;
-use powerinfer_kernels::{KernelError, cuda::DeviceError};
+use powerinfer_kernels::{
+    KernelError,
+    cuda::{CudaUnavailable, DeviceError},
+};
 use powerinfer_model::ModelError;
 
 /// A bundle that cannot be run as asked.
@@ -125,6 +128,26 @@ pub enum RuntimeError {
         /// Bytes that the plan has.
         budget: u64,
     },
+    /// A GPU was asked for and there is none.
+    #[error("no GPU can be used: {0}")]
+    NoGpu(CudaUnavailable),
+    /// A GPU was asked for and the plan has no use for it.
+    #[error("the plan puts nothing on a GPU")]
+    NothingOnGpu,
+    /// More of the GPU's memory is taken than the plan has for it.
+    #[error(
+        "{} of the GPU's memory are taken, but the plan has a budget of {}",
+        ByteSize(*taken), ByteSize(*budget)
+    )]
+    TakesMore {
+        /// Bytes taken, as the driver reports them.
+        taken: u64,
+        /// Bytes of the budget.
+        budget: u64,
+    },
+    /// The user stopped it.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// Something that only the CPU does.
     #[error("{what} is not supported on a GPU")]
     CpuOnly {
@@ -154,7 +177,9 @@ impl RuntimeError {
             Self::NoRoom { .. } => Some(Hint::ShorterContext),
             Self::OtherPromptCache { .. } => Some(Hint::OtherPromptCache),
             Self::OverBudget { .. } => Some(Hint::MoreVramOrShorterContext),
-            Self::CpuOnly { .. } => Some(Hint::RunOnCpu),
+            Self::CpuOnly { .. } | Self::NoGpu(_) => Some(Hint::RunOnCpu),
+            Self::NothingOnGpu => Some(Hint::PlaceOnGpu),
+            Self::TakesMore { .. } => Some(Hint::SmallerVram),
             Self::InBatch { source, .. } => source.hint(),
             Self::Device(DeviceError::OutOfMemory { .. }) => Some(Hint::LessVram),
             Self::Bundle(error) => error.hint(),

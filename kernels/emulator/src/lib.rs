@@ -13,7 +13,7 @@ mod staging;
 mod unavailable;
 
 use std::{
-    env,
+    io::Write,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -21,7 +21,10 @@ use std::{
     time::Instant,
 };
 
-use powerinfer_kernels::cuda::{CudaDevice, Device, DeviceError, DeviceInfo};
+use powerinfer_kernels::{
+    cuda::{CudaDevice, Device, DeviceError, DeviceInfo},
+    environment,
+};
 
 use self::{
     graph::{Node, RunningGraph},
@@ -55,29 +58,39 @@ pub enum GraphCapture {
     Fails,
 }
 
-/// Set to `gpu` to run tests on a GPU instead of the emulator.
-const DEVICE_VARIABLE: &str = "POWERINFER_TEST_DEVICE";
-
-/// The device for tests: the emulator, or a GPU if `POWERINFER_TEST_DEVICE` is `gpu`. `None` if the emulator was not
-/// built.
+/// The device of a test: the emulator, or a GPU if `POWERINFER_TEST_DEVICE` is `gpu`. `None` as for [`test_emulator`].
 ///
 /// # Panics
 ///
-/// A GPU is asked for and cannot be opened.
+/// The device does not exist and the test is not to be skipped.
 pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
     static GPU: OnceLock<Arc<CudaDevice>> = OnceLock::new();
-    if env::var_os(DEVICE_VARIABLE).is_some_and(|device| device == "gpu") {
+    if environment::tests_on_gpu() {
         let open = || Arc::new(CudaDevice::open(0).expect("a GPU to test"));
         return Some(Arc::clone(GPU.get_or_init(open)) as _);
     }
-    let emulator = Emulator::new(2, order);
+    test_emulator(2, order).map(|emulator| Arc::new(emulator) as _)
+}
+
+/// The emulator of a test, with this many multiprocessors. `None` if it was not built and `POWERINFER_SKIP_EMULATOR` is
+/// set, which is printed even if the output of the test is captured.
+///
+/// # Panics
+///
+/// The emulator was not built and the variable is not set.
+pub fn test_emulator(multiprocessors: usize, order: Order) -> Option<Emulator> {
+    let emulator = Emulator::new(multiprocessors, order);
     if emulator.is_none() {
-        #[allow(clippy::print_stdout)]
-        {
-            println!("skipped: the emulator was not built");
-        }
+        assert!(
+            environment::skips_emulator(),
+            "the CUDA emulator was not built; install a C++ compiler, or set POWERINFER_SKIP_EMULATOR=1"
+        );
+        let test = std::thread::current();
+        let name = test.name().unwrap_or("a test");
+        // Tests capture the output of macros only.
+        let _ = writeln!(std::io::stderr(), "skipped: {name}: no CUDA emulator");
     }
-    emulator.map(|emulator| Arc::new(emulator) as _)
+    emulator
 }
 
 /// The emulated device.

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use powerinfer_emulator::{Emulator, Order};
+use powerinfer_emulator::{Emulator, Order, test_emulator};
 use powerinfer_kernels::cuda::{Device, DeviceError, Launch};
 
 /// Launches a kernel with blocks of 64 threads on 100 elements; returns its output, or the error.
 fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, String>> {
-    let device: Arc<dyn Device> = Arc::new(Emulator::new(1, order)?);
+    let device: Arc<dyn Device> = Arc::new(test_emulator(1, order)?);
     let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
     // The structure `Arguments`: x, out, count.
     let (x_address, out_address) = (device.allocate(400).unwrap(), device.allocate(400).unwrap());
@@ -73,7 +73,7 @@ fn errors_name_the_fault_and_its_place() {
         Some(found) => found.unwrap_err(),
         None => String::new(),
     };
-    if Emulator::new(1, Order::Forward).is_none() {
+    if test_emulator(1, Order::Forward).is_none() {
         return;
     }
     let two = reason("two_barriers", 1);
@@ -102,7 +102,7 @@ fn errors_name_the_fault_and_its_place() {
 #[test]
 #[allow(unsafe_code)]
 fn a_captured_graph_runs_when_it_is_launched_and_not_before() {
-    let Some(device) = Emulator::new(1, Order::Forward) else {
+    let Some(device) = test_emulator(1, Order::Forward) else {
         return;
     };
     let [x, out] = [400, 400].map(|bytes| device.allocate(bytes).unwrap());

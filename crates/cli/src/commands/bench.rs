@@ -10,16 +10,17 @@ mod sides;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, Progress, plan::Policy, random::Random};
+use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
+use powerinfer_planner::machine::speed_test;
+use powerinfer_pool::system;
 use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
-    engine::{self, EngineArguments, open_runtime},
-    machine::{self, measure::speed_test},
+    engine::{EngineArguments, open_runtime},
     model_argument::{self, DEMO, bundle_folder},
     output::{Output, print, print_json},
     progress::Bar,
@@ -114,12 +115,8 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
         let dense = PolicyChoice::Forced(Policy::Dense);
-        engine::runtime(
-            bundle,
-            dense,
-            arguments.engine.execution_on_cpu(),
-            output.silent(),
-        )?
+        let execution = arguments.engine.execution_on_cpu();
+        Runtime::open(bundle, dense, &execution, &Silent)?
     };
     let mut found = check::check(&mut model, &mut dense, &ids[..checked])?;
     if let Some(batches) = &mut batches {
@@ -277,7 +274,7 @@ fn probe_bytes(asked: ByteSize) -> Result<usize> {
     if asked.0 < 1 << 20 {
         bail!("`--probe` is {asked}, which is read in no time; give at least 1MiB");
     }
-    if let Some((_, free)) = machine::memory().filter(|(_, free)| asked.0 > free / 2) {
+    if let Some((_, free)) = system::memory().filter(|(_, free)| asked.0 > free / 2) {
         bail!(
             "`--probe` is {asked} and {} of memory are free; give less",
             ByteSize(free)

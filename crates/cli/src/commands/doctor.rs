@@ -8,15 +8,13 @@ use powerinfer_artifact::{
     hardware::{Cpu, Gpu, Hardware},
 };
 use powerinfer_kernels::Isa;
+use powerinfer_planner::machine::{Thoroughness, gpu_status, measure};
+use powerinfer_pool::{system, usable_cores};
+use powerinfer_runtime::warn_of_too_many_threads;
 use powerinfer_tensor::Format;
 use serde_json::json;
 
 use crate::{
-    machine::{
-        self,
-        cores::{usable_cores, warn_of_too_many},
-        measure::{Thoroughness, measure},
-    },
     output::{Output, Table, print, print_json},
     progress::Bar,
 };
@@ -48,7 +46,7 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     let threads = arguments
         .threads
         .map_or_else(usable_cores, |count| count as usize);
-    warn_of_too_many(threads, output);
+    warn_of_too_many_threads(threads, &Bar::new(output));
     let thoroughness = match arguments.quick {
         true => Thoroughness::Quick,
         false => Thoroughness::Full,
@@ -64,12 +62,12 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     }
     let isa = Isa::detect()?;
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    let memory = machine::memory();
-    let gpu_status = no_gpu.unwrap_or_else(machine::gpu_status);
+    let memory = system::memory();
+    let gpu_status = no_gpu.unwrap_or_else(gpu_status);
     if arguments.json {
         let cpu = &hardware.cpu;
         return print_json(&json!({
-            "processor": machine::processor(),
+            "processor": system::processor(),
             "threads": threads,
             "instruction_set": isa.name(),
             "instruction_sets": available,
@@ -92,7 +90,7 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     );
     let mut text = format!(
         "processor       {}\nthreads         {threads}\nkernels         {} (of {})\nmemory          {memory}\n",
-        machine::processor(),
+        system::processor(),
         isa.name(),
         available.join(", "),
     );

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{Progress, certificate::Estimate, plan::Policy};
+use powerinfer_artifact::{Progress, certificate::Estimate, plan::Policy, progress::Silent};
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
@@ -14,7 +14,8 @@ use powerinfer_eval::{
     statistics::{Paired, share},
 };
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -25,7 +26,6 @@ use super::{
 };
 use crate::{
     calibration_text::{check_paths, texts},
-    engine::runtime,
     model_argument::{self, DEMO, bundle_folder},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
@@ -158,14 +158,14 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         length,
         stride: (length / 2).max(1),
     };
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks);
-    let threads = arguments
-        .threads
-        .unwrap_or_else(crate::machine::cores::usable_cores);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
+    let threads = arguments.threads.unwrap_or_else(usable_cores);
+    let execution = Execution::on_cpu(threads);
     let has_predictors = bundle
         .predictors()
         .is_some_and(|file| file.layers().iter().all(|summary| summary.rank > 0));
-    let mut dense = runtime(bundle, PolicyChoice::Forced(Policy::Dense), threads, output)?;
+    let policy = PolicyChoice::Forced(Policy::Dense);
+    let mut dense = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
     let arms = arms(arguments, has_predictors);
     let bar = Bar::new(output);
     let steps = arms.len() * (total + tasks.len());
@@ -176,12 +176,8 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             Arm::Skip(_) => Policy::Predicted,
             _ => Policy::Dense,
         };
-        let mut other = runtime(
-            open()?,
-            PolicyChoice::Forced(policy),
-            threads,
-            output.silent(),
-        )?;
+        let policy = PolicyChoice::Forced(policy);
+        let mut other = Runtime::open(open()?, policy, &execution, &Silent)?;
         let mut coldest = None;
         match arm {
             Arm::None => {}

@@ -13,17 +13,16 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods, statistics::Interval};
 use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_planner::certify;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
 
-use super::{
-    place::certify,
-    sweep::{FEW_TOKENS, told_rise},
-};
+use super::sweep::{FEW_TOKENS, told_rise};
 use crate::{
     calibration_text::{check_paths, texts},
+    certificate_table,
     engine::{
         PolicyArgument,
         evaluated::{Model, SubjectArguments},
@@ -366,11 +365,11 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
             bundle.folder().display()
         );
     }
-    let found = certify::measure_again(bundle, written, output)?;
+    let found = certify::measure_again(bundle, written, &Bar::new(output))?;
     if json {
         print_json(&found)?;
     } else {
-        print(certify::describe(&found))?;
+        print(certificate_table::describe(&found))?;
     }
     if let Some(difference) = certify::difference(written, &found) {
         bail!("measured again, {difference}; the bundle is not what was certified");

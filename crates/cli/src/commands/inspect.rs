@@ -16,15 +16,16 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, Weight};
+use powerinfer_model::{Checkpoint, Files, Weight};
 use powerinfer_profile::{Profile, html};
 use serde_json::{Value, json};
 
-use super::place::certify;
 use crate::{
-    model_argument,
+    certificate_table, model_argument,
     output::{Output, percent, print, print_json},
+    plan_table,
     predictor_table::tables,
 };
 
@@ -107,7 +108,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => tensors(path),
             Some("json") => document(path, verify),
-            Some("gguf") => model(&Checkpoint::open(path)?, verify),
+            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, verify),
             _ if is_safetensors(path) => tensors(path),
             _ => bail!(
                 "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
@@ -121,7 +122,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
     } else if inside(predictor_file::FILE) {
         predictors(&path.join(predictor_file::FILE))
     } else if inside("config.json") {
-        model(&Checkpoint::open(path)?, verify)
+        model(&open_checkpoint(Files::open(path)?)?, verify)
     } else {
         work_folder(path, verify)
     }
@@ -231,7 +232,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         plan.budget.context_tokens,
         plan.budget.kv_cache,
     );
-    if let Some(inputs) = super::place::inputs::describe(plan) {
+    if let Some(inputs) = plan_table::inputs(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
     }
     for (name, digest) in &manifest.files {
@@ -249,7 +250,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         );
     }
     if let Some(certificate) = certificate {
-        text.push_str(&certify::describe(certificate));
+        text.push_str(&certificate_table::describe(certificate));
         if verify {
             text.push_str("the certificate is of these weights, this plan and this text; `powerinfer eval fidelity --certificate` measures it again\n");
         }
@@ -376,7 +377,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             let document = Document::<Certificate>::read(path, format, version)?;
             Ok(Report {
                 has_digests: false,
-                text: describe(&document.header) + &certify::describe(&document.body),
+                text: describe(&document.header) + &certificate_table::describe(&document.body),
                 json: json!(document),
             })
         }
@@ -388,7 +389,7 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             let text = format!(
                 "{}{}",
                 describe(&plan.header),
-                super::place::describe(&plan.body)
+                plan_table::describe(&plan.body)
             );
             Ok(Report {
                 has_digests: false,

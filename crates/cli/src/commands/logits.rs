@@ -15,16 +15,17 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::PolicyChoice;
+use powerinfer_runtime::{PolicyChoice, Runtime};
 
 use crate::{
     engine::{
         EngineArguments, PolicyArgument,
         evaluated::{EngineKind, pack_plain},
-        open_runtime, runtime,
+        open_runtime,
     },
     model_argument::{self, bundle_folder},
     output::Output,
+    progress::Bar,
 };
 
 /// Which logits to write, and where to.
@@ -78,11 +79,9 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 arguments.ids.len(),
                 &folder.path().join("bundle"),
             )?;
-            let execution = arguments.execution.execution();
-            forward(
-                runtime(bundle, PolicyChoice::Forced(policy), execution, output)?,
-                &arguments.ids,
-            )?
+            let (policy, bar) = (PolicyChoice::Forced(policy), Bar::new(output));
+            let model = Runtime::open(bundle, policy, &arguments.execution.execution()?, &bar)?;
+            forward(model, &arguments.ids)?
         }
         (EngineKind::Reference, false) => {
             if policy.is_some_and(|policy| policy != PolicyArgument::Dense) {

@@ -5,18 +5,21 @@ use std::path::PathBuf;
 use anyhow::Result;
 use powerinfer_artifact::predictor_file::PredictorFile;
 use powerinfer_kernels::Isa;
+use powerinfer_planner::{Request, Scratch, certify_packed, plan};
 use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard};
 
 use super::{
-    place::{self, BudgetArguments, Request, Scratch},
     profile::{self, TraceArguments},
     train_predictors::{self, TrainingArguments},
 };
 use crate::{
+    budget_arguments::BudgetArguments,
     calibration_text::{CalibrationArguments, calibration, check_paths},
+    certificate_table::say_certificate,
     model_argument,
     output::Output,
+    plan_table::say_result,
     progress::Bar,
 };
 
@@ -96,36 +99,26 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     };
 
     let out = folder.join("bundle");
-    let request = Request::of(
-        &checkpoint,
-        &profile,
-        predictors.as_ref(),
-        &arguments.budget,
-    )?;
+    let options = arguments.budget.options()?;
+    let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options)?;
     match request.packed(&checkpoint, quant, &out) {
         Some(bundle) => {
             output.say(format!("bundle: `{}` is up to date", out.display()));
             // A run may have been stopped between packing and certifying.
             if bundle.certificate().is_none() {
-                let budget = &arguments.budget;
                 let bundle =
-                    place::certify_again(bundle, &checkpoint, &profile, &request, budget, output)?;
-                place::say_certificate(&bundle, output);
+                    certify_packed(bundle, &checkpoint, &profile, &request, &options, &bar)?;
+                say_certificate(&bundle, output);
             }
         }
         None => {
-            let placement = place::solve(
-                &checkpoint,
-                &profile,
-                predictors,
-                &arguments.budget,
-                Scratch::Beside(&out),
-                output,
-            )?;
-            placement.say_result(output);
-            let bundle = placement.pack(&checkpoint, &out, output)?;
-            let bundle = placement.certify(bundle, output)?;
-            place::say_certificate(&bundle, output);
+            let scratch = Scratch::Beside(&out);
+            let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
+            say_result(placement.plan(), placement.report(), output);
+            let bundle = placement.pack(&checkpoint, &out, &bar)?;
+            output.say(format!("bundle written to `{}`", bundle.folder().display()));
+            let bundle = placement.certify(bundle, &bar)?;
+            say_certificate(&bundle, output);
         }
     }
     output.say(format!("ready: `powerinfer run {}`", folder.display()));

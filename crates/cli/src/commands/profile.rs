@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     calibration_text::{CalibrationArguments, calibration, check_paths},
-    engine::{DeviceArgument, gpu},
+    engine::DeviceArgument,
     model_argument,
     output::{Output, Table, percent, print, print_json, sparkline},
     progress::Bar,
@@ -66,7 +66,11 @@ impl TraceArguments {
         out: &Path,
         output: Output,
     ) -> Result<Profile> {
-        let card = gpu::to_profile(self.device, output)?;
+        let card = self.device.open("the CPU profiles", output)?;
+        if let Some(card) = &card {
+            let name = &card.info().name;
+            output.say(format!("{name}: layers run there, one after the other"));
+        }
         let bar = Bar::new(output);
         Ok(measure(
             checkpoint,

@@ -1,12 +1,6 @@
 //! `powerinfer simulate`: how fast a model would be on a machine, without its weights.
 
-#[cfg(test)]
-mod against_published;
 mod answer;
-pub(crate) mod engine;
-mod published;
-pub(crate) mod step;
-mod subject;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
@@ -14,17 +8,19 @@ use powerinfer_artifact::{
     plan::{Budget, Policy},
 };
 use powerinfer_model::ModelConfig;
+use powerinfer_planner::{
+    read_hardware,
+    simulate::{Activity, Request, Said},
+};
 use powerinfer_synth::Shape;
 use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{
-    commands::place::request::read_hardware,
     engine::PolicyArgument,
     output::{Output, print, print_json},
 };
 
-use answer::Request;
-use published::{Activity, Said};
+use answer::{describe, say_result};
 
 /// Longest context unless told otherwise.
 const DEFAULT_CONTEXT: usize = 2048;
@@ -90,8 +86,8 @@ pub(crate) fn run(arguments: &SimulateArguments, output: Output) -> Result<()> {
     if arguments.json {
         return print_json(&answer);
     }
-    print(answer.describe())?;
-    answer.say_result(output);
+    print(describe(&answer))?;
+    say_result(&answer, output);
     Ok(())
 }
 

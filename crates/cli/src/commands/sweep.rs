@@ -19,14 +19,16 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Policy, Threshold},
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_planner::{read_hardware, search::windows};
+use powerinfer_pool::{system, usable_cores};
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
 use powerinfer_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::json;
@@ -38,16 +40,13 @@ use self::{
     quality::{Items, beginning},
     rows::{Identity, Row},
 };
-use super::{
-    eval_text::Extent,
-    place::{request::read_hardware, search},
-};
+use super::eval_text::Extent;
 use crate::{
     calibration_text::{check_paths, texts},
-    engine::{DeviceArgument, Execution, gpu, runtime},
-    machine::{self, cores::usable_cores},
+    engine::DeviceArgument,
     model_argument::{self, DEMO, bundle_folder},
     output::{Output, print, print_json},
+    progress::Bar,
 };
 
 /// Which grid, and what is measured at its points.
@@ -80,7 +79,7 @@ struct Sweep<'a> {
     arguments: &'a SweepArguments,
     folder: PathBuf,
     bundle: Bundle,
-    layers: Vec<LayerPlacing>,
+    layers: Vec<LayerInputs>,
     tokenizer: Tokenizer,
     items: Items,
     /// The machine that placements are for, as the model finds it.
@@ -184,9 +183,9 @@ impl<'a> Sweep<'a> {
             audited: beginning(&texts, measures.audit_tokens.max(2)),
             alone: beginning(&texts, measures.layer_tokens),
             texts,
-            windows: search::windows(&bundle),
+            windows: windows(&bundle),
             extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
             problems,
             seed: measures.seed,
         };
@@ -195,7 +194,10 @@ impl<'a> Sweep<'a> {
             // A plan has its machine as the model finds it already.
             None => bundle.plan().hardware.clone(),
         };
-        let device = gpu::available(measures.device, output)?;
+        let device = measures
+            .device
+            .open("placements are not run, but predicted", output)?;
+        let device = device.map(|device| device.info().name.clone());
         Ok(Self {
             layers: bundle.placing()?,
             threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
@@ -237,7 +239,7 @@ impl<'a> Sweep<'a> {
             "tasks": self.items.tasks.len(),
             "problems": [problems.transpose()?.map(|digest| digest.to_string()), Some(self.items.problems.len().to_string())],
             "hardware": self.hardware,
-            "processor": machine::processor(),
+            "processor": system::processor(),
             "instruction_set": Isa::detect()?.name(),
             "probe": measures.probe.0,
             "threads": self.threads,
@@ -262,7 +264,7 @@ impl<'a> Sweep<'a> {
             text: self.items.digest(),
             seed: self.items.seed,
             tool: concat!("powerinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
-            processor: machine::processor(),
+            processor: system::processor(),
             instruction_set: Isa::detect()?.name().to_owned(),
         })
     }
@@ -280,14 +282,17 @@ impl<'a> Sweep<'a> {
             None => level.policy(),
         };
         let policy = PolicyChoice::Forced(policy);
-        let mut model = runtime(self.open()?, policy, self.on(DeviceArgument::Cpu), output)?;
+        let execution = self.on(DeviceArgument::Cpu)?;
+        let mut model = Runtime::open(self.open()?, policy, &execution, &Bar::new(output))?;
         level.apply(&mut model, thresholds)?;
         Ok(model)
     }
 
-    fn on(&self, device: DeviceArgument) -> Execution {
-        let activations = self.arguments.measures.activations;
-        Execution::on(device, self.threads).with_activations(activations)
+    fn on(&self, device: DeviceArgument) -> Result<Execution> {
+        Ok(Execution {
+            activations: self.arguments.measures.activations.into(),
+            ..device.execution(self.threads)?
+        })
     }
 }
 

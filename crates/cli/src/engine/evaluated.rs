@@ -13,17 +13,18 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
+use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
 use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{DeviceArgument, Execution, runtime};
+use super::DeviceArgument;
 use crate::{
-    machine::cores::usable_cores,
     model_argument::{self, DEMO, bundle_folder},
     output::Output,
+    progress::Bar,
 };
 
 /// Which forward pass.
@@ -201,8 +202,8 @@ impl Evaluated {
         match &self.source {
             Source::Bundle { folder, .. } => {
                 let bundle = Bundle::open(folder, Verification::Quick)?;
-                let execution = Execution::on(self.device, self.threads);
-                let runtime = runtime(bundle, policy, execution, output)?;
+                let execution = self.device.execution(self.threads)?;
+                let runtime = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
                 Ok(Model::Runtime(Box::new(runtime)))
             }
             Source::Reference(checkpoint) => {

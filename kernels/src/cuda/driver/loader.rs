@@ -3,7 +3,6 @@
 use std::{
     ffi::{CStr, c_void},
     fs,
-    path::PathBuf,
 };
 
 use cudarc::driver::{
@@ -12,6 +11,7 @@ use cudarc::driver::{
 };
 
 use super::{CudaDevice, CudaUnavailable};
+use crate::environment;
 
 /// The compiled modules: name and PTX.
 pub(super) const MODULES: [(&str, &str); 5] = [
@@ -24,9 +24,6 @@ pub(super) const MODULES: [(&str, &str); 5] = [
     ("projection", include_str!("../../../ptx/projection.ptx")),
     ("prompt", include_str!("../../../ptx/prompt.ptx")),
 ];
-
-/// Folder whose `NAME.ptx` or `NAME.cubin` replace the embedded modules.
-const FOLDER_VARIABLE: &str = "POWERINFER_PTX_DIR";
 
 /// Driver functions that are called, by this module and by cudarc.
 const FUNCTIONS: [&str; 47] = [
@@ -108,8 +105,7 @@ impl CudaDevice {
             reason,
         };
         let mut image = ptx.as_bytes().to_vec();
-        if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
-            let folder = PathBuf::from(folder);
+        if let Some(folder) = environment::ptx_folder() {
             let files = ["cubin", "ptx"].map(|kind| folder.join(format!("{name}.{kind}")));
             if let Some(file) = files.iter().find(|file| file.exists()) {
                 image =

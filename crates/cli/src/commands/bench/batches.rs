@@ -6,12 +6,13 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, progress::Interrupted};
 use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_model::LanguageModel;
+use powerinfer_pool::system;
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Sequence, Stage};
 use serde::Serialize;
 
 use super::measure::{Bench, Measured, Repeat, Work, summary};
 use crate::{
-    machine::{self, contention::CpuTimes},
+    contention::CpuTimes,
     output::{Table, percent},
     progress::interrupted,
 };
@@ -222,7 +223,7 @@ fn check_room(model: &Runtime, sequences: usize, tokens: usize) -> Result<()> {
     let format = model.bundle().plan().budget.kv_cache;
     let each = kv_bytes(config, tokens as u64, format).saturating_mul(config.layer_count as u64);
     let needed = each.saturating_mul(sequences as u64);
-    if let Some((_, free)) = machine::memory().filter(|(_, free)| needed > *free) {
+    if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
         bail!(
             "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or place the bundle again with a smaller `--kv-cache`",
             ByteSize(needed),

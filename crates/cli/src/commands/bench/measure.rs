@@ -12,7 +12,7 @@ use powerinfer_runtime::{
 use serde::Serialize;
 
 use crate::{
-    machine::contention::{Contention, CpuTimes},
+    contention::{Contention, CpuTimes},
     progress::interrupted,
 };
 

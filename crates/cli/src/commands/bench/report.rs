@@ -6,6 +6,7 @@ use anyhow::Result;
 use powerinfer_artifact::{ByteSize, plan::Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
+use powerinfer_pool::system;
 use powerinfer_runtime::Runtime;
 use serde_json::json;
 
@@ -17,7 +18,7 @@ use super::{
     sides::Sides,
 };
 use crate::{
-    machine::{self, contention::Contention},
+    contention::Contention,
     output::{Table, percent},
 };
 
@@ -62,12 +63,12 @@ impl Report<'_> {
                 "files": bundle.manifest_document().body.files,
             },
             "machine": {
-                "processor": machine::processor(),
+                "processor": system::processor(),
                 "system": std::env::consts::OS,
                 "instruction_set": self.isa.name(),
                 "cores": std::thread::available_parallelism().map_or(1, usize::from),
                 "threads": self.threads,
-                "ram_bytes": machine::memory().map(|(total, _)| total),
+                "ram_bytes": system::memory().map(|(total, _)| total),
             },
             "policy": self.policy.map_or_else(|| "planned".to_owned(), |policy| policy.to_string()),
             "layer_policies": self.model.policies(),
@@ -102,7 +103,7 @@ impl Report<'_> {
         writeln!(
             text,
             "machine         {}, {}, {}",
-            machine::processor(),
+            system::processor(),
             self.isa,
             threads(self.threads)
         )?;

@@ -11,8 +11,10 @@ use powerinfer_artifact::{
     write::write_file,
 };
 
-use super::describe::{PLACEMENTS, place, placements, predicted};
-use crate::output::{Output, percent};
+use crate::{
+    output::{Output, percent},
+    plan_table::{PLACEMENTS, place, placements, predicted},
+};
 
 /// Refuses a page that would be among the files of the bundle in `folder`, which are replaced, or
 /// that would take the place of something that is no page.

@@ -9,13 +9,11 @@ use powerinfer_artifact::{
     threshold_curve::{ERRORS, ThresholdCurve},
 };
 use powerinfer_bundle::{Bundle, neuron_bytes};
+use powerinfer_planner::modes::cheapest_at;
 use powerinfer_runtime::Runtime;
 use powerinfer_solver::NeuronShape;
 
-use crate::{
-    commands::place::modes::cheapest_at,
-    output::{parse_percent, percent},
-};
+use crate::output::{parse_percent, percent};
 
 /// A policy, and how far it goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -181,7 +179,7 @@ impl Level {
         };
         let dropped: Vec<f64> = curve.levels.iter().map(|one| 1.0 - one.density).collect();
         let place = between(&dropped, share)?;
-        Some(curve.between_levels(place))
+        Some(curve.at_level(place))
     }
 
     fn out_of_reach(

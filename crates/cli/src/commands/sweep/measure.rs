@@ -1,8 +1,9 @@
 //! Measures the points of a grid, level by level.
 
 use anyhow::Result;
-use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold};
+use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold, progress::Silent};
 use powerinfer_kernels::Isa;
+use powerinfer_planner::machine::{Thoroughness, measure};
 use powerinfer_runtime::{LayerAudit, PolicyChoice, ReadProbe, Runtime};
 use powerinfer_solver::{Candidate, SolveError};
 
@@ -15,11 +16,7 @@ use super::{
     rows::{Identity, LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
     speed::{Clock, Prediction},
 };
-use crate::{
-    engine::{DeviceArgument, runtime},
-    machine::measure::{Thoroughness, measure},
-    progress::Bar,
-};
+use crate::{engine::DeviceArgument, progress::Bar};
 
 impl Sweep<'_> {
     /// Refuses levels that the bundle cannot follow, before anything is measured.
@@ -239,7 +236,7 @@ impl Sweep<'_> {
             None => DeviceArgument::Cpu,
         };
         let policy = PolicyChoice::Forced(level.policy());
-        let mut model = runtime(bundle, policy, self.on(device), self.output.silent())?;
+        let mut model = Runtime::open(bundle, policy, &self.on(device)?, &Silent)?;
         if let Level::Predicted(by) = level
             && by != 0.0
         {

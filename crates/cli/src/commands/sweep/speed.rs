@@ -13,7 +13,7 @@ use super::{
     rows::{Latency, Measured, Spread},
 };
 use crate::{
-    machine::contention::{Contention, CpuTimes},
+    contention::{Contention, CpuTimes},
     progress::Bar,
 };
 

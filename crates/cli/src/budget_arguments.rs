@@ -1,0 +1,194 @@
+//! Options that say what a plan may use, what is best, and which parts are pinned.
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{Objective, Policy},
+};
+use powerinfer_planner::{Pin, PlanOptions, Vram, read_hardware};
+use powerinfer_solver::Backend;
+use powerinfer_tensor::{CacheFormat, Format};
+
+use crate::{engine::PolicyArgument, output::parse_percent};
+
+/// What may be used, and in which format.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Budget")]
+pub(crate) struct BudgetArguments {
+    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none,
+    /// `auto` what is free now less 256 MiB, and `24G,12G` two GPUs, which are planned for ahead
+    #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
+    vram: Vram,
+    /// Memory to use on the CPU [default: all of this machine's, or of the one `--hardware` names]
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<ByteSize>,
+    /// Tokens that the KV cache has room for [default: the model's context, at most 4096]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Format of the KV cache: f16, q8_0 at about half the memory, or f32 [default: f16]
+    #[arg(long, value_name = "FORMAT")]
+    kv_cache: Option<CacheFormat>,
+    /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
+    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: rtx4090]
+    #[arg(long, value_name = "NAME|FILE")]
+    hardware: Option<String>,
+    /// Which neurons every layer computes [default: what is quickest within the allowed rise of
+    /// perplexity, layer by layer]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<PolicyArgument>,
+    /// By how much skipping neurons may raise perplexity, on text held back from the profile
+    /// [default: 1%]
+    #[arg(long, value_name = "SHARE%")]
+    max_ppl_increase: Option<Rise>,
+    /// Leave out this share of the inputs of attention's projections, the smallest, and of gate and up
+    /// where every neuron is computed [default: none]
+    #[arg(long, value_name = "SHARE%")]
+    input_sparsity: Option<InputSparsity>,
+    /// Tokens of held-back text to certify the bundle on, and as many to decide on; 0 certifies
+    /// nothing [default: 8192, for models beyond a billion parameters fewer]
+    #[arg(long, value_name = "N")]
+    certify_tokens: Option<usize>,
+    /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
+    #[arg(long, value_name = "FORMAT")]
+    quant: Option<Format>,
+    #[command(flatten)]
+    placement: PlacementArguments,
+}
+
+/// A rise as a share, given in percent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rise(f64);
+
+impl std::str::FromStr for Rise {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match parse_percent(text) {
+            Some(share) if (0.0..=10.0).contains(&share) => Ok(Self(share)),
+            _ => Err("give a share in percent, such as `1%` or `0.5%`".to_owned()),
+        }
+    }
+}
+
+/// A share of inputs to leave out, given in percent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct InputSparsity(f64);
+
+impl std::str::FromStr for InputSparsity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match parse_percent(text) {
+            Some(share) if share > 0.0 && share < 1.0 => Ok(Self(share)),
+            _ => Err(
+                "give a share above 0 % and below 100 %, such as `25%`; without the option all inputs are read"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+impl BudgetArguments {
+    /// Format of the weights.
+    pub(crate) fn quant(&self) -> Format {
+        self.quant.unwrap_or(Format::Q8_0)
+    }
+
+    /// The first option given that decides what a bundle computes.
+    pub(crate) fn deciding_option(&self) -> Option<&'static str> {
+        let given = [
+            ("--policy", self.policy.is_some()),
+            ("--max-ppl-increase", self.max_ppl_increase.is_some()),
+            ("--input-sparsity", self.input_sparsity.is_some()),
+            ("--certify-tokens", self.certify_tokens.is_some()),
+            ("--quant", self.quant.is_some()),
+        ];
+        let mut given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.next().map(|(option, _)| option)
+    }
+
+    /// As the planner takes them.
+    pub(crate) fn options(&self) -> Result<PlanOptions> {
+        let PlacementArguments {
+            objective,
+            solver,
+            pins,
+        } = &self.placement;
+        Ok(PlanOptions {
+            vram: self.vram.clone(),
+            ram_bytes: self.ram.map(|ram| ram.0),
+            context: self.context,
+            kv_cache: self.kv_cache,
+            hardware: self.hardware.as_deref().map(read_hardware).transpose()?,
+            policy: self.policy.map(Policy::from),
+            max_perplexity_increase: self.max_ppl_increase.map(|Rise(share)| share),
+            input_sparsity: self.input_sparsity.map(|InputSparsity(share)| share),
+            certify_tokens: self.certify_tokens,
+            quant: self.quant,
+            objective: match objective {
+                ObjectiveArgument::Latency => Objective::Latency,
+                ObjectiveArgument::Impact => Objective::Impact,
+            },
+            backend: match solver {
+                SolverArgument::Auto => Backend::Auto,
+                SolverArgument::Decomposition => Backend::Decomposition,
+                SolverArgument::Microlp => Backend::Microlp,
+                SolverArgument::Highs => Backend::Highs,
+            },
+            pins: pins.clone(),
+        })
+    }
+}
+
+/// What is best, and what has to be where.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Placement")]
+struct PlacementArguments {
+    /// What the plan makes as good as it can be
+    #[arg(long, value_enum, default_value_t = ObjectiveArgument::Latency)]
+    objective: ObjectiveArgument,
+    /// What solves it
+    #[arg(long, value_enum, default_value_t = SolverArgument::Auto)]
+    solver: SolverArgument,
+    /// Keep a part on one side: `layers`, `attention` or `head`, of some layers only as in
+    /// `layers:0-9=gpu`; may be given several times
+    #[arg(long = "pin", value_name = "PART=gpu|cpu")]
+    pins: Vec<Pin>,
+}
+
+/// What a plan makes as good as it can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ObjectiveArgument {
+    /// The least time for a token
+    Latency,
+    /// The paper's: the most activations on the GPU, attention and the rest there first
+    Impact,
+}
+
+/// What solves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SolverArgument {
+    /// Whatever proves its answer first
+    Auto,
+    /// A price on memory, exact choices per layer and an exact search for the rest
+    Decomposition,
+    /// A mixed integer program, by microlp
+    Microlp,
+    /// The same by HiGHS, in builds with the feature `highs`
+    Highs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_share_is_taken() {
+        assert_eq!("25%".parse(), Ok(InputSparsity(0.25)));
+        assert_eq!("0.5 %".parse(), Ok(InputSparsity(0.005)));
+        for bad in ["0%", "100%", "-1%", "NaN%", "25", "x", ""] {
+            let told = bad.parse::<InputSparsity>().unwrap_err();
+            assert!(told.contains("such as `25%`"), "{told}");
+        }
+    }
+}

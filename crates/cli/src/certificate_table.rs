@@ -1,0 +1,97 @@
+//! A certificate in words and a table.
+
+use powerinfer_artifact::certificate::Certificate;
+use powerinfer_bundle::Bundle;
+
+use crate::output::{Output, Table, percent};
+
+/// The certificate in lines.
+pub(crate) fn describe(certificate: &Certificate) -> String {
+    let Certificate {
+        scoring,
+        perplexity_rise,
+        ..
+    } = certificate;
+    let begins = match scoring.bos_token {
+        Some(token) => format!("every text begins with token {token}"),
+        None => "nothing is put before a text".to_owned(),
+    };
+    let verdict = match (certificate.holds(), certificate.tokens_needed()) {
+        (true, _) => format!(
+            "within the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
+        (false, Some(tokens)) => format!(
+            "not shown to be within the {} allowed; that takes about {tokens} tokens",
+            share(certificate.perplexity_budget)
+        ),
+        (false, None) => format!(
+            "more than the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
+    };
+    let divergence = match certificate.tokens_to_first_divergence {
+        None => "in none of the texts".to_owned(),
+        Some(tokens) => format!(
+            "after {tokens} {} (median), in {} of the texts",
+            if tokens == 1 { "token" } else { "tokens" },
+            percent(1.0 - certificate.texts_without_divergence)
+        ),
+    };
+    let mut table = Table::new(&[
+        "layer",
+        "policy",
+        "FFN error",
+        "99 %",
+        "band",
+        "contributions",
+    ]);
+    for layer in &certificate.layers {
+        table.row(vec![
+            layer.layer.to_string(),
+            layer.policy.to_string(),
+            percent(layer.relative_error),
+            percent(layer.relative_error_p99),
+            percent(layer.error_bound),
+            percent(layer.contribution_recall),
+        ]);
+    }
+    format!(
+        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3} ± {:.3} % (95 % confidence), {verdict}\n\
+         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
+         likeliest token   the same for {}; first another one {divergence}\n\
+         FFN neurons       {} computed\n{table}",
+        scoring.tokens,
+        scoring.texts,
+        scoring.window,
+        scoring.stride,
+        certificate.perplexity,
+        certificate.dense_perplexity,
+        100.0 * perplexity_rise.value,
+        100.0 * perplexity_rise.margin,
+        certificate.kl_divergence_mean.value,
+        certificate.kl_divergence_p99,
+        percent(certificate.top1_agreement),
+        percent(certificate.ffn_neurons_computed),
+    )
+}
+
+/// A share in percent, without needless zeros.
+fn share(share: f64) -> String {
+    format!("{} %", (share * 1e6).round() / 1e4)
+}
+
+/// Says in a line what a bundle is certified for.
+pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
+    if let Some(certificate) = bundle.certificate() {
+        output.say(format!(
+            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} ± {:.2} % over `dense`, the same likeliest token for {}, {} of the FFN neurons computed",
+            certificate.scoring.tokens,
+            100.0 * certificate.perplexity_rise.value,
+            100.0 * certificate.perplexity_rise.margin,
+            percent(certificate.top1_agreement),
+            percent(certificate.ffn_neurons_computed),
+        ));
+    }
+}

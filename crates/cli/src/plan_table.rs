@@ -1,0 +1,246 @@
+//! A plan in words and tables.
+
+use powerinfer_artifact::{
+    ByteSize,
+    plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan},
+};
+use powerinfer_solver::SolveReport;
+
+use crate::output::{Output, Table, percent};
+
+/// The plan as tables: layers, memories, and what else could have been.
+pub(crate) fn describe(plan: &Plan) -> String {
+    let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
+    if let Some(forecast) = &plan.forecast {
+        let mut table = Table::new(&PLACEMENTS);
+        for row in placements(plan, forecast) {
+            table.row(row);
+        }
+        text += &format!("\n{table}");
+        for sentence in predicted(plan, forecast) {
+            text += &format!("{sentence}\n");
+        }
+    }
+    text
+}
+
+fn layers(plan: &Plan) -> String {
+    let has_gpus = plan.budget.vram_split.len() > 1;
+    let mut columns = vec!["layer", "policy"];
+    columns.extend(has_gpus.then_some("GPU"));
+    columns.extend([
+        "attention",
+        "hot neurons",
+        "carry",
+        "on GPU",
+        "on CPU",
+        "GPU µs",
+        "CPU µs",
+        "sync µs",
+        "layer µs",
+        "waits for",
+    ]);
+    let mut table = Table::new(&columns);
+    for layer in &plan.layers {
+        let mut row = vec![layer.layer.to_string(), layer.policy.to_string()];
+        row.extend(has_gpus.then(|| layer.gpu.to_string()));
+        row.extend([
+            layer.attention.to_string(),
+            format!("{}/{}", layer.hot_count, layer.neuron_count),
+            percent(layer.hot_share),
+            ByteSize(layer.gpu_bytes).to_string(),
+            ByteSize(layer.cpu_bytes).to_string(),
+            format!("{:.1}", layer.gpu_microseconds),
+            format!("{:.1}", layer.cpu_microseconds),
+            format!("{:.1}", layer.sync_microseconds),
+            format!("{:.1}", layer.microseconds),
+            layer
+                .limit
+                .map_or("-".to_owned(), |limit| limit.to_string()),
+        ]);
+        table.row(row);
+    }
+    table.to_string()
+}
+
+fn reasons(plan: &Plan) -> String {
+    let layers = plan.layers.iter();
+    let lines = layers.map(|layer| {
+        format!(
+            "layer {}: {}; {}\n",
+            layer.layer, layer.policy, layer.reason
+        )
+    });
+    lines.collect()
+}
+
+/// Where a line's memory is.
+pub(crate) fn place(plan: &Plan, line: &BudgetLine) -> String {
+    match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
+        true => format!("gpu {}", line.gpu),
+        false => line.device.to_string(),
+    }
+}
+
+fn memory(plan: &Plan) -> String {
+    let mut lines = Table::new(&["memory", "where", "bytes"]);
+    for line in &plan.lines {
+        lines.row(vec![
+            line.name.clone(),
+            place(plan, line),
+            ByteSize(line.bytes).to_string(),
+        ]);
+    }
+    for (gpu, budget) in plan.budget.vram_split.iter().enumerate() {
+        let here = plan.lines.iter();
+        let here = here.filter(|line| line.device == Device::Gpu && line.gpu == gpu);
+        lines.row(vec![
+            format!("total, of {}", ByteSize(*budget)),
+            format!("gpu {gpu}"),
+            ByteSize(here.map(|line| line.bytes).sum()).to_string(),
+        ]);
+    }
+    for device in [Device::Gpu, Device::Cpu] {
+        if device == Device::Gpu && plan.budget.vram_split.len() > 1 {
+            continue;
+        }
+        lines.row(vec![
+            format!("total, of {}", ByteSize(plan.budget.bytes(device))),
+            device.to_string(),
+            ByteSize(plan.totals.bytes(device)).to_string(),
+        ]);
+    }
+    lines.to_string()
+}
+
+/// Headings of [`placements`].
+pub(crate) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
+
+/// The plan and other ways of placing, a row each.
+pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
+    let own = plan.totals.microseconds_per_token;
+    let row = |name: String, time: f64, ratio: String| {
+        let speed = format!("{:.1}", 1e6 / time);
+        vec![name, format!("{time:.1}"), speed, ratio]
+    };
+    let mut rows = vec![row("this plan".to_owned(), own, String::new())];
+    rows.extend(forecast.baselines.iter().map(|baseline| {
+        let time = baseline.microseconds_per_token;
+        let name = match baseline.fits_ram {
+            true => baseline.name.clone(),
+            false => format!("{} (more than the RAM allowed)", baseline.name),
+        };
+        row(name, time, format!("{:.2}× as fast", time / own))
+    }));
+    rows
+}
+
+/// What else is predicted of the plan, a sentence each.
+pub(crate) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut speeds: Vec<String> = forecast
+        .decode
+        .iter()
+        .map(|speed| match speed.batch {
+            1 => format!(
+                "{:.1} tokens/s decoding one sequence",
+                speed.tokens_per_second
+            ),
+            batch => format!("{:.1} decoding {batch} at once", speed.tokens_per_second),
+        })
+        .collect();
+    if let Some(prompt) = forecast.prompt_tokens_per_second {
+        speeds.push(format!("{prompt:.1} reading a prompt of {PROMPT_TOKENS}"));
+    }
+    if !speeds.is_empty() {
+        sentences.push(format!("predicted: {}", speeds.join(", ")));
+    }
+    let own = plan.totals.microseconds_per_token;
+    if let Some(saved) = forecast.microseconds_per_gibibyte
+        && plan.budget.vram_bytes > 0
+    {
+        // What the next gibibyte is worth tells nothing where the model is smaller than that.
+        let (unit, saved) = match saved > own / 2.0 {
+            true => ("MiB", saved / 1024.0),
+            false => ("GiB", saved),
+        };
+        sentences.push(match saved * 1e3 > own * 1e-3 {
+            true => format!(
+                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2} % of its time, for as long as the next bytes are worth as much as the last",
+                100.0 * saved / own
+            ),
+            false => "more VRAM would save nothing".to_owned(),
+        });
+    }
+    sentences
+}
+
+/// Says how good a plan is and for which machine.
+pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
+    let optimal = match report.gap <= 1e-9 {
+        true => "optimal".to_owned(),
+        false => format!("at most {:.3} % from optimal", 100.0 * report.gap),
+    };
+    output.say(format!(
+        "placed {} of {} neurons on the GPU, which carry {} of the activations; by {}, {optimal}, as {} proved in {:.3} s",
+        plan.totals.hot_count,
+        plan.totals.neuron_count,
+        percent(plan.totals.hot_share),
+        plan.objective,
+        report.backend,
+        report.solve_seconds,
+    ));
+    if let Some(trouble) = &report.trouble {
+        output.say(format!(
+            "the integer program was not solved to the end: {trouble}"
+        ));
+    }
+    if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {
+        let reserve = report.gpu_reserve_bytes;
+        output.say(match plan.budget.vram_bytes < reserve {
+            true => format!(
+                "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
+                ByteSize(reserve)
+            ),
+            false => "nothing of the model would be quicker on the GPU, so everything stays on the CPU".to_owned(),
+        });
+    }
+    if let Some(warning) = beyond_the_card(plan) {
+        output.say(warning);
+    }
+    output.say(format!(
+        "times are predictions for `{}`, {:.0} tokens/s; `--hardware` plans for another machine",
+        plan.hardware.name,
+        1e6 / plan.totals.microseconds_per_token
+    ));
+}
+
+/// What to say where a budget is larger than the card that the plan is for.
+pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
+    let card = plan.hardware.gpu.as_ref()?;
+    let budgets = plan.budget.vram_per_gpu().into_iter();
+    let budget = budgets.max().filter(|most| *most > card.vram_bytes)?;
+    Some(format!(
+        "the budget of {} is more than the {} of the {} in `{}`",
+        ByteSize(budget),
+        ByteSize(card.vram_bytes),
+        card.name,
+        plan.hardware.name
+    ))
+}
+
+/// What the layers of `plan` read of their inputs, in words; none where they read all.
+pub(crate) fn inputs(plan: &Plan) -> Option<String> {
+    let with: Vec<InputThresholds> = plan
+        .layers
+        .iter()
+        .filter_map(|layer| layer.input_thresholds)
+        .collect();
+    let share = with.first()?.share;
+    let ffns = with.iter().filter(|found| found.ffn.is_some()).count();
+    Some(format!(
+        "{} of the channels are read in the attention of {} layers, and by gate and up of {ffns}",
+        percent(1.0 - share),
+        with.len()
+    ))
+}

@@ -1,0 +1,174 @@
+//! Places a bundle again: other budgets, other places, the same neurons computed.
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::{
+    ByteSize, Digest,
+    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
+    plan::{Budget, LayerPlan, Plan},
+};
+use powerinfer_bundle::{Bundle, REQUEST};
+use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, Work, decide};
+use serde_json::{Value, json};
+
+use crate::{
+    PlanOptions, forecast, inputs, pins,
+    problem::{largest_rank, problem},
+};
+
+/// What a bundle keeps of the way that a layer goes.
+pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
+    let stored = |work: Work| ReadCost {
+        bytes: work.bytes,
+        scattered_rows: work.rows,
+        axpy_rows: work.sums,
+    };
+    let LayerMode {
+        policy,
+        prediction,
+        every,
+        active,
+    } = candidate.mode;
+    LayerInputs {
+        costs: LayerCosts {
+            policy,
+            prediction: stored(prediction),
+            per_neuron: stored(every),
+            per_active_neuron: stored(active),
+            predictor_bytes: candidate.predictor_bytes,
+            attention_read_bytes,
+        },
+        frequencies: candidate
+            .frequencies
+            .iter()
+            .map(|one| *one as f32)
+            .collect(),
+    }
+}
+
+/// The one way that a layer of a bundle can go.
+fn candidate(layer: &LayerInputs) -> Candidate {
+    let work = |stored: ReadCost| Work {
+        bytes: stored.bytes,
+        rows: stored.scattered_rows,
+        sums: stored.axpy_rows,
+    };
+    let costs = layer.costs;
+    Candidate {
+        mode: LayerMode {
+            policy: costs.policy,
+            prediction: work(costs.prediction),
+            every: work(costs.per_neuron),
+            active: work(costs.per_active_neuron),
+        },
+        frequencies: layer.frequencies.iter().copied().map(f64::from).collect(),
+        predictor_bytes: costs.predictor_bytes,
+        allowed: true,
+    }
+}
+
+/// Finds the best placement of `bundle` within other budgets that leaves every layer's policy and thresholds
+/// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
+/// are ignored.
+pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision> {
+    let layers = bundle.placing()?;
+    let problem = stated(bundle, &layers, options)?;
+    solved(bundle, &problem, &layers, &options.solver())
+}
+
+/// Writes `plan`, which [`place_again`] found, into `bundle`.
+pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<()> {
+    let request = request(&bundle, &plan);
+    bundle.place_again(plan, request)?;
+    Ok(())
+}
+
+/// The placement as the solver takes it; what `options` leave open is as it was.
+fn stated(bundle: &Bundle, layers: &[LayerInputs], options: &PlanOptions) -> Result<Problem> {
+    let (config, plan) = (bundle.config(), bundle.plan());
+    let before = plan.budget.context_tokens as usize;
+    let is_this_machine = options.hardware.is_none();
+    let (hardware, ram_bytes) = match &options.hardware {
+        Some(hardware) => (hardware.clone(), hardware.cpu.ram_bytes),
+        None => (plan.hardware.clone(), plan.budget.ram_bytes),
+    };
+    let mut budget = Budget {
+        vram_split: Vec::new(),
+        vram_bytes: 0,
+        ram_bytes: options.ram_bytes.unwrap_or(ram_bytes),
+        context_tokens: options.context(config, before)? as u64,
+        kv_cache: options.kv_cache.unwrap_or(plan.budget.kv_cache),
+    };
+    options.vram.set(&mut budget, &hardware, is_this_machine)?;
+    let thresholds = plan
+        .layers
+        .iter()
+        .filter_map(|layer| layer.input_thresholds);
+    let left_out = thresholds.map(|thresholds| thresholds.share).next();
+    let rank = largest_rank(bundle.predictors());
+    let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
+    if is_this_machine {
+        // A plan has its machine as the model finds it already.
+        problem.hardware = plan.hardware.clone();
+    }
+    for (layer, placing) in problem.layers.iter_mut().zip(layers) {
+        layer.attention_read_bytes = placing.costs.attention_read_bytes;
+    }
+    pins::pin(&options.pins, &mut problem)?;
+    Ok(problem)
+}
+
+/// The best placement that leaves every layer's policy and thresholds as they are.
+fn solved(
+    bundle: &Bundle,
+    problem: &Problem,
+    layers: &[LayerInputs],
+    options: &Options,
+) -> Result<Decision> {
+    let before = bundle.plan();
+    let differs =
+        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.policy;
+    if before.layers.iter().zip(layers).any(differs) {
+        bail!(
+            "the bundle in `{}` follows other policies than it carries figures of; make it again from its model",
+            bundle.folder().display()
+        );
+    }
+    let candidates: Vec<_> = layers.iter().map(|layer| vec![candidate(layer)]).collect();
+    let mut decision = decide(problem, &candidates, options)
+        .with_context(|| format!("cannot place `{}` again", bundle.folder().display()))?;
+    let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
+    let (config, quant) = (bundle.config(), bundle.quant());
+    forecast::predict(&mut decision.plan, problem, config, quant, &chosen);
+    for ((layer, before), prices) in decision
+        .plan
+        .layers
+        .iter_mut()
+        .zip(&before.layers)
+        .zip(&decision.prices)
+    {
+        (layer.threshold, layer.input_thresholds) = (before.threshold, before.input_thresholds);
+        layer.reason = format!(
+            "{:.1} µs, {}; placed again, so the policy is as it was",
+            1e6 * prices[0].seconds,
+            ByteSize(prices[0].work.bytes as u64)
+        );
+        if let Some(read) = inputs::reason(layer) {
+            layer.reason += &format!("; {read}");
+        }
+    }
+    Ok(decision)
+}
+
+/// What is recorded as asked for: never what making a bundle would record, whose policies were
+/// decided for the budget it names.
+fn request(bundle: &Bundle, plan: &Plan) -> Value {
+    let first = powerinfer_bundle::FIRST_REQUEST;
+    let settings = &bundle.header().settings;
+    let made_by = settings.get(first).or_else(|| settings.get(REQUEST));
+    let asked = json!({
+        "made_by": made_by,
+        "budget": plan.budget,
+        "hardware": plan.hardware,
+    });
+    json!(Digest::of(asked.to_string().as_bytes()))
+}

@@ -1,0 +1,56 @@
+//! Input sparsity: from which magnitude on the inputs of projections are read, calibrated on text
+//! that was held back.
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    Progress,
+    plan::{InputThresholds, LayerPlan, Policy},
+    progress::Silent,
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_model::LanguageModel;
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+
+use crate::placement::percent;
+
+/// Per layer, thresholds that `share` of the inputs stay below on `texts`, as `bundle` has them when
+/// everything is computed.
+pub(crate) fn calibrate(
+    bundle: Bundle,
+    texts: &[Vec<u32>],
+    share: f64,
+    progress: &dyn Progress,
+) -> Result<Vec<InputThresholds>> {
+    let policy = PolicyChoice::Forced(Policy::Dense);
+    let execution = Execution::on_cpu(usable_cores());
+    let mut model = Runtime::open(bundle, policy, &execution, &Silent)?;
+    model.observe_inputs();
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    progress.begin("calibrating inputs", tokens as u64, "tokens");
+    let window = model.context_limit();
+    for part in texts.iter().flat_map(|text| text.chunks(window)) {
+        model.reset();
+        model.forward_last(part)?;
+        progress.advance(part.len() as u64)?;
+    }
+    progress.end();
+    let found = model.take_input_magnitudes();
+    Ok(found.iter().map(|layer| layer.thresholds(share)).collect())
+}
+
+/// What `layer` reads of its inputs, in words; none where it reads all.
+pub(crate) fn reason(layer: &LayerPlan) -> Option<String> {
+    let thresholds = layer.input_thresholds?;
+    let who = match thresholds.ffn {
+        Some(_) => "attention, gate and up read",
+        None => "attention reads",
+    };
+    let read = percent(1.0 - thresholds.share);
+    let whose = if thresholds.ffn.is_some() {
+        "their"
+    } else {
+        "its"
+    };
+    Some(format!("{who} {read} of {whose} inputs' channels"))
+}

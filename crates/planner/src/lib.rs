@@ -1,0 +1,29 @@
+//! Decides how a model runs within a budget: which neurons every layer computes, and where.
+//!
+//! ```text
+//! profile, predictors ──modes──▶ candidates ──solver crate──▶ plan ──pack──▶ bundle ──certify──▶ certificate
+//!                                    ▲                          │
+//!                                    └── search: perplexity ◀───┘
+//! ```
+//!
+//! [`simulate`] estimates the same for a model without weights, and for other engines.
+
+mod again;
+pub mod certify;
+mod forecast;
+mod inputs;
+pub mod machine;
+pub mod modes;
+mod pins;
+mod placement;
+pub mod problem;
+mod request;
+pub mod search;
+pub mod simulate;
+mod solver;
+
+pub use again::{place_again, rewrite};
+pub use pins::{Part, Pin};
+pub use placement::{Placement, certify_packed, plan};
+pub use request::{PlanOptions, Request, Vram, read_hardware};
+pub use solver::Scratch;

@@ -1,0 +1,229 @@
+//! A placement: the plan of a model within a budget, and everything needed to pack and certify it.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
+    write::ScratchFolder,
+};
+use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::Profile;
+use powerinfer_solver::SolveReport;
+use powerinfer_tensor::Format;
+use powerinfer_text::Tokenizer;
+
+use crate::{
+    PlanOptions, Request, certify,
+    modes::Subject,
+    pins,
+    problem::{largest_rank, problem},
+    search,
+    solver::{Scratch, Solver},
+};
+
+/// A plan and everything needed to pack it.
+pub struct Placement {
+    plan: Plan,
+    report: SolveReport,
+    orders: Vec<Vec<u32>>,
+    placing: Vec<LayerInputs>,
+    predictors: Option<PredictorFile>,
+    request: Request,
+    quant: Format,
+    seed: u64,
+    /// Text to certify on.
+    texts: Vec<Vec<u32>>,
+    perplexity_budget: f64,
+}
+
+/// Solves the placement of a model within a budget, with policies as far as the perplexity budget allows.
+///
+/// Where that takes measuring, a bundle is packed into `scratch` for it, and removed.
+pub fn plan(
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    predictors: Option<PredictorFile>,
+    options: &PlanOptions,
+    scratch: Scratch<'_>,
+    progress: &dyn Progress,
+) -> Result<Placement> {
+    profile.check_model(checkpoint.identity())?;
+    let request = Request::of(checkpoint, profile, predictors.as_ref(), options)?;
+    if let Some(file) = &predictors {
+        file.header()
+            .check_model(&file.path(), checkpoint.identity())?;
+    }
+    let config = checkpoint.config();
+    let subject = Subject {
+        config,
+        profile,
+        predictors: predictors.as_ref(),
+        quant: options.quant(),
+        forced: options.policy,
+        inputs_left_out: options.input_sparsity,
+    };
+    subject.check_forced()?;
+    let mut problem = problem(
+        config,
+        request.budget.clone(),
+        request.hardware.clone(),
+        options.quant(),
+        subject.inputs_left_out,
+        largest_rank(predictors.as_ref()),
+    );
+    pins::pin(&options.pins, &mut problem)?;
+    if let Some(file) = &predictors {
+        check_same_text(file, &request)?;
+    }
+    if let Scratch::Beside(out) = scratch {
+        ScratchFolder::remove_leftover(out)?;
+    }
+    let tokens = options.certify_tokens(config);
+    let [search_texts, certificate_texts] = held_back(profile, &request, tokens)?;
+    let mut solver = Solver {
+        checkpoint,
+        subject,
+        problem,
+        options: options.solver(),
+        request: &request,
+        texts: search_texts,
+        perplexity_budget: options.perplexity_budget(),
+        inputs: None,
+        scratch,
+        progress,
+    };
+    if let Some(share) = subject.inputs_left_out {
+        solver.inputs = Some(solver.calibrated_inputs(share)?);
+    }
+    let allowed = solver.allowed_modes()?;
+    let solved = solver.solved(&allowed)?;
+    Ok(Placement {
+        plan: solved.plan,
+        report: solved.report,
+        orders: solved.orders,
+        placing: solved.placing,
+        predictors,
+        request,
+        quant: options.quant(),
+        seed: profile.header().seed,
+        texts: certificate_texts,
+        perplexity_budget: options.perplexity_budget(),
+    })
+}
+
+/// The texts that `profile` has held back, to decide on and to certify on; none where the context is
+/// too short to score anything.
+fn held_back(profile: &Profile, request: &Request, tokens: usize) -> Result<[Vec<Vec<u32>>; 2]> {
+    if request.budget.context_tokens < 2 {
+        return Ok(Default::default());
+    }
+    Ok(certify::split(&profile.reserved()?, tokens))
+}
+
+/// Refuses predictors that were fitted to another profile's text: what this profile has held back may
+/// be among it.
+fn check_same_text(file: &PredictorFile, request: &Request) -> Result<()> {
+    let (fitted, here) = (
+        file.header().inputs.get("profile"),
+        request.inputs.get("profile"),
+    );
+    if fitted.is_some() && fitted != here {
+        bail!(
+            "the predictors in `{}` were made from another profile, which may have read the text that this one holds back to certify on; name their profile by `--profile`, or run `powerinfer train-predictors` with this one",
+            file.path().display()
+        );
+    }
+    Ok(())
+}
+
+/// Certifies `bundle` on the text that `profile` has held back, as [`Placement::certify`] does right after
+/// packing.
+pub fn certify_packed(
+    bundle: Bundle,
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    request: &Request,
+    options: &PlanOptions,
+    progress: &dyn Progress,
+) -> Result<Bundle> {
+    let tokens = options.certify_tokens(checkpoint.config());
+    let [_, texts] = held_back(profile, request, tokens)?;
+    certify_bundle(bundle, &texts, options.perplexity_budget(), progress)
+}
+
+/// Certifies `bundle` on `texts`, where there are enough.
+fn certify_bundle(
+    bundle: Bundle,
+    texts: &[Vec<u32>],
+    perplexity_budget: f64,
+    progress: &dyn Progress,
+) -> Result<Bundle> {
+    let tokens = search::scored(texts);
+    if tokens < certify::FEWEST {
+        progress.note(&format!(
+            "there is no certificate: {tokens} tokens were held back for it, at least {} are needed; profile more text, or raise `--certify-tokens`",
+            certify::FEWEST
+        ));
+        return Ok(bundle);
+    }
+    let certificate = certify::measure(&bundle, texts, perplexity_budget, progress)?;
+    if !certificate.holds() {
+        let allowed = percent(perplexity_budget);
+        progress.note(&match certificate.tokens_needed() {
+            Some(tokens) => format!(
+                "the rise of perplexity is not shown to be within the {allowed} allowed; that would take about {tokens} tokens"
+            ),
+            None => format!("the rise of perplexity is more than the {allowed} allowed"),
+        });
+    }
+    Ok(bundle.certify(certificate, texts)?)
+}
+
+impl Placement {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// How the solving went.
+    pub fn report(&self) -> &SolveReport {
+        &self.report
+    }
+
+    /// Packs the bundle into the folder `out`.
+    pub fn pack(
+        &self,
+        checkpoint: &Checkpoint,
+        out: &Path,
+        progress: &dyn Progress,
+    ) -> Result<Bundle> {
+        let mut companions = Tokenizer::FILES.to_vec();
+        companions.push("generation_config.json");
+        companions.dedup();
+        let inputs = PackInputs {
+            checkpoint,
+            orders: &self.orders,
+            predictors: self.predictors.as_ref(),
+            plan: self.plan.clone(),
+            placing: Some(&self.placing),
+            quant: self.quant,
+            companions: &companions,
+            inputs: self.request.inputs.clone(),
+            request: self.request.settings.clone(),
+            seed: self.seed,
+        };
+        Ok(pack(&inputs, out, progress)?)
+    }
+
+    /// Measures `bundle` on held-out text, and adds the certificate to it.
+    pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle> {
+        certify_bundle(bundle, &self.texts, self.perplexity_budget, progress)
+    }
+}
+
+/// A share as a percentage.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}

@@ -1,0 +1,67 @@
+//! A placement as the solver takes it.
+
+use powerinfer_artifact::{
+    hardware::{Hardware, ModelShape},
+    plan::Budget,
+    predictor_file::PredictorFile,
+};
+use powerinfer_bundle::{memory, neuron_bytes};
+use powerinfer_model::ModelConfig;
+use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
+use powerinfer_tensor::Format;
+
+/// States the placement as the solver takes it, with a share of inputs that are not read, and
+/// predictors of at most `rank` units.
+pub fn problem(
+    config: &ModelConfig,
+    budget: Budget,
+    hardware: Hardware,
+    quant: Format,
+    left_out: Option<f64>,
+    rank: usize,
+) -> Problem {
+    let neuron = match left_out {
+        Some(_) => memory::neuron_bytes_in_either_layout(config, quant),
+        None => neuron_bytes(config, quant),
+    };
+    let shape = NeuronShape {
+        bytes: neuron,
+        matrices: config.matrices_per_neuron(),
+    };
+    let layer = Layer {
+        // The candidates say what is active, and which way it goes.
+        mode: LayerMode::dense(shape),
+        frequencies: vec![1.0; config.ffn_size],
+        neuron_bytes: neuron,
+        attention_bytes: memory::attention_bytes(config, quant, left_out.is_some()),
+        attention_read_bytes: memory::attention_read_bytes(config, quant, left_out),
+        predictor_bytes: 0,
+        kv_bytes: memory::kv_bytes(config, budget.context_tokens, budget.kv_cache),
+        pins: Pins::default(),
+    };
+    let context = budget.context_tokens;
+    Problem {
+        layers: vec![layer; config.layer_count],
+        embedding_bytes: memory::embedding_bytes(config, quant),
+        head_bytes: memory::head_bytes(config, quant),
+        tied_head: config.tied_embeddings,
+        gpu_scratch_bytes: memory::scratch_bytes(config, context, rank),
+        cpu_scratch_bytes: memory::cpu_scratch_bytes(config, context, rank),
+        hidden_bytes: config.hidden_size as u64 * 4,
+        group_size: GROUP_SIZE,
+        budget,
+        hardware: hardware.for_model(ModelShape {
+            format: quant,
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+            vocabulary: config.vocabulary_size,
+        }),
+        head_pin: None,
+    }
+}
+
+/// The most units that a layer's predictor in `file` has.
+pub fn largest_rank(file: Option<&PredictorFile>) -> usize {
+    let layers = file.map_or(&[][..], PredictorFile::layers);
+    layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
+}

@@ -1,0 +1,269 @@
+//! What was asked for, resolved to what decides the bundle.
+
+use std::{collections::BTreeMap, path::Path, str::FromStr};
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ByteSize, Digest,
+    hardware::{self, Hardware},
+    plan::{Budget, Objective, Policy},
+    predictor_file::PredictorFile,
+};
+use powerinfer_bundle::{Bundle, REQUEST};
+use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_pool::system;
+use powerinfer_profile::Profile;
+use powerinfer_solver::{Backend, Options};
+use powerinfer_tensor::{CacheFormat, Format};
+use serde_json::json;
+
+use crate::{Pin, certify, machine};
+
+/// Machine that is planned for where none is named.
+const ASSUMED_HARDWARE: &str = "rtx4090";
+
+/// Longest context that a plan makes room for by default.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// What a plan may use and must keep. Fields that are `None` have a default, or stay as they are when a
+/// bundle is placed again.
+#[derive(Debug, Clone)]
+pub struct PlanOptions {
+    /// GPU memory to use.
+    pub vram: Vram,
+    /// CPU memory to use, in bytes [default: all of the machine's].
+    pub ram_bytes: Option<u64>,
+    /// Tokens that the KV cache has room for [default: the model's context, at most 4096].
+    pub context: Option<usize>,
+    /// Format of the KV cache [default: f16].
+    pub kv_cache: Option<CacheFormat>,
+    /// Machine to plan for [default: `rtx4090` with this machine's memory].
+    pub hardware: Option<Hardware>,
+    /// Policy of every layer [default: the quickest within the perplexity budget, layer by layer].
+    pub policy: Option<Policy>,
+    /// Perplexity budget: allowed relative rise on held-out text [default: 0.01].
+    pub max_perplexity_increase: Option<f64>,
+    /// Share of the inputs of attention's projections, and of dense gate and up, to skip [default: none].
+    pub input_sparsity: Option<f64>,
+    /// Tokens of held-out text to certify on, and as many to decide on [default: by the model's size].
+    pub certify_tokens: Option<usize>,
+    /// Format of the weights [default: q8_0].
+    pub quant: Option<Format>,
+    /// What is minimised or maximised.
+    pub objective: Objective,
+    /// What solves it.
+    pub backend: Backend,
+    /// Parts that have to be on one device.
+    pub pins: Vec<Pin>,
+}
+
+impl PlanOptions {
+    /// Format of the weights.
+    pub fn quant(&self) -> Format {
+        self.quant.unwrap_or(Format::Q8_0)
+    }
+
+    /// Perplexity budget, as a relative rise.
+    pub(crate) fn perplexity_budget(&self) -> f64 {
+        self.max_perplexity_increase.unwrap_or(0.01)
+    }
+
+    /// Tokens to certify a model on, and to decide on.
+    pub(crate) fn certify_tokens(&self, config: &ModelConfig) -> usize {
+        self.certify_tokens.unwrap_or_else(|| {
+            let weights = config.weights().into_iter();
+            let parameters = weights.map(|weight| config.shape(weight).iter().product::<usize>());
+            certify::usual_tokens(parameters.sum())
+        })
+    }
+
+    /// Options of the solver.
+    pub(crate) fn solver(&self) -> Options {
+        Options {
+            objective: self.objective,
+            backend: self.backend,
+            ..Options::default()
+        }
+    }
+
+    /// Tokens to make room for, `default` unless the options set them.
+    pub(crate) fn context(&self, config: &ModelConfig, default: usize) -> Result<usize> {
+        let context = self.context.unwrap_or(default);
+        if context == 0 || context > config.context_length {
+            bail!(
+                "`--context` is {context}; this model was made for 1 to {} tokens",
+                config.context_length
+            );
+        }
+        Ok(context)
+    }
+}
+
+/// GPU memory to use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vram {
+    /// What is free now, less a reserve.
+    Auto,
+    /// Bytes on each GPU.
+    Sizes(Vec<ByteSize>),
+}
+
+/// What `auto` leaves to others on a card: a desktop that draws another window.
+const LEFT_FREE: u64 = 256 << 20;
+/// `auto` rounds down to multiples of this, so that small changes of what is free give the same plan.
+const ROUNDED_TO: u64 = 64 << 20;
+
+impl FromStr for Vram {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "auto" {
+            return Ok(Self::Auto);
+        }
+        let sizes = text
+            .split(',')
+            .map(|size| size.parse::<ByteSize>().map_err(|error| error.to_string()))
+            .collect::<Result<Vec<_>, _>>()?;
+        match sizes.len() > 1 && sizes.contains(&ByteSize(0)) {
+            true => Err("leave out GPUs that may not be used".to_owned()),
+            false => Ok(Self::Sizes(sizes)),
+        }
+    }
+}
+
+impl Vram {
+    /// Sets the VRAM of `budget` for `hardware`, which is this machine unless another one was named.
+    pub(crate) fn set(
+        &self,
+        budget: &mut Budget,
+        hardware: &Hardware,
+        is_this_machine: bool,
+    ) -> Result<()> {
+        let sizes: Vec<u64> = match self {
+            Self::Sizes(sizes) => sizes.iter().map(|size| size.0).collect(),
+            Self::Auto => {
+                let free = match (is_this_machine, &hardware.gpu) {
+                    (true, _) => machine::gpu::vram_free().or_else(|reason| {
+                        bail!("`--vram auto` asks the graphics card of this machine: {reason}; give a size, or name a machine by `--hardware`")
+                    })?,
+                    (false, Some(gpu)) => gpu.free_bytes.unwrap_or(gpu.vram_bytes),
+                    (false, None) => 0,
+                };
+                vec![free.saturating_sub(LEFT_FREE) / ROUNDED_TO * ROUNDED_TO]
+            }
+        };
+        let sum = sizes
+            .iter()
+            .try_fold(0, |sum: u64, size| sum.checked_add(*size));
+        let Some(sum) = sum else {
+            bail!("`--vram` adds up to more than this program can count");
+        };
+        budget.vram_bytes = sum;
+        budget.vram_split = if sizes.len() > 1 { sizes } else { Vec::new() };
+        Ok(())
+    }
+}
+
+/// What was asked for, resolved for a model: the same request gives the same bundle.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub(crate) budget: Budget,
+    pub(crate) hardware: Hardware,
+    pub(crate) inputs: BTreeMap<String, Digest>,
+    pub(crate) settings: serde_json::Value,
+}
+
+impl Request {
+    /// Resolves `options` for a model, its profile and its predictors.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        profile: &Profile,
+        predictors: Option<&PredictorFile>,
+        options: &PlanOptions,
+    ) -> Result<Self> {
+        let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
+        if let Some(file) = predictors {
+            inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
+        }
+        let config = checkpoint.config();
+        let context = options.context(config, config.context_length.min(DEFAULT_CONTEXT))?;
+        let is_this_machine = options.hardware.is_none();
+        let hardware = match &options.hardware {
+            Some(hardware) => hardware.clone(),
+            None => hardware::named(ASSUMED_HARDWARE).expect("the machine has a name"),
+        };
+        let ram_bytes = options.ram_bytes.unwrap_or_else(|| {
+            let here = system::memory().filter(|_| is_this_machine);
+            here.map_or(hardware.cpu.ram_bytes, |(total, _)| total)
+        });
+        let mut budget = Budget {
+            vram_split: Vec::new(),
+            vram_bytes: 0,
+            ram_bytes,
+            context_tokens: context as u64,
+            kv_cache: options.kv_cache.unwrap_or(CacheFormat::F16),
+        };
+        options.vram.set(&mut budget, &hardware, is_this_machine)?;
+        let settings = json!({
+            "budget": budget,
+            "placement": format!("{:?} {:?} {:?}", options.objective, options.backend, options.pins),
+            "hardware": hardware,
+            "policy": options.policy,
+            "max_ppl_increase": options.perplexity_budget(),
+            "input_sparsity": options.input_sparsity,
+            "certify_tokens": options.certify_tokens(config),
+        });
+        let settings = Digest::of(settings.to_string().as_bytes());
+        Ok(Self {
+            budget,
+            hardware,
+            inputs,
+            settings: json!(settings),
+        })
+    }
+
+    /// The bundle in `out`, where it was made from the same inputs and by the same request.
+    pub fn packed(&self, checkpoint: &Checkpoint, quant: Format, out: &Path) -> Option<Bundle> {
+        let bundle = Bundle::open(out, powerinfer_bundle::Verification::Quick).ok()?;
+        let header = bundle.header();
+        let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
+            && header.inputs == self.inputs
+            && header.settings.get(REQUEST) == Some(&self.settings)
+            && bundle.quant() == quant;
+        is_same.then_some(bundle)
+    }
+}
+
+/// The machine called `name`, or described in the file of that name.
+pub fn read_hardware(name: &str) -> Result<Hardware> {
+    if let Some(hardware) = hardware::named(name) {
+        return Ok(hardware);
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        bail!(
+            "there is no machine called `{name}` and no such file; known are {}",
+            hardware::NAMES.join(", ")
+        );
+    }
+    Ok(Hardware::read(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vram_is_of_one_gpu_or_of_each() {
+        let vram = |text: &str| text.parse::<Vram>();
+        assert_eq!(vram("auto"), Ok(Vram::Auto));
+        assert_eq!(vram("0G"), Ok(Vram::Sizes(vec![ByteSize(0)])));
+        assert_eq!(
+            vram("24G,12G"),
+            Ok(Vram::Sizes(vec![ByteSize::gib(24), ByteSize::gib(12)]))
+        );
+        for bad in ["", "-1G", "24G,", "24G,0G", "much"] {
+            assert!(vram(bad).is_err(), "{bad}");
+        }
+    }
+}

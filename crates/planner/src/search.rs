@@ -1,0 +1,169 @@
+//! How far the policies may go: as far as perplexity on text that was held back allows.
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    Progress,
+    certificate::Estimate,
+    plan::{LayerPlan, Policy},
+    progress::Silent,
+    threshold_curve::ERRORS,
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_eval::{Windows, likelihoods, rise};
+use powerinfer_pool::usable_cores;
+use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+
+use crate::modes::AllowedModes;
+/// Steps that thresholds are looked for in, between two levels.
+const FRACTIONS: usize = 4;
+
+/// Ladder of allowed modes by error level, from lossless to the largest error.
+pub(crate) fn thresholds(layers: usize) -> Vec<AllowedModes> {
+    let levels = (0..=(ERRORS.len() - 1) * FRACTIONS).map(|step| AllowedModes {
+        level: Some(step as f64 / FRACTIONS as f64),
+        ..AllowedModes::none(layers)
+    });
+    std::iter::once(AllowedModes::none(layers))
+        .chain(levels)
+        .collect()
+}
+
+/// The ladder in which one layer after the other of `ranked` may be predicted.
+pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
+    let mut ladder = vec![AllowedModes::none(layers)];
+    for layer in ranked {
+        let mut next = ladder[ladder.len() - 1].clone();
+        next.predicted[*layer] = true;
+        ladder.push(next);
+    }
+    ladder
+}
+
+/// Finds the last of `ladder` whose rise is allowed, by halving: the first is, and who allows one
+/// allows those before it.
+pub(crate) fn last_allowed<T>(
+    ladder: &[T],
+    mut is_allowed: impl FnMut(&T) -> Result<bool>,
+) -> Result<usize> {
+    let (mut good, mut bad) = (0, ladder.len());
+    // The most that is asked for is often allowed.
+    if ladder.len() <= 8 && ladder.len() > 1 && is_allowed(&ladder[ladder.len() - 1])? {
+        return Ok(ladder.len() - 1);
+    }
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if is_allowed(&ladder[middle])? {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    Ok(good)
+}
+
+/// Measures what decisions do to the perplexity of some texts.
+pub(crate) struct Judge<'a> {
+    model: Runtime,
+    texts: Vec<Vec<u32>>,
+    windows: Windows,
+    /// Per token, −ln p under `dense`.
+    dense: Vec<f64>,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> Judge<'a> {
+    /// Measures `texts` as `bundle` has them when everything is computed.
+    pub(crate) fn new(
+        bundle: Bundle,
+        texts: Vec<Vec<u32>>,
+        progress: &'a dyn Progress,
+    ) -> Result<Self> {
+        let windows = windows(&bundle);
+        let policy = PolicyChoice::Forced(Policy::Dense);
+        let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
+        let mut judge = Self {
+            model,
+            texts,
+            windows,
+            dense: Vec::new(),
+            progress,
+        };
+        judge.dense = judge.likelihoods("perplexity of dense")?;
+        Ok(judge)
+    }
+
+    /// By how much of itself perplexity rises under the decisions of `layers`.
+    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate> {
+        for layer in layers {
+            self.model
+                .decide(layer.layer, layer.policy, layer.threshold)?;
+            self.model.skip_inputs(layer.layer, layer.input_thresholds);
+        }
+        let found = self.likelihoods("perplexity of policies")?;
+        Ok(rise(&self.dense, &found))
+    }
+
+    fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>> {
+        let bar = self.progress;
+        bar.begin(doing, scored(&self.texts) as u64, "tokens");
+        let found = likelihoods(&mut self.model, &self.texts, self.windows, |tokens| {
+            bar.advance(tokens).map_err(anyhow::Error::from)
+        })?;
+        bar.end();
+        Ok(found)
+    }
+}
+
+/// The windows that texts are scored in, as `eval` takes them unless told otherwise.
+pub fn windows(bundle: &Bundle) -> Windows {
+    let length = (bundle.plan().budget.context_tokens as usize).min(512);
+    Windows {
+        length,
+        stride: (length / 2).max(1),
+    }
+}
+
+/// Tokens of `texts` that are scored: all but each one's first.
+pub fn scored(texts: &[Vec<u32>]) -> usize {
+    texts.iter().map(|text| text.len().saturating_sub(1)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn halving_finds_the_last_allowed(length in 1usize..70, allowed in 0usize..70) {
+            let ladder: Vec<usize> = (0..length).collect();
+            let found = last_allowed(&ladder, |step| Ok(*step <= allowed)).unwrap();
+            prop_assert_eq!(found, allowed.min(length - 1));
+        }
+    }
+
+    #[test]
+    fn ladders_begin_with_nothing_and_grow() {
+        let ladder = predicted(3, &[2, 0]);
+        let masks: Vec<_> = ladder
+            .iter()
+            .map(|allowed| allowed.predicted.clone())
+            .collect();
+        assert_eq!(
+            masks,
+            [
+                [false, false, false],
+                [false, false, true],
+                [true, false, true]
+            ]
+        );
+        let ladder = thresholds(2);
+        assert_eq!(ladder[0], AllowedModes::none(2));
+        assert_eq!(ladder[1].level, Some(0.0));
+        assert_eq!(
+            ladder[ladder.len() - 1].level,
+            Some((ERRORS.len() - 1) as f64)
+        );
+    }
+}

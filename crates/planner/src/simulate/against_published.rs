@@ -1,0 +1,322 @@
+//! What is predicted, against what others measured: docs/simulator.md, kept by a test.
+//! `POWERINFER_UPDATE_DOCS=1` writes the file anew.
+
+use std::{collections::BTreeMap, fmt::Write, path::Path};
+
+use powerinfer_artifact::{hardware, plan::Budget};
+use powerinfer_synth::Shape;
+use powerinfer_tensor::{CacheFormat, Format};
+
+use super::{
+    answer::{Answer, Request, Speed},
+    engine::{Engine, LLAMA_CPP, ORIGINAL},
+    published::{Activity, Said},
+};
+
+/// A place where something is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Setting {
+    model: &'static str,
+    hardware: &'static str,
+    quant: Format,
+    prompt: usize,
+    tokens: usize,
+}
+
+const fn f16(model: &'static str, hardware: &'static str, tokens: usize) -> Setting {
+    Setting {
+        model,
+        hardware,
+        quant: Format::F16,
+        prompt: 64,
+        tokens,
+    }
+}
+
+const fn int4(model: &'static str, hardware: &'static str) -> Setting {
+    Setting {
+        model,
+        hardware,
+        quant: Format::Q4_0,
+        prompt: 8,
+        tokens: 512,
+    }
+}
+
+/// Tokens per second of PowerInfer and of llama.cpp, generated tokens over all seconds of a
+/// request.
+const SPEEDS: [(Setting, &str, [f64; 2]); 16] = [
+    (f16("opt-30b", "pc-high", 512), "figure 10", [16.0, 1.6]),
+    (f16("opt-66b", "pc-high", 512), "figure 10", [2.3, 0.6]),
+    (f16("falcon-40b", "pc-high", 512), "figure 10", [13.0, 1.1]),
+    (f16("llama-70b", "pc-high", 512), "figure 10", [2.0, 0.6]),
+    (f16("bamboo-7b", "pc-low", 512), "figure 11", [26.0, 7.3]),
+    (f16("opt-13b", "pc-low", 512), "figure 11", [13.0, 1.9]),
+    (f16("opt-30b", "pc-low", 512), "figure 11", [2.0, 0.6]),
+    (f16("llama-13b", "pc-low", 512), "figure 11", [9.5, 2.0]),
+    (int4("opt-66b", "pc-high"), "figure 13", [12.0, 2.9]),
+    (int4("opt-175b", "pc-high"), "figure 13", [1.9, 0.7]),
+    (int4("falcon-40b", "pc-high"), "figure 13", [29.0, 17.0]),
+    (int4("llama-70b", "pc-high"), "figure 13", [10.0, 3.2]),
+    (int4("opt-30b", "pc-low"), "figure 13", [13.0, 3.8]),
+    (int4("opt-66b", "pc-low"), "figure 13", [5.3, 1.1]),
+    (int4("falcon-40b", "pc-low"), "figure 13", [16.0, 2.0]),
+    (int4("llama-70b", "pc-low"), "figure 13", [4.2, 1.1]),
+];
+
+/// The same of requests for eight tokens, which are mostly prompt.
+const SHORT: [(Setting, &str, [f64; 2]); 8] = [
+    (f16("opt-30b", "pc-high", 8), "figure 10", [4.4, 1.0]),
+    (f16("opt-66b", "pc-high", 8), "figure 10", [1.2, 0.3]),
+    (f16("falcon-40b", "pc-high", 8), "figure 10", [2.7, 0.8]),
+    (f16("llama-70b", "pc-high", 8), "figure 10", [0.6, 0.4]),
+    (f16("bamboo-7b", "pc-low", 8), "figure 11", [7.6, 5.6]),
+    (f16("opt-13b", "pc-low", 8), "figure 11", [3.1, 1.3]),
+    (f16("opt-30b", "pc-low", 8), "figure 11", [0.7, 0.3]),
+    (f16("llama-13b", "pc-low", 8), "figure 11", [2.5, 1.6]),
+];
+
+/// How many times faster than llama.cpp PowerInfer is while so many requests decode together
+/// (figure 14).
+const TOGETHER: (Setting, [(u32, f64); 5]) = (
+    f16("falcon-40b", "pc-high", 512),
+    [(1, 11.69), (4, 5.73), (8, 4.85), (16, 4.69), (32, 4.38)],
+);
+
+/// Share of the neuron load that is on the GPU, over these (section 8.2, figure 12).
+const LOADS: [(&str, &[Setting], &Engine, f64); 3] = [
+    (
+        "OPT-30B, 66B, 175B in INT4; pc-high",
+        PC_HIGH,
+        &ORIGINAL,
+        0.70,
+    ),
+    (
+        "OPT-30B, 66B, 175B in INT4; pc-high",
+        PC_HIGH,
+        &LLAMA_CPP,
+        0.20,
+    ),
+    (
+        "OPT-30B; pc-low",
+        &[f16("opt-30b", "pc-low", 512)],
+        &ORIGINAL,
+        0.42,
+    ),
+];
+const PC_HIGH: &[Setting] = &[
+    f16("opt-30b", "pc-high", 512),
+    f16("opt-66b", "pc-high", 512),
+    int4("opt-175b", "pc-high"),
+];
+
+const ABOUT: &str = "\
+# The simulator against the world
+
+`powerinfer simulate` predicts tokens per second without weights. Here its answers for PowerInfer as
+published and for llama.cpp of the same time stand beside what the PowerInfer paper (Song et al., arXiv
+2312.12456v2, SOSP 2024) measured. A test (`crates/planner/src/simulate/against_published.rs`)
+keeps this page and the errors below; `POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-planner
+published` writes it anew.
+
+What goes in: sizes of the model from its configuration by the code that `place` uses, sparsity
+(table 3), skew (figure 4) and predictor sizes (table 6) of the paper or of the nearest model that it
+gives, and the machines of its section 8.1. Constants of the engines stand in
+`crates/planner/src/simulate/engine.rs`, each once for all models, machines and formats, with its
+source. Two have none and are assumed: 100 µs for handing over within a layer of the original, and
+half the bandwidth for its KV cache on the CPU. They were chosen by what such steps usually
+take, knowing this table; no figure belongs to one row.
+
+The answers for this engine cannot be compared so: it has no GPU kernels yet, and its figures assume
+that they will read at the 80 % of a card's nominal bandwidth that good kernels sustain.
+
+The paper's bar charts were read from a text conversion, their labels assigned by order; means and
+peaks that its text gives agree with the assignment. Labels have two digits, so 0.6 is anything from
+0.55 to 0.65. Inputs of figure 13 are not stated; 8 tokens are taken. Memory of `pc-high` is
+taken to sustain the 67.2 GB/s that the paper gives, since the authors' model cards have dense models
+at 70; that of `pc-low` to sustain 80 % of its 38.4.
+
+";
+
+const MISSING: &str = "
+## What falls short
+
+* Prompts of the original take two to five times as long as predicted where little is computed on the
+  CPU (OPT, Bamboo): requests for eight tokens, which the errors above leave out, are below.
+* llama.cpp with all of Falcon-40B in INT4 on the RTX 4090 was measured at 17 tokens/s, 395 GB/s where
+  a 7B model of that time reaches 566. Perhaps not all layers were on the card; the paper does not say.
+* LLaMA(ReGLU)-13B on `pc-low` is predicted too slow: its skew and the size of its predictors are not
+  published, and those of the 70B model and the mean are taken.
+* Tokens of a batch are taken to be independent. Real ones share neurons, so the original is predicted
+  too slow at 4 to 16 requests.
+* Not compared: table 4 (1.5K tokens of input), whose printed unit, ms, cannot be for its values;
+  table 8, whose OPT-30B contradicts figure 10; figures 3, 6, 16, 17 and 18 and the speeds of figure
+  14, whose bars carry no labels; SpecInfer, which is not modelled.
+
+## Short answers
+
+Input 64, output 8: mostly the time of the prompt. Not part of the errors above.
+
+";
+
+impl Setting {
+    fn answer(self) -> Answer {
+        let shape = Shape::find(self.model).unwrap();
+        let config = shape.describe().unwrap();
+        let hardware = hardware::named(self.hardware).unwrap();
+        let gpu = hardware.gpu.as_ref().unwrap();
+        let request = Request {
+            name: self.model.to_owned(),
+            budget: Budget {
+                vram_bytes: gpu.vram_bytes,
+                ram_bytes: hardware.cpu.ram_bytes,
+                context_tokens: 2048,
+                kv_cache: CacheFormat::F16,
+                vram_split: Vec::new(),
+            },
+            config,
+            quant: self.quant,
+            activity: Activity::of(self.model, Said::default()),
+            is_skew_said: false,
+            policy: None,
+            hot: None,
+            prompt: self.prompt,
+            tokens: self.tokens,
+            hardware,
+        };
+        request.answer().unwrap()
+    }
+}
+
+/// Answers, each found once.
+#[derive(Default)]
+struct Answers(BTreeMap<Setting, Answer>);
+
+impl Answers {
+    fn speed(&mut self, setting: Setting, engine: &Engine) -> &Speed {
+        let answer = self.0.entry(setting).or_insert_with(|| setting.answer());
+        answer.of(engine).speed.as_ref().unwrap()
+    }
+}
+
+/// A page that grows, and the errors of its rows.
+#[derive(Default)]
+struct Page {
+    text: String,
+    errors: Vec<f64>,
+}
+
+impl Page {
+    fn head(&mut self, title: &str, columns: &str) {
+        let rule = columns
+            .split('|')
+            .skip(1)
+            .map(|_| "---|")
+            .collect::<String>();
+        let rule = rule.strip_suffix("---|").unwrap();
+        write!(self.text, "{title}{columns}\n|{rule}\n").unwrap();
+    }
+
+    fn row(&mut self, what: &str, found: String, published: f64, ratio: f64) {
+        self.errors.push((ratio - 1.0).abs());
+        let error = 100.0 * (ratio - 1.0);
+        writeln!(
+            self.text,
+            "| {what} | {published} | {found} | {error:+.0} % |"
+        )
+        .unwrap();
+    }
+
+    /// Median and largest error so far.
+    fn errors(&self) -> [f64; 2] {
+        let mut errors = self.errors.clone();
+        errors.sort_by(f64::total_cmp);
+        [errors[errors.len() / 2], errors[errors.len() - 1]]
+    }
+
+    fn speeds(&mut self, answers: &mut Answers, rows: &[(Setting, &str, [f64; 2])]) {
+        for (setting, source, published) in rows {
+            for (engine, published) in [&ORIGINAL, &LLAMA_CPP].into_iter().zip(published) {
+                let found = answers.speed(*setting, engine).request.tokens_per_second;
+                let quant = match setting.quant {
+                    Format::F16 => "FP16",
+                    _ => "INT4",
+                };
+                let what = format!(
+                    "{} | {} | {quant} | {} | {source}",
+                    setting.model, setting.hardware, engine.name
+                );
+                self.row(&what, format!("{found:.2}"), *published, found / published);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_predicted_is_near_what_was_published() {
+    let mut answers = Answers::default();
+    let mut page = Page::default();
+    let columns = "| model | machine | format | engine | source | published | predicted | error |";
+    page.head(
+        "## Tokens per second\n\nGenerated tokens over all seconds of a request for 512 tokens.\n\n",
+        columns,
+    );
+    page.speeds(&mut answers, &SPEEDS);
+    page.head(
+        "\n## Requests that decode together\n\nHow many times faster than llama.cpp PowerInfer is; \
+         Falcon-40B, FP16, `pc-high`, figure 14.\n\n",
+        "| requests | published | predicted | error |",
+    );
+    let (setting, rows) = TOGETHER;
+    for (requests, published) in rows {
+        let [original, llama_cpp] = [&ORIGINAL, &LLAMA_CPP].map(|engine| {
+            let decode = &answers.speed(setting, engine).decode;
+            let at = decode.iter().find(|at| at.requests == requests).unwrap();
+            at.tokens_per_second
+        });
+        let found = original / llama_cpp;
+        page.row(
+            &requests.to_string(),
+            format!("{found:.2}"),
+            published,
+            found / published,
+        );
+    }
+    page.head(
+        "\n## Share of the neuron load on the GPU\n\nOf attention and active neurons, section 8.2.\n\n",
+        "| of | engine | published | predicted | error |",
+    );
+    for (of, settings, engine, published) in LOADS {
+        let loads: Vec<f64> = settings
+            .iter()
+            .map(|setting| answers.speed(*setting, engine).gpu_load)
+            .collect();
+        let found = loads.iter().sum::<f64>() / loads.len() as f64;
+        let what = format!("{of} | {}", engine.name);
+        page.row(&what, format!("{found:.2}"), published, found / published);
+    }
+    let [median, largest] = page.errors();
+    let beyond = page.errors.iter().filter(|error| **error > 0.4).count();
+    let summary = format!(
+        "Of {} figures the median error is {:.0} %, the largest {:.0} %; {beyond} are beyond 40 %.\n\n",
+        page.errors.len(),
+        100.0 * median,
+        100.0 * largest
+    );
+    let mut short = Page::default();
+    short.head("", columns);
+    short.speeds(&mut answers, &SHORT);
+    let document = format!("{ABOUT}{summary}{}{MISSING}{}", page.text, short.text);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/simulator.md");
+    if std::env::var_os("POWERINFER_UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &document).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == document,
+        "docs/simulator.md is stale; run this test with POWERINFER_UPDATE_DOCS=1"
+    );
+    assert!(median <= 0.15, "{median}");
+    assert!(largest <= 0.45, "{largest}");
+    assert!(beyond <= 2, "{beyond}");
+}

@@ -1,0 +1,337 @@
+//! A simulation's request, resolved, and its answer.
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    ByteSize,
+    hardware::{Hardware, ModelShape},
+    plan::{Budget, Plan, Policy},
+};
+use powerinfer_model::ModelConfig;
+use powerinfer_tensor::Format;
+use serde::Serialize;
+
+use super::{
+    engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
+    published::Activity,
+    step::{Kind, Pass, Placed, Stage},
+    subject::{Solved, Subject, model_bytes, parameters, rank},
+};
+
+/// Requests that decode together.
+const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
+
+/// A model's shape, a machine, and a workload.
+pub struct Request {
+    /// Name of the shape.
+    pub name: String,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// The machine.
+    pub hardware: Hardware,
+    /// Memory that may be used, and room for context.
+    pub budget: Budget,
+    /// Format of the weights.
+    pub quant: Format,
+    /// How active neurons are.
+    pub activity: Activity,
+    /// Whether the skew was given, so that no other may be taken.
+    pub is_skew_said: bool,
+    /// Policy of every layer; the quickest, layer by layer, where there is none.
+    pub policy: Option<Policy>,
+    /// Share of every layer's neurons on the GPU; the solver's choice where there is none.
+    pub hot: Option<f64>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens to generate.
+    pub tokens: usize,
+}
+
+/// Estimates for a request.
+#[derive(Debug, Clone, Serialize)]
+pub struct Answer {
+    /// The model.
+    pub model: Model,
+    /// How active neurons are taken to be, with sources.
+    pub activity: Activity,
+    /// How good the placement is.
+    #[serde(flatten)]
+    pub solver: Solver,
+    /// What each engine would do with this machine.
+    pub engines: Vec<EngineAnswer>,
+    /// This engine's placement.
+    pub plan: Plan,
+    /// Share of hot neurons that was drawn by hand, for this engine's speed alone.
+    #[serde(skip)]
+    pub hot: Option<f64>,
+}
+
+/// The model, in sizes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Bytes of its weights.
+    pub bytes: u64,
+    /// Format of the weights.
+    pub quant: String,
+    /// Hidden units of each layer's predictor; 0 for none.
+    pub predictor_rank: usize,
+}
+
+/// How good the placement is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Solver {
+    /// What solved it.
+    pub backend: String,
+    /// Value of the plan.
+    pub objective: f64,
+    /// No plan is better than this.
+    pub bound: f64,
+    /// Distance from the bound, as a share of it.
+    pub gap: f64,
+    /// Time to solve.
+    pub solve_seconds: f64,
+}
+
+/// Estimates for one engine.
+#[derive(Debug, Clone, Serialize)]
+pub struct EngineAnswer {
+    /// Name of the engine.
+    pub name: &'static str,
+    /// Why it cannot run this at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    #[serde(flatten)]
+    /// Its speed, where it can.
+    pub speed: Option<Speed>,
+}
+
+/// How fast, and with what on the GPU.
+#[derive(Debug, Clone, Serialize)]
+pub struct Speed {
+    /// How the model is placed, in words: `neurons`, or how many whole layers.
+    pub placement: String,
+    /// Share of all FFN neurons that are on the GPU.
+    pub hot_neurons: f64,
+    /// Share of the activations that they carry.
+    pub hot_share: f64,
+    /// Share of what a token computes with, attention included, that is on the GPU.
+    pub gpu_load: f64,
+    /// For each number of requests that decode together.
+    pub decode: Vec<Decode>,
+    /// Throughput of the prompt.
+    pub prompt_tokens_per_second: f64,
+    /// One request, from prompt to last token.
+    pub request: Whole,
+}
+
+/// Decoding by some requests at once.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Decode {
+    /// Requests that decode together.
+    pub requests: u32,
+    /// Throughput of all requests together.
+    pub tokens_per_second: f64,
+    /// From one token of a request to its next.
+    pub milliseconds: f64,
+    /// Work of the GPU.
+    pub gpu_milliseconds: f64,
+    /// Work of the CPU.
+    pub cpu_milliseconds: f64,
+    /// Synchronisation.
+    pub sync_milliseconds: f64,
+}
+
+/// One request, from prompt to last token.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Whole {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub tokens: usize,
+    /// Time of the prompt.
+    pub prompt_seconds: f64,
+    /// Time of the whole request.
+    pub seconds: f64,
+    /// Generated tokens over all seconds.
+    pub tokens_per_second: f64,
+}
+
+impl Request {
+    /// Estimates speed for this engine, PowerInfer as published, and llama.cpp.
+    pub fn answer(mut self) -> Result<Answer> {
+        let config = &self.config;
+        let frequencies =
+            self.activity
+                .frequencies(config.layer_count, config.ffn_size, self.is_skew_said)?;
+        let subject = Subject {
+            config,
+            quant: self.quant,
+            frequencies: &frequencies,
+            rank: rank(config, self.activity.predictor_share.value),
+            budget: &self.budget,
+            hardware: &self.hardware,
+        };
+        let solved = subject.solve(self.policy)?;
+        let mut placed = subject.placed(&solved);
+        if let Some(share) = self.hot {
+            self.redraw(&solved, &mut placed, share)?;
+        }
+        let mut engines = vec![EngineAnswer {
+            name: OURS.name,
+            trouble: None,
+            speed: Some(self.speed(&OURS, &placed, "neurons".to_owned())),
+        }];
+        if config.activation.has_exact_zeros() && subject.rank > 0 {
+            engines.push(match subject.solve_as_published() {
+                Ok(solved) => {
+                    let placed = subject.placed(&solved);
+                    EngineAnswer {
+                        name: ORIGINAL.name,
+                        trouble: None,
+                        speed: Some(self.speed(&ORIGINAL, &placed, "neurons".to_owned())),
+                    }
+                }
+                Err(error) => EngineAnswer {
+                    name: ORIGINAL.name,
+                    trouble: Some(error.to_string()),
+                    speed: None,
+                },
+            });
+        }
+        engines.push(self.llama_cpp(&subject));
+        let decision = solved.decision;
+        Ok(Answer {
+            model: Model {
+                name: self.name,
+                parameters: parameters(config),
+                bytes: model_bytes(config, self.quant),
+                quant: self.quant.to_string(),
+                predictor_rank: subject.rank,
+            },
+            activity: self.activity,
+            solver: Solver {
+                backend: decision.plan.solver.backend.clone(),
+                objective: decision.plan.solver.objective,
+                bound: decision.plan.solver.bound,
+                gap: decision.plan.solver.gap,
+                solve_seconds: decision.report.solve_seconds,
+            },
+            engines,
+            hot: self.hot,
+            plan: decision.plan,
+        })
+    }
+
+    /// Puts the hottest `share` of every layer's neurons on the GPU instead.
+    fn redraw(&self, solved: &Solved, placed: &mut Placed<'_>, share: f64) -> Result<()> {
+        let plan = &solved.decision.plan;
+        let dense: u64 = plan.totals.gpu_bytes
+            - plan
+                .layers
+                .iter()
+                .map(|layer| layer.hot_count as u64 * layer.neuron_bytes)
+                .sum::<u64>();
+        let mut hot = 0;
+        for layer in &mut placed.layers {
+            let count = (share * layer.frequencies.len() as f64).round() as usize;
+            let group = solved.problem.group_size;
+            layer.hot_count = (count.div_ceil(group) * group).min(layer.frequencies.len());
+            hot += layer.hot_count as u64 * layer.neuron_bytes;
+        }
+        if dense + hot > self.budget.vram_bytes {
+            bail!(
+                "`--hot {share}` takes {} on the GPU beside the {} of attention and the like, of {}; lower it, or raise `--vram`",
+                ByteSize(hot),
+                ByteSize(dense),
+                ByteSize(self.budget.vram_bytes)
+            );
+        }
+        Ok(())
+    }
+
+    fn llama_cpp(&self, subject: &Subject<'_>) -> EngineAnswer {
+        let all_active = vec![1.0; self.config.ffn_size];
+        let (placed, count) = subject.by_whole_layers(LLAMA_CPP_KV_NUMBER_BYTES, &all_active);
+        let on_cpu = subject.cpu_bytes(&placed);
+        if on_cpu > self.budget.ram_bytes {
+            return EngineAnswer {
+                name: LLAMA_CPP.name,
+                trouble: Some(format!(
+                    "what is not on the GPU takes {}, of {}",
+                    ByteSize(on_cpu),
+                    ByteSize(self.budget.ram_bytes)
+                )),
+                speed: None,
+            };
+        }
+        let placement = format!("{count} of {} layers", self.config.layer_count);
+        EngineAnswer {
+            name: LLAMA_CPP.name,
+            trouble: None,
+            speed: Some(self.speed(&LLAMA_CPP, &placed, placement)),
+        }
+    }
+
+    fn speed(&self, engine: &Engine, placed: &Placed<'_>, placement: String) -> Speed {
+        let hardware = self.hardware.for_model(ModelShape {
+            format: self.quant,
+            hidden: self.config.hidden_size,
+            neurons: self.config.ffn_size,
+            vocabulary: self.config.vocabulary_size,
+        });
+        let stage = Stage {
+            engine,
+            hardware: &hardware,
+        };
+        // Of the contexts that a request has while it decodes, the mean.
+        let context = self.prompt as f64 + self.tokens as f64 / 2.0;
+        let decode = |requests: u32| {
+            let time = stage.pass(
+                placed,
+                Pass {
+                    tokens: f64::from(requests),
+                    context: f64::from(requests) * context,
+                    kind: Kind::Decode,
+                },
+            );
+            Decode {
+                requests,
+                tokens_per_second: f64::from(requests) / time.total,
+                milliseconds: 1e3 * time.total,
+                gpu_milliseconds: 1e3 * time.gpu,
+                cpu_milliseconds: 1e3 * time.cpu,
+                sync_milliseconds: 1e3 * time.sync,
+            }
+        };
+        let prompt_seconds = stage.prompt(placed, self.prompt);
+        let decode: Vec<Decode> = BATCHES.into_iter().map(decode).collect();
+        let seconds = prompt_seconds + self.tokens as f64 / decode[0].tokens_per_second;
+        let [hot_neurons, hot_share] = placed.hot();
+        Speed {
+            placement,
+            hot_neurons,
+            hot_share,
+            gpu_load: placed.load_on_gpu(),
+            prompt_tokens_per_second: self.prompt as f64 / prompt_seconds,
+            request: Whole {
+                prompt_tokens: self.prompt,
+                tokens: self.tokens,
+                prompt_seconds,
+                seconds,
+                tokens_per_second: self.tokens as f64 / seconds,
+            },
+            decode,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Answer {
+    pub(super) fn of(&self, engine: &Engine) -> &EngineAnswer {
+        let found = self.engines.iter().find(|found| found.name == engine.name);
+        found.expect("the engine answered")
+    }
+}

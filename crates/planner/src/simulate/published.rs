@@ -1,0 +1,227 @@
+//! How active the neurons of a model are, as published, or assumed from its nearest kin where nothing
+//! is; each figure with its source.
+
+use anyhow::{Result, bail};
+use powerinfer_synth::{SynthError, rates};
+use serde::Serialize;
+
+/// Share of a model's parameters that predictors take where none is published for it: the mean that
+/// the paper gives in section 8.3.4.
+const MEAN_PREDICTOR_SHARE: f64 = 0.0709;
+
+const TABLE_3: &str = "PowerInfer (arXiv 2312.12456v2), table 3";
+const TABLE_6: &str = "PowerInfer (arXiv 2312.12456v2), table 6";
+const FIGURE_4: &str = "PowerInfer (arXiv 2312.12456v2), figure 4a";
+
+/// A figure and where it is from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// Its value.
+    pub value: f64,
+    /// Where it is from.
+    pub source: String,
+}
+
+impl Figure {
+    fn new(value: f64, source: &str) -> Self {
+        Self {
+            value,
+            source: source.to_owned(),
+        }
+    }
+
+    /// What a person said on the command line, or else this.
+    fn unless(self, said: Option<f64>, option: &str) -> Self {
+        match said {
+            Some(value) => Self::new(value, &format!("as `{option}` says")),
+            None => self,
+        }
+    }
+}
+
+/// How active the neurons of a model are, and what prediction it takes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Activity {
+    /// Share of FFN activations that are zero, over all layers.
+    pub sparsity: Figure,
+    /// Share of a layer's neurons that carry 80 % of its activations.
+    pub skew: Figure,
+    /// Size of all predictors as a share of the model's parameters.
+    pub predictor_share: Figure,
+    /// Share of the neurons that are active in each layer of the first half, where that differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_half_density: Option<Figure>,
+}
+
+/// Figures that replace the published ones.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Said {
+    /// Share of FFN activations that are zero.
+    pub sparsity: Option<f64>,
+    /// Share of a layer's neurons that carry 80 % of its activations.
+    pub skew: Option<f64>,
+    /// Size of all predictors as a share of the model's parameters.
+    pub predictor_share: Option<f64>,
+}
+
+impl Activity {
+    /// The figures of the shape called `name`.
+    pub fn of(name: &str, said: Said) -> Self {
+        let sparsity = match name {
+            "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
+                Figure::new(
+                    0.97,
+                    &format!("{TABLE_3}: 96 to 98 % for OPT, 97 % in table 1"),
+                )
+            }
+            "falcon-40b" => Figure::new(0.95, TABLE_3),
+            "falcon-7b" => Figure::new(0.95, &format!("assumed: as Falcon(ReLU)-40B, {TABLE_3}")),
+            "bamboo-7b" => Figure::new(
+                0.83,
+                "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86 % on the tokens that were timed; table 3 has 90 %",
+            ),
+            "llama-7b" => Figure::new(0.70, &format!("{TABLE_3}, LLaMA2(ReGLU)-7B")),
+            "llama-13b" => Figure::new(0.78, &format!("{TABLE_3}, LLaMA2(ReGLU)-13B")),
+            "llama-70b" => Figure::new(0.82, &format!("{TABLE_3}, LLaMA2(ReGLU)-70B")),
+            "llama-30b" => Figure::new(
+                0.80,
+                &format!("assumed: between LLaMA2(ReGLU)-13B and 70B, {TABLE_3}"),
+            ),
+            _ => Figure::new(0.80, &format!("assumed: as a ReGLU model, {TABLE_3}")),
+        };
+        let is_plain = name.starts_with("opt-") || name.starts_with("falcon-");
+        let skew = match name {
+            "opt-30b" => Figure::new(0.26, FIGURE_4),
+            "llama-70b" => Figure::new(0.43, &format!("{FIGURE_4}, LLaMA2(ReGLU)-70B")),
+            _ if is_plain => Figure::new(0.26, &format!("assumed: as OPT-30B, {FIGURE_4}")),
+            _ => Figure::new(0.43, &format!("assumed: as LLaMA2(ReGLU)-70B, {FIGURE_4}")),
+        };
+        let predictor_share = match name {
+            "opt-13b" => Figure::new(0.0671, TABLE_6),
+            "opt-66b" => Figure::new(0.0488, TABLE_6),
+            "opt-30b" => Figure::new(
+                0.058,
+                &format!("assumed: between OPT-13B and OPT-66B, {TABLE_6}"),
+            ),
+            "opt-175b" => Figure::new(0.0488, &format!("assumed: as OPT-66B, {TABLE_6}")),
+            "falcon-40b" => Figure::new(0.0868, TABLE_6),
+            "llama-70b" => Figure::new(0.0808, &format!("{TABLE_6}, LLaMA(ReGLU)-70B")),
+            _ => Figure::new(
+                MEAN_PREDICTOR_SHARE,
+                "assumed: the mean in PowerInfer (arXiv 2312.12456v2), section 8.3.4",
+            ),
+        };
+        let first_half_density = (name == "opt-30b" && said.sparsity.is_none()).then(|| {
+            Figure::new(
+                0.01,
+                "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1 % in the first 24 layers",
+            )
+        });
+        Self {
+            sparsity: sparsity.unless(said.sparsity, "--sparsity"),
+            skew: skew.unless(said.skew, "--skew"),
+            predictor_share: predictor_share.unless(said.predictor_share, "--predictor-share"),
+            first_half_density,
+        }
+    }
+
+    /// How often each neuron is active, hottest first, per layer. Where nobody said what the skew
+    /// is and the usual one cannot be at this sparsity, the nearest that can is taken and noted.
+    pub fn frequencies(
+        &mut self,
+        layers: usize,
+        neurons: usize,
+        is_skew_said: bool,
+    ) -> Result<Vec<Vec<f64>>> {
+        let mean = 1.0 - self.sparsity.value;
+        let early = self
+            .first_half_density
+            .as_ref()
+            .map_or(mean, |found| found.value);
+        let first = layers / 2;
+        // What is left to the second half, so that the mean holds.
+        let late = (mean * layers as f64 - early * first as f64) / (layers - first) as f64;
+        let late = self.law(neurons, late, is_skew_said)?;
+        let early = match self.first_half_density {
+            None => late.clone(),
+            Some(_) => self.law(neurons, early, is_skew_said)?,
+        };
+        Ok((0..layers)
+            .map(|layer| if layer < first { &early } else { &late }.clone())
+            .collect())
+    }
+
+    fn law(&mut self, neurons: usize, density: f64, is_skew_said: bool) -> Result<Vec<f64>> {
+        match rates(neurons, 1.0 - density, self.skew.value) {
+            Err(SynthError::Impossible {
+                lowest, highest, ..
+            }) if !is_skew_said && lowest < highest => {
+                let nearest = self.skew.value.clamp(lowest / 100.0, highest / 100.0);
+                // A little inside, for the limits are where the law degenerates.
+                let inside = if nearest > self.skew.value {
+                    1.02
+                } else {
+                    0.98
+                };
+                self.skew = Figure::new(
+                    (nearest * inside).min(0.8),
+                    "the nearest to the usual one that this sparsity allows",
+                );
+                Ok(rates(neurons, 1.0 - density, self.skew.value)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Refuses what no model can have.
+    pub fn check(&self) -> Result<()> {
+        let Self {
+            sparsity,
+            skew,
+            predictor_share,
+            ..
+        } = self;
+        for (option, found, below) in [
+            ("--sparsity", sparsity.value, 1.0),
+            ("--skew", skew.value, 1.0),
+            ("--predictor-share", predictor_share.value, 1.0),
+        ] {
+            if !(0.0..below).contains(&found) {
+                bail!("`{option}` is {found}; give a share from 0 to below 1, such as 0.9");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_has_figures_that_can_be() {
+        for (name, _) in powerinfer_synth::SHAPES {
+            let mut activity = Activity::of(name, Said::default());
+            activity.check().unwrap();
+            let found = activity.frequencies(4, 4096, true).unwrap();
+            let sum: f64 = found.iter().flatten().sum();
+            let density = sum / (4.0 * 4096.0);
+            assert!(
+                (1.0 - density - activity.sparsity.value).abs() < 1e-3,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn where_the_usual_skew_cannot_be_the_nearest_is_taken() {
+        let said = Said {
+            sparsity: Some(0.5),
+            ..Said::default()
+        };
+        let mut activity = Activity::of("opt-30b", said);
+        assert!(activity.frequencies(2, 2048, true).is_err());
+        activity.frequencies(2, 2048, false).unwrap();
+        assert!(activity.skew.value > 0.26 && activity.skew.source.contains("nearest"));
+    }
+}

@@ -1,0 +1,305 @@
+//! A model without weights as the engines take it: the same problem that `place` states, with
+//! published figures where a profile and predictors would be.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    hardware::Hardware,
+    plan::{Budget, Device, Objective, Policy, Score},
+};
+use powerinfer_bundle::{neuron_bytes, weight_bytes};
+use powerinfer_model::ModelConfig;
+use powerinfer_solver::{
+    Candidate, Decision, LayerMode, NeuronShape, Options, Prediction, Problem, Work, decide,
+};
+use powerinfer_tensor::Format;
+
+use super::{
+    engine::LLAMA_CPP_BATCH,
+    step::{Placed, PlacedLayer},
+};
+use crate::{modes::work_of_predictor, problem::problem};
+
+/// Format of this project's predictors unless told otherwise.
+const PREDICTORS: Format = Format::Q4_0;
+
+/// What there is to place.
+pub(crate) struct Subject<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) quant: Format,
+    /// Per layer, hottest first.
+    pub(crate) frequencies: &'a [Vec<f64>],
+    /// Inner size of a layer's predictor; 0 for none.
+    pub(crate) rank: usize,
+    pub(crate) budget: &'a Budget,
+    pub(crate) hardware: &'a Hardware,
+}
+
+/// A placement of it.
+pub(crate) struct Solved {
+    pub(crate) problem: Problem,
+    pub(crate) candidates: Vec<Vec<Candidate>>,
+    pub(crate) decision: Decision,
+}
+
+/// Parameters of a model.
+pub(crate) fn parameters(config: &ModelConfig) -> u64 {
+    let weights = config.weights().into_iter();
+    weights
+        .map(|weight| config.shape(weight).iter().product::<usize>() as u64)
+        .sum()
+}
+
+/// Bytes of a model's weights in the format `quant`.
+pub(crate) fn model_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    let weights = config.weights().into_iter();
+    weights
+        .map(|weight| weight_bytes(config, weight, quant))
+        .sum()
+}
+
+/// Inner size of predictors that together take `share` of the parameters.
+pub(crate) fn rank(config: &ModelConfig, share: f64) -> usize {
+    let per_unit = config.layer_count * (config.hidden_size + config.ffn_size);
+    (share * parameters(config) as f64 / per_unit as f64).round() as usize
+}
+
+impl Subject<'_> {
+    fn shape(&self) -> NeuronShape {
+        NeuronShape {
+            bytes: neuron_bytes(self.config, self.quant),
+            matrices: self.config.matrices_per_neuron(),
+        }
+    }
+
+    fn problem(&self) -> Problem {
+        problem(
+            self.config,
+            self.budget.clone(),
+            self.hardware.clone(),
+            self.quant,
+            None,
+            self.rank,
+        )
+    }
+
+    /// Placed for this engine, each layer going its quickest way, or all the way that is `forced`.
+    pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved> {
+        let shape = self.shape();
+        let mut modes = vec![(LayerMode::dense(shape), 0)];
+        if self.config.activation.has_exact_zeros() {
+            modes.push((LayerMode::exact(shape), 0));
+            if self.rank > 0 {
+                let predicted = Prediction {
+                    work: work_of_predictor(self.config, PREDICTORS, self.rank),
+                    predicted_per_active: 1.0,
+                    recall: 1.0,
+                };
+                modes.push((
+                    LayerMode::predicted(Policy::Predicted, shape, predicted),
+                    self.predictor_bytes(PREDICTORS),
+                ));
+            }
+        } else {
+            modes.push((LayerMode::threshold(shape, Score::WeightedGate), 0));
+        }
+        if let Some(forced) = forced
+            && modes.iter().all(|(mode, _)| mode.policy != forced)
+        {
+            let known: Vec<String> = modes
+                .iter()
+                .map(|(mode, _)| mode.policy.to_string())
+                .collect();
+            bail!(
+                "`--policy {forced}` is not possible here; this model can have {}",
+                known.join(", ")
+            );
+        }
+        self.decide(
+            self.problem(),
+            &modes,
+            |policy| forced.is_none_or(|forced| forced == policy),
+            &options(),
+        )
+    }
+
+    /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in the
+    /// format of the weights, the KV cache on the CPU, the most activations on the GPU.
+    pub(crate) fn solve_as_published(&self) -> Result<Solved> {
+        let shape = self.shape();
+        // "The predictor will be quantized at the same time" (Tiiny-AI/PowerInfer, issue 120).
+        let bytes = self.rank as u64
+            * (self.quant.row_bytes(self.config.hidden_size)
+                + self.quant.row_bytes(self.config.ffn_size)) as u64;
+        let work = Work {
+            bytes: bytes as f64,
+            ..Work::default()
+        };
+        let predicted = Prediction {
+            work,
+            predicted_per_active: 1.0,
+            recall: 1.0,
+        };
+        let mode = LayerMode::predicted(Policy::Predicted, shape, predicted);
+        let mut problem = self.problem();
+        for layer in &mut problem.layers {
+            layer.kv_bytes = 0;
+        }
+        let papers = Options {
+            objective: Objective::Impact,
+            ..options()
+        };
+        self.decide(problem, &[(mode, bytes)], |_| true, &papers)
+    }
+
+    fn decide(
+        &self,
+        problem: Problem,
+        modes: &[(LayerMode, u64)],
+        allows: impl Fn(Policy) -> bool,
+        options: &Options,
+    ) -> Result<Solved> {
+        let candidates: Vec<Vec<Candidate>> = self
+            .frequencies
+            .iter()
+            .map(|frequencies| {
+                let candidate = |(mode, predictor_bytes): &(LayerMode, u64)| Candidate {
+                    mode: *mode,
+                    frequencies: frequencies.clone(),
+                    predictor_bytes: *predictor_bytes,
+                    allowed: allows(mode.policy),
+                };
+                modes.iter().map(candidate).collect()
+            })
+            .collect();
+        let decision = decide(&problem, &candidates, options)?;
+        Ok(Solved {
+            problem,
+            candidates,
+            decision,
+        })
+    }
+
+    /// Bytes of a layer's predictor, both matrices and what is kept per neuron.
+    fn predictor_bytes(&self, format: Format) -> u64 {
+        let read = work_of_predictor(self.config, format, self.rank).bytes;
+        // Half of B's columns are not read, but there.
+        let unread = (self.rank - self.rank / 2) * format.row_bytes(self.config.ffn_size);
+        read as u64 + unread as u64
+    }
+
+    /// The model as placed by whole layers, every neuron computed: as many of the last layers on the
+    /// GPU as fit with their KV cache, the head after all of them.
+    pub(crate) fn by_whole_layers<'b>(
+        &self,
+        kv_number_bytes: u64,
+        all_active: &'b [f64],
+    ) -> (Placed<'b>, usize) {
+        let problem = self.problem();
+        let numbers = 2 * self.config.kv_head_count * self.config.head_size;
+        let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
+        let neurons = self.config.ffn_size as u64;
+        // Scores of every head before and after softmax, and a matrix made 16 bits for its product.
+        let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;
+        let widened = match self.quant.is_quantised() {
+            true => (self.config.hidden_size * self.config.ffn_size * 2) as u64,
+            false => 0,
+        };
+        let reserve = 2 * LLAMA_CPP_BATCH * scores
+            + widened
+            + problem.gpu_scratch_bytes
+            + self
+                .hardware
+                .gpu
+                .as_ref()
+                .map_or(0, |gpu| gpu.context_bytes);
+        let mut left = match &self.hardware.gpu {
+            Some(_) => self.budget.vram_bytes.saturating_sub(reserve),
+            None => 0,
+        };
+        let mut homes = vec![Device::Cpu; problem.layers.len()];
+        for (layer_device, layer) in homes.iter_mut().zip(&problem.layers).rev() {
+            let bytes = layer.attention_bytes + neurons * layer.neuron_bytes + kv_bytes;
+            let Some(rest) = left.checked_sub(bytes) else {
+                break;
+            };
+            left = rest;
+            *layer_device = Device::Gpu;
+        }
+        let is_all = homes[0] == Device::Gpu && left >= problem.head_bytes;
+        let layers = problem
+            .layers
+            .iter()
+            .zip(&homes)
+            .map(|(layer, &layer_device)| {
+                let hot_count = if layer_device == Device::Gpu {
+                    all_active.len()
+                } else {
+                    0
+                };
+                PlacedLayer {
+                    mode: layer.mode,
+                    frequencies: all_active,
+                    hot_count,
+                    neuron_bytes: layer.neuron_bytes,
+                    attention: layer_device,
+                    attention_bytes: layer.attention_bytes,
+                    prediction: layer_device,
+                    kv: layer_device,
+                    kv_numbers: numbers,
+                    kv_bytes: (numbers as u64 * kv_number_bytes) as f64,
+                }
+            });
+        let placed = Placed {
+            layers: layers.collect(),
+            head: if is_all { Device::Gpu } else { Device::Cpu },
+            head_bytes: problem.head_bytes,
+            quant: self.quant,
+            hidden_size: self.config.hidden_size,
+            matrices: self.config.matrices_per_neuron(),
+        };
+        let count = homes
+            .iter()
+            .filter(|layer_device| **layer_device == Device::Gpu)
+            .count();
+        (placed, count)
+    }
+
+    /// Bytes of `placed` that are on the CPU, weights alone.
+    pub(crate) fn cpu_bytes(&self, placed: &Placed<'_>) -> u64 {
+        let problem = self.problem();
+        let layers = placed.layers.iter().map(|layer| {
+            let cold = (layer.frequencies.len() - layer.hot_count) as u64 * layer.neuron_bytes;
+            match layer.attention {
+                Device::Gpu => cold,
+                Device::Cpu => cold + layer.attention_bytes,
+            }
+        });
+        let head = match placed.head {
+            Device::Cpu if !problem.tied_head => problem.head_bytes,
+            _ => 0,
+        };
+        layers.sum::<u64>() + problem.embedding_bytes + head
+    }
+
+    /// What `solved` has where.
+    pub(crate) fn placed<'b>(&self, solved: &'b Solved) -> Placed<'b> {
+        let Solved {
+            problem,
+            candidates,
+            decision,
+        } = solved;
+        let chosen = candidates.iter().zip(&decision.chosen);
+        let chosen: Vec<&Candidate> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
+        Placed::of(&decision.plan, problem, self.config, self.quant, &chosen)
+    }
+}
+
+/// How long solving may take, and for what.
+fn options() -> Options {
+    Options {
+        time_limit: Duration::from_secs(60),
+        ..Options::default()
+    }
+}

@@ -1,0 +1,317 @@
+//! Finds a placement, and how far its policies may go for perplexity to stay within what is allowed.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{
+    Progress,
+    placement_inputs::LayerInputs,
+    plan::{InputThresholds, Plan, Policy},
+    predictor_file::PredictorFile,
+    threshold_curve::ERRORS,
+    write::ScratchFolder,
+};
+use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_model::Checkpoint;
+use powerinfer_solver::{Options, Problem, SolveReport, decide};
+
+use crate::{
+    Request, again, certify, forecast, inputs,
+    modes::{AllowedModes, LayerCandidates, Subject},
+    placement::percent,
+    search::{self, Judge},
+};
+
+/// Where a bundle may be packed to be measured.
+#[derive(Clone, Copy)]
+pub enum Scratch<'a> {
+    /// Nowhere: nothing is to be written.
+    None,
+    /// Next to this folder.
+    Beside(&'a Path),
+}
+
+/// A solved placement.
+pub(crate) struct Solved {
+    pub(crate) plan: Plan,
+    pub(crate) report: SolveReport,
+    pub(crate) orders: Vec<Vec<u32>>,
+    /// Per layer, what placing this again takes.
+    pub(crate) placing: Vec<LayerInputs>,
+    /// Per layer, microseconds that its way saves over the quickest that changes nothing.
+    pub(crate) savings: Vec<f64>,
+}
+
+/// Finds a placement, and how far its policies may go.
+pub(crate) struct Solver<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) subject: Subject<'a>,
+    pub(crate) problem: Problem,
+    pub(crate) options: Options,
+    pub(crate) request: &'a Request,
+    /// Text to decide on.
+    pub(crate) texts: Vec<Vec<u32>>,
+    pub(crate) perplexity_budget: f64,
+    /// Per layer, which inputs are read; all where there is none.
+    pub(crate) inputs: Option<Vec<InputThresholds>>,
+    pub(crate) scratch: Scratch<'a>,
+    pub(crate) progress: &'a dyn Progress,
+}
+
+/// Margins that a rise must stay below what is allowed: one for the text it is measured on, and one
+/// for the text that it is certified on.
+const CAUTION: f64 = 2.0;
+
+/// The common error that a plan assumes where none may be measured, as a place in the curve.
+const ASSUMED_LEVEL: f64 = 7.0;
+
+impl Solver<'_> {
+    /// Which inputs to read, for `share` of them to be left out on the text that decides.
+    pub(crate) fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
+        let Scratch::Beside(out) = self.scratch else {
+            bail!(
+                "a dry run measures nothing, and `--input-sparsity` has to be calibrated; leave out one of them"
+            )
+        };
+        if search::scored(&self.texts) == 0 {
+            bail!(
+                "there is no text to calibrate `--input-sparsity` on: none was held back from the profile, or `--certify-tokens` is too low; profile more text, or raise it"
+            );
+        }
+        let folder = ScratchFolder::next_to(out)?;
+        let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
+        inputs::calibrate(bundle, &self.texts, share, self.progress)
+    }
+
+    /// The furthest that policies may go without being measured.
+    fn most(&self) -> AllowedModes {
+        AllowedModes {
+            predicted: vec![true; self.subject.config.layer_count],
+            level: Some(ASSUMED_LEVEL),
+        }
+    }
+
+    /// How far the policies may go.
+    pub(crate) fn allowed_modes(&mut self) -> Result<AllowedModes> {
+        let layers = self.subject.config.layer_count;
+        let none = AllowedModes::none(layers);
+        let most = self.most();
+        match self.subject.forced {
+            Some(Policy::Dense | Policy::Exact) => return Ok(none),
+            // Who forces these wants to see what they do; the certificate tells.
+            Some(Policy::Predicted | Policy::SignBit) => return Ok(most),
+            Some(Policy::Threshold) | None => {}
+        }
+        if !self.subject.has_thresholds() && self.subject.config.activation.has_exact_zeros() {
+            return self.budget_of_predictions(&none, &most);
+        }
+        if !self.subject.has_thresholds() {
+            self.progress.note("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
+            return Ok(none);
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.progress.note(&format!(
+                "a dry run measures nothing: it assumes a relative FFN error of {} in every layer",
+                percent(ERRORS[ASSUMED_LEVEL as usize])
+            ));
+            return Ok(most);
+        }
+        if !self.can_measure() {
+            if self.subject.forced.is_some() {
+                bail!(
+                    "`--policy threshold` takes text that was held back, to find how far thresholds may go; profile more text, or raise `--certify-tokens`"
+                );
+            }
+            return Ok(none);
+        }
+        let ladder = search::thresholds(layers);
+        self.last_allowed(&ladder, &most)
+    }
+
+    /// Which layers may predict: all that would be quicker for it, or as many of them as
+    /// perplexity allows, those first that save most for what they miss.
+    fn budget_of_predictions(
+        &mut self,
+        none: &AllowedModes,
+        most: &AllowedModes,
+    ) -> Result<AllowedModes> {
+        let solved = self.solved(most)?;
+        let layers = solved.plan.layers.iter();
+        let mut approximate: Vec<usize> = layers
+            .filter(|layer| !layer.policy.is_lossless())
+            .map(|layer| layer.layer)
+            .collect();
+        if approximate.is_empty() {
+            return Ok(none.clone());
+        }
+        if matches!(self.scratch, Scratch::None) {
+            self.progress
+                .note("a dry run measures nothing: it takes predictors by their recall alone");
+            return Ok(most.clone());
+        }
+        if !self.can_measure() {
+            return Ok(none.clone());
+        }
+        let missed = |layer: &usize| {
+            let summaries = self
+                .subject
+                .predictors
+                .map_or(&[][..], PredictorFile::layers);
+            let recall = summaries.get(*layer).and_then(|s| s.contribution_recall);
+            1.0 - recall.unwrap_or(1.0) + 1e-3
+        };
+        let worth = |layer: &usize| solved.savings[*layer] / missed(layer);
+        approximate.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+        let ladder = search::predicted(none.predicted.len(), &approximate);
+        self.last_allowed(&ladder, most)
+    }
+
+    /// Whether there is text to measure on; says so where there is not.
+    fn can_measure(&self) -> bool {
+        let is_there = search::scored(&self.texts) >= certify::FEWEST;
+        if !is_there {
+            self.progress.note(&format!(
+                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model; profile more text for more to be held back, or raise `--certify-tokens`",
+                search::scored(&self.texts),
+                certify::FEWEST
+            ));
+        }
+        is_there
+    }
+
+    /// The last of `ladder` that perplexity allows.
+    fn last_allowed(
+        &mut self,
+        ladder: &[AllowedModes],
+        packed: &AllowedModes,
+    ) -> Result<AllowedModes> {
+        let Scratch::Beside(out) = self.scratch else {
+            unreachable!("who may write nothing measures nothing")
+        };
+        let folder = ScratchFolder::next_to(out)?;
+        let solved = self.solved(packed)?;
+        self.progress.note(&format!(
+            "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
+            percent(self.perplexity_budget),
+            search::scored(&self.texts)
+        ));
+        let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
+        let mut judge = Judge::new(bundle, self.texts.clone(), self.progress)?;
+        let found = search::last_allowed(ladder, |allowed| {
+            let solved = self.solved(allowed)?;
+            if solved
+                .plan
+                .layers
+                .iter()
+                .all(|layer| layer.policy.is_lossless())
+            {
+                return Ok(true);
+            }
+            let rise = judge.rise(&solved.plan.layers)?;
+            self.progress.detail(&format!(
+                "{}: perplexity {:+.3} ± {:.3} %",
+                describe(allowed),
+                100.0 * rise.value,
+                100.0 * rise.margin
+            ));
+            Ok(rise.value + CAUTION * rise.margin <= self.perplexity_budget)
+        })?;
+        drop((judge, folder));
+        if found == 0 {
+            self.progress.note(&format!(
+                "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
+                percent(self.perplexity_budget)
+            ));
+        }
+        Ok(ladder[found].clone())
+    }
+
+    /// The quickest placement within `allowed`.
+    pub(crate) fn solved(&self, allowed: &AllowedModes) -> Result<Solved> {
+        let layers = 0..self.subject.config.layer_count;
+        let modes = layers.map(|layer| self.subject.modes(layer, allowed));
+        let modes = modes.collect::<Result<Vec<LayerCandidates>>>()?;
+        let candidates: Vec<_> = modes.iter().map(|modes| modes.candidates.clone()).collect();
+        let decision = decide(&self.problem, &candidates, &self.options)?;
+        let mut plan = decision.plan;
+        let chosen = candidates.iter().zip(&decision.chosen);
+        let chosen: Vec<_> = chosen.map(|(modes, chosen)| &modes[*chosen]).collect();
+        let (config, quant) = (self.subject.config, self.subject.quant);
+        forecast::predict(&mut plan, &self.problem, config, quant, &chosen);
+        let (mut savings, mut placing) = (Vec::new(), Vec::new());
+        for (index, (layer, modes)) in plan.layers.iter_mut().zip(&modes).enumerate() {
+            let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
+            layer.reason = self.subject.reason(index, modes, prices, chosen);
+            layer.threshold = modes.threshold;
+            layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
+                ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
+                ..inputs[index]
+            });
+            if let Some(read) = inputs::reason(layer) {
+                layer.reason += &format!("; {read}");
+            }
+            let read = self.problem.layers[index].attention_read_bytes;
+            placing.push(again::placing(&modes.candidates[chosen], read));
+            let lossless = modes.candidates.iter().zip(prices);
+            let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
+            let least = lossless
+                .map(|(_, price)| price.seconds)
+                .fold(f64::INFINITY, f64::min);
+            savings.push(1e6 * (least - prices[chosen].seconds));
+        }
+        Ok(Solved {
+            plan,
+            report: decision.report,
+            orders: modes.into_iter().map(|modes| modes.order).collect(),
+            placing,
+            savings,
+        })
+    }
+
+    fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
+        let mut plan = solved.plan.clone();
+        // It has other signs and layouts than what is accounted for.
+        plan.clear_memory_use();
+        // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
+        for layer in &mut plan.layers {
+            layer.input_thresholds = None;
+        }
+        // Signs come along where a policy needs them, and here any layer may.
+        if let Some(file) = self.subject.predictors {
+            for (layer, summary) in plan.layers.iter_mut().zip(file.layers()) {
+                if summary.sign_bit.is_some() {
+                    layer.policy = Policy::SignBit;
+                }
+            }
+        }
+        let inputs = PackInputs {
+            checkpoint: self.checkpoint,
+            orders: &solved.orders,
+            predictors: self.subject.predictors,
+            plan,
+            placing: None,
+            quant: self.subject.quant,
+            companions: &[],
+            inputs: self.request.inputs.clone(),
+            request: serde_json::Value::Null,
+            seed: 0,
+        };
+        Ok(pack(&inputs, out, self.progress)?)
+    }
+}
+
+/// `allowed` in words.
+fn describe(allowed: &AllowedModes) -> String {
+    match allowed.level {
+        Some(level) => {
+            let below = level.floor() as usize;
+            let above = (below + 1).min(ERRORS.len() - 1);
+            let error = ERRORS[below] + (ERRORS[above] - ERRORS[below]) * level.fract();
+            format!("relative FFN error {}", percent(error))
+        }
+        None => {
+            let layers = allowed.predicted.iter().filter(|predicted| **predicted);
+            format!("{} layers may predict", layers.count())
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What the operating system reports about this machine and this process: processor, memory.
+
+use std::fs;
+
+/// Name of the processor; its architecture where the system does not report one.
+pub fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    name.map_or_else(
+        || std::env::consts::ARCH.to_owned(),
+        |(_, name)| name.trim().to_owned(),
+    )
+}
+
+/// Bytes of main memory in all, and bytes available to new work; `None` where the system does not report them.
+pub fn memory() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = |key: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim_start_matches(':')
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    };
+    Some((
+        kibibytes("MemTotal")? << 10,
+        kibibytes("MemAvailable")? << 10,
+    ))
+}
+
+/// Peak resident memory of this process in bytes; `None` where the system does not report it.
+pub fn peak_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
+}

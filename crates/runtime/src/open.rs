@@ -1,0 +1,231 @@
+//! From an open bundle to a model that is ready to run: its memory, its threads, its GPU.
+
+use std::sync::Arc;
+
+use powerinfer_artifact::{
+    ByteSize, Progress,
+    mapped_file::Residence,
+    plan::{Device, Plan},
+};
+use powerinfer_bundle::Bundle;
+use powerinfer_kernels::{
+    Isa,
+    cuda::{CudaDevice, CudaUnavailable, Device as Gpu},
+};
+use powerinfer_pool::{system, usable_cores};
+
+use crate::{ActivationFormat, Options, PolicyChoice, Runtime, RuntimeError, Threads};
+
+/// What runs the parts that a plan puts on a GPU.
+#[derive(Clone)]
+pub enum DeviceChoice {
+    /// The CPU.
+    Cpu,
+    /// The GPU, or the CPU where there is none.
+    Auto,
+    /// The GPU; an error where there is none.
+    Gpu,
+    /// This device, such as an emulator.
+    Given(Arc<dyn Gpu>),
+}
+
+/// How to execute a bundle.
+#[derive(Clone)]
+pub struct Execution {
+    /// Threads of the CPU.
+    pub threads: usize,
+    /// Format of what quantised weights are multiplied with.
+    pub activations: ActivationFormat,
+    /// How the weights are held in memory.
+    pub residence: Residence,
+    /// What runs the parts that the plan puts on a GPU.
+    pub device: DeviceChoice,
+}
+
+impl Execution {
+    /// On `threads` threads of the CPU, and on no GPU.
+    pub fn on_cpu(threads: usize) -> Self {
+        Self {
+            threads,
+            activations: ActivationFormat::default(),
+            residence: Residence::default(),
+            device: DeviceChoice::Cpu,
+        }
+    }
+}
+
+/// A device that is open.
+enum Opened {
+    Cuda(CudaDevice),
+    Given(Arc<dyn Gpu>),
+}
+
+impl DeviceChoice {
+    /// Opens the GPU; none where the choice is the CPU, or where it is open and there is no GPU: then
+    /// `missing` is called with the reason.
+    ///
+    /// # Errors
+    ///
+    /// When a GPU is asked for and there is none.
+    pub fn open(
+        &self,
+        missing: impl FnOnce(&CudaUnavailable),
+    ) -> Result<Option<Arc<dyn Gpu>>, RuntimeError> {
+        Ok(self.opened(missing)?.map(|opened| match opened {
+            Opened::Cuda(card) => Arc::new(card) as Arc<dyn Gpu>,
+            Opened::Given(device) => device,
+        }))
+    }
+
+    fn opened(
+        &self,
+        missing: impl FnOnce(&CudaUnavailable),
+    ) -> Result<Option<Opened>, RuntimeError> {
+        match self {
+            Self::Cpu => return Ok(None),
+            Self::Given(device) => return Ok(Some(Opened::Given(Arc::clone(device)))),
+            Self::Auto | Self::Gpu => {}
+        }
+        match CudaDevice::open(0) {
+            Ok(card) => Ok(Some(Opened::Cuda(card))),
+            Err(reason) if matches!(self, Self::Gpu) => Err(RuntimeError::NoGpu(reason)),
+            Err(reason) => {
+                missing(&reason);
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Runtime {
+    /// Makes `bundle` ready to run: reads it ahead where it fits into memory, starts the threads, and copies
+    /// what the plan puts on a GPU to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::new`] and [`Runtime::with_device`]; where a GPU is asked for and there is none, or the
+    /// plan puts nothing on it; where more of its memory is taken than the plan has for it.
+    pub fn open(
+        mut bundle: Bundle,
+        policy: PolicyChoice,
+        execution: &Execution,
+        progress: &dyn Progress,
+    ) -> Result<Self, RuntimeError> {
+        let fits = fits_memory(&bundle, progress);
+        if fits && execution.residence != Residence::Loaded {
+            bundle.read_ahead(progress)?;
+        }
+        bundle.hold(execution.residence)?;
+        let gpus = bundle.plan().budget.vram_split.len();
+        if gpus > 1 {
+            progress.note(&format!(
+                "the plan is for {gpus} GPUs, and bundles run on one at most: it is an estimate"
+            ));
+        }
+        let threads = execution.threads;
+        warn_of_too_many_threads(threads, progress);
+        let isa = Isa::detect()?;
+        progress.detail(&format!("kernels: {}, threads: {threads}", isa.name()));
+        let options = Options {
+            threads: Threads::new(isa, threads)?.with_activations(execution.activations),
+            policy,
+        };
+        match device(bundle.plan(), &execution.device, progress)? {
+            Some(Opened::Cuda(card)) => run_on(card, bundle, options, progress),
+            Some(Opened::Given(device)) => Self::with_device(bundle, options, device),
+            None => Self::new(bundle, options),
+        }
+    }
+}
+
+/// Notes that `threads` are more than there are cores for.
+pub fn warn_of_too_many_threads(threads: usize, progress: &dyn Progress) {
+    let cores = usable_cores();
+    if threads > cores {
+        progress.note(&format!(
+            "{threads} threads for {cores} cores will be slower than one thread for each core"
+        ));
+    }
+}
+
+/// Whether memory has room for all of a bundle; notes where it has not.
+fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
+    let bytes = bundle.bytes();
+    let Some((_, free)) = system::memory() else {
+        return true;
+    };
+    if bytes > free {
+        progress.note(&format!(
+            "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token; a smaller `--quant` at `place` would fit",
+            ByteSize(bytes), ByteSize(free)
+        ));
+    }
+    bytes <= free
+}
+
+/// The device for what `plan` puts on one; none where that is nothing, or where it runs on the CPU.
+fn device(
+    plan: &Plan,
+    choice: &DeviceChoice,
+    progress: &dyn Progress,
+) -> Result<Option<Opened>, RuntimeError> {
+    match (choice, plan.uses_gpu()) {
+        (DeviceChoice::Gpu, false) => Err(RuntimeError::NothingOnGpu),
+        (_, false) => Ok(None),
+        (_, true) => choice.opened(|reason| {
+            progress.note(&format!(
+                "no GPU is used, so {} run on the CPU too ({reason})",
+                describe(plan)
+            ));
+        }),
+    }
+}
+
+/// Makes `bundle` ready on `card` and the CPU, and notes what is where.
+///
+/// # Errors
+///
+/// When more of the card's memory is taken than the plan has for it.
+fn run_on(
+    card: CudaDevice,
+    bundle: Bundle,
+    options: Options,
+    progress: &dyn Progress,
+) -> Result<Runtime, RuntimeError> {
+    let budget = bundle.plan().budget.vram_bytes;
+    let what = describe(bundle.plan());
+    let card = Arc::new(card);
+    let (free, _) = card.memory()?;
+    let runtime = Runtime::with_device(bundle, options, Arc::clone(&card) as _)?;
+    card.synchronise()?;
+    // The driver's own count, whatever was computed before.
+    let (left, _) = card.memory()?;
+    let taken = free.saturating_sub(left) as u64;
+    if budget > 0 && taken > budget {
+        return Err(RuntimeError::TakesMore { taken, budget });
+    }
+    progress.note(&format!(
+        "{}: {what}; {} taken of a budget of {}; prompts run {} tokens at a time",
+        card.info().name,
+        ByteSize(taken),
+        ByteSize(budget),
+        runtime.prompt_batch()
+    ));
+    Ok(runtime)
+}
+
+/// What `plan` puts on a GPU, in words.
+fn describe(plan: &Plan) -> String {
+    let layers = plan.layers.len();
+    let attention = plan
+        .layers
+        .iter()
+        .filter(|layer| layer.attention == Device::Gpu)
+        .count();
+    let (hot, neurons) = (plan.totals.hot_count, plan.totals.neuron_count);
+    let head = match plan.head {
+        Device::Gpu => " and the head",
+        Device::Cpu => "",
+    };
+    format!("{hot} of {neurons} neurons, attention of {attention} of {layers} layers{head}")
+}
