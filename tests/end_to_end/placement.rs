@@ -226,7 +226,7 @@ fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged()
         ("folder", "is a folder"),
         (
             "demo.powerinfer/profile/profile.json",
-            "is there and no page of ours",
+            "exists and is not a page of powerinfer",
         ),
         (
             "demo.powerinfer/bundle/deeper/page.html",

@@ -442,7 +442,7 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
         b"{\"mine\": 1}\n"
     );
     fs::write(sandbox.path("mine.html"), "my own").unwrap();
-    sweep(&["--html", "mine.html"]).bad(1, &["no page of ours"]);
+    sweep(&["--html", "mine.html"]).bad(1, &["not a page of powerinfer"]);
     sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
     sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is taken"]);
