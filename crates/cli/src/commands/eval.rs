@@ -16,7 +16,7 @@ use powerinfer_eval::{
     statistics::Paired,
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::{PolicyChoice, Statistics};
+use powerinfer_runtime::Statistics;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -107,14 +107,14 @@ pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
 }
 
 /// Policies to compare, with their names; the plan's where none is given.
-fn choices(asked: &[PolicyArgument]) -> Vec<(String, PolicyChoice)> {
+fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
     if asked.is_empty() {
-        return vec![("planned".to_owned(), PolicyChoice::Planned)];
+        return vec![("planned".to_owned(), None)];
     }
     asked
         .iter()
         .map(|policy| Policy::from(*policy))
-        .map(|policy| (policy.to_string(), PolicyChoice::Forced(policy)))
+        .map(|policy| (policy.to_string(), Some(policy)))
         .collect()
 }
 
@@ -150,7 +150,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             ..output
         };
         let policy = Policy::from(policy);
-        let mut model = subject.model(PolicyChoice::Forced(policy), quiet)?;
+        let mut model = subject.model(Some(policy), quiet)?;
         let tokenizer = subject.tokenizer();
         rows.push(measure(&mut model, tokenizer, policy, arguments, output)?);
     }

@@ -256,9 +256,9 @@ impl Bench<'_> {
             self.progress.advance(0)?;
             let started = Instant::now();
             model.start_clock();
-            let logits = model.forward_for(&sampler, &[*id])?;
+            model.append(&[*id], &sampler)?;
             // Sampled as in generation, but the given ids go on: the same ones for every policy.
-            black_box(model.sample(&mut sampler, &logits, usize::MAX)?);
+            black_box(model.sample(&mut sampler, usize::MAX)?);
             model.mark(Stage::Sampling);
             seconds += started.elapsed().as_secs_f64();
             self.progress.advance(1)?;

@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{DeviceChoice, Execution, LayerAudit, PolicyChoice, ReadProbe, Runtime};
+use powerinfer_runtime::{DeviceChoice, Execution, LayerAudit, ReadProbe, Runtime};
 use powerinfer_text::Tokenizer;
 
 use super::{
@@ -307,7 +307,7 @@ impl Sweep<'_> {
     /// The bundle under `policy`: on the CPU, or as `plan` places it.
     fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, EvalError> {
         let bundle = Bundle::open(self.bundle.folder(), Verification::Quick)?;
-        let policy = PolicyChoice::Forced(policy);
+        let policy = Some(policy);
         let open =
             |bundle, execution: &Execution| Ok(Runtime::open(bundle, policy, execution, &Silent)?);
         match plan {

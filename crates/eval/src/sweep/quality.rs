@@ -256,16 +256,16 @@ pub(super) fn layer_by_layer(
 ) -> Result<Vec<f64>, EvalError> {
     let layers = alone.policies().len();
     for layer in 0..layers {
-        alone.decide(layer, Policy::Dense, None)?;
+        alone.set_policy(layer, Policy::Dense, None)?;
     }
     let mut rises = Vec::new();
     for layer in 0..layers {
-        alone.decide(layer, setting.policy(), thresholds.map(|all| all[layer]))?;
+        alone.set_policy(layer, setting.policy(), thresholds.map(|all| all[layer]))?;
         let found = fidelity(dense, alone, &items.alone, items.windows, |tokens| {
             progress.advance(tokens).map_err(EvalError::from)
         })?;
         rises.push(found.perplexity_rise().value);
-        alone.decide(layer, Policy::Dense, None)?;
+        alone.set_policy(layer, Policy::Dense, None)?;
     }
     Ok(rises)
 }
