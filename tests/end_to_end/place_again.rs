@@ -389,7 +389,7 @@ fn killed_at_some_moment_it_leaves_a_bundle_and_one_run_works_at_a_time() {
         std::thread::sleep(std::time::Duration::from_millis(4 * round as u64));
         let _ = child.kill(); // it may have ended
         child.wait().unwrap();
-        powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::Verification::Full).unwrap();
+        powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::IntegrityCheck::Full).unwrap();
     }
     // Whoever opens it meanwhile finds one or the other.
     for vram in ["0G", "517M", "24G", "0G"] {
@@ -400,7 +400,7 @@ fn killed_at_some_moment_it_leaves_a_bundle_and_one_run_works_at_a_time() {
             .spawn()
             .unwrap();
         while child.try_wait().unwrap().is_none() {
-            powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::Verification::Quick)
+            powerinfer_bundle::Bundle::open(&bundle, powerinfer_bundle::IntegrityCheck::Quick)
                 .unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! `strftime` for chat templates that write today's date into the prompt; UTC, English names.
+//! `strftime` for chat templates that write the date into the prompt; UTC, English names.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,11 +27,11 @@ const WEEKDAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Formats a moment by the directives of C's `strftime` that dates and times need.
+/// Formats a time with the date and time directives of C's `strftime`.
 ///
-/// A directive it does not know stays as it is written. A moment before 1970 counts as 1970.
-pub(crate) fn format_time(moment: SystemTime, pattern: &str) -> String {
-    let seconds = moment
+/// Unknown directives are kept as they are. A time before 1970 counts as 1970.
+pub(crate) fn format_time(time: SystemTime, pattern: &str) -> String {
+    let seconds = time
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
@@ -87,10 +87,10 @@ struct Date {
 }
 
 impl Date {
-    /// The Gregorian date that many days after 1 January 1970.
+    /// Converts days since 1 January 1970 to a Gregorian date.
     fn from_days(mut days: u64) -> Self {
         let mut year = 1970;
-        // Whole cycles of 400 years first, so that the loop below is short for any moment.
+        // Skip cycles of 400 years first, so that the loop below is bounded.
         year += days / 146_097 * 400;
         days %= 146_097;
         while days >= days_in_year(year) {
@@ -127,30 +127,33 @@ mod tests {
 
     use super::*;
 
-    fn at(seconds: u64, pattern: &str) -> String {
+    fn format_at(seconds: u64, pattern: &str) -> String {
         format_time(UNIX_EPOCH + Duration::from_secs(seconds), pattern)
     }
 
     #[test]
-    fn known_moments_have_their_known_dates() {
+    fn known_times_are_formatted_correctly() {
         assert_eq!(
-            at(0, "%A %d %B %Y %H:%M:%S"),
+            format_at(0, "%A %d %B %Y %H:%M:%S"),
             "Thursday 01 January 1970 00:00:00"
         );
-        assert_eq!(at(951_782_400, "%a %d %b %Y %j"), "Tue 29 Feb 2000 060");
         assert_eq!(
-            at(1_000_000_000, "%Y-%m-%dT%H:%M:%S"),
+            format_at(951_782_400, "%a %d %b %Y %j"),
+            "Tue 29 Feb 2000 060"
+        );
+        assert_eq!(
+            format_at(1_000_000_000, "%Y-%m-%dT%H:%M:%S"),
             "2001-09-09T01:46:40"
         );
         assert_eq!(
-            at(1_735_689_599, "%d %b %Y %I:%M %p"),
+            format_at(1_735_689_599, "%d %b %Y %I:%M %p"),
             "31 Dec 2024 11:59 PM"
         );
-        assert_eq!(at(4_107_542_400, "%e.%m.%y %I%p"), " 1.03.00 12AM");
+        assert_eq!(format_at(4_107_542_400, "%e.%m.%y %I%p"), " 1.03.00 12AM");
     }
 
     #[test]
-    fn what_is_no_directive_stays() {
-        assert_eq!(at(0, "100%% %q é %"), "100% %q é %");
+    fn unknown_directives_are_kept() {
+        assert_eq!(format_at(0, "100%% %q é %"), "100% %q é %");
     }
 }

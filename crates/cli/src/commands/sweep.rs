@@ -22,7 +22,7 @@ use powerinfer_artifact::{
     placement_inputs::LayerInputs,
     plan::{Policy, Threshold},
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
 use powerinfer_kernels::Isa;
@@ -158,7 +158,7 @@ impl<'a> Sweep<'a> {
             None => Vec::new(),
         };
         let folder = bundle_folder(&arguments.model);
-        let bundle = Bundle::open(&folder, Verification::Quick)?;
+        let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
         let tokenizer = model_argument::tokenizer(&bundle.files())?;
         let is_demo = bundle.header().model.name == DEMO;
         let mut texts = match bundle.certificate() {
@@ -199,7 +199,7 @@ impl<'a> Sweep<'a> {
             .open("placements are not run, but predicted", output)?;
         let device = device.map(|device| device.info().name.clone());
         Ok(Self {
-            layers: bundle.placing()?,
+            layers: bundle.placement_inputs()?,
             threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
             arguments,
             folder,
@@ -224,7 +224,7 @@ impl<'a> Sweep<'a> {
     }
 
     fn open(&self) -> Result<Bundle> {
-        Ok(Bundle::open(&self.folder, Verification::Quick)?)
+        Ok(Bundle::open(&self.folder, IntegrityCheck::Quick)?)
     }
 
     /// What rows of this run have in common, and those of no other: everything but the grid.
