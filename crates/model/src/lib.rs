@@ -1,5 +1,7 @@
-//! Checkpoints that others own: `config.json`, safetensors, tensor names; and what a language
-//! model is to the rest of the program.
+//! Checkpoints in other projects' formats (Hugging Face folders and GGUF), the model configuration they
+//! describe, and the interface of a language model.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod activation;
 mod alibi;
@@ -9,11 +11,9 @@ pub mod container;
 mod error;
 mod families;
 mod files;
-mod gguf;
+pub mod gguf;
 mod keys;
 mod language_model;
-mod original_predictors;
-mod pickle;
 mod rotary;
 mod shards;
 mod source;
@@ -25,9 +25,8 @@ pub use alibi::alibi_bias;
 pub use checkpoint::Checkpoint;
 pub use config::{Biases, Block, FfnKind, ModelConfig, NormKind, Positions};
 pub use error::ModelError;
-pub use files::Files;
+pub use files::{Files, gguf_files};
 pub use language_model::{LanguageModel, greedy_token};
-pub use original_predictors::{OriginalPredictor, OriginalPredictors, PredictedSizes};
 pub use rotary::Rotary;
 pub use stored::StoredTensor;
 pub use weight::{LayerWeight, Weight};

@@ -166,7 +166,7 @@ fn a_device_counts_what_the_processor_counts_in_every_family() {
         return;
     };
     for name in MODELS {
-        let checkpoint = Checkpoint::open(&Golden::open(name).folder).unwrap();
+        let checkpoint = Golden::open(name).checkpoint();
         let length = checkpoint.config().context_length.min(33);
         let calibration = calibration(&checkpoint, length);
         let folder = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
     {
         return;
     }
-    let checkpoint = Checkpoint::open(&Golden::open("llama-relu-gqa").folder).unwrap();
+    let checkpoint = Golden::open("llama-relu-gqa").checkpoint();
     let calibration = calibration(&checkpoint, 64);
     let folder = tempfile::tempdir().unwrap();
     let out = |name: &str| folder.path().join(name);
@@ -214,7 +214,7 @@ fn what_a_lost_device_has_done_is_not_done_again() {
     let Some(device) = Emulator::new(2, Order::Forward) else {
         return;
     };
-    let checkpoint = Checkpoint::open(&Golden::open("opt-preln").folder).unwrap();
+    let checkpoint = Golden::open("opt-preln").checkpoint();
     let calibration = calibration(&checkpoint, 20);
     let folder = tempfile::tempdir().unwrap();
     let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));

@@ -62,7 +62,7 @@ impl LanguageModel for ReferenceModel {
         let length = self.sequence.len() + tokens.len();
         if length > self.config.context_length {
             return Err(ModelError::ContextFull {
-                asked: length,
+                tokens: length,
                 limit: self.config.context_length,
             });
         }

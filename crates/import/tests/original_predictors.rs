@@ -6,7 +6,7 @@ mod torch;
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_model::{OriginalPredictor, OriginalPredictors, PredictedSizes};
+use powerinfer_import::{OriginalPredictor, OriginalPredictors, PredictedSizes};
 use torch::{Element, save};
 
 const SIZES: PredictedSizes = PredictedSizes {

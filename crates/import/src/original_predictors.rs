@@ -10,9 +10,10 @@ use std::{
 };
 
 use powerinfer_artifact::{ArtifactError, Digest, mapped_file::FileBytes};
+use powerinfer_model::{ModelError, container::Container, gguf::GgufFile, gguf_files};
 use serde_json::Value as Json;
 
-use crate::{ModelError, container::Container, files::gguf_files, gguf::GgufFile, pickle::Pickles};
+use crate::{ImportError, pickle::Pickles};
 
 /// The threshold where nothing states one.
 const DEFAULT_THRESHOLD: f32 = 0.0;
@@ -58,9 +59,9 @@ pub struct PredictedSizes {
 
 impl OriginalPredictors {
     /// Finds at `path` a predictor for every layer of a model of these `sizes`.
-    pub fn open(path: &Path, sizes: PredictedSizes) -> Result<Self, ModelError> {
+    pub fn open(path: &Path, sizes: PredictedSizes) -> Result<Self, ImportError> {
         if !path.exists() {
-            return Err(ModelError::NoPredictors {
+            return Err(ImportError::NoPredictors {
                 path: path.to_owned(),
                 reason: "it does not exist".to_owned(),
             });
@@ -73,7 +74,7 @@ impl OriginalPredictors {
         match &files[..] {
             _ if path.is_file() => Self::open_gguf(path, sizes),
             [file] => Self::open_gguf(file, sizes),
-            _ => Err(ModelError::NoPredictors {
+            _ => Err(ImportError::NoPredictors {
                 path: path.to_owned(),
                 reason: format!(
                     "it has no `{}`, and {} GGUF files",
@@ -89,7 +90,7 @@ impl OriginalPredictors {
         path: &Path,
         numbers: &[usize],
         sizes: PredictedSizes,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, ImportError> {
         check_layers(path, numbers, sizes.layers)?;
         let threshold = match FileBytes::open(&path.join(CONFIG)) {
             Ok(bytes) => stated_threshold(&path.join(CONFIG), &bytes)?,
@@ -113,8 +114,8 @@ impl OriginalPredictors {
     }
 
     /// A GGUF file with predictors beside the weights.
-    fn open_gguf(path: &Path, sizes: PredictedSizes) -> Result<Self, ModelError> {
-        let file = Arc::new(GgufFile::from_bytes(path, FileBytes::open(path)?)?);
+    fn open_gguf(path: &Path, sizes: PredictedSizes) -> Result<Self, ImportError> {
+        let file = Arc::new(GgufFile::open(path)?);
         let bad = |reason: String| ModelError::BadGguf {
             path: path.to_owned(),
             reason,
@@ -136,7 +137,7 @@ impl OriginalPredictors {
             .collect();
         numbers.sort_unstable();
         if numbers.is_empty() {
-            return Err(ModelError::NoPredictors {
+            return Err(ImportError::NoPredictors {
                 path: path.to_owned(),
                 reason: "it has no tensor `blk.0.fc1.weight`".to_owned(),
             });
@@ -176,7 +177,7 @@ impl OriginalPredictors {
     }
 
     /// Reads the predictor of `layer`; a NaN or infinite weight is an error.
-    pub fn read(&self, layer: usize) -> Result<OriginalPredictor, ModelError> {
+    pub fn read(&self, layer: usize) -> Result<OriginalPredictor, ImportError> {
         let found = &self.layers[layer];
         let read = |name: &str| {
             let values = found.container.read(name)?;
@@ -198,7 +199,7 @@ impl OriginalPredictors {
     }
 
     /// A digest of threshold and, as for fingerprints, of samples of every matrix.
-    pub fn digest(&self) -> Result<Digest, ModelError> {
+    pub fn digest(&self) -> Result<Digest, ImportError> {
         let mut parts = vec![self.threshold.to_le_bytes().to_vec()];
         for found in &self.layers {
             for name in [&found.fc1, &found.fc2] {
@@ -217,7 +218,7 @@ impl Found {
         fc1: String,
         fc2: String,
         sizes: PredictedSizes,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, ImportError> {
         let shape = |name: &str| {
             container
                 .shape(name)
@@ -226,7 +227,7 @@ impl Found {
                     tensor: name.to_owned(),
                 })
         };
-        let wrong = |name: &str, expected: String, found: Vec<usize>| ModelError::PredictorShape {
+        let wrong = |name: &str, expected: String, found: Vec<usize>| ImportError::PredictorShape {
             path: container.path(name),
             tensor: name.to_owned(),
             expected,
@@ -279,18 +280,18 @@ fn numbered_files(folder: &Path) -> Vec<usize> {
 }
 
 /// Refuses sorted `numbers` of layers that are not 0 to `layers` - 1.
-fn check_layers(path: &Path, numbers: &[usize], layers: usize) -> Result<(), ModelError> {
+fn check_layers(path: &Path, numbers: &[usize], layers: usize) -> Result<(), ImportError> {
     let missing: Vec<usize> = (0..layers)
         .filter(|layer| numbers.binary_search(layer).is_err())
         .collect();
     if !missing.is_empty() {
-        return Err(ModelError::MissingPredictors {
+        return Err(ImportError::MissingPredictors {
             path: path.to_owned(),
             missing,
         });
     }
     match numbers.last() {
-        Some(last) if *last >= layers => Err(ModelError::PredictorsOfMoreLayers {
+        Some(last) if *last >= layers => Err(ImportError::PredictorsOfMoreLayers {
             path: path.to_owned(),
             layer: *last,
             layers,
@@ -300,7 +301,7 @@ fn check_layers(path: &Path, numbers: &[usize], layers: usize) -> Result<(), Mod
 }
 
 /// The one name among `names` that is `wanted`, whatever modules stand before it.
-fn only(path: &Path, names: &[String], wanted: &str) -> Result<String, ModelError> {
+fn only(path: &Path, names: &[String], wanted: &str) -> Result<String, ImportError> {
     let is_wanted = |name: &&String| {
         let before = name.strip_suffix(wanted);
         before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -311,21 +312,22 @@ fn only(path: &Path, names: &[String], wanted: &str) -> Result<String, ModelErro
         [] => Err(ModelError::MissingTensor {
             path: path.to_owned(),
             tensor: wanted.to_owned(),
-        }),
+        }
+        .into()),
         [_, second, ..] => Err(left_over(path, second)),
     }
 }
 
 /// Refuses what would change the predictions and is not read, such as a bias.
-fn check_left_over(path: &Path, names: &[String], used: &[&str]) -> Result<(), ModelError> {
+fn check_left_over(path: &Path, names: &[String], used: &[&str]) -> Result<(), ImportError> {
     match names.iter().find(|name| !used.contains(&name.as_str())) {
         None => Ok(()),
         Some(name) => Err(left_over(path, name)),
     }
 }
 
-fn left_over(path: &Path, tensor: &str) -> ModelError {
-    ModelError::PredictorLeftOver {
+fn left_over(path: &Path, tensor: &str) -> ImportError {
+    ImportError::PredictorLeftOver {
         path: path.to_owned(),
         tensor: tensor.to_owned(),
     }
@@ -337,7 +339,7 @@ fn finite(number: Option<f64>) -> Option<f32> {
 }
 
 /// The threshold that a predictor folder's `config.json` states.
-fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ModelError> {
+fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ImportError> {
     const KEY: &str = "sparse_threshold";
     let config: Json = serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
         path: path.to_owned(),
@@ -345,9 +347,10 @@ fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ModelError> {
     })?;
     match config.get(KEY) {
         None => Ok(DEFAULT_THRESHOLD),
-        Some(value) => finite(value.as_f64()).ok_or_else(|| ModelError::BadConfig {
-            path: path.to_owned(),
-            reason: format!("`{KEY}` is no finite number"),
+        Some(value) => finite(value.as_f64()).ok_or_else(|| {
+            let reason = format!("`{KEY}` is no finite number");
+            let path = path.to_owned();
+            ModelError::BadConfig { path, reason }.into()
         }),
     }
 }

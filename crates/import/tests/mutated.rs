@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use powerinfer_model::Checkpoint;
+use powerinfer_import::open_checkpoint;
+use powerinfer_model::Files;
 use proptest::prelude::*;
 
 fn golden(name: &str) -> PathBuf {
@@ -12,14 +13,24 @@ fn golden(name: &str) -> PathBuf {
     paths.find(|path| path.exists()).unwrap()
 }
 
-/// Where damage does most: the first bytes, which say what is where, or the last, where a zip
-/// keeps its directory.
+/// Offset of the damaged byte: near the start, where headers are, or near the end, where a zip has its
+/// directory.
 fn place(length: usize, from_end: bool, offset: usize) -> usize {
     let offset = offset % length;
     if from_end {
         length - 1 - offset
     } else {
         offset
+    }
+}
+
+/// Reads all weights of the checkpoint at `path`, if it can be opened.
+fn read_all(path: &Path) {
+    let opened = Files::open(path).map(open_checkpoint);
+    if let Ok(Ok(checkpoint)) = opened {
+        for weight in checkpoint.config().weights() {
+            let _ = checkpoint.read(weight);
+        }
     }
 }
 
@@ -34,11 +45,7 @@ fn open_damaged(model: &str, name: &str, damage: impl Fn(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(&path).unwrap();
     damage(&mut bytes);
     std::fs::write(&path, bytes).unwrap();
-    if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
-        for weight in checkpoint.config().weights() {
-            let _ = checkpoint.read(weight);
-        }
-    }
+    read_all(folder.path());
 }
 
 proptest! {
@@ -82,10 +89,6 @@ proptest! {
             bytes.truncate(bytes.len() - offset);
         }
         std::fs::write(&path, bytes).unwrap();
-        if let Ok(checkpoint) = Checkpoint::open(&path) {
-            for weight in checkpoint.config().weights() {
-                let _ = checkpoint.read(weight);
-            }
-        }
+        read_all(&path);
     }
 }

@@ -15,11 +15,12 @@ use std::{
 use half::{bf16, f16};
 use powerinfer_artifact::{Digest, mapped_file::FileBytes};
 
-use crate::{
+use powerinfer_model::{
     Files, ModelError,
     container::{Container, sampled_digest},
-    shards::shards,
 };
+
+use crate::ImportError;
 use machine::{Element, PickledTensor};
 
 /// One or more files that `torch.save` wrote.
@@ -30,8 +31,8 @@ pub(crate) struct Pickles {
 
 impl Pickles {
     /// Opens `pytorch_model.bin`, or its shards; none where there is neither.
-    pub(crate) fn open(files: &Files) -> Result<Option<Self>, ModelError> {
-        let Some(shards) = shards(files, "pytorch_model.bin")? else {
+    pub(crate) fn open(files: &Files) -> Result<Option<Self>, ImportError> {
+        let Some(shards) = files.shards("pytorch_model.bin")? else {
             return Ok(None);
         };
         let files = shards
@@ -42,7 +43,7 @@ impl Pickles {
     }
 
     /// Opens the one file at `path`.
-    pub(crate) fn open_file(path: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn open_file(path: &Path) -> Result<Self, ImportError> {
         let file = PickleFile::from_bytes(path, FileBytes::open(path)?)?;
         Ok(Self { files: vec![file] })
     }
@@ -121,8 +122,8 @@ pub(crate) struct PickleFile {
 
 impl PickleFile {
     /// Reads the directory of the zip and the pickle in it; `path` is for messages.
-    fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ModelError> {
-        let bad = |reason: String| ModelError::BadPickle {
+    fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ImportError> {
+        let bad = |reason: String| ImportError::BadPickle {
             path: path.to_owned(),
             reason,
         };

@@ -1,9 +1,10 @@
-//! Some rows of a weight are those rows of all of it, whatever holds it.
+//! Rows of a weight are the same rows of the whole weight, in every container.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
-use powerinfer_model::Checkpoint;
+use powerinfer_import::open_checkpoint;
+use powerinfer_model::Files;
 
 #[test]
 fn rows_are_rows_of_the_whole() {
@@ -17,7 +18,7 @@ fn rows_are_rows_of_the_whole() {
         "gguf/llama-sp.q4_0.gguf",
         "gguf/tiny.powerinfer.f16.gguf",
     ] {
-        let checkpoint = Checkpoint::open(&golden.join(name)).unwrap();
+        let checkpoint = open_checkpoint(Files::open(&golden.join(name)).unwrap()).unwrap();
         for weight in checkpoint.config().weights() {
             let shape = checkpoint.config().shape(weight);
             let (rows, width) = match shape[..] {
