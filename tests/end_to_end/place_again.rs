@@ -196,7 +196,7 @@ fn what_is_no_bundle_of_ours_or_a_damaged_one_is_refused() {
     fs::write(sandbox.path("web/manifest.json"), "{\"name\": \"app\"}").unwrap();
     sandbox
         .run(&["place", "web", "--vram", "1G"])
-        .bad(1, &["manifest.json", "without a header of ours"]);
+        .bad(1, &["manifest.json", "without a PowerInfer header"]);
 
     for name in [
         "plan.json",
