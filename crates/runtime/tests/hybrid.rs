@@ -21,7 +21,7 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
-use powerinfer_emulator::{Emulator, GraphCapture, Order, test_device};
+use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
@@ -225,7 +225,7 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             GraphCapture::Works,
             GraphCapture::Fails,
         ] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.with_capture(records));
@@ -685,7 +685,7 @@ fn both_sides_are_timed_layer_by_layer() {
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     for records in [GraphCapture::Unsupported, GraphCapture::Works] {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let device = Arc::new(device.with_capture(records));
@@ -766,7 +766,7 @@ fn prompts_take_the_room_that_is_left() {
     let out = folder.path().join("bundle");
     drop(bundle(&checkpoint, plan, Format::F32, None, &out));
     for round in 0.. {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let memory = 4e6 * 0.97f64.powi(round);
@@ -858,7 +858,7 @@ fn a_device_that_is_lost_is_an_error_and_no_hang() {
     for (places, name) in [(&PLACES[1..2], "whole"), (&PLACES[3..5], "parts")] {
         let mut survived = false;
         for launches in [0, 1, 2, 3, 7, 20, 31, 42, 55, 1000] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.lost_after(launches));

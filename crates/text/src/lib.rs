@@ -12,7 +12,6 @@
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod chat;
-mod clock;
 mod error;
 mod python_json;
 mod settings;

@@ -1,16 +1,13 @@
 //! `powerinfer sweep`: quality and speed over a grid of placements, policies, batches and contexts.
 
-mod charts;
 mod csv;
 mod grid;
 mod levels;
 mod measure;
-mod page;
 mod placing;
 mod quality;
 mod report;
 mod rows;
-mod sortable;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -185,7 +182,7 @@ impl<'a> Sweep<'a> {
             texts,
             windows: windows(&bundle),
             extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
             problems,
             seed: measures.seed,
         };

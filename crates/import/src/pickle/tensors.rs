@@ -24,7 +24,8 @@ impl Element {
         }
     }
 
-    fn from_name(name: &str) -> Option<Self> {
+    /// Returns the element type of a storage class of PyTorch.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "FloatStorage" => Self::F32,
             "DoubleStorage" => Self::F64,
