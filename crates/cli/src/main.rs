@@ -7,7 +7,6 @@ mod budget_arguments;
 mod calibration_text;
 mod certificate_table;
 mod commands;
-mod contention;
 mod engine;
 mod hint;
 mod model_argument;
