@@ -22,7 +22,7 @@ use powerinfer_artifact::{
     },
     predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{Bundle, Verification, memory};
+use powerinfer_bundle::{Bundle, IntegrityCheck, memory};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
@@ -247,7 +247,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
             model.reset();
             assert_eq!(
                 model.memory(),
-                runtime(Bundle::open(&out, Verification::Quick).unwrap())
+                runtime(Bundle::open(&out, IntegrityCheck::Quick).unwrap())
                     .unwrap()
                     .memory()
             );
