@@ -77,13 +77,13 @@ fn an_unusable_driver_or_gpu_is_reported_and_the_cpu_is_used() {
             &[],
             "lacks `cuDriverGetVersion`; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_START", "999")], "does not start"),
+        (&whole, &[("FAKE_START", "999")], "fails to initialise"),
         (
             &whole,
             &[("FAKE_VERSION", "11080")],
-            "knows CUDA 11.8, the kernels need 12.4; install version 550 or newer",
+            "supports CUDA 11.8, the kernels need 12.4; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_CARDS", "0")], "sees 0 cards"),
+        (&whole, &[("FAKE_CARDS", "0")], "sees 0 devices"),
         (
             &whole,
             &[("FAKE_CAPABILITY", "75")],
@@ -92,7 +92,7 @@ fn an_unusable_driver_or_gpu_is_reported_and_the_cpu_is_used() {
         (
             &whole,
             &[("FAKE_MODULES", "218")],
-            "Fake Card does not take the kernels of `attention`",
+            "Fake Card cannot load the kernels of `attention`",
         ),
         (
             &whole,
@@ -132,11 +132,12 @@ fn a_gpu_that_is_too_small_or_fails_is_an_error_with_a_hint() {
         run
     };
     for bytes in ["0", "100000", "3000000"] {
-        run(&[("FAKE_MEMORY", bytes)]).bad(1, &["bytes left", "hint: lower `--vram`"]);
+        run(&[("FAKE_MEMORY", bytes)])
+            .bad(1, &["out of memory on Fake Card", "hint: lower `--vram`"]);
     }
     // The driver reports less free memory than the program computes.
     run(&[("FAKE_WASTE", "1000")]).bad(1, &["of the GPU's memory are taken", "a budget of 1"]);
-    run(&[("FAKE_LOCKED", "10")]).bad(1, &["page-locked memory", "bytes left"]);
+    run(&[("FAKE_LOCKED", "10")]).bad(1, &["out of memory on the host (pinned)"]);
     // CUDA_ERROR_LAUNCH_FAILED, and a GPU that is no longer reachable.
     for code in ["719", "46"] {
         run(&[("FAKE_LAUNCHES", code)]).bad(1, &["failed on Fake Card"]);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::{
     cuda::{CudaUnavailable, Device},
     environment,
 };
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, Runtime};
 
 pub(crate) mod evaluated;
 
@@ -175,9 +175,8 @@ impl EngineArguments {
         }
     }
 
-    fn policy_choice(&self) -> PolicyChoice {
-        let forced = |policy: PolicyArgument| PolicyChoice::Forced(policy.into());
-        self.policy.map_or(PolicyChoice::Planned, forced)
+    fn policy(&self) -> Option<Policy> {
+        self.policy.map(Policy::from)
     }
 
     /// Threads to use.
@@ -192,8 +191,8 @@ pub(crate) fn open_runtime(
     engine: &EngineArguments,
     output: Output,
 ) -> Result<Runtime> {
-    let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    let (policy, execution) = (engine.policy_choice(), engine.execution()?);
+    let bundle = Bundle::open(&bundle_folder(argument), IntegrityCheck::Quick)?;
+    let (policy, execution) = (engine.policy(), engine.execution()?);
     Ok(Runtime::open(
         bundle,
         policy,

@@ -22,8 +22,8 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
-use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_reference::{FfnObservation, FfnObserver, ReferenceModel};
+use powerinfer_runtime::{Options, Runtime, Threads};
 use powerinfer_tensor::Format;
 use predictor_files::{Network, write_networks};
 
@@ -71,7 +71,7 @@ fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: 
         bundle,
         Options {
             threads,
-            policy: PolicyChoice::Forced(policy),
+            policy: Some(policy),
         },
     )
     .unwrap()
@@ -179,7 +179,7 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Predicted),
+                policy: Some(Policy::Predicted),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             for case in cases {
@@ -197,7 +197,7 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             let bundle = bundle_with(&golden, Format::F32, 50, None, &folder.path().join("kept"));
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Dense),
+                policy: Some(Policy::Dense),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             let prompt = golden.ids("p17.input_ids");
@@ -220,8 +220,8 @@ struct Predicting<'a> {
     input: PredictorInput,
 }
 
-impl FfnTap for Predicting<'_> {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Predicting<'_> {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let network = &self.networks[observation.layer];
         let x = match self.input {
             PredictorInput::Normed => observation.input,
@@ -277,15 +277,15 @@ fn predictors_see_what_the_file_says_they_see() {
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Predicted),
+                policy: Some(Policy::Predicted),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             let logits = model.forward(&prompt).unwrap();
-            let mut tap = Predicting {
+            let mut observer = Predicting {
                 networks: &networks,
                 input,
             };
-            let want = reference.run(&prompt, &mut tap).unwrap();
+            let want = reference.run(&prompt, &mut observer).unwrap();
             let want: Vec<f32> = want.flatten_all().unwrap().to_vec1().unwrap();
             golden.assert_close(&logits, &want, &format!("{name} {input:?}"));
             seen.push(logits);
@@ -322,7 +322,7 @@ fn predictors_run_in_every_format() {
         let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
         let options = Options {
             threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
-            policy: PolicyChoice::Forced(Policy::Predicted),
+            policy: Some(Policy::Predicted),
         };
         let mut model = Runtime::new(bundle, options).unwrap();
         model.forward(&golden.ids("p17.input_ids")).unwrap()
@@ -492,7 +492,7 @@ fn predicted_without_predictors_is_refused() {
     let threads = Threads::new(Isa::SCALAR, 1).unwrap();
     let options = Options {
         threads,
-        policy: PolicyChoice::Forced(Policy::Predicted),
+        policy: Some(Policy::Predicted),
     };
     let error = Runtime::new(bundle, options).unwrap_err().to_string();
     assert!(error.contains("predictor"), "{error}");

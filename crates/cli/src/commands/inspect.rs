@@ -15,11 +15,12 @@ use powerinfer_artifact::{
     prompt_cache::{self, PromptCacheFile},
     write::write_file,
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Files, Weight};
-use powerinfer_profile::{Profile, html};
+use powerinfer_profile::Profile;
+use powerinfer_report::profile_page;
 use serde_json::{Value, json};
 
 use crate::{
@@ -45,6 +46,9 @@ pub(crate) struct InspectArguments {
     #[arg(long)]
     json: bool,
 }
+
+/// Points of a cumulative curve of a profile's page.
+const CURVE_POINTS: usize = 100;
 
 /// What was found: for people and for programs.
 struct Report {
@@ -90,7 +94,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
             page.display()
         );
     }
-    write_file(page, html(&profile).as_bytes())?;
+    let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
+    write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())
 }
@@ -214,9 +219,9 @@ fn predictors(path: &Path) -> Result<Report> {
 
 fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let verification = if verify {
-        Verification::Full
+        IntegrityCheck::Full
     } else {
-        Verification::Quick
+        IntegrityCheck::Quick
     };
     let bundle = Bundle::open(path, verification)?;
     let manifest = &bundle.manifest_document().body;
@@ -243,7 +248,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         ));
     }
     let certificate = bundle.certificate();
-    if verify && certificate.is_some() && !bundle.certificate_is_of_this() {
+    if verify && certificate.is_some() && !bundle.certificate_matches() {
         bail!(
             "the certificate in `{}` is of another plan or of another text than are here; run `powerinfer place` again",
             path.display()
