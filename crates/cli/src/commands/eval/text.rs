@@ -331,7 +331,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
             bundle.folder().display()
         );
     };
-    if !bundle.certificate_is_of_this() {
+    if !bundle.certificate_matches() {
         bail!(
             "the certificate of the bundle in `{}` is for another plan or another text; run `powerinfer place` again",
             bundle.folder().display()
