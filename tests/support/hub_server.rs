@@ -1,5 +1,4 @@
 //! A small server that speaks the hub's protocol, for models in memory, and misbehaves as told.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,53 +16,53 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// The commit that `main` is at.
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Files at least this long lie elsewhere.
 const LARGE: usize = 2048;
 
 /// What the server does wrong, or asks for.
 #[derive(Debug, Clone, Default)]
-pub struct Behaviour {
+pub(crate) struct Behaviour {
     /// The token that all requests to the hub must carry.
-    pub token: Option<String>,
+    pub(crate) token: Option<String>,
     /// The model's terms have not been accepted.
-    pub gated: bool,
+    pub(crate) gated: bool,
     /// Bytes after which the next bodies of large files are cut, one entry a body.
-    pub cuts: Vec<usize>,
+    pub(crate) cuts: Vec<usize>,
     /// A request for a part of a file is answered with all of it.
-    pub ignores_ranges: bool,
+    pub(crate) ignores_ranges: bool,
     /// A request for a part of a file is answered with another part.
-    pub wrong_ranges: bool,
+    pub(crate) wrong_ranges: bool,
     /// The first byte of large files is another.
-    pub damages: bool,
+    pub(crate) damages: bool,
     /// Large files go on after their end.
-    pub sends_too_much: bool,
+    pub(crate) sends_too_much: bool,
     /// Parts of paths; a request for each is answered with HTTP 503 once.
-    pub unavailable: Vec<&'static str>,
+    pub(crate) unavailable: Vec<&'static str>,
     /// The tag of every file.
-    pub etag: Option<String>,
+    pub(crate) etag: Option<String>,
     /// The commit of the listing.
-    pub commit: Option<String>,
+    pub(crate) commit: Option<String>,
     /// Names that are listed beside those of the files.
-    pub also_listed: Vec<String>,
+    pub(crate) also_listed: Vec<String>,
     /// Small files are found by a redirect to a path on the hub.
-    pub redirects_small_files: bool,
+    pub(crate) redirects_small_files: bool,
     /// Requests for the hub are redirected to the other server.
-    pub redirects_listing: bool,
+    pub(crate) redirects_listing: bool,
 }
 
 /// A request as the server understood it.
 #[derive(Debug, Clone)]
-pub struct Request {
-    pub method: String,
-    pub path: String,
-    pub authorization: Option<String>,
-    pub range: Option<String>,
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) authorization: Option<String>,
+    pub(crate) range: Option<String>,
     /// Bytes of the body that was sent in answer.
-    pub sent: usize,
+    pub(crate) sent: usize,
     /// Asked of the place where large files lie.
-    pub elsewhere: bool,
+    pub(crate) elsewhere: bool,
 }
 
 struct State {
@@ -77,8 +76,8 @@ struct State {
 }
 
 /// A hub with one model, and the place where its large files lie.
-pub struct HubServer {
-    pub endpoint: String,
+pub(crate) struct HubServer {
+    pub(crate) endpoint: String,
     addresses: [SocketAddr; 2],
     state: Arc<State>,
     threads: Vec<JoinHandle<()>>,
@@ -86,7 +85,7 @@ pub struct HubServer {
 
 impl HubServer {
     /// Serves `files` as the model called `repository`.
-    pub fn start(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
+    pub(crate) fn start(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
         let [hub, elsewhere] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [hub.local_addr().unwrap(), elsewhere.local_addr().unwrap()];
         let state = Arc::new(State {
@@ -120,7 +119,7 @@ impl HubServer {
     }
 
     /// Serves the files of a folder.
-    pub fn of_folder(repository: &str, folder: &Path) -> Self {
+    pub(crate) fn of_folder(repository: &str, folder: &Path) -> Self {
         let files = std::fs::read_dir(folder).unwrap().map(|entry| {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -130,24 +129,24 @@ impl HubServer {
     }
 
     /// From now on the server behaves so.
-    pub fn behave(&self, behaviour: Behaviour) {
+    pub(crate) fn behave(&self, behaviour: Behaviour) {
         *self.state.behaviour.lock().unwrap() = behaviour;
     }
 
     /// Every request so far.
-    pub fn log(&self) -> Vec<Request> {
+    pub(crate) fn log(&self) -> Vec<Request> {
         self.state.log.lock().unwrap().clone()
     }
 
     /// Requests so far for bodies of a path that contains `part`.
-    pub fn bodies(&self, part: &str) -> Vec<Request> {
+    pub(crate) fn bodies(&self, part: &str) -> Vec<Request> {
         let mut log = self.log();
         log.retain(|request| request.method == "GET" && request.path.contains(part));
         log
     }
 
     /// Stops and frees the addresses.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.state.stopped.store(true, Ordering::SeqCst);
         for address in self.addresses {
             drop(TcpStream::connect(address)); // wakes the thread that waits for one
@@ -165,12 +164,12 @@ impl Drop for HubServer {
 }
 
 /// SHA-256 in hexadecimal digits.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
 /// What git calls a file.
-pub fn git_sha1(bytes: &[u8]) -> String {
+pub(crate) fn git_sha1(bytes: &[u8]) -> String {
     let hasher = Sha1::new_with_prefix(format!("blob {}\0", bytes.len()));
     hex(&hasher.chain_update(bytes).finalize())
 }

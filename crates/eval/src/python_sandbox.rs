@@ -333,10 +333,7 @@ mod tests {
         match found {
             Ok(sandbox) => Some(sandbox),
             Err(reason) => {
-                #[allow(clippy::print_stdout)] // whoever reads the tests is to see it
-                {
-                    println!("skipped: {reason}");
-                }
+                println!("skipped: {reason}");
                 None
             }
         }

@@ -1,6 +1,6 @@
 //! Published sparse models by name: their configurations as their authors publish them, and tiny
 //! checkpoints with the tensor names they have. The weights themselves are not here.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -1,6 +1,6 @@
 //! Published dense models by name: their configurations with the keys their authors left in them,
 //! as `published_dense.json` lists them, and how many parameters their authors count.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::path::Path;
 

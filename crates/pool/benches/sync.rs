@@ -1,6 +1,6 @@
 //! What handing a job over costs, after work and after rest, and what two threads bring where other
 //! threads want the processors: `cargo bench -p powerinfer-pool`.
-#![allow(clippy::print_stdout, clippy::expect_used)]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::{
     hint::{black_box, spin_loop},

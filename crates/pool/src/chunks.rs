@@ -1,4 +1,8 @@
 //! A slice whose parts are written by different threads.
+#![expect(
+    unsafe_code,
+    reason = "threads chosen at run time write to parts chosen at run time"
+)]
 
 use crate::Pool;
 
@@ -7,7 +11,6 @@ struct Start<T>(*mut T);
 
 // SAFETY: what lies there is handed out in parts that do not overlap, each to one thread, which may
 // have it because it is `Send`.
-#[allow(unsafe_code)] // the only way to give parts chosen at run time to threads chosen at run time
 unsafe impl<T: Send> Sync for Start<T> {}
 
 impl<T> Start<T> {
@@ -16,8 +19,6 @@ impl<T> Start<T> {
     /// # Safety
     ///
     /// They lie in the slice, which is borrowed for `'a`, and nobody else has them meanwhile.
-    #[allow(unsafe_code)]
-    #[allow(clippy::mut_from_ref)] // the contract above is what makes it unique
     unsafe fn part<'a>(&self, first: usize, length: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(first), length) }
@@ -47,7 +48,6 @@ impl Pool {
             // SAFETY: bounds ascend up to the length of `out`, so parts lie in it and do not overlap.
             // One call has all of them, or each call another one, and `run_or` returns after all
             // calls, while `out` is borrowed.
-            #[allow(unsafe_code)]
             let values = unsafe { start.part(first, end - first) };
             work(first, values);
         };

@@ -15,6 +15,7 @@
 //! puts work there and then looks for sleepers. Both are sequentially consistent, so at least one of
 //! them sees the other. So it is with a caller that sleeps until the last part is done. Besides, the
 //! caller takes parts until there are none: workers that stay asleep cost time only.
+#![expect(unsafe_code, reason = "a job borrows from its caller's stack")]
 
 use std::{
     any::Any,
@@ -83,10 +84,8 @@ pub(crate) struct Shared {
 
 // SAFETY: what is not `Send` and `Sync` already is `job`. It points to a closure that is `Sync`, and
 // the module's first lines say why nobody reads it while it is written or after the closure is gone.
-#[allow(unsafe_code)] // a job borrows from its caller's stack
 unsafe impl Send for Shared {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -152,7 +151,6 @@ impl Shared {
         // SAFETY: this thread alone has the pool, whose last job is finished: `unfinished` was 0, so
         // whoever took a part has looked at the job for the last time, and the next part to be taken
         // is one of this job.
-        #[allow(unsafe_code)]
         unsafe {
             *self.job.0.get() = job;
         }
@@ -192,12 +190,10 @@ impl Shared {
         while let Ok(left) = self.remaining.0.fetch_update(Acquire, Relaxed, take) {
             // SAFETY: a part was taken and is not yet counted as finished, so the caller is in `run`
             // and leaves the job as it is; taking the part synchronised with the job's writing.
-            #[allow(unsafe_code)]
             let job = unsafe { *self.job.0.get() };
             let part = job.parts - left;
             // SAFETY: as above, the closure is borrowed until this part is finished; `call` is the
             // one for its type.
-            #[allow(unsafe_code)]
             let call = || unsafe { (job.call)(job.closure, part) };
             // What a closure leaves behind when it panics is seen by the caller alone, which panics.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
@@ -306,7 +302,6 @@ impl Shared {
 /// # Safety
 ///
 /// There is one, and it is borrowed for the time of the call.
-#[allow(unsafe_code)]
 unsafe fn call<F: Fn(usize) + Sync>(closure: *const (), part: usize) {
     // SAFETY: the caller's promise.
     let closure = unsafe { &*closure.cast::<F>() };

@@ -1,5 +1,4 @@
 //! Every part once, panics carried over, nesting, and threads that come and go.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -1,7 +1,12 @@
 //! What a stream decoder gives piece by piece is what decoding everything at once gives.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends at its first failure and prints what it skips"
+)]
 
+#[expect(dead_code, reason = "shared by several tests")]
 mod support;
 
 use std::cell::RefCell;

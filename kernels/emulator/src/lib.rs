@@ -5,6 +5,7 @@
 //! that not everyone reaches, lanes that do not come, and, since the [order](Order) of threads and blocks is
 //! a parameter, results that depend on it. What blocks that run at the same time see of each other, and
 //! arithmetic that a card does in its own way, only a card can show.
+#![expect(unsafe_code, reason = "calls the kernels compiled as C++")]
 
 use std::{
     collections::VecDeque,
@@ -95,16 +96,16 @@ pub struct Emulator {
     /// What was asked for since recording began.
     recorded: Mutex<Option<Vec<Step>>>,
     /// Moments that were marked: what is asked for is done at once.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is run"))]
     moments: Mutex<Vec<Instant>>,
     /// Bytes of memory that nobody has taken.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is taken"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is taken"))]
     left: AtomicUsize,
     /// In which launch from now on it is lost; 0 where it is.
     life: Arc<AtomicUsize>,
     running: Running,
     /// Copies beside that were asked for and not done: each is done as late as it may be.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is copied"))]
     copies: Mutex<Copies>,
 }
 
@@ -140,7 +141,7 @@ struct Running {
 
 impl Running {
     /// Whether nothing runs any more.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is run"))]
     fn has_ended(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -189,7 +190,6 @@ struct Steps {
     running: Running,
 }
 
-#[allow(unsafe_code)]
 impl Graph for Steps {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         self.running.settle()?;
@@ -218,7 +218,6 @@ impl Emulator {
     ///
     /// # Safety
     /// All memory that it reads and writes is still taken.
-    #[allow(unsafe_code)]
     unsafe fn act(&self, step: &Step) -> Result<(), DeviceError> {
         // SAFETY: the caller says so.
         unsafe {
@@ -284,7 +283,7 @@ impl Emulator {
     }
 
     /// Fails once the device is lost.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is run"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is run"))]
     fn check_alive(&self, doing: &'static str) -> Result<(), DeviceError> {
         match self.life.load(Ordering::Relaxed) {
             0 => Err(self.failed(doing, "it is lost")),
@@ -298,13 +297,13 @@ impl Emulator {
     }
 
     /// Where steps go while they are recorded.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is recorded"))]
     fn recording(&self) -> MutexGuard<'_, Option<Vec<Step>>> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fails while launches are recorded, which a copy to or from the host would not be.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is recorded"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is recorded"))]
     fn check_not_recording(&self, doing: &'static str) -> Result<(), DeviceError> {
         self.running.settle()?;
         self.check_alive(doing)?;
@@ -314,14 +313,13 @@ impl Emulator {
         }
     }
 
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is copied"))]
     fn copies(&self) -> MutexGuard<'_, Copies> {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does the copies beside that were asked for, up to the last one that is `meant`.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
-    #[allow(unsafe_code)]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "nothing is copied"))]
     fn copy_up_to(&self, meant: impl Fn(&CopyBeside) -> bool) {
         let waiting = &mut self.copies().waiting;
         let last = waiting.iter().rposition(meant);
@@ -347,7 +345,6 @@ impl Emulator {
 }
 
 #[cfg(emulated)]
-#[allow(unsafe_code)]
 mod native {
     use std::ffi::{c_char, c_uint, c_void};
 
@@ -368,7 +365,6 @@ mod native {
 }
 
 #[cfg(emulated)]
-#[allow(unsafe_code)]
 impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -630,7 +626,6 @@ impl Device for Emulator {
 }
 
 #[cfg(not(emulated))]
-#[allow(unsafe_code)]
 impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info

@@ -1,5 +1,6 @@
 //! Mistakes that are planted, and how they come out.
-#![allow(clippy::unwrap_used)]
+#![expect(unsafe_code, reason = "launches kernels")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
 
@@ -22,7 +23,6 @@ fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, Strin
     };
     let mut out = vec![0.0f32; 100];
     // SAFETY: both are 100 numbers; what the kernel does beyond them is caught, and is what is tested.
-    #[allow(unsafe_code)]
     let outcome = unsafe {
         device.write(x_address, bytemuck::cast_slice(&x)).unwrap();
         device.clear(out_address, 400).unwrap();
@@ -100,7 +100,6 @@ fn mistakes_are_named() {
 }
 
 #[test]
-#[allow(unsafe_code)]
 fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
     let Some(device) = test_emulator(1, Order::Forward) else {
         return;

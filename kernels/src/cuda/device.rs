@@ -1,4 +1,5 @@
 //! What kernels run on, and what can go wrong with it.
+#![expect(unsafe_code, reason = "launches kernels")]
 
 use std::fmt;
 
@@ -31,7 +32,6 @@ pub struct Launch<'a> {
 }
 
 /// Memory and kernels. What is asked for happens in order; only reading and [`Device::synchronise`] wait.
-#[allow(unsafe_code)]
 pub trait Device: fmt::Debug + Send + Sync {
     /// What it is.
     fn info(&self) -> &DeviceInfo;
@@ -124,7 +124,6 @@ pub trait Device: fmt::Debug + Send + Sync {
 }
 
 /// What was asked of a device while it recorded.
-#[allow(unsafe_code)]
 pub trait Graph: fmt::Debug + Send + Sync {
     /// Does it, after all that was asked for before.
     ///

@@ -2,6 +2,7 @@
 //!
 //! The driver's library is opened when a card is asked for, so that neither building nor starting needs one;
 //! every function that is called was looked for before, since the bindings panic where one is missing.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::{
     collections::HashMap,
@@ -160,10 +161,8 @@ pub struct CudaDevice {
 
 // SAFETY: modules, functions and events are handles of the driver, which any thread may use once the context is
 // made current there, as every call here does.
-#[allow(unsafe_code)]
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for CudaDevice {}
 
 impl std::fmt::Debug for CudaDevice {
@@ -174,7 +173,6 @@ impl std::fmt::Debug for CudaDevice {
 
 impl CudaDevice {
     /// Opens card number `index` and loads the kernels.
-    #[allow(unsafe_code)]
     pub fn open(index: usize) -> Result<Self, CudaUnavailable> {
         find_functions()?;
         let broken = |DriverError(code): DriverError| CudaUnavailable::Broken {
@@ -262,7 +260,6 @@ impl CudaDevice {
     }
 
     /// Loads a module, or what lies in the folder of experiments under its name.
-    #[allow(unsafe_code)]
     fn load(&self, name: &str, ptx: &str) -> Result<CUmodule, CudaUnavailable> {
         let refused = |reason: String| CudaUnavailable::Kernels {
             name: self.info.name.clone(),
@@ -304,7 +301,6 @@ impl CudaDevice {
     }
 
     /// A kernel by its name, with all the shared memory it may ask for.
-    #[allow(unsafe_code)]
     fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
@@ -368,7 +364,6 @@ impl CudaDevice {
 }
 
 /// Looks for the driver and all functions that are called.
-#[allow(unsafe_code)]
 fn find_functions() -> Result<(), CudaUnavailable> {
     // SAFETY: this opens the driver's library, whose initialisers run, as in any program that uses CUDA.
     if !unsafe { sys::is_culib_present() } {
@@ -388,7 +383,6 @@ fn find_functions() -> Result<(), CudaUnavailable> {
 
 const COPYING_BESIDE: &str = "copying beside kernels";
 
-#[allow(unsafe_code)]
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -635,7 +629,6 @@ impl Device for CudaDevice {
 ///
 /// # Safety
 /// Both are there.
-#[allow(unsafe_code)]
 unsafe fn wait_event(stream: &CudaStream, event: sys::CUevent) -> Result<(), DriverError> {
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: the caller says so.
@@ -663,10 +656,8 @@ struct CudaGraph {
 
 // SAFETY: a handle of the driver, which any thread may use once the context is current there; it runs in one
 // stream, whose owner launches it from one thread at a time.
-#[allow(unsafe_code)]
 unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for CudaGraph {}
 
 impl std::fmt::Debug for CudaGraph {
@@ -675,7 +666,6 @@ impl std::fmt::Debug for CudaGraph {
     }
 }
 
-#[allow(unsafe_code)]
 impl Graph for CudaGraph {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         let failed = |DriverError(code): DriverError| DeviceError::Failed {
@@ -690,7 +680,6 @@ impl Graph for CudaGraph {
 }
 
 impl Drop for CudaGraph {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: nobody has it any more; the driver keeps what still runs until it has run.
@@ -700,7 +689,6 @@ impl Drop for CudaGraph {
 }
 
 impl Drop for CudaDevice {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.bind("closing").is_ok() {
             let events = [&self.moments, &self.arrivals];

@@ -1,4 +1,5 @@
 //! Memory of a device, and memory of the host that a device sees too.
+#![expect(unsafe_code, reason = "device and pinned memory are raw addresses")]
 
 use std::{
     fmt,
@@ -42,7 +43,6 @@ impl<T: Pod> Buffer<T> {
             numbers: PhantomData,
         };
         // SAFETY: just as many bytes were taken.
-        #[allow(unsafe_code)]
         unsafe {
             device.clear(buffer.address, bytes)?;
         }
@@ -60,7 +60,6 @@ impl<T: Pod> Buffer<T> {
             numbers: PhantomData,
         };
         // SAFETY: just as many bytes were taken.
-        #[allow(unsafe_code)]
         unsafe {
             device.write(buffer.address, bytes)?;
         }
@@ -73,7 +72,6 @@ impl<T: Pod> Buffer<T> {
     pub fn write(&mut self, numbers: &[T]) -> Result<(), DeviceError> {
         assert!(numbers.len() <= self.length, "numbers that fit");
         // SAFETY: the bytes lie within what was taken.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .write(self.address, bytemuck::cast_slice(numbers))
@@ -92,10 +90,7 @@ impl<T: Pod> Buffer<T> {
         assert!(numbers.len() <= self.length, "numbers that fit");
         // SAFETY: the bytes lie within what was taken; memory is given back only after what was asked for before is
         // done.
-        #[allow(unsafe_code)]
-        unsafe {
-            lane.write(self.address, bytemuck::cast_slice(numbers), copy)
-        }
+        unsafe { lane.write(self.address, bytemuck::cast_slice(numbers), copy) }
     }
 
     /// Takes over `count` numbers of `other` from number `from` on, to the same places.
@@ -113,7 +108,6 @@ impl<T: Pod> Buffer<T> {
         );
         let (skipped, bytes) = ((from * size_of::<T>()) as u64, count * size_of::<T>());
         // SAFETY: the bytes lie within what was taken, and two buffers share none.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .copy(self.address + skipped, other.address + skipped, bytes)
@@ -142,7 +136,6 @@ impl<T: Pod> Buffer<T> {
         );
         let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the bytes lie within what was taken.
-        #[allow(unsafe_code)]
         unsafe {
             let bytes = bytemuck::cast_slice_mut(numbers);
             self.device.read(address, bytes)
@@ -153,10 +146,7 @@ impl<T: Pod> Buffer<T> {
     pub fn clear(&mut self) -> Result<(), DeviceError> {
         let bytes = self.length * size_of::<T>();
         // SAFETY: the bytes lie within what was taken.
-        #[allow(unsafe_code)]
-        unsafe {
-            self.device.clear(self.address, bytes)
-        }
+        unsafe { self.device.clear(self.address, bytes) }
     }
 
     /// All numbers, once all that was launched before is done.
@@ -205,7 +195,6 @@ impl<T> Buffer<T> {
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         // SAFETY: it was taken with so many bytes; kernels that use it run before this is done.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .free(self.address, self.capacity * size_of::<T>());
@@ -223,10 +212,8 @@ pub struct HostBuffer {
 }
 
 // SAFETY: the memory belongs to this buffer, and whoever shares it goes through atomic words.
-#[allow(unsafe_code)]
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for HostBuffer {}
 
 impl fmt::Debug for HostBuffer {
@@ -255,17 +242,13 @@ impl HostBuffer {
     /// acquired that.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: so many words were taken, aligned to 16 bytes, and nobody reads them but as atomic ones.
-        #[allow(unsafe_code)]
-        unsafe {
-            std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length)
-        }
+        unsafe { std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length) }
     }
 
     /// The memory, as bytes.
     ///
     /// # Safety
     /// No kernel and no copy uses it meanwhile.
-    #[allow(unsafe_code)]
     pub(super) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.length * size_of::<u32>();
         // SAFETY: so many bytes were taken, and whoever holds this is alone.
@@ -306,7 +289,6 @@ impl HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         // SAFETY: it was taken with so many bytes; kernels that use it are done before this.
-        #[allow(unsafe_code)]
         unsafe {
             drop(self.device.synchronise());
             self.device

@@ -547,7 +547,10 @@ impl Gpu {
     /// for the host, where it has neurons.
     ///
     /// Panics where shapes do not fit.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one argument per operand of the kernel"
+    )]
     pub fn gate_up(
         &self,
         x: &Buffer<f32>,
@@ -607,7 +610,6 @@ impl Gpu {
     /// host's neurons do.
     ///
     /// Panics where shapes do not fit, or where `scratch` is for smaller ones.
-    #[allow(clippy::too_many_arguments)]
     pub fn down(
         &self,
         ffn: &Ffn,
@@ -736,7 +738,7 @@ impl Gpu {
         // SAFETY: the arguments are the kernel's, whose size the emulator checks for each; their addresses
         // are those of buffers whose lengths the caller has checked, and which free their memory only
         // after what was launched before.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "launches kernels")]
         unsafe {
             self.device.launch(&launch)
         }

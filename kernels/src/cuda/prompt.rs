@@ -169,7 +169,10 @@ impl Gpu {
     /// of the neurons that are `chosen` and that `rule` leaves; both in place and as halves.
     ///
     /// Panics where shapes do not fit.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one argument per operand of the kernel"
+    )]
     pub fn activate_gate_up(
         &self,
         ffn: &Ffn,

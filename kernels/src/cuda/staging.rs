@@ -59,7 +59,7 @@ impl StagingStream {
     ///
     /// # Safety
     /// So many bytes from `address` on were taken, and stay until kernels after [`StagingStream::end`] have run.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "copies from pinned memory")]
     pub(super) unsafe fn write(
         &mut self,
         address: u64,

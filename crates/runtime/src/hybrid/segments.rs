@@ -3,6 +3,7 @@
 //! A token's launches are the same ones each time: where it stands, and what step it is, lies in memory of
 //! the device. So a segment of them, from one synchronisation to the next, costs the driver one launch instead of
 //! one for each kernel. Where recording is not to be had, kernels are launched one by one.
+#![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;
 
@@ -142,7 +143,6 @@ impl GraphSegments {
             if let Some(segment) = self.segments().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
-                #[allow(unsafe_code)]
                 unsafe {
                     segment.launch()?;
                 }
@@ -175,7 +175,6 @@ impl GraphSegments {
             let segment = self.device.end_capture()?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
-            #[allow(unsafe_code)]
             unsafe {
                 segment.launch()?;
             }

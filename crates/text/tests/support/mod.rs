@@ -1,8 +1,5 @@
 //! The tokenizers the tests run on, each with what it is known to do.
 
-// Each test target uses its part of this.
-#![allow(dead_code)]
-
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
