@@ -1,4 +1,4 @@
-//! The command line as a user sees it.
+//! End-to-end tests of the command line.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod bad_input;
@@ -24,6 +24,7 @@ mod input_sparsity;
 mod memory;
 mod pipeline;
 mod place_again;
+mod place_interrupted;
 mod placement;
 mod policies;
 mod profiles;

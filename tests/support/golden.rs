@@ -1,4 +1,4 @@
-//! The golden checkpoints: what the field's standard implementation computes with them.
+//! The golden checkpoints and the results of the reference implementation for them.
 
 use std::path::{Path, PathBuf};
 
@@ -37,10 +37,10 @@ pub(crate) const MODELS: [&str; 25] = [
 /// The models with logits of masked FFNs.
 pub(crate) const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 
-/// The prompts each of them was given.
+/// Names of the prompts.
 pub(crate) const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
 
-/// A golden checkpoint and its expectations.
+/// A golden checkpoint and its expected results.
 pub(crate) struct Golden {
     pub(crate) folder: PathBuf,
     pub(crate) expected: TensorFile,
@@ -49,7 +49,7 @@ pub(crate) struct Golden {
 }
 
 impl Golden {
-    /// Opens the golden checkpoint called `name`.
+    /// Opens the golden checkpoint `name`.
     pub(crate) fn open(name: &str) -> Self {
         // Where the test was built, or is run now: binaries travel to machines that build nothing.
         let own = std::env::var("CARGO_MANIFEST_DIR");
@@ -77,12 +77,12 @@ impl Golden {
         powerinfer_import::open_checkpoint(files).unwrap()
     }
 
-    /// A float32 tensor of the expectations.
+    /// A float32 tensor of the expected results.
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
         floats(&self.expected, name)
     }
 
-    /// An int64 tensor of the expectations, as token ids.
+    /// An int64 tensor of the expected results, as token ids.
     pub(crate) fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.expected.find(name).unwrap().bytes;
         bytes

@@ -16,6 +16,7 @@ mod help_test;
 mod hint;
 mod model_argument;
 mod output;
+mod page_file;
 mod plan_table;
 mod predictor_table;
 mod progress;

@@ -1,16 +1,13 @@
 //! `powerinfer sweep`: quality and speed over a grid of placements, policies, batches and contexts.
 
-mod charts;
 mod csv;
 mod grid;
 mod levels;
 mod measure;
-mod page;
 mod placing;
 mod quality;
 mod report;
 mod rows;
-mod sortable;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -28,7 +25,7 @@ use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
 use powerinfer_kernels::Isa;
 use powerinfer_planner::{read_hardware, search::windows};
 use powerinfer_pool::{system, usable_cores};
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 use powerinfer_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::json;
@@ -281,7 +278,7 @@ impl<'a> Sweep<'a> {
             Some(_) => Policy::Dense,
             None => level.policy(),
         };
-        let policy = PolicyChoice::Forced(policy);
+        let policy = Some(policy);
         let execution = self.on(DeviceArgument::Cpu)?;
         let mut model = Runtime::open(self.open()?, policy, &execution, &Bar::new(output))?;
         level.apply(&mut model, thresholds)?;

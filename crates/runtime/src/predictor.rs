@@ -1,95 +1,110 @@
-//! Prediction which neurons fire, for all tokens of a batch at once: by a predictor, or by signs.
+//! Prediction of the active neurons of all tokens of a batch: by a trained predictor, or by the signs of the gate
+//! (SparseInfer, arXiv 2411.12692).
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use powerinfer_kernels::{Arithmetic, Isa, relative_axpy_cost};
 use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, pack_signs};
 
 use crate::{
     Statistics, Threads,
-    input::Input,
+    input::{Input, InputBuffers},
     masks::{Masks, WORD, pack_decisions},
+    scratch::ThreadBuffer,
 };
 
-/// Units whose rows a thread goes through for all tokens before the next ones', where sums need no
-/// scales: pieces of so many stay in the second-level cache.
-const UNITS_AT_ONCE: usize = 256;
+/// Hidden units whose rows a thread reads for all tokens before the next ones, where sums need no scales: their
+/// stripes stay in the second-level cache.
+const UNITS_PER_BLOCK: usize = 256;
 
-/// Logits that a thread sums up at once, of all tokens together, about: they stay in the cache too.
-const LOGITS_AT_ONCE: usize = 8192;
+/// Logits of all tokens that a thread computes together, about: they stay in the cache too.
+const LOGITS_PER_STEP: usize = 8192;
 
-/// Words of a mask whose columns kernels take at once, or a multiple.
-const WORDS_AT_ONCE: usize = 128 / WORD;
+/// Mask words whose columns kernels process together, or a multiple.
+const WORDS_PER_STEP: usize = 128 / WORD;
 
-/// A layer's predictor.
+thread_local! {
+    static SUMS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static LOGITS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// A layer's predictor, `logits = B · relu(A · x) + b`.
 #[derive(Clone, Copy)]
 pub(crate) struct Predictor<'a> {
+    /// `[rank, hidden]`.
     pub(crate) a: Matrix<'a>,
-    /// Row j is what unit j of the hidden layer says of every neuron.
+    /// `Bᵀ [rank, neurons]`: row j has the weights of hidden unit j.
     pub(crate) units: Matrix<'a>,
-    /// Per block of units, what that is to be multiplied by for each neuron; empty for by nothing.
+    /// Per block of units, the scale of each neuron's sum, `[blocks, neurons]`; empty for no scaling.
     pub(crate) scales: &'a [f32],
     pub(crate) bias: &'a [f32],
+    /// Logit from which a neuron is predicted active.
     pub(crate) threshold: f32,
 }
 
-/// Signs of a layer's gate.
+/// The signs of a layer's gate, and how many must agree with those of the input.
 #[derive(Clone, Copy)]
 pub(crate) struct SignBits<'a> {
     pub(crate) signs: SignMatrix<'a>,
     pub(crate) agreements: u32,
 }
 
-/// Who is predicted, and memory that is used again from layer to layer.
+/// The predicted neurons of some tokens, and buffers that are reused from layer to layer.
 #[derive(Debug, Default)]
-pub(crate) struct Prediction {
-    /// The predictor's hidden layer, `[tokens, rank]`.
-    middle: Vec<f32>,
-    living: Living,
+pub(crate) struct PredictionBuffers {
+    input: InputBuffers,
+    /// Hidden units of the predictor, `[tokens, rank]`.
+    hidden_units: Vec<f32>,
+    active_units: ActiveUnits,
     /// Signs of the inputs, token by token.
     signs: Vec<u64>,
     pub(crate) masks: Masks,
 }
 
-/// The units of the hidden layer that relu leaves alive and their values, in lists: of every block of
-/// units one for each token, or one for all.
+/// The hidden units that are positive and their values, in lists: for every block of units one list per token, or one
+/// for all tokens.
 #[derive(Debug, Default)]
-struct Living {
+struct ActiveUnits {
     tokens: usize,
-    /// Tokens that have a list together: 1, or all where they share most units. What is dead for one
-    /// of them has the value 0.
-    together: usize,
+    /// Tokens that share a list: 1, or all where they have most units in common. A unit that is inactive for one of them
+    /// has the value 0.
+    tokens_per_list: usize,
     units: Vec<u32>,
-    /// Of every list `[together, units]`.
+    /// `[tokens_per_list, units]` of every list.
     values: Vec<f32>,
     /// Where lists start in `units`, and where the last one ends.
     bounds: Vec<usize>,
-    /// Units that are alive for any token.
-    united: usize,
+    /// Units that are active for any token.
+    union: usize,
 }
 
-impl Living {
-    /// Lists what is alive in `middle [tokens, rank]`, to be multiplied with the rows of `units`, in
-    /// blocks of `block`.
-    fn list(&mut self, units: &Matrix<'_>, middle: &[f32], block: usize) {
+impl ActiveUnits {
+    /// Lists the active units of `hidden_units [tokens, rank]`, whose rows are those of `units`, in blocks of `block`.
+    fn list(&mut self, units: &Matrix<'_>, hidden_units: &[f32], block: usize) {
         let rank = units.rows();
-        let tokens = middle.len() / rank;
-        let value = |unit: usize, token: usize| match middle[token * rank + unit] {
+        let tokens = hidden_units.len() / rank;
+        let value = |unit: usize, token: usize| match hidden_units[token * rank + unit] {
             value if value > 0.0 => value,
             _ => 0.0,
         };
-        let is_alive =
+        let is_active =
             |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
-        let alive = middle.iter().filter(|value| **value > 0.0).count();
-        self.united = (0..rank).filter(|unit| is_alive(*unit, 0..tokens)).count();
+        let active = hidden_units.iter().filter(|value| **value > 0.0).count();
+        self.union = (0..rank).filter(|unit| is_active(*unit, 0..tokens)).count();
         let share = relative_axpy_cost(units.format(), tokens, Arithmetic::Float);
-        let is_shared = alive as f64 >= share * (tokens * self.united) as f64;
+        let is_shared = active as f64 >= share * (tokens * self.union) as f64;
         let (listed, values) = match is_shared {
-            true => (self.united, self.united * tokens),
-            false => (alive, alive),
+            true => (self.union, self.union * tokens),
+            false => (active, active),
         };
         self.tokens = tokens;
-        self.together = if is_shared { tokens } else { 1 };
+        self.tokens_per_list = if is_shared { tokens } else { 1 };
+        // One token's lists take the memory of the longest, so that decoding allocates nothing.
+        let (listed, values) = if tokens == 1 {
+            (rank, rank)
+        } else {
+            (listed, values)
+        };
         self.units.clear();
         self.units.reserve_exact(listed);
         self.values.clear();
@@ -97,12 +112,12 @@ impl Living {
         self.bounds.clear();
         self.bounds.push(0);
         for start in (0..rank).step_by(block) {
-            for first in (0..tokens).step_by(self.together) {
-                let tokens = first..first + self.together;
+            for first in (0..tokens).step_by(self.tokens_per_list) {
+                let tokens = first..first + self.tokens_per_list;
                 let block = start..rank.min(start + block);
                 let from = self.units.len();
-                let alive = block.filter(|unit| is_alive(*unit, tokens.clone()));
-                self.units.extend(alive.map(|unit| unit as u32));
+                let active = block.filter(|unit| is_active(*unit, tokens.clone()));
+                self.units.extend(active.map(|unit| unit as u32));
                 for token in tokens {
                     let units = self.units[from..].iter();
                     self.values
@@ -114,10 +129,10 @@ impl Living {
     }
 
     fn blocks(&self) -> usize {
-        (self.bounds.len() - 1) / (self.tokens / self.together)
+        (self.bounds.len() - 1) / (self.tokens / self.tokens_per_list)
     }
 
-    /// Adds to `out [tokens, columns]` what the living units of block `index` say of `columns`.
+    /// Adds the weights of the active units of block `index`, times their values, to `out [tokens, columns]`.
     fn add(
         &self,
         isa: Isa,
@@ -126,13 +141,14 @@ impl Living {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        let lists = self.tokens / self.together;
+        let lists = self.tokens / self.tokens_per_list;
         let bounds = self.bounds[index * lists..].windows(2);
-        let of_lists = out.chunks_exact_mut(self.together * columns.len());
+        let of_lists = out.chunks_exact_mut(self.tokens_per_list * columns.len());
         for (bounds, out) in bounds.zip(of_lists) {
             let rows = &self.units[bounds[0]..bounds[1]];
-            let values = &self.values[bounds[0] * self.together..bounds[1] * self.together];
-            match (rows.is_empty(), self.together) {
+            let values =
+                &self.values[bounds[0] * self.tokens_per_list..bounds[1] * self.tokens_per_list];
+            match (rows.is_empty(), self.tokens_per_list) {
                 (true, _) => {}
                 (_, 1) => isa.axpy_rows(units, rows, values, columns.clone(), out),
                 _ => isa.axpy_rows_batch(units, rows, values, columns.clone(), out),
@@ -142,109 +158,108 @@ impl Living {
 }
 
 impl Predictor<'_> {
-    /// `B · relu(A · x) + b`, compared with the threshold, for every token of `x [tokens, hidden]`,
-    /// each with the bits of one alone. Of B only the columns of units are read that relu leaves alive
-    /// for any of them.
+    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons whose logit reaches the threshold. Of B only the
+    /// columns of hidden units are read that are active for any token; a token's mask does not depend on batching.
     pub(crate) fn predict(
         &self,
         threads: &Threads,
         x: &[f32],
-        predicted: &mut Prediction,
+        buffers: &mut PredictionBuffers,
         statistics: &mut Statistics,
     ) {
         let (rank, neurons) = (self.a.rows(), self.bias.len());
-        let x = Input::new(threads, x, self.a.columns(), &self.a);
-        let tokens = x.tokens();
-        let Prediction {
-            middle,
-            living,
+        let PredictionBuffers {
+            input,
+            hidden_units,
+            active_units,
             masks,
             ..
-        } = &mut *predicted;
-        middle.clear();
-        middle.resize(tokens * rank, 0.0);
-        threads.gemm(&self.a, &x, middle);
+        } = &mut *buffers;
+        let x = Input::new(threads, x, self.a.columns(), &self.a, input);
+        let tokens = x.tokens();
+        hidden_units.clear();
+        hidden_units.resize(tokens * rank, 0.0);
+        threads.gemm(&self.a, &x, hidden_units);
         let block = match self.scales.is_empty() {
-            true => UNITS_AT_ONCE,
+            true => UNITS_PER_BLOCK,
             false => BLOCK,
         };
-        living.list(&self.units, middle, block);
+        active_units.list(&self.units, hidden_units, block);
         let words = masks.reset(neurons, tokens);
-        let bytes = living.values.len() * self.units.row_bytes();
+        let bytes = active_units.values.len() * self.units.row_bytes();
         threads.by_column_groups(words, tokens, bytes, |part, words| {
-            let steps = LOGITS_AT_ONCE / (WORDS_AT_ONCE * WORD) / tokens;
-            let words_at_once = WORDS_AT_ONCE * steps.max(1);
-            let (mut sums, mut logits) = (Vec::new(), Vec::new());
-            let starts = part.step_by(words_at_once);
-            for (start, words) in starts.zip(words.chunks_mut(words_at_once * tokens)) {
+            let steps = LOGITS_PER_STEP / (WORDS_PER_STEP * WORD) / tokens;
+            let words_per_step = WORDS_PER_STEP * steps.max(1);
+            let starts = part.step_by(words_per_step);
+            for (start, words) in starts.zip(words.chunks_mut(words_per_step * tokens)) {
                 let first = start * WORD;
                 let columns = first..neurons.min(first + words.len() / tokens * WORD);
                 let width = columns.len();
-                self.sum_up(threads.isa(), living, columns, &mut sums, &mut logits);
-                for (token, logits) in logits.chunks_exact(width).enumerate() {
-                    let words = words[token..].iter_mut().step_by(tokens);
-                    for (word, logits) in words.zip(logits.chunks(WORD)) {
-                        *word = pack_decisions(logits, |logit| logit >= self.threshold);
+                ThreadBuffer(&LOGITS).empty(|logits| {
+                    self.logits(threads.isa(), active_units, columns, logits);
+                    for (token, logits) in logits.chunks_exact(width).enumerate() {
+                        let words = words[token..].iter_mut().step_by(tokens);
+                        for (word, logits) in words.zip(logits.chunks(WORD)) {
+                            *word = pack_decisions(logits, |logit| logit >= self.threshold);
+                        }
                     }
-                }
+                });
             }
         });
         statistics.bytes_read += (rank * self.a.row_bytes()
-            + living.united * self.units.row_bytes()
+            + active_units.union * self.units.row_bytes()
             + size_of_val(self.bias)
             + size_of_val(self.scales)) as u64;
-        // What one token needs is kept for the next layer; a batch's would stand beside all that its FFN
-        // takes.
+        // One token's buffers are kept for the next layer; a batch's would add to the memory of its FFN.
         if tokens > 1 {
-            (*middle, *living) = Default::default();
+            (*hidden_units, *active_units) = Default::default();
         }
     }
 
-    /// Fills `logits` with those of the neurons `columns`, `[tokens, columns]`.
-    fn sum_up(
+    /// Sets `logits [tokens, columns]` to those of the neurons `columns`.
+    fn logits(
         &self,
         isa: Isa,
-        living: &Living,
+        active_units: &ActiveUnits,
         columns: Range<usize>,
-        sums: &mut Vec<f32>,
         logits: &mut Vec<f32>,
     ) {
         let (neurons, width) = (self.bias.len(), columns.len());
         logits.clear();
-        for _ in 0..living.tokens {
+        for _ in 0..active_units.tokens {
             logits.extend_from_slice(&self.bias[columns.clone()]);
         }
-        for block in 0..living.blocks() {
+        for block in 0..active_units.blocks() {
             if self.scales.is_empty() {
-                living.add(isa, &self.units, block, columns.clone(), logits);
+                active_units.add(isa, &self.units, block, columns.clone(), logits);
                 continue;
             }
-            sums.clear();
-            sums.resize(logits.len(), 0.0);
-            living.add(isa, &self.units, block, columns.clone(), sums);
-            let scales = &self.scales[block * neurons..][columns.clone()];
-            let sums = sums.chunks_exact(width);
-            for (logits, sums) in logits.chunks_exact_mut(width).zip(sums) {
-                for ((logit, sum), scale) in logits.iter_mut().zip(sums).zip(scales) {
-                    *logit += sum * scale;
+            ThreadBuffer(&SUMS).zeroed(logits.len(), |sums| {
+                active_units.add(isa, &self.units, block, columns.clone(), sums);
+                let scales = &self.scales[block * neurons..][columns.clone()];
+                let sums = sums.chunks_exact(width);
+                for (logits, sums) in logits.chunks_exact_mut(width).zip(sums) {
+                    for ((logit, sum), scale) in logits.iter_mut().zip(sums).zip(scales) {
+                        *logit += sum * scale;
+                    }
                 }
-            }
+            });
         }
     }
 }
 
 impl SignBits<'_> {
-    /// Counts, for every gate and every token of `x [tokens, hidden]`, the signs that agree.
+    /// Sets the masks of all tokens of `x [tokens, hidden]`: neurons of whose gate enough signs agree with the input's.
     pub(crate) fn predict(
         &self,
         threads: &Threads,
         x: &[f32],
-        predicted: &mut Prediction,
+        buffers: &mut PredictionBuffers,
         statistics: &mut Statistics,
     ) {
         let size = self.signs.columns();
         let (rows, tokens) = (self.signs.rows(), x.len() / size);
-        let Prediction { signs, masks, .. } = predicted;
+        let PredictionBuffers { signs, masks, .. } = buffers;
         signs.clear();
         signs.extend(x.chunks_exact(size).flat_map(pack_signs));
         let signs = signs.chunks_exact(size.div_ceil(WORD));
@@ -274,33 +289,34 @@ mod tests {
 
     use super::*;
 
-    /// Who is predicted of every token.
-    fn listed(predicted: &Prediction, neurons: usize, tokens: usize) -> Vec<Vec<u32>> {
+    /// The predicted neurons of every token.
+    fn listed(buffers: &PredictionBuffers, neurons: usize, tokens: usize) -> Vec<Vec<u32>> {
         let list = |token| {
             let mut rows = Vec::new();
-            predicted.masks.list(token, 0..neurons, &mut rows);
+            buffers.masks.list(token, 0..neurons, &mut rows);
             rows
         };
         (0..tokens).map(list).collect()
     }
 
-    /// Whom a predictor predicts of what its hidden layer says of one token: block by block, as it is
-    /// defined.
-    fn defined(isa: Isa, predictor: &Predictor<'_>, middle: &[f32]) -> Vec<u32> {
+    /// The neurons that a predictor predicts from the hidden units of one token, block by block, by definition.
+    fn defined(isa: Isa, predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<u32> {
         let mut logits = predictor.bias.to_vec();
         let neurons = logits.len();
         let block = match predictor.scales.is_empty() {
-            true => middle.len(),
+            true => hidden_units.len(),
             false => BLOCK,
         };
-        for (index, middle) in middle.chunks(block).enumerate() {
+        for (index, hidden_units) in hidden_units.chunks(block).enumerate() {
             let mut sums = match predictor.scales.is_empty() {
                 true => logits.clone(),
                 false => vec![0.0; neurons],
             };
             let first = (index * block) as u32;
-            let living = (first..).zip(middle).filter(|(_, value)| **value > 0.0);
-            let (rows, values): (Vec<u32>, Vec<f32>) = living.unzip();
+            let active_units = (first..)
+                .zip(hidden_units)
+                .filter(|(_, value)| **value > 0.0);
+            let (rows, values): (Vec<u32>, Vec<f32>) = active_units.unzip();
             isa.axpy_rows(&predictor.units, &rows, &values, 0..neurons, &mut sums);
             let scales = predictor.scales.get(index * neurons..);
             match scales.filter(|scales| !scales.is_empty()) {
@@ -319,7 +335,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_predicts_whom_its_tokens_predict_alone(
+        fn a_batch_predicts_the_neurons_of_its_tokens_alone(
             format in prop::sample::select(vec![Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0]),
             hidden in 1usize..100, rank in 1usize..400, neurons in 1usize..400,
             tokens in 1usize..64, threads in 1usize..4, lean in -1.5f32..1.5, seed: u64,
@@ -328,7 +344,7 @@ mod tests {
             let mut normal = |count: usize| -> Vec<f32> {
                 (0..count).map(|_| random.normal() as f32).collect()
             };
-            // Few or many units live, for all inputs have one direction in common.
+            // Few or many units are active, as all inputs have one direction in common.
             let direction = normal(hidden);
             let mut x = normal(tokens * hidden);
             for (x, direction) in x.iter_mut().zip(direction.iter().cycle()) {
@@ -350,28 +366,29 @@ mod tests {
                 threshold: 0.1,
             };
             let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
-            let mut predicted = Prediction::default();
+            let mut buffers = PredictionBuffers::default();
             let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
-                predictor.predict(&threads, x, &mut predicted, &mut statistics);
-                (listed(&predicted, neurons, x.len() / hidden), statistics.bytes_read)
+                predictor.predict(&threads, x, &mut buffers, &mut statistics);
+                (listed(&buffers, neurons, x.len() / hidden), statistics.bytes_read)
             };
-            // What does not depend on the units that live.
+            // Bytes that do not depend on the active units.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
-            let read = |middle: &[f32]| {
-                let lives = |unit: &usize| middle.iter().skip(*unit).step_by(rank).any(|v| *v > 0.0);
-                (fixed + (0..rank).filter(lives).count() * predictor.units.row_bytes()) as u64
+            let read = |hidden_units: &[f32]| {
+                let is_active = |unit: &usize| hidden_units.iter().skip(*unit).step_by(rank).any(|v| *v > 0.0);
+                (fixed + (0..rank).filter(is_active).count() * predictor.units.row_bytes()) as u64
             };
-            let mut middle = vec![0.0; tokens * rank];
-            threads.gemm(&predictor.a, &Input::new(&threads, &x[..], hidden, &predictor.a), &mut middle);
+            let mut hidden_units = vec![0.0; tokens * rank];
+            let mut input = InputBuffers::default();
+            threads.gemm(&predictor.a, &Input::new(&threads, &x[..], hidden, &predictor.a, &mut input), &mut hidden_units);
             let (together, bytes_read) = predict(&x);
-            prop_assert_eq!(bytes_read, read(&middle));
-            let tokens = x.chunks_exact(hidden).zip(middle.chunks_exact(rank));
-            for ((x, middle), together) in tokens.zip(together) {
+            prop_assert_eq!(bytes_read, read(&hidden_units));
+            let tokens = x.chunks_exact(hidden).zip(hidden_units.chunks_exact(rank));
+            for ((x, hidden_units), together) in tokens.zip(together) {
                 let (alone, bytes_read) = predict(x);
                 prop_assert_eq!(&alone[0], &together);
-                prop_assert_eq!(together, defined(threads.isa(), &predictor, middle));
-                prop_assert_eq!(bytes_read, read(middle));
+                prop_assert_eq!(together, defined(threads.isa(), &predictor, hidden_units));
+                prop_assert_eq!(bytes_read, read(hidden_units));
             }
         }
 
@@ -391,12 +408,12 @@ mod tests {
             let signs = SignMatrix::new(&bytes, neurons, hidden).unwrap();
             let signs = SignBits { signs, agreements };
             let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
-            let mut predicted = Prediction::default();
+            let mut buffers = PredictionBuffers::default();
             let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
-                signs.predict(&threads, x, &mut predicted, &mut statistics);
+                signs.predict(&threads, x, &mut buffers, &mut statistics);
                 assert_eq!(statistics.bytes_read, bytes.len() as u64);
-                listed(&predicted, neurons, x.len() / hidden)
+                listed(&buffers, neurons, x.len() / hidden)
             };
             let together = predict(&x);
             for (x, found) in x.chunks_exact(hidden).zip(together) {

@@ -1,4 +1,4 @@
-//! Which neurons of a layer are computed: what each policy needs, and how it decides.
+//! Which neurons of a layer a policy computes.
 
 use std::path::Path;
 
@@ -11,23 +11,23 @@ use powerinfer_model::ModelConfig;
 
 use crate::{
     RuntimeError, Statistics, Threads,
-    prediction::{Prediction, Predictor, SignBits},
+    predictor::{PredictionBuffers, Predictor, SignBits},
 };
 
-/// How a layer's neurons are chosen, borrowed for a forward pass.
+/// The policy of a layer with the data it needs, borrowed for a forward pass.
 #[derive(Clone, Copy)]
-pub(crate) enum Choice<'a> {
-    /// All.
+pub(crate) enum Selector<'a> {
+    /// All neurons.
     Dense,
-    /// Those whose gate is not exactly zero.
+    /// Neurons whose gate is not exactly zero.
     Exact,
-    /// Of those that a predictor predicts, the same.
+    /// Predicted neurons whose gate is not exactly zero.
     Predicted(Predictor<'a>),
-    /// Of those that their signs speak for, the same.
+    /// As `Predicted`, by the signs of the gate.
     SignBit(SignBits<'a>),
-    /// Those whose score reaches a threshold.
+    /// Neurons whose score reaches a threshold.
     Threshold(Scoring<'a>),
-    /// These, in ascending order, whatever their gates say.
+    /// The listed neurons, in ascending order, whatever their gates.
     Listed(&'a [u32]),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Scoring<'a> {
 }
 
 impl<'a> Scoring<'a> {
-    /// What the rule multiplies each neuron by, and what it takes off of it, where it does.
+    /// The scale of each neuron's score, and the centre that is subtracted from its product.
     pub(crate) fn of_neurons(&self) -> [Option<&'a [f32]>; 2] {
         let Self { threshold, vectors } = *self;
         match threshold.score {
@@ -53,8 +53,8 @@ impl<'a> Scoring<'a> {
     }
 }
 
-impl<'a> Choice<'a> {
-    /// Whether something is asked which neurons to look at, before any is read.
+impl<'a> Selector<'a> {
+    /// Whether a mask of neurons is known before any weight is read.
     pub(crate) fn predicts(&self) -> bool {
         matches!(
             self,
@@ -62,7 +62,7 @@ impl<'a> Choice<'a> {
         )
     }
 
-    /// What is added for the neurons that are not computed: `[hidden]`.
+    /// Mean contribution of the neurons that are skipped, `[hidden]`, added for every token.
     pub(crate) fn offset(&self) -> Option<&'a [f32]> {
         match self {
             Self::Threshold(scoring) if scoring.threshold.centred => Some(&scoring.vectors.offset),
@@ -70,24 +70,24 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Asks which neurons to look at for each of the inputs `x [tokens, hidden]`.
+    /// Sets the masks in `buffers` for the inputs `x [tokens, hidden]`.
     pub(crate) fn predict(
         &self,
         threads: &Threads,
         tokens: usize,
         x: &[f32],
-        predicted: &mut Prediction,
+        buffers: &mut PredictionBuffers,
         statistics: &mut Statistics,
     ) {
         match self {
-            Self::Predicted(predictor) => predictor.predict(threads, x, predicted, statistics),
-            Self::SignBit(signs) => signs.predict(threads, x, predicted, statistics),
-            Self::Listed(neurons) => predicted.masks.set_listed(neurons, tokens),
+            Self::Predicted(predictor) => predictor.predict(threads, x, buffers, statistics),
+            Self::SignBit(signs) => signs.predict(threads, x, buffers, statistics),
+            Self::Listed(neurons) => buffers.masks.set_listed(neurons, tokens),
             _ => {}
         }
     }
 
-    /// Whether `neuron` is computed further, once `act(gate·x)` is known.
+    /// Whether `up` and `down` of `neuron` are computed, given its `act(gate·x)`.
     pub(crate) fn passes_gate(&self, neuron: usize, activation: f32) -> bool {
         match self {
             Self::Dense | Self::Listed(_) => true,
@@ -103,8 +103,7 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// What `neuron`'s row of down is multiplied by, once its product is known; none where it is
-    /// left out.
+    /// Coefficient of `neuron`'s row of down, given its product `h_i`; none where it is skipped.
     pub(crate) fn coefficient(&self, neuron: usize, product: f32) -> Option<f32> {
         match self {
             Self::Dense | Self::Listed(_) => Some(product),
@@ -124,19 +123,19 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// What a layer's policies need, as far as the bundle has it.
+/// What the bundle has for the policies of a layer.
 #[derive(Debug)]
-pub(crate) struct LayerChoices {
+pub(crate) struct LayerSelectors {
     predictor: Option<StoredLayerPredictor>,
     sign_bit: Option<(StoredSigns, u32)>,
     threshold: Option<Threshold>,
     scores: Option<ScoreVectors>,
     input: PredictorInput,
-    /// The only neurons that are computed, whatever the policy, where there are such.
+    /// The only neurons that are computed, whatever the policy; none for no restriction.
     kept: Option<Vec<u32>>,
 }
 
-/// Where a predictor's matrices lie, and its small parts.
+/// A predictor's matrices in the file, and its small vectors.
 #[derive(Debug)]
 struct StoredLayerPredictor {
     stored: StoredUnits,
@@ -144,8 +143,8 @@ struct StoredLayerPredictor {
     threshold: f32,
 }
 
-impl LayerChoices {
-    /// What `file` has for `layer`, and the threshold that `plan` says.
+impl LayerSelectors {
+    /// Finds what `file` has for `layer`; the threshold is that of `plan`.
     pub(crate) fn find(
         file: Option<&PredictorFile>,
         layer: usize,
@@ -183,12 +182,12 @@ impl LayerChoices {
         })
     }
 
-    /// From now on only these neurons are computed, in ascending order; none ends that.
+    /// Restricts computation to these neurons, in ascending order; `None` lifts the restriction.
     pub(crate) fn keep_only(&mut self, kept: Option<Vec<u32>>) {
         self.kept = kept;
     }
 
-    /// Raises the logit from which the predictor predicts a neuron.
+    /// Raises the logit from which a neuron is predicted active.
     pub(crate) fn raise_predictor(&mut self, by: f32) {
         if let Some(predictor) = &mut self.predictor {
             predictor.threshold += by;
@@ -200,7 +199,7 @@ impl LayerChoices {
         self.threshold = threshold.or(self.threshold);
     }
 
-    /// What `policy` needs of layer `layer` of the bundle in `folder`; fails where it is not there.
+    /// Checks that layer `layer` of the bundle in `folder` has what `policy` needs.
     pub(crate) fn check(
         &self,
         policy: Policy,
@@ -237,7 +236,7 @@ impl LayerChoices {
         }
     }
 
-    /// Bytes of what is here.
+    /// Bytes of predictor, signs and scores.
     pub(crate) fn bytes(&self) -> usize {
         let floats = |values: &[f32]| size_of_val(values);
         let predictor = self.predictor.as_ref().map_or(0, |found| {
@@ -263,52 +262,52 @@ impl LayerChoices {
         predictor + signs + scores
     }
 
-    /// Units of the predictor; 0 where there is none.
+    /// Hidden units of the predictor; 0 without one.
     pub(crate) fn rank(&self) -> usize {
         self.predictor.as_ref().map_or(0, |found| found.rank)
     }
 
-    /// What predicts sees: whether the hidden state before the norm.
-    pub(crate) fn sees_residual(&self, policy: Policy) -> bool {
+    /// Whether the predictor's input is the hidden state before the norm.
+    pub(crate) fn reads_residual(&self, policy: Policy) -> bool {
         policy == Policy::Predicted && self.input == PredictorInput::Residual
     }
 
-    /// How `policy` chooses; dense where what it needs is not there.
-    pub(crate) fn choice<'a>(
+    /// The selector of `policy`; dense where the bundle lacks what it needs.
+    pub(crate) fn selector<'a>(
         &'a self,
         policy: Policy,
         file: Option<&'a PredictorFile>,
-    ) -> Choice<'a> {
+    ) -> Selector<'a> {
         if let Some(kept) = &self.kept {
-            return Choice::Listed(kept);
+            return Selector::Listed(kept);
         }
         let tensors = file.map(PredictorFile::tensors);
         match (policy, tensors) {
-            (Policy::Exact, _) => Choice::Exact,
+            (Policy::Exact, _) => Selector::Exact,
             (Policy::Predicted, Some(tensors)) => match &self.predictor {
-                Some(found) => Choice::Predicted(Predictor {
+                Some(found) => Selector::Predicted(Predictor {
                     a: found.stored.a.view(tensors),
                     units: found.stored.units.view(tensors),
                     scales: &found.stored.scales,
                     bias: &found.stored.bias,
                     threshold: found.threshold,
                 }),
-                None => Choice::Dense,
+                None => Selector::Dense,
             },
             (Policy::SignBit, Some(tensors)) => match &self.sign_bit {
-                Some((signs, agreements)) => Choice::SignBit(SignBits {
+                Some((signs, agreements)) => Selector::SignBit(SignBits {
                     signs: signs.view(tensors),
                     agreements: *agreements,
                 }),
-                None => Choice::Dense,
+                None => Selector::Dense,
             },
             (Policy::Threshold, Some(_)) => match (self.threshold, &self.scores) {
                 (Some(threshold), Some(vectors)) => {
-                    Choice::Threshold(Scoring { threshold, vectors })
+                    Selector::Threshold(Scoring { threshold, vectors })
                 }
-                _ => Choice::Dense,
+                _ => Selector::Dense,
             },
-            _ => Choice::Dense,
+            _ => Selector::Dense,
         }
     }
 }
