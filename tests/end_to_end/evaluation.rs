@@ -179,7 +179,12 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
         .bad(1, &["line 1", "another file by `--out`"]);
     let row = &whole.json()["rows"][1];
     assert_eq!(row["name"], "predicted");
-    assert!(row["beside_first"]["smallest_visible"].as_f64().unwrap() > 0.0);
+    assert!(
+        row["relative_to_first"]["minimum_detectable_effect"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
     // Empty completions do not pass.
     let none = sandbox.run(&[
         "eval",
@@ -235,9 +240,9 @@ fn questions_are_answered_by_likelihood_and_by_number() {
     let found = sandbox.run(&[&line[..], &policies].concat()).good().json();
     for row in found["rows"].as_array().unwrap() {
         assert_eq!(row["asked"], 2, "one does not fit");
-        assert_eq!(row["right"]["likeliest a byte"]["value"], 1.0);
+        assert_eq!(row["right"]["acc_norm"]["value"], 1.0);
     }
-    assert_eq!(found["rows"][1]["beside_first"]["p_value"], 1.0);
+    assert_eq!(found["rows"][1]["relative_to_first"]["p_value"], 1.0);
     let table = sandbox.run(&line).good();
     assert!(table.text().contains("too long"), "{}", table.text());
     let problem = json!({ "question": "1 + 1?", "answer": "It is 2.\n#### 2" });

@@ -165,7 +165,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     fs::write(&out, &text[..kept + 40]).unwrap();
     let again = sweep(&sandbox, &grid).good();
     assert!(
-        again.stderr.contains("3 of 8 points are there already"),
+        again.stderr.contains("3 of 8 points are measured already"),
         "{}",
         again.stderr
     );
@@ -265,7 +265,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     ];
     let few = sweep(&sandbox, &few).good();
     assert!(
-        few.stderr.contains("too little text to tell"),
+        few.stderr.contains("too little text for an interval"),
         "{}",
         few.stderr
     );
@@ -412,8 +412,8 @@ fn models_without_zeros_have_their_own_settings() {
         1,
         &[
             "thresholds of layer 0",
-            "are known from",
-            "give a level between",
+            "are calibrated from",
+            "give a setting between",
         ],
     );
     run("predicted").bad(1, &["no predictor"]);
@@ -428,8 +428,9 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     sweep(&["--level", "exact,exact"]).bad(1, &["a point twice", "`exact`"]);
     sweep(&["--level", "error:10%"]).bad(1, &["no thresholds", "`exact` or `predicted`"]);
     sweep(&["--level", "sign-bit"]).bad(1, &["signs of its gate"]);
-    sweep(&["--context", "20", "-n", "20"]).bad(1, &["`--context` is 20", "21 to the bundle's"]);
-    sweep(&["--context", "100000"]).bad(1, &["`--context` is 100000"]);
+    sweep(&["--context", "20", "-n", "20"])
+        .bad(1, &["a context of 20 tokens", "21 to", "`--context`"]);
+    sweep(&["--context", "100000"]).bad(1, &["a context of 100000 tokens"]);
     sweep(&["--hot-threshold", "2"]).bad(2, &["from 0 to 1"]);
     sweep(&["--vram", "1G", "--hot-threshold", "0.1"]).bad(2, &["cannot be used with"]);
     sweep(&["--tokens", "1"]).bad(1, &["no tokens to score"]);
@@ -445,12 +446,12 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     sweep(&["--html", "mine.html"]).bad(1, &["not a page of powerinfer"]);
     sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
-    sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is taken"]);
-    sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is taken"]);
+    sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is another output"]);
+    sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is another output"]);
     sweep(&["--out", "demo.powerinfer/../demo.powerinfer/bundle/x"])
         .bad(1, &["bundle's own files", "`--out`"]);
     fs::write(sandbox.path("b.csv"), "my,own").unwrap();
-    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "none of ours"]);
+    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "no file of a sweep"]);
     sweep(&["--vram", "0G,0G"]).bad(1, &["a point twice"]);
     fs::write(sandbox.path("bad.jsonl"), "{\"task_id\": \"a\"}\n").unwrap();
     sweep(&["--humaneval", "bad.jsonl"]).bad(1, &["line 1", "no field `prompt`"]);

@@ -34,6 +34,8 @@ pub enum Hint {
     NoInputSparsity,
     /// Place with a KV cache of 16-bit floats.
     HalfPrecisionKvCache,
+    /// Give another context, or decode fewer tokens.
+    OtherContext,
     /// Place with fewer tokens of context.
     ShorterContext,
     /// Place with more VRAM or fewer tokens of context.

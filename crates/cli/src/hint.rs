@@ -56,6 +56,7 @@ fn sentence(hint: Hint) -> &'static str {
         Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
+        Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
         Hint::ShorterContext => "place the bundle again with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
             "place the bundle again with a larger `--vram` or a shorter `--context`"

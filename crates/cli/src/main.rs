@@ -9,7 +9,6 @@ mod budget_arguments;
 mod calibration_text;
 mod certificate_table;
 mod commands;
-mod contention;
 mod engine;
 #[cfg(test)]
 mod help_test;

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    Ends, EvalError, PythonSandbox, Sample, SampleFile, complete,
+    Ends, EvalError, PythonSandbox, Sample, SampleFile, complete, format,
     human_eval::{Judge, Problem, STOPS, Verdict, read_completions, read_problems},
-    statistics::{Interval, LEVEL, Paired, bootstrap_mean, pass_at, share},
+    statistics::{Interval, Paired, bootstrap_mean, pass_at, share},
 };
 use powerinfer_runtime::{Sampler, SamplingSettings};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::eval_questions::choices;
+use super::{choices, paired_json};
 use crate::{
     engine::{
         PolicyArgument,
@@ -394,7 +394,7 @@ impl Row {
                 "timeout": self.count("timeout"), "unjudged": self.count("unjudged"),
             },
             "pass_at": pass,
-            "beside_first": paired_json(paired),
+            "relative_to_first": paired_json(paired),
             "tasks": tasks.collect::<Vec<_>>(),
         })
     }
@@ -419,39 +419,6 @@ fn table(rows: &[Row], arguments: &CodeArguments) -> String {
     table.to_string()
 }
 
-/// A comparison, for programs.
-pub(super) fn paired_json(paired: Paired) -> Value {
-    json!({
-        "items": paired.items, "first_only": paired.first_only, "this_only": paired.second_only,
-        "difference": paired.difference(), "p_value": paired.p_value(),
-        "smallest_visible": paired.smallest_visible(),
-    })
-}
-
-/// A comparison in a line.
-pub(super) fn told_beside(name: &str, first: &str, paired: Paired) -> String {
-    let (p, smallest) = (paired.p_value(), paired.smallest_visible());
-    let p_told = match p < 0.001 {
-        true => "p < 0.001".to_owned(),
-        false => format!("p = {p:.3}"),
-    };
-    let told = match (p < LEVEL, smallest <= 1.0) {
-        (true, _) => format!("a difference (McNemar, exact, {p_told})"),
-        (false, true) => format!(
-            "no difference shown (McNemar, exact, {p_told}; no less than {:.1} points could have been)",
-            100.0 * smallest
-        ),
-        (false, false) => "so few items can show no difference".to_owned(),
-    };
-    format!(
-        "{name} beside {first}: {:+.1} points on {} items, {} lost and {} won; {told}",
-        100.0 * paired.difference(),
-        paired.items,
-        paired.first_only,
-        paired.second_only,
-    )
-}
-
 /// What there is to say beside the table.
 fn remarks(rows: &[Row], problems: &[Problem], ks: &[u64]) -> Vec<String> {
     let mut lines = Vec::new();
@@ -468,7 +435,11 @@ fn remarks(rows: &[Row], problems: &[Problem], ks: &[u64]) -> Vec<String> {
         }
     }
     for row in &rows[1..] {
-        lines.push(told_beside(&row.name, &rows[0].name, row.beside(&rows[0])));
+        lines.push(format::paired(
+            &row.name,
+            &rows[0].name,
+            row.beside(&rows[0]),
+        ));
     }
     let mut unjudged: Vec<String> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! Whether this process got the processor while something was timed, or had to share it.
+//! Contention for the processor while something is timed.
 
 use std::{
     fs,
@@ -7,35 +7,35 @@ use std::{
 
 use serde::Serialize;
 
-/// Share of the time beyond which a measurement is said to be disturbed.
+/// Share of the time from which on a measurement counts as disturbed.
 const DISTURBED: f64 = 0.03;
 
-/// What was used of the processor up to some moment.
+/// Processor time used up to a moment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuTimes {
+pub struct CpuTimes {
     at: Instant,
-    /// What all threads of this process together have run, and waited while they could have run.
+    /// Time that all threads of this process ran, and time that they were ready but waited for a processor.
     process: Option<(Duration, Duration)>,
-    /// Ticks that this machine's host gave to others, and all ticks.
+    /// Stolen ticks and all ticks of the machine.
     machine: Option<(u64, u64)>,
 }
 
-/// What happened between two moments, each as a share; `None` where the system does not tell.
+/// Use of the processor between two moments, in shares of the time; `None` where the system does not report it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct Contention {
-    /// Seconds between them.
-    pub(crate) seconds: f64,
-    /// Time that this process ran, of `seconds` on every thread.
-    pub(crate) ran: Option<f64>,
-    /// Time that its threads waited for a processor, of `seconds` on every thread.
-    pub(crate) waited: Option<f64>,
-    /// Time of the whole machine that its host gave to others.
-    pub(crate) stolen: Option<f64>,
+pub struct Contention {
+    /// Length of the span in seconds.
+    pub seconds: f64,
+    /// Share of `seconds` × threads that this process ran.
+    pub ran: Option<f64>,
+    /// Share of `seconds` × threads that its threads waited for a processor.
+    pub waited: Option<f64>,
+    /// Share of the machine's time that its host gave to other machines (steal time).
+    pub stolen: Option<f64>,
 }
 
 impl CpuTimes {
-    /// Up to now.
-    pub(crate) fn now() -> Self {
+    /// Times up to now.
+    pub fn now() -> Self {
         Self {
             at: Instant::now(),
             process: process_times(),
@@ -45,8 +45,8 @@ impl CpuTimes {
         }
     }
 
-    /// What has happened since, to a process that computes on `threads` threads.
-    pub(crate) fn since(self, threads: usize) -> Contention {
+    /// Contention since then, for a process that computes on `threads` threads.
+    pub fn since(self, threads: usize) -> Contention {
         let now = Self::now();
         let seconds = (now.at - self.at).as_secs_f64();
         let share = |before: Duration, after: Duration| {
@@ -66,8 +66,8 @@ impl CpuTimes {
 }
 
 impl Contention {
-    /// The mean over some spans of time, by their lengths.
-    pub(crate) fn mean(spans: &[Self]) -> Self {
+    /// Mean over several spans, weighted by their lengths.
+    pub fn mean(spans: &[Self]) -> Self {
         let seconds: f64 = spans.iter().map(|span| span.seconds).sum();
         let mean = |share: fn(&Self) -> Option<f64>| {
             let parts = spans
@@ -84,8 +84,8 @@ impl Contention {
         }
     }
 
-    /// Whether others took so much of the processor that times say little.
-    pub(crate) fn is_disturbed(self) -> bool {
+    /// Whether other processes or machines took enough processor time to distort measured times.
+    pub fn is_disturbed(self) -> bool {
         [self.waited, self.stolen]
             .into_iter()
             .flatten()
@@ -93,7 +93,7 @@ impl Contention {
     }
 }
 
-/// What the threads of this process have run and waited, to the nanosecond.
+/// Time that the threads of this process ran and waited, in nanoseconds.
 fn process_times() -> Option<(Duration, Duration)> {
     let (mut ran, mut waited) = (0, 0);
     for task in fs::read_dir("/proc/self/task").ok()? {
@@ -115,7 +115,7 @@ fn machine_ticks(text: &str) -> Option<(u64, u64)> {
         .split_whitespace()
         .map_while(|word| word.parse().ok())
         .collect();
-    // What guests ran, behind the eighth, is in what users ran.
+    // Guest time, after the eighth field, is counted in user time already.
     Some((*ticks.get(7)?, ticks[..8].iter().sum()))
 }
 
@@ -124,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stolen_ticks_are_the_eighth() {
+    fn stolen_ticks_are_the_eighth_field() {
         let text = "cpu  10 20 30 40 50 60 70 80 90 100\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
         assert_eq!(machine_ticks(text), Some((80, 360)));
         assert_eq!(machine_ticks("cpu  1 2 3\n"), None);
     }
 
     #[test]
-    fn what_runs_alone_is_not_disturbed_and_shares_are_averaged_by_time() {
+    fn shares_are_averaged_by_time_and_compared_with_the_limit() {
         let span = |seconds, waited| Contention {
             seconds,
             ran: Some(1.0),

@@ -8,7 +8,7 @@ use powerinfer_artifact::{Progress, certificate::Estimate, plan::Policy, progres
 use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
-    Ends, Fidelity, Windows, complete, fidelity,
+    Ends, Fidelity, Windows, complete, fidelity, format,
     function_tasks::{Verdict, judge},
     pruning::{hottest, random},
     statistics::{Paired, share},
@@ -19,11 +19,7 @@ use powerinfer_runtime::{Execution, Runtime};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{
-    eval_code::{paired_json, told_beside},
-    eval_text::{SEED, rise_json},
-    sweep::told_rise,
-};
+use super::paired_json;
 use crate::{
     calibration_text::{check_paths, texts},
     model_argument::{self, DEMO, bundle_folder},
@@ -153,11 +149,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     let placing = bundle.placing()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
     let neurons = bundle.config().ffn_size;
-    let length = (bundle.plan().budget.context_tokens as usize).min(512);
-    let windows = Windows {
-        length,
-        stride: (length / 2).max(1),
-    };
+    let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);
     let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
     let execution = Execution::on_cpu(threads);
@@ -264,7 +256,7 @@ impl Row {
             true => Value::Null,
             false => json!({
                 "value": found.value, "low": found.low, "high": found.high,
-                "beside_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
+                "relative_to_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
             }),
         };
         let level = match self.arm {
@@ -278,9 +270,9 @@ impl Row {
             "coldest_kept": self.coldest,
             "ffn_neurons_computed": self.computed_share,
             "perplexity": self.fidelity.other().perplexity(),
-            "perplexity_rise": rise_json(self.fidelity.rise_interval(SEED)),
+            "perplexity_rise": self.fidelity.perplexity_rise(),
             "kl_divergence_mean": both(self.fidelity.mean_divergence()),
-            "top1_agreement": self.fidelity.agreement(),
+            "top1_agreement": self.fidelity.top1_agreement(),
             "pass_at_1": pass,
         })
     }
@@ -294,21 +286,21 @@ fn table(rows: &[Row]) -> String {
         "FFN neurons",
         "perplexity",
         "rise (95 %)",
-        "same likeliest token",
+        "top-1 agreement",
     ];
     if has_tasks {
         headings.push("pass@1 (95 %)");
     }
     let mut table = Table::new(&headings);
     for row in rows {
-        let rise = row.fidelity.rise_interval(SEED);
+        let rise = row.fidelity.perplexity_rise();
         let mut cells = vec![
             row.arm.name().to_owned(),
             row.arm.level(),
             percent(row.computed_share),
             format!("{:.4}", row.fidelity.other().perplexity()),
-            told_rise(rise.into()),
-            percent(row.fidelity.agreement()),
+            format::rise(rise),
+            percent(row.fidelity.top1_agreement()),
         ];
         if has_tasks {
             let found = share(row.passed(), row.solved.len() as u64);
@@ -332,6 +324,6 @@ fn say(rows: &[Row], tokens: usize, output: Output) {
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
         let name = format!("{} ({})", row.arm.name(), row.arm.level());
         let paired = Paired::of(&rows[0].solved, &row.solved);
-        output.say(told_beside(&name, rows[0].arm.name(), paired));
+        output.say(format::paired(&name, rows[0].arm.name(), paired));
     }
 }

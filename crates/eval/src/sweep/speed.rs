@@ -1,64 +1,75 @@
-//! How fast a level runs here.
+//! Latency and throughput of a policy setting on this machine.
 
 use std::{hint::black_box, time::Instant};
 
-use anyhow::Result;
 use powerinfer_artifact::Progress;
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage, Statistics};
 
-use super::{
-    placing::Extent,
-    rows::{Latency, Measured, Spread},
-};
-use crate::{
-    contention::{Contention, CpuTimes},
-    progress::Bar,
-};
+use super::{Latency, MeasuredSpeed, Range};
+use crate::{Contention, CpuTimes, EvalError};
 
-/// How to measure.
-pub(crate) struct Clock<'a> {
-    pub(crate) isa: Isa,
-    pub(crate) threads: usize,
-    pub(crate) repeats: usize,
-    pub(crate) probe: &'a ReadProbe,
-    /// Text to read; at least a token.
-    pub(crate) ids: &'a [u32],
-    pub(crate) bar: &'a Bar,
+/// Sequences that run together, and their tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens decoded of each sequence.
+    pub decode_tokens: usize,
 }
 
-/// What a step of decoding spends on prediction neurons.
+impl BatchShape {
+    /// Tokens of a sequence, prompt and decoded ones.
+    pub fn context(self) -> usize {
+        self.prompt_tokens + self.decode_tokens
+    }
+}
+
+/// Settings of time measurements.
+pub(super) struct SpeedMeter<'a> {
+    pub(super) isa: Isa,
+    pub(super) threads: usize,
+    pub(super) repeats: usize,
+    pub(super) probe: &'a ReadProbe,
+    /// Token ids of prompts, at least one.
+    pub(super) ids: &'a [u32],
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// Cost of prediction in a decode step.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Prediction {
-    pub(crate) bytes_per_token: f64,
-    pub(crate) bytes_share: f64,
-    pub(crate) time_share: f64,
+pub(super) struct PredictionCost {
+    pub(super) bytes_per_token: f64,
+    pub(super) bytes_share: f64,
+    pub(super) time_share: f64,
 }
 
-impl Clock<'_> {
-    /// Steps of progress that measuring takes.
-    pub(crate) fn steps(&self, extent: Extent) -> u64 {
-        (self.repeats * extent.batch * extent.context()) as u64
+impl SpeedMeter<'_> {
+    /// Steps of progress of [`Self::measure`].
+    pub(super) fn steps(&self, shape: BatchShape) -> u64 {
+        (self.repeats * shape.batch * shape.context()) as u64
     }
 
-    /// Times `model` reading prompts and decoding after them.
-    pub(crate) fn measure(
+    /// Times prefill and decoding of `model`.
+    pub(super) fn measure(
         &self,
         model: &mut Runtime,
-        extent: Extent,
-    ) -> Result<(Measured, Prediction)> {
-        let Extent {
+        shape: BatchShape,
+    ) -> Result<(MeasuredSpeed, PredictionCost), EvalError> {
+        let BatchShape {
             batch,
             prompt_tokens,
             decode_tokens,
-        } = extent;
-        // Each sequence begins elsewhere in the text, and the text begins anew where it ends.
+        } = shape;
+        // Each sequence begins at another place of the text, which wraps around.
         let begin = |sequence: usize| sequence * self.ids.len() / batch;
         let ids: Vec<Vec<u32>> = (0..batch)
             .map(|sequence| {
                 let text = self.ids.iter().cycle().skip(begin(sequence));
-                text.copied().take(extent.context()).collect()
+                text.copied().take(shape.context()).collect()
             })
             .collect();
         let mut sampler = Sampler::new(SamplingSettings::default())?;
@@ -69,7 +80,7 @@ impl Clock<'_> {
         let (mut first, mut steps, mut speeds) = (Vec::new(), Vec::new(), Vec::new());
         let (mut shares, mut bandwidths) = (Vec::new(), vec![self.read()]);
         let mut spans = Vec::new();
-        let mut done = Statistics::default();
+        let mut statistics = Statistics::default();
         let (mut predictor_bytes, mut predictor_seconds, mut seconds_of_all) = (0u64, 0.0, 0.0);
         for _ in 0..self.repeats {
             let before = CpuTimes::now();
@@ -89,11 +100,11 @@ impl Clock<'_> {
                 if let Some(other) = other {
                     sequences[index] = model.replace_sequence(other);
                 }
-                self.bar.advance(prompt_tokens as u64)?;
+                self.progress.advance(prompt_tokens as u64)?;
             }
             model.take_statistics();
             let mut seconds = 0.0;
-            for place in prompt_tokens..extent.context() {
+            for place in prompt_tokens..shape.context() {
                 let next: Vec<u32> = ids.iter().map(|ids| ids[place]).collect();
                 let started = Instant::now();
                 model.start_clock();
@@ -107,7 +118,7 @@ impl Clock<'_> {
                 let step = started.elapsed().as_secs_f64();
                 steps.push(1e6 * step);
                 seconds += step;
-                self.bar.advance(batch as u64)?;
+                self.progress.advance(batch as u64)?;
             }
             let taken = model.take_statistics();
             let lap = taken.stages.map(|stages| stages.lap(Stage::Prediction));
@@ -117,31 +128,31 @@ impl Clock<'_> {
             seconds_of_all += seconds;
             speeds.push((batch * decode_tokens) as f64 / seconds);
             bandwidths.push(self.read());
-            let beside =
+            let around =
                 (bandwidths[bandwidths.len() - 2] + bandwidths[bandwidths.len() - 1]) / 2.0;
-            shares.push(taken.bytes_read as f64 / seconds / beside);
-            done += taken;
+            shares.push(taken.bytes_read as f64 / seconds / around);
+            statistics += taken;
             spans.push(before.since(self.threads));
         }
-        let bytes_of_all = done.bytes_read as f64;
-        let prediction = Prediction {
-            bytes_per_token: predictor_bytes as f64 / done.tokens.max(1) as f64,
+        let bytes_of_all = statistics.bytes_read as f64;
+        let prediction = PredictionCost {
+            bytes_per_token: predictor_bytes as f64 / statistics.tokens.max(1) as f64,
             bytes_share: predictor_bytes as f64 / bytes_of_all.max(1.0),
             time_share: predictor_seconds / seconds_of_all,
         };
-        let measured = Measured {
+        let measured = MeasuredSpeed {
             device: "cpu".to_owned(),
             placement_ran: false,
             emulated: false,
             threads: self.threads,
             repeats: self.repeats,
             prompt_tokens,
-            first_token_milliseconds: Spread::of(first),
+            first_token_milliseconds: Range::of(first),
             decode_microseconds: Latency::of(steps),
-            tokens_per_second: Spread::of(speeds),
-            bytes_per_token: done.bytes_per_token(),
-            read_bandwidth_bytes_per_second: Spread::of(bandwidths).median,
-            bandwidth_share: Spread::of(shares).median,
+            tokens_per_second: Range::of(speeds),
+            bytes_per_token: statistics.bytes_per_token(),
+            read_bandwidth_bytes_per_second: Range::of(bandwidths).median,
+            bandwidth_share: Range::of(shares).median,
             predicted_microseconds: None,
             measured_over_predicted: None,
             disturbed: Contention::mean(&spans).is_disturbed(),

@@ -1,39 +1,47 @@
-//! Times FFNs alone, with some of their neurons and with all.
+//! Time of single FFNs with a share of their neurons and with all.
 
-use anyhow::Result;
-use powerinfer_artifact::{progress::Interrupted, random::Random};
+use powerinfer_artifact::{Progress, random::Random};
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::Runtime;
 use serde::Serialize;
 
 use super::measure::Spread;
-use crate::progress::interrupted;
+use crate::EvalError;
 
-/// What a layer's FFN takes with a share of its neurons.
+/// Time of one layer's FFN with a share of its neurons.
 #[derive(Debug, Serialize)]
-pub(super) struct FfnTime {
-    pub(super) neuron_share: f64,
-    /// Of all layers and repeats.
-    pub(super) microseconds: Spread,
-    /// Of the time with all neurons.
-    pub(super) time_share: f64,
+pub struct FfnTime {
+    /// Share of the neurons computed.
+    pub neuron_share: f64,
+    /// Time over all layers and repeats.
+    pub microseconds: Spread,
+    /// Time relative to that of all neurons.
+    pub time_share: f64,
 }
 
-/// Each of `shares`, of random neurons, and all neurons at the end. Layers take turns, so that no cache
-/// has what is read.
-pub(super) fn measure(model: &mut Runtime, shares: &[f64], repeats: usize) -> Result<Vec<FfnTime>> {
+/// Times FFNs with each of `shares` of their neurons, drawn at random, and last with all.
+///
+/// Layers take turns, so that weights come from memory and not from a cache.
+///
+/// # Errors
+///
+/// Fails if the user asks to stop.
+pub fn time_ffns(
+    model: &mut Runtime,
+    shares: &[f64],
+    repeats: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<FfnTime>, EvalError> {
     let (layers, neurons) = {
         let config = model.config();
         (config.layer_count, config.ffn_size)
     };
     let mut random = Random::new(0);
     let mut times = vec![Vec::new(); shares.len() + 1];
-    // The first round is to warm up.
+    // The first round warms up.
     for repeat in 0..=repeats {
         for (share, times) in shares.iter().map(Some).chain([None]).zip(&mut times) {
-            if interrupted() {
-                return Err(Interrupted.into());
-            }
+            progress.advance(0)?;
             for layer in 0..layers {
                 let listed: Option<Vec<u32>> = share.map(|share| {
                     let neurons = 0..neurons as u32;

@@ -1,11 +1,11 @@
-//! Every figure of a sweep, a line a row, for spreadsheets.
+//! A sweep as CSV: one line per row, for spreadsheets.
 
-use super::rows::{Functions, Placement, Planned, Predictor, Row};
+use super::{FunctionResults, PlacementSummary, PlannedSpeed, PredictorQuality, SweepRow};
 
-/// How every such file begins.
-pub(super) const BEGINNING: &str = "level,policy,level_of,";
+/// First bytes of every such file.
+pub const BEGINNING: &str = "level,policy,level_of,";
 
-/// The columns.
+/// Names of the columns.
 const NAMES: [&str; 54] = [
     "level",
     "policy",
@@ -63,8 +63,8 @@ const NAMES: [&str; 54] = [
     "humaneval_p_value",
 ];
 
-/// All rows, below their headings.
-pub(super) fn text(rows: &[Row]) -> String {
+/// CSV document of `rows` with a header line.
+pub fn text(rows: &[SweepRow]) -> String {
     let mut text = NAMES.join(",") + "\n";
     for row in rows {
         let cells = cells(row).map(quoted);
@@ -73,7 +73,7 @@ pub(super) fn text(rows: &[Row]) -> String {
     text
 }
 
-/// A cell as spreadsheets take it.
+/// `text` quoted where it contains a comma, quote or line break.
 fn quoted(text: String) -> String {
     match text.contains([',', '"', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -81,32 +81,32 @@ fn quoted(text: String) -> String {
     }
 }
 
-/// A figure, or nothing.
-fn or_nothing(value: Option<f64>) -> String {
+/// A figure, or an empty cell.
+fn or_empty(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| value.to_string())
 }
 
-fn cells(row: &Row) -> [String; NAMES.len()] {
-    let Row {
+fn cells(row: &SweepRow) -> [String; NAMES.len()] {
+    let SweepRow {
         axes,
         sparsity,
         quality,
         ..
     } = row;
-    let placed = |of: fn(&Placement) -> f64| or_nothing(row.placement.as_ref().map(of));
-    let predicted = |of: fn(&Predictor) -> f64| or_nothing(row.predictor.as_ref().map(of));
+    let placed = |of: fn(&PlacementSummary) -> f64| or_empty(row.placement.as_ref().map(of));
+    let predicted = |of: fn(&PredictorQuality) -> f64| or_empty(row.predictor.as_ref().map(of));
     let planned = row.speed.planned.as_ref();
-    let plan = |of: fn(&Planned) -> f64| or_nothing(planned.map(of));
+    let plan = |of: fn(&PlannedSpeed) -> f64| or_empty(planned.map(of));
     let measured = &row.speed.measured;
     let (steps, speed) = (&measured.decode_microseconds, &measured.tokens_per_second);
     let functions = |name: &str| -> [String; 4] {
-        let found: Option<&Functions> = quality.functions.iter().find(|one| one.name == name);
+        let found: Option<&FunctionResults> = quality.functions.iter().find(|one| one.name == name);
         let pass = found.and_then(|found| found.pass_at_1);
         [
-            or_nothing(pass.map(|pass| pass.value)),
-            or_nothing(pass.map(|pass| pass.low)),
-            or_nothing(pass.map(|pass| pass.high)),
-            or_nothing(found.map(|found| found.p_value)),
+            or_empty(pass.map(|pass| pass.value)),
+            or_empty(pass.map(|pass| pass.low)),
+            or_empty(pass.map(|pass| pass.high)),
+            or_empty(found.map(|found| found.p_value)),
         ]
     };
     let [tasks, tasks_low, tasks_high, tasks_p] = functions("held-out tasks");
@@ -115,10 +115,10 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         axes.level.clone(),
         axes.policy.clone(),
         axes.level_of.clone().unwrap_or_default(),
-        or_nothing(axes.level_value),
+        or_empty(axes.level_value),
         axes.vram_bytes
             .map_or_else(String::new, |bytes| bytes.to_string()),
-        or_nothing(axes.hot_threshold),
+        or_empty(axes.hot_threshold),
         axes.batch.to_string(),
         axes.context_tokens.to_string(),
         row.trouble.clone().unwrap_or_default(),
@@ -129,7 +129,7 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         placed(|placed| placed.gpu_bytes as f64),
         placed(|placed| placed.cpu_bytes as f64),
         sparsity.true_share.to_string(),
-        or_nothing(sparsity.predicted_share),
+        or_empty(sparsity.predicted_share),
         sparsity.computed_share.to_string(),
         sparsity.relative_error.to_string(),
         predicted(|predictor| predictor.count_recall),
@@ -150,7 +150,7 @@ fn cells(row: &Row) -> [String; NAMES.len()] {
         speed.most.to_string(),
         measured.bytes_per_token.to_string(),
         measured.bandwidth_share.to_string(),
-        or_nothing(measured.measured_over_predicted),
+        or_empty(measured.measured_over_predicted),
         planned.map_or_else(String::new, |planned| planned.hardware.clone()),
         plan(|planned| planned.tokens_per_second),
         quality.perplexity.to_string(),
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_begin_as_they_say_and_cells_cannot_break_out() {
+    fn files_begin_with_their_first_columns_and_cells_are_quoted() {
         assert!(text(&[]).starts_with(BEGINNING));
         assert_eq!(quoted("a,\"b\"".to_owned()), "\"a,\"\"b\"\"\"");
         assert_eq!(quoted("plain".to_owned()), "plain");

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{Digest, Progress, plan::Policy};
+use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    Ends, EvalError, complete,
+    Ends, EvalError, complete, format,
     grade_school::{self, is_right, read_word_problems},
     multiple_choice::{answer, read_questions},
     statistics::{Interval, Paired, share},
@@ -14,7 +14,7 @@ use powerinfer_model::greedy_token;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::eval_code::told_beside;
+use super::{choices, paired_json};
 use crate::{
     engine::{
         PolicyArgument,
@@ -83,12 +83,9 @@ pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Re
         let (question, room) = (&questions[index], model.context_limit());
         let found = answer(model, tokenizer, question, room)?;
         let is_right = |taken: usize| taken == question.label;
-        Ok(vec![
-            is_right(found.likeliest_by_length),
-            is_right(found.likeliest),
-        ])
+        Ok(vec![is_right(found.best_by_length), is_right(found.best)])
     };
-    let ways = ["likeliest a byte", "likeliest"];
+    let ways = ["acc_norm", "acc"];
     evaluate(common, questions.len(), &ways, ask, output)
 }
 
@@ -178,25 +175,13 @@ fn evaluate(
     }
     print(table.to_string())?;
     for row in &rows[1..] {
-        output.say(told_beside(
+        output.say(format::paired(
             &row.policy,
             &rows[0].policy,
             row.beside(&rows[0]),
         ));
     }
     Ok(())
-}
-
-/// The policies to compare, with their names.
-pub(super) fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
-    if asked.is_empty() {
-        return vec![("planned".to_owned(), None)];
-    }
-    asked
-        .iter()
-        .map(|policy| Policy::from(*policy))
-        .map(|policy| (policy.to_string(), Some(policy)))
-        .collect()
 }
 
 impl Row {
@@ -232,7 +217,7 @@ impl Row {
             "policy": self.policy,
             "asked": self.answers.iter().flatten().count(),
             "right": shares,
-            "beside_first": super::eval_code::paired_json(self.beside(first)),
+            "relative_to_first": paired_json(self.beside(first)),
         })
     }
 }

@@ -1,66 +1,63 @@
-//! Several sequences decoded together: under the policy and with every neuron, side by side.
+//! Time of decoding several sequences together, under a policy and under `dense` in turn.
 
 use std::{hint::black_box, time::Instant};
 
-use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, progress::Interrupted};
+use powerinfer_artifact::Progress;
 use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_model::LanguageModel;
-use powerinfer_pool::system;
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Sequence, Stage};
 use serde::Serialize;
 
 use super::measure::{Bench, Measured, Repeat, Work, summary};
-use crate::{
-    contention::CpuTimes,
-    output::{Table, percent},
-    progress::interrupted,
-};
+use crate::{CpuTimes, EvalError};
 
-/// What decoding so many sequences at once took.
+/// Time of decoding a number of sequences together.
 #[derive(Debug, Serialize)]
-pub(super) struct BatchMeasured {
+pub struct BatchMeasured {
     /// Sequences that get a token in each pass.
-    pub(super) sequences: usize,
-    /// Of each sequence.
-    pub(super) sequence_tokens_per_second: f64,
-    /// Share of FFN neurons that any token of a pass had computed.
-    pub(super) union_share: f64,
-    /// Under the policy.
-    pub(super) policy: Measured,
-    /// With every neuron; none where the policy is that.
-    pub(super) dense: Option<Measured>,
-    /// What dense takes of the time, as a multiple.
-    pub(super) times_dense: Option<f64>,
-    /// All sequences together, as the plan predicted it at full context.
-    pub(super) planned_tokens_per_second: Option<f64>,
+    pub sequences: usize,
+    /// Throughput of each sequence.
+    pub sequence_tokens_per_second: f64,
+    /// Share of FFN neurons computed for at least one token of a pass.
+    pub union_share: f64,
+    /// Decoding under the policy.
+    pub policy: Measured,
+    /// Decoding under `dense`; none where the policy is that.
+    pub dense: Option<Measured>,
+    /// Throughput relative to dense's.
+    pub times_dense: Option<f64>,
+    /// Throughput of all sequences that the plan predicts at full context.
+    pub planned_tokens_per_second: Option<f64>,
 }
 
-/// The sequences, and what each of them is given.
-pub(super) struct Batches<'a> {
-    /// From the smallest to the largest.
+/// Sequences to decode together, with their token ids.
+pub struct BatchBench<'a> {
+    /// Batch sizes, ascending.
     sizes: Vec<usize>,
-    /// Tokens decoded of each, and tokens before them.
+    /// Tokens decoded of each sequence.
     tokens: usize,
+    /// Tokens in each context before them.
     depth: usize,
     ids: &'a [u32],
     sequences: Vec<Sequence>,
 }
 
-impl<'a> Batches<'a> {
-    /// Sequences for batches of `sizes`, whose tokens are pieces of `ids`. Fails where their KV caches
-    /// do not fit the free memory.
-    pub(super) fn new(
+impl<'a> BatchBench<'a> {
+    /// Sequences for batches of `sizes`, of `tokens` tokens after `depth` others, which are spans of `ids`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the model does.
+    pub fn new(
         model: &mut Runtime,
         mut sizes: Vec<usize>,
         (tokens, depth): (usize, usize),
         ids: &'a [u32],
-    ) -> Result<Self> {
+    ) -> Result<Self, EvalError> {
         sizes.sort_unstable();
         sizes.dedup();
         let most = sizes.last().copied().unwrap_or(0);
-        check_room(model, most, tokens + depth)?;
-        let mut batches = Self {
+        let mut bench = Self {
             sequences: model.new_sequences(most)?,
             sizes,
             tokens,
@@ -69,44 +66,48 @@ impl<'a> Batches<'a> {
         };
         if depth > 0 {
             for index in 0..most {
-                let beginning: Vec<u32> =
-                    (0..depth).map(|place| batches.id(index, place)).collect();
-                let own = std::mem::take(&mut batches.sequences[index]);
+                let beginning: Vec<u32> = (0..depth).map(|place| bench.id(index, place)).collect();
+                let own = std::mem::take(&mut bench.sequences[index]);
                 let other = model.replace_sequence(own);
                 let done = model.forward_last(&beginning);
-                batches.sequences[index] = model.replace_sequence(other);
+                bench.sequences[index] = model.replace_sequence(other);
                 done?;
             }
         }
-        Ok(batches)
+        Ok(bench)
     }
 
-    /// Steps of progress that [`Self::measure`] makes, of `models` models.
-    pub(super) fn steps(&self, repeats: usize, models: usize) -> u64 {
+    /// Steps of progress of [`Self::measure`] with `models` models.
+    pub fn steps(&self, repeats: usize, models: usize) -> u64 {
         let sequences: usize = self.sizes.iter().sum();
         (sequences * self.tokens * repeats * models) as u64
     }
 
-    /// Token `place` of sequence `sequence`: each begins elsewhere in the ids.
+    /// Token `place` of sequence `sequence`: each begins at another place of the ids.
     fn id(&self, sequence: usize, place: usize) -> u32 {
         let start = sequence * self.ids.len() / self.sequences.len();
         self.ids[(start + place) % self.ids.len()]
     }
 
-    /// The tokens at `place` of the first `count` sequences.
+    /// Tokens at `place` of the first `count` sequences.
     fn ids_at(&self, count: usize, place: usize) -> Vec<u32> {
         (0..count).map(|index| self.id(index, place)).collect()
     }
 
-    /// Compares the first tokens of every batch with those of its sequences decoded alone; returns how
-    /// many were. Fails where they differ in a bit.
-    pub(super) fn check(&mut self, model: &mut Runtime) -> Result<usize> {
+    /// Compares logits of every batch's first tokens with those of its sequences alone; returns the number compared.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`EvalError::BatchDiffers`] if a bit differs, and if the model fails.
+    pub fn check(
+        &mut self,
+        model: &mut Runtime,
+        progress: &dyn Progress,
+    ) -> Result<usize, EvalError> {
         let most = self.sequences.len();
         let mut alone = Vec::new();
         for (index, id) in self.ids_at(most, self.depth).into_iter().enumerate() {
-            if interrupted() {
-                return Err(Interrupted.into());
-            }
+            progress.advance(0)?;
             let own = std::mem::take(&mut self.sequences[index]);
             let other = model.replace_sequence(own);
             let logits = model.forward_last(&[id]);
@@ -125,9 +126,10 @@ impl<'a> Batches<'a> {
             for (index, (together, alone)) in pairs.enumerate() {
                 let differ = |(one, other): (&f32, &f32)| one.to_bits() != other.to_bits();
                 if together.iter().zip(alone).any(differ) {
-                    bail!(
-                        "sequence {index} of a batch of {size} has other results than alone, so no speed is told"
-                    );
+                    return Err(EvalError::BatchDiffers {
+                        sequence: index,
+                        batch: size,
+                    });
                 }
             }
         }
@@ -141,13 +143,17 @@ impl<'a> Batches<'a> {
             .for_each(|sequence| sequence.truncate(depth));
     }
 
-    /// Times batches of all sizes with `model`, and with `dense` in turn with it.
-    pub(super) fn measure(
+    /// Times batches of all sizes with `model`, in turn with `dense`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a model does, or if the user asks to stop.
+    pub fn measure(
         &mut self,
         bench: &Bench<'_>,
         model: &mut Runtime,
         mut dense: Option<&mut Runtime>,
-    ) -> Result<Vec<BatchMeasured>> {
+    ) -> Result<Vec<BatchMeasured>, EvalError> {
         let mut all = Vec::new();
         for sequences in self.sizes.clone() {
             let (mut own, mut other) = (Vec::new(), Vec::new());
@@ -175,7 +181,7 @@ impl<'a> Batches<'a> {
             all.push(BatchMeasured {
                 sequences,
                 sequence_tokens_per_second: speed / sequences as f64,
-                union_share: own[0].done.union_share(),
+                union_share: own[0].statistics.union_share(),
                 times_dense: dense
                     .as_ref()
                     .map(|dense| speed / dense.tokens_per_second.median),
@@ -187,7 +193,12 @@ impl<'a> Batches<'a> {
         Ok(all)
     }
 
-    fn decode(&mut self, bench: &Bench<'_>, model: &mut Runtime, count: usize) -> Result<Repeat> {
+    fn decode(
+        &mut self,
+        bench: &Bench<'_>,
+        model: &mut Runtime,
+        count: usize,
+    ) -> Result<Repeat, EvalError> {
         self.truncate();
         let mut sampler = Sampler::new(SamplingSettings::default())?;
         let vocabulary = model.config().vocabulary_size;
@@ -195,9 +206,7 @@ impl<'a> Batches<'a> {
         let before = CpuTimes::now();
         let mut seconds = 0.0;
         for place in self.depth..self.depth + self.tokens {
-            if interrupted() {
-                return Err(Interrupted.into());
-            }
+            bench.progress.advance(0)?;
             let ids = self.ids_at(count, place);
             let started = Instant::now();
             model.start_clock();
@@ -212,78 +221,15 @@ impl<'a> Batches<'a> {
         Ok(Repeat {
             seconds,
             contention: before.since(bench.threads),
-            done: model.take_statistics(),
+            statistics: model.take_statistics(),
         })
     }
 }
 
-/// Fails where the KV caches of `sequences` sequences of `tokens` tokens do not fit what is free.
-fn check_room(model: &Runtime, sequences: usize, tokens: usize) -> Result<()> {
+/// Bytes of the KV caches of `sequences` sequences of `tokens` tokens each.
+pub fn kv_cache_bytes(model: &Runtime, sequences: usize, tokens: usize) -> u64 {
     let config = model.config();
     let format = model.bundle().plan().budget.kv_cache;
     let each = kv_bytes(config, tokens as u64, format).saturating_mul(config.layer_count as u64);
-    let needed = each.saturating_mul(sequences as u64);
-    if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
-        bail!(
-            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or place the bundle again with a smaller `--kv-cache`",
-            ByteSize(needed),
-            ByteSize(free)
-        );
-    }
-    Ok(())
-}
-
-/// A line a batch.
-pub(super) fn table(measured: &[BatchMeasured], figure: impl Fn(f64) -> String) -> Table {
-    let mut headings = vec![
-        "sequences",
-        "tokens/s",
-        "least–most",
-        "each",
-        "read a token",
-        "neurons of a token",
-        "of any",
-        "of read bandwidth",
-    ];
-    let has_dense = measured.iter().any(|batch| batch.dense.is_some());
-    let has_plan = measured
-        .iter()
-        .any(|batch| batch.planned_tokens_per_second.is_some());
-    if has_dense {
-        headings.extend(["dense", "least–most", "times dense"]);
-    }
-    if has_plan {
-        headings.push("plan, full context");
-    }
-    let mut table = Table::new(&headings);
-    for batch in measured {
-        let found = &batch.policy;
-        let range = |found: &Measured| {
-            let speed = &found.tokens_per_second;
-            format!("{}–{}", figure(speed.least), figure(speed.most))
-        };
-        let mut row = vec![
-            batch.sequences.to_string(),
-            figure(found.tokens_per_second.median),
-            range(found),
-            figure(batch.sequence_tokens_per_second),
-            ByteSize(found.bytes_per_token.total as u64).to_string(),
-            percent(found.ffn_neurons_computed),
-            percent(batch.union_share),
-            percent(found.bandwidth_share.median),
-        ];
-        if let (Some(dense), Some(times)) = (&batch.dense, batch.times_dense) {
-            row.extend([
-                figure(dense.tokens_per_second.median),
-                range(dense),
-                format!("{times:.2}"),
-            ]);
-        }
-        if has_plan {
-            let planned = batch.planned_tokens_per_second;
-            row.push(planned.map_or_else(String::new, &figure));
-        }
-        table.row(row);
-    }
-    table
+    each.saturating_mul(sequences as u64)
 }

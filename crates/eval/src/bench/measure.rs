@@ -1,9 +1,8 @@
-//! Times prompts and decoding, repeat by repeat, with the memory probed beside each.
+//! Time of prompts and of decoding, repeat by repeat, with the read bandwidth probed between repeats.
 
 use std::{hint::black_box, time::Instant};
 
-use anyhow::Result;
-use powerinfer_artifact::{Progress, progress::Interrupted};
+use powerinfer_artifact::Progress;
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{
@@ -11,38 +10,46 @@ use powerinfer_runtime::{
 };
 use serde::Serialize;
 
-use crate::{
-    contention::{Contention, CpuTimes},
-    progress::interrupted,
-};
+use crate::{Contention, CpuTimes, EvalError};
 
-/// What is timed.
+/// Work that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
-pub(super) enum Work {
-    /// Reading so many tokens at once.
-    Prompt { tokens: usize },
-    /// Token by token, so many, after `depth` others.
-    Decode { tokens: usize, depth: usize },
-    /// The same of several sequences together, a token of each in a pass.
-    Batch {
-        #[serde(skip)] // told beside
-        sequences: usize,
+pub enum Work {
+    /// Prefill of a prompt.
+    Prompt {
+        /// Tokens of the prompt.
         tokens: usize,
+    },
+    /// Decoding of one sequence.
+    Decode {
+        /// Tokens decoded.
+        tokens: usize,
+        /// Tokens in the context before them.
+        depth: usize,
+    },
+    /// Decoding of several sequences together, a token of each per pass.
+    Batch {
+        /// Number of sequences.
+        #[serde(skip)] // a field of `Measured`
+        sequences: usize,
+        /// Tokens decoded of each.
+        tokens: usize,
+        /// Tokens in each context before them.
         depth: usize,
     },
 }
 
 impl Work {
-    /// Tokens that the context has to hold.
-    pub(super) fn context(self) -> usize {
+    /// Tokens of context that it takes.
+    pub fn context(self) -> usize {
         match self {
             Self::Prompt { tokens } => tokens,
             Self::Decode { tokens, depth } | Self::Batch { tokens, depth, .. } => tokens + depth,
         }
     }
 
-    /// Tokens that are timed, of all sequences.
+    /// Tokens timed, of all sequences.
     fn tokens(self) -> usize {
         match self {
             Self::Prompt { tokens } | Self::Decode { tokens, .. } => tokens,
@@ -60,19 +67,26 @@ impl Work {
     }
 }
 
-/// A figure of every repeat.
+/// A figure over the repeats.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) least: f64,
-    pub(super) most: f64,
-    /// In the order of the repeats.
-    pub(super) repeats: Vec<f64>,
+pub struct Spread {
+    /// Median.
+    pub median: f64,
+    /// Smallest figure.
+    pub least: f64,
+    /// Largest figure.
+    pub most: f64,
+    /// One figure per repeat, in order.
+    pub repeats: Vec<f64>,
 }
 
 impl Spread {
-    /// Of at least one figure.
-    pub(super) fn of(repeats: Vec<f64>) -> Self {
+    /// Spread of one figure per repeat.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `repeats` is empty.
+    pub fn of(repeats: Vec<f64>) -> Self {
         let mut sorted = repeats.clone();
         sorted.sort_unstable_by(f64::total_cmp);
         let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
@@ -85,75 +99,105 @@ impl Spread {
     }
 }
 
-/// What one stage took, a token.
+/// Time and bytes of one stage of the forward pass, per token.
 #[derive(Debug, Serialize)]
-pub(super) struct StageCost {
-    pub(super) stage: String,
-    pub(super) microseconds: Spread,
-    pub(super) bytes: f64,
-    pub(super) bytes_per_second: f64,
+pub struct StageCost {
+    /// Name of the stage.
+    pub stage: String,
+    /// Microseconds per token.
+    pub microseconds: Spread,
+    /// Bytes read per token.
+    pub bytes: f64,
+    /// Bytes read over time.
+    pub bytes_per_second: f64,
 }
 
-/// Bytes read for a token.
+/// Bytes read per token.
 #[derive(Debug, Serialize)]
-pub(super) struct BytesRead {
-    pub(super) weights: f64,
-    pub(super) predictors: f64,
-    pub(super) kv_cache: f64,
-    pub(super) total: f64,
+pub struct BytesRead {
+    /// Of weights.
+    pub weights: f64,
+    /// Of predictors.
+    pub predictors: f64,
+    /// Of the KV cache.
+    pub kv_cache: f64,
+    /// Of all.
+    pub total: f64,
 }
 
-/// What one kind of work took.
+/// Time, bytes and bandwidth of one kind of work.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub struct Measured {
+    /// The work.
     #[serde(flatten)]
-    pub(super) work: Work,
-    /// Sequences at once.
-    pub(super) sequences: usize,
-    pub(super) tokens_per_second: Spread,
-    pub(super) microseconds_per_token: Spread,
-    pub(super) stages: Vec<StageCost>,
-    /// What is no stage's.
-    pub(super) unaccounted_microseconds: Spread,
-    /// The repeat in the middle, whose stages add up to its time.
-    pub(super) middle_repeat: usize,
-    /// What reading the clock for the stages takes, a token.
-    pub(super) clock_microseconds: f64,
-    pub(super) bytes_per_token: BytesRead,
-    pub(super) bytes_per_second: Spread,
-    /// Plain reading, just before and after each repeat.
-    pub(super) read_bandwidth: Spread,
-    pub(super) bandwidth_share: Spread,
-    pub(super) ffn_neurons_computed: f64,
-    pub(super) contention: Contention,
+    pub work: Work,
+    /// Sequences that run together.
+    pub sequences: usize,
+    /// Throughput of all sequences.
+    pub tokens_per_second: Spread,
+    /// Time per token.
+    pub microseconds_per_token: Spread,
+    /// Time per token of each stage.
+    pub stages: Vec<StageCost>,
+    /// Time per token outside all stages.
+    pub unaccounted_microseconds: Spread,
+    /// Index of the median repeat, whose stages add up to its time.
+    pub middle_repeat: usize,
+    /// Time per token for reading the clock between stages.
+    pub clock_microseconds: f64,
+    /// Bytes read per token.
+    pub bytes_per_token: BytesRead,
+    /// Bytes read over time.
+    pub bytes_per_second: Spread,
+    /// Read bandwidth of plain loads, measured before and after each repeat, in bytes per second.
+    pub read_bandwidth: Spread,
+    /// Achieved fraction of that bandwidth.
+    pub bandwidth_share: Spread,
+    /// Share of FFN neurons computed.
+    pub ffn_neurons_computed: f64,
+    /// Contention for the processor during the repeats.
+    pub contention: Contention,
 }
 
-/// A repeat: its seconds, and what was done in them.
+/// Time and statistics of one repeat.
 pub(super) struct Repeat {
     pub(super) seconds: f64,
-    pub(super) done: Statistics,
+    pub(super) statistics: Statistics,
     pub(super) contention: Contention,
 }
 
-/// How to measure.
-pub(super) struct Bench<'a> {
-    pub(super) isa: Isa,
-    pub(super) threads: usize,
-    pub(super) repeats: usize,
-    pub(super) probe: &'a ReadProbe,
-    /// What goes through the model, as many as the longest work takes.
-    pub(super) ids: &'a [u32],
-    pub(super) progress: &'a dyn Progress,
+/// Settings of a benchmark.
+pub struct Bench<'a> {
+    /// Instruction set of the read probe.
+    pub isa: Isa,
+    /// CPU threads.
+    pub threads: usize,
+    /// How often each work is timed.
+    pub repeats: usize,
+    /// Memory to read for the read bandwidth.
+    pub probe: &'a ReadProbe,
+    /// Token ids to run, at least as many as the longest work takes.
+    pub ids: &'a [u32],
+    /// Progress, one step per token.
+    pub progress: &'a dyn Progress,
 }
 
 impl Bench<'_> {
-    /// Steps of progress that [`Self::measure`] makes.
-    pub(super) fn steps(&self, work: Work) -> u64 {
+    /// Steps of progress of [`Self::measure`].
+    pub fn steps(&self, work: Work) -> u64 {
         (self.repeats * work.tokens()) as u64
     }
 
-    /// Repeats `work` and sums up.
-    pub(super) fn measure(&self, model: &mut Runtime, work: Work) -> Result<Measured> {
+    /// Times `work`, which is a prompt or decoding, as often as set.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the model does, or if the user asks to stop.
+    ///
+    /// # Panics
+    ///
+    /// Panics for [`Work::Batch`], which [`BatchBench`](super::BatchBench) times, and if there are too few ids.
+    pub fn measure(&self, model: &mut Runtime, work: Work) -> Result<Measured, EvalError> {
         let mut repeats = Vec::new();
         let mut bandwidths = vec![self.read()];
         for _ in 0..self.repeats {
@@ -167,8 +211,8 @@ impl Bench<'_> {
         Ok(summary(work, &repeats, &bandwidths))
     }
 
-    /// The usual of a few passes, for one alone may be held up.
-    pub(super) fn read(&self) -> f64 {
+    /// Read bandwidth in bytes per second: the median of three passes.
+    pub fn read(&self) -> f64 {
         Spread::of(
             (0..3)
                 .map(|_| self.probe.pass(self.isa, self.threads))
@@ -177,7 +221,7 @@ impl Bench<'_> {
         .median
     }
 
-    fn prompt(&self, model: &mut Runtime, tokens: usize) -> Result<Repeat> {
+    fn prompt(&self, model: &mut Runtime, tokens: usize) -> Result<Repeat, EvalError> {
         model.reset();
         model.take_statistics();
         let before = CpuTimes::now();
@@ -189,12 +233,17 @@ impl Bench<'_> {
         self.progress.advance(tokens as u64)?;
         Ok(Repeat {
             seconds,
-            done: model.take_statistics(),
+            statistics: model.take_statistics(),
             contention,
         })
     }
 
-    fn decode(&self, model: &mut Runtime, tokens: usize, depth: usize) -> Result<Repeat> {
+    fn decode(
+        &self,
+        model: &mut Runtime,
+        tokens: usize,
+        depth: usize,
+    ) -> Result<Repeat, EvalError> {
         model.reset();
         if depth > 0 {
             model.forward_last(&self.ids[..depth])?;
@@ -204,13 +253,11 @@ impl Bench<'_> {
         let before = CpuTimes::now();
         let mut seconds = 0.0;
         for id in &self.ids[depth..depth + tokens] {
-            if interrupted() {
-                return Err(Interrupted.into());
-            }
+            self.progress.advance(0)?;
             let started = Instant::now();
             model.start_clock();
             model.append(&[*id], &sampler)?;
-            // Chosen as in generation; what goes on is the text given, the same for every policy.
+            // Sampled as in generation, but the given ids go on: the same ones for every policy.
             black_box(model.sample(&mut sampler, usize::MAX)?);
             model.mark(Stage::Sampling);
             seconds += started.elapsed().as_secs_f64();
@@ -219,12 +266,12 @@ impl Bench<'_> {
         Ok(Repeat {
             seconds,
             contention: before.since(self.threads),
-            done: model.take_statistics(),
+            statistics: model.take_statistics(),
         })
     }
 }
 
-/// Sums up repeats of `work`; memory was probed before and after each.
+/// Summary of repeats of `work`; `bandwidths` were measured before the first and after each.
 pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Measured {
     let tokens = work.tokens() as f64;
     let of_all = |figure: &dyn Fn(usize, &Repeat) -> f64| {
@@ -236,7 +283,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
         )
     };
     let lap = |repeat: &Repeat, stage| {
-        let stages: Option<&StageTimes> = repeat.done.stages.as_ref();
+        let stages: Option<&StageTimes> = repeat.statistics.stages.as_ref();
         stages.map(|stages| stages.lap(stage)).unwrap_or_default()
     };
     let total = of_all(&|_, repeat| repeat.seconds / tokens * 1e6);
@@ -261,14 +308,17 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
     };
     let unaccounted = of_all(&|_, repeat| {
         let stages = repeat
-            .done
+            .statistics
             .stages
             .map_or(0.0, |stages| stages.total().as_secs_f64());
         (repeat.seconds - stages) / tokens * 1e6
     });
-    let marks = repeats[0].done.stages.map_or(0, |stages| stages.marks());
-    let beside = |index: usize| (bandwidths[index] + bandwidths[index + 1]) / 2.0;
-    let speed = |repeat: &Repeat| repeat.done.bytes_read as f64 / repeat.seconds;
+    let marks = repeats[0]
+        .statistics
+        .stages
+        .map_or(0, |stages| stages.marks());
+    let around = |index: usize| (bandwidths[index] + bandwidths[index + 1]) / 2.0;
+    let speed = |repeat: &Repeat| repeat.statistics.bytes_read as f64 / repeat.seconds;
     let contention: Vec<Contention> = repeats.iter().map(|repeat| repeat.contention).collect();
     Measured {
         work,
@@ -285,15 +335,15 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
         },
         bytes_per_second: of_all(&|_, repeat| speed(repeat)),
         read_bandwidth: Spread::of(bandwidths.to_vec()),
-        bandwidth_share: of_all(&|index, repeat| speed(repeat) / beside(index)),
-        ffn_neurons_computed: repeats[0].done.computed_share(),
+        bandwidth_share: of_all(&|index, repeat| speed(repeat) / around(index)),
+        ffn_neurons_computed: repeats[0].statistics.computed_share(),
         contention: Contention::mean(&contention),
         microseconds_per_token: total,
         stages,
     }
 }
 
-/// The index of the figure in the middle, or of the one above it.
+/// Index of the (upper) median.
 fn middle(figures: &[f64]) -> usize {
     let mut order: Vec<usize> = (0..figures.len()).collect();
     order.sort_by(|one, other| figures[*one].total_cmp(&figures[*other]));
@@ -305,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_has_the_middle_and_the_ends() {
+    fn a_spread_has_median_and_extremes() {
         let odd = Spread::of(vec![3.0, 1.0, 2.0]);
         assert_eq!((odd.least, odd.median, odd.most), (1.0, 2.0, 3.0));
         assert_eq!(odd.repeats, [3.0, 1.0, 2.0]);

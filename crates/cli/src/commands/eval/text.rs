@@ -11,14 +11,16 @@ use powerinfer_artifact::{
     plan::{Plan, Policy},
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods, statistics::Interval};
+use powerinfer_eval::{
+    Fidelity, Likelihood, MIN_INTERVAL_TOKENS, TextSize, Windows, fidelity, format,
+    statistics::Interval, token_losses,
+};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_planner::certify;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_text::{SpecialText, Tokenizer};
+use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::sweep::{FEW_TOKENS, told_rise};
 use crate::{
     calibration_text::{check_paths, texts},
     certificate_table,
@@ -119,27 +121,6 @@ pub(crate) enum Shown {
 /// Rises are to be known this closely.
 const CLOSE: f64 = 0.001;
 
-/// What is scored, in units that tokenizers share.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
-    /// Runs of letters without white space.
-    pub(super) words: u64,
-    pub(super) bytes: u64,
-}
-
-impl Extent {
-    /// Of the tokens that are scored: all but each text's first.
-    pub(super) fn of(texts: &[Vec<u32>], tokenizer: &Tokenizer) -> Result<Self> {
-        let mut extent = Self { words: 0, bytes: 0 };
-        for text in texts.iter().filter(|text| !text.is_empty()) {
-            let text = tokenizer.decode(&text[1..], SpecialText::Skip)?;
-            extent.words += text.split_whitespace().count() as u64;
-            extent.bytes += text.len() as u64;
-        }
-        Ok(extent)
-    }
-}
-
 /// What one policy does.
 struct Row {
     /// A policy, or `planned`.
@@ -206,7 +187,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         )?,
     };
     arguments.bos.apply(&mut texts, tokenizer)?;
-    let extent = Extent::of(&texts, tokenizer)?;
+    let extent = TextSize::of(&texts, tokenizer)?;
     let windows = Windows { length, stride };
     let total: usize = texts.iter().map(|text| text.len().saturating_sub(1)).sum();
     if total < 2 {
@@ -253,12 +234,8 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     }
     if rows.is_empty() {
         bar.begin("dense", total as u64, "tokens");
-        let found = likelihoods(&mut dense, &texts, windows, &mut advance)?;
+        of_dense = token_losses(&mut dense, &texts, windows, &mut advance)?.likelihood();
         bar.end();
-        of_dense = Likelihood {
-            negative_log: found.iter().sum(),
-            tokens: found.len() as u64,
-        };
     }
     let begins_with = tokenizer
         .bos()
@@ -374,29 +351,16 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// Seed of the bootstrap, whose draws mean nothing.
-pub(super) const SEED: u64 = 1;
-
-/// A rise of perplexity, for programs.
-pub(super) fn rise_json(rise: Interval) -> Value {
-    json!({ "value": rise.value, "low": rise.low, "high": rise.high })
-}
-
 fn table(
     (baseline, dense): (&str, Likelihood),
     rows: &[Row],
     shown: Shown,
-    extent: Extent,
+    extent: TextSize,
 ) -> String {
     let mut headings = vec!["policy", "FFN neurons", "perplexity", "rise (95 %)"];
     headings.extend(match shown {
         Shown::Perplexity => ["per word", "bits per byte"].as_slice(),
-        Shown::Fidelity => &[
-            "KL mean",
-            "KL 99 %",
-            "same likeliest token",
-            "first other one",
-        ],
+        Shown::Fidelity => &["KL mean", "KL 99 %", "top-1 agreement", "first other token"],
     });
     let mut table = Table::new(&headings);
     let mut row =
@@ -428,13 +392,13 @@ fn table(
         let rest = [
             format!("{:.5}", fidelity.mean_divergence().value),
             format!("{:.5}", fidelity.divergence_p99()),
-            percent(fidelity.agreement()),
-            match fidelity.first_divergence() {
+            percent(fidelity.top1_agreement()),
+            match fidelity.tokens_to_first_divergence() {
                 Some(tokens) => format!("after {tokens}"),
                 None => "none".to_owned(),
             },
         ];
-        let rise = told_rise(fidelity.rise_interval(SEED).into());
+        let rise = format::rise(fidelity.perplexity_rise());
         row(policy, *computed_share, fidelity.other(), rise, rest);
     }
     table.to_string()
@@ -458,19 +422,19 @@ fn say(
         windows.length, windows.stride
     ));
     for row in rows {
-        let rise = row.fidelity.rise_interval(SEED);
+        let rise = row.fidelity.perplexity_rise();
         let told = match () {
             () if row.fidelity.largest_difference() == 0.0 => "every logit is the same".to_owned(),
-            () if tokens < FEW_TOKENS => "too little text to tell".to_owned(),
+            () if tokens < MIN_INTERVAL_TOKENS => "too little text to tell".to_owned(),
             () if rise.low <= 0.0 && rise.high >= 0.0 => format!(
-                "no difference shown; a rise of {:.3} % could have been",
+                "no difference shown; minimum detectable effect {:.3} %",
                 100.0 * rise.half_width()
             ),
             () => continue,
         };
-        output.say(format!("{} beside {baseline}: {told}", row.policy));
+        output.say(format!("{} relative to {baseline}: {told}", row.policy));
     }
-    let widths = rows.iter().map(|row| row.fidelity.rise_interval(SEED));
+    let widths = rows.iter().map(|row| row.fidelity.perplexity_rise());
     let widest = widths.map(Interval::half_width).fold(0.0, f64::max);
     if widest > CLOSE {
         let needed = tokens as f64 * (widest / CLOSE).powi(2);
@@ -482,7 +446,7 @@ fn say(
 }
 
 impl Row {
-    fn to_json(&self, extent: Extent) -> Value {
+    fn to_json(&self, extent: TextSize) -> Value {
         let both = |interval: Estimate| json!({ "value": interval.value, "margin_95_percent": interval.margin });
         let fidelity = &self.fidelity;
         json!({
@@ -491,13 +455,13 @@ impl Row {
             "perplexity": fidelity.other().perplexity(),
             "word_perplexity": fidelity.other().word_perplexity(extent.words),
             "bits_per_byte": fidelity.other().bits_per_byte(extent.bytes),
-            "perplexity_rise": rise_json(fidelity.rise_interval(SEED)),
+            "perplexity_rise": fidelity.perplexity_rise(),
             "kl_divergence_mean": both(fidelity.mean_divergence()),
             "kl_divergence_p99": fidelity.divergence_p99(),
             "largest_logit_difference": fidelity.largest_difference(),
-            "top1_agreement": fidelity.agreement(),
-            "tokens_to_first_divergence": fidelity.first_divergence(),
-            "texts_without_divergence": fidelity.undiverged(),
+            "top1_agreement": fidelity.top1_agreement(),
+            "tokens_to_first_divergence": fidelity.tokens_to_first_divergence(),
+            "texts_without_divergence": fidelity.texts_without_divergence(),
         })
     }
 }
