@@ -70,7 +70,7 @@ fn candidate(layer: &LayerInputs) -> Candidate {
 /// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
 /// are ignored.
 pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision> {
-    let layers = bundle.placing()?;
+    let layers = bundle.placement_inputs()?;
     let problem = stated(bundle, &layers, options)?;
     solved(bundle, &problem, &layers, &options.solver())
 }
