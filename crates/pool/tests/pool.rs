@@ -1,5 +1,4 @@
 //! Every part runs once; panics are propagated; jobs nest; pools start and stop.
-#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
