@@ -71,8 +71,8 @@ pub fn solve<Model: LanguageModel + ?Sized>(
                 seed: options.seed ^ ((((index << 16) | sample) as u64) << 20),
                 ..SamplingSettings::default()
             })?;
-            let choose = |logits: &[f32]| sampler.sample(logits);
-            let written = complete(model, tokenizer, &problem.prompt, ends, choose, |_| ());
+            let prompt = &problem.prompt;
+            let written = complete(model, tokenizer, prompt, ends, &mut sampler, |_| ());
             let (completion, verdict) = match written {
                 Ok(completion) => {
                     let verdict = problem.judge(&completion.text, judge);
