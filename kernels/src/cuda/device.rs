@@ -39,6 +39,10 @@ pub struct Launch<'a> {
 ///
 /// Every method that returns a [`DeviceError`] does so if the device or its driver fails, or has failed before.
 #[allow(unsafe_code)]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the trait states the errors of all methods"
+)]
 pub trait Device: fmt::Debug + Send + Sync {
     /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
