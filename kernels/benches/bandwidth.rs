@@ -3,7 +3,7 @@
 //! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`. `POWERINFER_ISA` selects the
 //! instruction set. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows within a
 //! span. Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
-#![allow(clippy::print_stdout, missing_docs)]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -4,8 +4,7 @@
 //! `cargo bench -p powerinfer-kernels --bench instructions` counts the kernels with a limit, `… -- all`
 //! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process is single-stepped with
 //! ptrace, since instruction-level simulators lack AVX-512. Linux only; skipped where ptrace is not permitted.
-#![allow(
-    missing_docs,
+#![expect(
     unsafe_code,
     clippy::print_stdout,
     reason = "a program of its own, which follows another one by system calls"

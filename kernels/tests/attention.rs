@@ -1,5 +1,5 @@
 //! CPU attention kernels: the same bits on every instruction set, close to arithmetic in `f64`; and the KV cache planes.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "support/noise.rs"]
 mod noise;

@@ -1,6 +1,6 @@
 //! Prefill kernels against the CPU kernels and against the kernels of one token: on the emulator in several thread orders, or
 //! on a GPU.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! Staging streams: copies finish before the kernels that wait for them, and staging memory is not overwritten before its copy
 //! has finished. On the emulator, which copies as late as allowed, or on a GPU.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     cell::Cell,

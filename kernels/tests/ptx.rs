@@ -1,5 +1,4 @@
 //! The committed PTX was generated from the committed sources.
-#![allow(clippy::unwrap_used)]
 
 use std::{fs, path::Path};
 

@@ -294,8 +294,7 @@ impl Block {
     pub fn weights(&self) -> [f32; BLOCK] {
         // A quant of at most 8 bits times a scale of 11 fits in 24, and so does one of 4 bits times
         // a scale of 19: only the difference is rounded.
-        self.unscaled
-            .map(|value| value * self.scale - self.minimum)
+        self.unscaled.map(|value| value * self.scale - self.minimum)
     }
 }
 

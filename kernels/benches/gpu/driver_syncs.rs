@@ -12,7 +12,6 @@ use crate::{Outcome, median};
 
 const COUNT: usize = 50;
 
-#[allow(unsafe_code)]
 unsafe extern "C" fn count(word: *mut c_void) {
     // SAFETY: the argument is the atomic word passed at the launch, which is alive.
     let word = unsafe { &*word.cast::<AtomicU32>() };
@@ -20,7 +19,6 @@ unsafe extern "C" fn count(word: *mut c_void) {
 }
 
 /// Name and seconds per round trip of each method.
-#[allow(unsafe_code)]
 pub(crate) fn syncs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;

@@ -5,7 +5,8 @@
 //! meaningful figures; `-- launches attention` runs these sections only, after the copies. Shapes are those of a layer of a
 //! 70B model: hidden size 8192, 28672 neurons, 64 heads, 8 KV heads. Results are checked against the scalar code. Caches are
 //! flushed between repeats; figures are medians.
-#![allow(clippy::print_stdout, missing_docs)]
+#![expect(unsafe_code, reason = "launches kernels and calls the CUDA driver")]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod driver_syncs;
 mod operations;
@@ -194,7 +195,6 @@ impl Bench {
             for _ in 0..2 * self.repeats + 1 {
                 let to = self.device.allocate(bytes)?;
                 // SAFETY: both sides were just allocated with this size, and are freed after the copy.
-                #[allow(unsafe_code)]
                 unsafe {
                     host.write_bytes(1, bytes);
                     let from = std::slice::from_raw_parts(host, bytes);
@@ -207,7 +207,6 @@ impl Bench {
                 }
             }
             // SAFETY: the copies have finished.
-            #[allow(unsafe_code)]
             unsafe {
                 self.device.free_host(host, bytes);
             }

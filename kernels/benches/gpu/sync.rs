@@ -40,7 +40,6 @@ impl Bench {
             let graph = self.device.end_capture()?;
             let replay = |_: &Gpu| -> Outcome<()> {
                 // SAFETY: the buffers of the graph are alive.
-                #[allow(unsafe_code)]
                 unsafe {
                     graph.launch()?;
                 }
@@ -117,7 +116,6 @@ impl Bench {
             device.synchronise()?;
             let started = Instant::now();
             // SAFETY: the buffers of the graph are alive.
-            #[allow(unsafe_code)]
             unsafe {
                 graph.launch()?;
             }

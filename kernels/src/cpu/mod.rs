@@ -4,7 +4,7 @@
 //! `#[inline(always)]`, so that it is compiled inside [`Simd::run`], the one function per instruction set with its target
 //! features. Closures cannot be marked so, and intrinsics in one that is not inlined become calls: where intrinsics are
 //! used, loops stand instead of `map`.
-#![allow(
+#![expect(
     unsafe_code,
     reason = "vector instructions exist only behind a processor check that the compiler cannot see"
 )]

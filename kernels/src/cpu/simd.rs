@@ -2,7 +2,7 @@
 //! has the instructions, so that the methods are safe.
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(
+    expect(
         dead_code,
         reason = "without vector instructions only the scalar code runs"
     )

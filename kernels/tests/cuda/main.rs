@@ -1,6 +1,6 @@
 //! CUDA kernels against the CPU kernels and against formulas in `f64`: on the emulator in several thread orders, or on a
 //! GPU.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod attention;
 mod feed_forward;

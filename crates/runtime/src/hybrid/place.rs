@@ -1,4 +1,4 @@
-//! Putting a bundle's weights on a device, as its plan says.
+//! Copies the parts of a bundle to a device that the plan puts there.
 
 use std::sync::Arc;
 
@@ -87,8 +87,10 @@ impl Upload<'_> {
 impl Hybrid {
     /// Copies to `device` what the plan puts there.
     ///
-    /// Fails where it does not fit, and for what kernels cannot take: projections by input, and a KV cache of
-    /// 8 bits.
+    /// # Errors
+    ///
+    /// Fails where the device lacks memory, and for what kernels do not support: projections stored by input, and an
+    /// 8-bit KV cache.
     pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<Self, RuntimeError> {
         let (bundle, weights) = (&model.bundle, &model.weights);
         let context = model.context_limit();
@@ -232,7 +234,7 @@ pub(super) fn state(
         DeviceChoice::Predicted { predictor, .. } => predictor.b_transposed.rows(),
         _ => 0,
     });
-    // Those whose cold neurons are copied for so many tokens.
+    // Layers whose cold neurons are copied for this number of tokens.
     let streams = |layer: &&DeviceLayer| layer.streams_from.is_some_and(|least| tokens >= least);
     let cold = |layer: &DeviceLayer| {
         layer
@@ -268,10 +270,10 @@ pub(super) fn state(
             },
         }),
     };
-    // Sums of rows go another way for several tokens.
+    // Sums of rows use other kernels for several tokens.
     let downs = ffns().map(|ffn| &ffn.ffn.down).filter(|_| tokens == 1);
     let size = config.head_size;
-    // One token alone is shared between more blocks than one of several.
+    // A single token is shared between more thread blocks than one of several.
     let partial = [1, tokens]
         .map(|tokens| gpu.attention_scratch_len(tokens, heads, kv_heads, size, context))
         .into_iter()
