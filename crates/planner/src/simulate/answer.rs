@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{
     engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
     published::Activity,
-    step::{Kind, Pass, Placed, Stage},
+    step::{Estimator, Kind, Pass, Placed},
     subject::{Solved, Subject, model_bytes, parameters, rank},
 };
 
@@ -282,14 +282,14 @@ impl Request {
             neurons: self.config.ffn_size,
             vocabulary: self.config.vocabulary_size,
         });
-        let stage = Stage {
+        let estimator = Estimator {
             engine,
             hardware: &hardware,
         };
         // Of the contexts that a request has while it decodes, the mean.
         let context = self.prompt as f64 + self.tokens as f64 / 2.0;
         let decode = |requests: u32| {
-            let time = stage.pass(
+            let time = estimator.pass(
                 placed,
                 Pass {
                     tokens: f64::from(requests),
@@ -306,7 +306,7 @@ impl Request {
                 sync_milliseconds: 1e3 * time.sync,
             }
         };
-        let prompt_seconds = stage.prompt(placed, self.prompt);
+        let prompt_seconds = estimator.prompt(placed, self.prompt);
         let decode: Vec<Decode> = BATCHES.into_iter().map(decode).collect();
         let seconds = prompt_seconds + self.tokens as f64 / decode[0].tokens_per_second;
         let [hot_neurons, hot_share] = placed.hot();

@@ -2,6 +2,7 @@
 //! engine on any machine and for any model, and says where it is from.
 
 use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_solver::cost::{CPU_KERNELS, GPU_KERNELS};
 use powerinfer_tensor::Format;
 
 /// An engine.
@@ -71,7 +72,7 @@ pub const OURS: Engine = Engine {
     gpu_reads: |_| 1.0,
     gpu_kernel_seconds: None,
     sync_seconds: None,
-    kernels: [[3.0, 2.0, 2.0], [4.0, 2.0, 3.0]],
+    kernels: [GPU_KERNELS, CPU_KERNELS],
     counts_rows: true,
     merge: Merge::PerLayer,
     kv_number_bytes: None,

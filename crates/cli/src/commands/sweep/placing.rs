@@ -12,7 +12,7 @@ use powerinfer_planner::{
     problem::{largest_rank, problem},
     simulate::{
         engine::OURS,
-        step::{Kind, Pass, Placed, Stage},
+        step::{Estimator, Kind, Pass, Placed},
     },
 };
 use powerinfer_runtime::LayerAudit;
@@ -209,12 +209,12 @@ fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, extent: Extent)
 }
 
 fn predict(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned {
-    let stage = Stage {
+    let estimator = Estimator {
         engine: &OURS,
         hardware,
     };
     let context = extent.prompt_tokens as f64 + extent.decode_tokens as f64 / 2.0;
-    let step = stage.pass(
+    let step = estimator.pass(
         placed,
         Pass {
             tokens: extent.batch as f64,
@@ -225,7 +225,7 @@ fn predict(placed: &Placed<'_>, hardware: &Hardware, extent: Extent) -> Planned 
     Planned {
         hardware: hardware.name.clone(),
         simulated: true,
-        first_token_milliseconds: 1e3 * stage.prompt(placed, extent.prompt_tokens),
+        first_token_milliseconds: 1e3 * estimator.prompt(placed, extent.prompt_tokens),
         decode_microseconds: 1e6 * step.total,
         gpu_microseconds: 1e6 * step.gpu,
         cpu_microseconds: 1e6 * step.cpu,
