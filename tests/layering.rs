@@ -1,17 +1,20 @@
 //! Layering of the crates: dependencies point down, and heavy ones stay out of the crates that do without.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
     process::Command,
 };
 
 /// Our crates from the bottom up; a crate depends only on those before it.
-const LADDER: [&str; 18] = [
+const LADDER: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-pool",
     "powerinfer-artifact",
     "powerinfer-model",
+    "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-kernels",
     "powerinfer-text",
@@ -29,7 +32,7 @@ const LADDER: [&str; 18] = [
 ];
 
 /// Crates that handle formats and figures without computing with weights.
-const WITHOUT_KERNELS: [&str; 5] = [
+const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-artifact",
     "powerinfer-model",
@@ -38,7 +41,7 @@ const WITHOUT_KERNELS: [&str; 5] = [
 ];
 
 /// Dependencies that must not be linked into a program that only runs bundles.
-const HEAVY: [&str; 8] = [
+const HEAVY: &[&str] = &[
     "candle-core",
     "candle-nn",
     "polars",
@@ -46,8 +49,13 @@ const HEAVY: [&str; 8] = [
     "good_lp",
     "microlp",
     "monty",
+    "powerinfer-import",
+    "zip",
     "ureq",
 ];
+
+/// Commands that import another command until the planner and the sweeps are crates of their own.
+const IMPORTING: &[&str] = &["inspect", "merge", "place", "prepare", "simulate", "sweep"];
 
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
@@ -113,9 +121,9 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn no_edge_points_up() {
     let dependencies = dependencies();
-    for (rung, package) in LADDER.iter().enumerate() {
+    for (rung, package) in LADDER.iter().copied().enumerate() {
         let above = &LADDER[rung..];
-        for dependency in &dependencies[*package] {
+        for dependency in &dependencies[package] {
             assert!(
                 !above.contains(&dependency.as_str()),
                 "{package} depends on {dependency}, which is above it"
@@ -140,7 +148,7 @@ fn reached(dependencies: &BTreeMap<String, BTreeSet<String>>, package: &str) -> 
 fn the_runtime_stays_light() {
     let dependencies = dependencies();
     let reached = reached(&dependencies, "powerinfer-runtime");
-    for heavy in HEAVY {
+    for &heavy in HEAVY {
         assert!(
             dependencies.contains_key(heavy),
             "{heavy} is not in the workspace any more; mend this list"
@@ -152,11 +160,104 @@ fn the_runtime_stays_light() {
 #[test]
 fn formats_hub_and_solver_link_neither_cuda_nor_cpu_kernels() {
     let dependencies = dependencies();
-    for package in WITHOUT_KERNELS {
+    for &package in WITHOUT_KERNELS {
         let reached = reached(&dependencies, package);
         for kernels in ["cudarc", "powerinfer-kernels"] {
             assert!(dependencies.contains_key(kernels));
             assert!(!reached.contains(kernels), "{package} pulls in {kernels}");
+        }
+    }
+}
+
+/// All files in `folder` and in the folders below.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .flat_map(|path| match path.is_dir() {
+            true => files_below(&path),
+            false => vec![path],
+        })
+        .collect()
+}
+
+/// Modules of `commands` that `source` names, a file `depth` folders below.
+fn named_modules(source: &str, depth: usize) -> BTreeSet<&str> {
+    let is_identifier = |character: char| character.is_alphanumeric() || character == '_';
+    let outside = format!("super::{}", "super::".repeat(depth));
+    let mut named = BTreeSet::new();
+    for prefix in ["commands::", &outside] {
+        for (start, _) in source.match_indices(prefix) {
+            // Only whole paths: one `super::` of two is still inside the command.
+            if prefix == outside && source[..start].ends_with(':') {
+                continue;
+            }
+            let rest = &source[start + prefix.len()..];
+            let items = match rest.strip_prefix('{') {
+                Some(list) => top_level_items(list),
+                None => vec![rest],
+            };
+            named.extend(items.into_iter().map(|item| {
+                let end = item.find(|character| !is_identifier(character));
+                &item[..end.unwrap_or(item.len())]
+            }));
+        }
+    }
+    named
+}
+
+/// Items of a list in braces that follows its opening brace.
+fn top_level_items(list: &str) -> Vec<&str> {
+    let mut items = Vec::new();
+    let (mut depth, mut start) = (0, 0);
+    for (index, character) in list.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => {
+                items.push(list[start..index].trim());
+                break;
+            }
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                items.push(list[start..index].trim());
+                start = index + 1;
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+#[test]
+fn no_command_imports_another() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/commands");
+    let files: Vec<PathBuf> = files_below(&folder)
+        .iter()
+        .map(|file| file.strip_prefix(&folder).unwrap().to_owned())
+        .filter(|file| *file != Path::new("mod.rs"))
+        .collect();
+    let module_of = |file: &Path| file.iter().next().unwrap().to_str().unwrap().to_owned();
+    let modules: BTreeSet<String> = files
+        .iter()
+        .map(|file| module_of(file).trim_end_matches(".rs").to_owned())
+        .collect();
+    // Commands of a command are modules next to it: `eval_text` is a part of `eval`.
+    let command_of = |module: &str| {
+        let owner = module.split('_').next().unwrap();
+        modules.get(owner).map_or(module, String::as_str).to_owned()
+    };
+    assert!(modules.contains("run") && command_of("eval_text") == "eval");
+    for file in &files {
+        let own = command_of(module_of(file).trim_end_matches(".rs"));
+        let source = fs::read_to_string(folder.join(file)).unwrap();
+        for other in named_modules(&source, file.components().count() - 1) {
+            assert!(
+                !modules.contains(other)
+                    || command_of(other) == own
+                    || IMPORTING.contains(&own.as_str()),
+                "`{}` imports `commands::{other}`",
+                file.display()
+            );
         }
     }
 }

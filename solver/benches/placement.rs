@@ -1,7 +1,7 @@
-//! How long it takes to place models of published shapes, and how good the answers are proven to be.
+//! Time and proven gap of placements of models with published shapes.
 //!
-//! `cargo bench -p powerinfer-solver --bench placement`; a part of a name after `--` picks models.
-//! Every answer is checked before its time is told.
+//! `cargo bench -p powerinfer-solver --bench placement`; a part of a name after `--` selects models. Every
+//! answer is checked before its time is reported.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
@@ -23,10 +23,10 @@ struct Model {
     ffn: usize,
     /// Width of keys and values.
     kv: u64,
-    /// Rows of a neuron.
+    /// Matrices of the FFN.
     matrices: usize,
     vocabulary: u64,
-    /// Share of neurons that are active, in the first layer and in the last.
+    /// Mean activation frequency in the first and in the last layer.
     active: (f64, f64),
 }
 
@@ -62,7 +62,7 @@ const fn model(
     }
 }
 
-/// Splitmix64, for frequencies that are the same everywhere.
+/// SplitMix64, a reproducible random number generator.
 struct Random(u64);
 
 impl Random {
@@ -75,7 +75,7 @@ impl Random {
     }
 }
 
-/// A power law with this mean, rough at the edges, hottest first.
+/// Activation frequencies by a noisy power law with this mean, in falling order.
 fn frequencies(neurons: usize, mean: f64, random: &mut Random) -> Vec<f64> {
     let exponent = 0.6 + 0.7 * random.next();
     let law = |scale: f64| -> Vec<f64> {
@@ -101,8 +101,8 @@ fn frequencies(neurons: usize, mean: f64, random: &mut Random) -> Vec<f64> {
     found
 }
 
-/// The model in a format of so many bytes a weight, with predictors of 6 % of its FFN and a context
-/// of 2048 tokens, on the paper's PC-High.
+/// The placement of a model with `bytes_per_weight`, predictors of 6 % of its FFN and a context of 2048
+/// tokens on the paper's PC-High.
 fn problem(model: &Model, bytes_per_weight: f64, vram: u64) -> (Problem, Vec<Vec<Candidate>>) {
     let mut random = Random(1);
     let bytes = |weights: u64| (weights as f64 * bytes_per_weight) as u64;
@@ -208,7 +208,7 @@ fn main() {
     );
 }
 
-/// The best of three solutions by time, which must be one and the same.
+/// Solves three times and returns the fastest run; all plans must be equal.
 fn solve(problem: &Problem, candidates: &[Vec<Candidate>], options: &Options) -> Decision {
     let mut best: Option<Decision> = None;
     for _ in 0..3 {

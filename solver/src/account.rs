@@ -1,26 +1,27 @@
-//! The account: every use of memory on every device, line by line.
+//! Memory account of a placement: every use of memory on every device, line by line.
 
 use powerinfer_artifact::plan::{
     ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
     PREDICTORS, SCRATCH,
 };
 
-use crate::{Problem, SolveError, places::Places};
+use crate::{Problem, SolveError, placement::Placement};
 
-/// Every use of memory; a GPU's context and scratch only where it is used.
-pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
+/// All lines of the memory account. The context and scratch of a GPU are listed only if the placement
+/// uses it.
+pub(crate) fn lines(problem: &Problem, placement: &Placement) -> Vec<BudgetLine> {
     let mut lines = Vec::new();
     for gpu in 0..problem.budget.vram_per_gpu().len() {
-        gpu_lines(problem, places, gpu, &mut lines);
+        gpu_lines(problem, placement, gpu, &mut lines);
     }
     let mut line = |name: &str, bytes: u64| push(&mut lines, name, Device::Cpu, 0, bytes);
-    let [attention, predictors, kv] = dense(problem, places, Device::Cpu, None);
-    let layers = problem.layers.iter().zip(&places.layers);
+    let [attention, predictors, kv] = dense(problem, placement, Device::Cpu, None);
+    let layers = problem.layers.iter().zip(&placement.layers);
     let cold =
         layers.map(|(layer, place)| layer.neurons_bytes(layer.frequencies.len() - place.hot_count));
     line(ATTENTION, attention);
     line(PREDICTORS, predictors);
-    if places.head == Device::Cpu && !problem.tied_head {
+    if placement.head == Device::Cpu && !problem.tied_head {
         line(HEAD, problem.head_bytes);
     }
     line(KV_CACHE, kv);
@@ -30,39 +31,39 @@ pub(crate) fn lines(problem: &Problem, places: &Places) -> Vec<BudgetLine> {
     lines
 }
 
-fn gpu_lines(problem: &Problem, places: &Places, gpu: usize, lines: &mut Vec<BudgetLine>) {
+fn gpu_lines(problem: &Problem, placement: &Placement, gpu: usize, lines: &mut Vec<BudgetLine>) {
     let mut line = |name: &str, bytes: u64| push(lines, name, Device::Gpu, gpu, bytes);
-    let [attention, predictors, kv] = dense(problem, places, Device::Gpu, Some(gpu));
-    let layers = problem.layers.iter().zip(&places.layers);
+    let [attention, predictors, kv] = dense(problem, placement, Device::Gpu, Some(gpu));
+    let layers = problem.layers.iter().zip(&placement.layers);
     let hot = layers
         .filter(|(_, place)| place.gpu == gpu)
         .map(|(layer, place)| layer.neurons_bytes(place.hot_count));
-    if places.use_gpu(gpu) {
+    if placement.use_gpu(gpu) {
         let context = problem.gpu().map_or(0, |gpu| gpu.context_bytes);
         line("CUDA context and reserve", context);
         line(SCRATCH, problem.gpu_scratch_bytes);
     }
     line(ATTENTION, attention);
     line(PREDICTORS, predictors);
-    if places.head == Device::Gpu && places.head_gpu == gpu {
+    if placement.head == Device::Gpu && placement.head_gpu == gpu {
         line(HEAD, problem.head_bytes);
     }
     line(KV_CACHE, kv);
     line(HOT_NEURONS, hot.sum());
 }
 
-/// Attention, predictors and KV cache on a device, and on one GPU where it says which.
-fn dense(problem: &Problem, places: &Places, device: Device, gpu: Option<usize>) -> [u64; 3] {
+/// Bytes of attention, predictors and KV cache on `device`; of one GPU's layers only, where `gpu` is given.
+fn dense(problem: &Problem, placement: &Placement, device: Device, gpu: Option<usize>) -> [u64; 3] {
     let mut sums = [0; 3];
-    let layers = problem.layers.iter().zip(&places.layers);
+    let layers = problem.layers.iter().zip(&placement.layers);
     for (layer, place) in layers.filter(|(_, place)| gpu.is_none_or(|gpu| place.gpu == gpu)) {
         let parts = [
             (place.attention, layer.attention_bytes),
             (place.predictor, layer.predictor_bytes),
             (place.kv, layer.kv_bytes),
         ];
-        for (sum, (layer_device, bytes)) in sums.iter_mut().zip(parts) {
-            if layer_device == device {
+        for (sum, (part_device, bytes)) in sums.iter_mut().zip(parts) {
+            if part_device == device {
                 *sum += bytes;
             }
         }
@@ -81,17 +82,17 @@ fn push(lines: &mut Vec<BudgetLine>, name: &str, device: Device, gpu: usize, byt
     }
 }
 
-/// Bytes of these lines on `device`.
+/// Sum of the lines on `device`, in bytes.
 pub(crate) fn bytes_on(device: Device, lines: &[BudgetLine]) -> u64 {
     let here = lines.iter().filter(|line| line.device == device);
     here.map(|line| line.bytes).sum()
 }
 
-/// The error for a budget of `device` below `needed`: names the first line that does not fit, of
-/// what has to be on it at least.
+/// The error for a budget of `device` below `needed` bytes. It names the first line that does not fit, where
+/// `least` is the placement with the fewest bytes on the device.
 pub(crate) fn too_small(
     problem: &Problem,
-    least: &Places,
+    least: &Placement,
     device: Device,
     needed: u64,
 ) -> SolveError {
@@ -103,7 +104,7 @@ pub(crate) fn too_small(
         used = used.saturating_add(line.bytes);
         used > budget
     });
-    // The least there is may come of a placement that the lines do not show.
+    // `needed` can exceed the sum of the lines, since layers take room in whole groups.
     let last = lines.iter().rev().find(|line| line.device == device);
     let (line, line_bytes) = line
         .or(last)

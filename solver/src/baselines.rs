@@ -1,4 +1,4 @@
-//! Other ways of placing, by the same arithmetic: what a plan has to beat.
+//! Baselines: simple placements, evaluated by the same cost model, which a plan has to beat.
 
 use powerinfer_artifact::plan::{Baseline, Device};
 
@@ -8,38 +8,42 @@ use crate::{
     cost::{self, Cost, Neurons},
     dense::{place_dense, reserve_bytes},
     greedy,
-    places::{LayerPlace, Places},
+    placement::{LayerPlacement, Placement},
     solve::impact_chain,
 };
 
-/// All of them, for one GPU; without a GPU, or with several, only that without.
+/// All baselines and their predicted times. Without a GPU, or with several, only the one on the CPU.
 pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
-    let told = |name: &str, places: &Places, cost: Cost| Baseline {
+    let baseline = |name: &str, placement: &Placement, cost: Cost| Baseline {
         name: name.to_owned(),
         microseconds_per_token: 1e6 * cost.total,
-        fits_ram: bytes_on(Device::Cpu, &lines(problem, places)) <= problem.budget.ram_bytes,
+        fits_ram: bytes_on(Device::Cpu, &lines(problem, placement)) <= problem.budget.ram_bytes,
     };
-    let cold = Places::cold(problem);
-    let mut baselines = vec![told("all on the CPU", &cold, cost::total(problem, &cold))];
+    let cold = Placement::cold(problem);
+    let mut baselines = vec![baseline(
+        "all on the CPU",
+        &cold,
+        cost::total(problem, &cold),
+    )];
     if problem.gpu().is_none() || problem.budget.vram_split.len() > 1 {
         return baselines;
     }
     let whole = whole_layers(problem);
-    baselines.push(told(
+    baselines.push(baseline(
         "whole layers on the GPU, the last first",
         &whole,
         cost::total(problem, &whole),
     ));
     let (dense, left_bytes) = place_dense(problem);
     let random = random(problem, &dense, left_bytes);
-    baselines.push(told(
+    baselines.push(baseline(
         "dense parts first, then neurons at random",
         &random.0,
         random.1,
     ));
     let chain = impact_chain(problem, &dense, left_bytes);
     let greedy = dense.with_hot(&greedy::hot_counts(&chain));
-    baselines.push(told(
+    baselines.push(baseline(
         "dense parts first, then the hottest neurons",
         &greedy,
         cost::total(problem, &greedy),
@@ -47,15 +51,15 @@ pub(crate) fn all(problem: &Problem) -> Vec<Baseline> {
     baselines
 }
 
-/// What llama.cpp's `-ngl` does with as many layers as fit: the last ones whole, the output once all
-/// layers are there.
-pub(crate) fn whole_layers(problem: &Problem) -> Places {
-    let mut places = Places::cold(problem);
+/// The placement of llama.cpp's `-ngl` with as many layers as fit: whole layers from the last one on, then
+/// the output head once all layers are on the GPU.
+pub(crate) fn whole_layers(problem: &Problem) -> Placement {
+    let mut placement = Placement::cold(problem);
     let mut left = problem
         .budget
         .vram_bytes
         .saturating_sub(reserve_bytes(problem));
-    let layers = places.layers.iter_mut().zip(&problem.layers);
+    let layers = placement.layers.iter_mut().zip(&problem.layers);
     for (place, layer) in layers.rev() {
         let neurons = layer.frequencies.len();
         let bytes = layer.attention_bytes
@@ -63,10 +67,10 @@ pub(crate) fn whole_layers(problem: &Problem) -> Places {
             + layer.kv_bytes
             + layer.neurons_bytes(neurons);
         let Some(rest) = left.checked_sub(bytes) else {
-            return places;
+            return placement;
         };
         left = rest;
-        *place = LayerPlace {
+        *place = LayerPlacement {
             gpu: 0,
             attention: Device::Gpu,
             kv: Device::Gpu,
@@ -75,25 +79,24 @@ pub(crate) fn whole_layers(problem: &Problem) -> Places {
         };
     }
     if problem.head_bytes <= left {
-        places.head = Device::Gpu;
+        placement.head = Device::Gpu;
     }
-    places
+    placement
 }
 
-/// The dense parts where they fit, and of every layer the same share of neurons, whichever: what it
-/// may be expected to cost.
-fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) {
+/// Expected cost of `dense` with randomly chosen hot neurons, the same share of every layer.
+fn random(problem: &Problem, dense: &Placement, left_bytes: u64) -> (Placement, Cost) {
     let layers = || problem.layers.iter();
     let all: u64 = layers()
         .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
         .sum();
     let share = (left_bytes as f64 / all as f64).min(1.0);
-    let mut places = dense.clone();
+    let mut placement = dense.clone();
     let mut sum = cost::head(problem, dense);
     for (index, layer) in layers().enumerate() {
         let neurons = layer.frequencies.len();
-        let place = &mut places.layers[index];
-        // Rounded down, which keeps it within the memory.
+        let place = &mut placement.layers[index];
+        // Rounded down to stay within the budget.
         place.hot_count = (share * neurons as f64) as usize;
         let all = Neurons::of(&layer.frequencies);
         let part = place.hot_count as f64 / neurons as f64;
@@ -114,7 +117,7 @@ fn random(problem: &Problem, dense: &Places, left_bytes: u64) -> (Places, Cost) 
                 ..Cost::default()
             };
     }
-    (places, sum)
+    (placement, sum)
 }
 
 #[cfg(test)]
@@ -123,7 +126,7 @@ mod tests {
     use crate::{Options, place, samples};
 
     #[test]
-    fn the_plan_is_never_slower_than_any_of_them() {
+    fn the_plan_is_never_slower_than_a_baseline() {
         let mut problem = samples::shaped(6, 640, samples::power_law);
         let reserve = reserve_bytes(&problem);
         for vram in [
@@ -138,7 +141,7 @@ mod tests {
             let (plan, _) = place(&problem, &Options::default()).unwrap();
             let time = plan.totals.microseconds_per_token;
             for baseline in all(&problem) {
-                // A plan's figures are rounded.
+                // Times in a plan are rounded to nanoseconds.
                 assert!(
                     time <= baseline.microseconds_per_token + 1e-3,
                     "{vram}: {time} but {baseline:?}"
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_layers_are_the_last_and_the_head_comes_once_all_are_there() {
+    fn whole_layers_start_from_the_last_and_the_head_follows_all_layers() {
         let mut problem = samples::shaped(3, 10, samples::power_law);
         let layer = 80_000 + 10 * 6912;
         let reserve = reserve_bytes(&problem);
@@ -159,11 +162,11 @@ mod tests {
             (3 * layer + 100_000, 3, Device::Gpu),
         ] {
             problem.budget.vram_bytes = reserve + vram;
-            let places = whole_layers(&problem);
-            let on_gpu: Vec<bool> = places.layers.iter().map(|l| l.hot_count == 10).collect();
+            let placement = whole_layers(&problem);
+            let on_gpu: Vec<bool> = placement.layers.iter().map(|l| l.hot_count == 10).collect();
             assert_eq!(on_gpu.iter().filter(|on| **on).count(), layers);
-            assert!(on_gpu.is_sorted(), "the last ones");
-            assert_eq!(places.head, head);
+            assert!(on_gpu.is_sorted(), "the last layers");
+            assert_eq!(placement.head, head);
         }
     }
 }

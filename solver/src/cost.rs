@@ -11,7 +11,7 @@ pub use model::{
 
 use crate::{
     Layer, LayerMode, Problem,
-    places::{LayerPlace, Places},
+    placement::{LayerPlacement, Placement},
 };
 
 /// The cost model of a decoded token of `problem`.
@@ -20,28 +20,28 @@ pub(crate) fn model(problem: &Problem) -> CostModel {
 }
 
 /// Cost of one decoded token.
-pub(crate) fn total(problem: &Problem, places: &Places) -> Cost {
-    let layers = (0..problem.layers.len()).map(|index| layer(problem, places, index));
-    layers.fold(head(problem, places), |sum, layer| sum + layer)
+pub(crate) fn total(problem: &Problem, placement: &Placement) -> Cost {
+    let layers = (0..problem.layers.len()).map(|index| layer(problem, placement, index));
+    layers.fold(head(problem, placement), |sum, layer| sum + layer)
 }
 
 /// Cost of layer `index`, with the copy of the hidden state to its device.
-pub(crate) fn layer(problem: &Problem, places: &Places, index: usize) -> Cost {
-    layer_on(problem, problem, places, index)
+pub(crate) fn layer(problem: &Problem, placement: &Placement, index: usize) -> Cost {
+    layer_on(problem, problem, placement, index)
 }
 
 /// Cost of layer `index` of `problem` on the hardware of `machine`, which is another problem.
 pub(crate) fn layer_on(
     machine: &Problem,
     problem: &Problem,
-    places: &Places,
+    placement: &Placement,
     index: usize,
 ) -> Cost {
-    let (layer, place) = (&problem.layers[index], &places.layers[index]);
+    let (layer, place) = (&problem.layers[index], &placement.layers[index]);
     let before = match index {
         0 => (Device::Cpu, 0),
         _ => {
-            let before = &places.layers[index - 1];
+            let before = &placement.layers[index - 1];
             (before.attention, before.gpu)
         }
     };
@@ -51,7 +51,7 @@ pub(crate) fn layer_on(
 }
 
 /// Cost of attention and KV cache, the same in every execution mode.
-pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlace) -> Cost {
+pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlacement) -> Cost {
     let (bytes, kv_bytes) = (layer.attention_read_bytes as f64, layer.kv_bytes as f64);
     model(problem).attention(place.attention, bytes, place.kv, kv_bytes)
 }
@@ -61,7 +61,7 @@ pub(crate) fn ffn_with_prediction(
     problem: &Problem,
     mode: &LayerMode,
     frequencies: &[f64],
-    place: &LayerPlace,
+    place: &LayerPlacement,
 ) -> Cost {
     let (hot, cold) = frequencies.split_at(place.hot_count);
     let (hot, cold) = (Neurons::of(hot), Neurons::of(cold));
@@ -99,10 +99,13 @@ pub(crate) fn ffn(
 }
 
 /// Cost of the output head, with the copy of the hidden state to its device.
-pub(crate) fn head(problem: &Problem, places: &Places) -> Cost {
-    let last = places.layers.last().expect("a valid problem has layers");
-    let (before, here) = ((last.attention, last.gpu), (places.head, places.head_gpu));
-    crossing(problem, before, here) + head_alone(problem, places.head)
+pub(crate) fn head(problem: &Problem, placement: &Placement) -> Cost {
+    let last = placement.layers.last().expect("a valid problem has layers");
+    let (before, here) = (
+        (last.attention, last.gpu),
+        (placement.head, placement.head_gpu),
+    );
+    crossing(problem, before, here) + head_alone(problem, placement.head)
 }
 
 /// Cost of the output head on `device`, with the work that is done once per token.
@@ -124,7 +127,7 @@ mod tests {
     use crate::{NeuronShape, Prediction, Work, samples};
 
     /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per synchronisation, nothing else.
-    fn problem(policy: Policy) -> (Problem, Places) {
+    fn problem(policy: Policy) -> (Problem, Placement) {
         let mut problem = samples::small();
         problem.layers.truncate(1);
         let neuron = NeuronShape {
@@ -162,24 +165,24 @@ mod tests {
         gpu.sync_seconds = 1e-6;
         gpu.kernel_launch_seconds = 0.0;
         gpu.pcie_latency_seconds = 0.0;
-        let place = LayerPlace {
+        let place = LayerPlacement {
             gpu: 0,
             attention: Device::Gpu,
             kv: Device::Gpu,
             predictor: Device::Gpu,
             hot_count: 0,
         };
-        let places = Places {
+        let placement = Placement {
             layers: vec![place],
             head: Device::Gpu,
             head_gpu: 0,
         };
-        (problem, places)
+        (problem, placement)
     }
 
     fn microseconds(policy: Policy, hot_count: usize) -> [f64; 4] {
-        let (problem, places) = problem(policy);
-        let cost = layer(&problem, &places.with_hot(&[hot_count]), 0);
+        let (problem, placement) = problem(policy);
+        let cost = layer(&problem, &placement.with_hot(&[hot_count]), 0);
         [cost.gpu, cost.cpu, cost.sync, cost.total].map(|seconds| (seconds * 1e9).round() / 1e3)
     }
 
@@ -198,25 +201,25 @@ mod tests {
 
     #[test]
     fn attention_takes_the_time_of_the_bytes_it_reads() {
-        let (mut problem, places) = problem(Policy::Dense);
-        let places = places.with_hot(&[2]);
+        let (mut problem, placement) = problem(Policy::Dense);
+        let placement = placement.with_hot(&[2]);
         let mut time = |read: u64| {
             problem.layers[0].attention_bytes = 40_000;
             problem.layers[0].attention_read_bytes = read;
-            layer(&problem, &places, 0).gpu
+            layer(&problem, &placement, 0).gpu
         };
         assert!((time(40_000) - time(30_000) - 1e-6).abs() < 1e-12);
     }
 
     #[test]
     fn copying_the_hidden_state_to_another_device_costs_time() {
-        let (mut problem, places) = problem(Policy::Dense);
-        let mut places = places.with_hot(&[2]);
+        let (mut problem, placement) = problem(Policy::Dense);
+        let mut placement = placement.with_hot(&[2]);
         problem.hardware.gpu.as_mut().unwrap().pcie_latency_seconds = 5e-6;
-        let all = total(&problem, &places);
+        let all = total(&problem, &placement);
         assert!((all.sync - 5e-6).abs() < 1e-12, "into the GPU once");
-        places.head = Device::Cpu;
-        let all = total(&problem, &places);
+        placement.head = Device::Cpu;
+        let all = total(&problem, &placement);
         assert!((all.sync - 10e-6).abs() < 1e-12, "and out again");
     }
 }

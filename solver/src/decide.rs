@@ -6,7 +6,7 @@ use powerinfer_artifact::plan::{Objective, Plan};
 
 use crate::{
     LayerMode, Options, Problem, SolveError, SolveReport, Work, cost, latency,
-    places::Places,
+    placement::Placement,
     problem::validate_neurons,
     solve::{Solved, solve_impact, solve_latency},
     write::write,
@@ -77,7 +77,7 @@ pub fn decide(
         Objective::Impact => alternate(problem, candidates, options)?,
     };
     let problem = with_modes(problem, candidates, &chosen);
-    let prices = prices(&problem, candidates, &solved.places);
+    let prices = prices(&problem, candidates, &solved.placement);
     let (plan, report) = write(&problem, options, solved, started);
     Ok(Decision {
         plan,
@@ -139,13 +139,13 @@ fn alternate(
     for _ in 0..ROUNDS {
         let problem = with_modes(problem, candidates, &chosen);
         let solved = solve_impact(&problem, options)?;
-        let prices = prices(&problem, candidates, &solved.places);
+        let prices = prices(&problem, candidates, &solved.placement);
         let fastest: Vec<usize> = prices
             .iter()
             .zip(candidates)
             .map(|(prices, candidates)| fastest(prices, candidates))
             .collect();
-        let time = cost::total(&problem, &solved.places).total;
+        let time = cost::total(&problem, &solved.placement).total;
         if best.as_ref().is_none_or(|(least, ..)| time < *least) {
             best = Some((time, solved, chosen.clone()));
         }
@@ -174,9 +174,13 @@ pub(crate) fn with_modes(
     problem
 }
 
-/// Per layer, the cost of every candidate with the layer's neurons placed as in `places`.
-fn prices(problem: &Problem, candidates: &[Vec<Candidate>], places: &Places) -> Vec<Vec<Price>> {
-    let layers = places.layers.iter().zip(candidates);
+/// Per layer, the cost of every candidate with the layer's neurons placed as in `placement`.
+fn prices(
+    problem: &Problem,
+    candidates: &[Vec<Candidate>],
+    placement: &Placement,
+) -> Vec<Vec<Price>> {
+    let layers = placement.layers.iter().zip(candidates);
     let prices = layers.map(|(place, candidates)| {
         let price = |candidate: &Candidate| {
             let (mode, frequencies) = (&candidate.mode, &candidate.frequencies);

@@ -1,8 +1,8 @@
-//! Why a problem has no plan, or is no problem.
+//! Errors of the solver.
 
 use powerinfer_artifact::{ByteSize, Hint, hardware::HardwareError, plan::Device};
 
-/// What is wrong with the input of [`place`](crate::place), or which budget is too small for it.
+/// Invalid input of [`decide`](crate::decide) and [`place`](crate::place), or a budget that is too small.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SolveError {
     /// A model without layers.
@@ -11,35 +11,35 @@ pub enum SolveError {
     /// A layer without neurons.
     #[error("layer {layer} has no neurons; profile the model again")]
     NoNeurons {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
     },
-    /// A frequency that is no share.
+    /// An activation frequency that is not between 0 and 1.
     #[error(
         "layer {layer}: neuron {neuron} is active with frequency {value}, which is not between 0 and 1; profile the model again"
     )]
     Frequency {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
         /// Position in the layer's list.
         neuron: usize,
-        /// What was found.
+        /// The frequency.
         value: f64,
     },
-    /// Neurons that are not listed hottest first.
+    /// Activation frequencies that are not in falling order.
     #[error(
         "layer {layer}: neuron {neuron} is more active than the one before it; list neurons hottest first"
     )]
     NotSorted {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
         /// Position of the first neuron out of order.
         neuron: usize,
     },
-    /// A neuron that occupies nothing.
-    #[error("layer {layer}: a neuron of 0 bytes cannot be; check the model's dimensions")]
+    /// Neurons of 0 bytes.
+    #[error("layer {layer}: a neuron has 0 bytes; check the model's dimensions")]
     NeuronBytes {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
     },
     /// Work that is negative, infinite or not a number.
@@ -47,25 +47,25 @@ pub enum SolveError {
         "layer {layer}: a token cannot read {value} bytes or rows of it; give a number of 0 or more"
     )]
     Work {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// What was found.
+        /// The number of bytes, rows or sums.
         value: f64,
     },
-    /// Groups of no neurons.
+    /// Groups of 0 neurons.
     #[error("neurons cannot be placed in groups of 0; use {default}", default = crate::GROUP_SIZE)]
     GroupSize,
     /// Sizes whose sum does not fit in 64 bits.
     #[error(
-        "the sizes add up to {total} bytes at layer {layer}, more than this program can count; check the model's dimensions"
+        "the sizes add up to {total} bytes at layer {layer}, which exceeds 64 bits; check the model's dimensions"
     )]
     TooLarge {
-        /// The layer at which the sum ran over.
+        /// Index of the layer at which the sum overflows.
         layer: usize,
-        /// The sum so far.
+        /// The sum up to this layer.
         total: u128,
     },
-    /// VRAM to use, but no GPU to use it on.
+    /// A VRAM budget for a machine without a GPU.
     #[error("{} of VRAM may be used but `{hardware}` has no GPU; describe one, take a named machine such as `rtx4090`, or allow `0G`", ByteSize(*.vram_bytes))]
     NoGpu {
         /// The VRAM budget.
@@ -73,22 +73,22 @@ pub enum SolveError {
         /// Name of the machine.
         hardware: String,
     },
-    /// Parts pinned to a GPU that is not there, or may not be used.
+    /// Parts pinned to the GPU of a machine without one, or with a VRAM budget of 0.
     #[error("parts are pinned to the GPU, but `{hardware}` has none that may be used")]
     PinnedToNoGpu {
         /// Name of the machine.
         hardware: String,
     },
-    /// The paper's objective with several GPUs.
-    #[error("the objective `impact` knows one GPU and the budget is for {gpus}")]
+    /// The objective `impact` with a budget for several GPUs.
+    #[error("the objective `impact` supports one GPU and the budget is for {gpus}")]
     ImpactGpus {
-        /// GPUs in the budget.
+        /// Number of GPUs in the budget.
         gpus: usize,
     },
-    /// Parts pinned to GPUs in a way that no ranges of layers allow.
+    /// Parts pinned to GPUs that no split of the layers among the GPUs has room for.
     #[error("no split of the layers among the GPUs has room for what is pinned to them")]
     PinnedToGpus,
-    /// A solver that this program was built without.
+    /// A solver that is not part of this build.
     #[error(
         "this program was built without the solver `{backend}`; build it with `--features {backend}`"
     )]
@@ -96,31 +96,31 @@ pub enum SolveError {
         /// The solver.
         backend: crate::Backend,
     },
-    /// More than a layer's choices can tell apart.
+    /// More groups or candidates than a layer may have.
     #[error(
         "layer {layer} has {groups} groups of neurons, more than this program can place; use larger groups"
     )]
     TooManyGroups {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// Its groups.
+        /// Its number of groups.
         groups: usize,
     },
-    /// Hardware figures that cannot be.
+    /// Invalid hardware figures.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
-    /// A budget that cannot hold what must be there.
+    /// A budget that is too small for the parts that have to be on a device.
     #[error("`{line}` ({}) does not fit: {device} memory is {} and {} is the least that works; allow {}", ByteSize(*.line_bytes), ByteSize(*.budget), ByteSize(*.needed), typed(*.needed))]
     TooSmall {
-        /// Whose memory.
+        /// The device.
         device: Device,
-        /// Bytes allowed.
+        /// Its budget in bytes.
         budget: u64,
-        /// First line that does not fit after those before it.
+        /// First line of the memory account that does not fit.
         line: String,
         /// Bytes of that line.
         line_bytes: u64,
-        /// Smallest budget with which there is a plan, the other one unchanged.
+        /// Smallest sufficient budget in bytes, with the budget of the other device unchanged.
         needed: u64,
     },
 }

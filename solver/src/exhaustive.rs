@@ -1,13 +1,13 @@
-//! Every placement there is, tried one by one: what the solver must equal. Knows nothing of levels,
-//! only the paper's constraints.
+//! Exhaustive search over small problems: the reference for the solvers in tests. For the paper's objective
+//! it uses the paper's constraints alone, not the chain.
 
 use crate::{
     Problem,
     chain::{Chain, Step},
 };
 
-/// The best value of any placement of whole groups, hottest first, within `capacity_bytes` and with
-/// at least `at_least_bytes`; `None` where there is none.
+/// The best value of any placement of whole groups, hottest first, with `at_least_bytes` to
+/// `capacity_bytes` of hot neurons; `None` where there is none.
 pub(crate) fn best_value(
     problem: &Problem,
     capacity_bytes: u64,
@@ -26,7 +26,7 @@ pub(crate) fn best_value(
             let value = crate::objective::evaluate(problem, &counts);
             best = Some(best.map_or(value, |best: f64| best.max(value)));
         }
-        // Count up, layer by layer, in steps of a group.
+        // Next combination of hot counts, in steps of a group.
         let mut layer = 0;
         loop {
             if layer == counts.len() {
@@ -43,7 +43,8 @@ pub(crate) fn best_value(
     }
 }
 
-/// The best value of any *set* of groups, hottest or not; for layers that groups divide evenly.
+/// The best value of any set of groups, not only of the hottest ones. The group size must divide every
+/// layer.
 pub(crate) fn best_subset_value(problem: &Problem, capacity_bytes: u64) -> f64 {
     let groups: Vec<(usize, f64)> = problem
         .layers
@@ -75,7 +76,7 @@ pub(crate) fn best_subset_value(problem: &Problem, capacity_bytes: u64) -> f64 {
     best
 }
 
-/// The paper's inequality 4, and what it is for: a whole layer hands nothing over.
+/// The paper's inequality 4; a layer that is entirely hot needs no synchronisation, so it is exempt.
 pub(crate) fn pays(problem: &Problem, layer: usize, count: usize) -> bool {
     let gpu = problem.hardware.gpu.as_ref().expect("a machine with a GPU");
     let bytes = problem.layers[layer].neuron_bytes as f64;
@@ -88,7 +89,7 @@ pub(crate) fn pays(problem: &Problem, layer: usize, count: usize) -> bool {
         || count * on_gpu + gpu.sync_seconds <= count * on_cpu
 }
 
-/// The least that any solution of `chain` costs that fits; `None` where none does.
+/// Cost of the optimal solution of `chain`; `None` where no solution fits.
 pub(crate) fn least_cost(chain: &Chain) -> Option<f64> {
     fn from(chain: &Chain, steps: &mut Vec<Step>, best: &mut Option<f64>) {
         let stage = steps.len();

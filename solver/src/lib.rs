@@ -2,7 +2,7 @@
 //! [`Plan`](powerinfer_artifact::plan::Plan) that says which part of a model is on which device.
 //!
 //! ```text
-//! Problem ──latency──▶ Chain ──decomposition──▶ Places ──write──▶ Plan
+//! Problem ──latency──▶ Chain ──decomposition──▶ Placement ──write──▶ Plan
 //!    │                   ▲ │   (dual, fill, labels)  ▲
 //!    │                   │ └──mixed_integer──────────┘
 //!    └──dense──impact────┘    (good_lp)
@@ -10,6 +10,8 @@
 //!
 //! Start reading at [`decide`], which chooses the execution mode of each layer together with the placement,
 //! and at [`objective`], the paper's objective.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod account;
 mod baselines;
@@ -34,8 +36,8 @@ mod mixed_integer;
 pub mod objective;
 mod options;
 mod pins;
+mod place;
 mod placement;
-mod places;
 mod problem;
 #[cfg(test)]
 mod samples;
@@ -47,6 +49,6 @@ pub use error::SolveError;
 pub use layer_mode::{LayerMode, NeuronShape, Prediction, Work};
 pub use options::{Backend, Options};
 pub use pins::Pins;
-pub use placement::place;
+pub use place::place;
 pub use problem::{GROUP_SIZE, Layer, Problem};
 pub use write::SolveReport;

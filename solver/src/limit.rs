@@ -1,14 +1,14 @@
-//! What the time of a layer waits for.
+//! Finds the resource that limits the speed of a layer.
 
 use powerinfer_artifact::plan::Limit;
 
-use crate::{Problem, cost, places::Places};
+use crate::{Problem, cost, placement::Placement};
 
-/// Machines that are better than a problem's in one way each, to tell what limits it.
-pub(crate) struct Better(Vec<(Limit, Problem)>);
+/// Copies of a problem's machine in each of which one resource takes no time.
+pub(crate) struct Relieved(Vec<(Limit, Problem)>);
 
-impl Better {
-    pub(crate) fn than(problem: &Problem) -> Self {
+impl Relieved {
+    pub(crate) fn of(problem: &Problem) -> Self {
         let with = |limit: Limit| {
             let mut machine = problem.without_layers();
             let (cpu, gpu) = (&mut machine.hardware.cpu, &mut machine.hardware.gpu);
@@ -41,11 +41,11 @@ impl Better {
         Self(limits.map(with).into())
     }
 
-    /// What the time of a layer waits for: whatever would shorten it most if it took no time.
-    pub(crate) fn limit(&self, problem: &Problem, places: &Places, index: usize) -> Limit {
+    /// The resource that limits layer `index`: the one without which the layer is the fastest.
+    pub(crate) fn limit(&self, problem: &Problem, placement: &Placement, index: usize) -> Limit {
         let mut least = (f64::INFINITY, Limit::CpuMemory);
         for (limit, machine) in &self.0 {
-            let seconds = cost::layer_on(machine, problem, places, index).total;
+            let seconds = cost::layer_on(machine, problem, placement, index).total;
             if seconds < least.0 {
                 least = (seconds, *limit);
             }

@@ -1,13 +1,13 @@
-//! What a placement is worth: the paper's objective, evaluated neuron by neuron.
+//! The paper's objective `impact`, evaluated neuron by neuron.
 
 use crate::Problem;
 
-/// Expected number of neuron activations per token that the GPU serves: `Σ f_i a_i`, when it holds
-/// the first `hot_counts[layer]` neurons of each layer.
+/// Mean number of active neurons per token on the GPU, `Σ f_i a_i`, if the first `hot_counts[layer]` neurons
+/// of each layer are hot.
 ///
 /// # Panics
 ///
-/// When there is not one count per layer, or a count exceeds its layer.
+/// When `hot_counts` does not have one count per layer, or a count exceeds the neurons of its layer.
 pub fn evaluate(problem: &Problem, hot_counts: &[usize]) -> f64 {
     assert_eq!(
         problem.layers.len(),
@@ -18,16 +18,20 @@ pub fn evaluate(problem: &Problem, hot_counts: &[usize]) -> f64 {
         .layers
         .iter()
         .zip(hot_counts)
-        // Plus 0, for an empty sum is −0.
+        // An empty sum is −0; adding 0 makes it 0.
         .map(|(layer, &count)| layer.frequencies[..count].iter().sum::<f64>() + 0.0)
         .sum::<f64>()
 }
 
-/// `C_l`, the fewest neurons of `layer` that are worth a synchronisation: the smallest count with
-/// `C·T_gpu + T_sync ≤ C·T_cpu`, a neuron's `T` being its bytes over the device's bandwidth.
+/// `C_l`, the smallest number of hot neurons in `layer` that pays for the synchronisation: the least `C` with
+/// `C·T_gpu + T_sync ≤ C·T_cpu`, where `T` is the size of a neuron over the read bandwidth of the device.
 ///
-/// A whole layer is always enough, since then nothing is handed over. `None` where no count pays
-/// because the GPU does not read faster than the CPU, or there is none.
+/// At most the number of neurons of the layer, since a layer that is entirely hot needs no synchronisation.
+/// `None` where no count pays, because the GPU does not read faster than the CPU or there is no GPU.
+///
+/// # Panics
+///
+/// When `layer` is not the index of a layer.
 pub fn fewest_hot(problem: &Problem, layer: usize) -> Option<usize> {
     let gpu = problem.hardware.gpu.as_ref()?;
     let cpu = &problem.hardware.cpu;
@@ -40,7 +44,7 @@ pub fn fewest_hot(problem: &Problem, layer: usize) -> Option<usize> {
     if on_gpu > on_cpu || (on_gpu == on_cpu && sync > 0.0) {
         return None;
     }
-    // `pays` never turns false again as the count grows.
+    // If a count pays, every larger one does, so bisection finds the smallest.
     let (mut fails, mut enough) = (0, layer.frequencies.len());
     while enough - fails > 1 {
         let middle = fails + (enough - fails) / 2;
@@ -59,7 +63,7 @@ mod tests {
     use crate::samples;
 
     #[test]
-    fn impact_counts_the_activations_on_the_gpu() {
+    fn impact_is_the_mean_number_of_active_neurons_on_the_gpu() {
         let mut problem = samples::small();
         problem.layers[0].frequencies = vec![0.75, 0.5, 0.25];
         problem.layers[1].frequencies = vec![1.0, 0.5];
@@ -69,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_hot_neurons_are_those_that_pay_the_sync() {
+    fn the_fewest_hot_neurons_are_the_first_count_that_pays_for_the_sync() {
         let mut problem = samples::small();
         problem.layers[0].neuron_bytes = 1000;
         problem.layers[0].frequencies = vec![0.5; 100];
         problem.hardware.cpu.read_bandwidth_bytes_per_second = 1e9;
         let gpu = problem.hardware.gpu.as_mut().unwrap();
-        // 1 µs per neuron on the CPU, half on the GPU, so 10.25 µs are 20.5 neurons' saving.
+        // A neuron takes 1 µs on the CPU and 0.5 µs on the GPU, so 20.5 neurons save 10.25 µs.
         gpu.read_bandwidth_bytes_per_second = 2e9;
         gpu.sync_seconds = 10.25e-6;
         assert_eq!(fewest_hot(&problem, 0), Some(21));
@@ -85,7 +89,7 @@ mod tests {
         assert_eq!(
             fewest_hot(&problem, 0),
             Some(100),
-            "a whole layer needs none"
+            "an entirely hot layer needs no synchronisation"
         );
         let gpu = problem.hardware.gpu.as_mut().unwrap();
         gpu.read_bandwidth_bytes_per_second = 1e9;

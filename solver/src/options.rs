@@ -1,22 +1,22 @@
-//! How to solve: for what, by what, and for how long.
+//! Options of the solver.
 
 use std::{fmt, time::Duration};
 
 use powerinfer_artifact::plan::Objective;
 use serde::Serialize;
 
-/// What solves.
+/// Solver of the placement problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// Whatever proves its answer first.
+    /// Decomposition, then HiGHS or microlp where its gap is too large.
     #[default]
     Auto,
-    /// One price on memory, exact choices layer by layer, and an exact search for what is left.
+    /// Lagrangian decomposition and exact search, without a general solver.
     Decomposition,
-    /// The mixed integer program by microlp.
+    /// Mixed integer program, solved by microlp.
     Microlp,
-    /// The mixed integer program by HiGHS, where this program was built with it.
+    /// Mixed integer program, solved by HiGHS; requires the feature `highs`.
     Highs,
 }
 
@@ -32,20 +32,20 @@ impl fmt::Display for Backend {
 }
 
 impl Backend {
-    /// Whether this program was built with it.
+    /// Whether this build contains the solver.
     pub fn is_built_in(self) -> bool {
         self != Self::Highs || cfg!(feature = "highs")
     }
 }
 
-/// How to solve.
+/// Options of [`decide`](crate::decide) and [`place`](crate::place).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// What to optimise.
+    /// Objective to optimise.
     pub objective: Objective,
-    /// What solves.
+    /// Solver to use.
     pub backend: Backend,
-    /// How long a general solver may take before the best plan so far is taken.
+    /// Time limit of a general solver, after which the best plan found so far is returned.
     pub time_limit: Duration,
 }
 

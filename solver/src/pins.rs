@@ -1,20 +1,20 @@
-//! Parts that have to be where a person says.
+//! Pins: parts whose device the user prescribes.
 
 use powerinfer_artifact::plan::Device;
 
-use crate::{Problem, SolveError, account::too_small, dense::reserve_bytes, places::Places};
+use crate::{Problem, SolveError, account::too_small, dense::reserve_bytes, placement::Placement};
 
-/// Where parts of a layer have to be, if a person says so.
+/// Prescribed devices of the parts of a layer; `None` leaves a part to the solver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pins {
-    /// Attention, and with it the hidden state.
+    /// Device of attention, which is also that of the hidden state.
     pub attention: Option<Device>,
-    /// All neurons.
+    /// Device of all neurons of the layer.
     pub neurons: Option<Device>,
 }
 
-impl Places {
-    /// The same with whatever is pinned to the GPU there.
+impl Placement {
+    /// The placement with every part on the GPU that is pinned to it.
     pub(crate) fn with_pinned(mut self, problem: &Problem) -> Self {
         for (place, layer) in self.layers.iter_mut().zip(&problem.layers) {
             if layer.pins.attention == Some(Device::Gpu) {
@@ -31,13 +31,14 @@ impl Places {
     }
 }
 
-/// The error where what is pinned to the GPU does not fit it in the order of the paper.
+/// The error for pins to the GPU that do not fit, where `placement` has the dense parts and leaves `left_bytes`
+/// of VRAM.
 pub(crate) fn pinned_too_much(
     problem: &Problem,
-    places: &Places,
+    placement: &Placement,
     left_bytes: u64,
 ) -> Option<SolveError> {
-    let layers = problem.layers.iter().zip(&places.layers);
+    let layers = problem.layers.iter().zip(&placement.layers);
     let left_out = layers
         .clone()
         .filter(|(layer, place)| {
@@ -45,7 +46,7 @@ pub(crate) fn pinned_too_much(
         })
         .map(|(layer, _)| layer.attention_bytes)
         .sum::<u64>()
-        + match problem.head_pin == Some(Device::Gpu) && places.head != Device::Gpu {
+        + match problem.head_pin == Some(Device::Gpu) && placement.head != Device::Gpu {
             true => problem.head_bytes,
             false => 0,
         };
@@ -56,7 +57,7 @@ pub(crate) fn pinned_too_much(
     let missing = (left_out + neurons).saturating_sub(left_bytes);
     (missing > 0).then(|| {
         let needed = problem.budget.vram_bytes.max(reserve_bytes(problem)) + missing;
-        let least = places.clone().with_pinned(problem);
+        let least = placement.clone().with_pinned(problem);
         too_small(problem, &least, Device::Gpu, needed)
     })
 }

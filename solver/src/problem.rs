@@ -1,4 +1,4 @@
-//! What there is to place, and where it may go.
+//! The placement problem: a model with its profile, a machine and a budget.
 
 use powerinfer_artifact::{
     hardware::{Gpu, Hardware},
@@ -7,56 +7,55 @@ use powerinfer_artifact::{
 
 use crate::{LayerMode, Pins, SolveError};
 
-/// The paper's group: neurons of similar frequency that are placed together.
+/// Number of neurons in a group of the paper: neurons of similar frequency that are placed together.
 pub const GROUP_SIZE: usize = 64;
 
-/// A model with its profile, a machine, and how much of it may be used.
+/// A model with its activation frequencies, a machine, and the memory budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
     /// The layers, in order.
     pub layers: Vec<Layer>,
-    /// Token embeddings, always on the CPU.
+    /// Bytes of the token embeddings, which are always on the CPU.
     pub embedding_bytes: u64,
-    /// Output head and last norm.
+    /// Bytes of the output head and the last norm.
     pub head_bytes: u64,
-    /// Whether the head is the embedding matrix, so that on the CPU one copy serves both.
+    /// Whether the output head is the embedding matrix, so that one copy on the CPU serves both.
     pub tied_head: bool,
-    /// Activations and scratch on the GPU, if it is used at all.
+    /// Bytes of activations and scratch on a GPU that is used.
     pub gpu_scratch_bytes: u64,
-    /// Activations and scratch on the CPU.
+    /// Bytes of activations and scratch on the CPU.
     pub cpu_scratch_bytes: u64,
-    /// One hidden state, as it crosses between the devices.
+    /// Bytes of one hidden state, as it is copied between the devices.
     pub hidden_bytes: u64,
-    /// Neurons placed together, [`GROUP_SIZE`] unless there is a reason; the last group of a layer
-    /// has what is left.
+    /// Number of neurons placed together, usually [`GROUP_SIZE`]; the last group of a layer may be smaller.
     pub group_size: usize,
-    /// What may be used.
+    /// Memory that may be used.
     pub budget: Budget,
-    /// The machine, as the model finds it ([`Hardware::for_model`]). Its `vram_bytes` and `ram_bytes` are
-    /// not consulted: the budget is.
+    /// The machine, with figures for the model ([`Hardware::for_model`]). The budget replaces its `vram_bytes`
+    /// and `ram_bytes`.
     pub hardware: Hardware,
-    /// Where the head has to be, if a person says so.
+    /// Prescribed device of the output head, if any.
     pub head_pin: Option<Device>,
 }
 
-/// One layer; all its neurons are equally large.
+/// One layer, whose neurons all have the same size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
-    /// Which neurons are computed for a token. It sets the predicted time, not the place.
+    /// Execution mode of the FFN, from which its predicted time follows.
     pub mode: LayerMode,
-    /// Share of tokens for which each neuron is active, hottest first.
+    /// Activation frequency of each neuron, in falling order.
     pub frequencies: Vec<f64>,
-    /// One neuron, packed: its rows of gate and up and its column of down.
+    /// Bytes of one neuron, packed: its rows of gate and up and its column of down.
     pub neuron_bytes: u64,
-    /// Attention weights and norms.
+    /// Bytes of attention weights and norms.
     pub attention_bytes: u64,
-    /// What a token reads of them: less where it skips inputs.
+    /// Bytes of them that a token reads, fewer with input sparsity.
     pub attention_read_bytes: u64,
-    /// What predicts, the predictor and signs of gates; 0 where there is none.
+    /// Bytes of the predictor or of the gates' sign bits; 0 without prediction.
     pub predictor_bytes: u64,
-    /// The KV cache at the budget's context.
+    /// Bytes of the KV cache at the context length of the budget.
     pub kv_bytes: u64,
-    /// What has to be where.
+    /// Prescribed devices.
     pub pins: Pins,
 }
 
@@ -66,7 +65,7 @@ impl Layer {
         count as u64 * self.neuron_bytes
     }
 
-    /// All bytes of the layer, exactly.
+    /// Bytes of the whole layer.
     fn bytes(&self) -> u128 {
         self.frequencies.len() as u128 * u128::from(self.neuron_bytes)
             + u128::from(self.attention_bytes)
@@ -76,7 +75,7 @@ impl Layer {
 }
 
 impl Problem {
-    /// The GPU, when there is one and the budget allows its use.
+    /// The GPU, if the machine has one and the VRAM budget is not 0.
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
         self.hardware
             .gpu
@@ -84,7 +83,7 @@ impl Problem {
             .filter(|_| self.budget.vram_bytes > 0)
     }
 
-    /// The same without its layers.
+    /// The problem without its layers.
     pub(crate) fn without_layers(&self) -> Self {
         Self {
             layers: Vec::new(),
@@ -94,8 +93,7 @@ impl Problem {
         }
     }
 
-    /// Checks everything that [`place`](crate::place) relies on. Past this, no sum of sizes
-    /// overflows and no frequency surprises.
+    /// Checks sizes, frequencies, pins and hardware. No sum of sizes of a valid problem overflows.
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
         self.hardware.validate()?;
         if self.budget.vram_bytes > 0 && self.hardware.gpu.is_none() {
@@ -164,7 +162,7 @@ impl Layer {
     }
 }
 
-/// Checks one way that the neurons of `layer` may go.
+/// Checks an execution mode of `layer` and the activation frequencies under it.
 pub(crate) fn validate_neurons(
     layer: usize,
     mode: &LayerMode,
@@ -183,7 +181,7 @@ pub(crate) fn validate_neurons(
             }
         }
     }
-    let mut before = 1.0;
+    let mut previous = 1.0;
     for (neuron, &value) in frequencies.iter().enumerate() {
         if !(0.0..=1.0).contains(&value) {
             return Err(SolveError::Frequency {
@@ -192,10 +190,10 @@ pub(crate) fn validate_neurons(
                 value,
             });
         }
-        if value > before {
+        if value > previous {
             return Err(SolveError::NotSorted { layer, neuron });
         }
-        before = value;
+        previous = value;
     }
     Ok(())
 }
@@ -213,13 +211,13 @@ mod tests {
         edit(&mut problem);
         let error = problem.validate().unwrap_err();
         let placed = crate::place(&problem, &Default::default()).unwrap_err();
-        // As text, for a NaN is not equal to itself.
+        // Compared as text, since NaN is not equal to itself.
         assert_eq!(placed.to_string(), error.to_string());
         error
     }
 
     #[test]
-    fn a_frequency_that_is_no_share_is_refused() {
+    fn frequencies_outside_0_to_1_or_out_of_order_are_refused() {
         for value in [f64::NAN, -0.1, 1.1, f64::INFINITY] {
             let error = refused(|problem| problem.layers[1].frequencies[2] = value).to_string();
             assert!(error.contains("layer 1: neuron 2"), "{error}");
@@ -234,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_shapes_are_refused() {
+    fn invalid_shapes_are_refused() {
         assert_eq!(
             refused(|problem| problem.layers.clear()),
             SolveError::NoLayers
@@ -271,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_machines_are_refused() {
+    fn invalid_machines_are_refused() {
         let error = refused(|problem| {
             problem.hardware.cpu.read_bandwidth_bytes_per_second = 0.0;
         });

@@ -5,7 +5,7 @@ use powerinfer_tensor::CacheFormat;
 
 use crate::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Problem};
 
-/// Two layers of a few neurons, a generous budget, a synchronisation that costs nothing.
+/// Two layers of a few neurons with a large budget and free synchronisation.
 pub(crate) fn small() -> Problem {
     let mut problem = shaped(2, 6, |_, neuron| 0.9 / (1.0 + neuron as f64));
     problem.group_size = 2;
@@ -15,7 +15,7 @@ pub(crate) fn small() -> Problem {
     problem
 }
 
-/// `layer_count` layers of `neuron_count` neurons with these frequencies, for the paper's PC-High.
+/// `layer_count` layers of `neuron_count` neurons with these frequencies, on the paper's PC-High.
 pub(crate) fn shaped(
     layer_count: usize,
     neuron_count: usize,
@@ -57,7 +57,7 @@ pub(crate) fn shaped(
     }
 }
 
-/// A power law whose exponent differs from layer to layer, without two equal layers.
+/// Frequencies by a power law, with another scale and exponent in every layer.
 pub(crate) fn power_law(layer: usize, neuron: usize) -> f64 {
     let scale = 0.3 + 0.7 * ((layer * 37 % 101) as f64 / 101.0);
     let exponent = 0.4 + 0.5 * ((layer * 61 % 89) as f64 / 89.0);

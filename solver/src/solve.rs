@@ -13,12 +13,12 @@ use crate::{
     dense::{place_dense, reserve_bytes},
     impact, latency, mixed_integer, objective,
     pins::pinned_too_much,
-    places::Places,
+    placement::Placement,
 };
 
 /// A solved placement, for either objective.
 pub(crate) struct Solved {
-    pub(crate) places: Places,
+    pub(crate) placement: Placement,
     /// Name of the solver that found it.
     pub(crate) backend: String,
     /// Value of the objective, in its own unit.
@@ -98,27 +98,29 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     if gpus > 1 {
         return Err(SolveError::ImpactGpus { gpus });
     }
-    let (places, left_bytes) = place_dense(problem);
-    if let Some(error) = pinned_too_much(problem, &places, left_bytes) {
+    let (placement, left_bytes) = place_dense(problem);
+    if let Some(error) = pinned_too_much(problem, &placement, left_bytes) {
         return Err(error);
     }
-    let chain = impact_chain(problem, &places, left_bytes);
+    let chain = impact_chain(problem, &placement, left_bytes);
     let solved = solve_chain(&chain, options, 0.0).map_err(|_| {
         let least = decomposition::least_ram(&chain);
         let least = least.expect("what is pinned to the GPU fits it");
-        let least_places = places.clone().with_hot(&impact::hot_counts(&least.taken));
-        too_small(problem, &least_places, Device::Cpu, least.cpu_bytes())
+        let least_placement = placement
+            .clone()
+            .with_hot(&impact::hot_counts(&least.taken));
+        too_small(problem, &least_placement, Device::Cpu, least.cpu_bytes())
     })?;
     let answer = solved.answer;
-    let places = places.with_hot(&impact::hot_counts(&answer.taken));
+    let placement = placement.with_hot(&impact::hot_counts(&answer.taken));
     // Evaluated neuron by neuron, so that it does not depend on the order in which the solver sums.
-    let value = objective::evaluate(problem, &places.hot_counts());
+    let value = objective::evaluate(problem, &placement.hot_counts());
     let bound = match answer.is_optimal() {
         true => value,
         false => value.max(-answer.bound),
     };
     Ok(Solved {
-        places,
+        placement,
         backend: solved.backend.to_string(),
         value,
         bound,
@@ -129,13 +131,13 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
     })
 }
 
-/// The chain of the paper's objective, where `places` has everything but the hot neurons.
-pub(crate) fn impact_chain(problem: &Problem, places: &Places, vram_bytes: u64) -> Chain {
+/// The chain of the paper's objective, where `placement` has everything but the hot neurons.
+pub(crate) fn impact_chain(problem: &Problem, placement: &Placement, vram_bytes: u64) -> Chain {
     let neurons = problem.layers.iter();
     let neurons: u64 = neurons
         .map(|layer| layer.neurons_bytes(layer.frequencies.len()))
         .sum();
-    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, places)) - neurons;
+    let cpu_bytes = bytes_on(Device::Cpu, &lines(problem, placement)) - neurons;
     impact::chain(problem, vram_bytes, cpu_bytes)
 }
 
@@ -154,15 +156,15 @@ pub(crate) fn solve_latency(
     let solved = solve_chain(&chain, options, GOOD_ENOUGH)
         .map_err(|infeasible| explain(problem, candidates, &chain, infeasible))?;
     let answer = solved.answer;
-    let (places, chosen) = latency::places(problem, candidates, &answer.taken);
+    let (placement, chosen) = latency::placement(problem, candidates, &answer.taken);
     // Evaluated part by part, so that it does not depend on the order in which the solver sums.
-    let seconds = cost::total(&with_modes(problem, candidates, &chosen), &places).total;
+    let seconds = cost::total(&with_modes(problem, candidates, &chosen), &placement).total;
     let bound = match answer.is_optimal() {
         true => seconds,
         false => answer.bound.min(seconds),
     };
     let solved = Solved {
-        places,
+        placement,
         backend: solved.backend.to_string(),
         value: 1e6 * seconds,
         bound: 1e6 * bound,
@@ -184,7 +186,7 @@ fn explain(
     match infeasible {
         Infeasible::Gpu { .. } if chain.capacities.len() > 1 => SolveError::PinnedToGpus,
         Infeasible::Gpu { needed } => {
-            let least = Places::cold(problem).with_pinned(problem);
+            let least = Placement::cold(problem).with_pinned(problem);
             too_small(
                 problem,
                 &least,
@@ -195,9 +197,9 @@ fn explain(
         Infeasible::Cpu { needed } => {
             let least = decomposition::least_ram(chain);
             let least = least.expect("only the memory of the CPU is too small");
-            let (places, chosen) = latency::places(problem, candidates, &least.taken);
+            let (placement, chosen) = latency::placement(problem, candidates, &least.taken);
             let least = with_modes(problem, candidates, &chosen);
-            too_small(&least, &places, Device::Cpu, needed)
+            too_small(&least, &placement, Device::Cpu, needed)
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Writes down what was found: the plan with the account of every memory and the expected time of
-//! every part, and how the solving went.
+//! Turns a solved placement into a plan, with the memory account and the predicted time of every part, and
+//! into a report on the solver.
 
 use std::time::Instant;
 
@@ -13,39 +13,40 @@ use crate::{
     account::{bytes_on, lines},
     baselines, cost,
     dense::reserve_bytes,
-    limit::Better,
+    limit::Relieved,
     objective,
-    places::Places,
+    placement::Placement,
     solve::Solved,
 };
 
-/// How the solving went: what a plan must not hold because it differs from run to run, or because
-/// it only explains.
+/// Statistics of the solver: what a plan does not contain because it differs from run to run or is only
+/// explanatory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SolveReport {
-    /// What found the plan.
+    /// Solver that found the plan.
     pub backend: String,
-    /// Value of the plan.
+    /// Value of the objective.
     pub objective: f64,
-    /// No plan is better.
+    /// Bound on the objective of every plan.
     pub bound: f64,
-    /// How far the plan may be from the bound, as a share of it.
+    /// Distance between objective and bound, as a share of the bound.
     pub gap: f64,
-    /// The bound by the relaxation alone.
+    /// Bound by the relaxation alone.
     pub relaxation_bound: f64,
-    /// Time from problem to plan.
+    /// Wall-clock time from problem to plan, in seconds.
     pub solve_seconds: f64,
-    /// Groups of neurons in the model.
+    /// Number of groups of neurons in the model.
     pub group_count: usize,
-    /// Binaries that a general solver had to decide, where one was asked.
+    /// Number of binary variables of the general solver; 0 where none was used.
     pub open_groups: usize,
-    /// Why a general solver did not come to an end, if it did not.
+    /// Reason why a general solver proved nothing, if it did not.
     pub trouble: Option<String>,
-    /// What using a GPU takes before anything is on it. A smaller VRAM budget uses none of it.
+    /// Bytes that the use of a GPU takes before any part is placed on it. A smaller VRAM budget leaves the GPU
+    /// unused.
     pub gpu_reserve_bytes: u64,
 }
 
-/// Writes down what was found for a problem whose layers go the ways taken.
+/// The plan and the report for `problem`, whose layers have the chosen execution modes.
 pub(crate) fn write(
     problem: &Problem,
     options: &Options,
@@ -68,7 +69,7 @@ pub(crate) fn write(
     let plan = write_plan(
         problem,
         options,
-        &solved.places,
+        &solved.placement,
         summary,
         solved.vram_multiplier,
     );
@@ -95,14 +96,14 @@ pub(crate) fn write(
 fn write_plan(
     problem: &Problem,
     options: &Options,
-    places: &Places,
+    placement: &Placement,
     solver: SolverSummary,
     price: Option<f64>,
 ) -> Plan {
-    let lines = lines(problem, places);
-    let better = Better::than(problem);
+    let lines = lines(problem, placement);
+    let relieved = Relieved::of(problem);
     let layers: Vec<LayerPlan> = (0..problem.layers.len())
-        .map(|index| layer_plan(problem, places, &better, index))
+        .map(|index| layer_plan(problem, placement, &relieved, index))
         .collect();
     let neuron_count = problem.layers.iter().map(|layer| layer.frequencies.len());
     let active: f64 = problem
@@ -110,7 +111,7 @@ fn write_plan(
         .iter()
         .flat_map(|layer| &layer.frequencies)
         .sum();
-    let hot_counts = places.hot_counts();
+    let hot_counts = placement.hot_counts();
     let carried = objective::evaluate(problem, &hot_counts);
     let all_hot = hot_counts.iter().copied().eq(neuron_count.clone());
     Plan {
@@ -124,10 +125,10 @@ fn write_plan(
             neuron_count: neuron_count.map(|count| count as u64).sum(),
             hot_count: hot_counts.iter().map(|&count| count as u64).sum(),
             hot_share: share(carried, active, all_hot),
-            microseconds_per_token: microseconds(cost::total(problem, places).total),
+            microseconds_per_token: microseconds(cost::total(problem, placement).total),
         },
-        head: places.head,
-        head_gpu: places.head_gpu,
+        head: placement.head,
+        head_gpu: placement.head_gpu,
         forecast: Some(Forecast {
             decode: Vec::new(),
             prompt_tokens_per_second: None,
@@ -140,9 +141,14 @@ fn write_plan(
     }
 }
 
-fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize) -> LayerPlan {
+fn layer_plan(
+    problem: &Problem,
+    placement: &Placement,
+    relieved: &Relieved,
+    index: usize,
+) -> LayerPlan {
     let layer = &problem.layers[index];
-    let place = &places.layers[index];
+    let place = &placement.layers[index];
     let (neuron_count, hot_count) = (layer.frequencies.len(), place.hot_count);
     let bytes = |device: Device, neurons: usize| {
         let dense = [
@@ -152,17 +158,18 @@ fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize)
         ];
         let here = dense
             .iter()
-            .filter(|(layer_device, _)| *layer_device == device);
+            .filter(|(part_device, _)| *part_device == device);
         here.map(|(_, bytes)| bytes).sum::<u64>() + layer.neurons_bytes(neurons)
     };
-    let cost = cost::layer(problem, places, index);
+    let cost = cost::layer(problem, placement, index);
     let carried: f64 = layer.frequencies[..hot_count].iter().sum();
     let active = layer.frequencies.iter().sum();
     LayerPlan {
         layer: index,
         policy: layer.mode.policy,
-        reason: String::new(), // whoever chose the policy knows
-        threshold: None,       // and how
+        // Set by the planner, which knows the candidates.
+        reason: String::new(),
+        threshold: None,
         input_thresholds: None,
         neuron_count,
         hot_count,
@@ -178,11 +185,11 @@ fn layer_plan(problem: &Problem, places: &Places, better: &Better, index: usize)
         cpu_microseconds: microseconds(cost.cpu),
         sync_microseconds: microseconds(cost.sync),
         microseconds: microseconds(cost.total),
-        limit: Some(better.limit(problem, places, index)),
+        limit: Some(relieved.limit(problem, placement, index)),
     }
 }
 
-/// `part` of `all` to six places; of neurons that never fire, all or nothing.
+/// `part / all`, rounded to six places; 1 if `complete`, also where no neuron is ever active.
 fn share(part: f64, all: f64, complete: bool) -> f64 {
     if complete {
         return 1.0;
@@ -193,7 +200,7 @@ fn share(part: f64, all: f64, complete: bool) -> f64 {
     ((part / all * 1e6).round() / 1e6).clamp(0.0, 1.0) + 0.0
 }
 
-/// To the nanosecond: a plan is read by people.
+/// `seconds` in microseconds, rounded to nanoseconds.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }

@@ -6,7 +6,8 @@ use std::{
 };
 
 use powerinfer_artifact::{TensorFile, predictor_file::PredictorFile};
-use powerinfer_model::{OriginalPredictors, PredictedSizes, greedy_token};
+use powerinfer_import::{OriginalPredictors, PredictedSizes};
+use powerinfer_model::greedy_token;
 
 use crate::{
     golden::floats,

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use powerinfer_artifact::TensorFile;
+use powerinfer_model::{Checkpoint, Files};
 
 /// Every golden checkpoint.
 pub const MODELS: [&str; 25] = [
@@ -69,6 +70,12 @@ impl Golden {
             folder,
             expected,
         }
+    }
+
+    /// Opens the checkpoint itself.
+    pub fn checkpoint(&self) -> Checkpoint {
+        let files = Files::open(&self.folder).unwrap();
+        powerinfer_import::open_checkpoint(files).unwrap()
     }
 
     /// A float32 tensor of the expectations.

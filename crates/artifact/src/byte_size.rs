@@ -1,10 +1,10 @@
-//! Sizes as people type and read them: `24G` and `24GiB` are 24·2³⁰, `24GB` is 24·10⁹ (as in GNU).
+//! Human-readable sizes: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹ (as in GNU).
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes.
+/// Number of bytes.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -12,22 +12,22 @@ use serde::{Deserialize, Serialize};
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// `count` GiB.
+    /// Creates a size of `count` GiB.
     pub const fn gib(count: u64) -> Self {
         Self(count << 30)
     }
 }
 
-/// Why a size could not be understood.
+/// Error of parsing a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ByteSizeError {
-    /// Not a number followed by a unit.
+    /// The text is not a number followed by a unit.
     #[error(
         "`{0}` is not a size; write a number and a unit, such as `24G`, `24GiB` (2³⁰ bytes each) or `24GB` (10⁹)"
     )]
     Malformed(String),
-    /// More than 2⁶⁴−1 bytes.
-    #[error("`{0}` is more than this program can count")]
+    /// The size exceeds 2⁶⁴−1 bytes.
+    #[error("`{0}` exceeds the largest size, 2⁶⁴−1 bytes")]
     TooLarge(String),
 }
 
@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn display_reads_back_within_its_rounding(bytes in 0u64..1 << 60) {
+        fn display_round_trips_within_its_precision(bytes in 0u64..1 << 60) {
             let shown = ByteSize(bytes).to_string();
             let read = shown.parse::<ByteSize>().unwrap().0;
             prop_assert!(read.abs_diff(bytes) as f64 <= 0.051 * (bytes as f64).max(1.0), "{}", shown);

@@ -1,4 +1,4 @@
-//! What a bundle's policies were shown to do to the model, on text that nothing was fitted to.
+//! Certificate of a bundle: measured quality of its policies, on text that nothing was fitted to.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,67 +9,66 @@ use crate::{
 
 /// Format name of the document.
 pub const FORMAT: &str = "powerinfer-certificate";
-/// Newest version read here.
+/// Version that this program reads and writes.
 pub const VERSION: u32 = 2;
-/// The document's name inside a bundle.
+/// File name inside a bundle.
 pub const FILE: &str = "certificate.json";
-/// The file with the text, token ids, inside a bundle.
+/// Name of the file with the text's token ids inside a bundle.
 pub const TEXT_FILE: &str = "certificate-text.safetensors";
 
-/// A figure, and how far from it the truth may be with 95 % confidence.
+/// Estimate of a mean with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Estimate {
-    /// The estimate.
+    /// Point estimate.
     pub value: f64,
     /// Half the width of the interval.
     pub margin: f64,
 }
 
-/// How text was scored.
+/// Text that was scored, and the windows it was scored in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scoring {
-    /// Texts, each from its own beginning.
+    /// Number of texts; each is scored on its own.
     pub texts: u64,
-    /// Tokens scored: all but the first of each text.
+    /// Number of tokens scored: all but the first of each text.
     pub tokens: u64,
-    /// Tokens that the model sees at once.
+    /// Tokens per window: the context that the model is given.
     pub window: u64,
-    /// Tokens from one window's beginning to the next one's.
+    /// Distance between the starts of consecutive windows, in tokens.
     pub stride: u64,
-    /// The token that every text begins with, where there is such a one: what the tokenizer puts
-    /// first.
-    pub begins_with: Option<u32>,
+    /// Token that the tokenizer puts first in every text (BOS), if any.
+    pub bos_token: Option<u32>,
     /// Digest of the token ids.
     pub digest: Digest,
 }
 
-/// The body of `certificate.json`: the planned policies beside `dense`, on the same weights.
+/// Body of `certificate.json`: the planned policies compared with `dense`, on the same weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Certificate {
-    /// The text.
+    /// Text of the comparison.
     pub scoring: Scoring,
-    /// What was certified: [`decisions`] of the plan.
+    /// Digest of the certified policies and thresholds, see [`decisions`].
     pub decisions: Digest,
-    /// The rise of perplexity that was allowed, as a share.
-    pub allowed_rise: f64,
+    /// Perplexity budget: allowed increase of perplexity over `dense`, as a share of it.
+    pub perplexity_budget: f64,
     /// Perplexity under `dense`.
     pub dense_perplexity: f64,
-    /// Perplexity as planned.
+    /// Perplexity under the planned policies.
     pub perplexity: f64,
-    /// By how much of itself perplexity rises.
+    /// Increase of perplexity over `dense`, as a share of it.
     pub perplexity_rise: Estimate,
-    /// Mean of KL(dense ‖ planned), in nats.
+    /// Mean over tokens of KL(dense ‖ planned), in nats.
     pub kl_divergence_mean: Estimate,
-    /// The divergence that 99 % of the tokens stay below, in nats.
+    /// 99th percentile over tokens of KL(dense ‖ planned), in nats.
     pub kl_divergence_p99: f64,
-    /// Share of tokens for which both hold the same token for the likeliest.
+    /// Share of tokens on which both have the same arg max.
     pub top1_agreement: f64,
-    /// Share of texts in which they do so at every token.
+    /// Share of texts with the same arg max on every token.
     pub texts_without_divergence: f64,
-    /// Tokens until they first do not, the median of the other texts.
+    /// Median number of tokens before the first differing arg max, over the other texts.
     pub tokens_to_first_divergence: Option<u64>,
     /// Share of FFN neurons that are computed.
     pub ffn_neurons_computed: f64,
@@ -77,46 +76,51 @@ pub struct Certificate {
     pub layers: Vec<LayerCertificate>,
 }
 
-/// What a layer's policy does to its FFN's output. Inputs that are left out are so on both sides: what
-/// that does shows in the perplexity alone.
+/// Measured effect of a layer's policy on its FFN output. Input thresholds apply to both sides of this
+/// comparison: their effect shows in the perplexity alone.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCertificate {
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// Which neurons are computed.
+    /// Certified policy.
     pub policy: Policy,
     /// Mean over tokens of `‖planned − dense‖ / ‖dense‖`.
     pub relative_error: f64,
-    /// What 99 % of the tokens stay below.
+    /// 99th percentile over tokens of the same ratio.
     pub relative_error_p99: f64,
-    /// The largest mean over 16 consecutive tokens: the band that traffic like this stays in.
+    /// Largest mean over 16 consecutive tokens: the error bound for text of this kind.
     pub error_bound: f64,
-    /// Mean share of `Σ|h_i|·‖down_i‖` that comes from neurons that are computed.
+    /// Mean share of `Σ|h_i|·‖down_i‖` contributed by the computed neurons.
     pub contribution_recall: f64,
 }
 
 impl Certificate {
-    /// Whether the rise is within what was allowed, with 97.5 % confidence.
+    /// Returns whether the increase of perplexity is within the budget, with 97.5 % confidence.
     pub fn holds(&self) -> bool {
         let Estimate { value, margin } = self.perplexity_rise;
-        value + margin <= self.allowed_rise
+        value + margin <= self.perplexity_budget
     }
 
-    /// About how many tokens it would take to show that the rise is within what is allowed, if it
-    /// is what it seems; none where it seems to be more.
+    /// Estimates the number of tokens needed to show that the increase is within the budget. `None` if the
+    /// point estimate exceeds the budget.
     pub fn tokens_needed(&self) -> Option<u64> {
         let Estimate { value, margin } = self.perplexity_rise;
-        let room = self.allowed_rise - value;
-        (room > 0.0).then(|| {
-            let times = (margin / room).powi(2).max(1.0);
+        let slack = self.perplexity_budget - value;
+        (slack > 0.0).then(|| {
+            let times = (margin / slack).powi(2).max(1.0);
             (self.scoring.tokens as f64 * times).ceil() as u64
         })
     }
 }
 
-/// A digest of what decides what is computed: each layer's policy and threshold, and after them
-/// its thresholds of inputs, where any layer has such.
+/// Digest of everything that selects neurons and inputs: each layer's policy and threshold, then the
+/// input thresholds if any layer has them.
+///
+#[expect(
+    clippy::missing_panics_doc,
+    reason = "policies and thresholds are plain JSON"
+)]
 pub fn decisions(layers: &[LayerPlan]) -> Digest {
     let decision = |layer: &LayerPlan| (layer.policy, layer.threshold);
     let decisions: Vec<_> = layers.iter().map(decision).collect();
@@ -140,11 +144,11 @@ mod tests {
                 tokens: 1000,
                 window: 512,
                 stride: 512,
-                begins_with: None,
+                bos_token: None,
                 digest: Digest::of(b""),
             },
             decisions: Digest::of(b""),
-            allowed_rise: 0.01,
+            perplexity_budget: 0.01,
             dense_perplexity: 2.0,
             perplexity: 2.0 * (1.0 + value),
             perplexity_rise: Estimate { value, margin },
@@ -162,17 +166,17 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_holds_where_its_whole_interval_is_allowed() {
+    fn a_certificate_holds_if_its_whole_interval_is_within_the_budget() {
         assert!(certificate(0.005, 0.005).holds());
         assert!(!certificate(0.005, 0.006).holds());
-        // Half the room, so four times the tokens.
+        // Twice the slack in the margin, so four times the tokens.
         assert_eq!(certificate(0.005, 0.01).tokens_needed(), Some(4000));
         assert_eq!(certificate(0.011, 0.001).tokens_needed(), None);
         assert!(certificate(0.0, 0.0).holds());
     }
 
     #[test]
-    fn decisions_are_policies_and_thresholds_alone() {
+    fn decisions_depend_on_policies_and_thresholds_alone() {
         let plan = Plan::unplaced(2, 8, Policy::Exact, 16);
         let mut other = plan.clone();
         other.layers[0].hot_count = 4;
@@ -187,7 +191,7 @@ mod tests {
             ffn: None,
         });
         assert_ne!(decisions(&plan.layers), decisions(&other.layers));
-        // Bundles that were certified before there were thresholds of inputs stay certified.
+        // Without input thresholds the digest covers policies and thresholds only.
         let known = r#"[["exact",null],["exact",null]]"#;
         assert_eq!(decisions(&plan.layers), Digest::of(known.as_bytes()));
     }

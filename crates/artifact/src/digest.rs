@@ -1,4 +1,4 @@
-//! Content digests: BLAKE3, because it reads at the speed of memory; `b3sum` checks them.
+//! Content digests: BLAKE3, because it runs at memory bandwidth; `b3sum` computes the same.
 
 use std::{fmt, fs::File, io::Read, path::Path, str::FromStr};
 
@@ -6,31 +6,35 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::ArtifactError;
 
-/// The BLAKE3 digest of some bytes, shown as `b3:` and 64 hexadecimal digits.
+/// BLAKE3 digest, displayed as `b3:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Computes the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The digest of the file at `path`.
+    /// Computes the digest of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Read`].
     pub fn of_file(path: &Path) -> Result<Self, ArtifactError> {
-        // Read, not mapped: a bundle larger than memory should not fill it.
+        // Read, not mapped: a bundle larger than memory must not evict other pages.
         let mut file = File::open(path).map_err(ArtifactError::read(path))?;
         let mut digest = DigestBuilder::default();
-        let mut piece = vec![0; 1 << 20];
+        let mut buffer = vec![0; 1 << 20];
         loop {
-            match file.read(&mut piece).map_err(ArtifactError::read(path))? {
+            match file.read(&mut buffer).map_err(ArtifactError::read(path))? {
                 0 => return Ok(digest.finish()),
-                length => digest.add(&piece[..length]),
+                length => digest.add(&buffer[..length]),
             }
         }
     }
 
-    /// The digest of several byte strings; their boundaries count.
+    /// Computes the digest of several byte strings; it depends on where each one ends.
     pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hasher = blake3::Hasher::new();
         for part in parts {
@@ -40,7 +44,7 @@ impl Digest {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// The first 64 bits as a number, for seeds derived from content.
+    /// Returns the first 64 bits, from which seeds are derived.
     pub fn leading_bits(&self) -> u64 {
         self.0[..8]
             .iter()
@@ -48,17 +52,17 @@ impl Digest {
     }
 }
 
-/// A digest of bytes that come in pieces; where one ends does not count.
+/// Incremental digest of one byte string; it does not depend on how the bytes are split.
 #[derive(Debug, Clone, Default)]
 pub struct DigestBuilder(blake3::Hasher);
 
 impl DigestBuilder {
-    /// Adds the next bytes.
+    /// Appends `bytes`.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all of them.
+    /// Returns the digest of all bytes so far.
     pub fn finish(&self) -> Digest {
         Digest(*self.0.finalize().as_bytes())
     }
@@ -115,14 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_form_reads_back() {
+    fn display_and_parse_round_trip() {
         let digest = Digest::of(b"neuron");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert!("b3:+1".parse::<Digest>().is_err());
     }
 
     #[test]
-    fn boundaries_between_parts_count() {
+    fn digests_depend_on_the_ends_of_byte_strings() {
         assert_ne!(
             Digest::of_parts([&b"ab"[..], b"c"]),
             Digest::of_parts([&b"a"[..], b"bc"])

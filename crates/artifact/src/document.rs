@@ -1,4 +1,4 @@
-//! JSON artifacts: a header beside a body.
+//! JSON artifacts: a header and a body in one object.
 
 use std::path::Path;
 
@@ -6,30 +6,38 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{ArtifactError, Header, write::write_file};
 
-/// A JSON file with our header and what it is about.
+/// JSON file with a [`Header`] next to the fields of `Body`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Document<Body> {
-    /// Who made it, from what.
+    /// Origin of the file.
     pub header: Header,
     /// The content.
     #[serde(flatten)]
     pub body: Body,
 }
 
-/// Just the header, so that a version is judged before a body it may not understand.
+/// The header alone, so that the version is checked before a body that may not parse.
 #[derive(Deserialize)]
 struct HeaderOnly {
     header: Option<Header>,
 }
 
 impl<Body: Serialize + DeserializeOwned> Document<Body> {
-    /// Reads the document at `path`, refusing other formats and other versions.
+    /// Reads the document at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is not the expected JSON, or has another format or version.
     pub fn read(path: &Path, format: &str, supported: u32) -> Result<Self, ArtifactError> {
         let bytes = std::fs::read(path).map_err(ArtifactError::read(path))?;
         Self::parse(&bytes, path, format, supported)
     }
 
-    /// Reads a document from `bytes`; `path` is for messages.
+    /// Parses a document from `bytes`; `path` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are not the expected JSON, or have another format or version.
     pub fn parse(
         bytes: &[u8],
         path: &Path,
@@ -44,20 +52,28 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
         let header = only.header.ok_or_else(|| ArtifactError::WrongFormat {
             path: path.to_owned(),
             expected: format.to_owned(),
-            found: "JSON without a header of ours".to_owned(),
+            found: "JSON without a PowerInfer header".to_owned(),
         })?;
         header.check_format(path, format, supported)?;
         serde_json::from_slice(bytes).map_err(not_json)
     }
 
-    /// The file's bytes: indented JSON with a final newline.
+    /// Serialises the document as indented JSON with a final newline.
+    ///
+    /// # Panics
+    ///
+    /// If `Body` cannot be represented in JSON, as with map keys that are not strings.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).expect("our structures are plain JSON");
+        let mut bytes = serde_json::to_vec_pretty(self).expect("the body is plain JSON");
         bytes.push(b'\n');
         bytes
     }
 
-    /// Writes the document, beside and renamed.
+    /// Writes the document to `path` atomically.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Write`].
     pub fn write(&self, path: &Path) -> Result<(), ArtifactError> {
         write_file(path, &self.to_bytes())
     }

@@ -1,10 +1,10 @@
-//! What can be wrong with a file of ours, or with a tensor file of anybody's.
+//! Errors of artifacts and tensor files.
 
 use std::path::{Path, PathBuf};
 
 use crate::{ByteSize, Hint, ModelIdentity, progress::Interrupted};
 
-/// A file that cannot be read, written, or used here.
+/// Error of reading, writing or checking a file.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
     /// The operating system refused to read.
@@ -23,35 +23,35 @@ pub enum ArtifactError {
         /// The reason.
         source: std::io::Error,
     },
-    /// There is no room for the bytes of a file, or the system does not let them be locked.
+    /// The bytes of a file cannot be loaded into memory, or locked there.
     #[error("cannot keep the {bytes} of `{path}` in memory: {source}")]
-    Hold {
+    KeepInMemory {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// Length of the file.
         bytes: ByteSize,
         /// The reason.
         source: std::io::Error,
     },
-    /// The file is no tensor file, or a damaged one.
+    /// The file is not in the safetensors format, or is damaged.
     #[error(
         "`{path}` is not a valid safetensors file: {reason}; it may be truncated, fetch or make it again"
     )]
     NotSafetensors {
         /// The file.
         path: PathBuf,
-        /// What the reader tripped over.
+        /// Message of the parser.
         reason: String,
     },
-    /// The file is no JSON of the expected shape.
-    #[error("`{path}` is not the JSON expected here: {source}")]
+    /// The file does not contain JSON of the expected structure.
+    #[error("`{path}` is not the expected JSON: {source}")]
     NotJson {
         /// The file.
         path: PathBuf,
-        /// Line, column and field.
+        /// Parse error with line, column and field.
         source: serde_json::Error,
     },
-    /// A tensor that must be there is not.
+    /// A required tensor is missing.
     #[error("`{path}` has no tensor `{tensor}`")]
     MissingTensor {
         /// The file.
@@ -59,19 +59,19 @@ pub enum ArtifactError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor has another type or shape than it must have.
+    /// A tensor has another element type or shape than expected.
     #[error("tensor `{tensor}` in `{path}` is {found}, expected {expected}")]
     WrongTensor {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Type and shape needed.
+        /// Expected type and shape.
         expected: String,
-        /// Type and shape there.
+        /// Type and shape in the file.
         found: String,
     },
-    /// A tensor that does not lie on a boundary of its element type.
+    /// The data of a tensor is not aligned to its element type.
     #[error("tensor `{tensor}` in `{path}` is not aligned; write the file again with powerinfer")]
     Unaligned {
         /// The file.
@@ -79,95 +79,95 @@ pub enum ArtifactError {
         /// The tensor.
         tensor: String,
     },
-    /// The file carries no header of ours, or one for another kind of artifact.
+    /// The file has no PowerInfer header, or one of another kind of artifact.
     #[error("`{path}` is {found}, not a {expected}")]
     WrongFormat {
         /// The file.
         path: PathBuf,
-        /// The format needed.
+        /// Expected format.
         expected: String,
-        /// What it is.
+        /// Description of what the file is.
         found: String,
     },
-    /// The file was written by a newer program.
+    /// The file has a newer format version than this program reads.
     #[error(
         "`{path}` is {format} version {found}, this program reads up to version {supported}; update powerinfer (the file was written by {tool})"
     )]
     TooNew {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// Format of the file.
         format: String,
-        /// Its version.
+        /// Version of the file.
         found: u32,
-        /// The newest version known here.
+        /// Newest version that this program reads.
         supported: u32,
-        /// The program that wrote it.
+        /// Program that wrote the file.
         tool: String,
     },
-    /// The file was written by an older program in a form no longer read.
+    /// The file has an older format version, which is no longer read.
     #[error(
         "`{path}` is {format} version {found}, this program reads version {supported}; make it again"
     )]
     TooOld {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// Format of the file.
         format: String,
-        /// Its version.
+        /// Version of the file.
         found: u32,
-        /// The version known here.
+        /// Version that this program reads.
         supported: u32,
     },
     /// The file was made for another model.
     #[error(
-        "`{path}` was made for another model: it belongs to {found}, the model here is {expected}; make it again for this model"
+        "`{path}` was made for another model: it belongs to {found}, expected {expected}; make it again for this model"
     )]
     OtherModel {
         /// The file.
         path: PathBuf,
         /// The model in use.
         expected: Box<ModelIdentity>,
-        /// The model in the header.
+        /// The model in the file's header.
         found: Box<ModelIdentity>,
     },
-    /// A folder that would be replaced has something else in it.
+    /// The folder to replace, or one next to it, contains other files than an artifact.
     #[error(
         "`{path}` exists and was not made by this command (it has no `{manifest}` written by powerinfer)"
     )]
-    Foreign {
-        /// What is there.
+    NotAnArtifact {
+        /// The folder.
         path: PathBuf,
-        /// The file that would tell that it is ours.
+        /// File whose presence marks the folder as an artifact.
         manifest: String,
     },
-    /// Another run works in the same place.
+    /// Another run is writing the same folder.
     #[error("another run is writing `{path}`")]
     Busy {
         /// The folder.
         path: PathBuf,
     },
-    /// The bytes are not those that the manifest promises.
+    /// The digest of a file differs from the one in the manifest.
     #[error(
         "`{path}` is damaged: its digest is {found}, the manifest says {expected}; make it again"
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The digest promised.
+        /// Digest in the manifest.
         expected: String,
-        /// The digest found.
+        /// Digest of the file.
         found: String,
     },
-    /// The bytes are not those that the file's own header promises.
+    /// The content of a file does not match the digest in its own header.
     #[error(
-        "`{path}` is damaged: its content is not what its header promises; delete it and make it again"
+        "`{path}` is damaged: its content does not match the digest in its header; delete it and make it again"
     )]
     DamagedContent {
         /// The file.
         path: PathBuf,
     },
-    /// The user asked to stop.
+    /// The user interrupted the work.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
 }
@@ -176,14 +176,14 @@ impl ArtifactError {
     /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
-            Self::Hold { .. } => Some(Hint::NoMemoryLock),
-            Self::Foreign { .. } => Some(Hint::OtherFolder),
+            Self::KeepInMemory { .. } => Some(Hint::NoMemoryLock),
+            Self::NotAnArtifact { .. } => Some(Hint::OtherFolder),
             Self::Busy { .. } => Some(Hint::WaitOrOtherFolder),
             _ => None,
         }
     }
 
-    /// For `map_err` on a failed read of `path`.
+    /// Converts the error of reading `path`, for use with `map_err`.
     pub fn read(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Read {
             path: path.to_owned(),
@@ -191,7 +191,7 @@ impl ArtifactError {
         }
     }
 
-    /// For `map_err` on a failed write of `path`.
+    /// Converts the error of writing `path`, for use with `map_err`.
     pub fn write(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Write {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! The header that every artifact carries.
+//! Header of every artifact.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ArtifactError, Digest};
 
-/// What a model is called, and what tells it from others.
+/// Name and fingerprint of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelIdentity {
-    /// For people: the name of the checkpoint's folder.
+    /// Name of the checkpoint's folder, for display only.
     pub name: String,
-    /// For programs: a digest over configuration and weights.
+    /// Digest over configuration and weights; models are compared by it.
     pub fingerprint: Digest,
 }
 
@@ -22,27 +22,27 @@ impl fmt::Display for ModelIdentity {
     }
 }
 
-/// Who made this artifact, from what.
+/// Origin of an artifact: tool, model, inputs, seed and settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Kind of artifact, such as `powerinfer-profile`.
     pub format: String,
-    /// Version of that format; a reader refuses newer ones.
+    /// Version of that format.
     pub version: u32,
-    /// Program and version that wrote it.
+    /// Name and version of the program that wrote the artifact.
     pub tool: String,
-    /// The model it belongs to.
+    /// Model that the artifact was made for.
     pub model: ModelIdentity,
-    /// Digests of the other inputs, by what they are.
+    /// Digests of the other inputs, by the role of each input.
     pub inputs: BTreeMap<String, Digest>,
-    /// The seed of every random choice.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// The settings that shaped it, by name.
+    /// Settings that the artifact was made with, by name.
     pub settings: BTreeMap<String, serde_json::Value>,
 }
 
 impl Header {
-    /// A header of this program for `model`, without inputs and settings.
+    /// Creates a header of this program for `model`, without inputs and settings.
     pub fn new(format: &str, version: u32, model: ModelIdentity, seed: u64) -> Self {
         Self {
             format: format.to_owned(),
@@ -55,21 +55,25 @@ impl Header {
         }
     }
 
-    /// Adds the digest of an input.
+    /// Adds the digest of the input called `name`.
     #[must_use]
     pub fn with_input(mut self, name: &str, digest: Digest) -> Self {
         self.inputs.insert(name.to_owned(), digest);
         self
     }
 
-    /// Adds a setting.
+    /// Adds the setting called `name`.
     #[must_use]
     pub fn with_setting(mut self, name: &str, value: impl Into<serde_json::Value>) -> Self {
         self.settings.insert(name.to_owned(), value.into());
         self
     }
 
-    /// Refuses another format than `format` and other versions than `supported`.
+    /// Checks that the artifact at `path` has this format and version.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::WrongFormat`], [`ArtifactError::TooNew`] or [`ArtifactError::TooOld`].
     pub fn check_format(
         &self,
         path: &Path,
@@ -103,7 +107,11 @@ impl Header {
         Ok(())
     }
 
-    /// Refuses an artifact of another model than `model`.
+    /// Checks that the artifact at `path` belongs to `model`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::OtherModel`] if the fingerprints differ.
     pub fn check_model(&self, path: &Path, model: &ModelIdentity) -> Result<(), ArtifactError> {
         if self.model.fingerprint == model.fingerprint {
             return Ok(());

@@ -1,8 +1,10 @@
-//! The files PowerInfer owns, and what they have in common.
+//! File formats that PowerInfer owns, and the primitives they share.
 //!
-//! Every artifact carries the same [`Header`]: format, version, tool, the model it was made for,
-//! digests of its inputs, seed and settings, and no timestamp, so that the same inputs and seed
-//! give the same bytes. Everything is written beside its target and renamed.
+//! Every artifact carries the same [`Header`]: format, version, tool, model, digests of its inputs,
+//! seed and settings. There is no timestamp, so equal inputs and seed give equal bytes. Every file is
+//! written to a temporary file in the same folder, then renamed.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 pub mod byte_size;
 pub mod certificate;
@@ -15,7 +17,7 @@ mod hint;
 pub mod mapped_file;
 pub mod matrix_planes;
 pub mod page;
-pub mod placing;
+pub mod placement_inputs;
 pub mod plan;
 pub mod predictor_file;
 pub mod progress;

@@ -1,4 +1,4 @@
-//! The bytes of a file, mapped into memory; this module fences the workspace's one `mmap`.
+//! Memory-mapped files; the only `mmap` of the workspace.
 
 use std::{
     fs::File,
@@ -17,34 +17,38 @@ use crate::{
     progress::{Interrupted, Progress},
 };
 
-/// Bytes that stay where they are: a mapped file, or bytes that were in memory all along.
+/// Contents of a file at a stable address; cloning shares them.
 #[derive(Debug, Clone)]
 pub enum FileBytes {
-    /// A file mapped read-only.
+    /// File mapped read-only.
     Mapped(Arc<Mmap>),
     /// Bytes embedded in the program.
     Embedded(&'static [u8]),
-    /// Bytes made while the program runs.
+    /// Bytes computed at run time.
     Owned(Arc<[u8]>),
-    /// A file read into memory of the program's own.
+    /// File read into anonymous memory.
     Loaded(Arc<Mmap>),
 }
 
-/// How the bytes of a file are held that is read again and again.
+/// Where the bytes of a file that is read repeatedly reside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residence {
-    /// Mapped: what memory has no room for is read from the file when it is touched.
+    /// Mapped: pages are read from the file on first access and may be evicted.
     #[default]
     Mapped,
-    /// Mapped, and never given up for something else.
+    /// Mapped and locked: pages are never evicted.
     Locked,
-    /// Read into memory of the program's own, in huge pages where the system has them: what is read here
-    /// and there comes faster, for the time of a copy at the start.
+    /// Copied into anonymous memory, in huge pages where available: faster random access for one copy at
+    /// start-up.
     Loaded,
 }
 
 impl FileBytes {
     /// Maps the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Read`].
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let file = File::open(path).map_err(ArtifactError::read(path))?;
         let length = file.metadata().map_err(ArtifactError::read(path))?.len();
@@ -52,25 +56,31 @@ impl FileBytes {
             return Ok(Self::Embedded(&[])); // an empty mapping is an error on some systems
         }
         // SAFETY: the mapping is read-only, and our own files are replaced by renaming, never
-        // changed in place. A foreign program that truncates the file under us ends in SIGBUS:
-        // the price that every program pays which maps its model.
-        #[allow(unsafe_code)]
+        // changed in place. Another program that truncates the file causes SIGBUS, a risk shared by every
+        // program that maps its model.
+        #[expect(unsafe_code, reason = "the only mmap")]
         let mapped = unsafe { Mmap::map(&file) }.map_err(ArtifactError::read(path))?;
         Ok(Self::Mapped(Arc::new(mapped)))
     }
 }
 
 impl FileBytes {
-    /// Holds the bytes, which are those of the file at `path`, as `residence` says; bytes that are in
-    /// memory anyway stay.
+    /// Makes the bytes of the file at `path` reside as `residence` requests; bytes that are not mapped stay
+    /// as they are.
     ///
-    /// Fails where there is no room, or where the system lets no such amount be locked.
-    pub fn hold(&mut self, path: &Path, residence: Residence) -> Result<(), ArtifactError> {
+    /// # Errors
+    ///
+    /// [`ArtifactError::KeepInMemory`] if memory or the lock limit does not suffice.
+    pub fn set_residence(
+        &mut self,
+        path: &Path,
+        residence: Residence,
+    ) -> Result<(), ArtifactError> {
         let Self::Mapped(mapped) = self else {
             return Ok(());
         };
         let bytes = mapped.len();
-        let failed = |source| ArtifactError::Hold {
+        let failed = |source| ArtifactError::KeepInMemory {
             path: path.to_owned(),
             bytes: ByteSize(bytes as u64),
             source,
@@ -84,7 +94,7 @@ impl FileBytes {
             Residence::Loaded => {
                 let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
                 #[cfg(target_os = "linux")]
-                drop(memory.advise(Advice::HugePage)); // a hint: others do as well
+                drop(memory.advise(Advice::HugePage)); // best effort
                 let mut file = File::open(path).map_err(failed)?;
                 file.read_exact(&mut memory).map_err(failed)?;
                 *self = Self::Loaded(Arc::new(memory.make_read_only().map_err(failed)?));
@@ -93,21 +103,25 @@ impl FileBytes {
         Ok(())
     }
 
-    /// Reads all of a mapped file into memory now, a stretch after the other and in huge pages where the
-    /// system has them; `progress` counts bytes. What lies in memory already takes next to no time, and
-    /// what does not comes as fast as the disk reads, which pages touched here and there do not.
+    /// Reads the whole mapping into memory sequentially, in huge pages where available; `progress` counts
+    /// bytes. Reads at disk bandwidth, which page faults in random order do not reach; pages already in
+    /// memory cost almost nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`] if `progress` stops the work.
     pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
         #[cfg(target_os = "linux")]
         if let Self::Mapped(mapped) = self {
-            const STRETCH: usize = 64 << 20;
-            drop(mapped.advise(Advice::HugePage)); // a hint, as are all below
-            for start in (0..mapped.len()).step_by(STRETCH) {
-                let bytes = STRETCH.min(mapped.len() - start);
+            const CHUNK: usize = 64 << 20;
+            drop(mapped.advise(Advice::HugePage)); // best effort, as is all advice below
+            for start in (0..mapped.len()).step_by(CHUNK) {
+                let bytes = CHUNK.min(mapped.len() - start);
                 if mapped
                     .advise_range(Advice::PopulateRead, start, bytes)
                     .is_err()
                 {
-                    drop(mapped.advise_range(Advice::WillNeed, start, bytes)); // of older systems
+                    drop(mapped.advise_range(Advice::WillNeed, start, bytes)); // on older kernels
                 }
                 progress.advance(bytes as u64)?;
             }
@@ -117,19 +131,19 @@ impl FileBytes {
         Ok(())
     }
 
-    /// Gives the memory behind `range` back: the bytes stay readable, from the file. Whoever
-    /// streams a file larger than memory says so of what it is done with.
+    /// Releases the memory of `range`; the bytes stay readable from the file. For streaming through files
+    /// larger than memory.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Self::Mapped(mapped) = self {
-            // The system wants whole pages; those shared with neighbours stay.
+            // Whole pages only; those shared with neighbours stay.
             const PAGE: usize = 1 << 16;
             let start = range.start.next_multiple_of(PAGE);
             let end = range.end.min(mapped.len()) / PAGE * PAGE;
             if start < end {
                 // SAFETY: the mapping is of a file and read-only, so pages that are dropped are
                 // read from it again when they are touched; nothing can be lost.
-                #[allow(unsafe_code)]
+                #[expect(unsafe_code, reason = "advice that drops pages")]
                 let advised = unsafe {
                     mapped.unchecked_advise_range(
                         memmap2::UncheckedAdvice::DontNeed,
@@ -137,18 +151,18 @@ impl FileBytes {
                         end - start,
                     )
                 };
-                drop(advised); // a hint: a system that does not take it loses nothing
+                drop(advised); // best effort
             }
         }
         #[cfg(not(unix))]
         drop(range);
     }
 
-    /// Says that what is read next lies here and there, so that reading ahead would be for nothing.
-    pub fn expect_scattered_reads(&self) {
+    /// Disables read-ahead: the next reads are scattered.
+    pub fn advise_random_access(&self) {
         #[cfg(unix)]
         if let Self::Mapped(mapped) = self {
-            drop(mapped.advise(Advice::Random)); // a hint, as above
+            drop(mapped.advise(Advice::Random)); // best effort
         }
     }
 }
@@ -171,7 +185,7 @@ mod tests {
     use crate::progress::Silent;
 
     #[test]
-    fn a_file_reads_the_same_however_it_is_held() {
+    fn every_residence_reads_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let bytes: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
@@ -179,9 +193,9 @@ mod tests {
         for residence in [Residence::Mapped, Residence::Locked, Residence::Loaded] {
             let mut file = FileBytes::open(&path).unwrap();
             file.read_ahead(&Silent).unwrap();
-            match file.hold(&path, residence) {
+            match file.set_residence(&path, residence) {
                 Ok(()) => {}
-                // Who runs this may be allowed to lock very little.
+                // The lock limit of the test's user may be low.
                 Err(error) => assert!(residence == Residence::Locked, "{error}"),
             }
             assert_eq!(&file[..], &bytes[..]);
@@ -191,13 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_cannot_be_loaded_and_says_so() {
+    fn loading_a_removed_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, [1; 5000]).unwrap();
         let mut file = FileBytes::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let error = file.hold(&path, Residence::Loaded).unwrap_err().to_string();
+        let error = file
+            .set_residence(&path, Residence::Loaded)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("cannot keep") && error.contains("4.9 KiB"),
             "{error}"

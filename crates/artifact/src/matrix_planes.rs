@@ -1,5 +1,5 @@
-//! How a packed matrix lies in a tensor file: plain formats as one tensor, quantised ones as a
-//! plane of quants and one or two of scales, each row contiguous in all.
+//! Packed matrices in tensor files: one tensor for plain formats; for quantised ones a plane of quants and
+//! one or two of scales, row-major each.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -13,10 +13,10 @@ use crate::{
     tensor_writer::{TensorShapes, TensorSource, TensorWriter},
 };
 
-/// One plane: suffix of the tensor's name, element type, elements per row.
+/// Plane of a matrix: suffix of the tensor's name, element type, elements per row.
 type Plane = (&'static str, Dtype, usize);
 
-/// The planes of a matrix with `columns` columns.
+/// Returns the planes of a matrix with `columns` columns.
 fn planes(format: Format, columns: usize) -> Vec<Plane> {
     let blocks = columns.div_ceil(BLOCK);
     match format {
@@ -39,7 +39,7 @@ fn planes(format: Format, columns: usize) -> Vec<Plane> {
     }
 }
 
-/// The bytes of each plane of `matrix`, in the order of [`planes`].
+/// Returns the bytes of each plane of `matrix`, in the order of [`planes`].
 fn plane_bytes(matrix: &OwnedMatrix) -> Vec<&[u8]> {
     match matrix.as_view().data() {
         MatrixData::F32(values) => vec![bytemuck::cast_slice(values)],
@@ -57,7 +57,7 @@ fn plane_bytes(matrix: &OwnedMatrix) -> Vec<&[u8]> {
     }
 }
 
-/// Adds the planes of `matrix` to the tensors of a file, under `name`.
+/// Inserts the planes of `matrix` into `tensors` under `name`.
 pub fn insert_matrix<'a>(
     tensors: &mut BTreeMap<String, TensorSource<'a>>,
     name: &str,
@@ -71,8 +71,8 @@ pub fn insert_matrix<'a>(
     }
 }
 
-/// Announces the planes of a matrix whose rows [`append_rows`] will bring.
-pub fn announce_matrix(
+/// Declares the planes of a `[rows, columns]` matrix that [`append_rows`] will fill.
+pub fn declare_matrix(
     shapes: &mut TensorShapes,
     name: &str,
     format: Format,
@@ -84,7 +84,15 @@ pub fn announce_matrix(
     }
 }
 
-/// Appends `rows` to the matrix called `name`.
+/// Appends `rows` to the declared matrix called `name`.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
+///
+/// # Panics
+///
+/// If the matrix was not declared, or is full.
 pub fn append_rows(
     writer: &mut TensorWriter,
     name: &str,
@@ -98,7 +106,7 @@ pub fn append_rows(
         .try_for_each(|((suffix, ..), bytes)| writer.append(&format!("{name}{suffix}"), bytes))
 }
 
-/// Where the planes of a matrix lie in a file, checked once so that viewing it later is free.
+/// Location of a packed matrix in a [`TensorFile`], checked once so that viewing it is free.
 #[derive(Debug, Clone)]
 pub struct StoredMatrix {
     format: Format,
@@ -108,7 +116,11 @@ pub struct StoredMatrix {
 }
 
 impl StoredMatrix {
-    /// Finds the matrix called `name` and checks types, shapes and alignment.
+    /// Finds the `[rows, columns]` matrix called `name` and checks types, shapes and alignment.
+    ///
+    /// # Errors
+    ///
+    /// A plane is missing, has another type or shape, or is not aligned.
     pub fn find(
         file: &TensorFile,
         name: &str,
@@ -139,7 +151,11 @@ impl StoredMatrix {
         })
     }
 
-    /// The matrix, borrowed from the `file` it was found in.
+    /// Returns the matrix as a view of `file`, the file it was found in.
+    ///
+    /// # Panics
+    ///
+    /// If `file` is another file than the one the matrix was found in.
     pub fn view<'a>(&self, file: &'a TensorFile) -> Matrix<'a> {
         fn cast<'a, Element: Pod>(file: &'a TensorFile, range: &Range<usize>) -> &'a [Element] {
             bytemuck::cast_slice(&file.bytes()[range.clone()])
@@ -166,7 +182,7 @@ impl StoredMatrix {
             .expect("planes were checked when the matrix was found")
     }
 
-    /// Bytes of the whole matrix.
+    /// Size of all planes in bytes.
     pub fn bytes(&self) -> usize {
         self.planes.iter().map(Range::len).sum()
     }
@@ -192,7 +208,7 @@ mod tests {
             insert_matrix(&mut tensors, "matrix", &matrix);
             write_tensors(&whole, None, &tensors).unwrap();
             let mut shapes = TensorShapes::new();
-            announce_matrix(&mut shapes, "matrix", format, rows, columns);
+            declare_matrix(&mut shapes, "matrix", format, rows, columns);
             fill_tensors(&by_rows, None, &shapes, |writer| {
                 values.chunks(columns).try_for_each(|row| {
                     append_rows(writer, "matrix", &powerinfer_tensor::pack(format, 1, columns, row))

@@ -1,68 +1,68 @@
-//! Where everything lives: `plan.json`, one page that says for every layer how many of its
-//! hottest neurons the GPU holds, what that costs on each device, and how good the answer is.
+//! `plan.json`: placement of a model. Per layer, the number of its hottest neurons on the GPU; the memory
+//! use of every device; how close the solution is to optimal.
 
-mod account;
 mod budget;
 mod error;
 mod forecast;
 mod layer;
+mod memory_use;
 mod policy;
 mod threshold;
 mod validate;
 
 use std::fmt;
 
-pub use account::{
-    ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS,
-    SCRATCH, Totals,
-};
 pub use budget::Budget;
 pub use error::PlanError;
 pub use forecast::{Baseline, BatchSpeed, Forecast, PROMPT_TOKENS};
 pub use layer::{LayerPlan, Limit};
+pub use memory_use::{
+    ATTENTION, BudgetLine, COLD_NEURONS, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE, PREDICTORS,
+    SCRATCH, Totals,
+};
 pub use policy::Policy;
 use serde::{Deserialize, Serialize};
 pub use threshold::{InputThresholds, Score, Threshold};
 
 use crate::hardware::{self, Hardware};
 
-/// What a solver decided, and for which machine and budget.
+/// Placement of a model, with the machine and the budget it was made for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// What was optimised.
+    /// Objective that was optimised.
     pub objective: Objective,
-    /// Neurons that are placed together.
+    /// Number of neurons placed together.
     pub group_size: usize,
-    /// How good the answer is.
+    /// Quality of the solution.
     pub solver: SolverSummary,
-    /// What may be used.
+    /// Memory that may be used.
     pub budget: Budget,
-    /// What is used, line by line.
+    /// Memory use, by purpose and device.
     pub lines: Vec<BudgetLine>,
-    /// What is used in all.
+    /// Totals over lines and layers.
     pub totals: Totals,
-    /// Where the output head and the last norm live. The embeddings always live on the CPU.
+    /// Device of the output head and the final norm. The embeddings are always on the CPU.
     pub head: Device,
-    /// Which GPU has the head, where there are several.
+    /// Index of the GPU with the head, if there are several.
     #[serde(default, skip_serializing_if = "is_first")]
     pub head_gpu: usize,
-    /// What was predicted beside, to compare with.
+    /// Predicted speed, and that of other placements for comparison.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// One entry per layer, in order.
     pub layers: Vec<LayerPlan>,
-    /// The machine that the plan was made for.
+    /// Machine that the plan was made for.
     pub hardware: Hardware,
 }
 
-/// What a plan makes as good as it can be.
+/// Objective of the optimisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// The paper's: the most activations carried by neurons on the GPU.
+    /// Maximise the activations on the GPU, as in the paper.
     Impact,
-    /// The least time for a token, every part counted.
+    /// Minimise the time per token.
     Latency,
 }
 
@@ -75,13 +75,13 @@ impl fmt::Display for Objective {
     }
 }
 
-/// A side of the machine.
+/// Part of the machine that computes from its own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
-    /// The graphics card and its memory.
+    /// GPU and its memory.
     Gpu,
-    /// The processor and the main memory.
+    /// CPU and main memory.
     Cpu,
 }
 
@@ -94,24 +94,28 @@ impl fmt::Display for Device {
     }
 }
 
-/// How good the answer is: `objective` is the plan's own value, evaluated, not the solver's word.
+/// Quality of the solution; `objective` is evaluated on the plan itself, not reported by the solver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SolverSummary {
-    /// What found the plan: `decomposition`, `microlp`, `highs`, or `greedy` where a general solver
-    /// did not come to an end in time.
+    /// Algorithm that found the plan: `decomposition`, `microlp`, `highs`, or `greedy` if a general solver
+    /// ran out of time.
     pub backend: String,
     /// Value of this plan: microseconds per token, or activations on the GPU per token.
     pub objective: f64,
-    /// No plan within the budget is better: none takes less time, or carries more activations.
+    /// Bound on the value of every plan within the budget: lower for time, upper for activations.
     pub bound: f64,
-    /// How far `objective` is from `bound`, as a share of it; 0 is proven optimal.
+    /// Distance of `objective` from `bound`, as a share of it; 0 is proven optimal.
     pub gap: f64,
 }
 
 impl Plan {
-    /// A plan that leaves everything on the CPU and accounts for nothing: for running weights
-    /// as they are, and for tests.
+    /// Creates a plan with everything on the CPU and no memory accounting, for running weights directly and
+    /// for tests.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "`cpu-only` is a built-in machine"
+    )]
     pub fn unplaced(layers: usize, neurons: usize, policy: Policy, context_tokens: usize) -> Self {
         let layer = |layer| LayerPlan {
             layer,
@@ -168,25 +172,25 @@ impl Plan {
         }
     }
 
-    /// Bytes of the lines called `name`, on whichever devices; 0 where there are none.
+    /// Sums the bytes of the lines called `name` over all devices; 0 if there are none.
     pub fn line(&self, name: &str) -> u64 {
         let lines = self.lines.iter().filter(|line| line.name == name);
         lines.fold(0, |sum, line| sum.saturating_add(line.bytes))
     }
 
-    /// Whether this accounts for memory; a plan that leaves everything on the CPU need not.
+    /// Returns whether the plan accounts for memory; a plan with everything on the CPU may not.
     pub fn is_placed(&self) -> bool {
         !self.lines.is_empty() || self.budget.vram_bytes > 0 || self.budget.ram_bytes > 0
     }
 
-    /// Whether anything of the model is on a GPU.
+    /// Returns whether any part of the model is on a GPU.
     pub fn uses_gpu(&self) -> bool {
         let has_some = |layer: &LayerPlan| layer.hot_count > 0 || layer.attention == Device::Gpu;
         self.head == Device::Gpu || self.layers.iter().any(has_some)
     }
 
-    /// Takes the account of memory away, of a plan that is changed and only there to be measured.
-    pub fn forget_account(&mut self) {
+    /// Clears the memory accounting, for a plan that is changed only to be measured.
+    pub fn clear_memory_use(&mut self) {
         self.lines.clear();
         (self.budget.vram_bytes, self.budget.ram_bytes) = (0, 0);
         self.budget.vram_split.clear();
@@ -197,7 +201,7 @@ impl Plan {
     }
 }
 
-/// Whether a GPU is the first, which goes without saying.
+/// Returns whether `gpu` is the first one, which JSON omits.
 fn is_first(gpu: &usize) -> bool {
     *gpu == 0
 }

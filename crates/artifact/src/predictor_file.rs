@@ -1,27 +1,34 @@
-//! `predictors.safetensors`: how each layer's silent neurons are found: by a small network, by the
-//! signs of their gates, or by thresholds.
+//! `predictors.safetensors`: how each layer's active neurons are found without computing all of them: by
+//! an MLP, by gate signs, or by thresholds.
 //!
-//! `logits = B · relu(A · x) + b`, with A `[rank, hidden]` and B `[neurons, rank]` in the file's
-//! format and b `[neurons]` in F32; x is the FFN's input after its norm or, as the file says,
-//! before it. A neuron is computed where its logit is at least the layer's threshold. Layers
-//! without a predictor have no such tensors.
+//! MLP: `logits = B · relu(A · x) + b` with A `[rank, hidden]` and B `[neurons, rank]` in the file's
+//! format and b `[neurons]` in BF16 or F32; x is the FFN input after its norm or, as the header states,
+//! before it. A neuron is computed if its logit is at least the layer's threshold. Layers without a
+//! predictor have no such tensors.
 //!
-//! In a bundle B is turned: unit j of the hidden layer, column j of B, is a row of `units`
-//! `[rank, neurons]`, so that units which relu has silenced are not read; and what the numbers of
-//! each block of 32 units are to be multiplied by is in `unit_scales` `[blocks, neurons]`.
+//! In a bundle B is transposed: its column j, the weights of hidden unit j, is a row of `units`
+//! `[rank, neurons]`, so that inactive hidden units are not read; the scales of each block of 32 units
+//! are in `unit_scales` `[blocks, neurons]`.
 //!
-//! Sign bits predict without training (SparseInfer, arXiv 2411.12692): a neuron is computed where
-//! the signs of its gate and of x agree in at least so many places.
+//! Sign bits (SparseInfer, arXiv 2411.12692) predict without training: a neuron is computed if the signs
+//! of its gate row and of x agree in at least a given number of elements.
 //!
-//! Models whose neurons are never exactly silent have thresholds, [`ThresholdCurve`].
+//! Models whose activations are never exactly zero have thresholds, [`ThresholdCurve`].
 
-use std::{
-    ops::Range,
-    path::{Path, PathBuf},
-};
+mod summary;
+mod tensors;
+
+use std::path::{Path, PathBuf};
 
 use powerinfer_tensor::{BLOCK, Format, SignMatrix};
-use serde::{Deserialize, Serialize};
+
+pub use self::{
+    summary::{PredictorSummary, SignBitSummary},
+    tensors::{
+        ScoreVectors, StoredPredictor, StoredSigns, StoredUnits, score_names, signs_name,
+        tensor_name,
+    },
+};
 
 use crate::{
     ArtifactError, Header, TensorFile,
@@ -33,16 +40,16 @@ use crate::{
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-predictors";
-/// Newest version read here.
+/// Version that this program reads and writes.
 pub const VERSION: u32 = 2;
-/// The file's name inside its folder.
+/// File name.
 pub const FILE: &str = "predictors.safetensors";
-/// How biases are stored; in float32 they are read too.
+/// Format of the biases in new files; F32 is read too.
 pub const BIAS: Format = Format::Bf16;
-/// How weights are stored where the header does not say.
+/// Format of the weights if the header does not state it.
 pub const DEFAULT_WEIGHTS: Format = Format::Q8_0;
 
-/// How weights may be stored: without minima, which a matrix that was turned could not have.
+/// Formats of the weights; formats with block minima are excluded, since they do not survive transposing.
 pub const WEIGHTS: [Format; 5] = [
     Format::F32,
     Format::F16,
@@ -51,20 +58,20 @@ pub const WEIGHTS: [Format; 5] = [
     Format::Q4_0,
 ];
 
-/// What predictors see of the model.
+/// Input of the predictors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PredictorInput {
-    /// The FFN's input, after its norm.
+    /// FFN input after its norm.
     #[default]
     Normed,
-    /// What goes into that norm: the hidden state itself.
+    /// Hidden state before that norm.
     Residual,
 }
 
 impl PredictorInput {
     const ALL: [Self; 2] = [Self::Normed, Self::Residual];
 
-    /// The name in headers.
+    /// Returns the name used in headers.
     pub fn name(self) -> &'static str {
         match self {
             Self::Normed => "normed",
@@ -73,92 +80,7 @@ impl PredictorInput {
     }
 }
 
-/// What a predictor is, and what it does on tokens it has not learnt from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PredictorSummary {
-    /// Which layer.
-    pub layer: usize,
-    /// Width of the hidden layer; 0 where the layer has no predictor.
-    pub rank: usize,
-    /// A neuron is computed where its logit is at least this.
-    pub threshold: f32,
-    /// Bytes of A, B and b.
-    pub bytes: u64,
-    /// Held-out share of active neurons that were predicted.
-    pub recall: f64,
-    /// Held-out share of what active neurons add to the hidden state, `|h_i|·‖down_i‖`, that came
-    /// from predicted ones; none where that was not sampled.
-    #[serde(default)]
-    pub contribution_recall: Option<f64>,
-    /// Held-out share of predicted neurons that were active.
-    pub precision: f64,
-    /// Held-out share of neurons that were not predicted.
-    pub predicted_sparsity: f64,
-    /// Held-out share of neurons that were not active.
-    pub sparsity: f64,
-    /// Tokens the figures above were counted on.
-    pub held_out_tokens: u64,
-    /// What sign bits do, where they were calibrated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sign_bit: Option<SignBitSummary>,
-    /// What thresholds do, where they were calibrated.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub thresholds: Vec<ThresholdCurve>,
-}
-
-/// What sign-bit prediction does on tokens it was not calibrated on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SignBitSummary {
-    /// A neuron is computed where at least so many signs of its gate and the input agree.
-    pub agreements: u32,
-    /// The same as SparseInfer's α: a neuron is skipped where `α·agree < disagree`.
-    pub alpha: f64,
-    /// Bytes of the signs.
-    pub bytes: u64,
-    /// Share of active neurons that were predicted.
-    pub recall: f64,
-    /// Share of what active neurons add that came from predicted ones.
-    pub contribution_recall: Option<f64>,
-    /// Share of predicted neurons that were active.
-    pub precision: f64,
-    /// Share of neurons that were not predicted.
-    pub predicted_sparsity: f64,
-}
-
-impl PredictorSummary {
-    /// Of a layer without a predictor.
-    pub fn none(layer: usize) -> Self {
-        Self {
-            layer,
-            rank: 0,
-            threshold: 0.0,
-            bytes: 0,
-            recall: 0.0,
-            contribution_recall: None,
-            precision: 0.0,
-            predicted_sparsity: 0.0,
-            sparsity: 0.0,
-            held_out_tokens: 0,
-            sign_bit: None,
-            thresholds: Vec::new(),
-        }
-    }
-}
-
-/// What a layer's scores are made with; one number per neuron but for `offset`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ScoreVectors {
-    /// `‖down_i‖·rms(up_i·x)`.
-    pub gate_scale: Vec<f32>,
-    /// `‖down_i‖`.
-    pub contribution_scale: Vec<f32>,
-    /// `c_i`, what the neuron's activation usually is.
-    pub centre: Vec<f32>,
-    /// `Σ c_i·down_i`, `[hidden]`: what the layer usually adds.
-    pub offset: Vec<f32>,
-}
-
-/// An open `predictors.safetensors`.
+/// Open `predictors.safetensors`.
 #[derive(Debug)]
 pub struct PredictorFile {
     file: TensorFile,
@@ -168,87 +90,37 @@ pub struct PredictorFile {
     layers: Vec<PredictorSummary>,
 }
 
-/// The name of one of a layer's tensors: `a`, `b` or `bias`.
-pub fn tensor_name(layer: usize, part: &str) -> String {
-    format!("layers.{layer}.predictor.{part}")
-}
-
-/// The setting under which the header keeps the summaries.
+/// Header setting with the [`PredictorSummary`] of all layers.
 pub const LAYERS_SETTING: &str = "layers";
-/// The setting that names the format of the weights; q8_0 where it is absent.
+/// Header setting with the format of the weights; q8_0 if absent.
 pub const WEIGHTS_SETTING: &str = "weights";
-/// The setting that names what predictors see; `normed` where it is absent.
+/// Header setting with the [`PredictorInput`]; `normed` if absent.
 pub const INPUT_SETTING: &str = "input";
 
-/// The name of the tensor with the signs of a layer's gate.
-pub fn signs_name(layer: usize) -> String {
-    format!("layers.{layer}.sign_bit.signs")
-}
-
-/// The names of the tensors of a layer's [`ScoreVectors`], in their order.
-pub fn score_names(layer: usize) -> [String; 4] {
-    ["gate_scale", "contribution_scale", "centre", "offset"]
-        .map(|part| format!("layers.{layer}.threshold.{part}"))
-}
-
-/// Where one predictor's tensors lie.
-#[derive(Debug, Clone)]
-pub struct StoredPredictor {
-    /// `[rank, hidden]`.
-    pub a: StoredMatrix,
-    /// `[neurons, rank]`.
-    pub b: StoredMatrix,
-    /// `[neurons]`.
-    pub bias: StoredMatrix,
-}
-
-/// Where the tensors of a predictor lie in a bundle.
-#[derive(Debug, Clone)]
-pub struct StoredUnits {
-    /// `[rank, hidden]`.
-    pub a: StoredMatrix,
-    /// `[rank, neurons]`.
-    pub units: StoredMatrix,
-    /// `[blocks, neurons]`; empty for plain formats.
-    pub scales: Vec<f32>,
-    /// `[neurons]`.
-    pub bias: Vec<f32>,
-}
-
-/// Where the signs of a layer's gate lie.
-#[derive(Debug, Clone)]
-pub struct StoredSigns {
-    /// Within the bytes of the file.
-    place: Range<usize>,
-    rows: usize,
-    columns: usize,
-}
-
-impl StoredSigns {
-    /// The signs in `file`, in which they were found.
-    pub fn view<'a>(&self, file: &'a TensorFile) -> SignMatrix<'a> {
-        let bytes = &file.bytes()[self.place.clone()];
-        SignMatrix::new(bytes, self.rows, self.columns).expect("the shape was checked")
-    }
-
-    /// Bytes of all signs.
-    pub fn bytes(&self) -> usize {
-        self.place.len()
-    }
-}
-
 impl PredictorFile {
-    /// Opens the predictors in `folder`.
+    /// Opens the predictor file in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_file`](Self::open_file).
     pub fn open(folder: &Path) -> Result<Self, ArtifactError> {
         Self::open_file(&folder.join(FILE))
     }
 
-    /// Holds the file as `residence` says.
-    pub fn hold(&mut self, residence: Residence) -> Result<(), ArtifactError> {
-        self.file.hold(residence)
+    /// Sets where the file resides, see [`FileBytes::set_residence`](crate::mapped_file::FileBytes::set_residence).
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::KeepInMemory`].
+    pub fn set_residence(&mut self, residence: Residence) -> Result<(), ArtifactError> {
+        self.file.set_residence(residence)
     }
 
-    /// Opens the file at `path`.
+    /// Opens the predictor file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, has another format or version, or a header with unknown or invalid values.
     pub fn open_file(path: &Path) -> Result<Self, ArtifactError> {
         let file = TensorFile::open(path)?;
         let mut header = file.header(FORMAT, VERSION)?;
@@ -259,11 +131,11 @@ impl PredictorFile {
                 source,
             })?;
         for summary in &layers {
-            if let Some(curve) = summary.thresholds.iter().find(|curve| !curve.is_sound()) {
+            if let Some(curve) = summary.thresholds.iter().find(|curve| !curve.is_valid()) {
                 return Err(ArtifactError::WrongFormat {
                     path: path.to_owned(),
                     expected: format!(
-                        "predictor file with thresholds of 0 or more at {} errors",
+                        "predictor file with non-negative thresholds for {} error levels",
                         ERRORS.len()
                     ),
                     found: format!(
@@ -273,14 +145,14 @@ impl PredictorFile {
                 });
             }
         }
-        let weights = choice(
+        let weights = named_setting(
             &mut header,
             path,
             WEIGHTS_SETTING,
             DEFAULT_WEIGHTS.name(),
             &WEIGHTS.map(|format| (format.name(), format)),
         )?;
-        let input = choice(
+        let input = named_setting(
             &mut header,
             path,
             INPUT_SETTING,
@@ -296,37 +168,41 @@ impl PredictorFile {
         })
     }
 
-    /// The underlying tensors.
+    /// Returns the underlying safetensors file.
     pub fn tensors(&self) -> &TensorFile {
         &self.file
     }
 
-    /// Who made it, from what; settings that it leaves out are filled in.
+    /// Returns the header; absent settings have their default values.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Format of A and B.
+    /// Returns the format of A and B.
     pub fn weights(&self) -> Format {
         self.weights
     }
 
-    /// What the predictors see.
+    /// Returns the input of the predictors.
     pub fn input(&self) -> PredictorInput {
         self.input
     }
 
-    /// A summary per layer.
+    /// Returns the summary of each layer.
     pub fn layers(&self) -> &[PredictorSummary] {
         &self.layers
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.file.path().to_owned()
     }
 
-    /// The predictor of `layer` for a model with these dimensions; `None` where it has none.
+    /// Finds the predictor of `layer` in a model with these dimensions; `None` if the layer has none.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another type or shape.
     pub fn find(
         &self,
         layer: usize,
@@ -336,8 +212,14 @@ impl PredictorFile {
         let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else {
             return Ok(None);
         };
-        let matrix = |part: &str, format: Format, rows: usize, columns: usize| {
-            StoredMatrix::find(&self.file, &tensor_name(layer, part), format, rows, columns)
+        let matrix = |tensor: &str, format: Format, rows: usize, columns: usize| {
+            StoredMatrix::find(
+                &self.file,
+                &tensor_name(layer, tensor),
+                format,
+                rows,
+                columns,
+            )
         };
         Ok(Some(StoredPredictor {
             a: matrix("a", self.weights, summary.rank, hidden)?,
@@ -346,7 +228,11 @@ impl PredictorFile {
         }))
     }
 
-    /// The predictor of `layer` as bundles have it; `None` where it has none.
+    /// Finds the predictor of `layer` with B transposed, as bundles store it; `None` if the layer has none.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another type or shape.
     pub fn find_units(
         &self,
         layer: usize,
@@ -356,15 +242,15 @@ impl PredictorFile {
         let Some(summary) = self.layers.get(layer).filter(|summary| summary.rank > 0) else {
             return Ok(None);
         };
-        let matrix = |part: &str, rows: usize, columns: usize| {
-            let name = tensor_name(layer, part);
+        let matrix = |tensor: &str, rows: usize, columns: usize| {
+            let name = tensor_name(layer, tensor);
             StoredMatrix::find(&self.file, &name, self.weights, rows, columns)
         };
         let scales = match self.weights {
             Format::F32 | Format::F16 | Format::Bf16 => Vec::new(),
             Format::Q8_0 | Format::Q4K | Format::Q4_0 => {
                 let shape = [summary.rank.div_ceil(BLOCK), neurons];
-                self.numbers(&tensor_name(layer, "unit_scales"), &shape)?
+                self.f32_tensor(&tensor_name(layer, "unit_scales"), &shape)?
             }
         };
         let view = self.bias(layer, neurons)?;
@@ -381,7 +267,7 @@ impl PredictorFile {
         }))
     }
 
-    /// The bias of the predictor of `layer`.
+    /// Finds the bias of the predictor of `layer`.
     fn bias(&self, layer: usize, neurons: usize) -> Result<StoredMatrix, ArtifactError> {
         let name = tensor_name(layer, "bias");
         let format = match self.file.find(&name).map(|bias| bias.dtype) {
@@ -391,7 +277,11 @@ impl PredictorFile {
         StoredMatrix::find(&self.file, &name, format, neurons, 1)
     }
 
-    /// The signs of the gate of `layer`; `None` where there are none.
+    /// Finds the gate signs of `layer`; `None` if sign bits were not calibrated.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or has another type or shape.
     pub fn signs(
         &self,
         layer: usize,
@@ -405,13 +295,17 @@ impl PredictorFile {
         let bytes = self.file.expect(&signs_name(layer), Dtype::U8, &shape)?;
         let start = bytes.as_ptr().addr() - self.file.bytes().as_ptr().addr();
         Ok(Some(StoredSigns {
-            place: start..start + bytes.len(),
+            range: start..start + bytes.len(),
             rows: neurons,
             columns: hidden,
         }))
     }
 
-    /// What the scores of `layer` are made with; `None` where it has no thresholds.
+    /// Reads the score vectors of `layer`; `None` if it has no thresholds.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another type or shape.
     pub fn scores(
         &self,
         layer: usize,
@@ -424,35 +318,39 @@ impl PredictorFile {
         }
         let [gate, contribution, centre, offset] = score_names(layer);
         Ok(Some(ScoreVectors {
-            gate_scale: self.numbers(&gate, &[neurons])?,
-            contribution_scale: self.numbers(&contribution, &[neurons])?,
-            centre: self.numbers(&centre, &[neurons])?,
-            offset: self.numbers(&offset, &[hidden])?,
+            gate_scale: self.f32_tensor(&gate, &[neurons])?,
+            contribution_scale: self.f32_tensor(&contribution, &[neurons])?,
+            centre: self.f32_tensor(&centre, &[neurons])?,
+            offset: self.f32_tensor(&offset, &[hidden])?,
         }))
     }
 
-    /// On which share of tokens each neuron of `layer` is computed at `level` of `curve`.
-    pub fn kept(
+    /// Reads the share of tokens on which each neuron of `layer` is computed at `level` of `curve`.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or has another type or shape.
+    pub fn computed_frequencies(
         &self,
         layer: usize,
         curve: &ThresholdCurve,
         level: usize,
         neurons: usize,
     ) -> Result<Vec<f32>, ArtifactError> {
-        let all = self.numbers(&curve.kept_tensor(layer), &[ERRORS.len(), neurons])?;
+        let all = self.f32_tensor(&curve.frequencies_tensor(layer), &[ERRORS.len(), neurons])?;
         Ok(all[level * neurons..][..neurons].to_vec())
     }
 
-    /// The tensor `name` of float32.
-    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ArtifactError> {
+    /// Reads the F32 tensor called `name`.
+    fn f32_tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ArtifactError> {
         let view = self.file.expect(name, Dtype::F32, shape)?;
-        let (numbers, _) = view.as_chunks::<4>();
-        Ok(numbers.iter().map(|n| f32::from_le_bytes(*n)).collect())
+        let (values, _) = view.as_chunks::<4>();
+        Ok(values.iter().map(|n| f32::from_le_bytes(*n)).collect())
     }
 }
 
-/// What the header's setting `key` names among `known`; where it is absent, it becomes `default`.
-fn choice<Known: Copy>(
+/// Looks up the header setting `key` among the `known` names, inserting `default` if it is absent.
+fn named_setting<Known: Copy>(
     header: &mut Header,
     path: &Path,
     key: &str,
@@ -492,7 +390,7 @@ mod tests {
         tensor_writer::{TensorSource, write_tensors},
     };
 
-    /// Writes predictors of one layer, 40 numbers in, 64 neurons out, in `format`.
+    /// Writes predictors of one layer with hidden size 40 and 64 neurons in `format`.
     fn write(path: &Path, format: Format, settings: &[(&str, &str)]) {
         let [a, b] = [(32, 40), (64, 32)].map(|(rows, columns)| {
             powerinfer_tensor::pack(format, rows, columns, &vec![0.5; rows * columns])
@@ -519,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_in_the_format_it_states() {
+    fn weights_and_input_are_read_as_stated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         for format in WEIGHTS {
@@ -537,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_states_nothing_is_one_of_before() {
+    fn absent_settings_have_defaults() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         write(&path, Format::Q8_0, &[]);
@@ -549,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_states_must_be_known() {
+    fn unknown_settings_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         for (setting, value) in [

@@ -1,27 +1,31 @@
-//! How long work tells a person about itself, and how a person stops it.
+//! Progress reports and interruption of long work.
 
-/// The user asked to stop; what was finished is kept.
+/// The user interrupted the work; finished steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "interrupted; run the same command again: long work goes on where it stopped, short work begins anew"
+    "interrupted; run the same command again: long work resumes where it stopped, short work starts over"
 )]
 pub struct Interrupted;
 
-/// Where long work reports. Libraries know this trait, the command line draws the bar.
+/// Receiver of progress reports, implemented by the command line.
 pub trait Progress: Sync {
-    /// A new piece of work begins: `total` units called `unit`, such as "tokens".
+    /// Starts a task of `total` units, such as "tokens".
     fn begin(&self, title: &str, total: u64, unit: &'static str);
-    /// `count` more units are done; an error means that the work should stop here.
+    /// Reports that `count` more units are done.
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`] if the work is to stop here.
     fn advance(&self, count: u64) -> Result<(), Interrupted>;
-    /// One line a person may want to read, such as the result of a layer.
+    /// Reports one line of general interest, such as the result of a layer.
     fn note(&self, line: &str);
-    /// One line for those who want to know more.
+    /// Reports one line for verbose output.
     fn detail(&self, _line: &str) {}
-    /// The piece of work has ended.
+    /// Ends the task.
     fn end(&self);
 }
 
-/// Says nothing and never interrupts.
+/// Progress that is neither shown nor interrupted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,11 +1,11 @@
-//! Prompt caches: tokens, and the keys and values that a bundle computed for them, so that a prompt
-//! that begins with them need not be read again.
+//! Prompt cache files: the KV cache of a bundle for a sequence of tokens, so that a prompt with this
+//! prefix need not be prefilled again.
 //!
 //! ```text
 //! tokens                   U32 [tokens]
-//! layers.000.keys          F32, F16 or I8 [heads, tiles, blocks, 32, 32]    a tile is 32 positions
+//! layers.000.keys          F32, F16 or I8 [heads, tiles, blocks, 32, 32]    tiles of 32 positions
 //! layers.000.keys.scales   F16 [heads, tiles, blocks, 32]                   q8_0 only
-//! layers.000.values        as the keys, but a square's rows are positions, not numbers of a head
+//! layers.000.values        as keys, but rows of the innermost 32×32 are positions, not head elements
 //! ```
 
 use std::{collections::BTreeMap, path::Path};
@@ -21,25 +21,25 @@ use crate::{
 
 /// Format name in the header.
 pub const FORMAT: &str = "powerinfer-prompt-cache";
-/// Newest version read here.
+/// Version that this program reads and writes.
 pub const VERSION: u32 = 1;
-/// Setting of the header: how numbers are stored.
+/// Header setting with the number format of the KV cache.
 pub const KV_CACHE_SETTING: &str = "kv_cache";
-/// Setting of the header: a digest of all the rest.
+/// Header setting with a digest of everything else.
 pub const CONTENT_SETTING: &str = "content";
 
 const TOKENS: &str = "tokens";
 
-/// Numbers and scales of the planes of one layer, head by head; no scales where numbers have none.
+/// KV cache of one layer: per head the bytes of elements and of scales (empty without block scales).
 #[derive(Debug, Clone, Default)]
-pub struct Planes<'a> {
+pub struct LayerCache<'a> {
     /// Keys.
     pub keys: Vec<(&'a [u8], &'a [u8])>,
     /// Values.
     pub values: Vec<(&'a [u8], &'a [u8])>,
 }
 
-/// An open prompt cache that is as it was written.
+/// Open prompt cache whose digest was checked.
 #[derive(Debug)]
 pub struct PromptCacheFile {
     file: TensorFile,
@@ -48,15 +48,23 @@ pub struct PromptCacheFile {
     tokens: Vec<u32>,
 }
 
-/// Writes a prompt cache, beside and renamed. `layers` hold `tokens` positions of heads of `blocks`
-/// times 32 numbers each, in `format`.
+/// Writes a prompt cache atomically. `layers` hold `tokens` positions of heads of `blocks` · 32 elements
+/// in `format`.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
+///
+/// # Panics
+///
+/// If the planes of a layer are not of this shape.
 pub fn write(
     path: &Path,
     header: Header,
     tokens: &[u32],
     format: CacheFormat,
     blocks: usize,
-    layers: &[Planes<'_>],
+    layers: &[LayerCache<'_>],
 ) -> Result<(), ArtifactError> {
     let tokens_bytes: Vec<u8> = tokens
         .iter()
@@ -66,16 +74,16 @@ pub fn write(
     let mut shapes = TensorShapes::from([(TOKENS.to_owned(), (Dtype::U32, vec![tokens.len()]))]);
     let mut pieces = BTreeMap::from([(TOKENS.to_owned(), vec![&tokens_bytes[..]])]);
     for (layer, planes) in layers.iter().enumerate() {
-        for (part, planes) in [("keys", &planes.keys), ("values", &planes.values)] {
-            let name = name(layer, part);
-            let numbers = shape(planes.len(), tiles, blocks);
+        for (name, planes) in [("keys", &planes.keys), ("values", &planes.values)] {
+            let name = tensor_name(layer, name);
+            let elements = shape(planes.len(), tiles, blocks);
             if format == CacheFormat::Q8_0 {
-                let scales = numbers[..4].to_vec();
+                let scales = elements[..4].to_vec();
                 let scales_name = scales_name(&name);
                 shapes.insert(scales_name.clone(), (Dtype::F16, scales));
                 pieces.insert(scales_name, planes.iter().map(|plane| plane.1).collect());
             }
-            shapes.insert(name.clone(), (dtype(format), numbers));
+            shapes.insert(name.clone(), (dtype(format), elements));
             pieces.insert(name, planes.iter().map(|plane| plane.0).collect());
         }
     }
@@ -97,7 +105,11 @@ pub fn write(
 }
 
 impl PromptCacheFile {
-    /// Opens the file at `path`; fails where it is not as it was written.
+    /// Opens the prompt cache at `path` and checks its digest.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, has another format or version, or is damaged.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let file = TensorFile::open(path)?;
         let mut header = file.header(FORMAT, VERSION)?;
@@ -129,32 +141,36 @@ impl PromptCacheFile {
         })
     }
 
-    /// Who made it, for what; without the digest of its content.
+    /// Returns the header, without the digest of the content.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How numbers are stored.
+    /// Returns the number format of the KV cache.
     pub fn format(&self) -> CacheFormat {
         self.format
     }
 
-    /// The tokens.
+    /// Returns the cached tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The planes of `layer`, which must be of so many heads of `blocks` times 32 numbers.
-    pub fn planes(
+    /// Returns the KV cache of `layer`, which has `heads` heads of `blocks` · 32 elements.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another type or shape.
+    pub fn layer(
         &self,
         layer: usize,
         heads: usize,
         blocks: usize,
-    ) -> Result<Planes<'_>, ArtifactError> {
-        let part = |part: &str| {
-            let name = name(layer, part);
+    ) -> Result<LayerCache<'_>, ArtifactError> {
+        let planes = |name: &str| {
+            let name = tensor_name(layer, name);
             let shape = shape(heads, self.tokens.len().div_ceil(BLOCK), blocks);
-            let numbers = self.file.expect(&name, dtype(self.format), &shape)?;
+            let elements = self.file.expect(&name, dtype(self.format), &shape)?;
             let scales = match self.format {
                 CacheFormat::Q8_0 => {
                     self.file
@@ -163,22 +179,22 @@ impl PromptCacheFile {
                 _ => &[],
             };
             let head = |head: usize| {
-                let part = |bytes: &'_ [u8]| {
+                let range = |bytes: &[u8]| {
                     let size = bytes.len() / heads.max(1);
                     head * size..(head + 1) * size
                 };
-                (&numbers[part(numbers)], &scales[part(scales)])
+                (&elements[range(elements)], &scales[range(scales)])
             };
             Ok::<_, ArtifactError>((0..heads).map(head).collect())
         };
-        Ok(Planes {
-            keys: part("keys")?,
-            values: part("values")?,
+        Ok(LayerCache {
+            keys: planes("keys")?,
+            values: planes("values")?,
         })
     }
 }
 
-/// The digest of a header without this digest, and of all tensors by name, whose bytes are in pieces.
+/// Digest of `header`, without [`CONTENT_SETTING`], and of all tensors: name, type, shape and pieces.
 fn content<'a>(
     header: &Header,
     tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], Vec<&'a [u8]>)>,
@@ -192,8 +208,8 @@ fn content<'a>(
     digest.finish()
 }
 
-fn name(layer: usize, part: &str) -> String {
-    format!("layers.{layer:03}.{part}")
+fn tensor_name(layer: usize, name: &str) -> String {
+    format!("layers.{layer:03}.{name}")
 }
 
 fn scales_name(name: &str) -> String {

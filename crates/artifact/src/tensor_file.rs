@@ -1,4 +1,4 @@
-//! Safetensors files, ours and others': opened by mapping, tensors borrowed, never copied.
+//! Safetensors files, of PowerInfer and others: memory-mapped, tensors borrowed without copying.
 
 use std::{
     ops::Range,
@@ -14,10 +14,10 @@ use crate::{
     progress::{Interrupted, Progress},
 };
 
-/// Key of our header in the file's `__metadata__`.
+/// Key of the header in the file's `__metadata__`.
 pub(crate) const HEADER_KEY: &str = "powerinfer";
 
-/// An open safetensors file.
+/// Open safetensors file.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -26,24 +26,32 @@ pub struct TensorFile {
     data_start: usize,
 }
 
-/// A tensor inside an open file.
+/// Tensor in an open file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TensorView<'a> {
     /// Element type.
     pub dtype: Dtype,
-    /// Sizes, slowest dimension first.
+    /// Dimensions, outermost first.
     pub shape: &'a [usize],
-    /// Row-major, little-endian.
+    /// Elements, row-major and little-endian.
     pub bytes: &'a [u8],
 }
 
 impl TensorFile {
-    /// Opens the file at `path` and checks its table of contents against its length.
+    /// Maps the file at `path` and checks its tensor table against its length.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or is not a valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         Self::from_bytes(path, FileBytes::open(path)?)
     }
 
-    /// The same over bytes that are already there; `path` is for messages.
+    /// Parses `bytes`; `path` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::NotSafetensors`].
     pub fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ArtifactError> {
         let invalid = |reason: String| ArtifactError::NotSafetensors {
             path: path.to_owned(),
@@ -56,7 +64,7 @@ impl TensorFile {
         let found = bytes.len() - data_start;
         if expected != found {
             return Err(invalid(format!(
-                "its table of contents speaks of {expected} bytes of data, there are {found}"
+                "its tensor table describes {expected} bytes of data, the file has {found}"
             )));
         }
         Ok(Self {
@@ -67,34 +75,42 @@ impl TensorFile {
         })
     }
 
-    /// Holds the file as `residence` says; see [`FileBytes::hold`].
-    pub fn hold(&mut self, residence: Residence) -> Result<(), ArtifactError> {
-        self.bytes.hold(&self.path, residence)
+    /// Sets where the file resides, see [`FileBytes::set_residence`].
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::KeepInMemory`].
+    pub fn set_residence(&mut self, residence: Residence) -> Result<(), ArtifactError> {
+        self.bytes.set_residence(&self.path, residence)
     }
 
-    /// Reads the file into memory; see [`FileBytes::read_ahead`].
+    /// Reads the file into memory, see [`FileBytes::read_ahead`].
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`] if `progress` stops the work.
     pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
         self.bytes.read_ahead(progress)
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All bytes of the file.
+    /// Returns all bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names = self.metadata.offset_keys();
         names.sort();
         names
     }
 
-    /// The tensor called `name`, if there is one.
+    /// Finds the tensor called `name`.
     pub fn find(&self, name: &str) -> Option<TensorView<'_>> {
         let info = self.metadata.info(name)?;
         let (start, end) = info.data_offsets;
@@ -106,21 +122,25 @@ impl TensorFile {
         })
     }
 
-    /// The bytes of the file, to be held on to, and where in them the tensor called `name` lies.
-    pub fn place(&self, name: &str) -> Option<(FileBytes, Range<usize>)> {
+    /// Returns a shared handle of the file's bytes, and the range of the tensor called `name` in them.
+    pub fn locate(&self, name: &str) -> Option<(FileBytes, Range<usize>)> {
         let (start, end) = self.metadata.info(name)?.data_offsets;
         let range = self.data_start + start..self.data_start + end;
         Some((self.bytes.clone(), range))
     }
 
-    /// Gives the memory behind the tensor called `name` back; it can still be read.
+    /// Releases the memory of the tensor called `name`; it can still be read.
     pub fn release(&self, name: &str) {
-        if let Some((bytes, range)) = self.place(name) {
+        if let Some((bytes, range)) = self.locate(name) {
             bytes.release(range);
         }
     }
 
-    /// The tensor called `name`, which must be there with this type and shape.
+    /// Returns the bytes of the tensor called `name`.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or has another type or shape.
     pub fn expect(
         &self,
         name: &str,
@@ -144,7 +164,7 @@ impl TensorFile {
         Ok(view.bytes)
     }
 
-    /// The `__metadata__` entry called `key`.
+    /// Returns the `__metadata__` entry called `key`.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.metadata
             .metadata()
@@ -153,14 +173,18 @@ impl TensorFile {
             .map(String::as_str)
     }
 
-    /// Our header, which must be there and say `format` in a version up to `supported`.
+    /// Parses the PowerInfer header and checks format and version.
+    ///
+    /// # Errors
+    ///
+    /// There is no header, or it has another format or version.
     pub fn header(&self, format: &str, supported: u32) -> Result<Header, ArtifactError> {
         let text = self
             .text(HEADER_KEY)
             .ok_or_else(|| ArtifactError::WrongFormat {
                 path: self.path.clone(),
                 expected: format.to_owned(),
-                found: "a safetensors file without a header of ours".to_owned(),
+                found: "a safetensors file without a PowerInfer header".to_owned(),
             })?;
         let header: Header =
             serde_json::from_str(text).map_err(|source| ArtifactError::NotJson {

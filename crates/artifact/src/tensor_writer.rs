@@ -1,5 +1,5 @@
-//! Writing safetensors files, tensors at once or piece by piece, so that a file much larger than
-//! memory can be made and everything it is made from is read once.
+//! Writing safetensors files, from whole tensors or streamed in pieces, so that a file larger than memory
+//! can be written in one pass over its inputs.
 
 use std::{
     borrow::Cow,
@@ -17,22 +17,22 @@ use crate::{
     write::write_with,
 };
 
-/// Element type and sizes of every tensor of a file, by name.
+/// Element type and dimensions of every tensor of a file, by name.
 pub type TensorShapes = BTreeMap<String, (Dtype, Vec<usize>)>;
 
-/// A tensor to be written, its bytes row-major and little-endian.
+/// Tensor to write, row-major and little-endian.
 #[derive(Debug, Clone)]
 pub struct TensorSource<'a> {
     /// Element type.
     pub dtype: Dtype,
-    /// Sizes, slowest dimension first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Exactly as many as the shape asks for.
+    /// Elements; the length matches type and dimensions.
     pub bytes: Cow<'a, [u8]>,
 }
 
 impl<'a> TensorSource<'a> {
-    /// A tensor whose bytes are elsewhere.
+    /// Creates a tensor with borrowed bytes.
     pub fn borrowed(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
         Self {
             dtype,
@@ -41,7 +41,7 @@ impl<'a> TensorSource<'a> {
         }
     }
 
-    /// A tensor that owns its bytes.
+    /// Creates a tensor that owns its bytes.
     pub fn owned(dtype: Dtype, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
         Self {
             dtype,
@@ -51,7 +51,15 @@ impl<'a> TensorSource<'a> {
     }
 }
 
-/// Writes a safetensors file with our header, beside and renamed.
+/// Writes a safetensors file atomically, with `header` in its metadata.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
+///
+/// # Panics
+///
+/// If the bytes of a tensor do not match its dimensions.
 pub fn write_tensors(
     path: &Path,
     header: Option<&Header>,
@@ -68,8 +76,16 @@ pub fn write_tensors(
     })
 }
 
-/// Writes a safetensors file with our header, beside and renamed; `fill` appends the bytes of
-/// each tensor of `shapes`, piece by piece and in whatever order suits it.
+/// Writes a safetensors file atomically, with `header` in its metadata; `fill` appends the bytes of each
+/// tensor of `shapes` in pieces, in any order across tensors.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`], or the error of `fill`.
+///
+/// # Panics
+///
+/// If `fill` does not append exactly the bytes that `shapes` declares.
 pub fn fill_tensors<Failure: From<ArtifactError>>(
     path: &Path,
     header: Option<&Header>,
@@ -86,28 +102,28 @@ pub fn fill_tensors<Failure: From<ArtifactError>>(
     })
 }
 
-/// A safetensors file whose tensors are being filled.
+/// Safetensors file whose tensors are being appended to.
 #[derive(Debug)]
 pub struct TensorWriter {
     path: PathBuf,
     file: File,
     slots: HashMap<String, Slot>,
-    /// Where in the file the next write lands.
+    /// File offset of the next write.
     position: u64,
-    /// Where the file is going to end.
+    /// Length of the complete file.
     end: u64,
-    /// The pages that were written to.
-    begun: Vec<bool>,
-    /// A page to be.
+    /// Whether each page was written.
+    page_written: Vec<bool>,
+    /// Buffer of one page.
     page: Vec<u8>,
 }
 
-/// Bytes of a huge page of most processors. A system keeps a file in memory in the pieces in which it was
-/// first written, so each page of it is first written as a whole: what is mapped from it later is read
-/// faster by a tenth to a quarter.
+/// Huge page size of most processors. The page cache keeps a file in the units in which it was first
+/// written, so every page is first written as a whole: reads from the mapped file are then 10 to 25 %
+/// faster.
 const PAGE: u64 = 2 << 20;
 
-/// Where in the file the rest of a tensor goes.
+/// Unwritten range of a tensor in the file.
 #[derive(Debug)]
 struct Slot {
     next: u64,
@@ -115,14 +131,14 @@ struct Slot {
 }
 
 impl TensorWriter {
-    /// Writes the table of contents into `temporary`; `path` is for messages.
+    /// Writes the tensor table into `temporary`; `path` is for messages.
     fn create(
         path: &Path,
         temporary: &Path,
         header: Option<&Header>,
         shapes: &TensorShapes,
     ) -> Result<Self, ArtifactError> {
-        // As the format's own library does: the widest elements first, so that each is aligned.
+        // Like the safetensors library: widest elements first, so that each is aligned.
         let mut order: Vec<_> = shapes.iter().collect();
         order.sort_by(|(a, (a_type, _)), (b, (b_type, _))| b_type.cmp(a_type).then(a.cmp(b)));
         let mut end = 0;
@@ -147,8 +163,8 @@ impl TensorWriter {
             .iter()
             .map(|(name, info)| (name.clone(), info.data_offsets))
             .collect();
-        let metadata = Metadata::new(metadata, infos).expect("tensors lie side by side");
-        let mut table = serde_json::to_vec(&metadata).expect("a table of contents is plain JSON");
+        let metadata = Metadata::new(metadata, infos).expect("tensors are contiguous");
+        let mut table = serde_json::to_vec(&metadata).expect("the tensor table is plain JSON");
         table.resize(table.len().next_multiple_of(8), b' ');
         let file = OpenOptions::new()
             .write(true)
@@ -168,7 +184,7 @@ impl TensorWriter {
                 .collect(),
             position: 0,
             end: data_start + end as u64,
-            begun: Vec::new(),
+            page_written: Vec::new(),
             page: Vec::new(),
         };
         let length = (table.len() as u64).to_le_bytes();
@@ -177,16 +193,24 @@ impl TensorWriter {
         Ok(writer)
     }
 
-    /// Appends `bytes` to the tensor called `name`, which must have room for them.
+    /// Appends `bytes` to the tensor called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Write`].
+    ///
+    /// # Panics
+    ///
+    /// If the tensor was not declared, or is full.
     pub fn append(&mut self, name: &str, bytes: &[u8]) -> Result<(), ArtifactError> {
-        let slot = self.slots.get_mut(name).expect("the tensor was announced");
+        let slot = self.slots.get_mut(name).expect("the tensor was declared");
         let start = slot.next;
         slot.next += bytes.len() as u64;
         assert!(slot.next <= slot.end, "`{name}` has room");
         self.write_at(start, bytes)
     }
 
-    /// Writes `bytes` at `start`; what is the first of a page makes all of it, with zeros around.
+    /// Writes `bytes` at `start`; the first write to a page fills the rest of it with zeros.
     fn write_at(&mut self, start: u64, mut bytes: &[u8]) -> Result<(), ArtifactError> {
         let mut start = start;
         while !bytes.is_empty() {
@@ -195,11 +219,11 @@ impl TensorWriter {
             let within = start - first;
             let (now, later) = bytes.split_at(bytes.len().min((room - within) as usize));
             let index = (first / PAGE) as usize;
-            if index >= self.begun.len() {
-                self.begun.resize(index + 1, false);
+            if index >= self.page_written.len() {
+                self.page_written.resize(index + 1, false);
             }
-            let begun = std::mem::replace(&mut self.begun[index], true);
-            if begun || now.len() as u64 == room {
+            let is_written = std::mem::replace(&mut self.page_written[index], true);
+            if is_written || now.len() as u64 == room {
                 self.write_piece(start, now)?;
             } else {
                 let mut page = std::mem::take(&mut self.page);
@@ -233,7 +257,7 @@ mod tests {
     use crate::TensorFile;
 
     #[test]
-    fn pieces_in_any_order_make_the_file_that_the_library_makes() {
+    fn pieces_in_any_order_give_the_file_of_the_safetensors_library() {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..48).collect();
         let tensors = BTreeMap::from([
@@ -276,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_across_pages_make_the_same_file() {
+    fn pieces_across_pages_give_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let byte = |index: usize| (index % 251) as u8;
         let lengths = [5 << 20, 3, (2 << 20) + 77];
@@ -290,7 +314,7 @@ mod tests {
             // Short and long pieces, of which some span a whole page.
             let mut sizes = [1, (2 << 20) + 5, 100_000].into_iter().cycle();
             while filled != lengths {
-                let size = sizes.next().expect("sizes without end");
+                let size = sizes.next().expect("the sizes repeat");
                 for (index, &length) in lengths.iter().enumerate().rev() {
                     let end = length.min(filled[index] + size);
                     let piece: Vec<u8> = (filled[index]..end).map(byte).collect();
@@ -312,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_nothing() {
+    fn a_failure_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file.safetensors");
         let shapes = BTreeMap::from([("t".to_owned(), (Dtype::U8, vec![4]))]);

@@ -1,4 +1,4 @@
-//! Texts as token ids in a safetensors file: all tokens one after the other, and each text's length.
+//! Token ids of texts in a safetensors file: `tokens` of all texts concatenated, and `lengths`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -8,14 +8,18 @@ use crate::{
     tensor_writer::{TensorSource, write_tensors},
 };
 
-/// Writes the token ids of `texts` into the file at `path`.
+/// Writes the token ids of `texts` to `path`.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
 pub fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError> {
-    let numbers = |values: &mut dyn Iterator<Item = u32>| {
+    let tensor = |values: &mut dyn Iterator<Item = u32>| {
         let bytes: Vec<u8> = values.flat_map(u32::to_le_bytes).collect();
         TensorSource::owned(Dtype::U32, vec![bytes.len() / 4], bytes)
     };
-    let tokens = numbers(&mut texts.iter().flatten().copied());
-    let lengths = numbers(&mut texts.iter().map(|text| text.len() as u32));
+    let tokens = tensor(&mut texts.iter().flatten().copied());
+    let lengths = tensor(&mut texts.iter().map(|text| text.len() as u32));
     let tensors = BTreeMap::from([
         ("tokens".to_owned(), tokens),
         ("lengths".to_owned(), lengths),
@@ -23,7 +27,7 @@ pub fn write(path: &Path, texts: &[Vec<u32>]) -> Result<(), ArtifactError> {
     write_tensors(path, None, &tensors)
 }
 
-/// A digest of `texts`.
+/// Digest of the token ids of `texts`.
 pub fn digest(texts: &[Vec<u32>]) -> Digest {
     let parts = texts.iter().map(|text| {
         let tokens = text.iter().copied().flat_map(u32::to_le_bytes);
@@ -33,22 +37,26 @@ pub fn digest(texts: &[Vec<u32>]) -> Digest {
     Digest::of_parts(parts.iter().map(Vec::as_slice))
 }
 
-/// Reads what [`write()`] wrote.
+/// Reads a file written by [`write()`].
+///
+/// # Errors
+///
+/// The file cannot be read, or its tensors are missing or inconsistent.
 pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
     let file = TensorFile::open(path)?;
-    let numbers = |name: &str| -> Result<Vec<u32>, ArtifactError> {
+    let read_u32 = |name: &str| -> Result<Vec<u32>, ArtifactError> {
         let shape = file
             .find(name)
             .map_or(Vec::new(), |view| view.shape.to_vec());
         let bytes = file.expect(name, Dtype::U32, &[shape.first().copied().unwrap_or(0)])?;
-        let (numbers, _) = bytes.as_chunks::<4>();
-        Ok(numbers.iter().map(|n| u32::from_le_bytes(*n)).collect())
+        let (values, _) = bytes.as_chunks::<4>();
+        Ok(values.iter().map(|n| u32::from_le_bytes(*n)).collect())
     };
-    let tokens = numbers("tokens")?;
-    let mut left = tokens.as_slice();
+    let tokens = read_u32("tokens")?;
+    let mut remaining = tokens.as_slice();
     let mut texts = Vec::new();
-    for length in numbers("lengths")? {
-        let Some((text, rest)) = left.split_at_checked(length as usize) else {
+    for length in read_u32("lengths")? {
+        let Some((text, rest)) = remaining.split_at_checked(length as usize) else {
             return Err(ArtifactError::WrongTensor {
                 path: path.to_owned(),
                 tensor: "lengths".to_owned(),
@@ -57,7 +65,7 @@ pub fn read(path: &Path) -> Result<Vec<Vec<u32>>, ArtifactError> {
             });
         };
         texts.push(text.to_vec());
-        left = rest;
+        remaining = rest;
     }
     Ok(texts)
 }
@@ -67,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_read_back() {
+    fn texts_round_trip() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("texts.safetensors");
         for texts in [vec![], vec![vec![1, 2, 3], vec![], vec![u32::MAX]]] {

@@ -7,7 +7,7 @@ use powerinfer_artifact::{
     certificate::{self, Certificate},
     document::Document,
     mapped_file::Residence,
-    placing::{self, LayerPlacing},
+    placement_inputs::{self, LayerInputs},
     plan::Plan,
     predictor_file::{self, PredictorFile},
     progress::{Interrupted, Progress},
@@ -181,15 +181,15 @@ impl Bundle {
     }
 
     /// Per layer, what placing this again takes.
-    pub fn placing(&self) -> Result<Vec<LayerPlacing>, BundleError> {
+    pub fn placing(&self) -> Result<Vec<LayerInputs>, BundleError> {
         if !self.manifest.body.placing {
             return Err(BundleError::PlacedForGood {
                 folder: self.folder.clone(),
             });
         }
-        let path = self.folder.join(placing::FILE);
+        let path = self.folder.join(placement_inputs::FILE);
         let config = self.config();
-        let (header, layers) = placing::read(&path, config.layer_count, config.ffn_size)?;
+        let (header, layers) = placement_inputs::read(&path, config.layer_count, config.ffn_size)?;
         header.check_model(&path, &self.manifest.header.model)?;
         Ok(layers)
     }
@@ -251,9 +251,9 @@ impl Bundle {
 
     /// Holds weights and predictors as `residence` says, for who is going to read them again and again.
     pub fn hold(&mut self, residence: Residence) -> Result<(), BundleError> {
-        self.weights.hold(residence)?;
+        self.weights.set_residence(residence)?;
         if let Some(predictors) = &mut self.predictors {
-            predictors.hold(residence)?;
+            predictors.set_residence(residence)?;
         }
         Ok(())
     }

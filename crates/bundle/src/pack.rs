@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ops::Range, path::Path};
 use powerinfer_artifact::{
     Digest, Header, Progress, TensorFile,
     document::Document,
-    matrix_planes::{announce_matrix, append_rows, insert_matrix},
-    placing::{self, LayerPlacing},
+    matrix_planes::{append_rows, declare_matrix, insert_matrix},
+    placement_inputs::{self, LayerInputs},
     plan::{Plan, Policy},
     predictor_file::{self, PredictorFile},
     tensor_file::Dtype,
@@ -33,7 +33,7 @@ pub struct PackInputs<'a> {
     /// Where everything lives.
     pub plan: Plan,
     /// Per layer, what placing the bundle again takes; without it, it never will be.
-    pub placing: Option<&'a [LayerPlacing]>,
+    pub placing: Option<&'a [LayerInputs]>,
     /// Format of the weights.
     pub quant: Format,
     /// Files of the checkpoint to carry along where they exist.
@@ -91,9 +91,9 @@ pub fn pack(
         record(predictor_file::FILE)?;
     }
     if let Some(layers) = inputs.placing {
-        let header = header(placing::FORMAT, placing::VERSION);
-        placing::write(&folder.path().join(placing::FILE), &header, layers)?;
-        record(placing::FILE)?;
+        let header = header(placement_inputs::FORMAT, placement_inputs::VERSION);
+        placement_inputs::write(&folder.path().join(placement_inputs::FILE), &header, layers)?;
+        record(placement_inputs::FILE)?;
     }
     for companion in inputs.companions {
         if let Some(bytes) = checkpoint.files().read(companion)? {
@@ -144,7 +144,7 @@ fn write_weights(
         let (rows, columns) = stored_shape(config, *weight, layout);
         let format = stored_format(config, *weight, inputs.quant);
         let name = name(*weight, layout);
-        announce_matrix(&mut shapes, &name, format, rows, columns);
+        declare_matrix(&mut shapes, &name, format, rows, columns);
         total += rows * columns;
     }
     for (layer, order) in inputs.orders.iter().enumerate() {

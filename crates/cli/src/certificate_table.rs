@@ -12,17 +12,23 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         perplexity_rise,
         ..
     } = certificate;
-    let begins = match scoring.begins_with {
+    let begins = match scoring.bos_token {
         Some(token) => format!("every text begins with token {token}"),
         None => "nothing is put before a text".to_owned(),
     };
     let verdict = match (certificate.holds(), certificate.tokens_needed()) {
-        (true, _) => format!("within the {} allowed", share(certificate.allowed_rise)),
+        (true, _) => format!(
+            "within the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
         (false, Some(tokens)) => format!(
             "not shown to be within the {} allowed; that takes about {tokens} tokens",
-            share(certificate.allowed_rise)
+            share(certificate.perplexity_budget)
         ),
-        (false, None) => format!("more than the {} allowed", share(certificate.allowed_rise)),
+        (false, None) => format!(
+            "more than the {} allowed",
+            share(certificate.perplexity_budget)
+        ),
     };
     let divergence = match certificate.tokens_to_first_divergence {
         None => "in none of the texts".to_owned(),

@@ -1,21 +1,21 @@
 //! From a bundle on disk to a model ready to run.
 
-use std::{env, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_kernels::cuda::{CudaUnavailable, Device};
+use powerinfer_kernels::{
+    cuda::{CudaUnavailable, Device},
+    environment,
+};
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
 
 pub(crate) mod evaluated;
 
 use crate::{model_argument::bundle_folder, output::Output, progress::Bar};
-
-/// Makes a missing GPU an error.
-const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -119,7 +119,7 @@ impl DeviceArgument {
         Ok(match self {
             Self::Cpu => DeviceChoice::Cpu,
             Self::Gpu => DeviceChoice::Gpu,
-            Self::Auto if env::var_os(REQUIRED_VARIABLE).is_some() => DeviceChoice::Gpu,
+            Self::Auto if environment::requires_gpu() => DeviceChoice::Gpu,
             Self::Auto => DeviceChoice::Auto,
             #[cfg(feature = "emulator")]
             Self::Emulated => DeviceChoice::Given(emulator()?),

@@ -5,6 +5,7 @@ use std::error::Error;
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
+use powerinfer_import::ImportError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
 use powerinfer_runtime::RuntimeError;
@@ -28,6 +29,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PlanError::hint))
         .or_else(|| hint(cause, BundleError::hint))
         .or_else(|| hint(cause, EvalError::hint))
+        .or_else(|| hint(cause, ImportError::hint))
         .or_else(|| hint(cause, PredictorError::hint))
         .or_else(|| hint(cause, ProfileError::hint))
         .or_else(|| hint(cause, RuntimeError::hint))

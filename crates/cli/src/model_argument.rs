@@ -17,7 +17,7 @@ pub(crate) const DEMO: &str = "demo";
 /// Opens the checkpoint called `model`: a folder, a GGUF file, `org/name` on the hub, or the word
 /// `demo`.
 pub(crate) fn open_checkpoint(model: &str, output: Output) -> Result<Checkpoint> {
-    Ok(Checkpoint::from_files(files(model, output)?)?)
+    Ok(powerinfer_import::open_checkpoint(files(model, output)?)?)
 }
 
 /// The files of the model called `model`; they are fetched if they are on the hub alone.

@@ -11,8 +11,6 @@ use crate::{
     container::{Container, Safetensors},
     families,
     gguf::{self, Layout},
-    pickle::Pickles,
-    shards::shards,
     source::Source,
 };
 
@@ -64,13 +62,29 @@ impl Checkpoint {
         Self::from_files(Files::open(path)?)
     }
 
-    /// Opens the checkpoint that consists of `files`, its weights in safetensors or, where there
-    /// are none, in PyTorch's own files.
+    /// Opens the checkpoint that consists of `files`, its weights in a GGUF file or in safetensors.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file is missing, damaged or contradicts the configuration.
     pub fn from_files(files: Files) -> Result<Self, ModelError> {
+        Self::from_files_or(files, |_| Ok(None))
+    }
+
+    /// Opens the checkpoint that consists of `files`; `other` opens the weights if they are neither in a GGUF
+    /// file nor in safetensors.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `other`, or an error if a file is missing, damaged or contradicts the configuration.
+    pub fn from_files_or<E: From<ModelError>>(
+        files: Files,
+        other: impl FnOnce(&Files) -> Result<Option<Box<dyn Container>>, E>,
+    ) -> Result<Self, E> {
         if let Some(gguf) = files.gguf() {
             let gguf = Arc::clone(gguf);
             let naming = Naming::Gguf(gguf.layout());
-            return Self::from_container(files, Box::new(gguf), Some(naming));
+            return Ok(Self::from_container(files, Box::new(gguf), Some(naming))?);
         }
         let folder = files.folder().to_owned();
         let missing = |file: &str| ModelError::MissingFile {
@@ -78,17 +92,14 @@ impl Checkpoint {
             file: file.to_owned(),
         };
         // What is wrong with the configuration is said before what is wrong with the weights.
-        let config = files.read("config.json")?;
+        let config = files.read("config.json").map_err(ModelError::from)?;
         let config = config.ok_or_else(|| missing("config.json"))?;
         ModelConfig::parse(&config, &files.path("config.json"))?;
         let container: Box<dyn Container> = match open_shards(&files)? {
             Some(shards) => Box::new(Safetensors { shards }),
-            None => match Pickles::open(&files)? {
-                Some(pickles) => Box::new(pickles),
-                None => return Err(missing("model.safetensors")),
-            },
+            None => other(&files)?.ok_or_else(|| missing("model.safetensors"))?,
         };
-        Self::from_container(files, container, None)
+        Ok(Self::from_container(files, container, None)?)
     }
 
     /// Opens the checkpoint whose weights are in `container`, under the names that its family
@@ -319,7 +330,7 @@ const Q4_K_LENGTH: usize = 256;
 
 /// Opens `model.safetensors`, or its shards; none where there is neither.
 fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {
-    let Some(shards) = shards(files, "model.safetensors")? else {
+    let Some(shards) = files.shards("model.safetensors")? else {
         return Ok(None);
     };
     let files = shards

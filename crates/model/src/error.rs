@@ -133,14 +133,6 @@ pub enum ModelError {
         /// What is wrong, and where.
         reason: String,
     },
-    /// A pickle that is damaged or holds more than tensors.
-    #[error("`{path}` cannot be read as PyTorch weights: {reason}")]
-    BadPickle {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
     /// A weight that is no number.
     #[error(
         "tensor `{tensor}` in `{path}` has the value {value} at index {index}; the checkpoint is damaged, download or train it again"
@@ -154,63 +146,6 @@ pub enum ModelError {
         index: usize,
         /// NaN or an infinity.
         value: f32,
-    },
-    /// Nothing that could be the predictors of the original PowerInfer.
-    #[error(
-        "there are no predictors of the original PowerInfer at `{path}`: {reason}; give a `*.powerinfer.gguf` file, or a folder with `model_0.pt`, `model_1.pt`, …"
-    )]
-    NoPredictors {
-        /// What was asked for.
-        path: PathBuf,
-        /// What it is instead.
-        reason: String,
-    },
-    /// Layers without a predictor.
-    #[error(
-        "`{path}` has no predictor of layer(s) {}; the original has one in every layer, download it again",
-        missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-    )]
-    MissingPredictors {
-        /// The file or folder.
-        path: PathBuf,
-        /// The layers.
-        missing: Vec<usize>,
-    },
-    /// Predictors of a deeper model.
-    #[error(
-        "`{path}` has a predictor of layer {layer}, the model has {layers} layers; the predictors are another model's"
-    )]
-    PredictorsOfMoreLayers {
-        /// The file or folder.
-        path: PathBuf,
-        /// The last layer with a predictor.
-        layer: usize,
-        /// Layers of the model.
-        layers: usize,
-    },
-    /// A matrix of a predictor that does not fit the model.
-    #[error(
-        "tensor `{tensor}` in `{path}` has shape {found:?}, the model needs {expected}; the predictors are another model's"
-    )]
-    PredictorShape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The shape that would fit.
-        expected: String,
-        /// The shape there.
-        found: Vec<usize>,
-    },
-    /// A tensor that predictors of the original do not have.
-    #[error(
-        "tensor `{tensor}` in `{path}` is left over: a predictor of the original PowerInfer is one `fc1.weight` and one `fc2.weight`; it would predict otherwise without it"
-    )]
-    PredictorLeftOver {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
     },
     /// A token id past the vocabulary.
     #[error(

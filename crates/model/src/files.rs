@@ -137,8 +137,8 @@ impl Files {
     }
 }
 
-/// The GGUF files of a folder.
-pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+/// Paths of the `.gguf` files in `folder`, sorted; none if it is no folder.
+pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
         .map(|entry| entry.path())

@@ -16,47 +16,50 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The file called `single`, or the shards that `<single>.index.json` lists, sorted; none where
-/// there is neither. A shard that is missing or outside the folder is an error.
-pub(crate) fn shards(
-    files: &Files,
-    single: &str,
-) -> Result<Option<Vec<(PathBuf, FileBytes)>>, ModelError> {
-    if let Some(bytes) = files.read(single)? {
-        return Ok(Some(vec![(files.path(single), bytes)]));
-    }
-    let index = format!("{single}.index.json");
-    let Some(bytes) = files.read(&index)? else {
-        return Ok(None);
-    };
-    let path = files.path(&index);
-    let parsed: ShardIndex =
-        serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
-            path: path.clone(),
-            source,
-        })?;
-    let mut names = BTreeSet::new();
-    for (tensor, shard) in parsed.weight_map {
-        if Path::new(&shard).file_name() != Some(shard.as_ref()) {
-            return Err(ModelError::ShardOutside {
-                path,
-                tensor,
-                shard,
-            });
+impl Files {
+    /// The file called `single`, or the shards that `<single>.index.json` lists, sorted; none where
+    /// there is neither.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read, or if a shard is missing or outside the folder.
+    pub fn shards(&self, single: &str) -> Result<Option<Vec<(PathBuf, FileBytes)>>, ModelError> {
+        if let Some(bytes) = self.read(single)? {
+            return Ok(Some(vec![(self.path(single), bytes)]));
         }
-        names.insert(shard);
+        let index = format!("{single}.index.json");
+        let Some(bytes) = self.read(&index)? else {
+            return Ok(None);
+        };
+        let path = self.path(&index);
+        let parsed: ShardIndex =
+            serde_json::from_slice(&bytes).map_err(|source| ArtifactError::NotJson {
+                path: path.clone(),
+                source,
+            })?;
+        let mut names = BTreeSet::new();
+        for (tensor, shard) in parsed.weight_map {
+            if Path::new(&shard).file_name() != Some(shard.as_ref()) {
+                return Err(ModelError::ShardOutside {
+                    path,
+                    tensor,
+                    shard,
+                });
+            }
+            names.insert(shard);
+        }
+        let open = |shard: String| match self.read(&shard)? {
+            Some(bytes) => Ok((self.path(&shard), bytes)),
+            None => Err(ModelError::MissingShard {
+                folder: self.folder().to_owned(),
+                index: index.clone(),
+                shard,
+            }),
+        };
+        names
+            .into_iter()
+            .map(open)
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
-    let open = |shard: String| match files.read(&shard)? {
-        Some(bytes) => Ok((files.path(&shard), bytes)),
-        None => Err(ModelError::MissingShard {
-            folder: files.folder().to_owned(),
-            index: index.clone(),
-            shard,
-        }),
-    };
-    names
-        .into_iter()
-        .map(open)
-        .collect::<Result<_, _>>()
-        .map(Some)
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
-    placing::{LayerFigures, LayerPlacing, ReadWork},
+    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST};
@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// What a bundle keeps of the way that a layer goes.
-pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerPlacing {
-    let stored = |work: Work| ReadWork {
+pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
+    let stored = |work: Work| ReadCost {
         bytes: work.bytes,
-        rows: work.rows,
-        sums: work.sums,
+        scattered_rows: work.rows,
+        axpy_rows: work.sums,
     };
     let LayerMode {
         policy,
@@ -28,12 +28,12 @@ pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
         every,
         active,
     } = candidate.mode;
-    LayerPlacing {
-        figures: LayerFigures {
+    LayerInputs {
+        costs: LayerCosts {
             policy,
             prediction: stored(prediction),
-            every: stored(every),
-            active: stored(active),
+            per_neuron: stored(every),
+            per_active_neuron: stored(active),
             predictor_bytes: candidate.predictor_bytes,
             attention_read_bytes,
         },
@@ -46,22 +46,22 @@ pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> Layer
 }
 
 /// The one way that a layer of a bundle can go.
-fn candidate(layer: &LayerPlacing) -> Candidate {
-    let work = |stored: ReadWork| Work {
+fn candidate(layer: &LayerInputs) -> Candidate {
+    let work = |stored: ReadCost| Work {
         bytes: stored.bytes,
-        rows: stored.rows,
-        sums: stored.sums,
+        rows: stored.scattered_rows,
+        sums: stored.axpy_rows,
     };
-    let figures = layer.figures;
+    let costs = layer.costs;
     Candidate {
         mode: LayerMode {
-            policy: figures.policy,
-            prediction: work(figures.prediction),
-            every: work(figures.every),
-            active: work(figures.active),
+            policy: costs.policy,
+            prediction: work(costs.prediction),
+            every: work(costs.per_neuron),
+            active: work(costs.per_active_neuron),
         },
         frequencies: layer.frequencies.iter().copied().map(f64::from).collect(),
-        predictor_bytes: figures.predictor_bytes,
+        predictor_bytes: costs.predictor_bytes,
         allowed: true,
     }
 }
@@ -83,7 +83,7 @@ pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<()> {
 }
 
 /// The placement as the solver takes it; what `options` leave open is as it was.
-fn stated(bundle: &Bundle, layers: &[LayerPlacing], options: &PlanOptions) -> Result<Problem> {
+fn stated(bundle: &Bundle, layers: &[LayerInputs], options: &PlanOptions) -> Result<Problem> {
     let (config, plan) = (bundle.config(), bundle.plan());
     let before = plan.budget.context_tokens as usize;
     let is_this_machine = options.hardware.is_none();
@@ -111,7 +111,7 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], options: &PlanOptions) -> Re
         problem.hardware = plan.hardware.clone();
     }
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
-        layer.attention_read_bytes = placing.figures.attention_read_bytes;
+        layer.attention_read_bytes = placing.costs.attention_read_bytes;
     }
     pins::pin(&options.pins, &mut problem)?;
     Ok(problem)
@@ -121,12 +121,12 @@ fn stated(bundle: &Bundle, layers: &[LayerPlacing], options: &PlanOptions) -> Re
 fn solved(
     bundle: &Bundle,
     problem: &Problem,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     options: &Options,
 ) -> Result<Decision> {
     let before = bundle.plan();
     let differs =
-        |(layer, placing): (&LayerPlan, &LayerPlacing)| layer.policy != placing.figures.policy;
+        |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.policy;
     if before.layers.iter().zip(layers).any(differs) {
         bail!(
             "the bundle in `{}` follows other policies than it carries figures of; make it again from its model",

@@ -53,10 +53,10 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
 pub(crate) fn measure(
     bundle: &Bundle,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     progress: &dyn Progress,
 ) -> Result<Certificate> {
-    measure_in(bundle, windows(bundle), texts, allowed_rise, progress)
+    measure_in(bundle, windows(bundle), texts, perplexity_budget, progress)
 }
 
 /// Measures again what `written` says.
@@ -78,14 +78,14 @@ pub fn measure_again(
         );
     }
     let texts = bundle.certificate_texts()?;
-    measure_in(bundle, windows, &texts, written.allowed_rise, progress)
+    measure_in(bundle, windows, &texts, written.perplexity_budget, progress)
 }
 
 fn measure_in(
     bundle: &Bundle,
     windows: Windows,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     progress: &dyn Progress,
 ) -> Result<Certificate> {
     let execution = Execution::on_cpu(usable_cores());
@@ -105,19 +105,18 @@ fn measure_in(
     let drifts = planned.verification().map_or(&[][..], Verification::layers);
     let layers = drifts.iter().zip(&bundle.plan().layers);
     let tokenizer = Tokenizer::from_directory(bundle.folder())?;
-    let begins_with = tokenizer.bos().map(|bos| bos.id);
+    let bos_token = tokenizer.bos().map(|bos| bos.id);
     Ok(Certificate {
         scoring: Scoring {
             texts: texts.len() as u64,
             tokens: found.tokens(),
             window: windows.length as u64,
             stride: windows.stride as u64,
-            begins_with: begins_with
-                .filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
+            bos_token: bos_token.filter(|bos| texts.iter().all(|text| text.first() == Some(bos))),
             digest: token_texts::digest(texts),
         },
         decisions: decisions(&bundle.plan().layers),
-        allowed_rise,
+        perplexity_budget,
         dense_perplexity: found.dense().perplexity(),
         perplexity: found.other().perplexity(),
         perplexity_rise: found.rise(),

@@ -5,7 +5,7 @@ use powerinfer_artifact::{
     ByteSize,
     plan::{Policy, Threshold},
     predictor_file::{PredictorFile, PredictorSummary},
-    threshold_curve::{ThresholdCurve, around, between},
+    threshold_curve::{ThresholdCurve, lerp, neighbours},
 };
 use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
 use powerinfer_model::ModelConfig;
@@ -72,10 +72,10 @@ pub fn cheapest_at(
     curves: &[ThresholdCurve],
     level: f64,
 ) -> Option<Threshold> {
-    let (below, above, part) = around(level);
+    let (below, above, part) = neighbours(level);
     let read = |curve: &ThresholdCurve| {
         let [below, above] = [below, above].map(|level| curve.levels[level].density);
-        let density = between(below, above, part);
+        let density = lerp(below, above, part);
         let mode = LayerMode::threshold(shape, curve.score);
         mode.work(neurons as f64, neurons as f64 * density).bytes
     };
@@ -85,7 +85,7 @@ pub fn cheapest_at(
             best = Some(curve);
         }
     }
-    best.map(|curve| curve.between_levels(level))
+    best.map(|curve| curve.at_level(level))
 }
 
 /// The ways one layer could go.
@@ -282,10 +282,11 @@ impl<'a> Subject<'a> {
         let Some(curve) = curve else {
             return Ok(None);
         };
-        let (below, above, part) = around(level);
-        let [first, second] = [below, above].map(|level| file.kept(layer, curve, level, neurons));
+        let (below, above, part) = neighbours(level);
+        let [first, second] =
+            [below, above].map(|level| file.computed_frequencies(layer, curve, level, neurons));
         let kept = first?.into_iter().zip(second?);
-        let kept = kept.map(|(a, b)| between(f64::from(a), f64::from(b), part).clamp(0.0, 1.0));
+        let kept = kept.map(|(a, b)| lerp(f64::from(a), f64::from(b), part).clamp(0.0, 1.0));
         Ok(Some((threshold, kept.collect())))
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    Progress, placing::LayerPlacing, plan::Plan, predictor_file::PredictorFile,
+    Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
@@ -28,14 +28,14 @@ pub struct Placement {
     plan: Plan,
     report: SolveReport,
     orders: Vec<Vec<u32>>,
-    placing: Vec<LayerPlacing>,
+    placing: Vec<LayerInputs>,
     predictors: Option<PredictorFile>,
     request: Request,
     quant: Format,
     seed: u64,
     /// Text to certify on.
     texts: Vec<Vec<u32>>,
-    allowed_rise: f64,
+    perplexity_budget: f64,
 }
 
 /// Solves the placement of a model within a budget, with policies as far as the perplexity budget allows.
@@ -89,7 +89,7 @@ pub fn plan(
         options: options.solver(),
         request: &request,
         texts: search_texts,
-        allowed_rise: options.allowed_rise(),
+        perplexity_budget: options.perplexity_budget(),
         inputs: None,
         scratch,
         progress,
@@ -109,7 +109,7 @@ pub fn plan(
         quant: options.quant(),
         seed: profile.header().seed,
         texts: certificate_texts,
-        allowed_rise: options.allowed_rise(),
+        perplexity_budget: options.perplexity_budget(),
     })
 }
 
@@ -150,14 +150,14 @@ pub fn certify_packed(
 ) -> Result<Bundle> {
     let tokens = options.certify_tokens(checkpoint.config());
     let [_, texts] = held_back(profile, request, tokens)?;
-    certify_bundle(bundle, &texts, options.allowed_rise(), progress)
+    certify_bundle(bundle, &texts, options.perplexity_budget(), progress)
 }
 
 /// Certifies `bundle` on `texts`, where there are enough.
 fn certify_bundle(
     bundle: Bundle,
     texts: &[Vec<u32>],
-    allowed_rise: f64,
+    perplexity_budget: f64,
     progress: &dyn Progress,
 ) -> Result<Bundle> {
     let tokens = search::scored(texts);
@@ -168,9 +168,9 @@ fn certify_bundle(
         ));
         return Ok(bundle);
     }
-    let certificate = certify::measure(&bundle, texts, allowed_rise, progress)?;
+    let certificate = certify::measure(&bundle, texts, perplexity_budget, progress)?;
     if !certificate.holds() {
-        let allowed = percent(allowed_rise);
+        let allowed = percent(perplexity_budget);
         progress.note(&match certificate.tokens_needed() {
             Some(tokens) => format!(
                 "the rise of perplexity is not shown to be within the {allowed} allowed; that would take about {tokens} tokens"
@@ -219,7 +219,7 @@ impl Placement {
 
     /// Measures `bundle` on held-out text, and adds the certificate to it.
     pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle> {
-        certify_bundle(bundle, &self.texts, self.allowed_rise, progress)
+        certify_bundle(bundle, &self.texts, self.perplexity_budget, progress)
     }
 }
 

@@ -64,7 +64,7 @@ impl PlanOptions {
     }
 
     /// Perplexity budget, as a relative rise.
-    pub(crate) fn allowed_rise(&self) -> f64 {
+    pub(crate) fn perplexity_budget(&self) -> f64 {
         self.max_perplexity_increase.unwrap_or(0.01)
     }
 
@@ -209,7 +209,7 @@ impl Request {
             "placement": format!("{:?} {:?} {:?}", options.objective, options.backend, options.pins),
             "hardware": hardware,
             "policy": options.policy,
-            "max_ppl_increase": options.allowed_rise(),
+            "max_ppl_increase": options.perplexity_budget(),
             "input_sparsity": options.input_sparsity,
             "certify_tokens": options.certify_tokens(config),
         });

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Progress,
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{InputThresholds, Plan, Policy},
     predictor_file::PredictorFile,
     threshold_curve::ERRORS,
@@ -37,7 +37,7 @@ pub(crate) struct Solved {
     pub(crate) report: SolveReport,
     pub(crate) orders: Vec<Vec<u32>>,
     /// Per layer, what placing this again takes.
-    pub(crate) placing: Vec<LayerPlacing>,
+    pub(crate) placing: Vec<LayerInputs>,
     /// Per layer, microseconds that its way saves over the quickest that changes nothing.
     pub(crate) savings: Vec<f64>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Solver<'a> {
     pub(crate) request: &'a Request,
     /// Text to decide on.
     pub(crate) texts: Vec<Vec<u32>>,
-    pub(crate) allowed_rise: f64,
+    pub(crate) perplexity_budget: f64,
     /// Per layer, which inputs are read; all where there is none.
     pub(crate) inputs: Option<Vec<InputThresholds>>,
     pub(crate) scratch: Scratch<'a>,
@@ -78,7 +78,7 @@ impl Solver<'_> {
                 "there is no text to calibrate `--input-sparsity` on: none was held back from the profile, or `--certify-tokens` is too low; profile more text, or raise it"
             );
         }
-        let folder = ScratchFolder::beside(out)?;
+        let folder = ScratchFolder::next_to(out)?;
         let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
         inputs::calibrate(bundle, &self.texts, share, self.progress)
     }
@@ -188,11 +188,11 @@ impl Solver<'_> {
         let Scratch::Beside(out) = self.scratch else {
             unreachable!("who may write nothing measures nothing")
         };
-        let folder = ScratchFolder::beside(out)?;
+        let folder = ScratchFolder::next_to(out)?;
         let solved = self.solved(packed)?;
         self.progress.note(&format!(
             "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
-            percent(self.allowed_rise),
+            percent(self.perplexity_budget),
             search::scored(&self.texts)
         ));
         let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
@@ -214,13 +214,13 @@ impl Solver<'_> {
                 100.0 * rise.value,
                 100.0 * rise.margin
             ));
-            Ok(rise.value + CAUTION * rise.margin <= self.allowed_rise)
+            Ok(rise.value + CAUTION * rise.margin <= self.perplexity_budget)
         })?;
         drop((judge, folder));
         if found == 0 {
             self.progress.note(&format!(
                 "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
-                percent(self.allowed_rise)
+                percent(self.perplexity_budget)
             ));
         }
         Ok(ladder[found].clone())
@@ -271,7 +271,7 @@ impl Solver<'_> {
     fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
         let mut plan = solved.plan.clone();
         // It has other signs and layouts than what is accounted for.
-        plan.forget_account();
+        plan.clear_memory_use();
         // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
         for layer in &mut plan.layers {
             layer.input_thresholds = None;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
+use powerinfer_import::ImportError;
 use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
 use powerinfer_tensor::Format;
@@ -68,7 +69,10 @@ pub enum PredictorError {
     /// The tensor library failed.
     #[error("training a predictor failed: {0}")]
     Candle(#[from] candle_core::Error),
-    /// The predictors to be imported cannot be read.
+    /// The predictors to import cannot be read.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// A weight of the model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The profile cannot be read.
@@ -87,6 +91,7 @@ impl PredictorError {
             Self::Diverged { .. } => Some(Hint::OtherSeed),
             Self::NotFinite { .. } | Self::NoResiduals { .. } => Some(Hint::ProfileAgain),
             Self::OutOfRange { .. } => Some(Hint::ImportAsF32),
+            Self::Import(error) => error.hint(),
             Self::Model(error) => error.hint(),
             Self::Profile(error) => error.hint(),
             Self::Artifact(error) => error.hint(),

@@ -7,8 +7,8 @@
 //! lost the mean of x. So the matrices are kept as they are, and the file says what they see.
 
 use powerinfer_artifact::predictor_file::{BIAS, PredictorInput};
+use powerinfer_import::{OriginalPredictor, OriginalPredictors};
 use powerinfer_kernels::Isa;
-use powerinfer_model::{OriginalPredictor, OriginalPredictors};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, OwnedMatrix, pack};
 

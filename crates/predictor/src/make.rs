@@ -218,7 +218,7 @@ fn write_layer(
         }
         for (curve, kept) in curves.iter().zip(kept) {
             let shape = vec![curve.levels.len(), centre.len()];
-            tensors.insert(curve.kept_tensor(layer), numbers(kept, shape));
+            tensors.insert(curve.frequencies_tensor(layer), numbers(kept, shape));
         }
     }
     let mut summary = match &made.network {

@@ -143,7 +143,7 @@ pub(crate) fn best_of_samples(
             budget,
         }));
     }
-    traces.training.expect_scattered_reads();
+    traces.training.advise_random_access();
     let mut search = Search {
         known,
         traces,

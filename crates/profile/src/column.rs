@@ -30,7 +30,7 @@ impl<Value: Pod> Column<Value> {
         if bytemuck::try_cast_slice::<u8, Value>(bytes).is_err() {
             return Ok(Self(Numbers::Gathered(bytemuck::pod_collect_to_vec(bytes))));
         }
-        let (bytes, range) = file.place(name).expect("it was found above");
+        let (bytes, range) = file.locate(name).expect("it was found above");
         Ok(Self(Numbers::Mapped(bytes, range)))
     }
 
@@ -53,9 +53,9 @@ impl<Value: Pod> Column<Value> {
     }
 
     /// Says that what is read next lies here and there.
-    pub(crate) fn expect_scattered_reads(&self) {
+    pub(crate) fn advise_random_access(&self) {
         if let Numbers::Mapped(bytes, _) = &self.0 {
-            bytes.expect_scattered_reads();
+            bytes.advise_random_access();
         }
     }
 }

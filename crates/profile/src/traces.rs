@@ -250,8 +250,8 @@ impl TracePart {
     }
 
     /// Says that tokens are read here and there from now on.
-    pub fn expect_scattered_reads(&self) {
-        self.inputs.expect_scattered_reads();
+    pub fn advise_random_access(&self) {
+        self.inputs.advise_random_access();
     }
 }
 

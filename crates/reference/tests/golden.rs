@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::TensorFile;
-use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, NoTap, ReferenceModel};
 
 fn load(golden: &Golden) -> ReferenceModel {
-    ReferenceModel::load(&Checkpoint::open(&golden.folder).unwrap()).unwrap()
+    ReferenceModel::load(&golden.checkpoint()).unwrap()
 }
 
 fn flat(tensor: &Tensor) -> Vec<f32> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use powerinfer_artifact::{
     Digest, Header,
     plan::Policy,
-    prompt_cache::{FORMAT, Planes, PromptCacheFile, VERSION, write},
+    prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_tensor::{BLOCK, CachePlane};
@@ -25,10 +25,10 @@ impl Runtime {
     pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
         let sequence = self.sequence();
         cpu_only(sequence)?;
-        let layers: Vec<Planes<'_>> = sequence
+        let layers: Vec<LayerCache<'_>> = sequence
             .layers
             .iter()
-            .map(|layer| Planes {
+            .map(|layer| LayerCache {
                 keys: layer.keys.iter().map(CachePlane::as_bytes).collect(),
                 values: layer.values.iter().map(CachePlane::as_bytes).collect(),
             })
@@ -59,7 +59,7 @@ impl Runtime {
         let (heads, blocks) = (self.bundle().config().kv_head_count, self.blocks());
         // All of it is looked at before any of it is taken over.
         let layers = self.bundle().config().layer_count;
-        let layers = (0..layers).map(|layer| file.planes(layer, heads, blocks));
+        let layers = (0..layers).map(|layer| file.layer(layer, heads, blocks));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let sequence = self.sequence_mut();
         for (layer, planes) in sequence.layers.iter_mut().zip(&layers) {

@@ -97,7 +97,7 @@ struct Case {
 
 fn runtime(case: Case) -> Runtime {
     let golden = Golden::open(case.model);
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
     let folder = tempfile::tempdir().unwrap();
     let weights = match case.quant.is_quantised() {

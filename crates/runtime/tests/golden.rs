@@ -56,7 +56,7 @@ fn bundle_with(
     predictors: Option<&PredictorFile>,
     out: &Path,
 ) -> Bundle {
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let order = (0..checkpoint.config().ffn_size as u32).rev();
     let plan = plan(&checkpoint, hot);
     pack_bundle(&checkpoint, order, predictors, plan, quant, out)
@@ -131,7 +131,7 @@ fn greedy_ids_are_exact() {
 
 /// Predictors that ignore their input: a neuron's bias alone says whether it is computed.
 fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> PredictorFile {
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let networks: Vec<Network> = masks
         .iter()
         .map(|mask| Network {
@@ -152,10 +152,7 @@ fn fixed_predictors(golden: &Golden, masks: &[Vec<bool>], folder: &Path) -> Pred
 fn masked_logits_are_those_of_the_standard_implementation() {
     for name in SPARSE_MODELS {
         let golden = Golden::open(name);
-        let layers = Checkpoint::open(&golden.folder)
-            .unwrap()
-            .config()
-            .layer_count;
+        let layers = golden.checkpoint().config().layer_count;
         let sparse = TensorFile::open(&golden.folder.join("sparse.safetensors")).unwrap();
         let static30: Vec<Vec<bool>> = (0..layers)
             .map(|layer| {
@@ -254,7 +251,7 @@ fn predictors_see_what_the_file_says_they_see() {
         "opt-postln-proj",
     ] {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let config = checkpoint.config();
         let (hidden, neurons) = (config.hidden_size, config.ffn_size);
         let mut random = Random::new(7);
@@ -305,7 +302,7 @@ fn predictors_see_what_the_file_says_they_see() {
 #[test]
 fn predictors_run_in_every_format() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let mask: Vec<bool> = (0..172).map(|neuron| neuron % 3 == 0).collect();
     let network = Network {
         rank: 40, // no whole number of blocks
@@ -465,10 +462,7 @@ fn statistics_count_what_is_read() {
         assert_eq!((statistics.tokens, statistics.neurons), (1, 3 * 172));
         read.push(statistics);
     }
-    let neuron = neuron_bytes(
-        Checkpoint::open(&golden.folder).unwrap().config(),
-        Format::F32,
-    );
+    let neuron = neuron_bytes(golden.checkpoint().config(), Format::F32);
     let skipped = read[0].neurons_computed - read[1].neurons_computed;
     assert_eq!(read[0].neurons_computed, 3 * 172);
     assert!(skipped > 0, "a ReLU model has silent neurons");

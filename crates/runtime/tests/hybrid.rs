@@ -21,7 +21,7 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_emulator::{Emulator, GraphCapture, Order, test_device};
+use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
@@ -145,7 +145,7 @@ fn one_by_one(model: &mut Runtime, tokens: &[u32]) -> Vec<f32> {
 fn logits_are_those_of_the_standard_implementation() {
     for (index, name) in MODELS.iter().enumerate() {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let folder = tempfile::tempdir().unwrap();
         let prompt = golden.ids("p17.input_ids");
         // Each family in two places, all of them in turn; layers differ in the second.
@@ -178,7 +178,7 @@ fn logits_are_those_of_the_standard_implementation() {
 #[test]
 fn every_order_of_threads_gives_the_same_bits() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let mut first: Option<Vec<f32>> = None;
     for order in Order::SAMPLES {
@@ -216,7 +216,7 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
         ("opt-postln-proj", &PLACES[1..2], true),
     ] {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let prompt = golden.ids("p17.input_ids");
         let folder = tempfile::tempdir().unwrap();
         let mut first: Option<Vec<f32>> = None;
@@ -225,7 +225,7 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             GraphCapture::Works,
             GraphCapture::Fails,
         ] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.with_capture(records));
@@ -294,7 +294,7 @@ fn assert_near(found: &[f32], want: &[f32], tolerance: f32, what: &str) {
 #[test]
 fn every_format_gives_the_tokens_of_the_cpu() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     // Bytes are added up in whole numbers on the CPU alone, with factors that are rounded too.
     let activations = [
@@ -379,7 +379,7 @@ fn predictors_serve_both_sides_from_either() {
         "opt-postln-proj",
     ] {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let prompt = golden.ids("p17.input_ids");
         for (input, format) in [
             (PredictorInput::Normed, Format::F32),
@@ -432,7 +432,7 @@ fn predictors_serve_both_sides_from_either() {
 fn signs_and_thresholds_choose_the_same_neurons() {
     for name in ["llama-silu", "gemma", "falcon-rw-alibi"] {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let config = checkpoint.config();
         let prompt = golden.ids("p17.input_ids");
         let folder = tempfile::tempdir().unwrap();
@@ -564,7 +564,7 @@ fn the_demo_says_the_same_wherever_its_parts_are() {
 #[test]
 fn sequences_take_turns_and_share_beginnings() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = test_device(Order::Forward) else {
@@ -631,7 +631,7 @@ fn a_prompt_at_once_gives_what_its_tokens_give_one_after_the_other() {
     ];
     for (index, name) in families.into_iter().enumerate() {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let prompt = golden.ids("p17.input_ids");
         let folder = tempfile::tempdir().unwrap();
         for streams in [false, true] {
@@ -681,11 +681,11 @@ fn bytes_by_hand(checkpoint: &Checkpoint, times: &SideTimes) -> u64 {
 #[test]
 fn both_sides_are_timed_layer_by_layer() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     for records in [GraphCapture::Unsupported, GraphCapture::Works] {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let device = Arc::new(device.with_capture(records));
@@ -757,7 +757,7 @@ fn both_sides_are_timed_layer_by_layer() {
 #[test]
 fn prompts_take_the_room_that_is_left() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     let mut batches = Vec::new();
@@ -766,7 +766,7 @@ fn prompts_take_the_room_that_is_left() {
     let out = folder.path().join("bundle");
     drop(bundle(&checkpoint, plan, Format::F32, None, &out));
     for round in 0.. {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let memory = 4e6 * 0.97f64.powi(round);
@@ -799,7 +799,7 @@ fn prompts_take_the_room_that_is_left() {
 #[test]
 fn the_device_chooses_the_token_that_the_host_would() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let vocabulary = checkpoint.config().vocabulary_size;
     let folder = tempfile::tempdir().unwrap();
@@ -851,14 +851,14 @@ fn the_device_chooses_the_token_that_the_host_would() {
 #[test]
 fn a_device_that_is_lost_is_an_error_and_no_hang() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     // One recording a token, and several.
     for (places, name) in [(&PLACES[1..2], "whole"), (&PLACES[3..5], "parts")] {
         let mut survived = false;
         for launches in [0, 1, 2, 3, 7, 20, 31, 42, 55, 1000] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.lost_after(launches));
@@ -888,7 +888,7 @@ fn a_device_that_is_lost_is_an_error_and_no_hang() {
 #[test]
 fn what_kernels_cannot_take_is_refused() {
     let golden = Golden::open("llama-relu-gqa");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = test_device(Order::Forward) else {
         return;

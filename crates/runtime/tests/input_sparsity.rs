@@ -12,7 +12,7 @@ use packing::pack_bundle;
 use powerinfer_artifact::plan::{InputThresholds, Plan, Policy};
 use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
+use powerinfer_model::{LanguageModel, LayerWeight, Weight};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 use powerinfer_tensor::Format;
 
@@ -33,7 +33,7 @@ fn runtime(
     thresholds: Option<InputThresholds>,
     policy: PolicyChoice,
 ) -> Runtime {
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
     let (count, neurons) = (config.layer_count, config.ffn_size);
     let mut plan = Plan::unplaced(count, neurons, Policy::Dense, config.context_length);
@@ -165,7 +165,7 @@ fn channels_that_are_left_out_are_not_read() {
     for (name, quant) in [("llama-silu", Format::Q8_0), ("opt-preln", Format::F32)] {
         let golden = Golden::open(name);
         let prompt = golden.ids("p70.input_ids");
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let config = checkpoint.config();
         let read = |share: f64| {
             let thresholds = calibrated(&golden, share, &prompt);

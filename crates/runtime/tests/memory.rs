@@ -215,7 +215,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
     let mut largest_share = 0f64;
     for name in MODELS {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let config = checkpoint.config();
         let prompt = golden.ids("p70.input_ids");
         for case in cases() {

@@ -208,7 +208,7 @@ impl FfnTap for Masking<'_> {
 fn policies_are_what_their_definitions_say() {
     for name in MODELS {
         let golden = Golden::open(name);
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let checkpoint = golden.checkpoint();
         let layers = layers(&checkpoint);
         let reference = ReferenceModel::load(&checkpoint).unwrap();
         let prompt = golden.ids("p17.input_ids");
@@ -265,7 +265,7 @@ fn policies_are_what_their_definitions_say() {
 #[test]
 fn a_layer_outside_its_band_is_computed_in_full_from_then_on() {
     let golden = Golden::open("llama-silu");
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let layers = layers(&checkpoint);
     let threshold = Some(Threshold {
         score: Score::Gate,

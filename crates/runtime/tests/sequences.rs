@@ -17,7 +17,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
+use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
 use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ const FEW: [&str; 5] = [
 
 /// A bundle of `golden` whose cache is in `format`.
 fn bundle(golden: &Golden, quant: Format, format: CacheFormat, out: &Path) -> Bundle {
-    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
     let (layers, neurons) = (config.layer_count, config.ffn_size);
     let mut plan = Plan::unplaced(layers, neurons, Policy::Dense, config.context_length);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use powerinfer_artifact::{
     Header, ModelIdentity, Progress,
-    matrix_planes::{announce_matrix, append_rows},
+    matrix_planes::{append_rows, declare_matrix},
     predictor_file::{self, FILE, FORMAT, LAYERS_SETTING, PredictorSummary, VERSION, tensor_name},
     random::Random,
     tensor_writer::{TensorShapes, fill_tensors},
@@ -183,7 +183,7 @@ pub(crate) fn write_predictors(
     let mut shapes = TensorShapes::new();
     for layer in 0..layers {
         let mut announce = |part, format, rows, columns| {
-            announce_matrix(
+            declare_matrix(
                 &mut shapes,
                 &tensor_name(layer, part),
                 format,

@@ -1,23 +1,23 @@
-//! Machines in files: TOML or JSON, as the file's name says.
+//! Hardware files: TOML or JSON, by file extension.
 
 use std::path::Path;
 
 use super::{Hardware, HardwareError};
 use crate::{ArtifactError, write::write_file};
 
-/// The forms of a hardware file.
+/// File format of a hardware file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum FileFormat {
     Toml,
     Json,
 }
 
-impl Form {
+impl FileFormat {
     fn of(path: &Path) -> Result<Self, HardwareError> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("toml") => Ok(Self::Toml),
             Some("json") => Ok(Self::Json),
-            _ => Err(HardwareError::UnknownForm {
+            _ => Err(HardwareError::UnknownExtension {
                 path: path.to_owned(),
             }),
         }
@@ -25,12 +25,20 @@ impl Form {
 }
 
 impl Hardware {
-    /// Refuses a name under which [`write`](Self::write) could not write.
+    /// Checks that [`write`](Self::write) supports the extension of `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError::UnknownExtension`].
     pub fn check_file_name(path: &Path) -> Result<(), HardwareError> {
-        Form::of(path).map(drop)
+        FileFormat::of(path).map(drop)
     }
 
-    /// Reads and checks the machine in the file at `path`.
+    /// Reads and validates the hardware file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or parsed, or a figure is out of range.
     pub fn read(path: &Path) -> Result<Self, HardwareError> {
         let text = std::fs::read_to_string(path).map_err(|source| HardwareError::Read {
             path: path.to_owned(),
@@ -39,13 +47,17 @@ impl Hardware {
         Self::parse(&text, path)
     }
 
-    /// [`read`](Self::read), from the text of the file; a name that says nothing counts as JSON.
+    /// Parses and validates a hardware file; an unknown extension is read as JSON.
+    ///
+    /// # Errors
+    ///
+    /// `text` cannot be parsed, or a figure is out of range.
     pub fn parse(text: &str, path: &Path) -> Result<Self, HardwareError> {
-        let hardware: Result<Self, String> = match Form::of(path) {
-            Ok(Form::Toml) => toml::from_str(text).map_err(|error| on_one_line(text, &error)),
+        let hardware: Result<Self, String> = match FileFormat::of(path) {
+            Ok(FileFormat::Toml) => toml::from_str(text).map_err(|error| error_line(text, &error)),
             _ => serde_json::from_str(text).map_err(|error| error.to_string()),
         };
-        let hardware = hardware.map_err(|reason| HardwareError::NotAMachine {
+        let hardware = hardware.map_err(|reason| HardwareError::NotHardware {
             path: path.to_owned(),
             reason,
         })?;
@@ -53,29 +65,33 @@ impl Hardware {
         Ok(hardware)
     }
 
-    /// Writes the machine to `path`, in the form that its name says, beside and renamed.
+    /// Writes the hardware to `path` atomically, in the format of its extension.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Write`].
     ///
     /// # Panics
     ///
-    /// Where [`check_file_name`](Self::check_file_name) refuses the name.
+    /// If [`check_file_name`](Self::check_file_name) refuses the name.
     pub fn write(&self, path: &Path) -> Result<(), ArtifactError> {
-        let text = match Form::of(path).expect("the name was checked") {
-            Form::Toml => self.to_toml(),
-            Form::Json => {
-                serde_json::to_string_pretty(self).expect("our structures are plain JSON") + "\n"
+        let text = match FileFormat::of(path).expect("the name was checked") {
+            FileFormat::Toml => self.to_toml(),
+            FileFormat::Json => {
+                serde_json::to_string_pretty(self).expect("hardware is plain JSON") + "\n"
             }
         };
         write_file(path, text.as_bytes())
     }
 
-    /// As TOML.
+    /// Serialises to TOML.
     pub(super) fn to_toml(&self) -> String {
-        toml::to_string(self).expect("our structures are plain TOML")
+        toml::to_string(self).expect("hardware is plain TOML")
     }
 }
 
-/// What is wrong with `text`, without the picture of the line that TOML's errors come with.
-fn on_one_line(text: &str, error: &toml::de::Error) -> String {
+/// Formats a TOML error in one line: line number and message, without the quoted source line.
+fn error_line(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");
     match error.span() {
         None => message,
@@ -88,14 +104,14 @@ fn on_one_line(text: &str, error: &toml::de::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{NAMES, named, tests::whole};
+    use super::super::{NAMES, named, validate::tests::every_figure_set};
     use super::*;
 
     #[test]
-    fn every_machine_comes_back_from_either_form() {
+    fn hardware_round_trips_in_both_formats() {
         let folder = tempfile::tempdir().unwrap();
         let named = NAMES.iter().map(|name| named(name).unwrap());
-        for hardware in named.chain([whole()]) {
+        for hardware in named.chain([every_figure_set()]) {
             for name in ["machine.toml", "machine.json"] {
                 let path = folder.path().join(name);
                 hardware.write(&path).unwrap();
@@ -105,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_is_told_with_its_place() {
-        let told = |text: &str, name: &str| {
+    fn invalid_files_are_reported_with_their_location() {
+        let error_of = |text: &str, name: &str| {
             Hardware::parse(text, Path::new(name))
                 .unwrap_err()
                 .to_string()
@@ -119,7 +135,7 @@ mod tests {
             (good.replace("[cpu]", "[cpu"), "line "),
             (String::new(), "missing field"),
         ] {
-            let error = told(&text, "machine.toml");
+            let error = error_of(&text, "machine.toml");
             assert!(error.contains(words), "{error}");
             assert!(
                 error.contains("`machine.toml` does not describe a machine"),
@@ -127,8 +143,8 @@ mod tests {
             );
             assert!(!error.contains('\n'), "{error}");
         }
-        assert!(told("{}", "machine.json").contains("missing field"));
-        assert!(told(&good, "machine").contains("does not describe"));
+        assert!(error_of("{}", "machine.json").contains("missing field"));
+        assert!(error_of(&good, "machine").contains("does not describe"));
         let error = Hardware::check_file_name(Path::new("machine.yaml")).unwrap_err();
         assert!(error.to_string().contains("`.toml`"), "{error}");
         let error = Hardware::read(Path::new("nowhere.toml")).unwrap_err();

@@ -1,10 +1,10 @@
-//! Machines one need not own, by their datasheets; what no datasheet says is marked as assumed.
+//! Built-in machines from datasheets; figures without a source are marked as assumed.
 
 use std::collections::BTreeMap;
 
 use super::{Cpu, Gpu, Hardware};
 
-/// Names that [`named`] knows.
+/// Names of the built-in machines.
 pub const NAMES: [&str; 9] = [
     "pc-high",
     "pc-low",
@@ -17,7 +17,7 @@ pub const NAMES: [&str; 9] = [
     "cpu-only",
 ];
 
-/// A machine one need not own; `None` for a name not in [`NAMES`].
+/// Returns the built-in machine called `name`, one of [`NAMES`].
 pub fn named(name: &str) -> Option<Hardware> {
     let paper = "PowerInfer paper (arXiv 2312.12456), section 8.1";
     let machine = match name {
@@ -27,7 +27,7 @@ pub fn named(name: &str) -> Option<Hardware> {
             memory: (67.2, paper),
             memory_sustained: (
                 1.0,
-                "taken for sustained: the authors' model cards have dense models at 70 GB/s on it",
+                "assumed sustained: the authors' model cards report dense models at 70 GB/s on it",
             ),
             ram_gib: (192, paper),
             cores: RAPTOR_LAKE,
@@ -80,10 +80,10 @@ pub fn named(name: &str) -> Option<Hardware> {
         },
         "h200-16c" => Machine {
             description: "16 cores of a server with eight channels of DDR5-5600, and an H200",
-            threads: (16, "assumed: a share of a server, one thread a core"),
+            threads: (16, "assumed: a share of a server, one thread per core"),
             memory: (
                 100.0,
-                "assumed: what 16 cores draw of 8 channels × 8 bytes × 5600 MT/s (358 GB/s)",
+                "assumed: the share of 16 cores in 8 channels × 8 bytes × 5600 MT/s (358 GB/s)",
             ),
             memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
             ram_gib: (128, "assumed"),
@@ -114,18 +114,18 @@ pub fn named(name: &str) -> Option<Hardware> {
 }
 
 /// Share of the nominal bandwidth that kernels sustain: published sparse kernels reach 73 % (AVX2,
-/// int8) to 90 % (CUDA) of it.
+/// int8) to 90 % (CUDA).
 const SUSTAINED: f64 = 0.8;
 const SUSTAINED_NOTE: &str = "80 % of it sustained";
-/// Share of the nominal operations that matrix products sustain.
+/// Share of the nominal arithmetic throughput that GEMMs sustain.
 const SUSTAINED_OPERATIONS: f64 = 0.5;
 const SUSTAINED_OPERATIONS_NOTE: &str = "50 % of it sustained, assumed";
 
-/// Cost of a jump to another row beside its bytes, on one thread.
+/// Time per row that does not follow the previous one, in addition to its bytes, on one thread.
 const ROW_SECONDS: f64 = 40e-9;
-/// Cost of a kernel beside its rows and bytes.
+/// Fixed time per kernel.
 const KERNEL_SECONDS: f64 = 5e-6;
-/// Costs beside matrices, on one thread.
+/// Times outside matrices, on one thread.
 const HIDDEN_SECONDS: f64 = 3e-9;
 const NEURON_SECONDS: f64 = 0.8e-9;
 const VOCABULARY_SECONDS: f64 = 1.2e-9;
@@ -185,51 +185,51 @@ const H200: Card = Card {
 const RAPTOR_LAKE: Cores = Cores {
     count: 8,
     gigahertz: 5.4,
-    lanes: AVX2,
+    multiply_adds: AVX2,
     note: "from memory",
 };
 const ALDER_LAKE: Cores = Cores {
     count: 8,
     gigahertz: 4.7,
-    lanes: AVX2,
+    multiply_adds: AVX2,
     note: "from memory",
 };
 const DESKTOP_8: Cores = Cores {
     count: 8,
     gigahertz: 4.5,
-    lanes: AVX2,
+    multiply_adds: AVX2,
     note: "assumed",
 };
 const DESKTOP_6: Cores = Cores {
     count: 6,
     gigahertz: 4.2,
-    lanes: AVX2,
+    multiply_adds: AVX2,
     note: "assumed",
 };
 const LAPTOP_4: Cores = Cores {
     count: 4,
     gigahertz: 3.5,
-    lanes: AVX2,
+    multiply_adds: AVX2,
     note: "assumed",
 };
 const SERVER_16: Cores = Cores {
     count: 16,
     gigahertz: 3.0,
-    lanes: AVX512,
+    multiply_adds: AVX512,
     note: "assumed",
 };
 
-/// Multiply-adds of 32-bit numbers per cycle, in two units of 256 bits.
+/// Multiply-adds of f32 per cycle with two 256-bit units.
 const AVX2: u32 = 16;
-/// The same in two units of 512 bits.
+/// Multiply-adds of f32 per cycle with two 512-bit units.
 const AVX512: u32 = 32;
 
-/// A machine by its datasheet; bandwidths in 10⁹ bytes per second.
+/// Datasheet of a machine; bandwidths in 10⁹ bytes per second, each with its source.
 struct Machine {
     description: &'static str,
     threads: (usize, &'static str),
     memory: (f64, &'static str),
-    /// Share of it that is sustained.
+    /// Share of the nominal bandwidth that is sustained, with a note.
     memory_sustained: (f64, &'static str),
     ram_gib: (u64, &'static str),
     cores: Cores,
@@ -239,7 +239,8 @@ struct Machine {
 struct Cores {
     count: u32,
     gigahertz: f64,
-    lanes: u32,
+    /// Multiply-adds of f32 per cycle.
+    multiply_adds: u32,
     note: &'static str,
 }
 
@@ -248,14 +249,14 @@ struct Card {
     memory: f64,
     vram_mib: u64,
     link: (f64, &'static str),
-    /// Dense 16-bit products with 32-bit sums, in 10¹² operations per second.
+    /// Dense f16 throughput with f32 accumulation, in 10¹² operations per second.
     tensor: (f64, &'static str),
 }
 
 impl Cores {
-    /// A multiply-add is two operations.
+    /// Nominal f32 throughput in 10⁹ operations per second; a multiply-add is two operations.
     fn gigaflops(&self) -> f64 {
-        f64::from(self.count) * self.gigahertz * f64::from(self.lanes) * 2.0
+        f64::from(self.count) * self.gigahertz * f64::from(self.multiply_adds) * 2.0
     }
 }
 
@@ -275,11 +276,11 @@ impl Machine {
         let measured = "measured by `powerinfer doctor` on 2 cores of an AMD EPYC (Zen 4)";
         source(
             "cpu.row_seconds",
-            format!("{measured}, about, rows of 2 KiB in q8_0; over the threads"),
+            format!("{measured}, roughly, for rows of 2 KiB in q8_0; divided by the threads"),
         );
         source(
             "cpu.kernel_seconds",
-            "assumed: handing work to threads that are awake".to_owned(),
+            "assumed: dispatch to spinning threads".to_owned(),
         );
         for figure in ["hidden", "neuron", "vocabulary"] {
             source(&format!("cpu.{figure}_seconds"), measured.to_owned());
@@ -288,8 +289,8 @@ impl Machine {
         source(
             "cpu.operations_per_second",
             format!(
-                "{} cores × {} GHz × {} multiply-adds of 32-bit numbers a cycle × 2, {}; {SUSTAINED_OPERATIONS_NOTE}",
-                cores.count, cores.gigahertz, cores.lanes, cores.note
+                "{} cores × {} GHz × {} multiply-adds of f32 per cycle × 2, {}; {SUSTAINED_OPERATIONS_NOTE}",
+                cores.count, cores.gigahertz, cores.multiply_adds, cores.note
             ),
         );
         let Some(card) = &self.card else {
@@ -318,7 +319,7 @@ impl Machine {
             ),
             (
                 "gpu.sync_seconds",
-                "assumed: two such copies, there and back",
+                "assumed: two such copies, one in each direction",
             ),
             (
                 "gpu.kernel_launch_seconds",
@@ -373,7 +374,7 @@ impl Machine {
     }
 }
 
-/// Whole bytes per second, so that the figure reads well in a file.
+/// Sustained bandwidth in bytes per second, rounded to an integer.
 fn sustained(nominal_gigabytes_per_second: f64, share: f64) -> f64 {
     (nominal_gigabytes_per_second * 1e9 * share).round()
 }
@@ -383,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_machine_is_valid_and_names_the_source_of_every_figure() {
+    fn every_built_in_machine_is_valid_and_states_the_source_of_every_figure() {
         for name in NAMES {
             let hardware = named(name).unwrap();
             hardware.validate().unwrap();
@@ -412,13 +413,13 @@ mod tests {
     }
 
     #[test]
-    fn files_of_before_these_figures_are_still_read() {
-        let old = r#"{ "name": "x", "description": "y", "cpu": { "threads": 1,
+    fn optional_figures_may_be_absent() {
+        let minimal = r#"{ "name": "x", "description": "y", "cpu": { "threads": 1,
             "read_bandwidth_bytes_per_second": 1e9, "ram_bytes": 1 }, "gpu": { "name": "z",
             "read_bandwidth_bytes_per_second": 1e9, "vram_bytes": 1,
             "pcie_bandwidth_bytes_per_second": 1e9, "pcie_latency_seconds": 0,
             "sync_seconds": 0, "kernel_launch_seconds": 0, "context_bytes": 0 } }"#;
-        let hardware: Hardware = serde_json::from_str(old).unwrap();
+        let hardware: Hardware = serde_json::from_str(minimal).unwrap();
         hardware.validate().unwrap();
         assert!(hardware.cpu.kernels.is_empty());
     }

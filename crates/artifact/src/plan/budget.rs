@@ -1,30 +1,30 @@
-//! What a plan may use of each memory.
+//! Memory budget of a plan.
 
 use powerinfer_tensor::CacheFormat;
 use serde::{Deserialize, Serialize};
 
 use super::Device;
 
-/// What the plan may use.
+/// Memory that a plan may use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budget {
-    /// Memory on the GPU, on all of them together where there are several.
+    /// Bytes of GPU memory, of all GPUs together.
     pub vram_bytes: u64,
-    /// Memory on the CPU.
+    /// Bytes of main memory.
     pub ram_bytes: u64,
-    /// Tokens that the KV cache holds.
+    /// Capacity of the KV cache, in tokens.
     pub context_tokens: u64,
-    /// How it stores them; plans that do not say were made for 32 bits.
-    #[serde(default = "full_width", with = "cache_format_name")]
+    /// Number format of the KV cache.
+    #[serde(with = "cache_format_name")]
     pub kv_cache: CacheFormat,
-    /// Memory on each GPU, in the order of the layers they have; empty where there is one.
+    /// Bytes of memory per GPU, in the order of the layers they hold; empty for a single GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_split: Vec<u64>,
 }
 
 impl Budget {
-    /// The budget of `device`.
+    /// Returns the budget of `device` in bytes.
     pub fn bytes(&self, device: Device) -> u64 {
         match device {
             Device::Gpu => self.vram_bytes,
@@ -32,7 +32,7 @@ impl Budget {
         }
     }
 
-    /// The budget of each GPU; of one where there is no more.
+    /// Returns the budget per GPU in bytes; one entry for a single GPU.
     pub fn vram_per_gpu(&self) -> Vec<u64> {
         match self.vram_split.is_empty() {
             true => vec![self.vram_bytes],
@@ -41,12 +41,7 @@ impl Budget {
     }
 }
 
-/// The format of plans that name none.
-fn full_width() -> CacheFormat {
-    CacheFormat::F32
-}
-
-/// A format by its name.
+/// Serialises a [`CacheFormat`] by its name.
 mod cache_format_name {
     use powerinfer_tensor::CacheFormat;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

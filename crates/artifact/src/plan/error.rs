@@ -1,72 +1,72 @@
-//! What is wrong with a plan.
+//! Errors of plans.
 
 use super::Device;
 use crate::{ByteSize, Hint};
 
-/// A plan that contradicts itself or breaks its promise; made by hand, or damaged.
+/// Inconsistency in a plan, which was edited or damaged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// Layer entries are not 0, 1, 2, ….
+    /// The layer entries are not numbered 0, 1, 2, ….
     #[error(
         "entry {position} of the plan's layers is for layer {layer}; layers must be listed in order"
     )]
     LayerOrder {
         /// Position in the list.
         position: usize,
-        /// Index it carries.
+        /// Index in the entry.
         layer: usize,
     },
-    /// A layer with more hot neurons than neurons.
+    /// A layer has more hot neurons than neurons.
     #[error("layer {layer} has {hot_count} hot neurons of {neuron_count}")]
     TooManyHot {
         /// The layer.
         layer: usize,
-        /// Hot neurons planned.
+        /// Number of hot neurons.
         hot_count: usize,
-        /// Neurons there are.
+        /// Number of neurons.
         neuron_count: usize,
     },
-    /// A share, time or objective that is no number, or out of range.
+    /// A share, time or objective is not a number or out of range.
     #[error("`{field}` of the plan is {value}")]
-    Figure {
-        /// Name of the figure, with its layer where it has one.
+    InvalidValue {
+        /// Path of the field.
         field: String,
-        /// What was found.
+        /// Its value.
         value: f64,
     },
-    /// Lines or layers that do not add up to the figure that stands for them.
-    #[error("`{what}` is {stated} bytes but its parts add up to {found}")]
-    DoesNotAddUp {
-        /// The figure.
+    /// A total differs from the sum of its terms.
+    #[error("`{what}` is {stated} but its terms add up to {found}")]
+    SumMismatch {
+        /// Name of the total.
         what: String,
-        /// Its value.
+        /// Value in the plan.
         stated: u64,
-        /// The sum of the parts.
+        /// Sum of the terms.
         found: u128,
     },
-    /// A part on a GPU that the budget does not have.
+    /// A layer, line or head is on a GPU that the budget does not have.
     #[error("the plan uses GPU {gpu} but its budget has {count}, numbered from 0")]
     NoSuchGpu {
-        /// The GPU.
+        /// Index of the GPU.
         gpu: usize,
-        /// GPUs in the budget.
+        /// Number of GPUs in the budget.
         count: usize,
     },
-    /// Layers of one GPU that are not a range.
+    /// The layers of a GPU are not a contiguous range.
     #[error("the layers of a GPU are not one contiguous range")]
-    GpuOrder,
-    /// One use of memory listed twice.
+    GpusNotContiguous,
+    /// A purpose is listed twice for one device.
     #[error("the plan has two lines `{name}` for {device} memory")]
-    TwoLines {
-        /// The line.
+    DuplicateLine {
+        /// Name of the line.
         name: String,
-        /// Whose memory.
+        /// Device of the memory.
         device: Device,
     },
-    /// More memory used than allowed.
+    /// The plan uses more memory than its budget.
     #[error("the plan needs {needed} of {device} memory but its budget is {budget}", needed = ByteSize(*needed), budget = ByteSize(*budget))]
     OverBudget {
-        /// Whose memory.
+        /// Device of the memory.
         device: Device,
         /// Bytes used.
         needed: u64,
@@ -76,7 +76,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Remedy that takes a command or a flag.
+    /// Returns the remedy, a command.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             Self::OverBudget { .. } => Hint::LargerBudget,

@@ -1,45 +1,45 @@
-//! What a plan is expected to do, beside what other placements would.
+//! Predicted speed of a plan and of other placements.
 
 use serde::{Deserialize, Serialize};
 
-/// What a plan is expected to do, and what other ways of placing would.
+/// Predicted speed of a plan, with other placements for comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Forecast {
-    /// Decoding so many sequences at once.
+    /// Decode throughput by batch size.
     pub decode: Vec<BatchSpeed>,
-    /// A prompt of [`PROMPT_TOKENS`] tokens.
+    /// Prefill throughput for a prompt of [`PROMPT_TOKENS`] tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_per_second: Option<f64>,
-    /// Microseconds that a token would take less with 1 GiB more VRAM, at the budget's margin; none
-    /// where the objective does not count time.
+    /// Shadow price of VRAM: microseconds per token saved by one more GiB. `None` if the objective is not
+    /// time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds_per_gibibyte: Option<f64>,
-    /// Other placements, by the same arithmetic.
+    /// Other placements under the same cost model.
     pub baselines: Vec<Baseline>,
 }
 
-/// Tokens of the prompt whose speed an [`Forecast`] gives.
+/// Length of the prompt in [`Forecast::prompt_tokens_per_second`].
 pub const PROMPT_TOKENS: usize = 512;
 
-/// How quickly so many sequences are decoded at once.
+/// Decode throughput of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchSpeed {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// Of all of them together.
+    /// Throughput of all sequences together.
     pub tokens_per_second: f64,
 }
 
-/// Another way of placing the same model within the same budget.
+/// Another placement of the same model within the same budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
-    /// What it does, in a few words.
+    /// Short description.
     pub name: String,
-    /// Predicted time of one decoded token.
+    /// Predicted time per decoded token.
     pub microseconds_per_token: f64,
-    /// Whether it keeps the budget of RAM too.
+    /// Whether it fits the RAM budget too.
     pub fits_ram: bool,
 }

@@ -1,4 +1,4 @@
-//! The entry of one layer: where its parts are, and what they take.
+//! Plan of one layer: device and memory of its parts.
 
 use std::fmt;
 
@@ -6,59 +6,58 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, InputThresholds, Policy, Threshold};
 
-/// One layer: its first `hot_count` neurons, hottest first, are the GPU's.
+/// Plan of one layer; its first `hot_count` neurons, hottest first, are on the GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerPlan {
     /// Index of the layer.
     pub layer: usize,
-    /// Which neurons are computed.
+    /// Policy that selects the neurons.
     pub policy: Policy,
-    /// Why that policy, for people.
-    #[serde(default)]
+    /// Reason for the policy, for display.
     pub reason: String,
-    /// What [`Policy::Threshold`] compares with what, wherever it was calibrated.
+    /// Calibrated threshold of [`Policy::Threshold`], if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<Threshold>,
-    /// Which inputs of its projections are read; all where there is none.
+    /// Thresholds on the inputs of the projections; `None` to read all inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_thresholds: Option<InputThresholds>,
-    /// Neurons of the layer.
+    /// Number of neurons.
     pub neuron_count: usize,
-    /// Neurons on the GPU.
+    /// Number of neurons on the GPU.
     pub hot_count: usize,
-    /// Share of the layer's activations that they carry.
+    /// Share of the layer's activations that belong to hot neurons.
     pub hot_share: f64,
-    /// Bytes of one neuron: its rows of gate and up and its column of down, packed.
+    /// Bytes per neuron: its rows of gate and up and its column of down, packed.
     pub neuron_bytes: u64,
-    /// Which GPU has whatever of the layer is on one, where there are several.
+    /// Index of the GPU with the layer's device parts, if there are several.
     #[serde(default, skip_serializing_if = "super::is_first")]
     pub gpu: usize,
-    /// Where the attention weights and norms live.
+    /// Device of attention weights and norms.
     pub attention: Device,
-    /// Where the KV cache lives.
+    /// Device of the KV cache.
     pub kv: Device,
-    /// Where the predictor lives; `None` where the layer has none.
+    /// Device of the predictor; `None` if the layer has none.
     pub predictor: Option<Device>,
-    /// Bytes of the layer on the GPU, all parts together.
+    /// Total bytes of the layer on the GPU.
     pub gpu_bytes: u64,
-    /// Bytes of the layer on the CPU, all parts together.
+    /// Total bytes of the layer on the CPU.
     pub cpu_bytes: u64,
-    /// Predicted work of the GPU for one token.
+    /// Predicted GPU time per token.
     pub gpu_microseconds: f64,
-    /// Predicted work of the CPU for one token.
+    /// Predicted CPU time per token.
     pub cpu_microseconds: f64,
-    /// Predicted cost of handing work between them.
+    /// Predicted time of host–device synchronisation per token.
     pub sync_microseconds: f64,
-    /// Predicted time of the layer: less than the sum where both sides work at once.
+    /// Predicted time per token: less than the sum where both devices work in parallel.
     pub microseconds: f64,
-    /// What most of that time waits for.
+    /// Bottleneck: what most of that time is spent on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
 }
 
 impl LayerPlan {
-    /// What the layer uses of `device`.
+    /// Returns the bytes used on `device`.
     pub fn bytes(&self, device: Device) -> u64 {
         match device {
             Device::Gpu => self.gpu_bytes,
@@ -67,17 +66,17 @@ impl LayerPlan {
     }
 }
 
-/// What the time of a layer waits for.
+/// Bottleneck of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// The GPU reading its weights and cache.
+    /// Reads of weights and KV cache by the GPU.
     GpuMemory,
-    /// The CPU reading its weights and cache.
+    /// Reads of weights and KV cache by the CPU.
     CpuMemory,
-    /// Handing work from one side to the other.
+    /// Host–device synchronisation.
     SyncCost,
-    /// What starting kernels costs, whatever they read.
+    /// Kernel launches.
     Kernels,
 }
 

@@ -1,4 +1,4 @@
-//! Which neurons of a layer are computed for a token.
+//! Policy: which neurons of a layer are computed for a token.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// All of them.
+    /// All neurons.
     Dense,
-    /// Every gate, then the neurons that it leaves alive.
+    /// Neurons whose gate is active, after computing every gate.
     Exact,
-    /// Those that the predictor expects to be alive.
+    /// Neurons that the predictor expects to be active.
     Predicted,
-    /// Those that most signs of their gates speak for.
+    /// Neurons whose gate and input agree in enough signs.
     SignBit,
-    /// Those whose score reaches the layer's threshold.
+    /// Neurons whose score reaches the layer's threshold.
     Threshold,
 }
 
 impl Policy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 5] = [
         Self::Dense,
         Self::Exact,
@@ -30,7 +30,7 @@ impl Policy {
         Self::Threshold,
     ];
 
-    /// Whether the result is that of computing every neuron, for whatever model can have it.
+    /// Returns whether the result equals that of computing every neuron.
     pub fn is_lossless(self) -> bool {
         matches!(self, Self::Dense | Self::Exact)
     }

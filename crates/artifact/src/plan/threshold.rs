@@ -1,25 +1,25 @@
-//! Thresholds that a plan sets: on the scores of neurons, and on the inputs of projections.
+//! Thresholds of a plan: on the scores of neurons, and on the inputs of projections.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What is compared with a layer's threshold.
+/// Score of a neuron that is compared with its layer's threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Score {
-    /// `|act(gate_i·x)|`, as CATS has it (arXiv 2404.08763): known before up is read.
+    /// `|act(gate_i·x)|`, as in CATS (arXiv 2404.08763); available before up is read.
     Gate,
-    /// `|act(gate_i·x)|·s_i` with `s_i = ‖down_i‖·rms(up_i·x)`, what the neuron may be expected to
-    /// add: known before up is read.
+    /// `|act(gate_i·x)|·s_i` with `s_i = ‖down_i‖·rms(up_i·x)`, the neuron's expected contribution;
+    /// available before up is read.
     WeightedGate,
-    /// `|h_i − c_i|·‖down_i‖`, what the neuron does add, as CETT has it (arXiv 2402.03804), beyond
-    /// what it usually adds where the layer is centred.
+    /// `|h_i − c_i|·‖down_i‖`, the neuron's contribution, as in CETT (arXiv 2402.03804); in a centred layer
+    /// relative to its mean `c_i`, otherwise `c_i = 0`.
     Contribution,
 }
 
 impl Score {
-    /// Whether it is known before up is read.
+    /// Returns whether the score is available before up is read.
     pub fn precedes_up(self) -> bool {
         self != Self::Contribution
     }
@@ -35,32 +35,32 @@ impl fmt::Display for Score {
     }
 }
 
-/// From where on a neuron is computed under [`Policy::Threshold`](super::Policy::Threshold).
+/// Threshold of [`Policy::Threshold`](super::Policy::Threshold).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Threshold {
-    /// What is compared.
+    /// Score that is compared.
     pub score: Score,
-    /// Whether dropped neurons count as what they usually add, and not as nothing.
+    /// Whether skipped neurons contribute their mean instead of zero.
     pub centred: bool,
     /// Neurons with at least this score are computed.
     pub value: f32,
-    /// The relative error of the layer's FFN output that this was calibrated to.
+    /// Relative error of the layer's FFN output that the threshold was calibrated to.
     pub error: f64,
 }
 
-/// From which magnitude on the inputs of a layer's projections are read, as TEAL has it
-/// (arXiv 2408.14690): a smaller `|x_j|` counts as 0, and its channel's weights stay unread.
+/// Magnitude thresholds on the inputs of a layer's projections, as in TEAL (arXiv 2408.14690): a smaller
+/// `|x_j|` counts as 0, and the weights of its channel are not read.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputThresholds {
-    /// Share of the inputs that was to fall below, on the text that this was calibrated on.
+    /// Share of inputs below the threshold on the calibration text.
     pub share: f64,
-    /// Of query, key and value, which see one input.
+    /// Threshold for the common input of query, key and value.
     pub attention: f32,
-    /// Of the output projection.
+    /// Threshold for the input of the output projection.
     pub output: f32,
-    /// Of gate and up, which see one input; only where every neuron is computed.
+    /// Threshold for the common input of gate and up; only under a policy that computes every neuron.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ffn: Option<f32>,
 }

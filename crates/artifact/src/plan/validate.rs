@@ -1,15 +1,19 @@
-//! Whether a plan is consistent: its parts add up, and each budget is kept.
+//! Validation of plans: totals equal the sums of their terms, and every budget is kept.
 
 use super::{BudgetLine, COLD_NEURONS, Device, HOT_NEURONS, LayerPlan, Plan, PlanError};
 
 impl Plan {
-    /// Checks that the plan is consistent: layers in order, no more hot neurons than neurons,
-    /// lines and layers that add up, totals within the budget.
+    /// Checks that the plan is consistent: layers in order, no more hot neurons than neurons, totals equal
+    /// to their sums and within the budget.
+    ///
+    /// # Errors
+    ///
+    /// The first inconsistency.
     pub fn validate(&self) -> Result<(), PlanError> {
         for (position, layer) in self.layers.iter().enumerate() {
             layer.validate(position)?;
         }
-        self.validate_figures()?;
+        self.validate_values()?;
         self.validate_lines()?;
         for device in [Device::Gpu, Device::Cpu] {
             self.validate_device(device)?;
@@ -25,15 +29,15 @@ impl Plan {
                 .map(|layer| count(layer) as u128 * u128::from(layer.neuron_bytes))
                 .sum()
         };
-        adds_up(HOT_NEURONS, self.line(HOT_NEURONS), neurons(true))?;
-        adds_up(COLD_NEURONS, self.line(COLD_NEURONS), neurons(false))?;
+        check_sum(HOT_NEURONS, self.line(HOT_NEURONS), neurons(true))?;
+        check_sum(COLD_NEURONS, self.line(COLD_NEURONS), neurons(false))?;
         let count = |of: fn(&LayerPlan) -> usize| self.layers.iter().map(|l| of(l) as u128).sum();
-        adds_up(
+        check_sum(
             "totals.neuron_count",
             self.totals.neuron_count,
             count(|l| l.neuron_count),
         )?;
-        adds_up(
+        check_sum(
             "totals.hot_count",
             self.totals.hot_count,
             count(|l| l.hot_count),
@@ -46,7 +50,7 @@ impl Plan {
                 (&other.name, other.device, other.gpu) == (&line.name, line.device, line.gpu)
             };
             if self.lines[..index].iter().any(|other| is_same(&other)) {
-                return Err(PlanError::TwoLines {
+                return Err(PlanError::DuplicateLine {
                     name: line.name.clone(),
                     device: line.device,
                 });
@@ -59,14 +63,14 @@ impl Plan {
         let stated = self.totals.bytes(device);
         let lines = self.lines.iter().filter(|line| line.device == device);
         let found = lines.map(|line| u128::from(line.bytes)).sum();
-        adds_up(&format!("totals.{device}_bytes"), stated, found)?;
+        check_sum(&format!("totals.{device}_bytes"), stated, found)?;
         let in_layers: u128 = self
             .layers
             .iter()
             .map(|layer| u128::from(layer.bytes(device)))
             .sum();
         if in_layers > found {
-            return Err(PlanError::DoesNotAddUp {
+            return Err(PlanError::SumMismatch {
                 what: format!("totals.{device}_bytes"),
                 stated,
                 found: in_layers,
@@ -83,11 +87,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that each GPU keeps its budget, and that layers are dealt out in ranges.
+    /// Checks that each GPU is within its budget and has one contiguous range of layers.
     fn validate_gpus(&self) -> Result<(), PlanError> {
         let budgets = self.budget.vram_per_gpu();
         let split: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
-        adds_up("budget.vram_bytes", self.budget.vram_bytes, split)?;
+        check_sum("budget.vram_bytes", self.budget.vram_bytes, split)?;
         for (gpu, budget) in budgets.iter().enumerate() {
             let lines = self.lines.iter();
             let here = lines.filter(|line| line.device == Device::Gpu && line.gpu == gpu);
@@ -111,7 +115,7 @@ impl Plan {
         else {
             return match of_layers.is_sorted() {
                 true => Ok(()),
-                false => Err(PlanError::GpuOrder),
+                false => Err(PlanError::GpusNotContiguous),
             };
         };
         Err(PlanError::NoSuchGpu {
@@ -120,13 +124,13 @@ impl Plan {
         })
     }
 
-    fn validate_figures(&self) -> Result<(), PlanError> {
+    fn validate_values(&self) -> Result<(), PlanError> {
         let solver = &self.solver;
-        share("totals.hot_share", self.totals.hot_share)?;
-        not_negative("solver.objective", solver.objective)?;
-        not_negative("solver.bound", solver.bound)?;
-        not_negative("solver.gap", solver.gap)?;
-        not_negative(
+        check_share("totals.hot_share", self.totals.hot_share)?;
+        check_not_negative("solver.objective", solver.objective)?;
+        check_not_negative("solver.bound", solver.bound)?;
+        check_not_negative("solver.gap", solver.gap)?;
+        check_not_negative(
             "totals.microseconds_per_token",
             self.totals.microseconds_per_token,
         )
@@ -146,21 +150,21 @@ impl LayerPlan {
                 neuron_count: self.neuron_count,
             });
         }
-        share(&format!("layers[{layer}].hot_share"), self.hot_share)?;
+        check_share(&format!("layers[{layer}].hot_share"), self.hot_share)?;
         if let Some(threshold) = self.threshold {
             let value = f64::from(threshold.value);
-            not_negative(&format!("layers[{layer}].threshold.value"), value)?;
-            not_negative(&format!("layers[{layer}].threshold.error"), threshold.error)?;
+            check_not_negative(&format!("layers[{layer}].threshold.value"), value)?;
+            check_not_negative(&format!("layers[{layer}].threshold.error"), threshold.error)?;
         }
         if let Some(thresholds) = self.input_thresholds {
             let field = |name: &str| format!("layers[{layer}].input_thresholds.{name}");
-            share(&field("share"), thresholds.share)?;
+            check_share(&field("share"), thresholds.share)?;
             for (name, value) in [
                 ("attention", thresholds.attention),
                 ("output", thresholds.output),
                 ("ffn", thresholds.ffn.unwrap_or_default()),
             ] {
-                not_negative(&field(name), value.into())?;
+                check_not_negative(&field(name), value.into())?;
             }
         }
         for (name, value) in [
@@ -169,36 +173,36 @@ impl LayerPlan {
             ("sync_microseconds", self.sync_microseconds),
             ("microseconds", self.microseconds),
         ] {
-            not_negative(&format!("layers[{layer}].{name}"), value)?;
+            check_not_negative(&format!("layers[{layer}].{name}"), value)?;
         }
         Ok(())
     }
 }
 
-fn adds_up(what: &str, stated: u64, found: u128) -> Result<(), PlanError> {
+fn check_sum(what: &str, stated: u64, found: u128) -> Result<(), PlanError> {
     if u128::from(stated) == found {
         return Ok(());
     }
-    Err(PlanError::DoesNotAddUp {
+    Err(PlanError::SumMismatch {
         what: what.to_owned(),
         stated,
         found,
     })
 }
 
-fn share(field: &str, value: f64) -> Result<(), PlanError> {
-    figure(field, value, (0.0..=1.0).contains(&value))
+fn check_share(field: &str, value: f64) -> Result<(), PlanError> {
+    check_value(field, value, (0.0..=1.0).contains(&value))
 }
 
-fn not_negative(field: &str, value: f64) -> Result<(), PlanError> {
-    figure(field, value, value.is_finite() && value >= 0.0)
+fn check_not_negative(field: &str, value: f64) -> Result<(), PlanError> {
+    check_value(field, value, value.is_finite() && value >= 0.0)
 }
 
-fn figure(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
+fn check_value(field: &str, value: f64, good: bool) -> Result<(), PlanError> {
     if good {
         return Ok(());
     }
-    Err(PlanError::Figure {
+    Err(PlanError::InvalidValue {
         field: field.to_owned(),
         value,
     })
@@ -290,28 +294,28 @@ mod tests {
         assert!(json.contains("\"policy\": \"exact\""), "{json}");
     }
 
-    /// Why `plan()` is refused after `edit`.
-    fn refused(edit: fn(&mut Plan)) -> PlanError {
+    /// Returns the error of validating `plan()` after `edit`.
+    fn error_after(edit: fn(&mut Plan)) -> PlanError {
         let mut plan = plan();
         edit(&mut plan);
         plan.validate().unwrap_err()
     }
 
     #[test]
-    fn a_plan_without_an_account_is_consistent_and_not_placed() {
+    fn a_plan_without_memory_use_is_consistent_and_not_placed() {
         let mut plan = plan();
         assert!(plan.is_placed());
         assert_eq!(plan.line("attention"), 40);
-        plan.forget_account();
+        plan.clear_memory_use();
         plan.validate().unwrap();
         assert!(!plan.is_placed());
         assert!(!Plan::unplaced(2, 8, Policy::Dense, 16).is_placed());
     }
 
     #[test]
-    fn an_edit_that_breaks_the_plan_is_refused() {
+    fn inconsistent_edits_are_refused() {
         assert!(matches!(
-            refused(|plan| plan.layers[0].hot_count = 5),
+            error_after(|plan| plan.layers[0].hot_count = 5),
             PlanError::TooManyHot {
                 layer: 0,
                 hot_count: 5,
@@ -319,23 +323,23 @@ mod tests {
             }
         ));
         assert!(matches!(
-            refused(|plan| plan.layers[0].hot_count = 3),
-            PlanError::DoesNotAddUp { what, stated: 20, found: 30 } if what == HOT_NEURONS
+            error_after(|plan| plan.layers[0].hot_count = 3),
+            PlanError::SumMismatch { what, stated: 20, found: 30 } if what == HOT_NEURONS
         ));
         assert!(matches!(
-            refused(|plan| plan.lines[0].bytes += 1),
-            PlanError::DoesNotAddUp { what, .. } if what == "totals.gpu_bytes"
+            error_after(|plan| plan.lines[0].bytes += 1),
+            PlanError::SumMismatch { what, .. } if what == "totals.gpu_bytes"
         ));
         assert!(matches!(
-            refused(|plan| plan.lines[2].bytes = u64::MAX),
-            PlanError::DoesNotAddUp { what, .. } if what == "totals.cpu_bytes"
+            error_after(|plan| plan.lines[2].bytes = u64::MAX),
+            PlanError::SumMismatch { what, .. } if what == "totals.cpu_bytes"
         ));
         assert!(matches!(
-            refused(|plan| plan.layers[0].cpu_bytes = 45),
-            PlanError::DoesNotAddUp { what, .. } if what == "totals.cpu_bytes"
+            error_after(|plan| plan.layers[0].cpu_bytes = 45),
+            PlanError::SumMismatch { what, .. } if what == "totals.cpu_bytes"
         ));
         assert!(matches!(
-            refused(|plan| plan.budget.vram_bytes = 59),
+            error_after(|plan| plan.budget.vram_bytes = 59),
             PlanError::OverBudget {
                 device: Device::Gpu,
                 needed: 60,
@@ -343,19 +347,19 @@ mod tests {
             }
         ));
         assert!(matches!(
-            refused(|plan| plan.layers[0].layer = 1),
+            error_after(|plan| plan.layers[0].layer = 1),
             PlanError::LayerOrder {
                 position: 0,
                 layer: 1
             }
         ));
         assert!(matches!(
-            refused(|plan| plan.layers[0].hot_share = 1.5),
-            PlanError::Figure { .. }
+            error_after(|plan| plan.layers[0].hot_share = 1.5),
+            PlanError::InvalidValue { .. }
         ));
         assert!(matches!(
-            refused(|plan| plan.layers[0].microseconds = f64::NAN),
-            PlanError::Figure { .. }
+            error_after(|plan| plan.layers[0].microseconds = f64::NAN),
+            PlanError::InvalidValue { .. }
         ));
         for thresholds in [(1.5, 0.0, 0.0), (0.5, f32::NAN, 0.0), (0.5, 0.0, -1.0)] {
             let mut plan = plan();
@@ -369,19 +373,19 @@ mod tests {
             assert!(error.contains("layers[0].input_thresholds."), "{error}");
         }
         assert!(matches!(
-            refused(|plan| {
+            error_after(|plan| {
                 plan.lines[0].bytes -= 20;
                 let line = plan.lines[0].clone();
                 plan.lines.push(line);
             }),
-            PlanError::TwoLines {
+            PlanError::DuplicateLine {
                 device: Device::Gpu,
                 ..
             }
         ));
         assert!(matches!(
-            refused(|plan| plan.totals.hot_count = 3),
-            PlanError::DoesNotAddUp { .. }
+            error_after(|plan| plan.totals.hot_count = 3),
+            PlanError::SumMismatch { .. }
         ));
     }
 }

@@ -174,7 +174,7 @@ fn measure(
     arguments: &TasksArguments,
     output: Output,
 ) -> Result<Row> {
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count)?;
     let mut row = Row {
         policy,
         passed: 0,

@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         length,
         stride: (length / 2).max(1),
     };
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
     let execution = Execution::on_cpu(threads);
     let has_predictors = bundle

@@ -16,8 +16,9 @@ use powerinfer_artifact::{
     write::write_file,
 };
 use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, Weight};
+use powerinfer_model::{Checkpoint, Files, Weight};
 use powerinfer_profile::{Profile, html};
 use serde_json::{Value, json};
 
@@ -107,7 +108,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => tensors(path),
             Some("json") => document(path, verify),
-            Some("gguf") => model(&Checkpoint::open(path)?, verify),
+            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, verify),
             _ if is_safetensors(path) => tensors(path),
             _ => bail!(
                 "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
@@ -121,7 +122,7 @@ fn inspect(path: &Path, verify: bool) -> Result<Report> {
     } else if inside(predictor_file::FILE) {
         predictors(&path.join(predictor_file::FILE))
     } else if inside("config.json") {
-        model(&Checkpoint::open(path)?, verify)
+        model(&open_checkpoint(Files::open(path)?)?, verify)
     } else {
         work_folder(path, verify)
     }

@@ -262,7 +262,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
         }
     }
     if is_demo {
-        let task = distinct_tasks(Split::HeldOut, 1, 1).remove(0);
+        let task = distinct_tasks(Split::HeldOut, 1, 1)?.remove(0);
         return Ok(Prompt::Example(task.prompt().to_owned()));
     }
     if std::io::stdin().is_terminal() {

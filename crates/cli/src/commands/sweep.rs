@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Policy, Threshold},
 };
 use powerinfer_bundle::{Bundle, Verification};
@@ -79,7 +79,7 @@ struct Sweep<'a> {
     arguments: &'a SweepArguments,
     folder: PathBuf,
     bundle: Bundle,
-    layers: Vec<LayerPlacing>,
+    layers: Vec<LayerInputs>,
     tokenizer: Tokenizer,
     items: Items,
     /// The machine that placements are for, as the model finds it.
@@ -185,7 +185,7 @@ impl<'a> Sweep<'a> {
             texts,
             windows: windows(&bundle),
             extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
             problems,
             seed: measures.seed,
         };

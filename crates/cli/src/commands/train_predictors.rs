@@ -9,8 +9,9 @@ use powerinfer_artifact::{
     threshold_curve::ERRORS,
 };
 use powerinfer_bundle::weight_bytes;
+use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, ModelConfig, OriginalPredictors, PredictedSizes};
+use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, make};
 use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};

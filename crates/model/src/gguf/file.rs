@@ -21,13 +21,22 @@ use crate::{
 
 /// An open GGUF file, or one in the original PowerInfer's variety of the format.
 #[derive(Debug)]
-pub(crate) struct GgufFile {
+pub struct GgufFile {
     path: PathBuf,
     bytes: FileBytes,
     contents: Contents,
 }
 
 impl GgufFile {
+    /// Opens the file at `path` and checks all but the tensors' data.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ModelError::BadGguf`] if the file is damaged or of an unsupported version.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::from_bytes(path, FileBytes::open(path)?)
+    }
+
     /// Reads and checks all but the tensors' data; `path` is for messages.
     pub(crate) fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ModelError> {
         let contents = Contents::read(&bytes).map_err(|reason| ModelError::BadGguf {
@@ -52,7 +61,7 @@ impl GgufFile {
     }
 
     /// The metadata called `key`.
-    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+    pub fn value(&self, key: &str) -> Option<&Value> {
         self.contents.values.get(key)
     }
 
@@ -63,7 +72,7 @@ impl GgufFile {
     }
 
     /// Names of all tensors, sorted.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         self.contents.tensors.keys().cloned().collect()
     }
 

@@ -17,12 +17,12 @@ use std::{
     sync::Arc,
 };
 
-use powerinfer_artifact::{Digest, mapped_file::FileBytes};
+use powerinfer_artifact::Digest;
 
 use crate::{ModelError, container::Container};
-pub(crate) use file::GgufFile;
+pub use file::GgufFile;
 pub(crate) use names::Layout;
-pub(crate) use value::Value;
+pub use value::Value;
 
 /// Ends of names of tensors that are no weights of ours: rotary divisors, which are read with
 /// the configuration, and the predictors of the original PowerInfer.
@@ -39,7 +39,7 @@ pub struct Gguf {
 impl Gguf {
     /// Opens the file at `path` and reads its metadata.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let file = GgufFile::from_bytes(path, FileBytes::open(path)?)?;
+        let file = GgufFile::open(path)?;
         let architecture = configuration::architecture(&file)?;
         let mut generated = BTreeMap::new();
         let mut add = |name, json: &serde_json::Value| {

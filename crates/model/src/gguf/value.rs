@@ -2,11 +2,16 @@
 
 /// A metadata value; numbers of every width are widened.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Value {
+pub enum Value {
+    /// Non-negative integer type.
     Unsigned(u64),
+    /// Signed integer type.
     Signed(i64),
+    /// `f32` or `f64`.
     Float(f64),
+    /// Boolean.
     Bool(bool),
+    /// UTF-8 string.
     Text(String),
     /// Values of one type, which is not an array again.
     Array(Vec<Value>),
@@ -23,7 +28,7 @@ impl Value {
     }
 
     /// The number that it is, of whatever kind.
-    pub(crate) fn as_f64(&self) -> Option<f64> {
+    pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Float(number) => Some(*number),
             Self::Unsigned(number) => Some(*number as f64),

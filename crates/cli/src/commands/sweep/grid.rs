@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, hardware::Hardware, placing::LayerPlacing};
+use powerinfer_artifact::{ByteSize, hardware::Hardware, placement_inputs::LayerInputs};
 use powerinfer_bundle::Bundle;
 use powerinfer_runtime::LayerAudit;
 
@@ -147,7 +147,7 @@ impl GridArguments {
     pub(super) fn points(
         &self,
         bundle: &Bundle,
-        layers: &[LayerPlacing],
+        layers: &[LayerInputs],
         hardware: &Hardware,
         decode_tokens: usize,
         runs_on_device: bool,
@@ -217,7 +217,7 @@ impl GridArguments {
 /// alone where `hardware` has no GPU.
 fn usual_budgets(
     bundle: &Bundle,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     hardware: &Hardware,
     extent: Extent,
 ) -> Result<Vec<Hot>> {

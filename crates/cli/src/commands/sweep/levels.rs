@@ -179,7 +179,7 @@ impl Level {
         };
         let dropped: Vec<f64> = curve.levels.iter().map(|one| 1.0 - one.density).collect();
         let place = between(&dropped, share)?;
-        Some(curve.between_levels(place))
+        Some(curve.at_level(place))
     }
 
     fn out_of_reach(

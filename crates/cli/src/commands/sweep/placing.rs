@@ -3,7 +3,7 @@
 use anyhow::Result;
 use powerinfer_artifact::{
     hardware::Hardware,
-    placing::LayerPlacing,
+    placement_inputs::LayerInputs,
     plan::{Budget, Device, Plan, Policy, Score, Threshold},
 };
 use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
@@ -52,7 +52,7 @@ impl Extent {
 /// The way that every layer goes at a level.
 pub(crate) fn candidates(
     bundle: &Bundle,
-    layers: &[LayerPlacing],
+    layers: &[LayerInputs],
     level: Level,
     thresholds: Option<&[Threshold]>,
     audit: &[LayerAudit],
@@ -62,7 +62,7 @@ pub(crate) fn candidates(
         bytes: neuron_bytes(config, bundle.quant()),
         matrices: config.matrices_per_neuron(),
     };
-    let candidate = |(index, placing): (usize, &LayerPlacing)| {
+    let candidate = |(index, placing): (usize, &LayerInputs)| {
         let audit = &audit[index];
         let file = bundle.predictors();
         let summary = file.and_then(|file| file.layers().get(index));
@@ -265,7 +265,7 @@ fn draw(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let (gpu, cpu) = (plan.totals.gpu_bytes, plan.totals.cpu_bytes);
     let (gpu, cpu) = (shifted(gpu, moved), shifted(cpu, -moved));
     // The lines no longer add up: it is a plan to be run and measured, and no promise.
-    plan.forget_account();
+    plan.clear_memory_use();
     (plan.totals.gpu_bytes, plan.totals.cpu_bytes) = (gpu, cpu);
     plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
 }
@@ -308,7 +308,7 @@ fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Plac
 
 /// The plan as `bundle` can run it: what is stored stays as it is, and so do its thresholds.
 pub(crate) fn to_run(mut plan: Plan, bundle: &Bundle) -> Plan {
-    plan.forget_account();
+    plan.clear_memory_use();
     for (layer, before) in plan.layers.iter_mut().zip(&bundle.plan().layers) {
         layer.threshold = before.threshold;
         layer.input_thresholds = before.input_thresholds;

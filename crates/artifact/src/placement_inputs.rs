@@ -1,0 +1,170 @@
+//! `frequencies.safetensors`: inputs of the planner, kept in a bundle so that it can be placed again
+//! without the profile and predictors it was made from: per layer the activation frequency of each neuron
+//! (in storage order), and what a token reads under the layer's policy.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ArtifactError, Header, TensorFile,
+    plan::Policy,
+    tensor_file::Dtype,
+    tensor_writer::{TensorSource, write_tensors},
+};
+
+/// Format name in the header.
+pub const FORMAT: &str = "powerinfer-frequencies";
+/// Version that this program reads and writes.
+pub const VERSION: u32 = 2;
+/// File name inside a bundle.
+pub const FILE: &str = "frequencies.safetensors";
+/// Header setting with the [`LayerCosts`] of all layers.
+pub const LAYERS_SETTING: &str = "layers";
+
+/// Memory reads of one operation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadCost {
+    /// Bytes of weights.
+    pub bytes: f64,
+    /// Matrix rows that do not follow the previously read one.
+    pub scattered_rows: f64,
+    /// Matrix rows of axpy operations.
+    pub axpy_rows: f64,
+}
+
+/// Costs of a layer under its policy.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerCosts {
+    /// Policy that selects the neurons.
+    pub policy: Policy,
+    /// Reads of the predictor, before any neuron.
+    pub prediction: ReadCost,
+    /// Reads per neuron, active or not.
+    pub per_neuron: ReadCost,
+    /// Additional reads per active neuron.
+    pub per_active_neuron: ReadCost,
+    /// Memory of the predictor, signs or scores.
+    pub predictor_bytes: u64,
+    /// Bytes of attention weights read per token.
+    pub attention_read_bytes: u64,
+}
+
+/// Planner inputs of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerInputs {
+    /// Costs under the layer's policy.
+    pub costs: LayerCosts,
+    /// Activation frequency of each neuron, in descending order.
+    pub frequencies: Vec<f32>,
+}
+
+fn tensor_name(layer: usize) -> String {
+    format!("layers.{layer}.frequencies")
+}
+
+/// Writes the file at `path`.
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
+#[expect(clippy::missing_panics_doc, reason = "costs are plain JSON")]
+pub fn write(path: &Path, header: &Header, layers: &[LayerInputs]) -> Result<(), ArtifactError> {
+    let costs: Vec<_> = layers.iter().map(|layer| layer.costs).collect();
+    let costs = serde_json::to_value(costs).expect("costs are plain JSON");
+    let tensor = |(index, layer): (usize, &LayerInputs)| {
+        let bytes = layer.frequencies.iter().flat_map(|one| one.to_le_bytes());
+        let shape = vec![layer.frequencies.len()];
+        let source = TensorSource::owned(Dtype::F32, shape, bytes.collect());
+        (tensor_name(index), source)
+    };
+    let tensors: BTreeMap<_, _> = layers.iter().enumerate().map(tensor).collect();
+    let header = header.clone().with_setting(LAYERS_SETTING, costs);
+    write_tensors(path, Some(&header), &tensors)
+}
+
+/// Reads the file at `path` of a model with `layers` layers of `neurons` neurons.
+///
+/// # Errors
+///
+/// The file cannot be read, has another format or version, or belongs to other dimensions.
+pub fn read(
+    path: &Path,
+    layers: usize,
+    neurons: usize,
+) -> Result<(Header, Vec<LayerInputs>), ArtifactError> {
+    let file = TensorFile::open(path)?;
+    let mut header = file.header(FORMAT, VERSION)?;
+    let costs = header.settings.remove(LAYERS_SETTING).unwrap_or_default();
+    let costs: Vec<LayerCosts> =
+        serde_json::from_value(costs).map_err(|source| ArtifactError::NotJson {
+            path: path.to_owned(),
+            source,
+        })?;
+    if costs.len() != layers {
+        return Err(ArtifactError::WrongFormat {
+            path: path.to_owned(),
+            expected: format!("file with the costs of {layers} layers"),
+            found: format!("one with the costs of {}", costs.len()),
+        });
+    }
+    let read = |(layer, costs): (usize, LayerCosts)| {
+        let bytes = file.expect(&tensor_name(layer), Dtype::F32, &[neurons])?;
+        let (values, _) = bytes.as_chunks::<4>();
+        let frequencies = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        Ok(LayerInputs {
+            costs,
+            frequencies: frequencies.collect(),
+        })
+    };
+    let layers = costs.into_iter().enumerate().map(read);
+    Ok((header, layers.collect::<Result<_, ArtifactError>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Digest, ModelIdentity};
+
+    fn layers() -> Vec<LayerInputs> {
+        let work = |bytes: f64| ReadCost {
+            bytes,
+            scattered_rows: 0.1,
+            axpy_rows: 0.2,
+        };
+        let layer = |policy, first: f32| LayerInputs {
+            costs: LayerCosts {
+                policy,
+                prediction: work(1.0 / 3.0),
+                per_neuron: work(0.0),
+                per_active_neuron: work(1e9),
+                predictor_bytes: u64::MAX,
+                attention_read_bytes: 7,
+            },
+            frequencies: vec![first, 0.1, 0.0],
+        };
+        vec![layer(Policy::Exact, 1.0), layer(Policy::SignBit, 0.3)]
+    }
+
+    #[test]
+    fn writing_is_deterministic_and_round_trips() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = ModelIdentity {
+            name: "m".to_owned(),
+            fingerprint: Digest::of(b"m"),
+        };
+        let header = Header::new(FORMAT, VERSION, model, 3);
+        let [first, second] = ["a", "b"].map(|name| folder.path().join(name));
+        for path in [&first, &second] {
+            write(path, &header, &layers()).unwrap();
+        }
+        let bytes = |path| std::fs::read(path).unwrap();
+        assert_eq!(bytes(&first), bytes(&second));
+        assert_eq!(read(&first, 2, 3).unwrap(), (header, layers()));
+        let error = read(&first, 3, 3).unwrap_err().to_string();
+        assert!(error.contains("3 layers"), "{error}");
+        assert!(read(&first, 2, 4).is_err());
+    }
+}

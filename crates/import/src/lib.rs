@@ -1,0 +1,27 @@
+//! Imports from other programs: checkpoints that `torch.save` wrote, and the predictors of the original
+//! PowerInfer.
+
+mod error;
+mod original_predictors;
+mod pickle;
+
+pub use error::ImportError;
+pub use original_predictors::{OriginalPredictor, OriginalPredictors, PredictedSizes};
+
+use powerinfer_model::{Checkpoint, Files, container::Container};
+
+use pickle::Pickles;
+
+/// Opens the checkpoint that consists of `files`, whose weights are in a GGUF file, in safetensors or, if there
+/// are neither, in `pytorch_model.bin`.
+///
+/// # Errors
+///
+/// Returns an error if a file is missing, damaged or contradicts the configuration, or if a pickle names anything but
+/// tensors.
+pub fn open_checkpoint(files: Files) -> Result<Checkpoint, ImportError> {
+    Checkpoint::from_files_or(files, |files| {
+        let pickles = Pickles::open(files)?;
+        Ok(pickles.map(|pickles| Box::new(pickles) as Box<dyn Container>))
+    })
+}
