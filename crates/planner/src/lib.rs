@@ -9,11 +9,13 @@
 //! [`simulate`] estimates the same for a model without weights, and for other engines.
 
 mod again;
+pub mod candidates;
 pub mod certify;
+mod error;
 mod forecast;
 mod inputs;
 pub mod machine;
-pub mod modes;
+mod modes;
 mod pins;
 mod placement;
 pub mod problem;
@@ -23,6 +25,8 @@ pub mod simulate;
 mod solver;
 
 pub use again::{place_again, rewrite};
+pub use candidates::ModeBuilder;
+pub use error::PlannerError;
 pub use pins::{Part, Pin};
 pub use placement::{Placement, certify_packed, plan};
 pub use request::{PlanOptions, Request, Vram, read_hardware};

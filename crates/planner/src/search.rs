@@ -1,6 +1,5 @@
 //! How far the policies may go: as far as perplexity on text that was held back allows.
 
-use anyhow::Result;
 use powerinfer_artifact::{
     Progress,
     certificate::Estimate,
@@ -13,7 +12,7 @@ use powerinfer_eval::{Windows, likelihoods, rise};
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
 
-use crate::modes::AllowedModes;
+use crate::{PlannerError, modes::AllowedModes};
 /// Steps that thresholds are looked for in, between two levels.
 const FRACTIONS: usize = 4;
 
@@ -43,8 +42,8 @@ pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
 /// allows those before it.
 pub(crate) fn last_allowed<T>(
     ladder: &[T],
-    mut is_allowed: impl FnMut(&T) -> Result<bool>,
-) -> Result<usize> {
+    mut is_allowed: impl FnMut(&T) -> Result<bool, PlannerError>,
+) -> Result<usize, PlannerError> {
     let (mut good, mut bad) = (0, ladder.len());
     // The most that is asked for is often allowed.
     if ladder.len() <= 8 && ladder.len() > 1 && is_allowed(&ladder[ladder.len() - 1])? {
@@ -77,7 +76,7 @@ impl<'a> Judge<'a> {
         bundle: Bundle,
         texts: Vec<Vec<u32>>,
         progress: &'a dyn Progress,
-    ) -> Result<Self> {
+    ) -> Result<Self, PlannerError> {
         let windows = windows(&bundle);
         let policy = PolicyChoice::Forced(Policy::Dense);
         let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
@@ -93,7 +92,7 @@ impl<'a> Judge<'a> {
     }
 
     /// By how much of itself perplexity rises under the decisions of `layers`.
-    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate> {
+    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate, PlannerError> {
         for layer in layers {
             self.model
                 .decide(layer.layer, layer.policy, layer.threshold)?;
@@ -103,11 +102,11 @@ impl<'a> Judge<'a> {
         Ok(rise(&self.dense, &found))
     }
 
-    fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>> {
+    fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>, PlannerError> {
         let bar = self.progress;
         bar.begin(doing, scored(&self.texts) as u64, "tokens");
         let found = likelihoods(&mut self.model, &self.texts, self.windows, |tokens| {
-            bar.advance(tokens).map_err(anyhow::Error::from)
+            bar.advance(tokens).map_err(PlannerError::from)
         })?;
         bar.end();
         Ok(found)

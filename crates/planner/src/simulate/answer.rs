@@ -1,6 +1,5 @@
 //! A simulation's request, resolved, and its answer.
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
     hardware::{Hardware, ModelShape},
@@ -9,6 +8,8 @@ use powerinfer_artifact::{
 use powerinfer_model::ModelConfig;
 use powerinfer_tensor::Format;
 use serde::Serialize;
+
+use crate::PlannerError;
 
 use super::{
     engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
@@ -161,7 +162,7 @@ pub struct Whole {
 
 impl Request {
     /// Estimates speed for this engine, PowerInfer as published, and llama.cpp.
-    pub fn answer(mut self) -> Result<Answer> {
+    pub fn answer(mut self) -> Result<Answer, PlannerError> {
         let config = &self.config;
         let frequencies =
             self.activity
@@ -226,7 +227,12 @@ impl Request {
     }
 
     /// Puts the hottest `share` of every layer's neurons on the GPU instead.
-    fn redraw(&self, solved: &Solved, placed: &mut Placed<'_>, share: f64) -> Result<()> {
+    fn redraw(
+        &self,
+        solved: &Solved,
+        placed: &mut Placed<'_>,
+        share: f64,
+    ) -> Result<(), PlannerError> {
         let plan = &solved.decision.plan;
         let dense: u64 = plan.totals.gpu_bytes
             - plan
@@ -242,12 +248,12 @@ impl Request {
             hot += layer.hot_count as u64 * layer.neuron_bytes;
         }
         if dense + hot > self.budget.vram_bytes {
-            bail!(
-                "`--hot {share}` takes {} on the GPU beside the {} of attention and the like, of {}; lower it, or raise `--vram`",
-                ByteSize(hot),
-                ByteSize(dense),
-                ByteSize(self.budget.vram_bytes)
-            );
+            return Err(PlannerError::HotShare {
+                share,
+                hot,
+                dense,
+                budget: self.budget.vram_bytes,
+            });
         }
         Ok(())
     }

@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, hardware::Hardware, placement_inputs::LayerInputs};
+use powerinfer_artifact::{
+    ByteSize, hardware::Hardware, placement_inputs::LayerInputs, plan::Policy,
+};
 use powerinfer_bundle::Bundle;
+use powerinfer_planner::candidates::audited;
 use powerinfer_runtime::LayerAudit;
 
 use super::{
     levels::Level,
-    placing::{Extent, Hot, candidates, whole},
+    placing::{Extent, Hot, whole},
     rows::Axes,
 };
 use crate::{
@@ -225,7 +228,7 @@ fn usual_budgets(
     let mut budgets = vec![Hot::Within(0)];
     if hardware.gpu.is_some() {
         let audit = vec![LayerAudit::default(); layers.len()];
-        let dense = candidates(bundle, layers, Level::Dense, None, &audit);
+        let dense = audited(bundle, layers, Policy::Dense, None, &audit);
         let (fixed, layers) = whole(bundle, &dense, hardware, extent)?;
         let quarter = |count: u64| (fixed + layers * count / 4).div_ceil(STEP) * STEP;
         let mut sizes: Vec<u64> = (1..=4).map(quarter).collect();

@@ -8,10 +8,9 @@ use powerinfer_artifact::{
     predictor_file::PredictorSummary,
     threshold_curve::{ERRORS, ThresholdCurve},
 };
-use powerinfer_bundle::{Bundle, neuron_bytes};
-use powerinfer_planner::modes::cheapest_at;
+use powerinfer_bundle::Bundle;
+use powerinfer_planner::ModeBuilder;
 use powerinfer_runtime::Runtime;
-use powerinfer_solver::NeuronShape;
 
 use crate::output::{parse_percent, percent};
 
@@ -144,10 +143,7 @@ impl Level {
             return Ok(None);
         }
         let config = bundle.config();
-        let shape = NeuronShape {
-            bytes: neuron_bytes(config, bundle.quant()),
-            matrices: config.matrices_per_neuron(),
-        };
+        let modes = ModeBuilder::new(config, bundle.quant());
         let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
         let mut thresholds = Vec::new();
         for layer in 0..config.layer_count {
@@ -157,7 +153,7 @@ impl Level {
             let found = match self {
                 Self::Error(error) => {
                     let place = between(&ERRORS, error);
-                    place.and_then(|place| cheapest_at(shape, config.ffn_size, curves, place))
+                    place.and_then(|place| modes.cheapest_threshold(curves, place))
                 }
                 _ => {
                     let curve = curves.iter().find(|curve| curve.score == Score::Gate);

@@ -3,7 +3,10 @@
 use anyhow::Result;
 use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold, progress::Silent};
 use powerinfer_kernels::Isa;
-use powerinfer_planner::machine::{Thoroughness, measure};
+use powerinfer_planner::{
+    candidates::audited,
+    machine::{Thoroughness, measure},
+};
 use powerinfer_runtime::{LayerAudit, PolicyChoice, ReadProbe, Runtime};
 use powerinfer_solver::{Candidate, SolveError};
 
@@ -11,7 +14,7 @@ use super::{
     Sweep, for_model,
     grid::Point,
     levels::Level,
-    placing::{Extent, Found, Hot, candidates, place, price, to_run},
+    placing::{Extent, Found, Hot, place, price, to_run},
     quality::{self, Written, judged, layer_by_layer, write},
     rows::{Identity, LayerSparsity, Measured, Predictor, Quality, Row, Sparsity, Speed},
     speed::{Clock, Prediction},
@@ -120,7 +123,7 @@ impl Sweep<'_> {
         };
         let of_level = thresholds.as_deref();
         Ok(AtLevel {
-            modes: candidates(&self.bundle, &self.layers, level, of_level, &audit),
+            modes: audited(&self.bundle, &self.layers, level.policy(), of_level, &audit),
             sparsity: sparsity(&audit, alone.as_deref()),
             level,
             thresholds,

@@ -3,27 +3,19 @@
 use anyhow::Result;
 use powerinfer_artifact::{
     hardware::Hardware,
-    placement_inputs::LayerInputs,
-    plan::{Budget, Device, Plan, Policy, Score, Threshold},
+    plan::{Budget, Device, Plan},
 };
-use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
+use powerinfer_bundle::Bundle;
 use powerinfer_planner::{
-    modes::work_of_predictor,
     problem::{largest_rank, problem},
     simulate::{
         engine::OURS,
         step::{Estimator, Kind, Pass, Placed},
     },
 };
-use powerinfer_runtime::LayerAudit;
-use powerinfer_solver::{
-    Candidate, LayerMode, NeuronShape, Options, Prediction, Problem, SolveError, Work, decide,
-};
+use powerinfer_solver::{Candidate, Options, Problem, SolveError, decide};
 
-use super::{
-    levels::Level,
-    rows::{Placement, Planned},
-};
+use super::rows::{Placement, Planned};
 
 /// What is on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,83 +39,6 @@ impl Extent {
     pub(crate) fn context(self) -> usize {
         self.prompt_tokens + self.decode_tokens
     }
-}
-
-/// The way that every layer goes at a level.
-pub(crate) fn candidates(
-    bundle: &Bundle,
-    layers: &[LayerInputs],
-    level: Level,
-    thresholds: Option<&[Threshold]>,
-    audit: &[LayerAudit],
-) -> Vec<Candidate> {
-    let config = bundle.config();
-    let shape = NeuronShape {
-        bytes: neuron_bytes(config, bundle.quant()),
-        matrices: config.matrices_per_neuron(),
-    };
-    let candidate = |(index, placing): (usize, &LayerInputs)| {
-        let audit = &audit[index];
-        let file = bundle.predictors();
-        let summary = file.and_then(|file| file.layers().get(index));
-        let predicted = |work: Work| Prediction {
-            work,
-            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
-            recall: audit.recall(),
-        };
-        let mut frequencies: Vec<f64> = placing
-            .frequencies
-            .iter()
-            .map(|one| f64::from(*one))
-            .collect();
-        let mode = match level {
-            Level::Dense => LayerMode::dense(shape),
-            Level::Exact => LayerMode::exact(shape),
-            Level::Predicted(_) => {
-                let work = summary
-                    .zip(file)
-                    .map(|(summary, file)| work_of_predictor(config, file.weights(), summary.rank));
-                LayerMode::predicted(
-                    Policy::Predicted,
-                    shape,
-                    predicted(work.unwrap_or_default()),
-                )
-            }
-            Level::SignBit => {
-                let signs = summary.and_then(|summary| summary.sign_bit.as_ref());
-                let work = Work {
-                    bytes: signs.map_or(0.0, |signs| signs.bytes as f64),
-                    ..Work::default()
-                };
-                LayerMode::predicted(Policy::SignBit, shape, predicted(work))
-            }
-            Level::Error(_) | Level::Gate(_) => {
-                // A bundle made for this level would have its neurons in this order.
-                let tokens = audit.tokens.max(1) as f64;
-                frequencies = audit
-                    .computed
-                    .iter()
-                    .map(|count| f64::from(*count) / tokens)
-                    .collect();
-                frequencies.sort_by(|a, b| b.total_cmp(a));
-                LayerMode::threshold(
-                    shape,
-                    thresholds.map_or(Score::Gate, |all| all[index].score),
-                )
-            }
-        };
-        let held = summary.zip(file).map(|(summary, file)| {
-            let signs = level == Level::SignBit;
-            predictor_bytes(config, summary, file.weights(), signs)
-        });
-        Candidate {
-            mode,
-            frequencies,
-            predictor_bytes: held.unwrap_or(0),
-            allowed: true,
-        }
-    };
-    layers.iter().enumerate().map(candidate).collect()
 }
 
 /// A placement, and what it would do.
