@@ -14,7 +14,9 @@ mod model_argument;
 mod output;
 mod plan_table;
 mod predictor_table;
+mod profile_stage;
 mod progress;
+mod training_stage;
 
 use std::{io::ErrorKind, process::ExitCode};
 
