@@ -36,6 +36,8 @@ pub enum Hint {
     HalfPrecisionKvCache,
     /// Place with more tokens of context.
     LongerContext,
+    /// Give another context, or decode fewer tokens.
+    OtherContext,
     /// Place with fewer tokens of context.
     ShorterContext,
     /// Place with more VRAM or fewer tokens of context.
@@ -64,6 +66,10 @@ pub enum Hint {
     MoreHeldOutText,
     /// Put fewer neurons on the GPU, or allow more VRAM.
     FewerHotNeurons,
+    /// Use a policy for activations that are exactly zero.
+    ZerosPolicy,
+    /// Train predictors and place again.
+    TrainPredictorsAndPlace,
     /// Train predictors.
     TrainPredictors,
     /// Train predictors, with more bytes.

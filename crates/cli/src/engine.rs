@@ -11,7 +11,7 @@ use powerinfer_kernels::{
     environment,
 };
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, Runtime};
 
 pub(crate) mod evaluated;
 
@@ -175,9 +175,8 @@ impl EngineArguments {
         }
     }
 
-    fn policy_choice(&self) -> PolicyChoice {
-        let forced = |policy: PolicyArgument| PolicyChoice::Forced(policy.into());
-        self.policy.map_or(PolicyChoice::Planned, forced)
+    fn policy(&self) -> Option<Policy> {
+        self.policy.map(Policy::from)
     }
 
     /// Threads to use.
@@ -193,7 +192,7 @@ pub(crate) fn open_runtime(
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    let (policy, execution) = (engine.policy_choice(), engine.execution()?);
+    let (policy, execution) = (engine.policy(), engine.execution()?);
     Ok(Runtime::open(
         bundle,
         policy,

@@ -57,6 +57,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
         Hint::LongerContext => "place it with a longer `--context`",
+        Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
         Hint::ShorterContext => "place the bundle again with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
             "place the bundle again with a larger `--vram` or a shorter `--context`"
@@ -77,6 +78,8 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::NoDryRun => "leave out `--input-sparsity` or `--dry-run`",
         Hint::MoreHeldOutText => "profile more text, or raise `--certify-tokens`",
         Hint::FewerHotNeurons => "lower `--hot`, or raise `--vram`",
+        Hint::ZerosPolicy => "use `exact` or `predicted`",
+        Hint::TrainPredictorsAndPlace => "run `powerinfer train-predictors` and place again",
         Hint::TrainPredictors => "run `powerinfer train-predictors`",
         Hint::TrainLargerPredictors => {
             "run `powerinfer train-predictors`, with more bytes by `--max-bytes` if need be"

@@ -39,14 +39,14 @@ impl Quality {
 
 /// Builds execution modes for the layers of a model in one format.
 #[derive(Clone, Copy)]
-pub struct ModeBuilder<'a> {
+pub(crate) struct ModeBuilder<'a> {
     config: &'a ModelConfig,
     shape: NeuronShape,
 }
 
 impl<'a> ModeBuilder<'a> {
     /// Modes of the layers of a model whose weights are in format `quant`.
-    pub fn new(config: &'a ModelConfig, quant: Format) -> Self {
+    pub(crate) fn new(config: &'a ModelConfig, quant: Format) -> Self {
         Self {
             config,
             shape: NeuronShape {
@@ -92,7 +92,11 @@ impl<'a> ModeBuilder<'a> {
     /// The threshold at error level `level` of the score that reads least there; `None` where there are no
     /// curves. Levels are indices into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), and may lie
     /// between two of them.
-    pub fn cheapest_threshold(self, curves: &[ThresholdCurve], level: f64) -> Option<Threshold> {
+    pub(crate) fn cheapest_threshold(
+        self,
+        curves: &[ThresholdCurve],
+        level: f64,
+    ) -> Option<Threshold> {
         let (below, above, part) = neighbours(level);
         let neurons = self.config.ffn_size as f64;
         let read = |curve: &ThresholdCurve| {
@@ -136,7 +140,7 @@ pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) 
 /// # Panics
 ///
 /// When there is not an audit for each layer.
-pub fn audited(
+pub(crate) fn audited(
     bundle: &Bundle,
     inputs: &[LayerInputs],
     policy: Policy,

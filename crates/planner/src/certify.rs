@@ -12,7 +12,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, fidelity};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime, Verification};
+use powerinfer_runtime::{Execution, Runtime, Verification};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -91,12 +91,12 @@ fn measure_in(
     progress: &dyn Progress,
 ) -> Result<Certificate, PlannerError> {
     let execution = Execution::on_cpu(usable_cores());
-    let open = |policy: PolicyChoice| -> Result<Runtime, PlannerError> {
+    let open = |policy: Option<Policy>| -> Result<Runtime, PlannerError> {
         let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
         Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
-    let mut dense = open(PolicyChoice::Forced(Policy::Dense))?;
-    let mut planned = open(PolicyChoice::Planned)?;
+    let mut dense = open(Some(Policy::Dense))?;
+    let mut planned = open(None)?;
     planned.verify(Verification::of_all(bundle.config().layer_count));
     progress.begin("certifying", scored(texts) as u64, "tokens");
     let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
@@ -121,12 +121,12 @@ fn measure_in(
         perplexity_budget,
         dense_perplexity: found.dense().perplexity(),
         perplexity: found.other().perplexity(),
-        perplexity_rise: found.rise(),
+        perplexity_rise: found.perplexity_rise(),
         kl_divergence_mean: found.mean_divergence(),
         kl_divergence_p99: found.divergence_p99(),
-        top1_agreement: found.agreement(),
-        texts_without_divergence: found.undiverged(),
-        tokens_to_first_divergence: found.first_divergence(),
+        top1_agreement: found.top1_agreement(),
+        texts_without_divergence: found.texts_without_divergence(),
+        tokens_to_first_divergence: found.tokens_to_first_divergence(),
         ffn_neurons_computed: computed,
         layers: layers
             .map(|(drift, layer)| LayerCertificate {

@@ -9,7 +9,7 @@ use powerinfer_artifact::{
     progress::Interrupted,
 };
 use powerinfer_bundle::BundleError;
-use powerinfer_eval::EvalError;
+use powerinfer_eval::{EvalError, format::percent};
 use powerinfer_kernels::KernelError;
 use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
@@ -156,6 +156,35 @@ pub enum PlannerError {
         /// Bytes of the budget.
         budget: u64,
     },
+    /// A layer without thresholds for a setting of a sweep.
+    #[error("layer {layer} of `{folder}` has no thresholds, so `{setting}` is not possible")]
+    NoThresholds {
+        /// The layer.
+        layer: usize,
+        /// The bundle.
+        folder: PathBuf,
+        /// The setting.
+        setting: String,
+        /// The remedy.
+        hint: Hint,
+    },
+    /// A setting of a sweep beyond the calibrated thresholds.
+    #[error(
+        "thresholds of layer {layer} of `{folder}` are calibrated from {} to {}; give a setting between for `{setting}`",
+        percent(*low), percent(*high)
+    )]
+    ThresholdRange {
+        /// The layer.
+        layer: usize,
+        /// The bundle.
+        folder: PathBuf,
+        /// The setting.
+        setting: String,
+        /// Smallest calibrated setting, as a share.
+        low: f64,
+        /// Largest calibrated setting, as a share.
+        high: f64,
+    },
     /// A temporary file that cannot be written.
     #[error("cannot write a temporary file: {0}")]
     Temporary(std::io::Error),
@@ -207,7 +236,7 @@ impl PlannerError {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::NeverZero => Some(Hint::OtherPolicy),
-            Self::PolicyMissing { hint, .. } => Some(*hint),
+            Self::PolicyMissing { hint, .. } | Self::NoThresholds { hint, .. } => Some(*hint),
             Self::PerplexityBudget { .. } => Some(Hint::LargerPerplexityBudget),
             Self::VramUnknown { .. } => Some(Hint::GiveVramOrHardware),
             Self::OtherProfile { .. } => Some(Hint::ProfileOfPredictors),

@@ -7,11 +7,12 @@ use powerinfer_artifact::{
     progress::Silent,
 };
 use powerinfer_bundle::Bundle;
+use powerinfer_eval::format::percent;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 
-use crate::{PlannerError, placement::percent};
+use crate::PlannerError;
 
 /// Per layer, thresholds that `share` of the inputs stay below on `texts`, as `bundle` has them when
 /// everything is computed.
@@ -21,7 +22,7 @@ pub(crate) fn calibrate(
     share: f64,
     progress: &dyn Progress,
 ) -> Result<Vec<InputThresholds>, PlannerError> {
-    let policy = PolicyChoice::Forced(Policy::Dense);
+    let policy = Some(Policy::Dense);
     let execution = Execution::on_cpu(usable_cores());
     let mut model = Runtime::open(bundle, policy, &execution, &Silent)?;
     model.observe_inputs();

@@ -9,7 +9,7 @@
 //! [`simulate`] estimates the same for a model without weights, and for other engines.
 
 mod again;
-pub mod candidates;
+mod candidates;
 pub mod certify;
 mod error;
 mod forecast;
@@ -18,16 +18,17 @@ pub mod machine;
 mod modes;
 mod pins;
 mod placement;
-pub mod problem;
+mod problem;
 mod request;
-pub mod search;
+mod search;
 pub mod simulate;
 mod solver;
+pub mod sweep;
 
 pub use again::{place_again, rewrite};
-pub use candidates::ModeBuilder;
 pub use error::PlannerError;
 pub use pins::{Part, Pin};
 pub use placement::{Placement, certify_packed, plan};
 pub use request::{PlanOptions, Request, Vram, read_hardware};
+pub use search::windows;
 pub use solver::Scratch;

@@ -7,6 +7,7 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_eval::format::percent;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::Profile;
 use powerinfer_solver::SolveReport;
@@ -224,9 +225,4 @@ impl Placement {
     pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle, PlannerError> {
         certify_bundle(bundle, &self.texts, self.perplexity_budget, progress)
     }
-}
-
-/// A share as a percentage.
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

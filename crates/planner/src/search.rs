@@ -2,15 +2,14 @@
 
 use powerinfer_artifact::{
     Progress,
-    certificate::Estimate,
     plan::{LayerPlan, Policy},
     progress::Silent,
     threshold_curve::ERRORS,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::{Windows, likelihoods, rise};
+use powerinfer_eval::{TokenLosses, Windows, perplexity_rise, statistics::Interval, token_losses};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 
 use crate::{PlannerError, modes::AllowedModes};
 /// Steps that thresholds are looked for in, between two levels.
@@ -65,8 +64,8 @@ pub(crate) struct Judge<'a> {
     model: Runtime,
     texts: Vec<Vec<u32>>,
     windows: Windows,
-    /// Per token, −ln p under `dense`.
-    dense: Vec<f64>,
+    /// Losses under `dense`.
+    dense: TokenLosses,
     progress: &'a dyn Progress,
 }
 
@@ -78,34 +77,35 @@ impl<'a> Judge<'a> {
         progress: &'a dyn Progress,
     ) -> Result<Self, PlannerError> {
         let windows = windows(&bundle);
-        let policy = PolicyChoice::Forced(Policy::Dense);
+        let policy = Some(Policy::Dense);
         let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
         let mut judge = Self {
             model,
             texts,
             windows,
-            dense: Vec::new(),
+            dense: TokenLosses::default(),
             progress,
         };
-        judge.dense = judge.likelihoods("perplexity of dense")?;
+        judge.dense = judge.losses("perplexity of dense")?;
         Ok(judge)
     }
 
     /// By how much of itself perplexity rises under the decisions of `layers`.
-    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate, PlannerError> {
+    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval, PlannerError> {
         for layer in layers {
             self.model
-                .decide(layer.layer, layer.policy, layer.threshold)?;
-            self.model.skip_inputs(layer.layer, layer.input_thresholds);
+                .set_policy(layer.layer, layer.policy, layer.threshold)?;
+            self.model
+                .set_input_thresholds(layer.layer, layer.input_thresholds);
         }
-        let found = self.likelihoods("perplexity of policies")?;
-        Ok(rise(&self.dense, &found))
+        let found = self.losses("perplexity of policies")?;
+        Ok(perplexity_rise(&self.dense, &found))
     }
 
-    fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>, PlannerError> {
+    fn losses(&mut self, doing: &str) -> Result<TokenLosses, PlannerError> {
         let bar = self.progress;
         bar.begin(doing, scored(&self.texts) as u64, "tokens");
-        let found = likelihoods(&mut self.model, &self.texts, self.windows, |tokens| {
+        let found = token_losses(&mut self.model, &self.texts, self.windows, |tokens| {
             bar.advance(tokens).map_err(PlannerError::from)
         })?;
         bar.end();
@@ -113,17 +113,13 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The windows that texts are scored in, as `eval` takes them unless told otherwise.
+/// Default windows of `bundle`'s texts.
 pub fn windows(bundle: &Bundle) -> Windows {
-    let length = (bundle.plan().budget.context_tokens as usize).min(512);
-    Windows {
-        length,
-        stride: (length / 2).max(1),
-    }
+    Windows::for_context(bundle.plan().budget.context_tokens as usize)
 }
 
 /// Tokens of `texts` that are scored: all but each one's first.
-pub fn scored(texts: &[Vec<u32>]) -> usize {
+pub(crate) fn scored(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(|text| text.len().saturating_sub(1)).sum()
 }
 

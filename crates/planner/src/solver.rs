@@ -11,13 +11,13 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_eval::format::percent;
 use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
 use crate::{
     PlannerError, Request, candidates, certify, forecast, inputs,
     modes::{AllowedModes, LayerCandidates, Subject},
-    placement::percent,
     search::{self, Judge},
 };
 
@@ -209,12 +209,13 @@ impl Solver<'_> {
             }
             let rise = judge.rise(&solved.plan.layers)?;
             self.progress.detail(&format!(
-                "{}: perplexity {:+.3} ± {:.3} %",
+                "{}: perplexity {:+.3} % ({:+.3} to {:+.3})",
                 describe(allowed),
                 100.0 * rise.value,
-                100.0 * rise.margin
+                100.0 * rise.low,
+                100.0 * rise.high
             ));
-            Ok(rise.value + CAUTION * rise.margin <= self.perplexity_budget)
+            Ok(rise.value + CAUTION * (rise.high - rise.value) <= self.perplexity_budget)
         })?;
         drop((judge, folder));
         if found == 0 {

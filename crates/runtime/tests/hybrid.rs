@@ -25,8 +25,7 @@ use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
-    ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
-    SideTimes, Threads,
+    ActivationFormat, Options, Runtime, Sampler, SamplingSettings, SideTimes, Threads,
 };
 use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
@@ -105,7 +104,7 @@ fn plan(
 fn options() -> Options {
     Options {
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-        policy: PolicyChoice::Planned,
+        policy: None,
     }
 }
 
@@ -831,17 +830,17 @@ fn the_device_chooses_the_token_that_the_host_would() {
                     ..SamplingSettings::default()
                 };
                 let mut sampler = Sampler::new(settings).unwrap();
-                let logits = model.forward_for(&sampler, &prompt).unwrap();
+                model.append(&prompt, &sampler).unwrap();
                 let stays = name == "there" && temperature == 0.0;
-                assert_eq!(logits == LastLogits::OnDevice, stays);
-                assert_eq!(model.sample(&mut sampler, &logits, known).unwrap(), largest);
+                assert_eq!(model.last_logits().is_none(), stays);
+                assert_eq!(model.sample(&mut sampler, known).unwrap(), largest);
             }
         }
         assert!(
             model
-                .forward_for(
-                    &Sampler::new(SamplingSettings::default()).unwrap(),
-                    &[u32::MAX]
+                .append(
+                    &[u32::MAX],
+                    &Sampler::new(SamplingSettings::default()).unwrap()
                 )
                 .is_err()
         );

@@ -1,22 +1,20 @@
-//! `powerinfer bench`: how fast a bundle runs here, and where the time goes.
+//! `powerinfer bench`: times a bundle on this machine, stage by stage.
 
-mod batches;
-mod check;
-mod densities;
-mod measure;
 mod report;
-mod sides;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
 use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_eval::bench::{
+    BatchBench, Bench, CHECKED_TOKENS, Work, check, kv_cache_bytes, time_ffns, time_hybrid,
+};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_planner::machine::speed_test;
 use powerinfer_pool::system;
-use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
+use powerinfer_runtime::{ReadProbe, Runtime, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
@@ -25,8 +23,6 @@ use crate::{
     output::{Output, print, print_json},
     progress::Bar,
 };
-use batches::Batches;
-use measure::{Bench, Work};
 use report::Report;
 
 /// What to time, and how often.
@@ -82,7 +78,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
-    let checked = check::TOKENS.min(model.context_limit());
+    let checked = CHECKED_TOKENS.min(model.context_limit());
     let ids = tokens(arguments, &model, longest.max(checked))?;
     // With batches, what decoding asks for is each sequence's.
     let batched = match works.last() {
@@ -103,9 +99,12 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         }
         None => Vec::new(),
     };
-    let sizes = arguments.batch.iter().map(|size| *size as usize).collect();
+    let sizes: Vec<usize> = arguments.batch.iter().map(|size| *size as usize).collect();
     let mut batches = match batched {
-        Some(each) => Some(Batches::new(&mut model, sizes, each, &batch_ids)?),
+        Some(each) => {
+            check_room(&model, &sizes, each.0 + each.1)?;
+            Some(BatchBench::new(&mut model, sizes, each, &batch_ids)?)
+        }
         None => None,
     };
 
@@ -114,13 +113,13 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     // On the CPU, whatever the other runs on.
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
-        let dense = PolicyChoice::Forced(Policy::Dense);
+        let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
         Runtime::open(bundle, dense, &execution, &Silent)?
     };
-    let mut found = check::check(&mut model, &mut dense, &ids[..checked])?;
+    let mut found = check(&mut model, &mut dense, &ids[..checked], &bar)?;
     if let Some(batches) = &mut batches {
-        found.sequences = batches.check(&mut model)?;
+        found.sequences = batches.check(&mut model, &bar)?;
     }
     let is_dense = model.policies() == dense.policies() && !model.skips_inputs();
     let models = if is_dense { 1 } else { 2 };
@@ -142,12 +141,11 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .as_ref()
         .map_or(0, |batches| batches.steps(bench.repeats, models));
     bar.begin("timing", steps + batch_steps, "tokens");
-    let measured: Result<Vec<_>> = works
-        .iter()
-        .map(|work| bench.measure(&mut model, *work))
-        .collect();
-    let measured = measured?;
-    let sides = sides::measure(&mut model, &ids, bench.read())?;
+    let mut measured = Vec::new();
+    for work in works {
+        measured.push(bench.measure(&mut model, work)?);
+    }
+    let hybrid = time_hybrid(&mut model, &ids, bench.read())?;
     let batches = match &mut batches {
         Some(batches) => {
             let dense = (!is_dense).then_some(&mut dense);
@@ -157,7 +155,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     };
     let densities = match arguments.ffn_densities.is_empty() {
         true => Vec::new(),
-        false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
+        false => time_ffns(&mut model, &arguments.ffn_densities, bench.repeats, &bar)?,
     };
     let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
@@ -174,7 +172,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         measured: &measured,
         batches: &batches,
         densities: &densities,
-        sides: sides.as_ref(),
+        hybrid: hybrid.as_ref(),
         sync_microseconds: 1e6 * sync,
     };
     match arguments.json {
@@ -267,6 +265,20 @@ fn parse_density(text: &str) -> Result<f64, String> {
         true => Ok(percent / 100.0),
         false => Err("not above 0 and at most 100".to_owned()),
     }
+}
+
+/// Fails if KV caches of `tokens` tokens for the largest of `batches` do not fit the free memory.
+fn check_room(model: &Runtime, batches: &[usize], tokens: usize) -> Result<()> {
+    let sequences = batches.iter().max().copied().unwrap_or(0);
+    let needed = kv_cache_bytes(model, sequences, tokens);
+    if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
+        bail!(
+            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or place the bundle again with a smaller `--kv-cache`",
+            ByteSize(needed),
+            ByteSize(free)
+        );
+    }
+    Ok(())
 }
 
 /// What was asked for, if it fits beside the model.

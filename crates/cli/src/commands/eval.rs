@@ -1,5 +1,10 @@
 //! `powerinfer eval`: what a bundle can do, and how fast.
 
+mod code;
+mod prune;
+mod questions;
+mod text;
+
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -8,17 +13,18 @@ use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     Ends, Likelihood, complete, continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
+    statistics::Paired,
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::{PolicyChoice, Statistics};
+use powerinfer_runtime::Statistics;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{
-    eval_code::{self, CodeArguments},
-    eval_prune::{self, PruneArguments},
-    eval_questions::{self, ChoiceArguments, WordProblemArguments},
-    eval_text::{self, Shown, TextArguments},
+use self::{
+    code::CodeArguments,
+    prune::PruneArguments,
+    questions::{ChoiceArguments, WordProblemArguments},
+    text::{Shown, TextArguments},
 };
 use crate::{
     engine::{
@@ -91,13 +97,34 @@ struct Row {
 pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
     match &arguments.measure {
         Measure::Tasks(arguments) => tasks(arguments, output),
-        Measure::Humaneval(arguments) => eval_code::run(arguments, output),
-        Measure::MultipleChoice(arguments) => eval_questions::multiple_choice(arguments, output),
-        Measure::Gsm8k(arguments) => eval_questions::word_problems(arguments, output),
-        Measure::Prune(arguments) => eval_prune::run(arguments, output),
-        Measure::Perplexity(arguments) => eval_text::run(arguments, Shown::Perplexity, output),
-        Measure::Fidelity(arguments) => eval_text::run(arguments, Shown::Fidelity, output),
+        Measure::Humaneval(arguments) => code::run(arguments, output),
+        Measure::MultipleChoice(arguments) => questions::multiple_choice(arguments, output),
+        Measure::Gsm8k(arguments) => questions::word_problems(arguments, output),
+        Measure::Prune(arguments) => prune::run(arguments, output),
+        Measure::Perplexity(arguments) => text::run(arguments, Shown::Perplexity, output),
+        Measure::Fidelity(arguments) => text::run(arguments, Shown::Fidelity, output),
     }
+}
+
+/// Policies to compare, with their names; the plan's where none is given.
+fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
+    if asked.is_empty() {
+        return vec![("planned".to_owned(), None)];
+    }
+    asked
+        .iter()
+        .map(|policy| Policy::from(*policy))
+        .map(|policy| (policy.to_string(), Some(policy)))
+        .collect()
+}
+
+/// A paired comparison as JSON.
+fn paired_json(paired: Paired) -> Value {
+    json!({
+        "items": paired.items, "first_only": paired.first_only, "this_only": paired.second_only,
+        "difference": paired.difference(), "p_value": paired.p_value(),
+        "minimum_detectable_effect": paired.minimum_detectable_effect(),
+    })
 }
 
 fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
@@ -123,7 +150,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             ..output
         };
         let policy = Policy::from(policy);
-        let mut model = subject.model(PolicyChoice::Forced(policy), quiet)?;
+        let mut model = subject.model(Some(policy), quiet)?;
         let tokenizer = subject.tokenizer();
         rows.push(measure(&mut model, tokenizer, policy, arguments, output)?);
     }

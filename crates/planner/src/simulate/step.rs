@@ -23,60 +23,60 @@ const CHUNK: usize = 512;
 
 /// A placed model: the device of every part, and what a token reads of it.
 #[derive(Debug, Clone)]
-pub struct Placed<'a> {
+pub(crate) struct Placed<'a> {
     /// The layers, in order.
-    pub layers: Vec<PlacedLayer<'a>>,
+    pub(crate) layers: Vec<PlacedLayer<'a>>,
     /// Device of the head.
-    pub head: Device,
+    pub(crate) head: Device,
     /// Bytes of the head and the last norm.
-    pub head_bytes: u64,
+    pub(crate) head_bytes: u64,
     /// Format of the weights.
-    pub quant: Format,
+    pub(crate) quant: Format,
     /// Length of a hidden state.
-    pub hidden_size: usize,
+    pub(crate) hidden_size: usize,
     /// Weight matrices of a neuron.
-    pub matrices: usize,
+    pub(crate) matrices: usize,
 }
 
 /// A layer of a placed model.
 #[derive(Debug, Clone, Copy)]
-pub struct PlacedLayer<'a> {
+pub(crate) struct PlacedLayer<'a> {
     /// Execution mode of the FFN.
-    pub mode: LayerMode,
+    pub(crate) mode: LayerMode,
     /// Hottest first.
-    pub frequencies: &'a [f64],
+    pub(crate) frequencies: &'a [f64],
     /// How many of them, the hottest, are on the GPU.
-    pub hot_count: usize,
+    pub(crate) hot_count: usize,
     /// Bytes of a neuron.
-    pub neuron_bytes: u64,
+    pub(crate) neuron_bytes: u64,
     /// Device of attention.
-    pub attention: Device,
+    pub(crate) attention: Device,
     /// Bytes of attention that a token reads.
-    pub attention_bytes: u64,
+    pub(crate) attention_bytes: u64,
     /// Device of the predictor.
-    pub prediction: Device,
+    pub(crate) prediction: Device,
     /// Device of the KV cache.
-    pub kv: Device,
+    pub(crate) kv: Device,
     /// Numbers that a token of context adds to the cache.
-    pub kv_numbers: usize,
+    pub(crate) kv_numbers: usize,
     /// Bytes that they take where the plan says how they are stored.
-    pub kv_bytes: f64,
+    pub(crate) kv_bytes: f64,
 }
 
 /// What a pass does.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pass {
+pub(crate) struct Pass {
     /// Tokens that go through the weights together, a whole number.
-    pub tokens: f64,
+    pub(crate) tokens: f64,
     /// Tokens of context whose keys and values are read, of all requests together.
-    pub context: f64,
+    pub(crate) context: f64,
     /// Whether it is part of a prompt.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
 }
 
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A new token for every request.
     Decode,
     /// Many tokens of one prompt.
@@ -85,16 +85,16 @@ pub enum Kind {
 
 /// An engine on a machine.
 #[derive(Clone, Copy)]
-pub struct Estimator<'a> {
+pub(crate) struct Estimator<'a> {
     /// The engine.
-    pub engine: &'a Engine,
+    pub(crate) engine: &'a Engine,
     /// The machine, as the model finds it.
-    pub hardware: &'a Hardware,
+    pub(crate) hardware: &'a Hardware,
 }
 
 impl Estimator<'_> {
     /// Time of one pass over all of `placed`.
-    pub fn pass(self, placed: &Placed<'_>, pass: Pass) -> Cost {
+    pub(crate) fn pass(self, placed: &Placed<'_>, pass: Pass) -> Cost {
         let model = self.cost_model(placed, pass);
         let mut before = (Device::Cpu, 0);
         let mut time = Cost::default();
@@ -118,7 +118,7 @@ impl Estimator<'_> {
     }
 
     /// Seconds of a prompt of `tokens` tokens, [`CHUNK`] at a time.
-    pub fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
+    pub(crate) fn prompt(self, placed: &Placed<'_>, tokens: usize) -> f64 {
         let chunks = (0..tokens.div_ceil(CHUNK)).map(|chunk| {
             let until = ((chunk + 1) * CHUNK).min(tokens);
             let pass = Pass {
@@ -267,7 +267,7 @@ fn neurons(frequencies: &[f64], tokens: f64) -> Neurons {
 
 impl<'a> Placed<'a> {
     /// A model as `plan` has it, its layers going the ways `chosen`.
-    pub fn of(
+    pub(crate) fn of(
         plan: &Plan,
         problem: &Problem,
         config: &ModelConfig,
@@ -299,7 +299,7 @@ impl<'a> Placed<'a> {
     }
 
     /// Share of the neurons on the GPU, and of the activations that they carry.
-    pub fn hot(&self) -> [f64; 2] {
+    pub(crate) fn hot(&self) -> [f64; 2] {
         let mut counts = [0.0; 2];
         let mut carried = [0.0; 2];
         for layer in &self.layers {
@@ -313,7 +313,7 @@ impl<'a> Placed<'a> {
 
     /// Share of what a token computes with, attention and active neurons, that is on the GPU: the
     /// paper's neuron load, whose neurons are the rows of any matrix.
-    pub fn load_on_gpu(&self) -> f64 {
+    pub(crate) fn load_on_gpu(&self) -> f64 {
         let mut on_gpu = 0.0;
         let mut all = 0.0;
         for layer in &self.layers {

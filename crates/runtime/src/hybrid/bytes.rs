@@ -1,4 +1,4 @@
-//! What the device reads for a token, and how fast it can read.
+//! Bytes that the device reads for a token, and its read bandwidth.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use powerinfer_tensor::BLOCK;
 
 use super::{DeviceAttention, DeviceChoice, DeviceFfn, DeviceLayer, Hybrid};
 
-/// Bytes of a copy that no cache of a card holds.
+/// Bytes of a copy that exceeds every cache.
 const PROBE: usize = 256 << 20;
 
-/// Copies that are timed.
+/// Copies to time.
 const PASSES: usize = 5;
 
 impl Hybrid {
-    /// Bytes of weights, predictors, keys and values that kernels of all layers have read for the tokens that just
-    /// ran, the first of them at position `first`, with neurons worked on as `counts` says.
+    /// Bytes of weights, predictors, keys and values that the kernels of all layers have read for the last pass,
+    /// whose first token is at position `first`; `counts` are its neurons.
     ///
-    /// Several tokens read each matrix once, cold neurons that are copied among them; predictors count whole.
+    /// Several tokens read each matrix once, copied cold neurons included; predictors count as a whole.
     pub(super) fn bytes_read(&self, first: usize, counts: NeuronCounts) -> u64 {
         let layers = self.layers.iter().enumerate();
         let fixed = layers.map(|(index, layer)| {
@@ -30,7 +30,7 @@ impl Hybrid {
         });
         let mut ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
         let neurons: u64 = match self.tokens {
-            // Layers are equally wide, and counts are of all of them.
+            // All layers have the same shape, and counts are summed over layers.
             1 => ffns.next().map_or(0, |ffn| {
                 let [gate, up, down] = row_bytes(&ffn.ffn);
                 let evaluated = u64::from(counts.gate_rows);
@@ -51,7 +51,7 @@ impl Hybrid {
         fixed.sum::<u64>() + neurons
     }
 
-    /// Bytes of a layer's neurons that several tokens read.
+    /// Bytes of a layer's neurons that a pass of several tokens reads.
     fn neurons_read_at_once(&self, index: usize, layer: &DeviceLayer) -> u64 {
         let Some(found) = &layer.ffn else { return 0 };
         let neurons = match self.streams(index) {
@@ -61,7 +61,7 @@ impl Hybrid {
         neurons as u64 * row_bytes(&found.ffn).iter().sum::<u64>()
     }
 
-    /// Bytes of keys and values that a layer's attention reads, each token its own.
+    /// Bytes of keys and values that a layer's attention reads, for each token.
     fn cache_bytes_read(&self, layer: &DeviceLayer, first: usize) -> u64 {
         let Some(attention) = layer.attention.as_ref().filter(|_| layer.has_cache) else {
             return 0;
@@ -101,7 +101,7 @@ fn row_bytes(ffn: &Ffn) -> [u64; 3] {
 }
 
 impl DeviceFfn {
-    /// Whether the gate alone decides about nobody.
+    /// Whether no neuron is skipped by its gate alone.
     fn reads_every_up(&self) -> bool {
         matches!(
             self.choice,
@@ -111,7 +111,7 @@ impl DeviceFfn {
 }
 
 impl DeviceChoice {
-    /// Bytes of what predicts.
+    /// Bytes of the predictor or the signs.
     pub(super) fn read_bytes(&self) -> usize {
         match self {
             Self::Predicted { predictor, .. } => {
@@ -127,8 +127,8 @@ impl DeviceChoice {
     }
 }
 
-/// How fast `device` reads, in bytes per second: as fast as it reads and writes where it copies, by the usual of a few
-/// copies. None where there is no room for two buffers of a mebibyte.
+/// Read bandwidth of `device` in bytes per second: the median of a few copies within it, which read as fast as they
+/// write. None where two buffers of 1 MiB cannot be allocated.
 pub(super) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<Option<f64>, DeviceError> {
     let mut bytes = PROBE;
     let (from, mut to) = loop {

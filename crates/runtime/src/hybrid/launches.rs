@@ -1,4 +1,4 @@
-//! What the device does for a layer, step by step, and what both sides hand over to each other.
+//! The launches of a layer on the device, and its synchronisation with the host.
 
 use std::{
     sync::atomic::Ordering,
@@ -10,18 +10,18 @@ use powerinfer_kernels::cuda::{
     GpuCache, GpuNorm, HostMirror, NeuronCounts, NeuronFilter, PredictedMask, TokenMasks,
 };
 
-use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
+use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch};
 
-/// How long the host waits for the device's half of a layer before it gives up.
+/// Time after which the host gives up waiting for the device.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a kernel waits for the host where the driver stops kernels that run for seconds.
+/// Time after which a kernel gives up waiting for the host, where the driver stops long kernels.
 const BRIEF_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often it looks meanwhile whether the device is still there.
+/// Interval at which the waiting host checks that the device is alive.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Which vector of the device the FFN sees.
+/// The vector that the FFN reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Hidden,
@@ -29,19 +29,19 @@ pub(super) enum Source {
 }
 
 impl super::DeviceLayer {
-    /// Whether some neurons are on the device for good.
+    /// Whether neurons of the layer are resident on the device.
     pub(super) fn has_neurons(&self) -> bool {
         let ffn = self.ffn.as_ref();
         ffn.is_some_and(|ffn| ffn.ffn.down.rows() > 0)
     }
 
-    /// Whether the host has to predict, and so to have the hidden state.
+    /// Whether the host predicts, and so needs the hidden state.
     pub(super) fn needs_host_input(&self) -> bool {
         let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
         matches!(choice, Some(DeviceChoice::ByHost))
     }
 
-    /// Whether neurons are predicted before any is read.
+    /// Whether neurons are predicted.
     pub(super) fn predicts(&self) -> bool {
         let choice = self.ffn.as_ref().map(|ffn| &ffn.choice);
         matches!(
@@ -52,7 +52,7 @@ impl super::DeviceLayer {
 }
 
 impl DeviceFfn {
-    /// What decides, once a product is known, which neurons are computed.
+    /// The rule that selects neurons once their products are known.
     pub(super) fn rule(&self) -> NeuronFilter<'_> {
         match &self.choice {
             DeviceChoice::Every => NeuronFilter::All,
@@ -74,8 +74,8 @@ impl DeviceFfn {
     }
 }
 
-/// What rows of down are multiplied by for some tokens, from their input as halves; the products of gate and up are
-/// kept on the way.
+/// Computes the coefficients of the rows of down for several tokens from their f16 input; the products of gate and up
+/// are kept in `gate` and `up`.
 pub(super) fn products_of_many(
     gpu: &Gpu,
     ffn: &Ffn,
@@ -103,13 +103,18 @@ pub(super) fn products_of_many(
 }
 
 impl Hybrid {
-    /// Ends what is launched at once, for the host is going to look at what it gives.
+    /// Whether FFN neurons of layer `index` run on the device for the tokens that run.
+    pub(super) fn has_ffn(&self, index: usize) -> bool {
+        self.layers[index].has_neurons() || self.streams(index)
+    }
+
+    /// Ends the current graph segment, as the host is about to read its results.
     pub(super) fn end_segment(&mut self) -> Result<(), DeviceError> {
         self.segments.end(self.layer)
     }
 
-    /// Whether one recording can have all that the device does for a token: nothing of it waits for the host but
-    /// sums of cold neurons, for which the kernels that add them wait.
+    /// Whether all launches of a token fit one graph: the device waits for the host only within the kernels that add
+    /// the cold sums.
     pub(super) fn can_run_whole(&mut self) -> Result<bool, DeviceError> {
         let is_there = |layer: &super::DeviceLayer| {
             layer.has_cache && layer.has_neurons() && !layer.needs_host_input()
@@ -120,19 +125,19 @@ impl Hybrid {
             && self.segments.are_recorded()?)
     }
 
-    /// Says that what the host's neurons of layer `index` add is there.
+    /// Sets the flag that announces the cold sum of layer `index`.
     pub(super) fn sync(&self, index: usize) {
         let state = &self.state;
         state.done.words()[index].store(state.steps, Ordering::Release);
     }
 
-    /// Says to kernels of this token that they need not wait for the host any more.
+    /// Tells the kernels of this token to stop waiting for the host.
     pub(super) fn give_up(&self) {
         let state = &self.state;
         state.timed_out.words()[0].store(state.steps, Ordering::Release);
     }
 
-    /// Fails where a kernel has waited for the host for too long, and gone on without it.
+    /// Fails where a kernel has timed out waiting for the host.
     pub(super) fn check_syncs(&self) -> Result<(), DeviceError> {
         let state = &self.state;
         match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
@@ -149,12 +154,12 @@ impl Hybrid {
         }
     }
 
-    /// A stopwatch, which runs where times are taken; the host has read so many bytes by now.
+    /// A stopwatch that runs where times are measured; the host has read `bytes` so far.
     pub(super) fn watch(&self, bytes: u64) -> Stopwatch {
         Stopwatch::start(self.times.is_some(), bytes)
     }
 
-    /// The host has worked for the layer since `watch` was started, and has read so many bytes by now.
+    /// Adds the host's work on the current layer since `watch` was started; the host has read `bytes` so far.
     pub(super) fn add_host(&mut self, watch: Stopwatch, bytes: u64) {
         if let Some(times) = &mut self.times {
             times.layers[self.layer].host += watch.elapsed();
@@ -162,7 +167,7 @@ impl Hybrid {
         }
     }
 
-    /// Adds what tokens took, from position `first` on, of which the host computed `cold` neurons.
+    /// Adds the times of a pass whose first token is at position `first`; the host has computed `cold` neurons.
     pub(super) fn add_times(
         &mut self,
         first: usize,
@@ -184,7 +189,7 @@ impl Hybrid {
         Ok(())
     }
 
-    /// From now on runs so many tokens at once, with the vectors of one or those of a prompt.
+    /// Switches to passes of `tokens` tokens, with the vectors of one token or those of a prompt.
     pub(super) fn turn_to_prompts(&mut self, tokens: usize) {
         let prompt = self.prompt.as_mut().expect("room for several tokens");
         std::mem::swap(&mut self.state, prompt);
@@ -192,7 +197,7 @@ impl Hybrid {
         self.set_tokens(tokens);
     }
 
-    /// The vectors that are there hold so many tokens from now on.
+    /// Sets the length of the vectors to `tokens` tokens.
     pub(super) fn set_tokens(&mut self, tokens: usize) {
         self.tokens = tokens;
         let state = &mut self.state;
@@ -212,7 +217,7 @@ impl Hybrid {
         rotations.set_len(rotations.capacity() / most * tokens);
     }
 
-    /// Begins a token, or some that follow each other.
+    /// Starts a pass at `position`.
     pub(super) fn start(
         &mut self,
         position: usize,
@@ -225,23 +230,23 @@ impl Hybrid {
         state.rotations.write(rotations)
     }
 
-    /// The hidden state goes to the device, if it is not there.
-    pub(super) fn bring_to_device(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
-        if !state.is_on_device {
+    /// Copies the hidden state to the device, unless it is there.
+    pub(super) fn bring_to_device(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        if !self.hidden_on_device {
             self.segments.end(self.layer)?;
-            self.state.hidden.write(&state.hidden)?;
-            state.is_on_device = true;
+            self.state.hidden.write(hidden)?;
+            self.hidden_on_device = true;
         }
         Ok(())
     }
 
-    /// The hidden state comes to the host, if it is not there.
-    pub(super) fn bring_to_host(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
-        if state.is_on_device {
+    /// Copies the hidden state to the host, unless it is there.
+    pub(super) fn bring_to_host(&mut self, hidden: &mut [f32]) -> Result<(), DeviceError> {
+        if self.hidden_on_device {
             self.segments.end(self.layer)?;
             let watch = self.watch(0);
-            self.state.hidden.read(&mut state.hidden)?;
-            state.is_on_device = false;
+            self.state.hidden.read(hidden)?;
+            self.hidden_on_device = false;
             if let Some(times) = &mut self.times {
                 times.layers[self.layer].waiting += watch.elapsed();
             }
@@ -249,13 +254,13 @@ impl Hybrid {
         Ok(())
     }
 
-    /// A copy of the hidden state, which is on the device.
+    /// Copies the hidden state from the device.
     pub(super) fn read_hidden(&mut self) -> Result<Vec<f32>, DeviceError> {
         self.segments.end(self.layer)?;
         self.state.hidden.to_vec()
     }
 
-    /// Keeps the hidden state for an FFN that runs beside attention.
+    /// Copies the hidden state for an FFN in parallel to attention.
     pub(super) fn keep_residual(&mut self) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
             return Ok(());
@@ -327,7 +332,7 @@ impl Hybrid {
             .attend(&what, cache, partial, counters, &mut state.mixed)
     }
 
-    /// Adds what attention gives to the hidden state, and norms it where norms come after.
+    /// Adds attention's output to the hidden state, and normalises it in post-norm models.
     pub(super) fn add_attention(&mut self, index: usize) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
             return Ok(());
@@ -352,7 +357,7 @@ impl Hybrid {
         Ok(())
     }
 
-    /// Asks the device which neurons to look at, where something is asked.
+    /// Launches the prediction of active neurons, where the device predicts.
     pub(super) fn predict(
         &mut self,
         index: usize,
@@ -383,9 +388,9 @@ impl Hybrid {
             DeviceChoice::Predicted {
                 predictor,
                 middle,
-                sees_residual,
+                reads_residual,
             } => {
-                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*sees_residual);
+                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*reads_residual);
                 let middle = match &mut state.many {
                     None => middle,
                     Some(many) => {
@@ -404,7 +409,7 @@ impl Hybrid {
         }
     }
 
-    /// Takes over whom the host predicts.
+    /// Copies the masks that the host has predicted to the device.
     pub(super) fn set_predicted(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
         self.segments.end(self.layer)?;
         let hot = self.layers[index]
@@ -523,7 +528,7 @@ impl Hybrid {
         words.map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
-    /// Adds what both sides' neurons contribute.
+    /// Launches down, which adds the sums of both sides to the hidden state.
     pub(super) fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
             return Ok(());
@@ -560,7 +565,7 @@ impl Hybrid {
         )
     }
 
-    /// Norms what the FFN leaves, where norms come after.
+    /// Normalises the hidden state after the FFN in post-norm models.
     pub(super) fn norm_after(&mut self, index: usize) -> Result<(), DeviceError> {
         let Some([_, norm]) = &self.layers[index].norms_after else {
             return Ok(());
@@ -571,7 +576,7 @@ impl Hybrid {
         }
     }
 
-    /// Neurons that the device worked on since this was asked last.
+    /// Neurons that the device has computed since the last call.
     pub(super) fn take_counts(&mut self) -> Result<NeuronCounts, DeviceError> {
         let now = self.state.down.counts()?;
         Ok(now.since(std::mem::replace(&mut self.state.counts, now)))

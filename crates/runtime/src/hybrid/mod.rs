@@ -1,25 +1,25 @@
-//! A GPU and the CPU together: each layer's parts run where the plan puts them, hot neurons on the GPU
-//! while cold ones are computed on the CPU, and what both sides add is merged once.
+//! A GPU and the CPU together: each part of a layer runs where the plan has it. The GPU computes hot neurons while
+//! the CPU computes cold ones, and their sums are merged once per layer.
 //!
 //! ```text
 //! GPU   query, key, value ─ attention ─ output ─ predict ─ gate·up of the hot ──────── down, merge
 //! CPU                                              └ input, mask ▸ cold neurons ▸ sum ┘
 //! ```
 //!
-//! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
+//! The hidden state is on one side at a time, and is copied where attention of the next layer is on the other.
 
 mod bytes;
+mod executor;
 mod launches;
 mod observed;
 mod place;
 mod segments;
 mod streaming;
 mod times;
-mod token;
 mod upload;
 
+pub(crate) use executor::HybridExecutor;
 pub use observed::{ObservedLayer, ObservedToken};
-pub(crate) use place::Source;
 pub use times::{LayerTimes, SideTimes};
 pub use upload::LayerWeights;
 
@@ -37,7 +37,7 @@ use segments::GraphSegments;
 pub(crate) use streaming::ColdWeights;
 use streaming::Piece;
 
-/// What of a bundle is on a device, and the vectors of the token that runs.
+/// The parts of a bundle that are on a device, and the vectors of the tokens that run.
 #[derive(Debug)]
 pub(crate) struct Hybrid {
     gpu: Gpu,
@@ -48,38 +48,40 @@ pub(crate) struct Hybrid {
     kv_heads: usize,
     head_size: usize,
     state: State,
-    /// The same for the tokens of a prompt, where there is room for them.
+    /// Vectors for the tokens of a prompt, where memory allows several.
     prompt: Option<State>,
-    /// Tokens of the batch that runs.
+    /// Tokens of the current pass.
     tokens: usize,
-    /// The layer that runs.
+    /// Layer that runs.
     layer: usize,
-    /// Whether all that the device does for the token that runs is launched before the host does its part.
+    /// Whether all launches of the current token precede the host's part.
     is_whole: bool,
-    /// What both sides take, where somebody wants to know.
+    /// Times of both sides, where they are measured.
     times: Option<SideTimes>,
     segments: GraphSegments,
+    /// Whether the current hidden state is on the device.
+    hidden_on_device: bool,
 }
 
-/// A layer's parts on the device.
+/// The parts of a layer that are on the device.
 #[derive(Debug)]
 struct DeviceLayer {
     attention: Option<DeviceAttention>,
-    /// Whether keys and values are there too.
+    /// Whether keys and values are on the device.
     has_cache: bool,
-    /// Neurons of the layer, wherever they are.
+    /// Neurons of the layer, hot and cold.
     neurons: usize,
-    /// From how many tokens of a prompt on its cold neurons are copied to the device, where that ever pays.
+    /// Tokens of a prompt from which copying the cold neurons to the device pays; none where it never does.
     streams_from: Option<usize>,
-    /// Without a neuron where there are cold ones to be copied alone.
+    /// The hot neurons; there may be none where cold ones are copied.
     ffn: Option<DeviceFfn>,
-    /// Behind attention and behind the FFN, where norms come after.
+    /// Norms after attention and after the FFN, of post-norm models.
     norms_after: Option<[GpuNorm; 2]>,
 }
 
 #[derive(Debug)]
 struct DeviceAttention {
-    /// None where norms come after.
+    /// None in post-norm models.
     norm: Option<GpuNorm>,
     query: GpuLinear,
     key: GpuLinear,
@@ -92,35 +94,35 @@ struct DeviceAttention {
 
 #[derive(Debug)]
 struct DeviceFfn {
-    /// None where norms come after.
+    /// None in post-norm models.
     norm: Option<GpuNorm>,
     ffn: Ffn,
     choice: DeviceChoice,
-    /// Added for neurons that are not computed.
+    /// Mean contribution of the skipped neurons.
     offset: Option<Buffer<f32>>,
 }
 
-/// How the device's neurons are chosen.
+/// Selection of the device's neurons.
 #[derive(Debug)]
 enum DeviceChoice {
-    /// All.
+    /// All neurons.
     Every,
-    /// Those whose gate is not exactly zero.
+    /// Neurons whose gate is not exactly zero.
     NotZero,
-    /// The same of those that a predictor predicts.
+    /// Neurons that a predictor on the device predicts.
     Predicted {
         predictor: Box<Predictor>,
         middle: Buffer<f32>,
-        /// Whether it sees the hidden state before the norm.
-        sees_residual: bool,
+        /// Whether it reads the hidden state before the norm.
+        reads_residual: bool,
     },
-    /// The same of those that signs predict.
+    /// Neurons that the signs of the gate predict, on the device.
     BySigns(SignBits),
-    /// The same of those that the host predicts.
+    /// Neurons that the host predicts.
     ByHost,
-    /// Those whose gate, times a number of each where there is one, is so large.
+    /// Neurons whose activation, times a scale of each, reaches a threshold.
     ByGate(f32, Option<Buffer<f32>>),
-    /// Those whose product, the centre taken off where there is one, is so large.
+    /// Neurons whose centred product reaches a threshold.
     ByContribution {
         threshold: f32,
         scale: Buffer<f32>,
@@ -134,18 +136,18 @@ struct DeviceHead {
     project: Option<(GpuLinear, Buffer<f32>)>,
     head: GpuLinear,
     logits: Buffer<f32>,
-    /// The token of the largest of them, and what it takes to find it.
+    /// Token with the largest logit, and scratch for the arg max.
     token: Buffer<u32>,
     scratch: Buffer<u32>,
 }
 
-/// Vectors of a token, or of some, on the device, and those that both sides see.
+/// Vectors of one or several tokens on the device, and those in pinned memory that both sides access.
 #[derive(Debug)]
 struct State {
-    /// What several tokens need beside; none for one.
+    /// Vectors that only several tokens need.
     many: Option<Many>,
     hidden: Buffer<f32>,
-    /// What the FFN sees where attention has been added to `hidden` already.
+    /// Input of the FFN where attention has been added to `hidden` already.
     residual: Buffer<f32>,
     query: Buffer<f32>,
     key: Buffer<f32>,
@@ -161,34 +163,34 @@ struct State {
     down: DownScratch,
     /// The FFN's input, for the host.
     input: HostBuffer,
-    /// Who is predicted, for the host.
+    /// Masks of the predicted neurons, for the host.
     predicted: HostBuffer,
-    /// A word a layer: the last step whose input the host can read.
+    /// Flag per layer: the last step whose input the host can read.
     ready: HostBuffer,
-    /// What the host's neurons add.
+    /// Sums of the cold neurons.
     cold: HostBuffer,
-    /// A word a layer: the last step of which that is there.
+    /// Flag per layer: the last step whose sums are written.
     done: HostBuffer,
     timed_out: HostBuffer,
-    /// Number of the token since the start, from 1 on.
+    /// Steps since the start; the first is 1.
     steps: u32,
-    /// Neurons that the device had worked on when that was asked last.
+    /// The device's neuron counts when they were read last.
     counts: NeuronCounts,
 }
 
-/// What several tokens need on the device.
+/// Vectors of several tokens on the device.
 #[derive(Debug)]
 struct Many {
-    /// How many there is room for.
+    /// Tokens there is memory for.
     most: usize,
     halves: F16Buffer,
-    /// What rows of down are multiplied by.
+    /// Coefficients of the rows of down.
     products: F16Buffer,
     /// `[tokens, hot]`.
     up: Buffer<f32>,
     /// `[tokens, rank]`.
     middle: Buffer<f32>,
-    /// Cold neurons that are copied here, in rotations.
+    /// Buffers for cold neurons, used alternately.
     pieces: Option<[Piece; 2]>,
 }
 
@@ -198,7 +200,7 @@ impl Hybrid {
         self.gpu.device()
     }
 
-    /// Room for keys and values of each layer that has them on the device.
+    /// Empty KV caches of the layers that have theirs on the device.
     pub(crate) fn new_caches(&self) -> Result<Vec<Option<GpuCache>>, DeviceError> {
         let new = |layer: &DeviceLayer| {
             let cache = || {
@@ -215,7 +217,7 @@ impl Hybrid {
         self.layers.iter().map(new).collect()
     }
 
-    /// Makes room for as many tokens of a prompt at once as the plan's budget leaves, with `caches` bytes of a
+    /// Allocates vectors for as many tokens of a prompt as the plan's budget allows; `caches` are the bytes of a
     /// sequence on the device.
     pub(crate) fn make_room_for_prompts(
         &mut self,
@@ -247,30 +249,30 @@ impl Hybrid {
         Ok(())
     }
 
-    /// From now on takes the times of both sides, or no longer; returns those that were taken.
-    pub(crate) fn take_times(&mut self, goes_on: bool) -> SideTimes {
-        self.segments.set_timed(goes_on);
-        let fresh = goes_on.then(|| SideTimes::new(self.layers.len()));
+    /// Takes the times of both sides, and goes on measuring them where `continues`.
+    pub(crate) fn take_times(&mut self, continues: bool) -> SideTimes {
+        self.segments.set_timed(continues);
+        let fresh = continues.then(|| SideTimes::new(self.layers.len()));
         std::mem::replace(&mut self.times, fresh).unwrap_or_default()
     }
 
-    /// How fast the device reads, in bytes per second, where it has room to tell.
+    /// Read bandwidth of the device in bytes per second; none without enough free memory.
     pub(crate) fn read_bandwidth(&self) -> Result<Option<f64>, DeviceError> {
         bytes::read_bandwidth(self.device())
     }
 
-    /// How many tokens of a prompt run at once.
+    /// Tokens of a prompt that run together.
     pub(crate) fn prompt_tokens(&self) -> usize {
         let many = self.prompt.as_ref().and_then(|state| state.many.as_ref());
         many.map_or(1, |many| many.most)
     }
 
-    /// Whether logits come from the device.
+    /// Whether the head is on the device.
     pub(crate) fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    /// Logits of some hidden states, `[tokens, vocabulary]`.
+    /// Logits of `hidden [tokens, hidden]`, `[tokens, vocabulary]`.
     pub(crate) fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, DeviceError> {
         let mut logits = Vec::new();
         for token in hidden.chunks_exact(self.state.hidden.len()) {
@@ -281,7 +283,7 @@ impl Hybrid {
         Ok(logits)
     }
 
-    /// Computes the logits of a token's hidden state, which stay on the device.
+    /// Computes the logits of one hidden state; they stay on the device.
     pub(crate) fn run_head(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
         let state = &mut self.state;
         let found = self.head.as_mut().expect("the head is here");
@@ -299,7 +301,7 @@ impl Hybrid {
             .project(x, norm, &mut [(&found.head, &mut found.logits)], false)
     }
 
-    /// Which of the first `among` logits that were computed last is the largest, the first of equal ones.
+    /// Index of the largest of the first `among` logits that were computed last; the lowest of equal ones.
     pub(crate) fn largest_logit(&mut self, among: usize) -> Result<u32, DeviceError> {
         let found = self.head.as_mut().expect("the head is here");
         let all = found.logits.len();
@@ -311,7 +313,7 @@ impl Hybrid {
         Ok(found.token.to_vec()?[0])
     }
 
-    /// Fails where more is on the device than the plan has room for, `caches` of a sequence among it.
+    /// Checks that the plan accounts for what is on the device, with `caches` bytes of a sequence.
     pub(crate) fn check_budget(&self, bundle: &Bundle, caches: usize) -> Result<(), RuntimeError> {
         let held = (self.bytes() + caches) as u64;
         let budget = bundle.plan().budget.vram_bytes;
@@ -321,7 +323,7 @@ impl Hybrid {
         }
     }
 
-    /// Bytes on the device, caches of sequences not counted.
+    /// Bytes on the device, without the caches of sequences.
     pub(crate) fn bytes(&self) -> usize {
         let norm = |norm: &Option<GpuNorm>| norm.as_ref().map_or(0, GpuNorm::bytes);
         let floats = |buffer: &Option<Buffer<f32>>| buffer.as_ref().map_or(0, Buffer::bytes);

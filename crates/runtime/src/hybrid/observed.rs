@@ -1,5 +1,5 @@
-//! A layer of a checkpoint through which text goes on a device, and whose FFN is watched: who fires is counted
-//! there, and only what somebody asks for comes back.
+//! A layer of a checkpoint that runs text on a device and counts the active neurons of its FFN there; only requested
+//! samples are copied back.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{RuntimeError, rotary};
 
-/// Most tokens that go through a layer at once.
+/// Tokens that run together, at most.
 const BATCH: usize = 256;
 
-/// A layer on a device, and what is counted of its neurons.
+/// A layer on a device, and the counts of its neurons.
 ///
-/// Weights are those of the checkpoint, bit by bit; keys and values are kept in 32 bits, and products are those
-/// of 32 bits up to the order of sums.
+/// Weights have the values of the checkpoint, keys and values are float32, and products are those of float32 up to
+/// the order of summation.
 #[derive(Debug)]
 pub struct ObservedLayer {
     hybrid: Hybrid,
@@ -36,24 +36,26 @@ pub struct ObservedLayer {
     contribution_norms: Vec<f32>,
 }
 
-/// What one token of a text makes of a layer's FFN.
+/// A sampled token of a text in a layer's FFN.
 #[derive(Debug, Clone, Copy)]
 pub struct ObservedToken<'a> {
-    /// Which token of the text.
+    /// Index of the token in the text.
     pub token: usize,
-    /// What goes into the FFN's norm, or into the FFN where it has none: `[hidden]`.
+    /// Hidden state before the FFN's norm: `[hidden]`.
     pub residual: &'a [f32],
     /// The FFN's input, after its norm: `[hidden]`.
     pub input: &'a [f32],
-    /// `act(gate·x) · (up·x)`, or `act(gate·x)` where there is no up: `[ffn]`.
+    /// `act(gate·x) · (up·x)`, or `act(gate·x)` without up: `[ffn]`.
     pub product: &'a [f32],
 }
 
 impl ObservedLayer {
-    /// Copies the `weights` of layer `layer` of a model to `device`, with room for texts of up to `longest` tokens that
-    /// are counted apart in so many `parts`. Who fired within each of `windows` tokens before is counted too.
+    /// Copies the `weights` of layer `layer` of a model to `device`. Texts have up to `longest` tokens, and are
+    /// counted in `parts` parts. Neurons that were active within each of `windows` preceding tokens are counted too.
     ///
-    /// Fails where the device has no room for the layer and two tokens.
+    /// # Errors
+    ///
+    /// Fails where the device lacks memory for the layer and two tokens.
     pub fn new(
         device: &Arc<dyn Device>,
         config: &ModelConfig,
@@ -80,7 +82,7 @@ impl ObservedLayer {
             norms_after: upload.norms_after(weights)?,
         };
         let layers = vec![on_device];
-        // Nothing is rounded to bytes.
+        // Activations are not quantised.
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let (kv_heads, head_size) = (config.kv_head_count, config.head_size);
         let cache_format = CacheFormat::F32;
@@ -111,6 +113,7 @@ impl ObservedLayer {
                 is_whole: false,
                 times: None,
                 segments,
+                hidden_on_device: false,
             },
             cache,
             tally,
@@ -123,20 +126,26 @@ impl ObservedLayer {
         })
     }
 
-    /// L2 norm of every neuron's row of down, `[ffn]`: what a unit of its activation contributes.
+    /// L2 norm of every neuron's row of down, `[ffn]`.
     pub fn contribution_norms(&self) -> &[f32] {
         &self.contribution_norms
     }
 
-    /// What has been counted; parts of the text are numbered as they were given.
+    /// The counts.
     pub fn tally(&self) -> &ActivityCounts {
         &self.tally
     }
 
-    /// Takes a text, `[tokens, hidden]`, from its first position through the layer, and counts its neurons as of
-    /// `part`; returns what comes out. `see` gets the tokens that are `wanted`, in order.
+    /// Runs a text, `[tokens, hidden]`, from its first position through the layer and counts its neurons in `part`;
+    /// returns the layer's output. `see` gets the tokens that are `wanted`, in order.
     ///
-    /// Panics where the text is longer than there is room for.
+    /// # Errors
+    ///
+    /// Fails where the device does.
+    ///
+    /// # Panics
+    ///
+    /// Panics where the text is longer than `longest`.
     pub fn forward(
         &mut self,
         text: &[f32],
@@ -163,7 +172,7 @@ impl ObservedLayer {
         Ok(out)
     }
 
-    /// Some tokens up to what rows of down are multiplied by.
+    /// Runs some tokens up to the coefficients of the rows of down.
     fn batch(
         &mut self,
         first: usize,
@@ -204,7 +213,7 @@ impl ObservedLayer {
             Source::Hidden => &state.hidden,
         };
         let mut inputs = vec![0.0; tokens * size];
-        // What kernels write for the host is there once they are done.
+        // Kernels write to pinned memory until they are done.
         gpu.device().synchronise()?;
         state.input.read_f32(&mut inputs);
         for token in wanted {

@@ -1,46 +1,46 @@
-//! What the device does between two looks of the host, recorded once and run again for every token.
+//! Graph segments: the launches of a token between two synchronisations with the host, captured once and replayed for
+//! every token.
 //!
-//! A token's launches are the same ones each time: where it stands, and what step it is, lies in memory of
-//! the device. So a segment of them, from one synchronisation to the next, costs the driver one launch instead of
-//! one for each kernel. Where recording is not to be had, kernels are launched one by one.
+//! The launches of all tokens are equal, as position and step are in device memory. A segment costs one launch of the
+//! driver instead of one per kernel. Without graph capture, kernels are launched one by one.
 
 use std::sync::Arc;
 
 use powerinfer_kernels::cuda::{Device, DeviceError, Graph};
 
-/// Sequences whose recordings are kept, the latest ones.
+/// Sequences whose graphs are kept.
 const MOST_SEQUENCES: usize = 64;
 
-/// The segments of a token, sequence by sequence.
+/// The graph segments of a token, for each sequence.
 #[derive(Debug)]
 pub(super) struct GraphSegments {
-    /// The sequence whose token runs comes last.
+    /// Sequences; that of the current token is the last.
     known: Vec<Known>,
     device: Arc<dyn Device>,
-    /// Which segment is open, or comes next.
+    /// Index of the open segment, or of the next one.
     next: usize,
     is_open: bool,
     /// Whether kernels are launched one by one.
     is_eager: bool,
-    /// Whether it was tried out whether launches are recorded.
+    /// Whether graph capture has been tried.
     is_tried: bool,
-    /// The same as eager, for a while.
+    /// Whether kernels are launched one by one for now.
     is_paused: bool,
-    /// Of each segment of the token that runs, the layer in which it ended; where segments are timed.
+    /// Layer in which each segment of the current token ended; none where segments are not timed.
     ends: Option<Vec<usize>>,
 }
 
-/// What is known of a sequence.
+/// The graphs of a sequence.
 #[derive(Debug)]
 struct Known {
-    /// Where it keeps its keys and values on the device.
+    /// Addresses of its keys and values on the device.
     places: Vec<u64>,
     /// The segments of its tokens, in order.
     segments: Vec<Box<dyn Graph>>,
 }
 
 impl GraphSegments {
-    /// None yet.
+    /// No graphs yet.
     pub(super) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
             device: Arc::clone(device),
@@ -54,7 +54,7 @@ impl GraphSegments {
         }
     }
 
-    /// A token of the sequence begins that keeps its keys and values at `places`.
+    /// Starts a token of the sequence whose keys and values are at `places`.
     pub(super) fn start(&mut self, places: Vec<u64>) {
         self.next = 0;
         let found = self.known.iter().position(|known| known.places == places);
@@ -71,12 +71,12 @@ impl GraphSegments {
         self.known.push(entry);
     }
 
-    /// GraphSegments of the sequence whose token runs.
+    /// The segments of the current sequence.
     fn segments(&mut self) -> &mut Vec<Box<dyn Graph>> {
         &mut self.known.last_mut().expect("a token has begun").segments
     }
 
-    /// Whether launches are recorded; tried out when that is not known yet.
+    /// Whether launches are captured; tries it on the first call.
     pub(super) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
             let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
@@ -85,7 +85,7 @@ impl GraphSegments {
         Ok(!self.is_eager && !self.is_paused)
     }
 
-    /// Whether kernels are launched one by one until this is called again.
+    /// Launches kernels one by one until the next call, or no longer.
     pub(super) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         (self.next, self.is_open) = (0, false);
@@ -94,15 +94,14 @@ impl GraphSegments {
         }
     }
 
-    /// Whether the device's time for every segment is taken from now on.
+    /// Measures the device's time of every segment from now on, or no longer.
     pub(super) fn set_timed(&mut self, is_timed: bool) {
-        // Timed tokens end their segments where others may not.
+        // Timed tokens end their segments at other launches.
         self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
-    /// The layers in which the segments of the last token ended, and what the device took for each; all of
-    /// it is done.
+    /// Layer in which each segment of the last token ended, and its seconds on the device, which is idle.
     pub(super) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         let Some(ends) = &mut self.ends else {
             return Ok(Vec::new());
@@ -115,7 +114,7 @@ impl GraphSegments {
         .collect()
     }
 
-    /// Marks the beginning of the segment that comes next, or its end.
+    /// Records an event at the start or the end of the next segment.
     fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
         match self.ends {
             Some(_) => self
@@ -125,8 +124,8 @@ impl GraphSegments {
         }
     }
 
-    /// Whether the caller is to launch what comes next. Where it is in a segment that is known, it is on its
-    /// way already.
+    /// Whether the caller is to launch what comes next; not so in a segment that was captured, which has been
+    /// replayed.
     pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
         if self.is_eager || self.is_paused {
             if !std::mem::replace(&mut self.is_open, true) {
@@ -148,7 +147,7 @@ impl GraphSegments {
                 }
             } else if !self.device.begin_capture()? {
                 if self.is_tried {
-                    // Whoever has asked before counts on it.
+                    // An earlier call has promised capture.
                     return Err(DeviceError::Failed {
                         device: self.device.info().name.clone(),
                         doing: "recording",
@@ -163,9 +162,8 @@ impl GraphSegments {
         Ok(next >= self.segments().len())
     }
 
-    /// Ends the segment, for the host is going to look at what it gives, or to change what comes.
-    ///
-    /// `layer` is the one whose launches come last.
+    /// Ends the segment, as the host is about to read its results or to change what follows. `layer` is that of the
+    /// last launches.
     pub(super) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
@@ -189,8 +187,8 @@ impl GraphSegments {
         Ok(())
     }
 
-    /// A token has failed: what was being recorded is dropped, with all that is known of its sequence.
-    /// Returns whether recording may have been why; it is not tried again then.
+    /// Drops the capture of a failed token and the graphs of its sequence. Returns whether capture may be the cause;
+    /// it is not tried again then.
     pub(super) fn fail(&mut self) -> bool {
         let was_recorded = self
             .known

@@ -1,5 +1,5 @@
-//! Cold neurons of a prompt on the device: where many tokens share the way, copying their weights there costs less than
-//! computing them here. Pieces of them alternate on two staging streams, so that one is copied while another is multiplied.
+//! Cold neurons of a prompt on the device: for many tokens, copying their weights costs less than computing them on
+//! the CPU. Two buffers on two staging streams alternate, so that one is copied while the other is multiplied.
 //!
 //! ```text
 //! copy     cold · bytes of a neuron / PCIe
@@ -19,13 +19,12 @@ use powerinfer_kernels::cuda::{
 use powerinfer_model::ModelConfig;
 
 use super::{DeviceChoice, Hybrid, launches::products_of_many};
-use crate::{Threads, choice::Choice, linear::Linear};
+use crate::{Threads, linear::Linear, selector::Selector};
 
-/// Neurons that are copied, and then multiplied, at a time.
+/// Neurons of a buffer.
 pub(super) const PIECE: usize = 512;
 
-/// From how many tokens on the cold neurons of a layer are copied, by the speeds that `plan` was made with; none where
-/// that never pays.
+/// Tokens from which copying the cold neurons of a layer pays by the speeds in `plan`; none where it never does.
 pub(super) fn least_tokens(
     plan: &Plan,
     of_plan: &LayerPlan,
@@ -43,26 +42,26 @@ pub(super) fn least_tokens(
     let operations = plan.hardware.cpu.operations_per_second;
     let at_once = operations.map_or(f64::INFINITY, |speed| products / speed);
     let computing = at_once.min(of_plan.cpu_microseconds * 1e-6);
-    // Of no number of tokens where computing takes no time.
+    // Infinite where computing takes no time.
     let least = (copy / computing).ceil();
     (least <= PREFILL_BATCH as f64).then_some((least as usize).max(2))
 }
 
-/// Some neurons on their way to the device, or there.
+/// A buffer of neurons that are being copied, or have been.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Given back before what it copies to.
+    /// Dropped before the buffers that it copies to.
     staging: StagingStream,
     ffn: Ffn,
-    /// What a rule multiplies each neuron by, and takes off of it.
+    /// Scale and centre of each neuron's score.
     scale: Buffer<f32>,
     centre: Buffer<f32>,
-    /// How many neurons there are.
+    /// Neurons in the buffer.
     count: usize,
 }
 
 impl Piece {
-    /// Room for neurons like those of `ffn`, of which a layer has `most` that are cold, on staging stream `number`.
+    /// Buffers for neurons like those of `ffn`, of which a layer has `most` cold ones, on staging stream `number`.
     pub(super) fn new(
         device: &Arc<dyn Device>,
         number: usize,
@@ -90,7 +89,7 @@ impl Piece {
         };
         let (scale, centre) = (Buffer::new(device, rows)?, Buffer::new(device, rows)?);
         let bytes = weight_bytes(&ffn) + scale.bytes() + centre.bytes();
-        // Three matrices of three planes at most, two biases, two vectors.
+        // Three matrices of at most three planes, two biases, two vectors.
         let staging = StagingStream::new(device, number, 13, bytes)?;
         Ok(Self {
             staging,
@@ -106,7 +105,7 @@ impl Piece {
         weight_bytes(&self.ffn) + self.scale.bytes() + self.centre.bytes()
     }
 
-    /// The rule of the layer, with numbers of these neurons.
+    /// The rule of the layer for these neurons.
     fn rule<'a>(&'a self, choice: &DeviceChoice) -> NeuronFilter<'a> {
         match choice {
             DeviceChoice::Every => NeuronFilter::All,
@@ -131,19 +130,19 @@ fn weight_bytes(ffn: &Ffn) -> usize {
     ffn.gate.bytes() + up + ffn.down.bytes()
 }
 
-/// Where the cold neurons of a layer lie here, and who copies them.
+/// The weights of a layer's cold neurons on the host.
 #[derive(Clone, Copy)]
 pub(crate) struct ColdWeights<'a> {
     pub(crate) gate: Linear<'a>,
     pub(crate) up: Option<Linear<'a>>,
     pub(crate) down: Linear<'a>,
-    /// How the layer's neurons are chosen.
-    pub(crate) choice: Choice<'a>,
+    /// Selection of the layer's neurons.
+    pub(crate) selector: Selector<'a>,
     pub(crate) threads: &'a Threads,
 }
 
 impl ColdWeights<'_> {
-    /// Sends the neurons from `first` on to `piece`, as many as it takes; its staging stream has begun.
+    /// Copies the neurons from `first` on to `piece`, as many as fit; its staging stream has begun.
     fn send(&self, first: usize, piece: &mut Piece) -> Result<(), DeviceError> {
         let Piece {
             staging,
@@ -170,7 +169,7 @@ impl ColdWeights<'_> {
         }
         let down = self.down.matrix.rows_range(rows.clone());
         ffn.down.write_async(&down, staging, &copy)?;
-        if let Choice::Threshold(scoring) = &self.choice {
+        if let Selector::Threshold(scoring) = &self.selector {
             for (from, to) in scoring.of_neurons().into_iter().zip([scale, centre]) {
                 if let Some(numbers) = from {
                     to.set_len(rows.len());
@@ -183,7 +182,7 @@ impl ColdWeights<'_> {
 }
 
 impl Hybrid {
-    /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
+    /// Whether the cold neurons of layer `index` are copied to the device in this pass.
     pub(super) fn streams(&self, index: usize) -> bool {
         let many = self.state.many.as_ref();
         let least = self.layers[index].streams_from;
@@ -191,14 +190,14 @@ impl Hybrid {
             && least.is_some_and(|least| self.tokens >= least)
     }
 
-    /// From here on cold neurons can set out, whatever is launched meanwhile.
+    /// Starts the staging stream: copies after this overlap with launches.
     pub(super) fn open_stream(&mut self) -> Result<(), DeviceError> {
         let many = self.state.many.as_mut().expect("several tokens");
         let [first, _] = many.pieces.as_mut().expect("room for cold neurons");
         first.staging.begin()
     }
 
-    /// The first cold neurons of layer `index` set out.
+    /// Starts to copy the first cold neurons of layer `index`.
     pub(super) fn begin_stream(
         &mut self,
         index: usize,
@@ -211,8 +210,8 @@ impl Hybrid {
         weights.send(hot, first)
     }
 
-    /// Adds what the cold neurons of layer `index` contribute, piece by piece, of which the first is on its way; the
-    /// input of its FFN is there as halves.
+    /// Adds the contributions of the cold neurons of layer `index`, buffer by buffer; the first is being copied, and
+    /// the FFN's input is there in f16.
     pub(super) fn stream(
         &mut self,
         index: usize,

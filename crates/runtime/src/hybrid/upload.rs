@@ -1,4 +1,4 @@
-//! Copying a layer to a device: the same parts, wherever their weights come from.
+//! Copies a layer to a device, from a bundle or from a checkpoint.
 
 use std::{
     collections::HashMap,
@@ -22,9 +22,9 @@ use powerinfer_tensor::{Format, OwnedMatrix, bf16, f16, pack};
 use super::DeviceAttention;
 use crate::RuntimeError;
 
-/// Where the weights of a layer are.
+/// Source of a layer's weights.
 pub(super) trait LayerSource {
-    /// The first `rows` rows of a matrix, or all, and the numbers of `bias` for them; rows of down are neurons.
+    /// The first `rows` rows of a matrix, or all, with their biases; rows of down are neurons.
     fn linear(
         &self,
         device: &Arc<dyn Device>,
@@ -33,7 +33,7 @@ pub(super) trait LayerSource {
         rows: Option<usize>,
     ) -> Result<GpuLinear, RuntimeError>;
 
-    /// The numbers of a vector; none where the layer has none.
+    /// The values of a vector; none where the layer has none.
     fn vector(&self, weight: LayerWeight) -> Result<Option<Vec<f32>>, RuntimeError>;
 }
 
@@ -61,7 +61,7 @@ impl Upload<'_> {
         Ok(GpuNorm::upload(self.device, kind, epsilon, weight, bias)?)
     }
 
-    /// A layer's norm, where it has it.
+    /// A norm of the layer, where it has one.
     fn norm_of(
         &self,
         source: &impl LayerSource,
@@ -84,7 +84,7 @@ impl Upload<'_> {
         self.norm_of(source, LayerWeight::FfnNorm, LayerWeight::FfnNormBias)
     }
 
-    /// What ALiBi adds by, where positions are its.
+    /// ALiBi slopes, where the model uses them.
     pub(super) fn slopes(&self) -> Result<Option<Arc<Buffer<f32>>>, RuntimeError> {
         match &self.config.positions {
             Positions::Alibi { slopes } => Ok(Some(Arc::new(self.floats(slopes)?))),
@@ -123,7 +123,7 @@ impl Upload<'_> {
         })
     }
 
-    /// The norm that the FFN's input passes before; none where norms come after.
+    /// The norm of the FFN's input; none in post-norm models.
     pub(super) fn ffn_norm(
         &self,
         source: &impl LayerSource,
@@ -135,7 +135,7 @@ impl Upload<'_> {
         }
     }
 
-    /// The norms behind attention and behind the FFN, where they come after.
+    /// The norms after attention and after the FFN of post-norm models.
     pub(super) fn norms_after(
         &self,
         source: &impl LayerSource,
@@ -183,7 +183,7 @@ pub(super) struct OfBundle<'a> {
     pub(super) layer: &'a StoredLayer,
 }
 
-/// A copy of a bundle's matrix and its bias.
+/// Copies a bundle's matrix and its bias.
 pub(super) fn upload_stored(
     device: &Arc<dyn Device>,
     file: &TensorFile,
@@ -244,8 +244,8 @@ impl LayerSource for OfBundle<'_> {
     }
 }
 
-/// The weights of a layer of a checkpoint, in memory: each matrix in the smallest plain format that has all its weights
-/// exactly, down by neurons.
+/// The weights of a layer of a checkpoint in memory: each matrix in the smallest float format that represents it
+/// exactly, down stored by neurons.
 #[derive(Debug)]
 pub struct LayerWeights {
     parts: HashMap<LayerWeight, Part>,
@@ -260,7 +260,7 @@ enum Part {
 }
 
 impl LayerWeights {
-    /// Reads layer `layer` of `checkpoint`, its matrices on as many threads as there are.
+    /// Reads layer `layer` of `checkpoint`, its matrices on all cores.
     pub fn read(checkpoint: &Checkpoint, layer: usize) -> Result<Self, ModelError> {
         let config = checkpoint.config();
         let read = |weight: LayerWeight| -> Result<(LayerWeight, Part, Vec<f32>), ModelError> {
@@ -315,7 +315,7 @@ impl LayerWeights {
         Ok(found)
     }
 
-    /// L2 norm of every neuron's row of down, `[ffn]`: what a unit of its activation contributes.
+    /// L2 norm of every neuron's row of down, `[ffn]`.
     pub(super) fn contribution_norms(&self) -> &[f32] {
         &self.contribution_norms
     }
@@ -325,7 +325,7 @@ fn norm_of(row: &[f32]) -> f32 {
     row.iter().map(|weight| weight * weight).sum::<f32>().sqrt()
 }
 
-/// `values` in 16 bits where these hold every one of them, else in 32.
+/// `values` in f16 or bf16 where that is exact, else in f32.
 fn pack_exactly(rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
     let is_exact = |format: Format| {
         values.iter().all(|value| {
@@ -341,9 +341,9 @@ fn pack_exactly(rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
     pack(format.unwrap_or(Format::F32), rows, columns, values)
 }
 
-/// `[columns, rows]` of `[rows, columns]`.
+/// Transposes `[rows, columns]` to `[columns, rows]`.
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    // Square tiles, so that neither side is read or written across pages all the time.
+    // Square tiles, so that neither side is accessed across pages all the time.
     const TILE: usize = 32;
     let mut out = vec![0.0; values.len()];
     for first_row in (0..rows).step_by(TILE) {

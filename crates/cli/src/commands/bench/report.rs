@@ -10,16 +10,11 @@ use powerinfer_pool::system;
 use powerinfer_runtime::Runtime;
 use serde_json::json;
 
-use super::{
-    batches::{self, BatchMeasured},
-    check::Check,
-    densities::FfnTime,
-    measure::{Measured, Spread, Work},
-    sides::Sides,
-};
-use crate::{
-    contention::Contention,
-    output::{Table, percent},
+use crate::output::{Table, percent};
+use powerinfer_eval::{
+    Contention,
+    bench::{BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, Work},
+    format::figure,
 };
 
 /// Everything there is to tell.
@@ -37,8 +32,8 @@ pub(super) struct Report<'a> {
     pub(super) measured: &'a [Measured],
     pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
-    /// Of a GPU and the CPU beside it.
-    pub(super) sides: Option<&'a Sides>,
+    /// Times of device and host.
+    pub(super) hybrid: Option<&'a HybridTimes>,
     pub(super) sync_microseconds: f64,
 }
 
@@ -80,7 +75,7 @@ impl Report<'_> {
             "decode": of(false),
             "batches": self.batches,
             "ffn": self.densities,
-            "sides": self.sides,
+            "hybrid": self.hybrid,
             "plan": {
                 "machine": plan.hardware.name,
                 "microseconds_per_token": plan.totals.microseconds_per_token,
@@ -107,13 +102,13 @@ impl Report<'_> {
             self.isa,
             threads(self.threads)
         )?;
-        writeln!(text, "checked         {}\n", self.check.describe())?;
+        writeln!(text, "checked         {}\n", self.check)?;
         if !self.measured.is_empty() {
             text += &self.speeds();
         }
         if !self.batches.is_empty() {
             let blank = if self.measured.is_empty() { "" } else { "\n" };
-            writeln!(text, "{blank}{}", batches::table(self.batches, figure))?;
+            writeln!(text, "{blank}{}", batch_table(self.batches))?;
         }
         for measured in self.measured {
             if let Work::Decode { .. } = measured.work {
@@ -121,10 +116,15 @@ impl Report<'_> {
                 self.describe_decode(&mut text, measured)?;
             }
         }
-        if let Some(sides) = self.sides {
-            writeln!(text, "\n{}", sides.table())?;
-            writeln!(text, "on the GPU      {}", sides.describe_gpu())?;
-            writeln!(text, "on the CPU      {}", sides.describe_cpu())?;
+        if let Some(times) = self.hybrid {
+            writeln!(text, "\n{}", hybrid_table(times))?;
+            writeln!(
+                text,
+                "on the GPU      {} of the computed neurons, {}; kernels of layers without a synchronisation between them count to the last",
+                percent(times.gpu_share_of_computed_neurons),
+                format_rate(times.gpu)
+            )?;
+            writeln!(text, "on the CPU      {}", format_rate(times.cpu))?;
         }
         if !self.densities.is_empty() {
             let mut table =
@@ -301,16 +301,101 @@ fn threads(count: usize) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits or so.
-fn figure(value: f64) -> String {
-    let digits = match value.abs() {
-        size if size >= 100.0 => 0,
-        size if size >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}")
-}
-
 fn range(spread: &Spread) -> String {
     format!("{}–{}", figure(spread.least), figure(spread.most))
+}
+
+/// A table with a row per batch size.
+fn batch_table(measured: &[BatchMeasured]) -> Table {
+    let mut headings = vec![
+        "sequences",
+        "tokens/s",
+        "least–most",
+        "each",
+        "read a token",
+        "neurons of a token",
+        "of any",
+        "of read bandwidth",
+    ];
+    let has_dense = measured.iter().any(|batch| batch.dense.is_some());
+    let has_plan = measured
+        .iter()
+        .any(|batch| batch.planned_tokens_per_second.is_some());
+    if has_dense {
+        headings.extend(["dense", "least–most", "times dense"]);
+    }
+    if has_plan {
+        headings.push("plan, full context");
+    }
+    let mut table = Table::new(&headings);
+    for batch in measured {
+        let found = &batch.policy;
+        let mut row = vec![
+            batch.sequences.to_string(),
+            figure(found.tokens_per_second.median),
+            range(&found.tokens_per_second),
+            figure(batch.sequence_tokens_per_second),
+            ByteSize(found.bytes_per_token.total as u64).to_string(),
+            percent(found.ffn_neurons_computed),
+            percent(batch.union_share),
+            percent(found.bandwidth_share.median),
+        ];
+        if let (Some(dense), Some(times)) = (&batch.dense, batch.times_dense) {
+            row.extend([
+                figure(dense.tokens_per_second.median),
+                range(&dense.tokens_per_second),
+                format!("{times:.2}"),
+            ]);
+        }
+        if has_plan {
+            let planned = batch.planned_tokens_per_second;
+            row.push(planned.map_or_else(String::new, figure));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// A table with a row per layer, and one for all.
+fn hybrid_table(times: &HybridTimes) -> Table {
+    let mut table = Table::new(&[
+        "layer",
+        "GPU µs",
+        "planned",
+        "CPU µs",
+        "planned",
+        "waiting µs",
+        "planned",
+    ]);
+    let layers = times.layers.iter().enumerate();
+    let layers = layers.map(|(index, layer)| (index.to_string(), layer));
+    for (name, layer) in layers.chain([("all".to_owned(), &times.total)]) {
+        let figures = [
+            layer.gpu_microseconds,
+            layer.planned_gpu_microseconds,
+            layer.cpu_microseconds,
+            layer.planned_cpu_microseconds,
+            layer.waiting_microseconds,
+            layer.planned_sync_microseconds,
+        ];
+        let figures = figures.map(|figure| format!("{figure:.1}"));
+        table.row([&[name][..], &figures].concat());
+    }
+    table
+}
+
+/// Memory traffic in words.
+fn format_rate(rate: ReadRate) -> String {
+    let mut text = format!("{:.1} MB per token", rate.bytes_per_token / 1e6);
+    if let Some(speed) = rate.bytes_per_second {
+        text += &format!(" at {:.1} GB/s", speed / 1e9);
+    }
+    if let (Some(share), Some(most)) = (rate.bandwidth_share, rate.read_bandwidth) {
+        text += &format!(
+            ", {} of the {:.1} GB/s measured",
+            percent(share),
+            most / 1e9
+        );
+    }
+    text
 }
