@@ -106,7 +106,7 @@ fn unknown_configuration_keys_and_tensors_are_refused() {
         "\"num_hidden_layers\": 2",
         "\"num_hidden_layers\": 1",
     );
-    let parts = ["model.safetensors", "`model.layers.1.", "left over"];
+    let parts = ["model.safetensors", "`model.layers.1.", "is not used"];
     sandbox.run(&["inspect", "llama-silu"]).bad(1, &parts);
 }
 

@@ -207,7 +207,7 @@ fn other_files_and_damaged_bundles_are_refused() {
     fs::write(sandbox.path("web/manifest.json"), "{\"name\": \"app\"}").unwrap();
     sandbox
         .run(&["place", "web", "--vram", "1G"])
-        .bad(1, &["manifest.json", "without a header of ours"]);
+        .bad(1, &["manifest.json", "without a PowerInfer header"]);
 
     for name in [
         "plan.json",

@@ -20,7 +20,7 @@ use crate::{
 /// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
 /// are ignored.
 pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision, PlannerError> {
-    let layers = bundle.placing()?;
+    let layers = bundle.placement_inputs()?;
     let problem = stated(bundle, &layers, options)?;
     solved(bundle, &problem, &layers, &options.solver())
 }

@@ -291,7 +291,7 @@ impl Solver<'_> {
             orders: &solved.orders,
             predictors: self.subject.predictors,
             plan,
-            placing: None,
+            placement_inputs: None,
             quant: self.subject.quant,
             companions: &[],
             inputs: self.request.inputs.clone(),

@@ -28,7 +28,7 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_bundle::{Bundle, Verification, memory};
+use powerinfer_bundle::{Bundle, IntegrityCheck, memory};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
@@ -293,7 +293,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
             model.reset();
             assert_eq!(
                 model.memory(),
-                runtime(Bundle::open(&out, Verification::Quick).unwrap())
+                runtime(Bundle::open(&out, IntegrityCheck::Quick).unwrap())
                     .unwrap()
                     .memory()
             );

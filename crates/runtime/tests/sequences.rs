@@ -207,7 +207,7 @@ fn a_prompt_cache_of_something_else_is_refused_by_what_differs() {
             runtime_of(&golden, Format::Q4_0, CacheFormat::F16, Policy::Dense),
         ),
         (
-            "of other KV cache format: f16; here it is q8_0;",
+            "of other KV cache format: f16; expected q8_0",
             runtime(&golden, CacheFormat::Q8_0),
         ),
         (

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_eval::bench::{
     BatchBench, Bench, CHECKED_TOKENS, Work, check, kv_cache_bytes, time_ffns, time_hybrid,
 };
@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     bar.begin("checking", 1, "comparisons");
     // On the CPU, whatever the other runs on.
     let mut dense = {
-        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
+        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), IntegrityCheck::Quick)?;
         let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
         Runtime::open(bundle, dense, &execution, &Silent)?

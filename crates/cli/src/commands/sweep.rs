@@ -10,7 +10,7 @@ use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     TextSize, Windows,
@@ -69,7 +69,7 @@ pub(crate) struct SweepArguments {
 pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let measures = &arguments.measures;
     let folder = bundle_folder(&arguments.model);
-    let bundle = Bundle::open(&folder, Verification::Quick)?;
+    let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let items = items(measures, &bundle, &tokenizer)?;
     let hardware = match &arguments.grid.hardware {
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         emulated: is_emulated(measures.device),
         run_placements: measures.run_placements,
     };
-    let layers = bundle.placing()?;
+    let layers = bundle.placement_inputs()?;
     let mut grid = Grid {
         settings: arguments.grid.settings(&bundle),
         shapes: arguments.grid.shapes(

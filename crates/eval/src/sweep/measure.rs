@@ -7,7 +7,7 @@ use powerinfer_artifact::{
     plan::{Plan, Policy, Threshold},
     progress::Silent,
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{DeviceChoice, Execution, LayerAudit, ReadProbe, Runtime};
 use powerinfer_text::Tokenizer;
@@ -306,7 +306,7 @@ impl Sweep<'_> {
 
     /// The bundle under `policy`: on the CPU, or as `plan` places it.
     fn open(&self, policy: Policy, plan: Option<Plan>) -> Result<Runtime, EvalError> {
-        let bundle = Bundle::open(self.bundle.folder(), Verification::Quick)?;
+        let bundle = Bundle::open(self.bundle.folder(), IntegrityCheck::Quick)?;
         let policy = Some(policy);
         let open =
             |bundle, execution: &Execution| Ok(Runtime::open(bundle, policy, execution, &Silent)?);

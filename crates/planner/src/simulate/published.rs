@@ -156,7 +156,7 @@ impl Activity {
         is_skew_said: bool,
     ) -> Result<Vec<f64>, PlannerError> {
         match rates(neurons, 1.0 - density, self.skew.value) {
-            Err(SynthError::Impossible {
+            Err(SynthError::NoPowerLaw {
                 lowest, highest, ..
             }) if !is_skew_said && lowest < highest => {
                 let nearest = self.skew.value.clamp(lowest / 100.0, highest / 100.0);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Progress, certificate::Estimate, plan::Policy, progress::Silent};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
     Ends, Fidelity, Windows, complete, fidelity, format,
@@ -128,7 +128,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         bail!("`--keep` has {share}; a share lies between 0 and 1");
     }
     let folder = bundle_folder(&arguments.bundle);
-    let open = || Bundle::open(&folder, Verification::Quick);
+    let open = || Bundle::open(&folder, IntegrityCheck::Quick);
     let bundle = open()?;
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let is_demo = bundle.header().model.name == DEMO;
@@ -146,7 +146,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     if total < 2 {
         bail!("the text has no tokens to score; give more text by `--data`");
     }
-    let placing = bundle.placing()?;
+    let placing = bundle.placement_inputs()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
     let neurons = bundle.config().ffn_size;
     let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);

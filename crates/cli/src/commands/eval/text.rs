@@ -332,7 +332,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
             bundle.folder().display()
         );
     };
-    if !bundle.certificate_is_of_this() {
+    if !bundle.certificate_matches() {
         bail!(
             "the certificate of the bundle in `{}` is of another plan or of another text; run `powerinfer place` again",
             bundle.folder().display()
