@@ -1,6 +1,10 @@
 //! HumanEval (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"): functions to complete, judged by
 //! their unit tests.
 
+mod results;
+
+pub use results::{Results, SolveOptions, solve};
+
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use crate::{
