@@ -90,7 +90,7 @@ fn solved(
     let mut decision =
         decide(problem, &candidates, options).map_err(|source| PlannerError::Again {
             folder: bundle.folder().to_owned(),
-            source,
+            source: Box::new(source),
         })?;
     let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
     let (config, quant) = (bundle.config(), bundle.quant());

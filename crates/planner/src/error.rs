@@ -127,7 +127,7 @@ pub enum PlannerError {
         /// The bundle.
         folder: PathBuf,
         /// The reason.
-        source: SolveError,
+        source: Box<SolveError>,
     },
     /// A certificate that was measured in longer windows than the context has room for.
     #[error(
@@ -217,13 +217,19 @@ pub enum PlannerError {
     Runtime(#[from] RuntimeError),
     /// A problem without a plan.
     #[error(transparent)]
-    Solve(#[from] SolveError),
+    Solve(Box<SolveError>),
     /// Activation frequencies that no neurons can have.
     #[error(transparent)]
     Synth(#[from] SynthError),
     /// A tokenizer that cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
+}
+
+impl From<SolveError> for PlannerError {
+    fn from(error: SolveError) -> Self {
+        Self::Solve(Box::new(error))
+    }
 }
 
 fn names(policies: &[Policy]) -> String {
@@ -251,7 +257,8 @@ impl PlannerError {
             Self::Model(error) => error.hint(),
             Self::Profile(error) => error.hint(),
             Self::Runtime(error) => error.hint(),
-            Self::Solve(error) | Self::Again { source: error, .. } => error.hint(),
+            Self::Solve(error) => error.hint(),
+            Self::Again { source, .. } => source.hint(),
             Self::Synth(error) => error.hint(),
             _ => None,
         }
