@@ -15,8 +15,7 @@ use powerinfer_eval::{
     function_tasks::{CASES, Verdict, judge},
     statistics::Paired,
 };
-use powerinfer_model::greedy_token;
-use powerinfer_runtime::Statistics;
+use powerinfer_runtime::{Sampler, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -230,7 +229,7 @@ fn measure(
             tokenizer,
             task.prompt(),
             ends,
-            greedy_token,
+            &mut Sampler::greedy(),
             |model| {
                 model.take_statistics();
             },

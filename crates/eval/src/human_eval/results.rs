@@ -39,7 +39,7 @@ pub struct Results {
 /// # Errors
 ///
 /// Fails if the model does, if `file` cannot be written, or if the user asks to stop. A prompt longer than the context is
-/// no error: its verdict says so.
+/// no error: its verdict is `unjudged`.
 pub fn solve<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -71,8 +71,8 @@ pub fn solve<Model: LanguageModel + ?Sized>(
                 seed: options.seed ^ ((((index << 16) | sample) as u64) << 20),
                 ..SamplingSettings::default()
             })?;
-            let choose = |logits: &[f32]| sampler.sample(logits);
-            let written = complete(model, tokenizer, &problem.prompt, ends, choose, |_| ());
+            let prompt = &problem.prompt;
+            let written = complete(model, tokenizer, prompt, ends, &mut sampler, |_| ());
             let (completion, verdict) = match written {
                 Ok(completion) => {
                     let verdict = problem.judge(&completion.text, judge);

@@ -13,9 +13,9 @@ use powerinfer_eval::{
     pruning::Arm,
     statistics::{Paired, share},
 };
-use powerinfer_model::{LanguageModel, greedy_token};
+use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, Runtime, Sampler};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -193,7 +193,14 @@ fn solve(
     };
     let mut solved = Vec::new();
     for task in tasks {
-        let written = complete(model, tokenizer, task.prompt(), ends, greedy_token, |_| ())?;
+        let written = complete(
+            model,
+            tokenizer,
+            task.prompt(),
+            ends,
+            &mut Sampler::greedy(),
+            |_| (),
+        )?;
         solved.push(judge(task, &written.text, seed) == Verdict::Passed);
         bar.advance(1)?;
     }

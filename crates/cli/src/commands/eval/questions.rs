@@ -10,7 +10,7 @@ use powerinfer_eval::{
     multiple_choice::{answer, read_questions},
     statistics::{Interval, Paired, share},
 };
-use powerinfer_model::greedy_token;
+use powerinfer_runtime::Sampler;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -108,7 +108,14 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
             context: model.context_limit(),
             texts: &grade_school::STOPS,
         };
-        let written = complete(model, tokenizer, &prompt, ends, greedy_token, |_| ())?;
+        let written = complete(
+            model,
+            tokenizer,
+            &prompt,
+            ends,
+            &mut Sampler::greedy(),
+            |_| (),
+        )?;
         Ok(vec![is_right(&asked[index], &written.text)])
     };
     evaluate(common, asked.len(), &["exact_match"], ask, output)
