@@ -199,7 +199,7 @@ pub enum PlannerError {
     Hardware(#[from] HardwareError),
     /// A bundle that cannot be packed, opened or changed.
     #[error(transparent)]
-    Bundle(#[from] BundleError),
+    Bundle(Box<BundleError>),
     /// A measurement that fails.
     #[error(transparent)]
     Eval(#[from] EvalError),
@@ -211,10 +211,10 @@ pub enum PlannerError {
     Model(#[from] ModelError),
     /// A profile that cannot be used.
     #[error(transparent)]
-    Profile(#[from] ProfileError),
+    Profile(Box<ProfileError>),
     /// A bundle that cannot be run.
     #[error(transparent)]
-    Runtime(#[from] RuntimeError),
+    Runtime(Box<RuntimeError>),
     /// A problem without a plan.
     #[error(transparent)]
     Solve(Box<SolveError>),
@@ -226,11 +226,23 @@ pub enum PlannerError {
     Text(#[from] TextError),
 }
 
-impl From<SolveError> for PlannerError {
-    fn from(error: SolveError) -> Self {
-        Self::Solve(Box::new(error))
-    }
+/// Boxes the errors that are large.
+macro_rules! boxed {
+    ($($variant:ident($error:ty)),*) => {$(
+        impl From<$error> for PlannerError {
+            fn from(error: $error) -> Self {
+                Self::$variant(Box::new(error))
+            }
+        }
+    )*};
 }
+
+boxed!(
+    Bundle(BundleError),
+    Profile(ProfileError),
+    Runtime(RuntimeError),
+    Solve(SolveError)
+);
 
 fn names(policies: &[Policy]) -> String {
     let names: Vec<String> = policies.iter().map(Policy::to_string).collect();
