@@ -90,7 +90,7 @@ fn measure_in(
 ) -> Result<Certificate> {
     let execution = Execution::on_cpu(usable_cores());
     let open = |policy: Option<Policy>| -> Result<Runtime> {
-        let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
+        let again = Bundle::open(bundle.folder(), powerinfer_bundle::IntegrityCheck::Quick)?;
         Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
     let mut dense = open(Some(Policy::Dense))?;

@@ -11,7 +11,7 @@ use std::{
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::Beginning;
+use powerinfer_reference::Embedding;
 use powerinfer_runtime::LayerWeights;
 
 use crate::{
@@ -361,7 +361,7 @@ impl Run<'_> {
                 Some(_) => None,
                 None => {
                     let tokens = sequences.iter().flat_map(|sequence| &sequence.tokens);
-                    Some(Beginning::load_for(self.checkpoint, tokens)?)
+                    Some(Embedding::load_for(self.checkpoint, tokens)?)
                 }
             };
             let watch = Watch {

@@ -114,7 +114,7 @@ impl Runtime {
         if fits && execution.residence != Residence::Loaded {
             bundle.read_ahead(progress)?;
         }
-        bundle.hold(execution.residence)?;
+        bundle.set_residence(execution.residence)?;
         let gpus = bundle.plan().budget.vram_split.len();
         if gpus > 1 {
             progress.note(&format!(

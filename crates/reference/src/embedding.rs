@@ -1,40 +1,39 @@
-//! What stands before the first layer and after the last.
+//! Embedding of tokens.
 
 use std::collections::{BTreeSet, HashMap};
 
 use candle_core::{Device, Tensor};
 use powerinfer_model::{Checkpoint, ModelConfig, ModelError, Positions, Weight};
 
-use crate::operations::{failed, linear, load, norm};
+use crate::operations::{failed, linear, load, load_if};
 
-/// Reads a weight that a model may not have.
-fn load_if(
-    present: bool,
-    checkpoint: &Checkpoint,
-    weight: Weight,
-) -> Result<Option<Tensor>, ModelError> {
-    present.then(|| load(checkpoint, weight)).transpose()
-}
-
-/// Embeddings and whatever is done to them before the first layer.
+/// Embedding of tokens: the table, its scale and projection, and learned positions.
 #[derive(Debug)]
-pub struct Beginning {
+pub struct Embedding {
     config: ModelConfig,
     /// `[rows, embedding]`.
     table: Tensor,
-    /// Which row of the table each token has, where it does not have all.
+    /// Row of each token, if the table has only some tokens.
     rows: Option<HashMap<u32, u32>>,
     project_in: Option<Tensor>,
     positions: Option<Tensor>,
 }
 
-impl Beginning {
+impl Embedding {
     /// Loads the weights.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         Self::with_table(checkpoint, load(checkpoint, Weight::Embedding)?, None)
     }
 
-    /// Loads what it takes to embed `tokens` and no others.
+    /// Loads the weights, with the rows of `tokens` alone.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read, or a token is outside the vocabulary.
     pub fn load_for<'a>(
         checkpoint: &Checkpoint,
         tokens: impl IntoIterator<Item = &'a u32>,
@@ -65,7 +64,11 @@ impl Beginning {
         })
     }
 
-    /// Embeds a sequence: `[tokens, hidden]`.
+    /// Embeds a sequence: returns `[tokens, hidden]`.
+    ///
+    /// # Errors
+    ///
+    /// A token is outside the vocabulary or was not loaded.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, ModelError> {
         let vocabulary = self.config.vocabulary_size;
         let row = |token: &u32| match &self.rows {
@@ -96,57 +99,5 @@ impl Beginning {
             }
             _ => Ok(hidden),
         }
-    }
-}
-
-/// The final norm and the head.
-#[derive(Debug)]
-pub struct Head {
-    config: ModelConfig,
-    norm: Option<Tensor>,
-    norm_bias: Option<Tensor>,
-    project_out: Option<Tensor>,
-    head: Tensor,
-    bias: Option<Tensor>,
-}
-
-impl Head {
-    /// Loads the weights.
-    pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        let config = checkpoint.config().clone();
-        let weights = config.weights();
-        let load_if = |weight| load_if(weights.contains(&weight), checkpoint, weight);
-        Ok(Self {
-            norm: load_if(Weight::FinalNorm)?,
-            norm_bias: load_if(Weight::FinalNormBias)?,
-            project_out: load_if(Weight::ProjectOut)?,
-            bias: load_if(Weight::HeadBias)?,
-            head: load(
-                checkpoint,
-                if config.tied_embeddings {
-                    Weight::Embedding
-                } else {
-                    Weight::Head
-                },
-            )?,
-            config,
-        })
-    }
-
-    /// Logits from the last layer's output: `[tokens, vocabulary]`.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, ModelError> {
-        self.run(hidden).map_err(failed)
-    }
-
-    fn run(&self, hidden: &Tensor) -> candle_core::Result<Tensor> {
-        let normed = match &self.norm {
-            None => hidden.clone(),
-            Some(weight) => norm(&self.config, hidden, weight, self.norm_bias.as_ref())?,
-        };
-        let narrow = match &self.project_out {
-            None => normed,
-            Some(project) => linear(&normed, project, None)?,
-        };
-        linear(&narrow, &self.head, self.bias.as_ref())
     }
 }
