@@ -474,7 +474,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     for message in [
         "layer 5 gets no predictor",
         "rank 16",
-        "`--max-bytes`",
+        "the budget leaves",
         "3.3 KiB",
     ] {
         assert!(narrow.contains(message), "`{message}` is not in: {narrow}");

@@ -350,18 +350,18 @@ fn pruning_cold_neurons_costs_less_than_pruning_random_ones_and_more_than_skippi
     ];
     let found = sandbox.run(&line).good().json();
     let arms = found["arms"].as_array().unwrap();
-    let figure = |arm: &str, level: &Value, name: &str| -> f64 {
+    let figure = |arm: &str, parameter: &Value, name: &str| -> f64 {
         let row = arms
             .iter()
-            .find(|row| row["arm"] == arm && row["level"] == *level);
-        let row = row.unwrap_or_else(|| panic!("{arm} {level}"));
+            .find(|row| row["arm"] == arm && row["parameter"] == *parameter);
+        let row = row.unwrap_or_else(|| panic!("{arm} {parameter}"));
         let value = row
             .pointer(name)
             .unwrap_or_else(|| panic!("{name} of {row}"));
         value.as_f64().unwrap()
     };
-    let rise = |arm: &str, level: Value| figure(arm, &level, "/perplexity_rise/value");
-    let computed = |arm: &str, level: Value| figure(arm, &level, "/ffn_neurons_computed");
+    let rise = |arm: &str, parameter: Value| figure(arm, &parameter, "/perplexity_rise/value");
+    let computed = |arm: &str, parameter: Value| figure(arm, &parameter, "/ffn_neurons_computed");
     assert_eq!(rise("dense", Value::Null), 0.0);
     // A model from which nothing is pruned is unchanged, bit for bit.
     for arm in ["drop cold", "drop random"] {

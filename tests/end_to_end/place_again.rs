@@ -247,7 +247,7 @@ fn bundles_of_older_versions_are_refused() {
     assert_ne!(changed, text);
     fs::write(&path, changed).unwrap();
     let older = format!("version {older}");
-    for arguments in [&["run", "demo"][..], &["place", "demo", "--vram", "1G"]] {
+    for arguments in [&["run", "demo"][..], &["place", BUNDLE, "--vram", "1G"]] {
         sandbox.run(arguments).bad(1, &[&older, "make it again"]);
     }
 }

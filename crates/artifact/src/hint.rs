@@ -56,6 +56,8 @@ pub enum Hint {
     DensePolicyOrTrain,
     /// Delete the prompt cache, or name another file.
     OtherPromptCache,
+    /// Download one file of the model and open it.
+    PullOneFile,
     /// Make a profile.
     Profile,
     /// Remove the profile and make it again.

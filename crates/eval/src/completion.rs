@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{HostDecoder, Sampler, StopConditions, generate};
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 
 use crate::EvalError;
@@ -29,8 +30,8 @@ pub struct Ends<'a> {
     pub texts: &'a [&'a str],
 }
 
-/// Continues `prompt` with the tokens that `choose` selects from their logits, until the text ends; `prompt_done` runs
-/// between prefill and decoding.
+/// Continues `prompt` with the tokens that `sampler` chooses, until the text ends; `prompt_done` runs between prefill and
+/// decoding.
 ///
 /// # Errors
 ///
@@ -40,7 +41,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
     tokenizer: &Tokenizer,
     prompt: &str,
     ends: Ends<'_>,
-    mut choose: impl FnMut(&[f32]) -> u32,
+    sampler: &mut Sampler,
     prompt_done: impl FnOnce(&mut Model),
 ) -> Result<Completion, EvalError> {
     let ids = tokenizer.encode(prompt, SpecialTokens::Add)?;
@@ -50,19 +51,21 @@ pub fn complete<Model: LanguageModel + ?Sized>(
             room: ends.context,
         });
     }
-    let stops = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
-    let room = ends.context - ids.len();
-    // Rows of the head beyond the tokenizer's vocabulary are padding.
-    let known = tokenizer.vocabulary_size();
-    model.reset();
-    let mut logits = model.forward_last(&ids)?;
-    prompt_done(model);
+    let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
+    let stop = StopConditions {
+        max_tokens: ends.max_tokens.min(ends.context - ids.len()),
+        stop_tokens: &stop_tokens,
+        vocabulary: tokenizer.vocabulary_size(),
+    };
+    let mut decoder = HostDecoder::new(model, ends.context);
+    let (mut generation, _) = generate(&mut decoder, sampler, &ids, stop, || false)?;
+    prompt_done(generation.decoder().model());
     let started = Instant::now();
     let (mut tokens, mut text) = (Vec::new(), String::new());
     let mut stream = tokenizer.decode_stream(SpecialText::Skip);
-    while tokens.len() < ends.max_tokens.min(room) {
-        let token = choose(&logits[..known.min(logits.len())]);
-        if stops.contains(&token) {
+    for token in &mut generation {
+        let token = token?;
+        if stop_tokens.contains(&token) {
             break;
         }
         tokens.push(token);
@@ -74,7 +77,6 @@ pub fn complete<Model: LanguageModel + ?Sized>(
                 break;
             }
         }
-        logits = model.forward_last(&[token])?;
     }
     let decode = started.elapsed();
     Ok(Completion {
@@ -88,7 +90,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
 mod tests {
     use std::path::Path;
 
-    use powerinfer_model::{Checkpoint, ModelConfig, ModelError, greedy_token};
+    use powerinfer_model::{Checkpoint, ModelConfig, ModelError};
 
     use super::*;
     use crate::{
@@ -143,7 +145,8 @@ mod tests {
             texts: &[],
         };
         let prompt = "def f(x):\n";
-        let found = complete(&mut model, &tokenizer, prompt, ends, greedy_token, |_| ()).unwrap();
+        let mut sampler = Sampler::greedy();
+        let found = complete(&mut model, &tokenizer, prompt, ends, &mut sampler, |_| ()).unwrap();
         assert_eq!((found.text.as_str(), found.tokens.len()), ("", 0));
         let problem = Problem {
             task_id: "T/0".to_owned(),

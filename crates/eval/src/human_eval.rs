@@ -1,6 +1,10 @@
 //! HumanEval (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"): functions to complete, judged by
 //! their unit tests.
 
+mod results;
+
+pub use results::{Results, SolveOptions, solve};
+
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use crate::{
@@ -42,7 +46,7 @@ pub enum Verdict {
     Error(String),
     /// The time limit was exceeded.
     Timeout,
-    /// The judge cannot run the program; says why.
+    /// The judge cannot run the program, for this reason.
     Unjudged(String),
 }
 

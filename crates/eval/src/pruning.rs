@@ -1,6 +1,63 @@
 //! Neurons to keep when a model is pruned: the hottest, or as many at random.
 
-use powerinfer_artifact::random::Random;
+use powerinfer_artifact::{plan::Policy, random::Random};
+use powerinfer_runtime::Runtime;
+
+/// An arm of the pruning study: a way to compute fewer neurons.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arm {
+    /// All neurons are computed.
+    Dense,
+    /// Neurons that are not predicted are skipped, token by token, with the predictors' thresholds raised by this logit.
+    SkipPredicted(f32),
+    /// All but the hottest share of the neurons are dropped for good.
+    DropCold(f64),
+    /// As many neurons of each layer are dropped, at random.
+    DropRandom(f64),
+}
+
+impl Arm {
+    /// Name of the arm.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::SkipPredicted(_) => "skip predicted",
+            Self::DropCold(_) => "drop cold",
+            Self::DropRandom(_) => "drop random",
+        }
+    }
+
+    /// Policy that the model is opened with.
+    pub fn policy(self) -> Policy {
+        match self {
+            Self::SkipPredicted(_) => Policy::Predicted,
+            _ => Policy::Dense,
+        }
+    }
+
+    /// Applies the arm to `model`, whose layers have these activation `frequencies`; returns the lowest frequency of a
+    /// kept neuron where cold ones are dropped.
+    pub fn apply(self, model: &mut Runtime, frequencies: &[&[f32]], seed: u64) -> Option<f32> {
+        match self {
+            Self::Dense => None,
+            Self::SkipPredicted(by) => {
+                model.raise_predictors(by);
+                None
+            }
+            Self::DropCold(share) => {
+                let kept = hottest(frequencies, share);
+                model.keep_only(Some(&kept.layers));
+                Some(kept.coldest)
+            }
+            Self::DropRandom(share) => {
+                let neurons = frequencies.first().map_or(0, |layer| layer.len());
+                let kept = random(&hottest(frequencies, share), neurons, seed);
+                model.keep_only(Some(&kept));
+                None
+            }
+        }
+    }
+}
 
 /// Kept neurons of each layer, ascending, with the lowest activation frequency among them.
 #[derive(Debug, Clone, PartialEq)]

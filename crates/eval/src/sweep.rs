@@ -1,10 +1,12 @@
 //! Sweeps: quality and speed of a bundle over a grid of policy settings, placements, batch sizes and contexts.
 
+mod audit;
 pub mod csv;
 mod document;
 mod file;
 mod grid;
 mod measure;
+mod planner;
 mod quality;
 mod rows;
 mod setting;
@@ -13,7 +15,8 @@ mod speed;
 pub use document::{comparisons, document};
 pub use file::SweepFile;
 pub use grid::{Grid, PlacementTarget, Point};
-pub use measure::{AuditedPolicy, PlacedPoint, Sweep, SweepOptions, SweepPlanner};
+pub use measure::{Sweep, SweepOptions};
+pub use planner::{AuditedPolicy, PlacedPoint, SweepPlanner};
 pub use quality::SweepItems;
 pub use rows::{
     Axes, FunctionResults, Identity, Latency, LayerSparsity, MeasuredSpeed, PlacementSummary,

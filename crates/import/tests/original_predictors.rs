@@ -1,5 +1,5 @@
 //! Predictors of the original PowerInfer: located, checked, read and refused.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/torch.rs"]
 mod torch;

@@ -241,8 +241,8 @@ impl Solver<'_> {
         forecast::predict(&mut plan, &self.problem, config, quant, &chosen);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, modes)) in plan.layers.iter_mut().zip(&modes).enumerate() {
-            let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
-            layer.reason = self.subject.reason(index, modes, prices, chosen);
+            let (costs, chosen) = (&decision.costs[index], decision.chosen[index]);
+            layer.reason = self.subject.reason(index, modes, costs, chosen);
             layer.threshold = modes.threshold;
             layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
                 ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
@@ -253,12 +253,12 @@ impl Solver<'_> {
             }
             let read = self.problem.layers[index].attention_read_bytes;
             placing.push(again::placing(&modes.candidates[chosen], read));
-            let lossless = modes.candidates.iter().zip(prices);
+            let lossless = modes.candidates.iter().zip(costs);
             let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
             let least = lossless
-                .map(|(_, price)| price.seconds)
+                .map(|(_, cost)| cost.seconds)
                 .fold(f64::INFINITY, f64::min);
-            savings.push(1e6 * (least - prices[chosen].seconds));
+            savings.push(1e6 * (least - costs[chosen].seconds));
         }
         Ok(Solved {
             plan,

@@ -78,7 +78,7 @@ impl SweepPlanner for BundlePlanner<'_> {
         let here = &self.here;
         match plan {
             Some(_) if here.gpu.is_none() => Ok(None),
-            Some(plan) => Ok(Some(price(self.bundle, &candidates, plan, here, shape))),
+            Some(plan) => Ok(Some(estimate(self.bundle, &candidates, plan, here, shape))),
             None => {
                 let on_cpu = PlacementTarget::Within(0);
                 Ok(Some(
@@ -219,7 +219,7 @@ fn place(
         PlacementTarget::Within(bytes) => bytes,
         PlacementTarget::HotFrom(_) => MORE_THAN_ANY,
     };
-    let mut problem = stated(bundle, hardware, vram_bytes, shape);
+    let mut problem = placement_problem(bundle, hardware, vram_bytes, shape);
     if let PlacementTarget::HotFrom(_) = target {
         problem.head_pin = Some(Device::Gpu);
         for layer in &mut problem.layers {
@@ -241,14 +241,14 @@ fn place(
 }
 
 /// Estimate of `plan` on `hardware`, measured for the model.
-fn price(
+fn estimate(
     bundle: &Bundle,
     candidates: &[Candidate],
     plan: &Plan,
     hardware: &Hardware,
     shape: BatchShape,
 ) -> PlannedSpeed {
-    let problem = stated(bundle, hardware, MORE_THAN_ANY, shape);
+    let problem = placement_problem(bundle, hardware, MORE_THAN_ANY, shape);
     let chosen: Vec<&Candidate> = candidates.iter().collect();
     let placed = Placed::of(plan, &problem, bundle.config(), bundle.quant(), &chosen);
     predict(&placed, hardware, shape)
@@ -258,7 +258,12 @@ fn price(
 const MORE_THAN_ANY: u64 = 1 << 50;
 
 /// The placement problem of the solver.
-fn stated(bundle: &Bundle, hardware: &Hardware, vram_bytes: u64, shape: BatchShape) -> Problem {
+fn placement_problem(
+    bundle: &Bundle,
+    hardware: &Hardware,
+    vram_bytes: u64,
+    shape: BatchShape,
+) -> Problem {
     let before = &bundle.plan().budget;
     let budget = Budget {
         vram_split: Vec::new(),

@@ -1,5 +1,4 @@
 //! Pages are the same every time, show what the documents say, and no name breaks out of the HTML.
-#![allow(clippy::unwrap_used)]
 
 use powerinfer_artifact::{
     Digest, ModelIdentity,
@@ -91,8 +90,8 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
 /// A row of a sweep whose speed and rise of perplexity are given.
 fn row(level: &str, speed: f64, rise: f64, p_value: f64) -> Value {
     json!({
-        "axes": {"vram_bytes": 1u64 << 30, "hot_threshold": null, "level": level, "policy": "x", "level_of": "raised logit",
-            "level_value": rise, "batch": 1, "context_tokens": 64},
+        "axes": {"vram_bytes": 1u64 << 30, "hot_threshold": null, "setting": level, "policy": "x", "parameter": "raised logit",
+            "parameter_value": rise, "batch": 1, "context_tokens": 64},
         "placement": {"neuron_share": 0.5, "activation_share": 0.75, "gpu_bytes": 1 << 20},
         "sparsity": {"true_share": 0.5, "computed_share": 0.25, "layers": [
             {"true_share": 0.5, "computed_share": 0.25, "relative_error": rise, "perplexity_rise_alone": rise / 2.0},

@@ -2,9 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
+#[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
+mod predictor_files;
 
 use std::alloc::System;
 
@@ -15,6 +19,7 @@ use powerinfer_artifact::plan::{Plan, Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
 use powerinfer_tensor::Format;
+use predictor_files::full_predictors;
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
@@ -44,15 +49,21 @@ fn decoding_allocates_nothing() {
             (Format::Q8_0, Policy::Dense, 1),
             (Format::Q4_0, Policy::Exact, 2),
             (Format::F16, Policy::Exact, 1),
+            (Format::Q8_0, Policy::Predicted, 2),
+            (Format::Q4_0, Policy::SignBit, 1),
+            (Format::Q8_0, Policy::Threshold, 1),
         ] {
             let folder = tempfile::tempdir().unwrap();
+            let file = full_predictors(&checkpoint, Format::Q8_0, folder.path());
             let mut plan = Plan::unplaced(config.layer_count, config.ffn_size, policy, 256);
             for layer in &mut plan.layers {
                 layer.hot_count = config.ffn_size / 3;
+                layer.threshold = Some(file.layers()[0].thresholds[0].threshold(0));
+                plan.totals.hot_count += layer.hot_count as u64;
             }
             let order = 0..config.ffn_size as u32;
             let out = folder.path().join("bundle");
-            let bundle = pack_bundle(&checkpoint, order, None, plan, format, &out);
+            let bundle = pack_bundle(&checkpoint, order, Some(&file), plan, format, &out);
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), threads).unwrap(),
                 policy: None,

@@ -25,32 +25,32 @@ use crate::{
 };
 use report::Report;
 
-/// What to time, and how often.
+/// Work to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The result is checked against the dense path before anything is timed. Figures are medians of the repeats; beside each repeat it is measured how fast memory can be read.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
+    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Lengths of the prompts to read, 0 for none [default: 128 and 512, as far as the context goes; none
+    /// Lengths of the prompts, 0 for none [default: 128 and 512, as far as the context goes; none
     /// with `--batch`]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     prompt_tokens: Option<Vec<usize>>,
-    /// Tokens to decode one by one, 0 for none [default: 64, as far as the context goes]
+    /// Tokens to decode, 0 for none [default: 64, as far as the context goes]
     #[arg(short = 'n', long, value_name = "N")]
     decode_tokens: Option<usize>,
-    /// Tokens that come before those that are decoded
+    /// Tokens in the context before the decoded ones
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Decode so many sequences at once instead of one, under the policy and with every neuron
+    /// Decode N sequences at once instead of one, under the policy and under `dense`
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     batch: Vec<u32>,
-    /// How often to time each
+    /// Repeats of each time measurement
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
-    /// Time FFNs alone too, with these shares of their neurons, in percent
+    /// Also time single FFNs with these percentages of their neurons
     #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
     ffn_densities: Vec<f64>,
     /// Take the tokens from this text [default: random tokens]
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
     let checked = CHECKED_TOKENS.min(model.context_limit());
     let ids = tokens(arguments, &model, longest.max(checked))?;
-    // With batches, what decoding asks for is each sequence's.
+    // With batches, the decoded tokens are those of each sequence.
     let batched = match works.last() {
         Some(Work::Decode { tokens, depth }) if !arguments.batch.is_empty() => {
             Some((*tokens, *depth))
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
 
     let bar = Bar::new(output);
     bar.begin("checking", 1, "comparisons");
-    // On the CPU, whatever the other runs on.
+    // On the CPU, whatever device the other runs on.
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), IntegrityCheck::Quick)?;
         let dense = Some(Policy::Dense);
@@ -181,7 +181,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     }
 }
 
-/// What to time, prompts first. Fails where it does not fit the context, or is nothing.
+/// Work to time, prompts first. Fails if there is none, or if it exceeds the context.
 fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     let depth = arguments.depth;
     let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
@@ -213,12 +213,12 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
         };
         if asked > limit {
             bail!(
-                "`{what}` ask for {asked} tokens and the bundle has room for {limit}; ask for fewer, or place it again with a longer `--context`"
+                "`{what}` take {asked} tokens and the bundle has room for {limit}; give fewer, or place it again with a longer `--context`"
             );
         }
     }
     if works.is_empty() && arguments.ffn_densities.is_empty() {
-        bail!("there is nothing to time; give `--prompt-tokens` or `--decode-tokens`");
+        bail!("nothing to time; give `--prompt-tokens` or `--decode-tokens`");
     }
     if tokens == 0 && !arguments.batch.is_empty() {
         bail!("`--batch` decodes, and `--decode-tokens` is 0; give more, or leave one out");
@@ -226,7 +226,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     Ok(works)
 }
 
-/// `count` tokens: of the text, or random ones.
+/// `count` tokens of the text, or random ones.
 fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
     let mut ids = batch_tokens(arguments, model, count)?;
     if let Some(path) = arguments.prompt.as_ref().filter(|_| ids.len() < count) {
@@ -258,7 +258,7 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
 }
 
-/// A share of neurons, given in percent.
+/// A share, given in percent.
 fn parse_density(text: &str) -> Result<f64, String> {
     let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match percent > 0.0 && percent <= 100.0 {
@@ -281,10 +281,10 @@ fn check_room(model: &Runtime, batches: &[usize], tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// What was asked for, if it fits beside the model.
+/// Bytes of the read probe, if they fit the free memory next to the model.
 fn probe_bytes(asked: ByteSize) -> Result<usize> {
     if asked.0 < 1 << 20 {
-        bail!("`--probe` is {asked}, which is read in no time; give at least 1MiB");
+        bail!("`--probe` is {asked}, too little to time; give at least 1MiB");
     }
     if let Some((_, free)) = system::memory().filter(|(_, free)| asked.0 > free / 2) {
         bail!(

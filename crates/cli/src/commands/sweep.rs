@@ -17,8 +17,8 @@ use powerinfer_eval::{
     human_eval::read_problems,
     leading_tokens, scored_tokens,
     sweep::{
-        Grid, Identity, PlacementTarget, Point, PolicySetting, Sweep, SweepFile, SweepItems,
-        SweepOptions, SweepRow, document,
+        BatchShape, Grid, Identity, PlacementTarget, Point, PolicySetting, Sweep, SweepFile,
+        SweepItems, SweepOptions, SweepRow, document,
     },
 };
 use powerinfer_kernels::Isa;
@@ -41,10 +41,10 @@ use crate::{
     progress::Bar,
 };
 
-/// Which grid, and what is measured at its points.
+/// Bundle, grid and measures.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`, and a sweep that was stopped goes on where it was; more points can be asked for with the same file. What a placement would do on `--hardware` is predicted by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --level exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --level dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -54,11 +54,10 @@ pub(crate) struct SweepArguments {
     grid: GridArguments,
     #[command(flatten)]
     measures: MeasureArguments,
-    /// File for what is found, a line a point; it is gone on with where it is there [default: sweep.jsonl
-    /// beside the bundle]
+    /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Draw what was found as a page that needs nothing from elsewhere, with `.csv` and `.json` beside it
+    /// Write a self-contained page with charts, and `.csv` and `.json` files next to it
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print one JSON document
@@ -163,9 +162,9 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
 
 impl GridArguments {
     fn settings(&self, bundle: &Bundle) -> Vec<PolicySetting> {
-        match self.level.is_empty() {
+        match self.policy.is_empty() {
             true => PolicySetting::defaults(bundle),
-            false => self.level.clone(),
+            false => self.policy.clone(),
         }
     }
 
@@ -174,7 +173,7 @@ impl GridArguments {
         decode_tokens: usize,
         limit: usize,
         runs_on_device: bool,
-    ) -> Result<Vec<powerinfer_eval::sweep::BatchShape>> {
+    ) -> Result<Vec<BatchShape>> {
         if runs_on_device && self.batch.iter().any(|batch| *batch > 1) {
             bail!("`--batch` decodes on the CPU alone; give `--device cpu` with it");
         }

@@ -3,19 +3,19 @@
 use super::{FunctionResults, PlacementSummary, PlannedSpeed, PredictorQuality, SweepRow};
 
 /// First bytes of every such file.
-pub const BEGINNING: &str = "level,policy,level_of,";
+pub const BEGINNING: &str = "setting,policy,parameter,";
 
 /// Names of the columns.
 const NAMES: [&str; 54] = [
-    "level",
+    "setting",
     "policy",
-    "level_of",
-    "level_value",
+    "parameter",
+    "parameter_value",
     "vram_bytes",
     "hot_threshold",
     "batch",
     "context_tokens",
-    "trouble",
+    "placement_error",
     "hot_neurons",
     "hot_neuron_share",
     "hot_activation_share",
@@ -112,16 +112,16 @@ fn cells(row: &SweepRow) -> [String; NAMES.len()] {
     let [tasks, tasks_low, tasks_high, tasks_p] = functions("held-out tasks");
     let [code, code_low, code_high, code_p] = functions("HumanEval");
     [
-        axes.level.clone(),
+        axes.setting.clone(),
         axes.policy.clone(),
-        axes.level_of.clone().unwrap_or_default(),
-        or_empty(axes.level_value),
+        axes.parameter.clone().unwrap_or_default(),
+        or_empty(axes.parameter_value),
         axes.vram_bytes
             .map_or_else(String::new, |bytes| bytes.to_string()),
         or_empty(axes.hot_threshold),
         axes.batch.to_string(),
         axes.context_tokens.to_string(),
-        row.trouble.clone().unwrap_or_default(),
+        row.placement_error.clone().unwrap_or_default(),
         placed(|placed| placed.hot_neurons as f64),
         placed(|placed| placed.neuron_share),
         placed(|placed| placed.activation_share),

@@ -76,8 +76,8 @@ fn points(
             let axes = &row.axes;
             speeds == Speeds::Measured
                 && *gain == speed
-                && (&other.level, other.batch, other.context_tokens)
-                    == (&axes.level, axes.batch, axes.context_tokens)
+                && (&other.setting, other.batch, other.context_tokens)
+                    == (&axes.setting, axes.batch, axes.context_tokens)
         });
         if !is_known {
             found.push((index, speed, loss));
@@ -87,13 +87,13 @@ fn points(
 }
 
 /// Comparison of functions with dense's, in one line.
-fn describe_functions(level: &str, functions: &FunctionResults) -> String {
+fn describe_functions(setting: &str, functions: &FunctionResults) -> String {
     let paired = Paired {
         first_only: functions.lost,
         second_only: functions.won,
         items: functions.pairs,
     };
-    let name = format!("{level}, {},", functions.name);
+    let name = format!("{setting}, {},", functions.name);
     format::paired(&name, "dense", paired)
 }
 
@@ -112,7 +112,7 @@ fn describe_perplexity(row: &SweepRow) -> String {
     };
     format!(
         "{} relative to dense, perplexity: {} on {} tokens; {verdict}",
-        row.axes.level,
+        row.axes.setting,
         format::rise(quality.perplexity_rise),
         quality.tokens
     )
@@ -122,8 +122,10 @@ fn describe_perplexity(row: &SweepRow) -> String {
 fn first_of_settings(rows: &[SweepRow]) -> Vec<&SweepRow> {
     let mut found: Vec<&SweepRow> = Vec::new();
     for row in rows {
-        let is_known = found.iter().any(|other| other.axes.level == row.axes.level);
-        if !is_known && row.axes.level != "dense" {
+        let is_known = found
+            .iter()
+            .any(|other| other.axes.setting == row.axes.setting);
+        if !is_known && row.axes.setting != "dense" {
             found.push(row);
         }
     }
@@ -134,7 +136,7 @@ fn first_of_settings(rows: &[SweepRow]) -> Vec<&SweepRow> {
 pub fn comparisons(rows: &[SweepRow]) -> Vec<String> {
     let of_row = |row: &SweepRow| {
         let functions = row.quality.functions.iter();
-        let functions = functions.map(|one| describe_functions(&row.axes.level, one));
+        let functions = functions.map(|one| describe_functions(&row.axes.setting, one));
         [vec![describe_perplexity(row)], functions.collect()].concat()
     };
     first_of_settings(rows)

@@ -45,10 +45,10 @@ impl Point {
         Axes {
             vram_bytes,
             hot_threshold,
-            level: self.setting.to_string(),
+            setting: self.setting.to_string(),
             policy: self.setting.policy().to_string(),
-            level_of: parameter.map(|(name, _)| name.to_owned()),
-            level_value: parameter.map(|(_, value)| value),
+            parameter: parameter.map(|(name, _)| name.to_owned()),
+            parameter_value: parameter.map(|(_, value)| value),
             batch: self.shape.batch,
             context_tokens: self.shape.context(),
         }
@@ -108,7 +108,7 @@ impl Grid {
             let axes = point.axes();
             if points[..place].iter().any(|other| other.axes() == axes) {
                 return Err(EvalError::EqualPoints {
-                    setting: axes.level,
+                    setting: axes.setting,
                     batch: axes.batch,
                     context: axes.context_tokens,
                 });

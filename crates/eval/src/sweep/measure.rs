@@ -1,7 +1,5 @@
 //! Measurement of a sweep's points, policy setting by policy setting.
 
-use std::fmt;
-
 use powerinfer_artifact::{
     Progress,
     plan::{Plan, Policy, Threshold},
@@ -9,71 +7,17 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::Isa;
-use powerinfer_runtime::{DeviceChoice, Execution, LayerAudit, ReadProbe, Runtime};
+use powerinfer_runtime::{DeviceChoice, Execution, ReadProbe, Runtime};
 use powerinfer_text::Tokenizer;
 
 use super::{
-    BatchShape, Identity, LayerSparsity, MeasuredSpeed, PlacementSummary, PlannedSpeed, Point,
-    PolicySetting, PredictorQuality, Quality, Sparsity, Speed, SweepFile, SweepItems, SweepRow,
+    AuditedPolicy, BatchShape, Identity, MeasuredSpeed, PlacedPoint, Point, PolicySetting, Quality,
+    Sparsity, Speed, SweepFile, SweepItems, SweepPlanner, SweepRow,
+    audit::{predictor, sparsity},
     quality::{self, Generated, generate, judge_relative, layer_by_layer},
     speed::{PredictionCost, SpeedMeter},
 };
 use crate::EvalError;
-
-/// Places the model of a sweep, on the sweep's target machine and on this one.
-pub trait SweepPlanner {
-    /// Error of a model that cannot be placed.
-    type Error: From<EvalError> + fmt::Display;
-
-    /// Threshold of every layer under `setting`; none where its policy has no thresholds.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the bundle was not calibrated for the setting.
-    fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>, Self::Error>;
-
-    /// Places the model at `point` on the target machine.
-    ///
-    /// # Errors
-    ///
-    /// Fails if it does not fit.
-    fn place(&self, policy: &AuditedPolicy, point: &Point) -> Result<PlacedPoint, Self::Error>;
-
-    /// The cost model's estimate for this machine, of `plan` or of everything on the CPU; none if this machine's GPU is
-    /// not known.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the model does not fit.
-    fn predict_here(
-        &self,
-        policy: &AuditedPolicy,
-        plan: Option<&Plan>,
-        shape: BatchShape,
-    ) -> Result<Option<PlannedSpeed>, Self::Error>;
-}
-
-/// A policy setting with the neurons it was observed to select.
-#[derive(Debug, Clone)]
-pub struct AuditedPolicy {
-    /// The policy setting.
-    pub setting: PolicySetting,
-    /// Threshold of every layer, where the policy has such.
-    pub thresholds: Option<Vec<Threshold>>,
-    /// Active, predicted and computed neurons of every layer.
-    pub audit: Vec<LayerAudit>,
-}
-
-/// A placement with its summary and the cost model's estimate.
-#[derive(Debug, Clone)]
-pub struct PlacedPoint {
-    /// The plan.
-    pub plan: Plan,
-    /// What it puts on the GPU.
-    pub placement: PlacementSummary,
-    /// Estimate for the machine that it is for.
-    pub planned: PlannedSpeed,
-}
 
 /// Settings of a sweep's measurements.
 #[derive(Debug, Clone)]
@@ -147,7 +91,7 @@ impl Sweep<'_> {
     /// # Errors
     ///
     /// Fails if a model does, if `file` cannot be written, or if the user asks to stop. A placement that does not fit is
-    /// no error: its row says so.
+    /// no error but a field of its row.
     pub fn measure<Planner: SweepPlanner>(
         &self,
         missing: &[(usize, Point)],
@@ -231,7 +175,7 @@ impl Sweep<'_> {
         rows: &[SweepRow],
     ) -> Result<SweepRow, Planner::Error> {
         let placed = bench.planner.place(&at.policy, point);
-        let mut trouble = placed.as_ref().err().map(ToString::to_string);
+        let mut placement_error = placed.as_ref().err().map(ToString::to_string);
         let mut to_run = None;
         if let Ok(found) = &placed
             && found.plan.uses_gpu()
@@ -240,7 +184,7 @@ impl Sweep<'_> {
             match self.placed_model(&at.policy, found) {
                 Ok(model) => to_run = Some((model, found)),
                 // Other points may still be measured.
-                Err(error) => trouble = Some(error.to_string()),
+                Err(error) => placement_error = Some(error.to_string()),
             }
         }
         let (quality, timed) = match to_run {
@@ -268,7 +212,7 @@ impl Sweep<'_> {
             point: index,
             run: self.run.clone(),
             axes: point.axes(),
-            trouble,
+            placement_error,
             placement,
             sparsity: at.sparsity.clone(),
             predictor: timed.cost.map(|cost| predictor(&at.policy.audit, cost)),
@@ -347,7 +291,7 @@ impl Sweep<'_> {
         let mut plan = found.plan.clone();
         plan.clear_memory_use();
         let own = self.bundle.plan();
-        // What is stored in the bundle stays as it is.
+        // Thresholds and the KV cache stay those of the bundle.
         for (layer, before) in plan.layers.iter_mut().zip(&own.layers) {
             layer.threshold = before.threshold;
             layer.input_thresholds = before.input_thresholds;
@@ -436,9 +380,9 @@ fn settings(points: &[Point]) -> Vec<PolicySetting> {
 
 /// Rows of the point's policy setting that the CPU computed, whatever their placement.
 fn on_cpu<'a>(rows: &'a [SweepRow], point: &Point) -> impl Iterator<Item = &'a SweepRow> {
-    let setting = point.axes().level;
+    let setting = point.axes().setting;
     let same =
-        move |row: &&SweepRow| row.axes.level == setting && !row.speed.measured.placement_ran;
+        move |row: &&SweepRow| row.axes.setting == setting && !row.speed.measured.placement_ran;
     rows.iter().filter(same)
 }
 
@@ -480,53 +424,4 @@ struct AtSetting {
 struct Timed {
     measured: MeasuredSpeed,
     cost: Option<PredictionCost>,
-}
-
-/// Mean of `figure` over all layers.
-fn mean(audit: &[LayerAudit], figure: impl Fn(&LayerAudit) -> f64) -> f64 {
-    audit.iter().map(figure).sum::<f64>() / audit.len().max(1) as f64
-}
-
-/// Shares of neurons over all layers; `alone` has each layer's own rise of perplexity.
-fn sparsity(audit: &[LayerAudit], alone: Option<&[f64]>) -> Sparsity {
-    let predicts = audit.iter().any(|layer| layer.predicted.is_some());
-    let predicted = |layer: &LayerAudit| layer.predicted_sparsity().unwrap_or(0.0);
-    let layers = audit
-        .iter()
-        .enumerate()
-        .map(|(index, layer)| LayerSparsity {
-            true_share: layer.sparsity(),
-            predicted_share: layer.predicted_sparsity(),
-            computed_share: layer.computed_share(),
-            relative_error: layer.relative_error(),
-            perplexity_rise_alone: alone.map(|rises| rises[index]),
-        });
-    Sparsity {
-        true_share: mean(audit, LayerAudit::sparsity),
-        predicted_share: predicts.then(|| mean(audit, predicted)),
-        computed_share: mean(audit, LayerAudit::computed_share),
-        relative_error: mean(audit, LayerAudit::relative_error),
-        layers: layers.collect(),
-        tokens: audit.first().map_or(0, |layer| layer.tokens),
-    }
-}
-
-/// Recall and precision over all layers, with the cost of prediction.
-fn predictor(audit: &[LayerAudit], cost: PredictionCost) -> PredictorQuality {
-    let of_all = |count: fn(&LayerAudit) -> u64| audit.iter().map(count).sum::<u64>();
-    let share = |part: u64, all: u64| match all {
-        0 => 1.0,
-        all => part as f64 / all as f64,
-    };
-    PredictorQuality {
-        count_recall: share(of_all(|layer| layer.found), of_all(|layer| layer.fired)),
-        contribution_recall: mean(audit, LayerAudit::contribution_recall),
-        precision: share(
-            of_all(|layer| layer.found),
-            of_all(|layer| layer.predicted.unwrap_or(0)),
-        ),
-        bytes_per_token: cost.bytes_per_token,
-        bytes_share: cost.bytes_share,
-        time_share: cost.time_share,
-    }
 }

@@ -5,8 +5,8 @@ use powerinfer_artifact::{
     plan::{Policy, Threshold},
 };
 use powerinfer_datasets::minipython::Task;
-use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{LayerAudit, Runtime};
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{LayerAudit, Runtime, Sampler};
 use powerinfer_text::Tokenizer;
 
 use super::{FunctionResults, PolicySetting, Quality};
@@ -131,7 +131,15 @@ fn solution(
         context: model.context_limit(),
         texts: stops,
     };
-    Ok(complete(model, tokenizer, prompt, ends, greedy_token, |_| ())?.text)
+    Ok(complete(
+        model,
+        tokenizer,
+        prompt,
+        ends,
+        &mut Sampler::greedy(),
+        |_| (),
+    )?
+    .text)
 }
 
 /// Quality of `other` relative to `dense`, which generated `by_dense`.

@@ -18,7 +18,7 @@ pub struct SweepRow {
     pub placement: Option<PlacementSummary>,
     /// Why the model could not be placed, or its placement not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub placement_error: Option<String>,
     /// Shares of inactive, unpredicted and skipped neurons.
     pub sparsity: Sparsity,
     /// Recall, precision and cost of prediction; none where no neuron is predicted.
@@ -39,15 +39,15 @@ pub struct Axes {
     /// Activation frequency from which on neurons are on the GPU, where that is the axis.
     pub hot_threshold: Option<f64>,
     /// The policy setting as it is written on the command line.
-    pub level: String,
+    pub setting: String,
     /// Its policy.
     pub policy: String,
     /// What the setting's parameter is, such as `relative FFN error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub level_of: Option<String>,
+    pub parameter: Option<String>,
     /// Value of that parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub level_value: Option<f64>,
+    pub parameter_value: Option<f64>,
     /// Sequences that decode together.
     pub batch: usize,
     /// Tokens of each sequence, decoded ones included.

@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as one document for programs.
+//! Results of a benchmark, as tables and as one JSON document.
 
 use std::{fmt::Write, path::Path};
 
@@ -17,14 +17,14 @@ use powerinfer_eval::{
     format::figure,
 };
 
-/// Everything there is to tell.
+/// Results of a benchmark.
 pub(super) struct Report<'a> {
     pub(super) model: &'a Runtime,
     pub(super) isa: Isa,
     pub(super) threads: usize,
-    /// The policy that was forced.
+    /// The policy, if it is not the plan's.
     pub(super) policy: Option<Policy>,
-    /// Where tokens came from, unless they are random.
+    /// Text of the tokens; none if they are random.
     pub(super) text: Option<&'a Path>,
     pub(super) seed: u64,
     pub(super) probe_bytes: usize,
@@ -38,7 +38,7 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// For programs.
+    /// Results as JSON.
     pub(super) fn json(&self) -> serde_json::Value {
         let bundle = self.model.bundle();
         let plan = bundle.plan();
@@ -83,7 +83,7 @@ impl Report<'_> {
         })
     }
 
-    /// For people.
+    /// Results as tables.
     pub(super) fn text(&self) -> Result<String> {
         let bundle = self.model.bundle();
         let mut text = String::new();
@@ -128,7 +128,7 @@ impl Report<'_> {
         }
         if !self.densities.is_empty() {
             let mut table =
-                Table::new(&["neurons", "µs an FFN", "least–most", "of the time of all"]);
+                Table::new(&["neurons", "µs per FFN", "least–most", "of the time of all"]);
             for found in self.densities {
                 table.row(vec![
                     percent(found.neuron_share),
@@ -141,7 +141,7 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "synchronisation       {:.1} µs beside the work of a small kernel on {}",
+            "synchronisation       {:.1} µs per kernel besides its work, on {}",
             self.sync_microseconds,
             threads(self.threads)
         )?;
@@ -154,7 +154,7 @@ impl Report<'_> {
         Ok(text)
     }
 
-    /// The policy, or those of a plan with their numbers of layers.
+    /// The policy, or those of the plan with their numbers of layers.
     fn policies(&self) -> String {
         let of = self.model.policies();
         let counted = Policy::ALL.into_iter().filter_map(|policy| {
@@ -173,7 +173,7 @@ impl Report<'_> {
     }
 
     fn speeds(&self) -> String {
-        let mut table = Table::new(&["", "tokens/s", "least–most", "µs a token"]);
+        let mut table = Table::new(&["", "tokens/s", "least–most", "µs per token"]);
         for measured in self.measured {
             let speed = &measured.tokens_per_second;
             table.row(vec![
@@ -208,7 +208,7 @@ impl Report<'_> {
         let bandwidth = &measured.read_bandwidth;
         writeln!(
             text,
-            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, beside each repeat; decoding reads {:.1} GB/s, {} of it ({}–{})",
+            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; decoding reads {:.1} GB/s, {} of it ({}–{})",
             bandwidth.median / 1e9,
             bandwidth.least / 1e9,
             bandwidth.most / 1e9,
@@ -227,7 +227,7 @@ impl Report<'_> {
         if self.policy.is_none() && planned > 0.0 {
             writeln!(
                 text,
-                "plan            {} µs a token at full context on {}; measured {:.2} times that",
+                "plan            {} µs per token at full context on {}; measured {:.2} times that",
                 figure(planned),
                 plan.hardware.name,
                 found / planned
@@ -235,7 +235,7 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "clock           {:.2} µs a token, {} of it, for timing the stages",
+            "clock           {:.2} µs per token, {} of it, for timing the stages",
             measured.clock_microseconds,
             percent(measured.clock_microseconds / found)
         )?;
@@ -243,11 +243,11 @@ impl Report<'_> {
     }
 }
 
-/// Stage by stage, what a token takes in the repeat in the middle, so that the stages add up.
+/// Time per token of each stage in the median repeat, so that the stages add up.
 fn stages(measured: &Measured) -> Table {
     let mut table = Table::new(&[
         "stage",
-        "µs a token",
+        "µs per token",
         "least–most",
         "of the time",
         "read",
@@ -285,12 +285,12 @@ fn stages(measured: &Measured) -> Table {
     table
 }
 
-/// Says that others used the machine, where they did.
+/// Report of contention for the processor, if there was any.
 fn disturbance(found: Contention) -> Option<String> {
     let share = |share: Option<f64>| share.map_or_else(|| "an unknown share".to_owned(), percent);
     found.is_disturbed().then(|| {
         format!(
-            "the threads waited for a processor {} of the time, and {} of the machine's was given to others: figures are too low and vary",
+            "threads waited for a processor {} of the time, {} of the machine's time was stolen: speeds are too low and vary",
             share(found.waited),
             share(found.stolen)
         )
@@ -312,7 +312,7 @@ fn batch_table(measured: &[BatchMeasured]) -> Table {
         "tokens/s",
         "least–most",
         "each",
-        "read a token",
+        "read per token",
         "neurons of a token",
         "of any",
         "of read bandwidth",

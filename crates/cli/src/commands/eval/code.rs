@@ -5,42 +5,41 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Digest, Progress};
 use powerinfer_eval::{
-    Ends, EvalError, PythonSandbox, Sample, SampleFile, complete, format,
-    human_eval::{Judge, Problem, STOPS, Verdict, read_completions, read_problems},
-    statistics::{Interval, Paired, bootstrap_mean, pass_at, share},
+    PythonSandbox, SampleFile, format,
+    human_eval::{
+        Judge, Problem, Results, SolveOptions, Verdict, read_completions, read_problems, solve,
+    },
 };
-use powerinfer_runtime::{Sampler, SamplingSettings};
-use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{choices, paired_json};
 use crate::{
     engine::{
         PolicyArgument,
-        evaluated::{Evaluated, Model, SubjectArguments},
+        evaluated::{Evaluated, SubjectArguments},
     },
-    output::{Output, Table, percent, print, print_json},
+    output::{Output, Table, print, print_json},
     progress::Bar,
 };
 
-/// Which problems, and who solves and judges them.
+/// Problems, generation and judge.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Programs run in an embedded interpreter that has no files and no network; what it cannot judge is told.\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
+    after_help = "Programs run in an embedded interpreter that has no files and no network; what it cannot judge is reported.\n\nExamples:\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --policy dense,predicted\n  powerinfer eval humaneval ./my-model.powerinfer --data HumanEval.jsonl.gz --samples 20 --temperature 0.2 -k 1,10 --out samples.jsonl\n  powerinfer eval humaneval --data HumanEval.jsonl.gz --completions samples-from-elsewhere.jsonl"
 )]
 pub(crate) struct CodeArguments {
     #[command(flatten)]
     subject: SubjectArguments,
-    /// The problems: JSON by lines, plain or compressed (`task_id`, `prompt`, `entry_point`, `canonical_solution`, `test`)
+    /// The problems: JSON lines, plain or compressed (`task_id`, `prompt`, `entry_point`, `canonical_solution`, `test`)
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Take the first N problems alone
+    /// Take only the first N problems
     #[arg(long, value_name = "N")]
     count: Option<usize>,
     /// Completions of each problem
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: u32,
-    /// Divide the logits by this; 0 takes the likeliest token
+    /// Sampling temperature; 0 is greedy
     #[arg(
         long,
         value_name = "T",
@@ -48,7 +47,7 @@ pub(crate) struct CodeArguments {
         allow_negative_numbers = true
     )]
     temperature: f32,
-    /// Tell how likely it is that one of so many completions passes
+    /// Report pass@K: the probability that one of K completions passes
     #[arg(
         short = 'k',
         value_name = "K",
@@ -56,20 +55,20 @@ pub(crate) struct CodeArguments {
         default_value = "1"
     )]
     k: Vec<u64>,
-    /// Policies to compare, the others with the first [default: what the plan says]
+    /// Policies to compare, the others with the first [default: the plan's]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Most tokens of a completion
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
     max_tokens: usize,
-    /// Write completions and verdicts to this file as they come, and go on from what it has; with several policies
-    /// one file each, their names put in
+    /// Append completions and verdicts to this file, and resume from it; with several policies one file each, named
+    /// after the policy
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Judge the completions of this file (`task_id`, `completion` by lines) instead of letting a model write some
+    /// Judge the completions of this file (JSON lines: `task_id`, `completion`) instead of generating some
     #[arg(long, value_name = "FILE", conflicts_with_all = ["samples", "temperature", "policy", "out"])]
     completions: Option<PathBuf>,
-    /// Judge with this Python, in a sandbox of the system's; an error where there can be none
+    /// Judge with this Python in a sandbox; an error if the system allows no sandbox
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
     /// Seed of every random choice
@@ -80,11 +79,10 @@ pub(crate) struct CodeArguments {
     json: bool,
 }
 
-/// What one policy, or a file, comes to.
+/// Results of one policy, or of a file of completions.
 struct Row {
     name: String,
-    /// Of each problem, the verdicts on its completions.
-    verdicts: Vec<Vec<Verdict>>,
+    results: Results,
 }
 
 pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
@@ -102,7 +100,7 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         bail!("`--count` is 0; give at least one problem");
     }
     if arguments.samples > 1 && arguments.temperature == 0.0 {
-        bail!("the likeliest tokens are the same each time; give `--temperature` with `--samples`");
+        bail!("greedy completions are all the same; give `--temperature` with `--samples`");
     }
     let most = u64::from(arguments.samples);
     if let Some(k) = arguments
@@ -110,14 +108,26 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
         .iter()
         .find(|k| **k == 0 || (**k > most && arguments.completions.is_none()))
     {
-        bail!("`-k {k}` cannot be told from {most} completions; give `--samples` of {k} or more");
+        bail!(
+            "`-k {k}` cannot be estimated from {most} completions; give `--samples` of {k} or more"
+        );
     }
     let judge = match &arguments.python {
         None => Judge::Embedded,
         Some(python) => Judge::Python(PythonSandbox::new(python)?),
     };
     let rows = match (&arguments.completions, completions) {
-        (Some(path), Some(found)) => vec![judge_all(path, &problems, &found, &judge, output)?],
+        (Some(path), Some(found)) => {
+            let bar = Bar::new(output);
+            let count: usize = found.iter().map(Vec::len).sum();
+            bar.begin("judging", count as u64, "completions");
+            let results = Results::judge(&problems, &found, &judge, &bar)?;
+            bar.end();
+            vec![Row {
+                name: path.display().to_string(),
+                results,
+            }]
+        }
         _ => solve_all(arguments, &problems, &judge, output)?,
     };
     if arguments.json {
@@ -137,34 +147,7 @@ pub(crate) fn run(arguments: &CodeArguments, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// Judges completions made elsewhere.
-fn judge_all(
-    path: &Path,
-    problems: &[Problem],
-    completions: &[Vec<String>],
-    judge: &Judge,
-    output: Output,
-) -> Result<Row> {
-    let bar = Bar::new(output);
-    let all: usize = completions.iter().map(Vec::len).sum();
-    bar.begin("judging", all as u64, "completions");
-    let mut verdicts = Vec::new();
-    for (problem, completions) in problems.iter().zip(completions) {
-        let mut of_problem = Vec::new();
-        for completion in completions {
-            of_problem.push(problem.judge(completion, judge));
-            bar.advance(1)?;
-        }
-        verdicts.push(of_problem);
-    }
-    bar.end();
-    Ok(Row {
-        name: path.display().to_string(),
-        verdicts,
-    })
-}
-
-/// Lets the model solve every problem under every policy.
+/// Solves every problem under every policy.
 fn solve_all(
     arguments: &CodeArguments,
     problems: &[Problem],
@@ -173,7 +156,7 @@ fn solve_all(
 ) -> Result<Vec<Row>> {
     let subject = arguments.subject.open(output)?;
     let choices = choices(&arguments.policy);
-    // All of them now: what is wrong with one is not told after hours of another.
+    // All files first: an error in one must not appear after hours of another.
     let mut files = Vec::new();
     for (name, _) in &choices {
         let run = run_digest(arguments, &subject, name)?;
@@ -189,24 +172,28 @@ fn solve_all(
             ..output
         };
         let mut model = subject.model(*choice, quiet)?;
-        let verdicts = solve(
-            arguments,
-            problems,
-            judge,
-            &mut model,
-            subject.tokenizer(),
-            file.as_mut(),
-            (name, output),
-        )?;
+        let bar = Bar::new(output);
+        let options = SolveOptions {
+            samples: arguments.samples as usize,
+            temperature: arguments.temperature,
+            max_tokens: arguments.max_tokens,
+            context: model.context_limit(),
+            seed: arguments.seed,
+        };
+        let completions = problems.len() * options.samples;
+        bar.begin(name, completions as u64, "completions");
+        let (tokenizer, file) = (subject.tokenizer(), file.as_mut());
+        let results = solve(&mut model, tokenizer, problems, judge, options, file, &bar)?;
+        bar.end();
         rows.push(Row {
             name: name.clone(),
-            verdicts,
+            results,
         });
     }
     Ok(rows)
 }
 
-/// Where the samples of a policy go.
+/// File of the samples of a policy.
 fn named(path: &Path, policy: &str, policies: usize) -> PathBuf {
     if policies == 1 {
         return path.to_owned();
@@ -219,7 +206,7 @@ fn named(path: &Path, policy: &str, policies: usize) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// What samples of this run have in common, and those of no other.
+/// Digest of the settings that samples depend on.
 fn run_digest(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> Result<String> {
     let settings = json!({
         "bundle": subject.identity()?,
@@ -234,135 +221,11 @@ fn run_digest(arguments: &CodeArguments, subject: &Evaluated, policy: &str) -> R
     Ok(Digest::of(settings.to_string().as_bytes()).to_string())
 }
 
-fn solve(
-    arguments: &CodeArguments,
-    problems: &[Problem],
-    judge: &Judge,
-    model: &mut Model,
-    tokenizer: &Tokenizer,
-    mut file: Option<&mut SampleFile>,
-    (name, output): (&str, Output),
-) -> Result<Vec<Vec<Verdict>>> {
-    let samples = arguments.samples as usize;
-    let bar = Bar::new(output);
-    bar.begin(name, (problems.len() * samples) as u64, "completions");
-    let ends = Ends {
-        max_tokens: arguments.max_tokens,
-        context: model.context_limit(),
-        texts: &STOPS,
-    };
-    let mut verdicts = Vec::new();
-    for (index, problem) in problems.iter().enumerate() {
-        let mut of_problem = Vec::new();
-        for sample in 0..samples {
-            let known = file
-                .as_ref()
-                .and_then(|file| file.find(&problem.task_id, sample));
-            if let Some(known) = known {
-                of_problem.push(known.verdict.clone());
-                bar.advance(1)?;
-                continue;
-            }
-            // A stream of its own, so that a run that goes on draws what it would have drawn.
-            let mut sampler = Sampler::new(SamplingSettings {
-                temperature: arguments.temperature,
-                seed: arguments.seed ^ ((((index << 16) | sample) as u64) << 20),
-                ..SamplingSettings::default()
-            })?;
-            let choose = |logits: &[f32]| sampler.sample(logits);
-            let written = complete(model, tokenizer, &problem.prompt, ends, choose, |_| ());
-            let (completion, verdict) = match written {
-                Ok(completion) => {
-                    let verdict = problem.judge(&completion.text, judge);
-                    (completion.text, verdict)
-                }
-                Err(error @ EvalError::PromptLength { .. }) => {
-                    (String::new(), Verdict::Unjudged(error.to_string()))
-                }
-                Err(error) => return Err(error.into()),
-            };
-            of_problem.push(verdict.clone());
-            if let Some(file) = &mut file {
-                file.push(Sample {
-                    task_id: problem.task_id.clone(),
-                    sample,
-                    completion,
-                    verdict,
-                })?;
-            }
-            bar.advance(1)?;
-        }
-        verdicts.push(of_problem);
-    }
-    bar.end();
-    Ok(verdicts)
-}
-
 impl Row {
-    fn count(&self, name: &str) -> usize {
-        let all = self.verdicts.iter().flatten();
-        all.filter(|verdict| verdict.name() == name).count()
-    }
-
-    /// Problems that could be judged, by the number that passed and that were judged.
-    fn judged(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.verdicts.iter().filter_map(|of_problem| {
-            let judged = of_problem
-                .iter()
-                .filter(|verdict| !matches!(verdict, Verdict::Unjudged(_)));
-            let (mut passed, mut all) = (0, 0);
-            for verdict in judged {
-                passed += u64::from(*verdict == Verdict::Passed);
-                all += 1;
-            }
-            (all > 0).then_some((passed, all))
-        })
-    }
-
-    /// pass@k of the problems that could be judged so often.
-    fn pass_at(&self, k: u64) -> Vec<f64> {
-        self.judged()
-            .filter_map(|(passed, all)| pass_at(k, passed, all))
-            .collect()
-    }
-
-    /// Whether each problem's first completion passed; none where it could not be judged.
-    fn firsts(&self) -> Vec<Option<bool>> {
-        let first = |of_problem: &Vec<Verdict>| match of_problem.first() {
-            None | Some(Verdict::Unjudged(_)) => None,
-            Some(verdict) => Some(*verdict == Verdict::Passed),
-        };
-        self.verdicts.iter().map(first).collect()
-    }
-
-    /// This row beside another, on the problems that both could be judged on.
-    fn beside(&self, first: &Self) -> Paired {
-        let pairs = first.firsts().into_iter().zip(self.firsts());
-        let (a, b): (Vec<bool>, Vec<bool>) = pairs.filter_map(|(a, b)| a.zip(b)).unzip();
-        Paired::of(&a, &b)
-    }
-
-    /// pass@k with its interval, and the problems it is of; none where there are none.
-    fn interval(&self, k: u64, seed: u64) -> Option<(Interval, usize)> {
-        let values = self.pass_at(k);
-        let is_plain = values.iter().all(|value| *value == 0.0 || *value == 1.0);
-        let found = match is_plain {
-            true => share(
-                values.iter().sum::<f64>().round() as u64,
-                values.len() as u64,
-            ),
-            false => bootstrap_mean(&values, seed),
-        };
-        (!values.is_empty()).then_some((found, values.len()))
-    }
-
-    /// The same in words.
-    fn told(&self, k: u64, seed: u64) -> String {
-        let Some((found, _)) = self.interval(k, seed) else {
-            return "–".to_owned();
-        };
-        let [value, low, high] = [found.value, found.low, found.high].map(percent);
-        format!("{value} ({low}–{high})")
+    /// Mean pass@k with its interval.
+    fn format_pass(&self, k: u64, seed: u64) -> String {
+        let found = self.results.mean_pass_at(k, seed);
+        found.map_or_else(|| "–".to_owned(), |(found, _)| format::share(found))
     }
 
     fn to_json(&self, first: &Self, problems: &[Problem], arguments: &CodeArguments) -> Value {
@@ -370,16 +233,16 @@ impl Row {
             .k
             .iter()
             .map(|k| {
-                let figure = self.interval(*k, arguments.seed).map(|(found, problems)| {
+                let figure = self.results.mean_pass_at(*k, arguments.seed).map(|(found, problems)| {
                     json!({ "value": found.value, "low": found.low, "high": found.high, "problems": problems })
                 });
                 (k.to_string(), json!(figure))
             })
             .collect();
-        let paired = self.beside(first);
+        let paired = self.results.relative_to(&first.results);
         let tasks = problems
             .iter()
-            .zip(&self.verdicts)
+            .zip(&self.results.verdicts)
             .map(|(problem, verdicts)| {
                 let verdicts: Vec<Value> = verdicts
                     .iter()
@@ -390,8 +253,8 @@ impl Row {
         json!({
             "name": self.name,
             "verdicts": {
-                "passed": self.count("passed"), "failed": self.count("failed"), "error": self.count("error"),
-                "timeout": self.count("timeout"), "unjudged": self.count("unjudged"),
+                "passed": self.results.count("passed"), "failed": self.results.count("failed"), "error": self.results.count("error"),
+                "timeout": self.results.count("timeout"), "unjudged": self.results.count("unjudged"),
             },
             "pass_at": pass,
             "relative_to_first": paired_json(paired),
@@ -412,19 +275,24 @@ fn table(rows: &[Row], arguments: &CodeArguments) -> String {
     for row in rows {
         let counts = ["passed", "failed", "error", "timeout", "unjudged"];
         let mut cells = vec![row.name.clone()];
-        cells.extend(counts.map(|name| row.count(name).to_string()));
-        cells.extend(arguments.k.iter().map(|k| row.told(*k, arguments.seed)));
+        cells.extend(counts.map(|name| row.results.count(name).to_string()));
+        cells.extend(
+            arguments
+                .k
+                .iter()
+                .map(|k| row.format_pass(*k, arguments.seed)),
+        );
         table.row(cells);
     }
     table.to_string()
 }
 
-/// What there is to say beside the table.
+/// Remarks below the table.
 fn remarks(rows: &[Row], problems: &[Problem], ks: &[u64]) -> Vec<String> {
     let mut lines = Vec::new();
     for row in rows {
         for k in ks {
-            let counted = row.pass_at(*k).len();
+            let counted = row.results.pass_at(*k).len();
             if counted < problems.len() {
                 lines.push(format!(
                     "{}: pass@{k} is of {counted} problems; the other {} have fewer completions that could be judged",
@@ -438,12 +306,12 @@ fn remarks(rows: &[Row], problems: &[Problem], ks: &[u64]) -> Vec<String> {
         lines.push(format::paired(
             &row.name,
             &rows[0].name,
-            row.beside(&rows[0]),
+            row.results.relative_to(&rows[0].results),
         ));
     }
     let mut unjudged: Vec<String> = Vec::new();
     for row in rows {
-        for (problem, verdicts) in problems.iter().zip(&row.verdicts) {
+        for (problem, verdicts) in problems.iter().zip(&row.results.verdicts) {
             let reason = verdicts.iter().find_map(|verdict| match verdict {
                 Verdict::Unjudged(reason) => Some(reason),
                 _ => None,

@@ -1,25 +1,25 @@
-//! `powerinfer eval prune`: what it costs to compute fewer neurons, in three ways: those that the predictor calls inactive are
-//! skipped, cold ones are dropped for good, and as many are dropped at random.
+//! `powerinfer eval prune`: the cost of computing fewer neurons: skipping those predicted inactive, dropping cold ones for
+//! good, and dropping as many at random.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{Progress, certificate::Estimate, plan::Policy, progress::Silent};
+use powerinfer_artifact::{Progress, plan::Policy, progress::Silent};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
     Ends, Fidelity, Windows, complete, fidelity, format,
     function_tasks::{Verdict, judge},
-    pruning::{hottest, random},
+    pruning::Arm,
     statistics::{Paired, share},
 };
-use powerinfer_model::{LanguageModel, greedy_token};
+use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::{Execution, Runtime, Sampler};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::paired_json;
+use super::{divergence_json, paired_json};
 use crate::{
     calibration_text::{check_paths, texts},
     model_argument::{self, DEMO, bundle_folder},
@@ -27,7 +27,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What is left out, and what it is judged by.
+/// Arms of the study, and the text and tasks they are judged on.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer eval prune demo --tasks 100\n  powerinfer eval prune ./my-model.powerinfer --data held-out.txt --keep 0.5,0.2"
@@ -43,7 +43,7 @@ pub(crate) struct PruneArguments {
     /// Most tokens to read
     #[arg(long, value_name = "N", default_value_t = 4096)]
     tokens: usize,
-    /// Shares of the neurons to keep, the hottest of all layers together, and as many of each layer at random
+    /// Shares of the neurons to keep: the hottest of all layers together, and as many of each layer at random
     #[arg(
         long,
         value_name = "SHARE",
@@ -51,7 +51,7 @@ pub(crate) struct PruneArguments {
         default_value = "0.8,0.6,0.4,0.2,0.1,0.05"
     )]
     keep: Vec<f64>,
-    /// Logits to raise the predictors' thresholds by, where there are predictors: the higher, the fewer neurons are computed
+    /// Logits to raise the predictors' thresholds by: the higher, the fewer neurons are computed
     #[arg(
         long,
         value_name = "LOGIT",
@@ -60,7 +60,7 @@ pub(crate) struct PruneArguments {
         default_value = "-2,0,2,4,6"
     )]
     raise: Vec<f32>,
-    /// Held-out function tasks of the demo to solve too
+    /// Held-out function tasks of the demo to solve as well
     #[arg(long, value_name = "N", default_value_t = 0)]
     tasks: usize,
     /// Threads to compute with [default: one per physical core]
@@ -74,43 +74,19 @@ pub(crate) struct PruneArguments {
     json: bool,
 }
 
-/// One way to compute fewer neurons.
-#[derive(Debug, Clone, Copy)]
-enum Arm {
-    /// All are computed.
-    None,
-    /// Those that predictors predict, by thresholds raised so far.
-    Skip(f32),
-    /// The hottest share.
-    DropCold(f64),
-    /// As many of each layer, at random.
-    DropRandom(f64),
-}
-
-impl Arm {
-    fn name(self) -> &'static str {
-        match self {
-            Self::None => "dense",
-            Self::Skip(_) => "skip predicted",
-            Self::DropCold(_) => "drop cold",
-            Self::DropRandom(_) => "drop random",
-        }
-    }
-
-    /// How far it goes.
-    fn level(self) -> String {
-        match self {
-            Self::None => "–".to_owned(),
-            Self::Skip(by) => format!("logit {by:+}"),
-            Self::DropCold(share) | Self::DropRandom(share) => format!("keep {}", percent(share)),
-        }
+/// Parameter of an arm, for tables.
+fn format_parameter(arm: Arm) -> String {
+    match arm {
+        Arm::Dense => "–".to_owned(),
+        Arm::SkipPredicted(by) => format!("logit {by:+}"),
+        Arm::DropCold(share) | Arm::DropRandom(share) => format!("keep {}", percent(share)),
     }
 }
 
-/// What one arm comes to.
+/// Results of one arm.
 struct Row {
     arm: Arm,
-    /// The lowest frequency that is kept, where cold neurons are dropped.
+    /// Lowest activation frequency of a kept neuron, where cold ones are dropped.
     coldest: Option<f32>,
     computed_share: f64,
     fidelity: Fidelity,
@@ -148,7 +124,6 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     }
     let placing = bundle.placement_inputs()?;
     let frequencies: Vec<&[f32]> = placing.iter().map(|layer| &layer.frequencies[..]).collect();
-    let neurons = bundle.config().ffn_size;
     let windows = Windows::for_context(bundle.plan().budget.context_tokens as usize);
     let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
@@ -164,26 +139,8 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     bar.begin("computing fewer neurons", steps as u64, "tokens and tasks");
     let mut rows: Vec<Row> = Vec::new();
     for arm in arms {
-        let policy = match arm {
-            Arm::Skip(_) => Policy::Predicted,
-            _ => Policy::Dense,
-        };
-        let policy = Some(policy);
-        let mut other = Runtime::open(open()?, policy, &execution, &Silent)?;
-        let mut coldest = None;
-        match arm {
-            Arm::None => {}
-            Arm::Skip(by) => other.raise_predictors(by),
-            Arm::DropCold(share) => {
-                let kept = hottest(&frequencies, share);
-                coldest = Some(kept.coldest);
-                other.keep_only(Some(&kept.layers));
-            }
-            Arm::DropRandom(share) => {
-                let like = hottest(&frequencies, share);
-                other.keep_only(Some(&random(&like, neurons, arguments.seed)));
-            }
-        }
+        let mut other = Runtime::open(open()?, Some(arm.policy()), &execution, &Silent)?;
+        let coldest = arm.apply(&mut other, &frequencies, arguments.seed);
         let fidelity = fidelity(&mut dense, &mut other, &texts, windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
@@ -206,22 +163,22 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         }));
     }
     print(table(&rows))?;
-    say(&rows, total, output);
+    report(&rows, total, output);
     Ok(())
 }
 
-/// What is compared, `dense` first.
+/// Arms to compare, `dense` first.
 fn arms(arguments: &PruneArguments, has_predictors: bool) -> Vec<Arm> {
-    let mut arms = vec![Arm::None];
+    let mut arms = vec![Arm::Dense];
     if has_predictors {
-        arms.extend(arguments.raise.iter().map(|by| Arm::Skip(*by)));
+        arms.extend(arguments.raise.iter().map(|by| Arm::SkipPredicted(*by)));
     }
     arms.extend(arguments.keep.iter().map(|share| Arm::DropCold(*share)));
     arms.extend(arguments.keep.iter().map(|share| Arm::DropRandom(*share)));
     arms
 }
 
-/// Whether the model solves each task.
+/// Solves `tasks` greedily; returns which are solved.
 fn solve(
     model: &mut Runtime,
     tokenizer: &Tokenizer,
@@ -236,7 +193,14 @@ fn solve(
     };
     let mut solved = Vec::new();
     for task in tasks {
-        let written = complete(model, tokenizer, task.prompt(), ends, greedy_token, |_| ())?;
+        let written = complete(
+            model,
+            tokenizer,
+            task.prompt(),
+            ends,
+            &mut Sampler::greedy(),
+            |_| (),
+        )?;
         solved.push(judge(task, &written.text, seed) == Verdict::Passed);
         bar.advance(1)?;
     }
@@ -250,7 +214,6 @@ impl Row {
     }
 
     fn to_json(&self, dense: &Self) -> Value {
-        let both = |estimate: Estimate| json!({ "value": estimate.value, "margin_95_percent": estimate.margin });
         let found = share(self.passed(), self.solved.len() as u64);
         let pass = match self.solved.is_empty() {
             true => Value::Null,
@@ -259,19 +222,19 @@ impl Row {
                 "relative_to_dense": paired_json(Paired::of(&dense.solved, &self.solved)),
             }),
         };
-        let level = match self.arm {
-            Arm::None => Value::Null,
-            Arm::Skip(by) => json!({ "raised_logit": by }),
+        let parameter = match self.arm {
+            Arm::Dense => Value::Null,
+            Arm::SkipPredicted(by) => json!({ "raised_logit": by }),
             Arm::DropCold(share) | Arm::DropRandom(share) => json!({ "kept": share }),
         };
         json!({
             "arm": self.arm.name(),
-            "level": level,
+            "parameter": parameter,
             "coldest_kept": self.coldest,
             "ffn_neurons_computed": self.computed_share,
             "perplexity": self.fidelity.other().perplexity(),
             "perplexity_rise": self.fidelity.perplexity_rise(),
-            "kl_divergence_mean": both(self.fidelity.mean_divergence()),
+            "kl_divergence_mean": divergence_json(&self.fidelity),
             "top1_agreement": self.fidelity.top1_agreement(),
             "pass_at_1": pass,
         })
@@ -282,7 +245,7 @@ fn table(rows: &[Row]) -> String {
     let has_tasks = !rows[0].solved.is_empty();
     let mut headings = vec![
         "arm",
-        "level",
+        "parameter",
         "FFN neurons",
         "perplexity",
         "rise (95 %)",
@@ -296,7 +259,7 @@ fn table(rows: &[Row]) -> String {
         let rise = row.fidelity.perplexity_rise();
         let mut cells = vec![
             row.arm.name().to_owned(),
-            row.arm.level(),
+            format_parameter(row.arm),
             percent(row.computed_share),
             format!("{:.4}", row.fidelity.other().perplexity()),
             format::rise(rise),
@@ -304,25 +267,20 @@ fn table(rows: &[Row]) -> String {
         ];
         if has_tasks {
             let found = share(row.passed(), row.solved.len() as u64);
-            cells.push(format!(
-                "{} ({}–{})",
-                percent(found.value),
-                percent(found.low),
-                percent(found.high)
-            ));
+            cells.push(format::share(found));
         }
         table.row(cells);
     }
     table.to_string()
 }
 
-/// Says how it was measured, and which arms differ from `dense` on the tasks.
-fn say(rows: &[Row], tokens: usize, output: Output) {
+/// Reports how it was measured, and which arms differ from `dense` on the tasks.
+fn report(rows: &[Row], tokens: usize, output: Output) {
     output.say(format!(
-        "{tokens} tokens scored; rise: of perplexity over `dense`, 95 % by the paired bootstrap of blocks; cold: by the share of tokens on which a neuron fired while the model was profiled, of all layers together"
+        "{tokens} tokens scored; rise: of perplexity over `dense`, 95 % by the paired block bootstrap; cold: by activation frequency in the profile, over all layers"
     ));
     for row in rows.iter().skip(1).filter(|row| !row.solved.is_empty()) {
-        let name = format!("{} ({})", row.arm.name(), row.arm.level());
+        let name = format!("{} ({})", row.arm.name(), format_parameter(row.arm));
         let paired = Paired::of(&rows[0].solved, &row.solved);
         output.say(format::paired(&name, rows[0].arm.name(), paired));
     }

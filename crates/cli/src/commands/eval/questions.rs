@@ -10,7 +10,7 @@ use powerinfer_eval::{
     multiple_choice::{answer, read_questions},
     statistics::{Interval, Paired, share},
 };
-use powerinfer_model::greedy_token;
+use powerinfer_runtime::Sampler;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -24,18 +24,18 @@ use crate::{
     progress::Bar,
 };
 
-/// Which questions, and who answers.
+/// Questions and policies.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuestionArguments {
     #[command(flatten)]
     subject: SubjectArguments,
-    /// The questions, JSON by lines, plain or compressed
+    /// The questions: JSON lines, plain or compressed
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Ask the first N questions alone
+    /// Ask only the first N questions
     #[arg(long, value_name = "N")]
     count: Option<usize>,
-    /// Policies to compare, the others with the first [default: what the plan says]
+    /// Policies to compare, the others with the first [default: the plan's]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Print one JSON document
@@ -46,7 +46,7 @@ pub(crate) struct QuestionArguments {
 /// Questions with choices.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A line is a question: `context`, `choices` and `label`, the number of the right one from 0 on. Choices are told apart by their log-likelihood after the context, as it is and a byte.\n\nExample:\n  powerinfer eval multiple-choice ./my-model.powerinfer --data questions.jsonl --policy dense,predicted"
+    after_help = "A line is a question: `context`, `choices` and `label`, the number of the right one from 0 on. The answer is the choice with the highest log-likelihood after the context: in all (`acc`) or per byte (`acc_norm`).\n\nExample:\n  powerinfer eval multiple-choice ./my-model.powerinfer --data questions.jsonl --policy dense,predicted"
 )]
 pub(crate) struct ChoiceArguments {
     #[command(flatten)]
@@ -56,12 +56,12 @@ pub(crate) struct ChoiceArguments {
 /// Word problems.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A line is a problem: `question`, and `answer` with `#### number` at its end. What counts is the number behind `####`, or the last one.\n\nExample:\n  powerinfer eval gsm8k ./my-model.powerinfer --data test.jsonl --shots 5 --count 200"
+    after_help = "A line is a problem: `question`, and `answer` with `#### number` at its end. The number after `####` counts, or the last one.\n\nExample:\n  powerinfer eval gsm8k ./my-model.powerinfer --data test.jsonl --shots 5 --count 200"
 )]
 pub(crate) struct WordProblemArguments {
     #[command(flatten)]
     common: QuestionArguments,
-    /// Take the first N problems for solved examples instead of asking them
+    /// Use the first N problems as solved examples instead of asking them
     #[arg(long, value_name = "N", default_value_t = 5)]
     shots: usize,
     /// Most tokens of an answer
@@ -69,7 +69,7 @@ pub(crate) struct WordProblemArguments {
     max_tokens: usize,
 }
 
-/// What one policy does: of each question, how each way to count it ends; none where it does not fit.
+/// Results of one policy: for each question, whether it is right by each metric; none if it does not fit the context.
 struct Row {
     policy: String,
     answers: Vec<Option<Vec<bool>>>,
@@ -85,8 +85,8 @@ pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Re
         let is_right = |taken: usize| taken == question.label;
         Ok(vec![is_right(found.best_by_length), is_right(found.best)])
     };
-    let ways = ["acc_norm", "acc"];
-    evaluate(common, questions.len(), &ways, ask, output)
+    let metrics = ["acc_norm", "acc"];
+    evaluate(common, questions.len(), &metrics, ask, output)
 }
 
 pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) -> Result<()> {
@@ -108,17 +108,24 @@ pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) ->
             context: model.context_limit(),
             texts: &grade_school::STOPS,
         };
-        let written = complete(model, tokenizer, &prompt, ends, greedy_token, |_| ())?;
+        let written = complete(
+            model,
+            tokenizer,
+            &prompt,
+            ends,
+            &mut Sampler::greedy(),
+            |_| (),
+        )?;
         Ok(vec![is_right(&asked[index], &written.text)])
     };
-    evaluate(common, asked.len(), &["right number"], ask, output)
+    evaluate(common, asked.len(), &["exact_match"], ask, output)
 }
 
 /// Asks every question under every policy, and reports.
 fn evaluate(
     arguments: &QuestionArguments,
     questions: usize,
-    ways: &[&str],
+    metrics: &[&str],
     ask: impl Fn(&mut Model, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
     output: Output,
 ) -> Result<()> {
@@ -149,12 +156,18 @@ fn evaluate(
         rows.push(Row { policy, answers });
     }
     if arguments.json {
-        let rows: Vec<Value> = rows.iter().map(|row| row.to_json(&rows[0], ways)).collect();
+        let rows: Vec<Value> = rows
+            .iter()
+            .map(|row| row.to_json(&rows[0], metrics))
+            .collect();
         let data = Digest::of_file(&arguments.data)?;
         return print_json(&json!({ "questions": questions, "data": data, "rows": rows }));
     }
     let mut headings = vec!["policy", "asked", "too long"];
-    let shares: Vec<String> = ways.iter().map(|way| format!("{way} (95 %)")).collect();
+    let shares: Vec<String> = metrics
+        .iter()
+        .map(|metric| format!("{metric} (95 %)"))
+        .collect();
     headings.extend(shares.iter().map(String::as_str));
     let mut table = Table::new(&headings);
     for row in &rows {
@@ -164,8 +177,8 @@ fn evaluate(
             asked.to_string(),
             (questions - asked).to_string(),
         ];
-        cells.extend((0..ways.len()).map(|way| {
-            let Interval { value, low, high } = row.share(way);
+        cells.extend((0..metrics.len()).map(|metric| {
+            let Interval { value, low, high } = row.share(metric);
             match asked {
                 0 => "–".to_owned(),
                 _ => format!("{} ({}–{})", percent(value), percent(low), percent(high)),
@@ -178,34 +191,34 @@ fn evaluate(
         output.say(format::paired(
             &row.policy,
             &rows[0].policy,
-            row.beside(&rows[0]),
+            row.relative_to(&rows[0]),
         ));
     }
     Ok(())
 }
 
 impl Row {
-    /// The share of right answers, counted one way.
-    fn share(&self, way: usize) -> Interval {
+    /// Share of right answers by a metric.
+    fn share(&self, metric: usize) -> Interval {
         let answers = self.answers.iter().flatten();
-        let right = answers.clone().filter(|answer| answer[way]).count();
+        let right = answers.clone().filter(|answer| answer[metric]).count();
         share(right as u64, answers.count() as u64)
     }
 
-    /// This row beside another, counted the first way, on questions that both were asked.
-    fn beside(&self, first: &Self) -> Paired {
+    /// Comparison with `first` by the first metric, on questions that both were asked.
+    fn relative_to(&self, first: &Self) -> Paired {
         let pairs = first.answers.iter().zip(&self.answers);
         let both = pairs.filter_map(|(a, b)| Some((a.as_ref()?[0], b.as_ref()?[0])));
         let (a, b): (Vec<bool>, Vec<bool>) = both.unzip();
         Paired::of(&a, &b)
     }
 
-    fn to_json(&self, first: &Self, ways: &[&str]) -> Value {
-        let shares: serde_json::Map<String, Value> = ways
+    fn to_json(&self, first: &Self, metrics: &[&str]) -> Value {
+        let shares: serde_json::Map<String, Value> = metrics
             .iter()
             .enumerate()
-            .map(|(way, name)| {
-                let Interval { value, low, high } = self.share(way);
+            .map(|(metric, name)| {
+                let Interval { value, low, high } = self.share(metric);
                 let figure = match self.answers.iter().flatten().count() {
                     0 => Value::Null,
                     _ => json!({ "value": value, "low": low, "high": high }),
@@ -217,7 +230,7 @@ impl Row {
             "policy": self.policy,
             "asked": self.answers.iter().flatten().count(),
             "right": shares,
-            "relative_to_first": paired_json(self.beside(first)),
+            "relative_to_first": paired_json(self.relative_to(first)),
         })
     }
 }

@@ -1,5 +1,4 @@
-//! `powerinfer eval perplexity` and `powerinfer eval fidelity`: what skipping neurons does to the
-//! probabilities a model gives to text.
+//! `powerinfer eval perplexity` and `powerinfer eval fidelity`: the effect of skipping neurons on the probabilities of text.
 
 use std::path::PathBuf;
 
@@ -7,7 +6,6 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 use powerinfer_artifact::{
     Progress,
-    certificate::Estimate,
     plan::{Plan, Policy},
 };
 use powerinfer_bundle::Bundle;
@@ -21,6 +19,7 @@ use powerinfer_reference::ReferenceModel;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
+use super::divergence_json;
 use crate::{
     calibration_text::{check_paths, texts},
     certificate_table,
@@ -33,7 +32,7 @@ use crate::{
     progress::Bar,
 };
 
-/// Which bundle on which text, under which policies.
+/// Bundle, text and policies.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer eval perplexity demo --tokens 2000\n  powerinfer eval fidelity ./my-model.powerinfer --data held-out.txt"
@@ -49,24 +48,24 @@ pub(crate) struct TextArguments {
     /// Most tokens to read
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     tokens: usize,
-    /// Tokens that the model sees at once [default: the context of the bundle, at most 512]
+    /// Tokens of a window [default: the context of the bundle, at most 512]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
-    /// Tokens from one window's beginning to the next one's [default: half a window]
+    /// Tokens between the beginnings of two windows [default: half a window]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Whether each text begins with the token that marks a beginning
+    /// Whether each text begins with the BOS token
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     bos: BosArgument,
     /// Policies to compare with `dense` [default: all that the bundle can follow in every layer, and
-    /// its plan where that mixes them or leaves inputs out]
+    /// its plan if that mixes policies or skips inputs]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
-    /// Measure the bundle's certificate again, on its own text, and fail where it differs
+    /// Measure the bundle's certificate again, on its own text, and fail if it differs
     #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "bos", "policy"])]
     certificate: bool,
-    /// Compare with this model under the reference engine instead of with the bundle's own `dense`: what the
-    /// weights' format costs counts too
+    /// Compare with this model under the reference engine instead of the bundle's own `dense`, so that the cost of the
+    /// weights' format counts
     #[arg(long, value_name = "MODEL", conflicts_with = "certificate")]
     against: Option<String>,
     /// Print one JSON document
@@ -74,25 +73,25 @@ pub(crate) struct TextArguments {
     json: bool,
 }
 
-/// Whether a text begins with the token that marks a beginning.
+/// Whether a text begins with the BOS token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BosArgument {
-    /// Where the tokenizer puts it there
+    /// If the tokenizer adds it
     Auto,
-    /// Always; an error where the tokenizer has none
+    /// Always; an error if the tokenizer has none
     Always,
     /// Never
     Never,
 }
 
 impl BosArgument {
-    /// `texts` as they are to begin.
+    /// Adds or removes the BOS token of `texts`.
     fn apply(self, texts: &mut [Vec<u32>], tokenizer: &Tokenizer) -> Result<()> {
         let bos = tokenizer.bos().map(|bos| bos.id);
         match (self, bos) {
             (Self::Auto, _) | (Self::Never, None) => {}
             (Self::Always, None) => {
-                bail!("the tokenizer has no token that marks a beginning; leave `--bos` out")
+                bail!("the tokenizer has no BOS token; leave `--bos` out")
             }
             (Self::Always, Some(bos)) => texts
                 .iter_mut()
@@ -109,19 +108,19 @@ impl BosArgument {
     }
 }
 
-/// Which figures are shown.
+/// Figures to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// Perplexity alone.
+    /// Perplexity.
     Perplexity,
-    /// Everything that tells two distributions apart.
+    /// Perplexity, KL divergence and agreement.
     Fidelity,
 }
 
-/// Rises are to be known this closely.
-const CLOSE: f64 = 0.001;
+/// Half-width of an interval of the rise that counts as precise.
+const PRECISE: f64 = 0.001;
 
-/// What one policy does.
+/// Results of one policy.
 struct Row {
     /// A policy, or `planned`.
     policy: String,
@@ -135,13 +134,13 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let bundle = subject.bundle()?;
     if arguments.certificate {
         let Some(bundle) = &bundle else {
-            bail!("a model has no certificate; give the bundle that was made of it");
+            bail!("a model has no certificate; give a bundle made from it");
         };
         return measure_again(bundle, arguments.json, output);
     }
     if arguments.against.is_some() && bundle.is_none() {
         bail!(
-            "`--against` sets a bundle beside a model, and this is none; `eval fidelity` of a model sets one engine beside the other"
+            "`--against` compares a bundle with a model, and this is no bundle; `eval fidelity` of a model compares the two engines"
         );
     }
     let tokenizer = subject.tokenizer();
@@ -203,7 +202,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         }
         None => subject.model(Some(Policy::Dense), output)?,
     };
-    // A model beside itself: what our engine makes of it.
+    // A model is compared with itself under our engine.
     let packed = match shown {
         Shown::Fidelity => subject.packed()?,
         Shown::Perplexity => None,
@@ -258,7 +257,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         None => "dense",
     };
     print(table((baseline, of_dense), &rows, shown, extent))?;
-    say(
+    report(
         (baseline, of_dense),
         &rows,
         windows,
@@ -268,7 +267,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     Ok(())
 }
 
-/// Refuses a model whose tokens are others than those of `config`, and says so where `bundle` was made of another one.
+/// Refuses a model with another vocabulary than `config`; reports if `bundle` was made from another model.
 fn check_against(
     checkpoint: &Checkpoint,
     bundle: Option<&Bundle>,
@@ -285,13 +284,13 @@ fn check_against(
     let made_of = bundle.map(|bundle| bundle.header().model.fingerprint);
     if made_of.is_some_and(|made_of| made_of != checkpoint.identity().fingerprint) {
         output.say(format!(
-            "the bundle was not made of `{name}`: the two differ in more than format and policy"
+            "the bundle was not made from `{name}`: the two differ in more than format and policy"
         ));
     }
     Ok(())
 }
 
-/// What is compared with `dense`: what was asked for, or all that the bundle can do.
+/// Policies to compare with `dense`: those asked for, or all that the bundle can follow.
 fn choices(
     asked: &[PolicyArgument],
     bundle: &Bundle,
@@ -334,7 +333,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     };
     if !bundle.certificate_matches() {
         bail!(
-            "the certificate of the bundle in `{}` is of another plan or of another text; run `powerinfer place` again",
+            "the certificate of the bundle in `{}` is for another plan or another text; run `powerinfer place` again",
             bundle.folder().display()
         );
     }
@@ -347,7 +346,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     if let Some(difference) = certify::difference(written, &found) {
         bail!("measured again, {difference}; the bundle is not what was certified");
     }
-    output.say("measured again, and just as the certificate says");
+    output.say("measured again: equal to the certificate");
     Ok(())
 }
 
@@ -404,8 +403,8 @@ fn table(
     table.to_string()
 }
 
-/// Says how it was measured, and how much more text a close figure would take.
-fn say(
+/// Reports how it was measured, and how much text a precise figure takes.
+fn report(
     (baseline, dense): (&str, Likelihood),
     rows: &[Row],
     windows: Windows,
@@ -415,39 +414,38 @@ fn say(
     let tokens = dense.tokens;
     let begins = match begins_with {
         Some(token) => format!("every text begins with `{token}`"),
-        None => "nothing is put before a text".to_owned(),
+        None => "texts begin without a special token".to_owned(),
     };
     output.say(format!(
-        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `{baseline}`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other one: tokens of a text before the likeliest is another, the median of texts where it is",
+        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `{baseline}`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other token: tokens of a text before the first other arg max, median of the texts that have one",
         windows.length, windows.stride
     ));
     for row in rows {
         let rise = row.fidelity.perplexity_rise();
-        let told = match () {
+        let verdict = match () {
             () if row.fidelity.largest_difference() == 0.0 => "every logit is the same".to_owned(),
-            () if tokens < MIN_INTERVAL_TOKENS => "too little text to tell".to_owned(),
+            () if tokens < MIN_INTERVAL_TOKENS => "too little text for an interval".to_owned(),
             () if rise.low <= 0.0 && rise.high >= 0.0 => format!(
                 "no difference shown; minimum detectable effect {:.3} %",
                 100.0 * rise.half_width()
             ),
             () => continue,
         };
-        output.say(format!("{} relative to {baseline}: {told}", row.policy));
+        output.say(format!("{} relative to {baseline}: {verdict}", row.policy));
     }
     let widths = rows.iter().map(|row| row.fidelity.perplexity_rise());
     let widest = widths.map(Interval::half_width).fold(0.0, f64::max);
-    if widest > CLOSE {
-        let needed = tokens as f64 * (widest / CLOSE).powi(2);
+    if widest > PRECISE {
+        let needed = tokens as f64 * (widest / PRECISE).powi(2);
         output.say(format!(
-            "to know the rise to ± {:.1} % takes about {needed:.0} tokens",
-            100.0 * CLOSE
+            "an interval of ± {:.1} % takes about {needed:.0} tokens",
+            100.0 * PRECISE
         ));
     }
 }
 
 impl Row {
     fn to_json(&self, extent: TextSize) -> Value {
-        let both = |interval: Estimate| json!({ "value": interval.value, "margin_95_percent": interval.margin });
         let fidelity = &self.fidelity;
         json!({
             "policy": self.policy,
@@ -456,7 +454,7 @@ impl Row {
             "word_perplexity": fidelity.other().word_perplexity(extent.words),
             "bits_per_byte": fidelity.other().bits_per_byte(extent.bytes),
             "perplexity_rise": fidelity.perplexity_rise(),
-            "kl_divergence_mean": both(fidelity.mean_divergence()),
+            "kl_divergence_mean": divergence_json(fidelity),
             "kl_divergence_p99": fidelity.divergence_p99(),
             "largest_logit_difference": fidelity.largest_difference(),
             "top1_agreement": fidelity.top1_agreement(),

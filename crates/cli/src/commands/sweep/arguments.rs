@@ -7,42 +7,42 @@ use powerinfer_eval::sweep::{PolicySetting, parse_share};
 
 use crate::engine::{ActivationArgument, DeviceArgument};
 
-/// The axes of the grid.
+/// Axes of the grid.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Grid")]
 pub(super) struct GridArguments {
-    /// Budgets on the GPU, each of which is placed as well as it can be [default: none, and room for a quarter,
-    /// half, three quarters and all of the layers]
+    /// GPU memory budgets, each placed as well as possible [default: none, and room for a quarter, half, three quarters
+    /// and all of the layers]
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     pub(super) vram: Vec<ByteSize>,
-    /// Instead of budgets: shares of tokens; neurons that fire on as many are hot and on the GPU, whatever
-    /// memory that takes, with attention and the head
+    /// Instead of budgets: activation frequencies; neurons that are active on at least this share of tokens are on the
+    /// GPU with attention and the head, whatever memory that takes
     #[arg(long, value_name = "SHARE", value_delimiter = ',', conflicts_with = "vram", value_parser = share)]
     pub(super) hot_threshold: Vec<f64>,
-    /// Policies and how far they go: `dense`, `exact`, `sign-bit`, `predicted`, `predicted:+2` (predictors'
-    /// thresholds raised by that logit), `error:10%` (the relative error of FFN outputs that thresholds allow),
-    /// `gate:50%` (the share of the smallest gates that is dropped) [default: dense, exact and three of
+    /// Policies with their parameter: `dense`, `exact`, `sign-bit`, `predicted`, `predicted:+2` (predictors'
+    /// thresholds raised by that logit), `error:10%` (threshold policy with that relative error of FFN outputs),
+    /// `gate:50%` (threshold policy that drops that share of the smallest gates) [default: dense, exact and three of
     /// predicted, or dense and four errors]
     #[arg(
         long,
-        value_name = "LEVEL",
+        value_name = "SETTING",
         value_delimiter = ',',
         allow_hyphen_values = true
     )]
-    pub(super) level: Vec<PolicySetting>,
+    pub(super) policy: Vec<PolicySetting>,
     /// Sequences that decode together
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) batch: Vec<u32>,
-    /// Tokens of each sequence, the decoded ones among them [default: the bundle's context, at most 256]
+    /// Tokens of each sequence, decoded ones included [default: the bundle's context, at most 256]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(super) context: Vec<usize>,
-    /// Machine that placements are for: a name or a file, as `place --hardware` takes them [default: the
+    /// Machine to place for: a name or a file, as for `place --hardware` [default: the
     /// bundle's]
     #[arg(long, value_name = "NAME|FILE")]
     pub(super) hardware: Option<String>,
 }
 
-/// What is measured, on what.
+/// Measures and their data.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Measures")]
 pub(super) struct MeasureArguments {
@@ -53,25 +53,25 @@ pub(super) struct MeasureArguments {
     /// Most tokens to score
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub(super) tokens: usize,
-    /// Most tokens of them on which every neuron is looked at, beside what is predicted
+    /// Most tokens of them on which every neuron is counted
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub(super) audit_tokens: usize,
-    /// Most tokens of them on which each layer follows a level alone; 0 leaves that out
+    /// Most tokens of them on which each layer alone follows a policy; 0 leaves that out
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(super) layer_tokens: usize,
-    /// Held-out function tasks of the demo to write too [default: 100 for `demo`, else 0]
+    /// Held-out function tasks of the demo to solve as well [default: 100 for `demo`, else 0]
     #[arg(long, value_name = "N")]
     pub(super) tasks: Option<usize>,
-    /// HumanEval, or the like, to write too
+    /// HumanEval, or a file of the same format, to solve as well
     #[arg(long, value_name = "FILE")]
     pub(super) humaneval: Option<PathBuf>,
-    /// Take the first N of its problems alone
+    /// Take only the first N of its problems
     #[arg(long, value_name = "N", requires = "humaneval")]
     pub(super) problems: Option<usize>,
-    /// Tokens to decode at each point, one by one
+    /// Tokens to decode at each point
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) decode_tokens: u32,
-    /// How often to time each
+    /// Repeats of each time measurement
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) repeats: u32,
     /// Memory to read for the read bandwidth; several times the processor's caches
@@ -83,14 +83,14 @@ pub(super) struct MeasureArguments {
     /// What runs the parts that placements put on a GPU; without one, placements are predicted
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(super) device: DeviceArgument,
-    /// Run every placement where there is no GPU too: the CPU computes it in its two halves, and sums them as
-    /// they would be
+    /// Without a GPU, run every placement on the CPU: it computes both parts and sums them in the same order as with a
+    /// GPU
     #[arg(long)]
     pub(super) run_placements: bool,
-    /// Format of what quantised weights are multiplied with on the CPU; GPUs multiply with float32
+    /// Format of the activations that quantised weights are multiplied with on the CPU; GPUs use float32
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(super) activations: ActivationArgument,
-    /// Seed of the tasks and of every draw
+    /// Seed of every random choice
     #[arg(short, long, default_value_t = 1)]
     pub(super) seed: u64,
 }

@@ -184,7 +184,7 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
     headings.extend(passes.iter().map(String::as_str));
     let mut table = Table::new(&headings);
     for row in rows {
-        let mut cells = vec![row.axes.level.clone(), format_target(row)];
+        let mut cells = vec![row.axes.setting.clone(), format_target(row)];
         if batches {
             cells.push(row.axes.batch.to_string());
         }
@@ -222,10 +222,10 @@ pub(super) fn report(rows: &[SweepRow], out: &Path, output: Output) {
         output.say(sentence);
     }
     for row in rows {
-        if let Some(trouble) = &row.trouble {
+        if let Some(placement_error) = &row.placement_error {
             output.say(format!(
-                "{} within {}: {trouble}",
-                row.axes.level,
+                "{} within {}: {placement_error}",
+                row.axes.setting,
                 format_target(row)
             ));
         }
