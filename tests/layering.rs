@@ -56,8 +56,8 @@ const HEAVY: &[&str] = &[
     "ureq",
 ];
 
-/// Commands that import another command until the planner and the sweeps are crates of their own.
-const IMPORTING: &[&str] = &["inspect", "merge", "place", "prepare", "simulate", "sweep"];
+/// Commands that import another command until the sweeps are below the command line.
+const IMPORTING: &[&str] = &["sweep"];
 
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {

@@ -78,7 +78,7 @@ pub enum EvalError {
         reason: String,
     },
     /// A result that should equal another one before it is timed.
-    #[error("the result differs from {expected}: {difference}; nothing is timed")]
+    #[error("the result differs from {expected}: {difference}, so nothing is timed")]
     ResultDiffers {
         /// What it should equal.
         expected: &'static str,
@@ -87,7 +87,7 @@ pub enum EvalError {
     },
     /// A sequence of a batch whose logits differ from those of the same sequence alone.
     #[error(
-        "sequence {sequence} of a batch of {batch} has other logits than alone; nothing is timed"
+        "sequence {sequence} of a batch of {batch} has other logits than alone, so nothing is timed"
     )]
     BatchDiffers {
         /// The sequence, from 0 on.

@@ -23,7 +23,7 @@ pub enum Verdict {
         /// Result of the completion.
         found: String,
     },
-    /// A syntax error, an exception or too much memory; says which.
+    /// A syntax error, an exception or too much memory, in words.
     Error(String),
     /// The time limit was exceeded.
     Timeout,

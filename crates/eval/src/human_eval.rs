@@ -46,7 +46,7 @@ pub enum Verdict {
     Error(String),
     /// The time limit was exceeded.
     Timeout,
-    /// The judge cannot run the program; says why.
+    /// The judge cannot run the program, for this reason.
     Unjudged(String),
 }
 

@@ -97,7 +97,7 @@ impl PythonSandbox {
         let text = String::from_utf8_lossy(&asked.stdout);
         let mut lines = text.lines().map(PathBuf::from);
         let (Some(real), Some(base)) = (lines.next(), lines.next()) else {
-            return Err(refused("it does not tell where it lies".to_owned()));
+            return Err(refused("it does not report its folders".to_owned()));
         };
         // Folders that are bound anyway, and the root.
         let is_system = base == Path::new("/usr") || base == Path::new("/");

@@ -1,6 +1,6 @@
 //! Published dense models, listed in `published_dense.json`: their `config.json` as published, and their number
 //! of parameters.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! Latency of starting a job after work and after rest, and the speed-up by two threads under contention:
 //! `cargo bench -p powerinfer-pool`.
-#![allow(clippy::print_stdout, clippy::expect_used)]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::{
     hint::{black_box, spin_loop},

@@ -1,5 +1,4 @@
 //! Every part runs once; panics are propagated; jobs nest; pools start and stop.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -1,5 +1,5 @@
 //! Reference engine against the goldens: logits, activations, greedy ids, masked logits.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;

@@ -1,5 +1,4 @@
 //! Pages are the same every time, show what the documents say, and no name breaks out of the HTML.
-#![allow(clippy::unwrap_used)]
 
 use powerinfer_artifact::{
     Digest, ModelIdentity,

@@ -1,12 +1,14 @@
 //! What running holds is what the plan's lines say, to the byte, and while tokens are computed no
 //! more is taken than the line for scratch says: an allocator counts.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::{alloc::System, collections::BTreeMap, io::Write};

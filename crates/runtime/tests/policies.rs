@@ -1,12 +1,14 @@
 //! Thresholds and sign bits against the reference engine, whose neurons are masked by the
 //! definitions; and the fall back of layers that leave their band.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};

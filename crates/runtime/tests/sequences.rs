@@ -1,8 +1,9 @@
 //! Sequences that are cut, copied, and kept in files go on as if they had been run from the start, in
 //! every format of the KV cache; and the formats are as close to each other as they ought to be.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;

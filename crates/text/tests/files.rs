@@ -1,6 +1,6 @@
 //! Files that a tokenizer is read from, and errors of missing and invalid ones.
 
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

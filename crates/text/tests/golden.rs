@@ -1,7 +1,12 @@
 //! Tokenizers compared with the outputs of Python's `tokenizers` and `transformers`.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends at its first failure and prints what it skips"
+)]
 
+#[expect(dead_code, reason = "shared by several tests")]
 mod support;
 
 use powerinfer_text::{GenerationPrompt, SpecialText, SpecialTokens};

@@ -39,7 +39,7 @@ pub struct Results {
 /// # Errors
 ///
 /// Fails if the model does, if `file` cannot be written, or if the user asks to stop. A prompt longer than the context is
-/// no error: its verdict says so.
+/// no error: its verdict is `unjudged`.
 pub fn solve<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,

@@ -91,7 +91,7 @@ impl Sweep<'_> {
     /// # Errors
     ///
     /// Fails if a model does, if `file` cannot be written, or if the user asks to stop. A placement that does not fit is
-    /// no error: its row says so.
+    /// no error but a field of its row.
     pub fn measure<Planner: SweepPlanner>(
         &self,
         missing: &[(usize, Point)],
@@ -291,7 +291,7 @@ impl Sweep<'_> {
         let mut plan = found.plan.clone();
         plan.clear_memory_use();
         let own = self.bundle.plan();
-        // What is stored in the bundle stays as it is.
+        // Thresholds and the KV cache stay those of the bundle.
         for (layer, before) in plan.layers.iter_mut().zip(&own.layers) {
             layer.threshold = before.threshold;
             layer.input_thresholds = before.input_thresholds;

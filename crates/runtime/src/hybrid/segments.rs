@@ -3,6 +3,7 @@
 //!
 //! The launches of all tokens are equal, as position and step are in device memory. A segment costs one launch of the
 //! driver instead of one per kernel. Without graph capture, kernels are launched one by one.
+#![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;
 
@@ -141,7 +142,6 @@ impl GraphSegments {
             if let Some(segment) = self.segments().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
-                #[allow(unsafe_code)]
                 unsafe {
                     segment.launch()?;
                 }
@@ -173,7 +173,6 @@ impl GraphSegments {
             let segment = self.device.end_capture()?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
-            #[allow(unsafe_code)]
             unsafe {
                 segment.launch()?;
             }

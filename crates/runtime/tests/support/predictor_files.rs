@@ -1,5 +1,4 @@
 //! Predictor files written for a test.
-#![allow(dead_code)] // each test uses a part
 
 use std::{collections::BTreeMap, path::Path};
 

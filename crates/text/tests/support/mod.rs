@@ -1,7 +1,6 @@
 //! Golden tokenizers: tokenizers with expected outputs.
 
 // Each test target uses a part of this module.
-#![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
