@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything CI runs: format, lints, tests, the GPU's kernels, documentation. Needs rustup and a C++ compiler;
+# Everything CI runs: format, lints, tests, the GPU's kernels, documentation. Needs rustup and a C++ compiler (without one set
+# POWERINFER_SKIP_EMULATOR=1: tests of the GPU's kernels are then skipped and counted);
 # what checks the kernels' PTX is installed with pip, a browser with apt, and what needs them is skipped where that cannot be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +11,10 @@ cargo fmt --all --check
 step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 step "tests"
-cargo test --workspace --locked
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+cargo test --workspace --locked 2>&1 | tee "$log"
+echo "$(grep -c '^skipped: ' "$log" || true) tests skipped"
 step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
 step "the GPU's benchmark, emulated"

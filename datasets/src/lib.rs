@@ -1,6 +1,6 @@
-//! Text and task sets: what the demonstration model is trained, calibrated and examined on.
+//! The demo checkpoint and the Python functions it is calibrated and evaluated on, as data.
+//!
+//! The trainer crate generates both; nothing here draws a task at run time.
 
 pub mod demo;
 pub mod minipython;
-
-use powerinfer_artifact::random;

@@ -1,9 +1,8 @@
 //! How fast each kernel goes through weights that lie in memory, beside plain reading.
 //!
-//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…]`, on one thread. `POWERINFER_ISA`
-//! chooses the instructions, `MIB=8` makes the weights fit the caches, so that arithmetic is what takes
-//! time; `COLUMNS=192` makes rows end within what kernels take at once. Weights lie in huge pages, as a bundle's do; `SMALL_PAGES=1` leaves them in those that the system
-//! gives. Results are compared with the scalar code before anything is timed.
+//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`, on one thread. `POWERINFER_ISA`
+//! chooses the instructions, `mib=8` makes the weights fit the caches, so that arithmetic is what takes
+//! time; `columns=192` makes rows end within what kernels take at once. Weights lie in huge pages, as a bundle's do. Results are compared with the scalar code before anything is timed.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
@@ -22,11 +21,9 @@ fn main() {
         .filter_map(|name| name.parse().ok())
         .collect();
     let mut memory = memmap2::MmapMut::map_anon(total_bytes()).expect("memory for the weights");
-    if std::env::var_os("SMALL_PAGES").is_none() {
-        memory
-            .advise(memmap2::Advice::HugePage)
-            .expect("a system that has huge pages");
-    }
+    memory
+        .advise(memmap2::Advice::HugePage)
+        .expect("a system that has huge pages");
     memory.fill(0x2a);
     let bytes: &[u64] = bytemuck::cast_slice(&memory);
     let read = best(total_bytes(), || {
@@ -214,15 +211,15 @@ fn check(isa: Isa, format: Format) {
 
 /// Weights of a row.
 fn columns() -> usize {
-    std::env::var("COLUMNS").map_or(4096, |text| {
-        text.parse().expect("COLUMNS is a number of weights")
-    })
+    argument("columns=").unwrap_or(4096)
 }
 
 /// Bytes of the weights.
 fn total_bytes() -> usize {
-    let mebibytes = std::env::var("MIB").map_or(512, |text| {
-        text.parse().expect("MIB is a number of mebibytes")
-    });
-    mebibytes << 20
+    argument("mib=").unwrap_or(512) << 20
+}
+
+/// The number after `name` among the arguments.
+fn argument(name: &str) -> Option<usize> {
+    std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
 }

@@ -1,9 +1,9 @@
 //! What a card does with each kernel, held against how fast it copies; and what launches, recordings and synchronisations cost.
 //!
 //! `cargo bench -p powerinfer-kernels --bench gpu`, with a card; `-- --emulate` runs the same on the emulator with small
-//! shapes, whose figures mean nothing. Shapes are those of a layer of a 70B model: 8192 numbers, 28672 neurons, 64 heads
-//! that share 8. Results are compared with the scalar code before anything is timed. Caches are swept between repeats;
-//! figures are medians.
+//! shapes, whose figures mean nothing; `-- launches attention` runs these sections alone, after the copies. Shapes are
+//! those of a layer of a 70B model: 8192 numbers, 28672 neurons, 64 heads that share 8. Results are compared with the
+//! scalar code before anything is timed. Caches are swept between repeats; figures are medians.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::{
@@ -21,6 +21,7 @@ use powerinfer_kernels::{
         Attention, Buffer, ColdSum, CudaDevice, Device, DownScratch, Ffn, Gpu, GpuActivation,
         GpuCache, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer, HostMirror, NeuronFilter,
     },
+    environment,
 };
 use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, OwnedMatrix, pack};
 
@@ -59,7 +60,7 @@ fn main() -> Outcome<()> {
         },
         false => match CudaDevice::open(0) {
             Ok(card) => Arc::new(card),
-            Err(reason) if std::env::var_os("POWERINFER_REQUIRE_GPU").is_some() => {
+            Err(reason) if environment::requires_gpu() => {
                 return Err(reason.into());
             }
             Err(reason) => {
@@ -70,18 +71,36 @@ fn main() -> Outcome<()> {
     };
     let mut bench = Bench::new(device, !is_emulated)?;
     println!(
-        "\n## Kernels\n\n{}, {} multiprocessors.\n",
+        "\n{}, {} multiprocessors.\n",
         bench.device.info().name,
         bench.device.info().multiprocessors
     );
+    let named: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"))
+        .collect();
+    // The first one measures the bandwidth that others are compared with.
     bench.copies()?;
-    bench.launches()?;
-    bench.syncs()?;
-    bench.sparse()?;
-    bench.dense()?;
-    bench.prompts()?;
-    bench.attention()
+    for (name, section) in SECTIONS {
+        if named.is_empty() || named.iter().any(|given| given == name) {
+            section(&mut bench)?;
+        }
+    }
+    Ok(())
 }
+
+/// A part of the report.
+type Section = fn(&mut Bench) -> Outcome<()>;
+
+/// The parts after the copies, by the name that chooses them.
+const SECTIONS: [(&str, Section); 6] = [
+    ("launches", Bench::launches),
+    ("syncs", Bench::syncs),
+    ("sparse", Bench::sparse),
+    ("dense", Bench::dense),
+    ("prompts", Bench::prompts),
+    ("attention", Bench::attention),
+];
 
 /// The one in the middle.
 fn median(mut figures: Vec<f64>) -> f64 {

@@ -12,7 +12,7 @@ fn main() {
         && variable("CARGO_CFG_TARGET_POINTER_WIDTH") == "64";
     if !is_known {
         println!(
-            "cargo:warning=the GPU emulator runs on Linux with glibc alone; its tests are skipped"
+            "cargo:warning=the CUDA emulator is built on Linux with glibc only; its tests need POWERINFER_SKIP_EMULATOR=1"
         );
         return;
     }
@@ -50,7 +50,7 @@ fn main() {
             .warnings(false);
         build
     };
-    // Who has no compiler goes without the emulator; who has one and kernels that it refuses, does not.
+    // Without a compiler there is no emulator; kernels that a compiler refuses are an error.
     let probe = out.join("probe.cc");
     fs::write(
         &probe,
@@ -59,7 +59,7 @@ fn main() {
     .expect("a writable build folder");
     if let Err(why) = compiler().file(probe).try_compile("probe") {
         println!(
-            "cargo:warning=without a C++ compiler there is no GPU emulator, its tests are skipped: {why}"
+            "cargo:warning=the CUDA emulator is not built without a C++ compiler, its tests need POWERINFER_SKIP_EMULATOR=1: {why}"
         );
         return;
     }

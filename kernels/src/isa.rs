@@ -10,9 +10,7 @@ use crate::cpu::Operation;
 use crate::cpu::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{avx2::Avx2, avx512::Avx512};
-
-/// The environment variable that overrides the choice.
-const VARIABLE: &str = "POWERINFER_ISA";
+use crate::environment;
 
 /// Every name, on whatever processor.
 const NAMES: [&str; 5] = ["scalar", "avx2", "avx512", "avx512-vnni", "neon"];
@@ -45,14 +43,14 @@ impl Isa {
     ///
     /// Fails when the variable names none, or one that this processor lacks.
     pub fn detect() -> Result<Isa, KernelError> {
-        Isa::choose(std::env::var_os(VARIABLE).as_deref())
+        Isa::choose(environment::isa().as_deref())
     }
 
     /// [`Isa::detect`] for a value of the variable.
     fn choose(name: Option<&OsStr>) -> Result<Isa, KernelError> {
         match name {
-            Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
-            _ => Ok(Isa::available().pop().unwrap_or(Isa::SCALAR)),
+            Some(name) => name.to_string_lossy().parse(),
+            None => Ok(Isa::available().pop().unwrap_or(Isa::SCALAR)),
         }
     }
 

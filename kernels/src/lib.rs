@@ -18,6 +18,7 @@ mod activations;
 mod attention;
 mod cpu;
 pub mod cuda;
+pub mod environment;
 mod error;
 mod isa;
 mod operations;

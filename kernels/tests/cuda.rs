@@ -4,7 +4,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use powerinfer_emulator::{Emulator, Order};
+use powerinfer_emulator::{Order, test_emulator};
 use powerinfer_kernels::{
     Arithmetic, Isa, QuantisedActivations,
     cuda::{
@@ -901,7 +901,7 @@ fn a_host_that_does_not_answer_is_given_up() {
 
 #[test]
 fn a_shape_that_does_not_fit_is_refused() {
-    let Some(emulator) = Emulator::new(1, Order::Forward) else {
+    let Some(emulator) = test_emulator(1, Order::Forward) else {
         return;
     };
     let device: Arc<dyn Device> = Arc::new(emulator);

@@ -1,21 +1,21 @@
 //! From a bundle on disk to a model ready to run.
 
-use std::{env, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_kernels::cuda::{CudaUnavailable, Device};
+use powerinfer_kernels::{
+    cuda::{CudaUnavailable, Device},
+    environment,
+};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, Runtime};
 
 pub(crate) mod evaluated;
 
 use crate::{model_argument::bundle_folder, output::Output, progress::Bar};
-
-/// Makes a missing GPU an error.
-const REQUIRED_VARIABLE: &str = "POWERINFER_REQUIRE_GPU";
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -119,7 +119,7 @@ impl DeviceArgument {
         Ok(match self {
             Self::Cpu => DeviceChoice::Cpu,
             Self::Gpu => DeviceChoice::Gpu,
-            Self::Auto if env::var_os(REQUIRED_VARIABLE).is_some() => DeviceChoice::Gpu,
+            Self::Auto if environment::requires_gpu() => DeviceChoice::Gpu,
             Self::Auto => DeviceChoice::Auto,
             #[cfg(feature = "emulator")]
             Self::Emulated => DeviceChoice::Given(emulator()?),
@@ -175,9 +175,8 @@ impl EngineArguments {
         }
     }
 
-    fn policy_choice(&self) -> PolicyChoice {
-        let forced = |policy: PolicyArgument| PolicyChoice::Forced(policy.into());
-        self.policy.map_or(PolicyChoice::Planned, forced)
+    fn policy(&self) -> Option<Policy> {
+        self.policy.map(Policy::from)
     }
 
     /// Threads to use.
@@ -193,7 +192,7 @@ pub(crate) fn open_runtime(
     output: Output,
 ) -> Result<Runtime> {
     let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
-    let (policy, execution) = (engine.policy_choice(), engine.execution()?);
+    let (policy, execution) = (engine.policy(), engine.execution()?);
     Ok(Runtime::open(
         bundle,
         policy,

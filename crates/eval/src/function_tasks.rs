@@ -46,7 +46,7 @@ pub fn cut_completion(completion: &str) -> &str {
 ///
 /// # Panics
 ///
-/// If the reference does not run, which is a defect of the grammar it comes from.
+/// If the reference does not run, which is a defect of the task file.
 pub fn judge(task: &Task, completion: &str, seed: u64) -> Verdict {
     let calls: Vec<String> = task
         .arguments(seed, CASES)
@@ -105,14 +105,14 @@ mod tests {
     use super::*;
 
     fn any_task() -> Task {
-        tasks(Split::Training, 1)
-            .find(|task| task.family() == "numbers" && task.steps() == 2)
+        tasks(Split::HeldOut, 1)
+            .find(|task| task.combination().starts_with("numbers|"))
             .unwrap()
     }
 
     #[test]
     fn every_solution_passes_against_itself() {
-        for (seed, task) in tasks(Split::Training, 11).take(2000).enumerate() {
+        for (seed, task) in tasks(Split::HeldOut, 1).enumerate() {
             let verdict = judge(&task, task.solution(), seed as u64);
             assert_eq!(verdict, Verdict::Passed, "{}", task.text());
         }
@@ -134,7 +134,11 @@ mod tests {
     fn a_changed_constant_is_noticed() {
         let mut noticed = 0;
         let mut changed = 0;
-        for (seed, task) in distinct_tasks(Split::HeldOut, 13, 800).iter().enumerate() {
+        for (seed, task) in distinct_tasks(Split::HeldOut, 13, 800)
+            .unwrap()
+            .iter()
+            .enumerate()
+        {
             let Some(mutated) = with_one_constant_changed(task.solution(), seed) else {
                 continue;
             };

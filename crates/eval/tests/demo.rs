@@ -21,7 +21,7 @@ fn tokenizer() -> Tokenizer {
 #[test]
 fn the_tokens_of_a_prompt_are_a_prefix_of_those_of_the_text() {
     let tokenizer = tokenizer();
-    for split in [Split::Training, Split::Calibration, Split::HeldOut] {
+    for split in Split::ALL {
         for task in tasks(split, 5).take(300) {
             let prompt = tokenizer.encode(task.prompt(), SpecialTokens::Add).unwrap();
             let text = tokenizer.encode(&task.text(), SpecialTokens::Add).unwrap();

@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use hf_hub::{Repo, RepoType};
 use powerinfer_artifact::{ArtifactError, Progress, write::write_file};
 
 use crate::{HubError, ModelName, checksum::Etag, file_name::FileName};
@@ -51,7 +50,7 @@ impl Commit {
 impl ModelCache {
     /// The folder of `model` in `cache`; it need not be there.
     pub(crate) fn new(cache: &Path, model: &ModelName) -> Self {
-        let name = Repo::new(model.repository(), RepoType::Model).folder_name();
+        let name = format!("models--{}", model.repository().replace('/', "--"));
         Self {
             folder: cache.join(&name),
             locks: cache.join(".locks").join(name),

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, fs};
 
-use hf_hub::{Repo, RepoType};
 use powerinfer_artifact::{Progress, mapped_file::FileBytes};
 
 use crate::{
@@ -127,12 +126,11 @@ impl Fetch<'_> {
     /// What the hub says of the file called `name`.
     fn describe(&self, name: &FileName) -> Result<RemoteFile, HubError> {
         // The commit rather than the branch, which may move meanwhile.
-        let repository = Repo::with_revision(
+        let path = format!(
+            "{}/resolve/{}",
             self.model.repository(),
-            RepoType::Model,
-            self.commit.as_str().to_owned(),
+            self.commit.as_str()
         );
-        let path = format!("{}/resolve/{}", repository.url(), repository.url_revision());
         let address = self.client.address(&path, name.components())?;
         self.client.persist(self.progress, || {
             RemoteFile::describe(self.client, self.model, name, address.clone())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hf_hub::{Repo, RepoType, api::RepoInfo};
+use serde::Deserialize;
 
 use crate::{
     ModelName,
@@ -12,6 +12,19 @@ use crate::{
 
 /// Most bytes of a listing.
 const LONGEST: u64 = 32 << 20;
+
+/// The hub's description of a revision.
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+/// A file of a revision.
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
 
 /// The commit that a revision is at, and the names of its files, unchecked.
 #[derive(Debug)]
@@ -23,12 +36,8 @@ pub(crate) struct Listing {
 impl Listing {
     /// Asks the hub.
     pub(crate) fn ask(client: &Client, model: &ModelName) -> Result<Self, Failure> {
-        let repository = Repo::with_revision(
-            model.repository(),
-            RepoType::Model,
-            model.revision().to_owned(),
-        );
-        let path = format!("api/{}", repository.api_url());
+        let revision = model.revision().replace('/', "%2F");
+        let path = format!("api/models/{}/revision/{revision}", model.repository());
         let address = client.address(&path, std::iter::empty())?;
         let response = client.send("GET", &address, None, Follow::OnHub)?;
         match response.status() {
@@ -37,7 +46,7 @@ impl Listing {
             status => return Err(protocol(&address, format!("it is HTTP {status}")).into()),
         }
         let bytes = body(&address, response, LONGEST)?;
-        let info: RepoInfo = serde_json::from_slice(&bytes)
+        let info: Revision = serde_json::from_slice(&bytes)
             .map_err(|error| protocol(&address, format!("it is no listing: {error}")))?;
         let commit = Commit::parse(&info.sha)
             .ok_or_else(|| protocol(&address, "it names no commit of 40 digits"))?;

@@ -13,7 +13,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, fidelity};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime, Verification};
+use powerinfer_runtime::{Execution, Runtime, Verification};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -89,12 +89,12 @@ fn measure_in(
     progress: &dyn Progress,
 ) -> Result<Certificate> {
     let execution = Execution::on_cpu(usable_cores());
-    let open = |policy: PolicyChoice| -> Result<Runtime> {
+    let open = |policy: Option<Policy>| -> Result<Runtime> {
         let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
         Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
-    let mut dense = open(PolicyChoice::Forced(Policy::Dense))?;
-    let mut planned = open(PolicyChoice::Planned)?;
+    let mut dense = open(Some(Policy::Dense))?;
+    let mut planned = open(None)?;
     planned.verify(Verification::of_all(bundle.config().layer_count));
     progress.begin("certifying", scored(texts) as u64, "tokens");
     let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {

@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 
 use crate::placement::percent;
 
@@ -22,7 +22,7 @@ pub(crate) fn calibrate(
     share: f64,
     progress: &dyn Progress,
 ) -> Result<Vec<InputThresholds>> {
-    let policy = PolicyChoice::Forced(Policy::Dense);
+    let policy = Some(Policy::Dense);
     let execution = Execution::on_cpu(usable_cores());
     let mut model = Runtime::open(bundle, policy, &execution, &Silent)?;
     model.observe_inputs();

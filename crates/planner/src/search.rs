@@ -11,7 +11,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_eval::{Windows, likelihoods, rise};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 
 use crate::modes::AllowedModes;
 /// Steps that thresholds are looked for in, between two levels.
@@ -79,7 +79,7 @@ impl<'a> Judge<'a> {
         progress: &'a dyn Progress,
     ) -> Result<Self> {
         let windows = windows(&bundle);
-        let policy = PolicyChoice::Forced(Policy::Dense);
+        let policy = Some(Policy::Dense);
         let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
         let mut judge = Self {
             model,
@@ -96,8 +96,9 @@ impl<'a> Judge<'a> {
     pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate> {
         for layer in layers {
             self.model
-                .decide(layer.layer, layer.policy, layer.threshold)?;
-            self.model.skip_inputs(layer.layer, layer.input_thresholds);
+                .set_policy(layer.layer, layer.policy, layer.threshold)?;
+            self.model
+                .set_input_thresholds(layer.layer, layer.input_thresholds);
         }
         let found = self.likelihoods("perplexity of policies")?;
         Ok(rise(&self.dense, &found))

@@ -4,11 +4,10 @@
 //! cargo test --release -p powerinfer-predictor -- --ignored --nocapture seven_billion_layer
 //! ```
 //!
-//! The samples are planted; `POWERINFER_TRACES=FILE` keeps them there, or takes those that are
-//! there, so that the training alone can run under a memory limit.
+//! The samples are planted.
 #![allow(clippy::print_stderr)]
 
-use std::{path::PathBuf, time::Instant};
+use std::time::Instant;
 
 use powerinfer_artifact::{Digest, Header, ModelIdentity, Progress, progress::Interrupted};
 use powerinfer_kernels::Isa;
@@ -58,18 +57,15 @@ fn memory(name: &str) -> f64 {
 #[ignore = "takes many minutes and gigabytes; a measurement"]
 fn seven_billion_layer() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = std::env::var_os("POWERINFER_TRACES").map(PathBuf::from);
-    let path = kept.unwrap_or_else(|| folder.path().join("traces.safetensors"));
-    if !path.exists() {
-        let model = ModelIdentity {
-            name: "planted".to_owned(),
-            fingerprint: Digest::of(b"planted"),
-        };
-        let header = Header::new(Traces::FORMAT, Traces::VERSION, model, 7);
-        planted(SHAPE, 7).write(&path, &header).unwrap();
-        // The peak begins anew, where the system can.
-        drop(std::fs::write("/proc/self/clear_refs", "5"));
-    }
+    let path = folder.path().join("traces.safetensors");
+    let model = ModelIdentity {
+        name: "planted".to_owned(),
+        fingerprint: Digest::of(b"planted"),
+    };
+    let header = Header::new(Traces::FORMAT, Traces::VERSION, model, 7);
+    planted(SHAPE, 7).write(&path, &header).unwrap();
+    // The peak begins anew, where the system can.
+    drop(std::fs::write("/proc/self/clear_refs", "5"));
     let settings = Settings {
         targets: Targets {
             recall: 0.95,

@@ -15,7 +15,7 @@ use powerinfer_artifact::{
     progress::{Interrupted, Silent},
     random::Random,
 };
-use powerinfer_emulator::{Emulator, Order, test_device};
+use powerinfer_emulator::{Order, test_device, test_emulator};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
@@ -180,21 +180,17 @@ fn a_device_counts_what_the_processor_counts_in_every_family() {
 
 #[test]
 fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_do() {
-    if test_device(Order::Forward).is_none() || std::env::var_os("POWERINFER_TEST_DEVICE").is_some()
-    {
-        return;
-    }
     let checkpoint = Golden::open("llama-relu-gqa").checkpoint();
     let calibration = calibration(&checkpoint, 64);
     let folder = tempfile::tempdir().unwrap();
     let out = |name: &str| folder.path().join(name);
-    let with = |bytes: usize| -> Arc<dyn Device> {
-        Arc::new(Emulator::new(2, Order::Forward).unwrap().with_memory(bytes))
-    };
     let want = profile(&checkpoint, &calibration, None, &out("cpu")).unwrap();
     let mut done = 0;
     for bytes in [0, 100_000, 500_000, 600_000, 800_000, 4_000_000] {
-        let device = with(bytes);
+        let Some(emulator) = test_emulator(2, Order::Forward) else {
+            return;
+        };
+        let device: Arc<dyn Device> = Arc::new(emulator.with_memory(bytes));
         match profile(&checkpoint, &calibration, Some(&device), &out("device")) {
             Ok(found) => {
                 assert_same_profile(&found, &want, &format!("{bytes} bytes"));
@@ -211,7 +207,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
 
 #[test]
 fn what_a_lost_device_has_done_is_not_done_again() {
-    let Some(device) = Emulator::new(2, Order::Forward) else {
+    let Some(device) = test_emulator(2, Order::Forward) else {
         return;
     };
     let checkpoint = Golden::open("opt-preln").checkpoint();

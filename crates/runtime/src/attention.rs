@@ -1,137 +1,101 @@
-//! Causal grouped-query attention over a KV cache that is streamed once for all queries that share
-//! it, in spans of positions whose results are merged in order.
+//! Causal grouped-query attention. The KV cache is streamed once for all queries that share it, in spans of positions
+//! whose results are merged in order (online softmax).
 //!
-//! Where spans begin depends on nothing but positions, and each query's numbers are computed by
-//! themselves; so a token has the same bits alone and within a batch, on one thread and on many.
+//! Spans start at fixed positions and each query is computed independently, so a token's result does not depend on
+//! batching or on the number of threads.
 
-use std::{f32::consts::LOG2_E, ops::Range};
+use std::{cell::Cell, f32::consts::LOG2_E, ops::Range};
 
 use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
 use powerinfer_kernels::{Isa, exp2};
 use powerinfer_model::alibi_bias;
 use powerinfer_tensor::BLOCK;
 
-use crate::{Threads, sequence::LayerCache};
+use crate::{Threads, scratch::ThreadBuffer, sequence::LayerCache};
 
-/// How many heads there are, and of how many numbers each.
+thread_local! {
+    /// Queries of one layer, `[kv_heads, rows, width]`, what attention gives for them, and per span the partial results.
+    static QUERIES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static OUTPUTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static PARTIALS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    /// What a thread needs for its part: scores, a partial result, and the merged one.
+    static SCORES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static PARTIAL: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static MERGED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Number and size of a layer's heads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
-    /// Of queries.
+    /// Query heads.
     pub(crate) count: usize,
-    /// Of keys and values.
+    /// Heads of keys and values.
     pub(crate) kv_count: usize,
+    /// Values of a head.
     pub(crate) size: usize,
 }
 
-/// What attention does besides dotting: how far it looks back, and ALiBi's slopes.
-pub(crate) struct Reach<'a> {
-    /// Positions a token sees, itself among them; none means all.
+/// The positions that a token attends to, and the bias of their scores.
+pub(crate) struct AttentionMask<'a> {
+    /// Positions of a sliding window, the token's own included; none for full causal attention.
     pub(crate) window: Option<usize>,
-    /// One slope a head.
+    /// ALiBi slopes, `[heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
 }
 
-impl Reach<'_> {
-    /// Positions that the token at `position` sees.
-    fn seen(&self, position: usize) -> Range<usize> {
+impl AttentionMask<'_> {
+    /// Positions that the token at `position` attends to.
+    fn positions(&self, position: usize) -> Range<usize> {
         let end = position + 1;
         let first = self.window.map_or(0, |window| end.saturating_sub(window));
         first..end
     }
 }
 
-/// Mixes values for the last tokens in the cache: `queries`, `[tokens, heads, head_size]`, become what
-/// attention gives for them. Returns the bytes of the cache that were read.
+/// Replaces `queries [tokens, heads, head_size]`, those of the last tokens in `cache`, by `softmax(q·kᵀ / √head_size) · v`.
+/// Returns the bytes of the cache that were read.
 pub(crate) fn attend(
     threads: &Threads,
     heads: Heads,
-    reach: &Reach<'_>,
+    mask: &AttentionMask<'_>,
     cache: &LayerCache,
     queries: &mut [f32],
 ) -> usize {
     let tokens = queries.len() / (heads.count * heads.size);
-    let mix = Mix {
+    let group = heads.count / heads.kv_count;
+    let rows = tokens * group;
+    let layer = LayerAttention {
         isa: threads.isa(),
-        reach,
+        mask,
         cache,
         first: cache.keys[0].positions() - tokens,
         size: heads.size,
-        group: heads.count / heads.kv_count,
+        group,
+        rows,
+        // Blocks of rows have one length, so that threads can share them.
+        stride: match rows {
+            0..=ATTENTION_ROWS => rows,
+            _ => rows.next_multiple_of(ATTENTION_ROWS),
+        },
         // Powers of two are cheaper than those of e.
         scale: LOG2_E / (heads.size as f32).sqrt(),
     };
-    let width = cache.keys[0].width();
-    let rows = tokens * mix.group;
-    // Rows of one KV head side by side, so that they can be taken together.
-    let mut gathered = vec![0.0; heads.kv_count * rows * width];
-    mix.for_each_head(queries, &mut gathered, |query, row| {
-        let scaled = query.iter().map(|query| query * mix.scale);
-        row.iter_mut()
-            .zip(scaled)
-            .for_each(|(row, query)| *row = query);
-    });
-    let mut mixed = vec![0.0; gathered.len()];
-    let seen = reach.seen(mix.first).start..mix.first + tokens;
-    let spans = seen.start / ATTENTION_SPAN..seen.end.div_ceil(ATTENTION_SPAN);
-    let position_bytes = 2 * kv_plane_bytes(cache) / BLOCK;
-    let read = heads.kv_count * seen.len() * position_bytes;
-    if rows <= FEW_ROWS.max(mix.group) && spans.len() > 1 {
-        // Few rows see much: threads share what is seen.
-        let part = rows * (width + 2);
-        let mut partials = vec![0.0; heads.kv_count * spans.len() * part];
-        let mut parts = Vec::with_capacity(partials.len() / part);
-        for (index, partial) in partials.chunks_exact_mut(part).enumerate() {
-            let (head, span) = (index / spans.len(), index % spans.len());
-            let queries = &gathered[head * rows * width..][..rows * width];
-            parts.push((head, spans.start + span, queries, partial));
-        }
-        threads.share(read, parts, |(head, span, queries, partial)| {
-            let mut scores = vec![0.0; rows.min(ATTENTION_ROWS) * ATTENTION_SPAN];
-            mix.span(head, span, 0, queries, &mut scores, partial);
-        });
-        let partials = partials.chunks_exact(spans.len() * part);
-        for (partials, mixed) in partials.zip(mixed.chunks_exact_mut(rows * width)) {
-            let mut merged = vec![0.0; part];
-            start(&mut merged, rows, width);
-            for partial in partials.chunks_exact(part) {
-                merge(&mut merged, partial, rows, width);
-            }
-            finish(&merged, mixed, width);
-        }
-    } else {
-        // Threads share the rows.
-        let mut parts = Vec::with_capacity(heads.kv_count * rows.div_ceil(ATTENTION_ROWS));
-        let queries = gathered.chunks_exact(rows * width);
-        for (head, (queries, mixed)) in queries
-            .zip(mixed.chunks_exact_mut(rows * width))
-            .enumerate()
-        {
-            let chunk = ATTENTION_ROWS * width;
-            let chunks = queries.chunks(chunk).zip(mixed.chunks_mut(chunk));
-            parts.extend(
-                chunks.enumerate().map(|(index, (queries, mixed))| {
-                    (head, index * ATTENTION_ROWS, queries, mixed)
-                }),
-            );
-        }
-        let work = read * rows.div_ceil(ATTENTION_ROWS);
-        threads.share(work, parts, |(head, first_row, queries, mixed)| {
-            let rows = queries.len() / width;
-            let mut scores = vec![0.0; rows * ATTENTION_SPAN];
-            let mut partial = vec![0.0; rows * (width + 2)];
-            let mut merged = vec![0.0; rows * (width + 2)];
-            start(&mut merged, rows, width);
-            for span in spans.clone() {
-                mix.span(head, span, first_row, queries, &mut scores, &mut partial);
-                merge(&mut merged, &partial, rows, width);
-            }
-            finish(&merged, mixed, width);
-        });
-    }
-    mix.for_each_head(queries, &mut mixed, |out, mixed| {
-        out.copy_from_slice(&mixed[..mix.size]);
-    });
-    read
+    let values = heads.kv_count * layer.stride * cache.keys[0].width();
+    ThreadBuffer(&QUERIES).zeroed(values, |gathered| {
+        ThreadBuffer(&OUTPUTS).zeroed(values, |outputs| {
+            layer.for_each_head(queries, gathered, |query, row| {
+                let scaled = query.iter().map(|query| query * layer.scale);
+                row.iter_mut()
+                    .zip(scaled)
+                    .for_each(|(row, query)| *row = query);
+            });
+            let bytes = layer.run(threads, gathered, outputs);
+            layer.for_each_head(queries, outputs, |out, row| {
+                out.copy_from_slice(&row[..layer.size]);
+            });
+            bytes
+        })
+    })
 }
 
 /// Bytes of 32 positions of one plane.
@@ -140,25 +104,100 @@ fn kv_plane_bytes(cache: &LayerCache) -> usize {
     plane.format().plane_bytes(plane.head_size(), BLOCK)
 }
 
-/// Attention of some tokens over one layer's cache. Row `token · group + head` of a KV head is of the
-/// group's query head `head`.
-struct Mix<'a> {
+/// Attention of some tokens over one layer's cache. Row `token · group + head` of a KV head is that of query head
+/// `head` of its group.
+struct LayerAttention<'a> {
     isa: Isa,
-    reach: &'a Reach<'a>,
+    mask: &'a AttentionMask<'a>,
     cache: &'a LayerCache,
     /// Position of the first token.
     first: usize,
-    /// Numbers of a head.
+    /// Values of a head.
     size: usize,
     /// Query heads per KV head.
     group: usize,
-    /// What queries are multiplied by.
+    /// Rows of a KV head.
+    rows: usize,
+    /// Rows from one KV head to the next.
+    stride: usize,
+    /// Factor of the queries.
     scale: f32,
 }
 
-impl Mix<'_> {
-    /// Hands each head of `heads`, `[tokens, heads, head_size]`, to `act` with its row of `rows`,
-    /// `[kv_heads, tokens · group, width]`.
+impl LayerAttention<'_> {
+    /// Sets `outputs` to the attention of the rows in `queries`, both `[kv_heads, stride, width]`; returns the bytes
+    /// read.
+    fn run(&self, threads: &Threads, queries: &[f32], outputs: &mut [f32]) -> usize {
+        let (rows, width) = (self.rows, self.cache.keys[0].width());
+        let tokens = rows / self.group;
+        let positions = self.mask.positions(self.first).start..self.first + tokens;
+        let spans = positions.start / ATTENTION_SPAN..positions.end.div_ceil(ATTENTION_SPAN);
+        let kv_heads = self.cache.keys.len();
+        let position_bytes = 2 * kv_plane_bytes(self.cache) / BLOCK;
+        let bytes = kv_heads * positions.len() * position_bytes;
+        if rows <= FEW_ROWS.max(self.group) && spans.len() > 1 {
+            self.by_spans(threads, queries, outputs, spans, bytes);
+            return bytes;
+        }
+        // Threads share the rows.
+        let block = self.stride.min(ATTENTION_ROWS);
+        let blocks = self.stride / block;
+        let work = bytes * blocks;
+        threads.by_chunks(outputs, block * width, work, |index, outputs| {
+            let (head, first_row) = (index / blocks, index % blocks * block);
+            let rows = block.min(rows - first_row);
+            let queries = &queries[(head * self.stride + first_row) * width..][..rows * width];
+            ThreadBuffer(&SCORES).zeroed(rows * ATTENTION_SPAN, |scores| {
+                ThreadBuffer(&PARTIAL).zeroed(rows * (width + 2), |partial| {
+                    ThreadBuffer(&MERGED).zeroed(rows * (width + 2), |merged| {
+                        start(merged, rows, width);
+                        for span in spans.clone() {
+                            self.span(head, span, first_row, queries, scores, partial);
+                            merge(merged, partial, rows, width);
+                        }
+                        finish(merged, &mut outputs[..rows * width], width);
+                    });
+                });
+            });
+        });
+        bytes
+    }
+
+    /// As [`Self::run`] for few rows that attend to several spans of positions: threads share the spans.
+    fn by_spans(
+        &self,
+        threads: &Threads,
+        queries: &[f32],
+        outputs: &mut [f32],
+        spans: Range<usize>,
+        bytes: usize,
+    ) {
+        let (rows, width) = (self.rows, self.cache.keys[0].width());
+        let (kv_heads, part) = (self.cache.keys.len(), rows * (width + 2));
+        ThreadBuffer(&PARTIALS).zeroed(kv_heads * spans.len() * part, |partials| {
+            threads.by_chunks(partials, part, bytes, |index, partial| {
+                let (head, span) = (index / spans.len(), index % spans.len());
+                let queries = &queries[head * self.stride * width..][..rows * width];
+                let scores = rows.min(ATTENTION_ROWS) * ATTENTION_SPAN;
+                ThreadBuffer(&SCORES).zeroed(scores, |scores| {
+                    self.span(head, spans.start + span, 0, queries, scores, partial);
+                });
+            });
+            let partials = partials.chunks_exact(spans.len() * part);
+            let outputs = outputs.chunks_exact_mut(self.stride * width);
+            for (partials, outputs) in partials.zip(outputs) {
+                ThreadBuffer(&MERGED).zeroed(part, |merged| {
+                    start(merged, rows, width);
+                    for partial in partials.chunks_exact(part) {
+                        merge(merged, partial, rows, width);
+                    }
+                    finish(merged, &mut outputs[..rows * width], width);
+                });
+            }
+        });
+    }
+
+    /// Calls `act` with each head of `heads [tokens, heads, head_size]` and its row of `rows [kv_heads, stride, width]`.
     fn for_each_head(
         &self,
         heads: &mut [f32],
@@ -166,20 +205,19 @@ impl Mix<'_> {
         act: impl Fn(&mut [f32], &mut [f32]),
     ) {
         let (kv_heads, width) = (self.cache.keys.len(), self.cache.keys[0].width());
-        let tokens = heads.len() / (kv_heads * self.group * self.size);
         for (index, head) in heads.chunks_exact_mut(self.size).enumerate() {
             let (token, head_index) = (
                 index / (kv_heads * self.group),
                 index % (kv_heads * self.group),
             );
             let (kv_head, member) = (head_index / self.group, head_index % self.group);
-            let row = (kv_head * tokens + token) * self.group + member;
+            let row = kv_head * self.stride + token * self.group + member;
             act(head, &mut rows[row * width..][..width]);
         }
     }
 
-    /// What rows from `first_row` on get of one span: for each a sum of values, weighted by powers of
-    /// their scores over the largest; behind these sums, that largest score and the sum of weights.
+    /// Sets `partial` to the attention of the rows from `first_row` on over one span of positions: for each the sum of
+    /// values weighted by `2^(score − largest)`; after the sums, per row the largest score and the sum of weights.
     fn span(
         &self,
         head: usize,
@@ -195,7 +233,9 @@ impl Mix<'_> {
         let (sums, ends) = partial.split_at_mut(rows * width);
         let span = span * ATTENTION_SPAN..(span + 1) * ATTENTION_SPAN;
         let seen = |row: usize| {
-            let seen = self.reach.seen(self.first + (first_row + row) / self.group);
+            let seen = self
+                .mask
+                .positions(self.first + (first_row + row) / self.group);
             seen.start.max(span.start)..seen.end.min(span.end)
         };
         sums.fill(0.0);
@@ -206,7 +246,7 @@ impl Mix<'_> {
             let tiles = union.start / BLOCK..union.end.div_ceil(BLOCK);
             let ends = &mut ends[2 * chunk.start..2 * chunk.end];
             if union.is_empty() {
-                ends.as_chunks_mut::<2>().0.fill(NOTHING);
+                ends.as_chunks_mut::<2>().0.fill(EMPTY);
                 continue;
             }
             let length = tiles.len() * BLOCK;
@@ -219,12 +259,12 @@ impl Mix<'_> {
                 let seen = seen(row);
                 if seen.is_empty() {
                     scores.fill(0.0);
-                    *end = NOTHING;
+                    *end = EMPTY;
                     continue;
                 }
                 let first = tiles.start * BLOCK;
                 let valid = seen.start - first..seen.end - first;
-                if let Some(slopes) = self.reach.slopes {
+                if let Some(slopes) = self.mask.slopes {
                     let slope = slopes[head * self.group + (first_row + row) % self.group];
                     for (score, position) in scores[valid.clone()].iter_mut().zip(seen) {
                         *score += alibi_bias(slope, position) * self.scale;
@@ -238,23 +278,23 @@ impl Mix<'_> {
     }
 }
 
-/// Largest score and sum of weights of a row that sees nothing.
-const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
+/// Largest score and sum of weights of a row without positions.
+const EMPTY: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
-/// Makes `merged` what nothing has been added to.
+/// Resets `merged` to the sum over no span.
 fn start(merged: &mut [f32], rows: usize, width: usize) {
     let (sums, ends) = merged.split_at_mut(rows * width);
     sums.fill(0.0);
-    ends.as_chunks_mut::<2>().0.fill(NOTHING);
+    ends.as_chunks_mut::<2>().0.fill(EMPTY);
 }
 
-/// Adds what rows get of one more span.
+/// Merges the partial results of one more span into `merged`.
 fn merge(merged: &mut [f32], partial: &[f32], rows: usize, width: usize) {
     let (sums, ends) = merged.split_at_mut(rows * width);
     let (added_sums, added_ends) = partial.split_at(rows * width);
     let ends = ends.as_chunks_mut::<2>().0;
     for (row, (end, added)) in ends.iter_mut().zip(added_ends.as_chunks().0).enumerate() {
-        if *added == NOTHING {
+        if *added == EMPTY {
             continue;
         }
         let largest = end[0].max(added[0]);
@@ -267,7 +307,7 @@ fn merge(merged: &mut [f32], partial: &[f32], rows: usize, width: usize) {
     }
 }
 
-/// Divides the sums by those of the weights.
+/// Divides the sums of values by the sums of weights.
 fn finish(merged: &[f32], mixed: &mut [f32], width: usize) {
     let (sums, ends) = merged.split_at(mixed.len());
     let rows = sums.chunks_exact(width).zip(ends.as_chunks::<2>().0);
@@ -328,7 +368,7 @@ mod tests {
                 size,
             } = self.heads;
             let mut cache = LayerCache::new(kv_count, size, format, self.tokens()).unwrap();
-            let reach = Reach {
+            let mask = AttentionMask {
                 window: self.window,
                 slopes: self.slopes.as_deref(),
             };
@@ -344,7 +384,7 @@ mod tests {
                     cache.push(&self.keys[own.clone()], &self.values[own]);
                 }
                 let queries = &mut out[batch.start * count * size..batch.end * count * size];
-                attend(threads, self.heads, &reach, &cache, queries);
+                attend(threads, self.heads, &mask, &cache, queries);
                 token = batch.end;
                 if token == self.tokens() {
                     return out;
@@ -496,14 +536,14 @@ mod tests {
             {
                 cache.push(key, value);
             }
-            let reach = Reach {
+            let mask = AttentionMask {
                 window,
                 slopes: None,
             };
             let queries = &mut case.queries.clone()[seen * heads.count * heads.size..];
-            attend(&threads(2), heads, &reach, &cache, queries);
+            attend(&threads(2), heads, &mask, &cache, queries);
             let mut last = case.queries.clone()[(tokens - 1) * heads.count * heads.size..].to_vec();
-            attend(&threads(2), heads, &reach, &cache, &mut last);
+            attend(&threads(2), heads, &mask, &cache, &mut last);
             assert_eq!(last, queries[39 * heads.count * heads.size..]);
             case.queries[seen * heads.count * heads.size..].copy_from_slice(queries);
             let found = std::mem::take(&mut case.queries);

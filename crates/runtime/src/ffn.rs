@@ -1,128 +1,123 @@
-//! The FFN under a policy: gate, up and down of the neurons that it chooses.
+//! The FFN under a policy: gate, up and down of the selected neurons.
+//!
+//! ```text
+//! h_i = act(gate_i · x) · (up_i · x)        out = Σ_{i selected} h_i · down_i
+//! ```
 
 use std::{
+    cell::Cell,
     ops::Range,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use powerinfer_artifact::plan::Policy;
 use powerinfer_bundle::{Layout, memory::PREFILL_BATCH};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Activation, FfnKind};
 
 use crate::{
     Stage, Statistics, Threads,
-    choice::Choice,
-    input::{Input, Vector},
+    input::{Input, InputBuffers, Vector},
     linear::Linear,
-    prediction::Prediction,
+    masks::Masks,
+    predictor::PredictionBuffers,
+    scratch::ThreadBuffer,
+    selector::Selector,
+    threads::add,
 };
 
-/// Which policy each layer follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PolicyChoice {
-    /// The one its plan says.
-    #[default]
-    Planned,
-    /// This one.
-    Forced(Policy),
-}
-
-/// A layer's FFN, borrowed for a forward pass; neurons are hottest first in all matrices.
+/// A layer's FFN, borrowed for a forward pass. Neurons are sorted by activation frequency in all matrices.
+#[derive(Clone, Copy)]
 pub(crate) struct Ffn<'a> {
     pub(crate) gate: Linear<'a>,
-    /// Where the FFN is gated.
+    /// None where the FFN is not gated.
     pub(crate) up: Option<Linear<'a>>,
-    /// By input: row i is what neuron i adds to the hidden state.
+    /// Stored by input: row i is the contribution of neuron i per unit of `h_i`.
     pub(crate) down: Linear<'a>,
     pub(crate) kind: FfnKind,
     pub(crate) activation: Activation,
-    /// Inputs of gate and up that are smaller count as 0.
+    /// Inputs of gate and up below this magnitude count as 0.
     pub(crate) input_threshold: f32,
-    /// Who is computed.
-    pub(crate) choice: Choice<'a>,
-    /// Neurons of the first side; the rest are the second's.
+    pub(crate) selector: Selector<'a>,
+    /// Neurons of the hot prefix, whose sum is computed apart from that of the cold ones.
     pub(crate) hot_count: usize,
 }
 
-/// Rows that a thread takes of a list, or a multiple.
-const ROWS_AT_ONCE: usize = 8;
+/// Rows of a list that a thread takes, or a multiple.
+const LISTED_ROWS: usize = 8;
 
-/// Neurons of a group, at most 64, whose rows are gone through for all tokens before the next group's, so that they
-/// are read from memory once.
+/// Neurons of a group, at most 64, whose rows are used for all tokens before the next group's, so that they are read
+/// from memory once.
 const GROUP: usize = 64;
 
-/// Memory that is used again from layer to layer.
+/// A neuron and a value of it: its activation, then its `h_i`.
+type NeuronValue = (u32, f32);
+
+/// Marks the end of a group's neurons of a token.
+const NONE: NeuronValue = (u32::MAX, 0.0);
+
+/// Buffers of an FFN that are reused from layer to layer.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
-    predicted: Prediction,
-    /// Products of all neurons for all tokens, where they come from a matrix by input.
-    whole_gate: Vec<f32>,
-    whole_up: Vec<f32>,
-    /// Neurons that are computed and what their rows of down are multiplied by, in places of groups.
-    places: Vec<(u32, f32)>,
-    rows: Vec<u32>,
-    /// The same, token by token.
+pub(crate) struct FfnBuffers {
+    pub(crate) prediction: PredictionBuffers,
+    input: InputBuffers,
+    /// Products of all neurons for all tokens, of matrices stored by input.
+    gate_products: Vec<f32>,
+    up_products: Vec<f32>,
+    /// The computed neurons with their `h_i`, in slots of groups.
+    slots: Vec<NeuronValue>,
+    listed: Vec<u32>,
+    /// The computed neurons of every token.
     active: Vec<Active>,
     partial: Vec<f32>,
-    /// Per token, the neurons that were computed and what their rows of down were multiplied by;
-    /// filled where somebody has put a list here.
-    pub(crate) recorded: Option<Vec<Vec<(u32, f32)>>>,
+    /// Per token, the computed neurons with their `h_i`; filled where a list is put here.
+    pub(crate) recorded: Option<Vec<Vec<NeuronValue>>>,
 }
 
-/// The neurons that are computed of a token, in ascending order, and what their rows of down are
-/// multiplied by.
+/// The computed neurons of a token, in ascending order, and the coefficients of their rows of down.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Active {
     pub(crate) rows: Vec<u32>,
     pub(crate) coefficients: Vec<f32>,
 }
 
-/// Marks the end of what a group has of a token.
-const NONE: (u32, f32) = (u32::MAX, 0.0);
+thread_local! {
+    /// Neurons of a token that a thread looks at, their products, and those of a group for all tokens.
+    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    static PRODUCTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static GROUP_PRODUCTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// Rows that were read of gate and up.
 #[derive(Default)]
-struct Read {
+struct RowsRead {
     gate: AtomicUsize,
     up: AtomicUsize,
 }
 
-impl Read {
+impl RowsRead {
     fn add(&self, gate: usize, up: usize) {
         self.gate.fetch_add(gate, Ordering::Relaxed);
         self.up.fetch_add(up, Ordering::Relaxed);
     }
 }
 
-/// Memory of a thread.
-#[derive(Default)]
-struct Work {
-    /// Neurons to look at.
-    rows: Vec<u32>,
-    /// Products with rows of one token.
-    products: Vec<f32>,
-    /// Products of a group for all tokens.
-    all: Vec<f32>,
-}
-
-/// Products of one token that are there already, with biases or without as they were asked for.
+/// Products of one token that have been computed already.
 #[derive(Clone, Copy)]
 struct Known<'a> {
-    /// Of neurons from this one on.
+    /// Neuron of the first product.
     first: usize,
     products: &'a [f32],
 }
 
-impl Scratch {
-    /// The neurons that were predicted of `token` in the last pass, of `neurons` there are.
+impl FfnBuffers {
+    /// The neurons of `neurons` that were predicted for `token` in the last pass.
     pub(crate) fn predicted(&self, token: usize, neurons: usize) -> Vec<u32> {
         let mut listed = Vec::new();
-        self.predicted.masks.list(token, 0..neurons, &mut listed);
+        self.prediction.masks.list(token, 0..neurons, &mut listed);
         listed
     }
 
-    /// Remembers what was computed, where that is asked for.
+    /// Appends the computed neurons to `recorded`, where that is filled.
     fn record(&mut self) {
         if let Some(recorded) = &mut self.recorded {
             recorded.resize(recorded.len().max(self.active.len()), Vec::new());
@@ -135,13 +130,12 @@ impl Scratch {
 }
 
 impl Active {
-    /// Takes over what groups have.
-    fn fill<'a>(&mut self, computed: impl Iterator<Item = &'a (u32, f32)> + Clone) {
-        let count = computed.clone().count();
+    /// Replaces the neurons by `computed`, with memory for `most` of them.
+    fn fill<'a>(&mut self, computed: impl Iterator<Item = &'a NeuronValue>, most: usize) {
         self.rows.clear();
-        self.rows.reserve_exact(count);
+        self.rows.reserve_exact(most);
         self.coefficients.clear();
-        self.coefficients.reserve_exact(count);
+        self.coefficients.reserve_exact(most);
         for (row, coefficient) in computed {
             self.rows.push(*row);
             self.coefficients.push(*coefficient);
@@ -150,25 +144,30 @@ impl Active {
 }
 
 impl Ffn<'_> {
-    /// Adds the FFN's output for some tokens, `x [tokens, hidden]`, to `hidden`, with the bits of
-    /// one token at a time; whatever predicts sees `predictor_input`, as long as `x`.
+    /// Adds the FFN's output for `x [tokens, hidden]` to `hidden`; `predictor_input`, of the same shape, is what
+    /// predictors read.
     ///
-    /// The hot and the cold side each run gate, activation, up and down on their own neurons; their
-    /// sums of d_model numbers are merged once. Whom a policy chooses for a token does not depend on
-    /// company: tokens share the reading of rows, and nothing else.
-    pub(crate) fn run_batch(
+    /// The hot and the cold neurons are summed apart, each from gate to down, and merged once. Neuron selection and
+    /// results do not depend on batching: tokens share the reading of rows and nothing else.
+    pub(crate) fn add_output(
         &self,
         threads: &Threads,
         x: &[f32],
         predictor_input: &[f32],
         hidden: &mut [f32],
-        scratch: &mut Scratch,
+        buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) {
         let (size, neurons) = (self.gate.inputs(), self.gate.outputs());
         let tokens = x.len() / size;
-        let x = self.gate.input(threads, x, self.input_threshold);
-        for constant in [self.down.bias, self.choice.offset()].into_iter().flatten() {
+        let mut input = std::mem::take(&mut buffers.input);
+        let x = self
+            .gate
+            .input(threads, x, self.input_threshold, &mut input);
+        for constant in [self.down.bias, self.selector.offset()]
+            .into_iter()
+            .flatten()
+        {
             for hidden in hidden.chunks_exact_mut(size) {
                 add(hidden, constant);
             }
@@ -176,234 +175,180 @@ impl Ffn<'_> {
         }
         statistics.neurons += (tokens * neurons) as u64;
         statistics.neurons_passed += neurons as u64;
-        let mut whole = |linear: &Linear<'_>, products: &mut Vec<f32>| {
+        let mut of_all = |linear: &Linear<'_>, products: &mut Vec<f32>| {
             if linear.layout == Layout::ByInput {
-                let product = linear.product(threads, &x, self.input_threshold);
-                statistics.bytes_read += product.bytes_read as u64;
-                *products = product.values;
+                let read = linear.product(threads, &x, self.input_threshold, products);
+                statistics.bytes_read += read as u64;
             }
         };
-        whole(&self.gate, &mut scratch.whole_gate);
+        of_all(&self.gate, &mut buffers.gate_products);
         if let Some(up) = &self.up {
-            whole(up, &mut scratch.whole_up);
+            of_all(up, &mut buffers.up_products);
         }
-        if self.choice.predicts() {
+        if self.selector.predicts() {
             statistics.mark(Stage::GateUp);
-            let predicted = &mut scratch.predicted;
-            self.choice
-                .predict(threads, tokens, predictor_input, predicted, statistics);
+            let prediction = &mut buffers.prediction;
+            self.selector
+                .predict(threads, tokens, predictor_input, prediction, statistics);
             statistics.mark(Stage::Prediction);
         }
-        for side in [0..self.hot_count, self.hot_count..neurons] {
-            if side.is_empty() {
-                continue;
+        for neurons in [0..self.hot_count, self.hot_count..neurons] {
+            if !neurons.is_empty() {
+                self.add_neurons(threads, &x, neurons, hidden, buffers, statistics);
             }
-            let read = match tokens {
-                1 => self.of_one(threads, &x, side, scratch),
-                _ => self.of_many(threads, &x, side, scratch),
-            };
-            statistics.bytes_read += read as u64;
-            statistics.mark(Stage::GateUp);
-            let read = self.add_down(threads, hidden, scratch, statistics);
-            statistics.bytes_read += read as u64;
-            statistics.mark(Stage::Down);
         }
+        buffers.input = input;
     }
 
-    /// What the neurons behind the hot ones add for some tokens with the inputs `x`, `[tokens, hidden]`; where
-    /// neurons are predicted, `mask` says which of each token, 32 a word.
+    /// Sum of the cold neurons for `x [tokens, hidden]`; `mask`, 32 neurons a word, has the predicted ones of each
+    /// token where neurons are predicted.
     pub(crate) fn cold_sum(
         &self,
         threads: &Threads,
         x: &[f32],
         mask: Option<&[u32]>,
-        scratch: &mut Scratch,
+        buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> Vec<f32> {
         let neurons = self.gate.outputs();
         let mut sum = vec![0.0; x.len()];
-        let x = self.gate.input(threads, x, self.input_threshold);
+        let mut input = std::mem::take(&mut buffers.input);
+        let x = self
+            .gate
+            .input(threads, x, self.input_threshold, &mut input);
         if let Some(mask) = mask {
-            let masks = &mut scratch.predicted.masks;
+            let masks = &mut buffers.prediction.masks;
             masks.set_words(neurons, x.tokens(), mask);
         }
-        let side = self.hot_count..neurons;
-        let read = match x.tokens() {
-            1 => self.of_one(threads, &x, side, scratch),
-            _ => self.of_many(threads, &x, side, scratch),
-        };
-        statistics.bytes_read += read as u64;
-        let read = self.add_down(threads, &mut sum, scratch, statistics);
-        statistics.bytes_read += read as u64;
+        let cold = self.hot_count..neurons;
+        self.add_neurons(threads, &x, cold, &mut sum, buffers, statistics);
+        buffers.input = input;
         sum
     }
 
-    /// Which neurons are predicted of each token, 32 a word.
-    pub(crate) fn predicted(
+    /// Masks of the predicted neurons, 32 a word, one mask per token.
+    pub(crate) fn predicted_words(
         &self,
         threads: &Threads,
         predictor_input: &[f32],
-        scratch: &mut Scratch,
+        buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> Vec<u32> {
-        let predicted = &mut scratch.predicted;
+        let prediction = &mut buffers.prediction;
         let tokens = predictor_input.len() / self.gate.inputs();
-        self.choice
-            .predict(threads, tokens, predictor_input, predicted, statistics);
-        predicted.masks.halves(self.gate.outputs())
+        self.selector
+            .predict(threads, tokens, predictor_input, prediction, statistics);
+        prediction.masks.words32(self.gate.outputs())
     }
 
-    /// Finds the neurons of `side` that are computed of the only token; returns the bytes read.
-    fn of_one(
+    /// Adds the contributions of the selected ones of `neurons` to `hidden`.
+    fn add_neurons(
         &self,
         threads: &Threads,
         x: &Input<'_>,
-        side: Range<usize>,
-        scratch: &mut Scratch,
+        neurons: Range<usize>,
+        hidden: &mut [f32],
+        buffers: &mut FfnBuffers,
+        statistics: &mut Statistics,
+    ) {
+        let read = match x.tokens() {
+            1 => self.gate_up_of_one(threads, x, neurons, buffers),
+            _ => self.gate_up_of_batch(threads, x, neurons, buffers),
+        };
+        statistics.bytes_read += read as u64;
+        statistics.mark(Stage::GateUp);
+        statistics.bytes_read += self.add_down(threads, hidden, buffers, statistics) as u64;
+        statistics.mark(Stage::Down);
+    }
+
+    /// Computes gate and up of `neurons` for a single token; returns the bytes read.
+    fn gate_up_of_one(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        neurons: Range<usize>,
+        buffers: &mut FfnBuffers,
     ) -> usize {
-        let Scratch {
-            rows,
-            places,
-            predicted,
+        let FfnBuffers {
+            listed,
+            slots,
+            prediction,
             active,
-            whole_gate,
-            whole_up,
+            gate_products,
+            up_products,
             ..
-        } = scratch;
-        rows.clear();
-        match self.choice.predicts() {
-            true => predicted.masks.list(0, side, rows),
-            false => rows.extend(side.start as u32..side.end as u32),
+        } = buffers;
+        let most = neurons.len();
+        listed.clear();
+        listed.reserve_exact(most);
+        match self.selector.predicts() {
+            true => prediction.masks.list(0, neurons, listed),
+            false => listed.extend(neurons.start as u32..neurons.end as u32),
         }
-        let places = first(places, rows.len());
-        let (read, rows) = (Read::default(), &*rows);
-        let (whole_gate, whole_up) = (known(&self.gate, whole_gate), known_up(self, whole_up));
-        threads.by_row_groups(places, 1, ROWS_AT_ONCE, self.row_bytes(), |part, places| {
-            let (mut work, isa, x) = (Work::default(), threads.isa(), x.vector(0));
-            let rows = &rows[part];
-            let passed = self.pass_gate(isa, x, rows, whole_gate, &mut work.products, places);
-            self.finish(isa, x, whole_up, passed, &mut work, places);
+        let slots = first(slots, listed.len(), most);
+        let (read, listed) = (RowsRead::default(), &*listed);
+        let gates = known(&self.gate, gate_products);
+        let ups = self.up.as_ref().and_then(|up| known(up, up_products));
+        threads.by_row_groups(slots, 1, LISTED_ROWS, self.row_bytes(), |part, slots| {
+            let (isa, x, rows) = (threads.isa(), x.vector(0), &listed[part]);
+            let passed = self.gate_stage(isa, x, rows, gates, slots);
+            self.up_stage(isa, x, ups, passed, slots);
             read.add(rows.len(), passed);
         });
         active.resize_with(1, Active::default);
-        active[0].fill(places.iter().filter(|place| place.0 != NONE.0));
+        active[0].fill(slots.iter().filter(|slot| slot.0 != NONE.0), most);
         self.bytes_of(&read)
     }
 
-    /// Finds the neurons of `side` that are computed of each token; returns the bytes read.
-    fn of_many(
+    /// Computes gate and up of `neurons` for several tokens, group by group; returns the bytes read.
+    fn gate_up_of_batch(
         &self,
         threads: &Threads,
         x: &Input<'_>,
-        side: Range<usize>,
-        scratch: &mut Scratch,
+        neurons: Range<usize>,
+        buffers: &mut FfnBuffers,
     ) -> usize {
-        let (tokens, neurons) = (x.tokens(), self.gate.outputs());
-        let Scratch {
-            places,
-            predicted,
+        let FfnBuffers {
+            slots,
+            prediction,
             active,
-            whole_gate,
-            whole_up,
+            gate_products,
+            up_products,
             ..
-        } = scratch;
-        let masks = self.choice.predicts().then_some(&predicted.masks);
-        let places = first(places, side.len() * tokens);
-        let (read, isa) = (Read::default(), threads.isa());
-        let bytes = self.row_bytes() * tokens;
-        let of_token = |whole: &'_ [f32], token: usize| token * neurons..whole.len();
-        // Products with all rows of a group, whoever asked for them, cost less where many are asked for.
-        let all_cheaper = |linear: &Linear<'_>, asked: usize, of: usize| {
-            linear.layout == Layout::ByOutput
-                && asked as f64 >= x.relative_gemm_cost(&linear.matrix) * of as f64
+        } = buffers;
+        let tokens = x.tokens();
+        let batch = Batch {
+            ffn: self,
+            isa: threads.isa(),
+            x,
+            masks: self.selector.predicts().then_some(&prediction.masks),
+            gate_products,
+            up_products,
         };
-        threads.by_row_groups(places, tokens, GROUP, bytes, |part, places| {
-            let mut work = Work::default();
-            for (start, places) in part.step_by(GROUP).zip(places.chunks_mut(GROUP * tokens)) {
-                let width = places.len() / tokens;
-                let group = side.start + start..side.start + start + width;
-                let every = 1u64
-                    .checked_shl(width as u32)
-                    .map_or(u64::MAX, |bit| bit - 1);
-                let bit = |row: u32| 1u64 << (row as usize - group.start);
-                let asked = match masks {
-                    Some(masks) => masks.count(group.clone()),
-                    None => places.len(),
-                };
-                let mut all = std::mem::take(&mut work.all);
-                let at_once = all_cheaper(&self.gate, asked, places.len());
-                if at_once {
-                    all.resize(places.len(), 0.0);
-                    x.multiply_all(isa, &self.gate.matrix.rows_range(group.clone()), &mut all);
-                }
-                let mut rows = std::mem::take(&mut work.rows);
-                let (mut looked_at, mut passed, mut counts) = (0u64, 0u64, [0; PREFILL_BATCH]);
-                for (token, places) in places.chunks_exact_mut(width).enumerate() {
-                    rows.clear();
-                    match masks {
-                        Some(masks) => masks.list(token, group.clone(), &mut rows),
-                        None => rows.extend(group.start as u32..group.end as u32),
-                    }
-                    let gates = match at_once {
-                        true => Some(Known {
-                            first: group.start,
-                            products: &all[token * width..][..width],
-                        }),
-                        false => whole_gate
-                            .get(of_token(whole_gate, token))
-                            .and_then(|whole| known(&self.gate, whole)),
-                    };
-                    let (x, products) = (x.vector(token), &mut work.products);
-                    let count = self.pass_gate(isa, x, &rows, gates, products, places);
-                    counts[token] = count;
-                    looked_at |= rows.iter().fold(0, |bits, row| bits | bit(*row));
-                    passed |= places[..count]
-                        .iter()
-                        .fold(0, |bits, place| bits | bit(place.0));
-                }
-                work.rows = rows;
-                if at_once {
-                    looked_at = every;
-                }
-                let asked = counts.iter().sum();
-                let up = self.up.as_ref();
-                let up = up.filter(|up| all_cheaper(up, asked, places.len()));
-                if let Some(up) = up {
-                    passed = every;
-                    all.resize(places.len(), 0.0);
-                    x.multiply_all(isa, &up.matrix.rows_range(group.clone()), &mut all);
-                }
-                for (token, places) in places.chunks_exact_mut(width).enumerate() {
-                    let ups = match up {
-                        Some(_) => Some(Known {
-                            first: group.start,
-                            products: &all[token * width..][..width],
-                        }),
-                        None => whole_up
-                            .get(of_token(whole_up, token))
-                            .and_then(|whole| known_up(self, whole)),
-                    };
-                    self.finish(isa, x.vector(token), ups, counts[token], &mut work, places);
-                }
-                work.all = all;
-                read.add(
-                    looked_at.count_ones() as usize,
-                    passed.count_ones() as usize,
-                );
+        let count = neurons.len() * tokens;
+        let slots = first(slots, count, count);
+        let read = RowsRead::default();
+        let bytes = self.row_bytes() * tokens;
+        threads.by_row_groups(slots, tokens, GROUP, bytes, |part, slots| {
+            for (start, slots) in part.step_by(GROUP).zip(slots.chunks_mut(GROUP * tokens)) {
+                let first = neurons.start + start;
+                batch.gate_up(first..first + slots.len() / tokens, slots, &read);
             }
         });
         active.resize_with(tokens, Active::default);
         for (token, active) in active.iter_mut().enumerate() {
-            let groups = places.chunks(GROUP * tokens);
-            active.fill(groups.flat_map(|places| {
-                let width = places.len() / tokens;
-                let places = places[token * width..][..width].iter();
-                places.take_while(|place| place.0 != NONE.0)
-            }));
+            let groups = slots.chunks(GROUP * tokens);
+            let computed = groups.flat_map(|slots| {
+                let width = slots.len() / tokens;
+                let slots = slots[token * width..][..width].iter();
+                slots.take_while(|slot| slot.0 != NONE.0)
+            });
+            active.fill(computed.clone(), computed.count());
         }
         self.bytes_of(&read)
     }
-    /// What a neuron multiplies its row of down by: its activation, its up product if it has one.
+
+    /// `h_i` of a neuron, from its activation and its product of up, where the FFN is gated.
     fn product(&self, activation: f32, up: Option<f32>) -> f32 {
         match (self.kind, up) {
             (FfnKind::DoublyGated, Some(up)) => activation * self.activation.apply(up),
@@ -412,63 +357,63 @@ impl Ffn<'_> {
         }
     }
 
-    /// Finds those of `rows` that pass the gate for one token; puts them with their activations to the
-    /// front of `places` and returns how many they are.
-    ///
-    /// Gate first: of a neuron that it leaves silent, the rest need not be read.
-    fn pass_gate(
+    /// Moves the neurons of `rows` that pass the gate for one token, with their activations, to the front of `slots`;
+    /// returns their number. The remaining weights of the others need not be read.
+    fn gate_stage(
         &self,
         isa: Isa,
         x: Vector<'_>,
         rows: &[u32],
         known: Option<Known<'_>>,
-        products: &mut Vec<f32>,
-        places: &mut [(u32, f32)],
+        slots: &mut [NeuronValue],
     ) -> usize {
-        multiply(&self.gate, isa, x, rows, known, products);
-        let mut passed = 0;
-        for (row, gate) in rows.iter().zip(&*products) {
-            let activation = self.activation.apply(*gate);
-            if self.choice.passes_gate(*row as usize, activation) {
-                places[passed] = (*row, activation);
-                passed += 1;
+        ThreadBuffer(&PRODUCTS).empty(|products| {
+            gemv_rows(&self.gate, isa, x, rows, known, products);
+            let mut passed = 0;
+            for (row, gate) in rows.iter().zip(&*products) {
+                let activation = self.activation.apply(*gate);
+                if self.selector.passes_gate(*row as usize, activation) {
+                    slots[passed] = (*row, activation);
+                    passed += 1;
+                }
             }
-        }
-        passed
+            passed
+        })
     }
 
-    /// Makes of the neurons of one token that passed the gate, the first `passed` of `places`, those that
-    /// are computed, and what their rows of down are multiplied by; all other places are [`NONE`] then.
-    fn finish(
+    /// Replaces the first `passed` of `slots`, neurons of one token that passed the gate, by the selected ones and their
+    /// `h_i`; the slots after them become [`NONE`].
+    fn up_stage(
         &self,
         isa: Isa,
         x: Vector<'_>,
         known: Option<Known<'_>>,
         passed: usize,
-        work: &mut Work,
-        places: &mut [(u32, f32)],
+        slots: &mut [NeuronValue],
     ) {
         if let Some(up) = &self.up {
-            let Work { rows, products, .. } = work;
-            rows.clear();
-            rows.extend(places[..passed].iter().map(|place| place.0));
-            multiply(up, isa, x, rows, known, products);
-            for (place, up) in places.iter_mut().zip(&*products) {
-                place.1 = self.product(place.1, Some(*up));
-            }
+            ThreadBuffer(&ROWS).empty(|rows| {
+                rows.extend(slots[..passed].iter().map(|slot| slot.0));
+                ThreadBuffer(&PRODUCTS).empty(|products| {
+                    gemv_rows(up, isa, x, rows, known, products);
+                    for (slot, up) in slots.iter_mut().zip(&*products) {
+                        slot.1 = self.product(slot.1, Some(*up));
+                    }
+                });
+            });
         }
         let mut computed = 0;
         for index in 0..passed {
-            let (row, product) = places[index];
-            if let Some(coefficient) = self.choice.coefficient(row as usize, product) {
-                places[computed] = (row, coefficient);
+            let (row, product) = slots[index];
+            if let Some(coefficient) = self.selector.coefficient(row as usize, product) {
+                slots[computed] = (row, coefficient);
                 computed += 1;
             }
         }
-        places[computed..].fill(NONE);
+        slots[computed..].fill(NONE);
     }
 
-    /// Bytes of a neuron's rows of gate and up, as far as they lie by output.
+    /// Bytes of a neuron's rows of gate and up, where these are stored by output.
     fn row_bytes(&self) -> usize {
         let of = |linear: &Linear<'_>| match linear.layout {
             Layout::ByOutput => linear.row_bytes(),
@@ -477,7 +422,8 @@ impl Ffn<'_> {
         of(&self.gate) + self.up.as_ref().map_or(0, of)
     }
 
-    fn bytes_of(&self, read: &Read) -> usize {
+    /// Bytes of the rows that were read of gate and up.
+    fn bytes_of(&self, read: &RowsRead) -> usize {
         let of = |linear: &Linear<'_>, rows: &AtomicUsize| match linear.layout {
             Layout::ByOutput => rows.load(Ordering::Relaxed) * linear.row_bytes(),
             Layout::ByInput => 0,
@@ -486,21 +432,21 @@ impl Ffn<'_> {
         of(&self.gate, &read.gate) + up
     }
 
-    /// Adds what the neurons in `scratch.active` contribute to `hidden`; returns the bytes read.
+    /// Adds the contributions of the neurons in `buffers.active` to `hidden`; returns the bytes read.
     fn add_down(
         &self,
         threads: &Threads,
         hidden: &mut [f32],
-        scratch: &mut Scratch,
+        buffers: &mut FfnBuffers,
         statistics: &mut Statistics,
     ) -> usize {
-        scratch.record();
-        let Scratch {
+        buffers.record();
+        let FfnBuffers {
             active, partial, ..
-        } = scratch;
+        } = buffers;
         partial.clear();
         partial.resize(hidden.len(), 0.0);
-        let rows = threads.sums_of_rows(&self.down.matrix, active, partial);
+        let rows = threads.axpy_rows_batch(&self.down.matrix, active, partial);
         add(hidden, partial);
         let computed: usize = active.iter().map(|active| active.rows.len()).sum();
         statistics.neurons_computed += computed as u64;
@@ -509,16 +455,156 @@ impl Ffn<'_> {
     }
 }
 
-/// The first `count` of `places`, with whatever was there before.
-fn first(places: &mut Vec<(u32, f32)>, count: usize) -> &mut [(u32, f32)] {
-    if places.len() < count {
-        places.resize(count, NONE);
-    }
-    &mut places[..count]
+/// Gate and up for several tokens.
+struct Batch<'a> {
+    ffn: &'a Ffn<'a>,
+    isa: Isa,
+    x: &'a Input<'a>,
+    /// The predicted neurons, where neurons are predicted.
+    masks: Option<&'a Masks>,
+    /// Products of all neurons, where matrices are stored by input.
+    gate_products: &'a [f32],
+    up_products: &'a [f32],
 }
 
-/// Products of `rows` of `linear` with one token's input, biases added; some may be known.
-fn multiply(
+impl Batch<'_> {
+    /// Computes gate and up of the neurons `group` for all tokens; `slots` are `[tokens, group]`.
+    fn gate_up(&self, group: Range<usize>, slots: &mut [NeuronValue], read: &RowsRead) {
+        ThreadBuffer(&GROUP_PRODUCTS).empty(|products| {
+            let mut passed = [0; PREFILL_BATCH];
+            let gates = self.gate(&group, slots, products, &mut passed);
+            let ups = self.up(&group, slots, products, &passed);
+            read.add(gates.count_ones() as usize, ups.count_ones() as usize);
+        });
+    }
+
+    /// Runs the gate stage of all tokens and sets `passed`, one count a token; returns a bit for each neuron whose row
+    /// was read.
+    fn gate(
+        &self,
+        group: &Range<usize>,
+        slots: &mut [NeuronValue],
+        products: &mut Vec<f32>,
+        passed: &mut [usize],
+    ) -> u64 {
+        let (gate, width) = (&self.ffn.gate, group.len());
+        let wanted = match self.masks {
+            Some(masks) => masks.count(group.clone()),
+            None => slots.len(),
+        };
+        let gemm = self.gemm_pays(gate, wanted, slots.len());
+        if gemm {
+            self.gemm(gate, group, products);
+        }
+        let mut read = 0;
+        ThreadBuffer(&ROWS).empty(|rows| {
+            for (token, slots) in slots.chunks_exact_mut(width).enumerate() {
+                rows.clear();
+                match self.masks {
+                    Some(masks) => masks.list(token, group.clone(), rows),
+                    None => rows.extend(group.start as u32..group.end as u32),
+                }
+                let products = products.as_slice();
+                let known = self.known(
+                    gate,
+                    gemm.then_some(products),
+                    self.gate_products,
+                    group,
+                    token,
+                );
+                let x = self.x.vector(token);
+                passed[token] = self.ffn.gate_stage(self.isa, x, rows, known, slots);
+                read |= bits(group, rows.iter().copied());
+            }
+        });
+        if gemm { every(width) } else { read }
+    }
+
+    /// Runs the up stage of all tokens for the neurons that passed the gate; returns a bit for each neuron whose row
+    /// was read.
+    fn up(
+        &self,
+        group: &Range<usize>,
+        slots: &mut [NeuronValue],
+        products: &mut Vec<f32>,
+        passed: &[usize],
+    ) -> u64 {
+        let width = group.len();
+        let tokens = || slots.chunks_exact(width).zip(passed);
+        let read = tokens().fold(0, |read, (slots, passed)| {
+            read | bits(group, slots[..*passed].iter().map(|slot| slot.0))
+        });
+        let wanted = tokens().map(|(_, passed)| passed).sum();
+        let up = self.ffn.up.as_ref();
+        let gemm = up.filter(|up| self.gemm_pays(up, wanted, slots.len()));
+        if let Some(up) = gemm {
+            self.gemm(up, group, products);
+        }
+        let products = gemm.map(|_| products.as_slice());
+        for (token, slots) in slots.chunks_exact_mut(width).enumerate() {
+            let known = up.and_then(|up| self.known(up, products, self.up_products, group, token));
+            let x = self.x.vector(token);
+            self.ffn.up_stage(self.isa, x, known, passed[token], slots);
+        }
+        if gemm.is_some() { every(width) } else { read }
+    }
+
+    /// Whether a GEMM over all rows of a group takes less time than GEMVs over the `wanted` ones of `all`.
+    fn gemm_pays(&self, linear: &Linear<'_>, wanted: usize, all: usize) -> bool {
+        linear.layout == Layout::ByOutput
+            && wanted as f64 >= self.x.relative_gemm_cost(&linear.matrix) * all as f64
+    }
+
+    /// Sets `products [tokens, group]` to those of all rows of `group`.
+    fn gemm(&self, linear: &Linear<'_>, group: &Range<usize>, products: &mut Vec<f32>) {
+        products.resize(self.x.tokens() * group.len(), 0.0);
+        let matrix = linear.matrix.rows_range(group.clone());
+        self.x.gemm(self.isa, &matrix, products);
+    }
+
+    /// Products of `token` that are known: those of the group's GEMM, or of a matrix stored by input.
+    fn known<'a>(
+        &self,
+        linear: &Linear<'_>,
+        of_group: Option<&'a [f32]>,
+        of_all: &'a [f32],
+        group: &Range<usize>,
+        token: usize,
+    ) -> Option<Known<'a>> {
+        match of_group {
+            Some(products) => Some(Known {
+                first: group.start,
+                products: &products[token * group.len()..][..group.len()],
+            }),
+            None => {
+                let products = of_all.get(token * linear.outputs()..)?;
+                known(linear, products)
+            }
+        }
+    }
+}
+
+/// A bit for each of `rows` of the group.
+fn bits(group: &Range<usize>, rows: impl Iterator<Item = u32>) -> u64 {
+    rows.fold(0, |bits, row| bits | 1 << (row as usize - group.start))
+}
+
+/// A bit for each neuron of a group.
+fn every(width: usize) -> u64 {
+    1u64.checked_shl(width as u32)
+        .map_or(u64::MAX, |bit| bit - 1)
+}
+
+/// The first `count` of `slots`, with undefined values; there is memory for `most`.
+fn first(slots: &mut Vec<NeuronValue>, count: usize, most: usize) -> &mut [NeuronValue] {
+    if slots.len() < most {
+        slots.resize(most, NONE);
+    }
+    &mut slots[..count]
+}
+
+/// Sets `products` to those of `rows` of `linear` with one token's input, biases added; they may be known.
+fn gemv_rows(
     linear: &Linear<'_>,
     isa: Isa,
     x: Vector<'_>,
@@ -526,7 +612,6 @@ fn multiply(
     known: Option<Known<'_>>,
     products: &mut Vec<f32>,
 ) {
-    products.clear();
     match known {
         Some(Known {
             first,
@@ -536,26 +621,16 @@ fn multiply(
         }
         None => {
             products.resize(rows.len(), 0.0);
-            x.multiply_rows(isa, &linear.matrix, rows, products);
+            x.gemv_rows(isa, &linear.matrix, rows, products);
         }
     }
-    // Matrices by input were multiplied as a whole, with their biases.
+    // The products of matrices stored by input have their biases already.
     if linear.layout == Layout::ByOutput {
         linear.add_bias_of(rows, products);
     }
 }
 
-/// Products with all rows of one token, where `linear` lies by input.
+/// One token's products with all rows, where `linear` is stored by input.
 fn known<'a>(linear: &Linear<'_>, products: &'a [f32]) -> Option<Known<'a>> {
     (linear.layout == Layout::ByInput).then_some(Known { first: 0, products })
-}
-
-/// The same of up.
-fn known_up<'a>(ffn: &Ffn<'_>, products: &'a [f32]) -> Option<Known<'a>> {
-    ffn.up.as_ref().and_then(|up| known(up, products))
-}
-
-/// Adds `x` to `sum`.
-pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
-    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }

@@ -1,6 +1,4 @@
-//! What matrices are multiplied with.
-
-use std::borrow::Cow;
+//! The right-hand sides of matrix products.
 
 use powerinfer_kernels::{
     Arithmetic, Isa, QuantisedActivations, QuantisedVector, relative_gemm_cost,
@@ -9,76 +7,105 @@ use powerinfer_tensor::Matrix;
 
 use crate::Threads;
 
-/// How the numbers are stored that matrices are multiplied with.
+/// Number format of the vectors that matrices are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationFormat {
-    /// For quantised weights bytes with a scale for every 32, and bytes of the largest of 128 rows, scales
-    /// included, where rows of four-bit weights are added up; as they are for others.
+    /// 8-bit integers with a scale for every 32 values where weights are quantised; the coefficients of `down` in
+    /// 4 bits are rounded to 8 bits of the largest of 128 rows. Float32 for other weights.
     #[default]
     Int8,
-    /// As they are: slower with quantised weights, and as exact as these.
+    /// Float32 for all weights: slower with quantised ones.
     F32,
 }
 
-/// Some vectors: as they are and, for quantised matrices, rounded to bytes, once for all matrices of
-/// a stage.
+/// Memory of an [`Input`], reused from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct InputBuffers {
+    masked: Vec<f32>,
+    rounded: QuantisedActivations,
+}
+
+/// The vectors that matrices are multiplied with, `[tokens, columns]`: in float32 and, for quantised matrices,
+/// rounded to 8 bits once for all matrices of a stage.
+#[derive(Clone, Copy)]
 pub(crate) struct Input<'a> {
-    exact: Cow<'a, [f32]>,
-    rounded: Option<QuantisedActivations>,
+    exact: &'a [f32],
+    rounded: Option<&'a QuantisedActivations>,
     columns: usize,
 }
 
 impl<'a> Input<'a> {
-    /// The vectors of `columns` numbers in `x`, to be multiplied with `matrix` and others of its format.
+    /// The vectors of `columns` values in `x`, to be multiplied with `matrix` and others of its format.
     pub(crate) fn new(
         threads: &Threads,
-        x: impl Into<Cow<'a, [f32]>>,
+        x: &'a [f32],
         columns: usize,
         matrix: &Matrix<'_>,
+        buffers: &'a mut InputBuffers,
     ) -> Self {
-        let exact = x.into();
+        Self::sparse(threads, x, 0.0, columns, matrix, buffers)
+    }
+
+    /// As [`Input::new`], with 0 for values that are smaller than `threshold` in magnitude.
+    pub(crate) fn sparse(
+        threads: &Threads,
+        x: &'a [f32],
+        threshold: f32,
+        columns: usize,
+        matrix: &Matrix<'_>,
+        buffers: &'a mut InputBuffers,
+    ) -> Self {
+        let InputBuffers { masked, rounded } = buffers;
+        let exact = match threshold {
+            0.0 => x,
+            _ => {
+                masked.clear();
+                masked.extend(
+                    x.iter()
+                        .map(|x| if reaches(*x, threshold) { *x } else { 0.0 }),
+                );
+                masked
+            }
+        };
         let is_rounded =
             matrix.format().is_quantised() && threads.activations() == ActivationFormat::Int8;
-        let rounded = is_rounded.then(|| {
-            let mut rounded = QuantisedActivations::default();
-            threads.isa().quantise(&exact, columns, &mut rounded);
-            rounded
-        });
+        if is_rounded {
+            threads.isa().quantise(exact, columns, rounded);
+        }
         Self {
             exact,
-            rounded,
+            rounded: is_rounded.then_some(&*rounded),
             columns,
         }
     }
 
-    /// The numbers as they are, `[tokens, columns]`.
-    pub(crate) fn exact(&self) -> &[f32] {
-        &self.exact
+    /// The vectors in float32, `[tokens, columns]`.
+    pub(crate) fn exact(&self) -> &'a [f32] {
+        self.exact
     }
 
-    /// The vectors rounded, where products with `matrix` take them so.
-    pub(crate) fn rounded(&self, matrix: &Matrix<'_>) -> Option<&QuantisedActivations> {
-        let rounded = self.rounded.as_ref();
-        rounded.filter(|_| matrix.format().is_quantised())
+    /// The rounded vectors, where products with `matrix` use them.
+    fn rounded(&self, matrix: &Matrix<'_>) -> Option<&'a QuantisedActivations> {
+        self.rounded.filter(|_| matrix.format().is_quantised())
     }
 
     /// Vector `token`.
-    pub(crate) fn vector(&self, token: usize) -> Vector<'_> {
+    pub(crate) fn vector(&self, token: usize) -> Vector<'a> {
         Vector {
             exact: &self.exact[token * self.columns..][..self.columns],
-            rounded: self.rounded.as_ref().map(|all| all.vector(token)),
+            rounded: self.rounded.map(|all| all.vector(token)),
         }
     }
 
     /// `out[t, r] = matrix[r] · x[t]`, on the calling thread.
-    pub(crate) fn multiply_all(&self, isa: Isa, matrix: &Matrix<'_>, out: &mut [f32]) {
+    pub(crate) fn gemm(&self, isa: Isa, matrix: &Matrix<'_>, out: &mut [f32]) {
         match self.rounded(matrix) {
             Some(x) => isa.gemm_integer(matrix, x, out),
-            None => isa.gemm(matrix, &self.exact, self.tokens(), out),
+            None => isa.gemm(matrix, self.exact, self.tokens(), out),
         }
     }
 
-    /// What [`Self::multiply_all`] costs, as a multiple of one vector after the other.
+    /// Time of [`Self::gemm`] relative to one GEMV after the other.
     pub(crate) fn relative_gemm_cost(&self, matrix: &Matrix<'_>) -> f64 {
         let product = match self.rounded(matrix) {
             Some(_) => Arithmetic::Integer,
@@ -93,6 +120,11 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Whether an input counts; NaN does, so that it propagates.
+pub(crate) fn reaches(x: f32, threshold: f32) -> bool {
+    x.abs() >= threshold || x.is_nan()
+}
+
 /// One vector of an [`Input`].
 #[derive(Clone, Copy)]
 pub(crate) struct Vector<'a> {
@@ -102,7 +134,7 @@ pub(crate) struct Vector<'a> {
 
 impl Vector<'_> {
     /// `out[i] = matrix[i] · x`, on the calling thread.
-    pub(crate) fn multiply(&self, isa: Isa, matrix: &Matrix<'_>, out: &mut [f32]) {
+    pub(crate) fn gemv(&self, isa: Isa, matrix: &Matrix<'_>, out: &mut [f32]) {
         match self.rounded.filter(|_| matrix.format().is_quantised()) {
             Some(x) => isa.gemv_integer(matrix, x, out),
             None => isa.gemv(matrix, self.exact, out),
@@ -110,13 +142,7 @@ impl Vector<'_> {
     }
 
     /// `out[i] = matrix[rows[i]] · x`, on the calling thread.
-    pub(crate) fn multiply_rows(
-        &self,
-        isa: Isa,
-        matrix: &Matrix<'_>,
-        rows: &[u32],
-        out: &mut [f32],
-    ) {
+    pub(crate) fn gemv_rows(&self, isa: Isa, matrix: &Matrix<'_>, rows: &[u32], out: &mut [f32]) {
         match self.rounded.filter(|_| matrix.format().is_quantised()) {
             Some(x) => isa.gemv_rows_integer(matrix, rows, x, out),
             None => isa.gemv_rows(matrix, rows, self.exact, out),

@@ -1,29 +1,36 @@
-//! Executes a bundle: a sparse forward with a KV cache, and sampling.
+//! Runs a bundle: the sparse forward pass with a KV cache, sampling, and the token loop.
 //!
-//! Where a neuron is computed never changes the result beyond summation order; whether it is
-//! computed is the policy's choice, made at one place, the FFN.
+//! Start with `forward.rs`, the forward pass on a page, and `generate.rs`, the token loop. `executor.rs` computes layers on
+//! the CPU and `hybrid/executor.rs` on a GPU and the CPU; `load.rs` builds a [`Runtime`].
 
 mod attention;
 mod audit;
 mod bandwidth;
-mod choice;
 mod error;
+mod executor;
 mod experiments;
 mod ffn;
 mod forward;
+mod generate;
 mod hybrid;
 mod input;
 mod input_magnitudes;
 mod linear;
+mod load;
 mod masks;
 mod memory;
-mod next_token;
+mod model;
 mod norm;
+mod observer;
 mod open;
-mod prediction;
+mod pass;
+mod predictor;
 mod prompt_cache;
 mod rotary;
+mod runtime;
 mod sampling;
+mod scratch;
+mod selector;
 mod sequence;
 mod speed;
 mod stages;
@@ -34,14 +41,14 @@ mod verification;
 pub use audit::LayerAudit;
 pub use bandwidth::ReadProbe;
 pub use error::RuntimeError;
-pub use ffn::PolicyChoice;
-pub use forward::{Options, Runtime};
+pub use generate::{Decoder, Generation, HostDecoder, StopConditions, StopReason, generate};
 pub use hybrid::{LayerTimes, LayerWeights, ObservedLayer, ObservedToken, SideTimes};
 pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
+pub use load::Options;
 pub use memory::Held;
-pub use next_token::LastLogits;
 pub use open::{DeviceChoice, Execution, warn_of_too_many_threads};
+pub use runtime::Runtime;
 pub use sampling::{Sampler, SamplingSettings};
 pub use sequence::Sequence;
 pub use speed::{BesideMatrices, SpeedTest, WEIGHT_BYTE};

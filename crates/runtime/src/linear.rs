@@ -1,36 +1,39 @@
-//! A projection and its product with some inputs, those left out that are near zero.
+//! A linear projection and its product with some vectors, of which small values may be skipped.
 //!
 //! ```text
 //! by output   out_i = W_i · x         every row is read, whatever x is
 //! by input    out   = Σ_j x_j · W_j   a row is read only where |x_j| ≥ threshold
 //! ```
 
-use std::borrow::Cow;
+use std::cell::Cell;
 
 use powerinfer_artifact::TensorFile;
 use powerinfer_bundle::{Layout, StoredLinear};
 use powerinfer_tensor::Matrix;
 
-use crate::{Threads, input::Input};
+use crate::{
+    Threads,
+    input::{Input, InputBuffers, reaches},
+    scratch::ThreadBuffer,
+};
+
+thread_local! {
+    /// Inputs that count, of a matrix stored by input: their rows and values.
+    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    static VALUES: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// A matrix and its bias, borrowed for a forward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear<'a> {
     pub(crate) matrix: Matrix<'a>,
     pub(crate) layout: Layout,
-    /// One number an output.
+    /// `[outputs]`.
     pub(crate) bias: Option<&'a [f32]>,
 }
 
-/// Products of some inputs, and what they took.
-pub(crate) struct Arithmetic {
-    /// `[tokens, outputs]`.
-    pub(crate) values: Vec<f32>,
-    pub(crate) bytes_read: usize,
-}
-
 impl<'a> Linear<'a> {
-    /// The matrix that `stored` says lies in `file`.
+    /// The projection `stored` of the weights in `file`.
     pub(crate) fn of(stored: &'a StoredLinear, file: &'a TensorFile) -> Self {
         Self {
             matrix: stored.matrix.view(file),
@@ -39,7 +42,7 @@ impl<'a> Linear<'a> {
         }
     }
 
-    /// Numbers that go in.
+    /// Input features.
     pub(crate) fn inputs(&self) -> usize {
         match self.layout {
             Layout::ByOutput => self.matrix.columns(),
@@ -47,7 +50,7 @@ impl<'a> Linear<'a> {
         }
     }
 
-    /// Numbers that come out.
+    /// Output features.
     pub(crate) fn outputs(&self) -> usize {
         match self.layout {
             Layout::ByOutput => self.matrix.rows(),
@@ -55,58 +58,72 @@ impl<'a> Linear<'a> {
         }
     }
 
-    /// Those of `x [tokens, inputs]` that are not below `threshold` in magnitude, ready to be
-    /// multiplied with this matrix and others that lie in its format.
-    pub(crate) fn input<'x>(&self, threads: &Threads, x: &'x [f32], threshold: f32) -> Input<'x> {
-        Input::new(threads, masked(x, threshold), self.inputs(), &self.matrix)
+    /// `x [tokens, inputs]` with 0 for values below `threshold` in magnitude, prepared for products with this matrix
+    /// and others of its format.
+    pub(crate) fn input<'x>(
+        &self,
+        threads: &Threads,
+        x: &'x [f32],
+        threshold: f32,
+        buffers: &'x mut InputBuffers,
+    ) -> Input<'x> {
+        Input::sparse(threads, x, threshold, self.inputs(), &self.matrix, buffers)
     }
 
-    /// `x · Wᵀ + b` for an input made with the same `threshold`; tokens have the bits of one at a
-    /// time.
-    pub(crate) fn product(&self, threads: &Threads, x: &Input<'_>, threshold: f32) -> Arithmetic {
+    /// Sets `out [tokens, outputs]` to `x · Wᵀ + b` for an input prepared with the same `threshold`, and returns the
+    /// bytes read. A token's result does not depend on batching.
+    pub(crate) fn product(
+        &self,
+        threads: &Threads,
+        x: &Input<'_>,
+        threshold: f32,
+        out: &mut Vec<f32>,
+    ) -> usize {
         let (inputs, outputs) = (self.inputs(), self.outputs());
-        let tokens = x.tokens();
-        let mut values = vec![0.0; tokens * outputs];
+        out.clear();
+        out.resize(x.tokens() * outputs, 0.0);
         let mut bytes_read = self.bias.map_or(0, size_of_val);
         match self.layout {
             Layout::ByOutput => {
-                threads.gemm(&self.matrix, x, &mut values);
+                threads.gemm(&self.matrix, x, out);
                 bytes_read += self.matrix.rows() * self.matrix.row_bytes();
             }
             Layout::ByInput => {
-                let (mut rows, mut kept) = (Vec::new(), Vec::new());
-                for (x, out) in x
-                    .exact()
-                    .chunks_exact(inputs)
-                    .zip(values.chunks_exact_mut(outputs))
-                {
-                    rows.clear();
-                    kept.clear();
-                    for (row, x) in x
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, x)| reaches(**x, threshold))
-                    {
-                        rows.push(row as u32);
-                        kept.push(*x);
-                    }
-                    threads.axpy_rows(&self.matrix, &rows, &kept, out);
-                    bytes_read += rows.len() * self.matrix.row_bytes();
+                let vectors = x.exact().chunks_exact(inputs);
+                for (x, out) in vectors.zip(out.chunks_exact_mut(outputs)) {
+                    bytes_read += self.axpy(threads, x, threshold, out);
                 }
             }
         }
-        for out in values.chunks_exact_mut(outputs) {
+        for out in out.chunks_exact_mut(outputs) {
             self.add_bias(out);
         }
-        Arithmetic { values, bytes_read }
+        bytes_read
     }
 
-    /// Bytes that one row of a matrix by output and its bias take.
+    /// `out += Σ_j x_j · W_j` over the inputs that reach `threshold`, of a matrix stored by input; returns the bytes
+    /// read.
+    fn axpy(&self, threads: &Threads, x: &[f32], threshold: f32, out: &mut [f32]) -> usize {
+        ThreadBuffer(&ROWS).empty(|rows| {
+            ThreadBuffer(&VALUES).empty(|values| {
+                for (row, x) in (0..).zip(x) {
+                    if reaches(*x, threshold) {
+                        rows.push(row);
+                        values.push(*x);
+                    }
+                }
+                threads.axpy_rows(&self.matrix, rows, values, out);
+                rows.len() * self.matrix.row_bytes()
+            })
+        })
+    }
+
+    /// Bytes of one row of a matrix stored by output, and of its bias.
     pub(crate) fn row_bytes(&self) -> usize {
         self.matrix.row_bytes() + self.bias.map_or(0, |_| size_of::<f32>())
     }
 
-    /// Adds the biases to the products of all outputs.
+    /// Adds the biases of all outputs.
     fn add_bias(&self, products: &mut [f32]) {
         if let Some(bias) = self.bias {
             let products = products.iter_mut().zip(bias);
@@ -124,20 +141,6 @@ impl<'a> Linear<'a> {
     }
 }
 
-/// Whether an input counts; what is no number does, so that it shows.
-fn reaches(x: f32, threshold: f32) -> bool {
-    x.abs() >= threshold || x.is_nan()
-}
-
-/// `x` with 0 for what does not count.
-pub(crate) fn masked(x: &[f32], threshold: f32) -> Cow<'_, [f32]> {
-    if threshold == 0.0 {
-        return Cow::Borrowed(x);
-    }
-    let kept = |x: &f32| if reaches(*x, threshold) { *x } else { 0.0 };
-    Cow::Owned(x.iter().map(kept).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
     use crate::ActivationFormat;
 
-    /// `Σ_j x_j · w_ij + b_i` over the inputs that count, in float64.
+    /// `Σ_j x_j · w_ij + b_i` over the inputs that reach the threshold, in float64.
     fn oracle(weights: &[f64], bias: &[f32], x: &[f32], threshold: f32) -> Vec<f64> {
         let row = |(row, bias): (&[f64], &f32)| {
             let terms = row.iter().zip(x).filter(|(_, x)| x.abs() >= threshold);
@@ -159,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn small_inputs_count_as_nothing_in_either_layout(
+        fn inputs_below_the_threshold_count_as_zero_in_either_layout(
             inputs in 1usize..90, outputs in 1usize..90, tokens in 1usize..4,
             format in prop::sample::select(vec![Format::F32, Format::Q8_0, Format::Q4_0]),
             threshold in prop::sample::select(vec![0.0f32, 0.3, 0.8, 9.0]),
@@ -199,25 +202,29 @@ mod tests {
                 }
                 let linear = Linear { matrix: view, layout, bias: Some(&bias) };
                 prop_assert_eq!((linear.inputs(), linear.outputs()), (inputs, outputs));
-                let input = linear.input(&threads, &x, threshold);
-                let found = linear.product(&threads, &input, threshold);
+                let mut buffers = InputBuffers::default();
+                let input = linear.input(&threads, &x, threshold, &mut buffers);
+                let mut found = Vec::new();
+                let bytes_read = linear.product(&threads, &input, threshold, &mut found);
                 let mut alone = Vec::new();
                 let mut kept = 0;
-                for (x, found) in x.chunks_exact(inputs).zip(found.values.chunks_exact(outputs)) {
+                for (x, found) in x.chunks_exact(inputs).zip(found.chunks_exact(outputs)) {
                     let want = oracle(&as_packed, &bias, x, threshold);
                     for (found, want) in found.iter().zip(&want) {
                         prop_assert!((f64::from(*found) - want).abs() < 2e-4, "{found} {want}");
                     }
                     kept += x.iter().filter(|x| x.abs() >= threshold).count();
-                    let input = linear.input(&threads, x, threshold);
-                    alone.extend(linear.product(&threads, &input, threshold).values);
+                    let input = linear.input(&threads, x, threshold, &mut buffers);
+                    let mut own = Vec::new();
+                    linear.product(&threads, &input, threshold, &mut own);
+                    alone.extend(own);
                 }
-                prop_assert_eq!(&alone, &found.values);
+                prop_assert_eq!(&alone, &found);
                 let read = match layout {
                     Layout::ByOutput => outputs,
                     Layout::ByInput => kept,
                 };
-                prop_assert_eq!(found.bytes_read, read * view.row_bytes() + 4 * outputs);
+                prop_assert_eq!(bytes_read, read * view.row_bytes() + 4 * outputs);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! Which neurons are to be computed of each token of a batch, a bit each.
+//! Bit masks of the neurons to compute, one per token of a batch.
 
 use std::ops::Range;
 
 /// Neurons of a word.
 pub(crate) const WORD: usize = u64::BITS as usize;
 
-/// A bit per neuron and token, that of the lowest neuron lowest: whether it is to be computed.
+/// A bit per neuron and token, the lowest neuron in the lowest bit.
 #[derive(Debug, Default)]
 pub(crate) struct Masks {
     tokens: usize,
-    /// `[words, tokens]`: what is decided of some neurons lies together, and so threads share it.
+    /// `[words, tokens]`, so that threads can share ranges of neurons.
     words: Vec<u64>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn pack_decisions<T: Copy>(from: &[T], is_computed: impl Fn(T) -> boo
 }
 
 impl Masks {
-    /// Forgets all; returns the words to be filled, `[words, tokens]`.
+    /// Clears all bits; returns the words, `[words, tokens]`.
     pub(crate) fn reset(&mut self, neurons: usize, tokens: usize) -> &mut [u64] {
         self.tokens = tokens;
         self.words.clear();
@@ -30,30 +30,30 @@ impl Masks {
         &mut self.words
     }
 
-    /// Takes over what was decided, `[tokens, ⌈neurons / 32⌉]`, 32 neurons a word.
-    pub(crate) fn set_words(&mut self, neurons: usize, tokens: usize, halves: &[u32]) {
+    /// Sets the masks from `[tokens, ⌈neurons / 32⌉]` words of 32 neurons.
+    pub(crate) fn set_words(&mut self, neurons: usize, tokens: usize, words32: &[u32]) {
         let words = self.reset(neurons, tokens);
-        let of_tokens = halves.chunks_exact(neurons.div_ceil(32).max(1));
-        for (token, halves) in of_tokens.enumerate() {
+        let of_tokens = words32.chunks_exact(neurons.div_ceil(32).max(1));
+        for (token, words32) in of_tokens.enumerate() {
             let own = words.iter_mut().skip(token).step_by(tokens.max(1));
-            for (word, halves) in own.zip(halves.chunks(2)) {
-                let high = halves.get(1).map_or(0, |high| u64::from(*high) << 32);
-                *word = u64::from(halves[0]) | high;
+            for (word, words32) in own.zip(words32.chunks(2)) {
+                let high = words32.get(1).map_or(0, |high| u64::from(*high) << 32);
+                *word = u64::from(words32[0]) | high;
             }
         }
     }
 
-    /// What was decided, `[tokens, ⌈neurons / 32⌉]`, 32 neurons a word.
-    pub(crate) fn halves(&self, neurons: usize) -> Vec<u32> {
+    /// The masks as `[tokens, ⌈neurons / 32⌉]` words of 32 neurons.
+    pub(crate) fn words32(&self, neurons: usize) -> Vec<u32> {
         let tokens = (0..self.tokens).flat_map(|token| {
             let own = self.words.iter().skip(token).step_by(self.tokens);
-            let halves = own.flat_map(|word| [*word as u32, (word >> 32) as u32]);
-            halves.take(neurons.div_ceil(32))
+            let words = own.flat_map(|word| [*word as u32, (word >> 32) as u32]);
+            words.take(neurons.div_ceil(32))
         });
         tokens.collect()
     }
 
-    /// Decides for `neurons`, in ascending order, whatever the token.
+    /// Sets the masks of all tokens to `neurons`, in ascending order.
     pub(crate) fn set_listed(&mut self, neurons: &[u32], tokens: usize) {
         let count = neurons.last().map_or(0, |last| *last as usize + 1);
         let words = self.reset(count, tokens);
@@ -65,16 +65,15 @@ impl Masks {
         }
     }
 
-    /// The words that have neurons of `side`: the first neuron, the bits that are of `side`, and what
-    /// was decided of each token.
-    fn words_of(&self, side: Range<usize>) -> impl Iterator<Item = (usize, u64, &[u64])> {
-        let indices = side.start / WORD..side.end.div_ceil(WORD);
+    /// The words of the neurons in `range`: first neuron, bits within `range`, and one word per token.
+    fn words_of(&self, range: Range<usize>) -> impl Iterator<Item = (usize, u64, &[u64])> {
+        let indices = range.start / WORD..range.end.div_ceil(WORD);
         let words = self.words.chunks_exact(self.tokens.max(1));
         let words = words.enumerate().take(indices.end).skip(indices.start);
         words.map(move |(index, words)| {
             let first = index * WORD;
-            let from = u64::MAX << side.start.saturating_sub(first);
-            let until = match side.end - first {
+            let from = u64::MAX << range.start.saturating_sub(first);
+            let until = match range.end - first {
                 end @ 0..WORD => (1 << end) - 1,
                 _ => u64::MAX,
             };
@@ -82,18 +81,18 @@ impl Masks {
         })
     }
 
-    /// How many neurons of `side` are to be computed, of all tokens together.
-    pub(crate) fn count(&self, side: Range<usize>) -> usize {
-        let words = self.words_of(side).flat_map(|(_, own, words)| {
+    /// Set bits in `range`, summed over all tokens.
+    pub(crate) fn count(&self, range: Range<usize>) -> usize {
+        let words = self.words_of(range).flat_map(|(_, own, words)| {
             let words = words.iter();
             words.map(move |word| (word & own).count_ones() as usize)
         });
         words.sum()
     }
 
-    /// Lists the neurons of `side` that are to be computed of `token`, in ascending order.
-    pub(crate) fn list(&self, token: usize, side: Range<usize>, rows: &mut Vec<u32>) {
-        for (first, own, words) in self.words_of(side) {
+    /// Appends the neurons in `range` whose bit is set for `token` to `rows`, in ascending order.
+    pub(crate) fn list(&self, token: usize, range: Range<usize>, rows: &mut Vec<u32>) {
+        for (first, own, words) in self.words_of(range) {
             let mut left = words[token] & own;
             while left != 0 {
                 rows.push((first + left.trailing_zeros() as usize) as u32);
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_neurons_are_counted_as_are_listed() {
+    fn count_equals_the_length_of_the_list() {
         let mut masks = Masks::default();
         masks.set_listed(&[0, 3, 63, 64, 65, 127, 130, 199], 2);
         for start in 0..210 {

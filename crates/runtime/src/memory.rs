@@ -1,5 +1,6 @@
-//! What running holds in memory, line by line, and whether the plan says the same.
+//! Memory in use by the lines of a plan, and the check that the plan accounts for it.
 
+use crate::{RuntimeError, Sequence, model::Model, selector::LayerSelectors};
 use powerinfer_artifact::{
     plan::{
         ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
@@ -8,35 +9,31 @@ use powerinfer_artifact::{
     predictor_file::PredictorFile,
 };
 use powerinfer_bundle::{
-    Bundle, StoredLinear, StoredNorm, StoredWeights, VERSION,
+    Bundle, StoredLinear, StoredNorm,
     memory::{cpu_scratch_bytes, scratch_bytes},
 };
-use powerinfer_model::ModelConfig;
-use powerinfer_tensor::CacheFormat;
 
-use crate::{RuntimeError, Sequence, choice::LayerChoices};
-
-/// Memory that is held for one use.
+/// Memory in use for one purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The use: the name of a line of a plan; neurons, wherever they are planned, are `neurons`.
+    /// Name of the line in the plan; `neurons` for hot and cold ones together.
     pub line: &'static str,
-    /// How much of it: weights and predictors as they are mapped or kept, the KV cache as it is
-    /// reserved, of scratch the most there will be.
+    /// Bytes: mapped or kept for weights and predictors, reserved for the KV cache, at most for scratch.
     pub bytes: u64,
 }
 
-/// The line for all neurons: both sides are held by the one processor that there is.
+/// The line for all neurons, hot and cold: on the host all of them are mapped.
 const NEURONS: &str = "neurons";
 
-/// What is held, line by line.
-pub(crate) fn held(
-    config: &ModelConfig,
-    weights: &StoredWeights,
-    choices: &[LayerChoices],
-    sequence: &Sequence,
-    context: usize,
-) -> Vec<Held> {
+/// Memory in use, line by line.
+pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
+    let Model {
+        config,
+        weights,
+        selectors,
+        ..
+    } = model;
+    let context = model.context_limit() as u64;
     let (mut attention, mut neurons) = (0, 0);
     for layer in &weights.layers {
         let projections = [&layer.query, &layer.key, &layer.value, &layer.output];
@@ -57,13 +54,17 @@ pub(crate) fn held(
         true => (own + around_head, 0),
         false => (own, weights.head.matrix.bytes() + around_head),
     };
-    let rank = choices.iter().map(LayerChoices::rank).max().unwrap_or(0);
-    let scratch = cpu_scratch_bytes(config, context as u64, rank);
+    let rank = selectors
+        .iter()
+        .map(LayerSelectors::rank)
+        .max()
+        .unwrap_or(0);
+    let scratch = cpu_scratch_bytes(config, context, rank);
     [
         (ATTENTION, attention as u64),
         (
             PREDICTORS,
-            choices.iter().map(LayerChoices::bytes).sum::<usize>() as u64,
+            selectors.iter().map(LayerSelectors::bytes).sum::<usize>() as u64,
         ),
         (HEAD, head as u64),
         (EMBEDDINGS, embeddings as u64),
@@ -87,12 +88,15 @@ fn norm(stored: &StoredNorm) -> usize {
     size_of_val(&stored.weight[..]) + stored.bias.as_deref().map_or(0, size_of_val)
 }
 
-/// Fails where the plan of `bundle` has another figure for a line than is `held`: of weights and
-/// predictors the same, of KV cache and scratch no less. Plans that account for nothing, and those of
-/// older bundles, are taken as they are.
+/// Checks that the plan of `bundle` accounts for what is `held`: weights and predictors exactly, KV cache and scratch
+/// at least. Plans that account for nothing are accepted.
+///
+/// # Errors
+///
+/// Fails with the first line that differs.
 pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> {
     let plan = bundle.plan();
-    if !plan.is_placed() || bundle.version() < VERSION {
+    if !plan.is_placed() {
         return Ok(());
     }
     let wrong = |line, planned, held| {
@@ -103,7 +107,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
             held,
         })
     };
-    // The GPU's, where it is planned, has what the CPU's has but for its threads.
+    // The scratch line of a GPU covers that of the CPU without its threads.
     if let Some(planned) = scratch_line(plan, Device::Gpu) {
         let config = bundle.config();
         let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
@@ -116,15 +120,11 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
     for Held { line, bytes } in held {
         let planned = planned(plan, line);
         let is_right = match *line {
-            // Plans of old filled nothing up.
-            KV_CACHE if plan.budget.kv_cache == CacheFormat::F32 => {
-                planned >= *bytes || planned >= unfilled_kv_bytes(bundle)
-            }
             KV_CACHE | SCRATCH => planned >= *bytes,
-            // The plan has room for neurons in either layout, whose rows are filled up differently
-            // where sizes are no multiples of a block.
-            NEURONS if leaves_inputs_out(plan) => planned >= *bytes,
-            // A tied head is held once; the plan may have a copy of it for the GPU.
+            // The plan has room for neurons in either layout; their rows are padded differently where sizes are no
+            // multiples of a block.
+            NEURONS if skips_inputs(plan) => planned >= *bytes,
+            // A tied head is mapped once; the plan may have a copy of it for the GPU.
             HEAD if bundle.config().tied_embeddings => true,
             _ => planned == *bytes,
         };
@@ -135,7 +135,7 @@ pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> 
     Ok(())
 }
 
-/// What `plan` has for `line`.
+/// Bytes that `plan` has for `line`.
 fn planned(plan: &Plan, line: &str) -> u64 {
     match line {
         NEURONS => plan
@@ -146,22 +146,13 @@ fn planned(plan: &Plan, line: &str) -> u64 {
     }
 }
 
-/// Scratch that `plan` has on `device`.
+/// Bytes of scratch that `plan` has on `device`.
 fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
     let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
     plan.lines.iter().find(is_it).map(|line| line.bytes)
 }
 
-/// Bytes of keys and values in 32 bits, nothing filled up to blocks.
-fn unfilled_kv_bytes(bundle: &Bundle) -> u64 {
-    let (config, budget) = (bundle.config(), &bundle.plan().budget);
-    let numbers = 2 * config.layer_count * config.kv_head_count * config.head_size;
-    budget
-        .context_tokens
-        .saturating_mul((numbers * size_of::<f32>()) as u64)
-}
-
-fn leaves_inputs_out(plan: &Plan) -> bool {
+fn skips_inputs(plan: &Plan) -> bool {
     let mut layers = plan.layers.iter();
     layers.any(|layer| layer.input_thresholds.is_some())
 }

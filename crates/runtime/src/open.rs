@@ -5,7 +5,7 @@ use std::sync::Arc;
 use powerinfer_artifact::{
     ByteSize, Progress,
     mapped_file::Residence,
-    plan::{Device, Plan},
+    plan::{Device, Plan, Policy},
 };
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::{
@@ -14,7 +14,7 @@ use powerinfer_kernels::{
 };
 use powerinfer_pool::{system, usable_cores};
 
-use crate::{ActivationFormat, Options, PolicyChoice, Runtime, RuntimeError, Threads};
+use crate::{ActivationFormat, Options, Runtime, RuntimeError, Threads};
 
 /// What runs the parts that a plan puts on a GPU.
 #[derive(Clone)]
@@ -107,7 +107,7 @@ impl Runtime {
     /// plan puts nothing on it; where more of its memory is taken than the plan has for it.
     pub fn open(
         mut bundle: Bundle,
-        policy: PolicyChoice,
+        policy: Option<Policy>,
         execution: &Execution,
         progress: &dyn Progress,
     ) -> Result<Self, RuntimeError> {

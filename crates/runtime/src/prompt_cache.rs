@@ -61,7 +61,7 @@ impl Runtime {
         let layers = self.bundle().config().layer_count;
         let layers = (0..layers).map(|layer| file.layer(layer, heads, blocks));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let sequence = self.sequence_mut();
+        let sequence = &mut self.sequence;
         for (layer, planes) in sequence.layers.iter_mut().zip(&layers) {
             let planes = planes.keys.iter().chain(&planes.values);
             for (plane, (numbers, scales)) in layer.planes_mut().zip(planes) {
@@ -97,7 +97,7 @@ impl Runtime {
         let plans = self.bundle().plan().layers.iter();
         let layers: Vec<_> = plans
             .zip(self.policies())
-            .zip(self.input_thresholds())
+            .zip(&self.model.input_thresholds)
             .map(|((plan, policy), inputs)| {
                 let threshold = plan.threshold.filter(|_| *policy == Policy::Threshold);
                 (policy, threshold, inputs, plan.hot_count)

@@ -1,28 +1,26 @@
-//! Rotation of queries and keys by their positions.
+//! Rotary position embeddings of queries and keys.
 
 use powerinfer_model::Rotary;
 
-/// Rotates every head in `heads` as at `position`; of each head's `head_size` numbers the first
-/// are rotated, in pairs (i, i + pairs), as many as there are frequencies for.
-pub(crate) fn rotate(rotary: &Rotary, heads: &mut [f32], head_size: usize, position: usize) {
-    let pairs = rotary.frequencies.len();
-    let rotations = rotations(rotary, position);
+/// Rotates the first `2 · pairs` values of every head in `heads`, in pairs (i, i + pairs); `rotations [pairs]` are
+/// those of the token's position.
+pub(crate) fn rotate(rotations: &[[f32; 2]], heads: &mut [f32], head_size: usize) {
+    let pairs = rotations.len();
     for head in heads.chunks_exact_mut(head_size) {
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
-        for ((a, b), [sine, cosine]) in first.iter_mut().zip(second).zip(&rotations) {
+        for ((a, b), [sine, cosine]) in first.iter_mut().zip(second).zip(rotations) {
             (*a, *b) = (*a * cosine - *b * sine, *a * sine + *b * cosine);
         }
     }
 }
 
-/// Sine and cosine of each pair's angle at `position`.
-pub(crate) fn rotations(rotary: &Rotary, position: usize) -> Vec<[f32; 2]> {
-    let turn = |frequency: &f64| {
-        // The angle is rounded to float32 before its sine is taken, as the standard does.
+/// Sine and cosine of each pair's angle at `position`, times the magnitude.
+pub(crate) fn rotations(rotary: &Rotary, position: usize) -> impl Iterator<Item = [f32; 2]> {
+    rotary.frequencies.iter().map(move |frequency| {
+        // The angle is rounded to float32 before its sine is taken, as in the reference implementation.
         let (sine, cosine) = ((position as f64 * frequency) as f32).sin_cos();
         [sine * rotary.magnitude, cosine * rotary.magnitude]
-    };
-    rotary.frequencies.iter().map(turn).collect()
+    })
 }
 
 #[cfg(test)]
@@ -30,20 +28,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rotation_keeps_lengths_and_depends_on_distance_alone() {
+    fn rotation_keeps_lengths_and_dot_products_depend_on_distance_alone() {
         let rotary = Rotary {
             frequencies: vec![1.0, 0.1],
             magnitude: 1.0,
         };
-        let turned = |position| {
+        let rotated = |position| {
             let mut head = [1.0, 2.0, -3.0, 0.5, 9.0];
-            rotate(&rotary, &mut head, 5, position);
+            let rotations: Vec<_> = rotations(&rotary, position).collect();
+            rotate(&rotations, &mut head, 5);
             head
         };
         let dot = |a: [f32; 5], b: [f32; 5]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        assert_eq!(turned(0), [1.0, 2.0, -3.0, 0.5, 9.0]);
-        assert_eq!(turned(5)[4], 9.0, "what is not rotated stays");
-        assert!((dot(turned(9), turned(9)) - dot(turned(0), turned(0))).abs() < 1e-4);
-        assert!((dot(turned(3), turned(7)) - dot(turned(10), turned(14))).abs() < 1e-4);
+        assert_eq!(rotated(0), [1.0, 2.0, -3.0, 0.5, 9.0]);
+        assert_eq!(rotated(5)[4], 9.0, "values beyond the pairs stay");
+        assert!((dot(rotated(9), rotated(9)) - dot(rotated(0), rotated(0))).abs() < 1e-4);
+        assert!((dot(rotated(3), rotated(7)) - dot(rotated(10), rotated(14))).abs() < 1e-4);
     }
 }

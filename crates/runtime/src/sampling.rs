@@ -14,11 +14,11 @@ pub struct SamplingSettings {
     pub top_k: usize,
     /// Keep the smallest set whose probabilities reach this sum; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all.
+    /// Keep tokens whose probability is at least this share of the largest; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of recent tokens; 1 does nothing.
+    /// Divides positive and multiplies negative logits of recent tokens; 1 has no effect.
     pub repeat_penalty: f32,
-    /// Recent tokens that the penalty looks at.
+    /// Recent tokens that are penalised.
     pub repeat_window: usize,
     /// Seed of every choice.
     pub seed: u64,
@@ -44,10 +44,23 @@ pub struct Sampler {
     settings: SamplingSettings,
     random: Random,
     recent: Vec<u32>,
+    buffers: Buffers,
+}
+
+/// Memory of [`Sampler::sample`], reused from token to token.
+#[derive(Debug, Default)]
+struct Buffers {
+    logits: Vec<f32>,
+    seen: Vec<u32>,
+    candidates: Vec<(u32, f32)>,
 }
 
 impl Sampler {
-    /// A sampler at the start of its random stream; refuses settings out of range.
+    /// A sampler at the start of its random stream.
+    ///
+    /// # Errors
+    ///
+    /// Fails where a setting is out of range.
     pub fn new(settings: SamplingSettings) -> Result<Self, RuntimeError> {
         let check = |setting, value: f32, good: bool, expected| {
             if good {
@@ -96,10 +109,11 @@ impl Sampler {
             random: Random::new(settings.seed),
             settings,
             recent: Vec::new(),
+            buffers: Buffers::default(),
         })
     }
 
-    /// Whether nothing but the largest logit counts.
+    /// Whether the token with the largest logit is always chosen.
     pub fn takes_the_largest(&self) -> bool {
         self.settings.temperature == 0.0 && self.settings.repeat_penalty == 1.0
     }
@@ -123,13 +137,21 @@ impl Sampler {
 
     fn choose(&mut self, logits: &[f32]) -> u32 {
         let settings = &self.settings;
-        let mut logits = logits.to_vec();
+        let Buffers {
+            logits: penalised,
+            seen,
+            candidates,
+        } = &mut self.buffers;
+        let mut logits = logits;
         if settings.repeat_penalty != 1.0 {
-            let mut seen = self.recent.clone();
+            penalised.clear();
+            penalised.extend_from_slice(logits);
+            seen.clear();
+            seen.extend_from_slice(&self.recent);
             seen.sort_unstable();
             seen.dedup();
             for token in seen {
-                if let Some(logit) = logits.get_mut(token as usize) {
+                if let Some(logit) = penalised.get_mut(*token as usize) {
                     *logit = if *logit > 0.0 {
                         *logit / settings.repeat_penalty
                     } else {
@@ -137,22 +159,20 @@ impl Sampler {
                     };
                 }
             }
+            logits = penalised;
         }
         if settings.temperature == 0.0 {
-            return greedy_token(&logits);
+            return greedy_token(logits);
         }
-        // Candidates from the likeliest down; equals in the order of their ids.
-        let mut candidates: Vec<(u32, f32)> = logits
-            .iter()
-            .enumerate()
-            .map(|(id, logit)| (id as u32, *logit))
-            .collect();
-        candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        // Candidates by falling logit; equal ones by their ids.
+        candidates.clear();
+        candidates.extend((0..).zip(logits.iter().copied()));
+        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if settings.top_k > 0 {
             candidates.truncate(settings.top_k);
         }
         let largest = candidates[0].1;
-        for (_, value) in &mut candidates {
+        for (_, value) in candidates.iter_mut() {
             *value = ((*value - largest) / settings.temperature).exp();
         }
         candidates.retain(|(_, weight)| *weight >= settings.min_p);
@@ -165,7 +185,7 @@ impl Sampler {
         candidates.truncate(kept.map_or(candidates.len(), |last| last + 1));
         let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
         let mut left = self.random.unit() as f32 * total;
-        for (token, weight) in &candidates {
+        for (token, weight) in candidates.iter() {
             left -= weight;
             if left < 0.0 {
                 return *token;
@@ -204,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_keep_what_they_say() {
+    fn filters_keep_the_tokens_they_are_defined_to_keep() {
         let logits = [0.0f32, 2f32.ln(), 4f32.ln(), 3f32.ln()];
         let kept = |change: fn(&mut SamplingSettings)| {
             let mut sampler = sampler(change);
@@ -221,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_repeat_penalty_makes_way_for_others() {
+    fn the_repeat_penalty_lets_other_tokens_win() {
         let mut sampler = Sampler::new(SamplingSettings {
             repeat_penalty: 3.0,
             ..Default::default()

@@ -15,8 +15,11 @@ use powerinfer_model::{Activation, NormKind, Rotary};
 use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 
 use crate::{
-    RuntimeError, Sampler, SamplingSettings, Threads, ffn, input::Input, norm::norm_all,
-    rotary::rotate,
+    RuntimeError, Sampler, SamplingSettings, Threads,
+    input::{Input, InputBuffers},
+    norm::norm_all,
+    rotary::{rotate, rotations},
+    threads::add,
 };
 
 /// Every byte of the weights. As float32, bfloat16 and float16 it is an ordinary number, so nothing is
@@ -108,7 +111,8 @@ impl SpeedTest {
     ) -> KernelSpeed {
         let matrix = self.matrix(format, columns);
         let x = vec![0.5; columns];
-        let input = Input::new(threads, &x[..], columns, &matrix);
+        let mut buffers = InputBuffers::default();
+        let input = Input::new(threads, &x[..], columns, &matrix, &mut buffers);
         let mut out = vec![0.0; matrix.rows()];
         let mut sum = vec![0.0; columns];
         let mut random = Random::new(1);
@@ -210,7 +214,8 @@ impl SpeedTest {
         let x = vec![0.5; PROMPT_TOKENS * COLUMNS];
         let mut out = vec![0.0; PROMPT_TOKENS * ROWS];
         let seconds = usual_seconds(3, || {
-            let input = Input::new(threads, &x[..], COLUMNS, &matrix);
+            let mut buffers = InputBuffers::default();
+            let input = Input::new(threads, &x[..], COLUMNS, &matrix, &mut buffers);
             threads.gemm(&matrix, &input, &mut out);
         });
         ((2 * PROMPT_TOKENS * ROWS * COLUMNS) as f64 / seconds).round()
@@ -234,7 +239,8 @@ impl SpeedTest {
         let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
         let (x, mut out) = (vec![0.5; COLUMNS], vec![0.0; ROWS]);
         let alone = Threads::new(threads.isa(), 1)?;
-        let input = Input::new(threads, &x[..], COLUMNS, &matrix);
+        let mut buffers = InputBuffers::default();
+        let input = Input::new(threads, &x[..], COLUMNS, &matrix, &mut buffers);
         let mut time = |threads: &Threads| {
             let times = (0..301).map(|_| {
                 // What lies between kernels, so that threads have to be woken as they are there.
@@ -250,7 +256,8 @@ impl SpeedTest {
         };
         let (one, all) = (time(&alone), time(threads));
         let tiny = pack(Format::Q8_0, 1, BLOCK, &[0.5; BLOCK]);
-        let short = Input::new(&alone, &x[..BLOCK], BLOCK, &tiny.as_view());
+        let mut short = InputBuffers::default();
+        let short = Input::new(&alone, &x[..BLOCK], BLOCK, &tiny.as_view(), &mut short);
         let start = usual_seconds(301, || {
             alone.gemv(&tiny.as_view(), black_box(&short), &mut out[..1]);
         });
@@ -272,15 +279,16 @@ fn hidden_seconds() -> f64 {
         frequencies: frequencies.collect(),
         magnitude: 1.0,
     };
+    let rotations: Vec<_> = rotations(&rotary, 100).collect();
     let mut hidden = vec![0.5f32; SIZE];
     let seconds = usual_seconds(101, || {
         for _ in 0..2 {
             let mut input = hidden.clone();
             norm_all(NormKind::RootMeanSquare, 1e-5, &norm, &mut input);
             // Queries, or keys; and what was computed of them added up.
-            rotate(&rotary, &mut input, HEAD, 100);
+            rotate(&rotations, &mut input, HEAD);
             let partial = black_box(input);
-            ffn::add(&mut hidden, &partial);
+            add(&mut hidden, &partial);
             hidden.iter_mut().for_each(|x| *x *= 0.5);
         }
         black_box(&hidden);

@@ -1,18 +1,14 @@
 //! Splits kernels over threads. Rows are independent and sums are split by columns, so a result
 //! never depends on the number of threads.
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use powerinfer_bundle::memory::{BATCH_THREADS, PREFILL_BATCH};
 use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, Isa, relative_axpy_cost};
 use powerinfer_pool::Pool;
 use powerinfer_tensor::{BLOCK, Matrix};
 
-use crate::{
-    ActivationFormat, RuntimeError,
-    ffn::{Active, add},
-    input::Input,
-};
+use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input, scratch::ThreadBuffer};
 
 /// Bytes of weights below which handing work over costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
@@ -20,6 +16,8 @@ const WORTH_SPLITTING: usize = 64 << 10;
 const PART_BYTES: usize = 32 << 10;
 /// Most parts for each thread, so that what one does not get done the others do.
 const PARTS_PER_THREAD: usize = 4;
+/// Most parts of any work.
+const MAX_PARTS: usize = 512;
 /// Parts that rows are added up in, whatever the number of threads, for the order of additions is not to
 /// depend on it.
 const SUM_PARTS: usize = 8;
@@ -42,6 +40,11 @@ const LONG_STRIPE_COLUMNS: usize = 2048;
 /// Rows of a stripe that stay in the second-level cache: those whose factors are rounded together are
 /// not parted.
 const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
+
+thread_local! {
+    /// Sums of the parts of rows that [`Threads::axpy_rows`] adds, `[parts, columns]`.
+    static PARTIAL_SUMS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// Kernels on a number of threads.
 #[derive(Debug)]
@@ -122,35 +125,42 @@ impl Threads {
     ) {
         let length = work.out.len();
         let steps = length.div_ceil(work.step);
-        let parts = (work.bytes / PART_BYTES).min(work.most_parts).min(steps);
+        let parts = (work.bytes / PART_BYTES)
+            .min(work.most_parts)
+            .min(steps)
+            .min(MAX_PARTS);
         if self.count() == 1 || work.bytes < WORTH_SPLITTING || parts < 2 {
             return kernel(0..length, work.out);
         }
-        let bound = |part: usize| (part * steps / parts * work.step).min(length);
-        let bounds: Vec<usize> = (0..=parts).map(bound).collect();
+        let mut bounds = [0; MAX_PARTS + 1];
+        for (part, bound) in bounds[..=parts].iter_mut().enumerate() {
+            *bound = (part * steps / parts * work.step).min(length);
+        }
         self.pool
-            .run_chunks(work.out, &bounds, &|first, out: &mut [T]| {
+            .run_chunks(work.out, &bounds[..=parts], &|first, out: &mut [T]| {
                 kernel(first..first + out.len(), out);
             });
     }
 
-    /// Runs `act` on every part, on all threads where `bytes` of work are worth sharing; at most
-    /// [`BATCH_THREADS`] parts at once. Parts are independent of each other.
-    pub(crate) fn share<T: Send>(
+    /// Calls `act` with the index and the values of every chunk of `chunk` values of `out`, on all threads where
+    /// `bytes` of work are worth sharing; at most [`BATCH_THREADS`] chunks at a time.
+    pub(crate) fn by_chunks(
         &self,
+        out: &mut [f32],
+        chunk: usize,
         bytes: usize,
-        parts: Vec<T>,
-        act: impl Fn(T) + Sync + Send,
+        act: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let mut parts: Vec<Option<T>> = parts.into_iter().map(Some).collect();
         let work = Work {
             bytes,
-            step: 1,
+            step: chunk,
             most_parts: self.most_parts(),
-            out: &mut parts,
+            out,
         };
-        self.share_values(work, |_, parts| {
-            parts.iter_mut().filter_map(Option::take).for_each(&act)
+        self.share_values(work, |values, out| {
+            for (index, out) in (values.start / chunk..).zip(out.chunks_mut(chunk)) {
+                act(index, out);
+            }
         });
     }
 
@@ -172,7 +182,7 @@ impl Threads {
         assert_eq!(out.len(), matrix.rows(), "one output per row");
         let x = x.vector(0);
         self.by_rows(out, matrix.row_bytes(), |rows, out| {
-            x.multiply(self.isa, &matrix.rows_range(rows), out);
+            x.gemv(self.isa, &matrix.rows_range(rows), out);
         });
     }
 
@@ -187,7 +197,7 @@ impl Threads {
         assert_eq!(out.len(), rows.len(), "one output per listed row");
         let x = x.vector(0);
         self.by_rows(out, matrix.row_bytes(), |listed, out| {
-            x.multiply_rows(self.isa, matrix, &rows[listed], out);
+            x.gemv_rows(self.isa, matrix, &rows[listed], out);
         });
     }
 
@@ -258,26 +268,27 @@ impl Threads {
             true => columns / pieces,
             false => columns,
         };
-        let mut sums = vec![0.0; parts * columns];
-        let work = Work {
-            out: &mut sums,
-            bytes: rows.len() * matrix.row_bytes(),
-            step,
-            most_parts: parts * pieces,
-        };
-        self.share_values(work, |values, sums| {
-            for (start, sum) in values.step_by(step).zip(sums.chunks_mut(step)) {
-                let listed = of_part(start / columns);
-                let first = start % columns;
-                let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
-                self.add_rows(matrix, rows, coefficients, first..first + sum.len(), sum);
+        ThreadBuffer(&PARTIAL_SUMS).zeroed(parts * columns, |sums| {
+            let work = Work {
+                out: &mut *sums,
+                bytes: rows.len() * matrix.row_bytes(),
+                step,
+                most_parts: parts * pieces,
+            };
+            self.share_values(work, |values, sums| {
+                for (start, sum) in values.step_by(step).zip(sums.chunks_mut(step)) {
+                    let listed = of_part(start / columns);
+                    let first = start % columns;
+                    let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
+                    self.add_rows(matrix, rows, coefficients, first..first + sum.len(), sum);
+                }
+            });
+            for (part, sums) in sums.chunks_exact(columns).enumerate() {
+                if !of_part(part).is_empty() {
+                    add(out, sums);
+                }
             }
         });
-        for (part, sums) in sums.chunks_exact(columns).enumerate() {
-            if !of_part(part).is_empty() {
-                add(out, sums);
-            }
-        }
     }
 
     /// How rows of `matrix` are added up.
@@ -306,7 +317,7 @@ impl Threads {
 
     /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens,
     /// columns]`, each with the bits of [`Self::axpy_rows`]; returns how many rows that needs in all.
-    pub(crate) fn sums_of_rows(
+    pub(crate) fn axpy_rows_batch(
         &self,
         matrix: &Matrix<'_>,
         active: &[Active],
@@ -328,13 +339,13 @@ impl Threads {
                 }
             });
             let listed: Vec<Listed<'_>> = listed.collect();
-            needed += self.sums_of_part(matrix, &listed, parts == 1, out);
+            needed += self.axpy_part_batch(matrix, &listed, parts == 1, out);
         }
         needed
     }
 
     /// The same for the rows of a part, which are summed up by themselves unless they are the only ones.
-    fn sums_of_part(
+    fn axpy_part_batch(
         &self,
         matrix: &Matrix<'_>,
         active: &[Listed<'_>],
@@ -469,11 +480,11 @@ impl Threads {
                 let width = out.len() / tokens;
                 let group = matrix.rows_range(start..start + width);
                 if is_dense {
-                    x.multiply_all(self.isa, &group, out);
+                    x.gemm(self.isa, &group, out);
                     continue;
                 }
                 for (token, out) in out.chunks_exact_mut(width).enumerate() {
-                    x.vector(token).multiply(self.isa, &group, out);
+                    x.vector(token).gemv(self.isa, &group, out);
                 }
             }
         });
@@ -535,12 +546,18 @@ fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
     coefficients
 }
 
+/// `sum += x`.
+pub(crate) fn add(sum: &mut [f32], x: &[f32]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
 #[cfg(test)]
 mod tests {
     use powerinfer_artifact::random::Random;
     use powerinfer_tensor::{Format, pack};
 
     use super::*;
+    use crate::input::InputBuffers;
 
     #[test]
     fn results_have_the_same_bits_on_any_number_of_threads() {
@@ -562,8 +579,10 @@ mod tests {
                 vec![0.0; columns],
                 vec![0.0; tokens * rows],
             ];
-            let one = Input::new(&threads, &x[..columns], columns, &matrix);
-            let many = Input::new(&threads, &x[..], columns, &matrix);
+            let mut buffers = [InputBuffers::default(), InputBuffers::default()];
+            let [first, second] = &mut buffers;
+            let one = Input::new(&threads, &x[..columns], columns, &matrix, first);
+            let many = Input::new(&threads, &x[..], columns, &matrix, second);
             threads.gemv(&matrix, &one, &mut out[0]);
             threads.gemv_rows(&matrix, &listed, &one, &mut out[1]);
             threads.axpy_rows(&matrix, &listed, &coefficients, &mut out[2]);

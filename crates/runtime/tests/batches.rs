@@ -24,7 +24,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, RuntimeError, Sequence, Threads};
+use powerinfer_runtime::{Options, Runtime, RuntimeError, Sequence, Threads};
 use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
@@ -135,9 +135,7 @@ fn runtime(case: Case) -> Runtime {
         &out,
     );
     let threads = Threads::new(Isa::detect().unwrap(), case.threads).unwrap();
-    let policy = case
-        .policy
-        .map_or(PolicyChoice::Planned, PolicyChoice::Forced);
+    let policy = case.policy;
     // The files stay mapped after the folder is gone.
     Runtime::new(bundle, Options { threads, policy }).unwrap()
 }

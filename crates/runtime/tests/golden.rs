@@ -23,7 +23,7 @@ use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
 use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{Options, Runtime, Threads};
 use powerinfer_tensor::Format;
 use predictor_files::{Network, write_networks};
 
@@ -71,7 +71,7 @@ fn runtime(golden: &Golden, quant: Format, hot: usize, policy: Policy, threads: 
         bundle,
         Options {
             threads,
-            policy: PolicyChoice::Forced(policy),
+            policy: Some(policy),
         },
     )
     .unwrap()
@@ -179,7 +179,7 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Predicted),
+                policy: Some(Policy::Predicted),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             for case in cases {
@@ -197,7 +197,7 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             let bundle = bundle_with(&golden, Format::F32, 50, None, &folder.path().join("kept"));
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Dense),
+                policy: Some(Policy::Dense),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             let prompt = golden.ids("p17.input_ids");
@@ -277,7 +277,7 @@ fn predictors_see_what_the_file_says_they_see() {
             let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
             let options = Options {
                 threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-                policy: PolicyChoice::Forced(Policy::Predicted),
+                policy: Some(Policy::Predicted),
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             let logits = model.forward(&prompt).unwrap();
@@ -322,7 +322,7 @@ fn predictors_run_in_every_format() {
         let bundle = bundle_with(&golden, Format::F32, 50, Some(&predictors), &out);
         let options = Options {
             threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
-            policy: PolicyChoice::Forced(Policy::Predicted),
+            policy: Some(Policy::Predicted),
         };
         let mut model = Runtime::new(bundle, options).unwrap();
         model.forward(&golden.ids("p17.input_ids")).unwrap()
@@ -492,7 +492,7 @@ fn predicted_without_predictors_is_refused() {
     let threads = Threads::new(Isa::SCALAR, 1).unwrap();
     let options = Options {
         threads,
-        policy: PolicyChoice::Forced(Policy::Predicted),
+        policy: Some(Policy::Predicted),
     };
     let error = Runtime::new(bundle, options).unwrap_err().to_string();
     assert!(error.contains("predictor"), "{error}");

@@ -21,12 +21,11 @@ use powerinfer_artifact::{
     tensor_writer::TensorSource,
 };
 use powerinfer_bundle::{Bundle, Verification};
-use powerinfer_emulator::{Emulator, GraphCapture, Order, test_device};
+use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
 use powerinfer_runtime::{
-    ActivationFormat, LastLogits, Options, PolicyChoice, Runtime, Sampler, SamplingSettings,
-    SideTimes, Threads,
+    ActivationFormat, Options, Runtime, Sampler, SamplingSettings, SideTimes, Threads,
 };
 use powerinfer_tensor::{CacheFormat, Format};
 use predictor_files::{Network, insert_signs, summary, write_networks, write_predictors};
@@ -105,7 +104,7 @@ fn plan(
 fn options() -> Options {
     Options {
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-        policy: PolicyChoice::Planned,
+        policy: None,
     }
 }
 
@@ -225,7 +224,7 @@ fn recorded_launches_give_the_bits_of_launches_one_by_one() {
             GraphCapture::Works,
             GraphCapture::Fails,
         ] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.with_capture(records));
@@ -685,7 +684,7 @@ fn both_sides_are_timed_layer_by_layer() {
     let prompt = golden.ids("p17.input_ids");
     let folder = tempfile::tempdir().unwrap();
     for records in [GraphCapture::Unsupported, GraphCapture::Works] {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let device = Arc::new(device.with_capture(records));
@@ -766,7 +765,7 @@ fn prompts_take_the_room_that_is_left() {
     let out = folder.path().join("bundle");
     drop(bundle(&checkpoint, plan, Format::F32, None, &out));
     for round in 0.. {
-        let Some(device) = Emulator::new(2, Order::Forward) else {
+        let Some(device) = test_emulator(2, Order::Forward) else {
             return;
         };
         let memory = 4e6 * 0.97f64.powi(round);
@@ -831,17 +830,17 @@ fn the_device_chooses_the_token_that_the_host_would() {
                     ..SamplingSettings::default()
                 };
                 let mut sampler = Sampler::new(settings).unwrap();
-                let logits = model.forward_for(&sampler, &prompt).unwrap();
+                model.append(&prompt, &sampler).unwrap();
                 let stays = name == "there" && temperature == 0.0;
-                assert_eq!(logits == LastLogits::OnDevice, stays);
-                assert_eq!(model.sample(&mut sampler, &logits, known).unwrap(), largest);
+                assert_eq!(model.last_logits().is_none(), stays);
+                assert_eq!(model.sample(&mut sampler, known).unwrap(), largest);
             }
         }
         assert!(
             model
-                .forward_for(
-                    &Sampler::new(SamplingSettings::default()).unwrap(),
-                    &[u32::MAX]
+                .append(
+                    &[u32::MAX],
+                    &Sampler::new(SamplingSettings::default()).unwrap()
                 )
                 .is_err()
         );
@@ -858,7 +857,7 @@ fn a_device_that_is_lost_is_an_error_and_no_hang() {
     for (places, name) in [(&PLACES[1..2], "whole"), (&PLACES[3..5], "parts")] {
         let mut survived = false;
         for launches in [0, 1, 2, 3, 7, 20, 31, 42, 55, 1000] {
-            let Some(device) = Emulator::new(2, Order::Forward) else {
+            let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
             let device = Arc::new(device.lost_after(launches));

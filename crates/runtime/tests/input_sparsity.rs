@@ -13,7 +13,7 @@ use powerinfer_artifact::plan::{InputThresholds, Plan, Policy};
 use powerinfer_bundle::weight_bytes;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, LayerWeight, Weight};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{Options, Runtime, Threads};
 use powerinfer_tensor::Format;
 
 /// Gated and plain FFNs, blocks one after the other and side by side, with and without biases.
@@ -31,7 +31,7 @@ fn runtime(
     golden: &Golden,
     quant: Format,
     thresholds: Option<InputThresholds>,
-    policy: PolicyChoice,
+    policy: Option<Policy>,
 ) -> Runtime {
     let checkpoint = golden.checkpoint();
     let config = checkpoint.config();
@@ -53,7 +53,7 @@ fn runtime(
 
 /// Thresholds that `share` of the inputs of each layer stay below on `prompt`.
 fn calibrated(golden: &Golden, share: f64, prompt: &[u32]) -> Vec<InputThresholds> {
-    let forced = PolicyChoice::Forced(Policy::Dense);
+    let forced = Some(Policy::Dense);
     let mut model = runtime(golden, Format::F32, None, forced);
     model.observe_inputs();
     model.forward_last(prompt).unwrap();
@@ -69,9 +69,9 @@ fn skipping(
     by_input: bool,
 ) -> Runtime {
     let stored = by_input.then_some(NOTHING);
-    let mut model = runtime(golden, quant, stored, PolicyChoice::Planned);
+    let mut model = runtime(golden, quant, stored, None);
     for (layer, thresholds) in thresholds.iter().enumerate() {
-        model.skip_inputs(layer, Some(*thresholds));
+        model.set_input_thresholds(layer, Some(*thresholds));
     }
     model
 }
@@ -80,8 +80,8 @@ fn skipping(
 fn nothing_left_out_is_the_standard_implementation() {
     for name in MODELS {
         let golden = Golden::open(name);
-        let planned = PolicyChoice::Planned;
-        for policy in [planned, PolicyChoice::Forced(Policy::Dense)] {
+        let planned = None;
+        for policy in [planned, Some(Policy::Dense)] {
             let mut model = runtime(&golden, Format::F32, Some(NOTHING), policy);
             for prompt in ["p17", "p70"] {
                 model.reset();
@@ -107,16 +107,11 @@ fn a_forced_policy_leaves_no_input_out() {
             output: 1.0,
             ffn: Some(1.0),
         };
-        let forced = PolicyChoice::Forced(policy);
+        let forced = Some(policy);
         let mut model = runtime(&golden, Format::F32, Some(thresholds), forced);
         let logits = model.forward(&golden.ids("p17.input_ids")).unwrap();
         golden.assert_close(&logits, &golden.floats("p17.logits"), name);
-        let mut model = runtime(
-            &golden,
-            Format::F32,
-            Some(thresholds),
-            PolicyChoice::Planned,
-        );
+        let mut model = runtime(&golden, Format::F32, Some(thresholds), None);
         assert_ne!(model.forward(&golden.ids("p17.input_ids")).unwrap(), logits);
     }
 }

@@ -31,7 +31,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, Verification, memory};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Sampler, SamplingSettings, Threads};
+use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
 use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix};
 use predictor_files::{summary, write_predictors};
 
@@ -196,7 +196,7 @@ fn plan(config: &ModelConfig, case: Case, file: Option<&PredictorFile>) -> Plan 
 fn runtime(bundle: Bundle) -> Result<Runtime, powerinfer_runtime::RuntimeError> {
     let options = Options {
         threads: Threads::new(Isa::detect().unwrap(), 1).unwrap(),
-        policy: PolicyChoice::Planned,
+        policy: None,
     };
     Runtime::new(bundle, options)
 }

@@ -24,7 +24,7 @@ use powerinfer_artifact::{
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_reference::{FeedForward, FfnObservation, FfnTap, ReferenceModel};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads, Verification, WINDOW};
+use powerinfer_runtime::{Options, Runtime, Threads, Verification, WINDOW};
 use powerinfer_tensor::Format;
 use predictor_files::{insert_signs, summary, write_predictors};
 
@@ -136,7 +136,7 @@ fn runtime(
     );
     let options = Options {
         threads: Threads::new(Isa::detect().unwrap(), 2).unwrap(),
-        policy: PolicyChoice::Planned,
+        policy: None,
     };
     Runtime::new(bundle, options).unwrap()
 }

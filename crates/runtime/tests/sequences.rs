@@ -18,7 +18,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_runtime::{Options, PolicyChoice, Runtime, Threads};
+use powerinfer_runtime::{Options, Runtime, Threads};
 use powerinfer_tensor::{CacheFormat, Format};
 use proptest::prelude::*;
 
@@ -45,7 +45,7 @@ fn runtime_of(golden: &Golden, quant: Format, format: CacheFormat, policy: Polic
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(golden, quant, format, &folder.path().join("bundle"));
     let threads = Threads::new(Isa::detect().unwrap(), 2).unwrap();
-    let policy = PolicyChoice::Forced(policy);
+    let policy = Some(policy);
     // The files stay mapped after the folder is gone.
     Runtime::new(bundle, Options { threads, policy }).unwrap()
 }

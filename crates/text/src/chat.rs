@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::time::SystemTime;
 
+use chrono::{DateTime, Utc, format::StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
-use crate::clock::format_time;
 use crate::python_json::to_json;
 use crate::settings::TemplateSource;
 
@@ -124,9 +124,15 @@ fn environment() -> Environment<'static> {
         },
     );
     environment.add_function("strftime_now", |pattern: String| {
-        format_time(SystemTime::now(), &pattern)
+        format_time(SystemTime::now().into(), &pattern)
     });
     environment
+}
+
+/// Formats a time in UTC with English names; a directive that `strftime` lacks stays as written.
+fn format_time(time: DateTime<Utc>, pattern: &str) -> String {
+    time.format_with_items(StrftimeItems::new_lenient(pattern))
+        .to_string()
 }
 
 /// Turns `{% generation %}` blocks, an extension that marks what to train on, into plain scopes.
@@ -152,4 +158,28 @@ fn without_generation_blocks(source: &str) -> String {
     }
     plain.push_str(rest);
     plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_formatted_as_by_strftime() {
+        let at = |seconds, pattern: &str| {
+            let time = DateTime::from_timestamp(seconds, 0).unwrap();
+            format_time(time, pattern)
+        };
+        assert_eq!(
+            at(0, "%A %d %B %Y %H:%M:%S"),
+            "Thursday 01 January 1970 00:00:00"
+        );
+        assert_eq!(at(951_782_400, "%a %d %b %Y %j"), "Tue 29 Feb 2000 060");
+        assert_eq!(
+            at(1_735_689_599, "%d %b %Y %I:%M %p %Z"),
+            "31 Dec 2024 11:59 PM UTC"
+        );
+        assert_eq!(at(4_107_542_400, "%e.%m.%y %I%p"), " 1.03.00 12AM");
+        assert_eq!(at(0, "100%% %Q é %"), "100% %Q é %");
+    }
 }

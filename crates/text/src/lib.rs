@@ -10,7 +10,6 @@
 //! beginning-of-text token among them: encode it with [`SpecialTokens::Omit`].
 
 mod chat;
-mod clock;
 mod error;
 mod python_json;
 mod settings;

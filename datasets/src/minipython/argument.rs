@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::random::Random;
+use powerinfer_artifact::random::Random;
+use serde::{Deserialize, Serialize};
 
 /// One argument of a test call; displays as a Python literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,10 +60,16 @@ fn write_string(formatter: &mut fmt::Formatter<'_>, value: &str) -> fmt::Result 
 }
 
 /// What a parameter accepts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// An integer between the two bounds, both included.
-    Int { low: i64, high: i64 },
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// An integer within bounds.
+    Int {
+        /// The smallest.
+        low: i64,
+        /// The largest.
+        high: i64,
+    },
     /// A string.
     Str,
     /// A list of integers.
@@ -73,14 +80,14 @@ pub(super) enum Kind {
 
 /// The constants of a program, round which its behaviour changes.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Landmarks {
+pub(crate) struct Landmarks {
     numbers: Vec<i64>,
     texts: Vec<String>,
 }
 
 impl Landmarks {
     /// Collects the integers and the quoted strings of `source`.
-    pub(super) fn of(source: &str) -> Self {
+    pub(crate) fn of(source: &str) -> Self {
         let mut landmarks = Self::default();
         let mut pieces = source.split('\'');
         while let Some(code) = pieces.next() {
@@ -98,7 +105,7 @@ impl Landmarks {
     }
 
     /// An argument of `kind`; the first cases of a series are the smallest ones there are.
-    pub(super) fn argument(&self, kind: Kind, case: usize, random: &mut Random) -> Argument {
+    pub(crate) fn argument(&self, kind: Kind, case: usize, random: &mut Random) -> Argument {
         match kind {
             Kind::Int { low, high } => Argument::Int(self.bounded(low, high, case, random)),
             Kind::Str => Argument::Str(self.sentence(case, random)),

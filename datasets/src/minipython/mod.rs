@@ -1,220 +1,160 @@
-//! A compositional grammar of small Python functions.
-//!
-//! A combination of steps is drawn from one of thirteen families, told in one of several
-//! phrasings, and solved by a body that the docstring determines. A hash of the combination
-//! alone decides whether it is trained on or held out.
+//! Small Python functions to write, from task files: JSON Lines, one [`Task`] per line, compressed
+//! with gzip.
 
 mod argument;
-mod arrangement;
-mod character;
-mod condition;
-mod difficulty;
-mod draft;
-mod families;
-mod family;
-mod mapping;
-
-mod phrase;
-mod pipeline;
-mod reduction;
-mod split;
-mod subject;
 mod task;
-mod word_condition;
-mod word_mapping;
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    io::{BufRead, BufReader},
+};
 
-pub use argument::Argument;
-pub use family::Family;
-pub use split::Split;
+use flate2::read::GzDecoder;
+use powerinfer_artifact::random::Random;
+
+pub use argument::{Argument, Kind};
 pub use task::Task;
 
-use crate::random::Random;
+/// Tasks that share no combination with those of the other split, nor with the training text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// Text to profile a model and to calibrate predictors on.
+    Calibration,
+    /// Tasks to evaluate on.
+    HeldOut,
+}
 
-/// An endless stream of tasks of `split`; equal seeds give equal streams.
-pub fn tasks(split: Split, seed: u64) -> impl Iterator<Item = Task> {
+/// More distinct tasks were asked for than the file has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the demo has {available} distinct tasks, {wanted} are wanted; ask for fewer")]
+pub struct TooFewTasks {
+    /// Tasks asked for.
+    pub wanted: usize,
+    /// Tasks with different combinations in the file.
+    pub available: usize,
+}
+
+impl Split {
+    /// Every split.
+    pub const ALL: [Self; 2] = [Self::Calibration, Self::HeldOut];
+
+    /// Name of the split, and of its file in `datasets/demo` before `.jsonl.gz`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Calibration => "calibration",
+            Self::HeldOut => "held-out",
+        }
+    }
+
+    /// Seed that gives the tasks in the order of the file: the default of the commands.
+    pub fn default_seed(self) -> u64 {
+        match self {
+            Self::Calibration => 0,
+            Self::HeldOut => 1,
+        }
+    }
+
+    /// The compressed file.
+    fn file(self) -> &'static [u8] {
+        match self {
+            Self::Calibration => include_bytes!("../../demo/calibration.jsonl.gz"),
+            Self::HeldOut => include_bytes!("../../demo/held-out.jsonl.gz"),
+        }
+    }
+
+    /// Tasks in the order of the file, decompressed as they are read.
+    fn in_file_order(self) -> impl Iterator<Item = Task> {
+        let lines = BufReader::new(GzDecoder::new(self.file())).lines();
+        lines.map(|line| {
+            let line = line.expect("the embedded file is gzip of UTF-8");
+            serde_json::from_str(&line).expect("every line of the embedded file is a task")
+        })
+    }
+}
+
+/// All tasks of `split`, in an order that `seed` decides. Combinations repeat, with other names,
+/// phrasings and constants.
+pub fn tasks(split: Split, seed: u64) -> Box<dyn Iterator<Item = Task>> {
+    if seed == split.default_seed() {
+        return Box::new(split.in_file_order());
+    }
+    let mut tasks: Vec<Task> = split.in_file_order().collect();
     let mut random = Random::new(seed);
-    std::iter::repeat_with(move || draw(&mut random))
-        .filter(move |task| Split::of(task.combination()) == split)
+    for last in (1..tasks.len()).rev() {
+        tasks.swap(last, random.below(last + 1));
+    }
+    Box::new(tasks.into_iter())
 }
 
 /// The first `count` tasks of [`tasks`] that have different combinations.
-pub fn distinct_tasks(split: Split, seed: u64, count: usize) -> Vec<Task> {
+///
+/// # Errors
+///
+/// If the split has fewer.
+pub fn distinct_tasks(split: Split, seed: u64, count: usize) -> Result<Vec<Task>, TooFewTasks> {
     let mut seen = HashSet::new();
-    tasks(split, seed)
+    let distinct: Vec<Task> = tasks(split, seed)
         .filter(|task| seen.insert(task.combination().to_owned()))
         .take(count)
-        .collect()
-}
-
-fn draw(random: &mut Random) -> Task {
-    let weights = difficulty::FAMILY_WEIGHTS.map(|(_, weight)| weight);
-    let (family, _) = difficulty::FAMILY_WEIGHTS[random.weighted(&weights)];
-    let steps = 1 + random.weighted(&difficulty::STEP_WEIGHTS);
-    let draft = family.draw(steps, random);
-    Task::new(family, steps, draft, random)
+        .collect();
+    match distinct.len() {
+        available if available < count => Err(TooFewTasks {
+            wanted: count,
+            available,
+        }),
+        _ => Ok(distinct),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{HashMap, HashSet};
-
-    use sha2::{Digest, Sha256};
-
     use super::*;
 
-    fn any_tasks(seed: u64, count: usize) -> Vec<Task> {
-        let mut random = Random::new(seed);
-        (0..count).map(|_| draw(&mut random)).collect()
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_bytes_everywhere() {
-        // Family by family, so that the weights can be tuned without changing the digest.
-        let mut hasher = Sha256::new();
-        for family in Family::ALL {
-            let mut random = Random::new(1);
-            for steps in (1..=4).cycle().take(100) {
-                let draft = family.draw(steps, &mut random);
-                let task = Task::new(family, steps, draft, &mut random);
-                hasher.update(task.text());
-            }
-        }
-        let digest = hasher.finalize();
-        assert_eq!(
-            format!(
-                "{:02x}{:02x}{:02x}{:02x}",
-                digest[0], digest[1], digest[2], digest[3]
-            ),
-            "51e27235"
-        );
-        let texts = |seed| -> Vec<String> {
-            let tasks = tasks(Split::Training, seed).take(500);
-            tasks.map(|task| task.text()).collect()
-        };
-        assert_eq!(texts(1), texts(1));
-    }
-
-    #[test]
-    fn another_seed_gives_other_tasks() {
-        let text = |seed| tasks(Split::HeldOut, seed).next().map(|task| task.text());
-        assert_ne!(text(1), text(2));
+    fn combinations(split: Split) -> HashSet<String> {
+        tasks(split, split.default_seed())
+            .map(|task| task.combination().to_owned())
+            .collect()
     }
 
     #[test]
     fn the_splits_share_no_combination() {
-        let combinations = |split| -> HashSet<String> {
-            tasks(split, 3)
-                .take(5000)
-                .map(|task| task.combination().to_owned())
-                .collect()
-        };
-        let training = combinations(Split::Training);
-        let calibration = combinations(Split::Calibration);
-        let held_out = combinations(Split::HeldOut);
-        assert!(training.is_disjoint(&held_out));
-        assert!(training.is_disjoint(&calibration));
-        assert!(calibration.is_disjoint(&held_out));
+        assert!(combinations(Split::Calibration).is_disjoint(&combinations(Split::HeldOut)));
     }
 
     #[test]
-    fn held_out_texts_never_occur_in_training() {
-        let training: HashSet<String> = tasks(Split::Training, 4)
-            .take(20_000)
-            .map(|task| task.text())
-            .collect();
-        let unseen = tasks(Split::HeldOut, 4).take(2000);
-        assert!(
-            unseen
-                .into_iter()
-                .all(|task| !training.contains(&task.text()))
-        );
-    }
-
-    #[test]
-    fn nine_combinations_in_ten_are_trained_on() {
-        let combinations: HashSet<String> = any_tasks(5, 20_000)
-            .iter()
-            .map(|task| task.combination().to_owned())
-            .collect();
-        let mut shares: HashMap<Split, usize> = HashMap::new();
-        for combination in &combinations {
-            *shares.entry(Split::of(combination)).or_default() += 1;
-        }
-        let percent = |split| 100.0 * shares[&split] as f64 / combinations.len() as f64;
-        assert!((percent(Split::Training) - 90.0).abs() < 1.5);
-        assert!((percent(Split::Calibration) - 5.0).abs() < 1.0);
-        assert!((percent(Split::HeldOut) - 5.0).abs() < 1.0);
-    }
-
-    #[test]
-    fn a_text_is_a_prompt_and_its_solution() {
-        for task in any_tasks(6, 5000) {
-            let (prompt, solution) = (task.prompt(), task.solution());
-            assert!(prompt.starts_with(&format!("def {}(", task.entry_point())));
-            assert!(prompt.ends_with("\"\"\""), "{prompt}");
-            assert_eq!(prompt.matches("\"\"\"").count(), 2, "{prompt}");
-            assert!(solution.starts_with("\n    "), "{solution}");
-            assert!(solution.ends_with('\n') && !solution.ends_with("\n\n"));
-            assert_eq!(task.text(), format!("{prompt}{solution}"));
-            assert!(task.text().is_ascii());
-        }
-    }
-
-    #[test]
-    fn texts_are_short_and_of_the_intended_mean() {
-        let lengths: Vec<usize> = any_tasks(7, 5000)
-            .iter()
-            .map(|task| task.text().len())
-            .collect();
-        let mean = lengths.iter().sum::<usize>() / lengths.len();
-        assert!((220..=265).contains(&mean), "the mean is {mean} characters");
-        let long = lengths.iter().filter(|&&length| length > 460).count();
-        assert!(long * 50 < lengths.len(), "{long} texts are long");
-    }
-
-    #[test]
-    fn every_family_occurs_with_every_number_of_steps() {
-        let seen: HashSet<(String, usize)> = any_tasks(8, 20_000)
-            .iter()
-            .map(|task| (task.family().to_owned(), task.steps()))
-            .collect();
-        for family in Family::ALL {
-            for steps in 1..=4 {
-                let key = (family.name().to_owned(), steps);
-                assert!(seen.contains(&key), "{key:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn one_combination_has_one_body_up_to_names_and_constants() {
-        // Letters and digits aside, only the layout of the code remains.
-        let layout = |task: &Task| -> String {
-            let letters = |it: char| it.is_ascii_alphanumeric() || it == '_';
-            task.solution().replace(letters, "")
-        };
-        let mut layouts: HashMap<String, String> = HashMap::new();
-        for task in any_tasks(9, 30_000) {
-            let layout = layout(&task);
-            let earlier = layouts
-                .entry(task.combination().to_owned())
-                .or_insert_with(|| layout.clone());
-            assert_eq!(*earlier, layout, "{}", task.combination());
+    fn every_seed_gives_the_same_tasks_in_an_order_of_its_own() {
+        for split in Split::ALL {
+            let in_file: Vec<Task> = split.in_file_order().collect();
+            let shuffled: Vec<Task> = tasks(split, 7).collect();
+            assert_ne!(in_file, shuffled);
+            assert_eq!(shuffled, tasks(split, 7).collect::<Vec<_>>());
+            let sorted = |tasks: Vec<Task>| {
+                let mut texts: Vec<String> = tasks.iter().map(Task::text).collect();
+                texts.sort();
+                texts
+            };
+            assert_eq!(sorted(in_file), sorted(shuffled));
         }
     }
 
     #[test]
     fn distinct_tasks_have_distinct_combinations() {
-        let tasks = distinct_tasks(Split::HeldOut, 10, 1000);
-        let combinations: HashSet<&str> = tasks.iter().map(Task::combination).collect();
-        assert_eq!(combinations.len(), 1000);
+        let available = combinations(Split::HeldOut).len();
+        let all = distinct_tasks(Split::HeldOut, 1, available).unwrap();
+        let seen: HashSet<&str> = all.iter().map(Task::combination).collect();
+        assert_eq!(seen.len(), available);
+        assert_eq!(
+            distinct_tasks(Split::HeldOut, 1, available + 1),
+            Err(TooFewTasks {
+                wanted: available + 1,
+                available
+            })
+        );
     }
 
     #[test]
     fn arguments_repeat_for_the_same_seed_and_start_at_the_edge() {
-        for task in any_tasks(11, 200) {
+        for task in tasks(Split::HeldOut, 1).take(200) {
             let arguments = task.arguments(5, 16);
             assert_eq!(arguments, task.arguments(5, 16));
             assert_eq!(arguments.len(), 16);

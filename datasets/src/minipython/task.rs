@@ -1,63 +1,32 @@
 //! A task: a signature and docstring to continue, the body that solves it, inputs to judge it.
 
-use super::argument::{Argument, Landmarks};
-use super::draft::{Draft, Parameter};
-use super::family::Family;
-use crate::random::Random;
+use powerinfer_artifact::random::Random;
+use serde::{Deserialize, Serialize};
 
-/// One function to write.
-#[derive(Debug, Clone)]
+use super::argument::{Argument, Kind, Landmarks};
+
+/// One function to write; a line of a task file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Task {
     combination: String,
-    family: Family,
-    steps: usize,
-    entry_point: &'static str,
-    parameters: Vec<Parameter>,
+    parameters: Vec<Kind>,
     prompt: String,
     solution: String,
 }
 
-/// What functions are called; the name says nothing about the task.
-const FUNCTION_NAMES: [&str; 16] = [
-    "solve",
-    "f",
-    "compute",
-    "func",
-    "process",
-    "run",
-    "task",
-    "calc",
-    "answer",
-    "work",
-    "g",
-    "convert",
-    "evaluate",
-    "apply",
-    "handle",
-    "result_of",
-];
-
 impl Task {
-    pub(super) fn new(family: Family, steps: usize, draft: Draft, random: &mut Random) -> Self {
-        let entry_point = random.pick(&FUNCTION_NAMES);
-        let names: Vec<&str> = draft.parameters.iter().map(|it| it.name).collect();
-        let prompt = format!(
-            "def {entry_point}({}):\n    \"\"\"{}\"\"\"",
-            names.join(", "),
-            draft.docstring
-        );
-        let mut solution = String::from("\n");
-        for line in &draft.body {
-            solution.push_str("    ");
-            solution.push_str(line);
-            solution.push('\n');
-        }
+    /// A task of `combination`: a signature and docstring that ends in `"""`, what each parameter
+    /// accepts, and the body from the newline after the docstring to its own last newline.
+    pub fn new(
+        combination: String,
+        parameters: Vec<Kind>,
+        prompt: String,
+        solution: String,
+    ) -> Self {
         Self {
-            combination: format!("{}|{}", family.name(), draft.combination),
-            family,
-            steps,
-            entry_point,
-            parameters: draft.parameters,
+            combination,
+            parameters,
             prompt,
             solution,
         }
@@ -65,25 +34,10 @@ impl Task {
 
     /// Canonical key of what is asked, such as `numbers|keep:greater(10s)|times(2)|sum`.
     ///
-    /// Thresholds and addends stand in it by their ten, so that a held-out task differs from
-    /// every training task in more than the digit that is copied.
+    /// It holds thresholds and addends by their ten, so that a held-out task differs from every
+    /// training task in more than the digit that is copied.
     pub fn combination(&self) -> &str {
         &self.combination
-    }
-
-    /// Name of the family, for reports by family.
-    pub fn family(&self) -> &str {
-        self.family.name()
-    }
-
-    /// How many steps are composed, one to four.
-    pub fn steps(&self) -> usize {
-        self.steps
-    }
-
-    /// Name of the function to write.
-    pub fn entry_point(&self) -> &str {
-        self.entry_point
     }
 
     /// Signature and docstring, ending in `"""` without a newline.
@@ -94,6 +48,12 @@ impl Task {
     /// The body, from the newline after the docstring to its own last newline.
     pub fn solution(&self) -> &str {
         &self.solution
+    }
+
+    /// Name of the function to write.
+    pub fn entry_point(&self) -> &str {
+        let signature = self.prompt.strip_prefix("def ").unwrap_or(&self.prompt);
+        signature.split_once('(').map_or("", |(name, _)| name)
     }
 
     /// The whole function.
@@ -112,7 +72,7 @@ impl Task {
             .map(|case| {
                 self.parameters
                     .iter()
-                    .map(|parameter| landmarks.argument(parameter.kind, case, &mut random))
+                    .map(|&kind| landmarks.argument(kind, case, &mut random))
                     .collect()
             })
             .collect()

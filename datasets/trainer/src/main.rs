@@ -1,11 +1,13 @@
-//! Trains the demo checkpoint: a small Llama with a ReLU-gated, truly sparse FFN that writes
-//! Python functions. Deterministic: the same seed gives the same checkpoint.
+//! Makes `datasets/demo`: the tasks, and a small Llama with a ReLU-gated, truly sparse FFN that
+//! solves them. Deterministic: the same seed gives the same tasks and the same checkpoint.
 
 mod batch;
 mod export;
+mod minipython;
 mod model;
 mod muon;
 mod ops;
+mod task_files;
 mod tokenizer;
 mod train;
 
@@ -16,9 +18,21 @@ use clap::Parser;
 
 use ops::gated::Activation;
 
-/// Trains the demo checkpoint from nothing.
+/// Makes the demo's tasks and its checkpoint.
 #[derive(Parser)]
-struct Arguments {
+enum Arguments {
+    /// Trains the checkpoint from nothing.
+    Train(TrainArguments),
+    /// Generates the calibration and held-out tasks.
+    Tasks {
+        /// Folder to write the task files to.
+        #[arg(long, default_value = "datasets/demo")]
+        out: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct TrainArguments {
     /// Folder to write the checkpoint and `training-log.jsonl` to.
     #[arg(long, default_value = "datasets/demo")]
     out: PathBuf,
@@ -47,7 +61,13 @@ struct Arguments {
 }
 
 fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+    match Arguments::parse() {
+        Arguments::Train(arguments) => train(arguments),
+        Arguments::Tasks { out } => task_files::write(&out),
+    }
+}
+
+fn train(arguments: TrainArguments) -> anyhow::Result<()> {
     std::fs::create_dir_all(&arguments.out)
         .with_context(|| format!("cannot create `{}`", arguments.out.display()))?;
     let tokenizer = tokenizer::train(arguments.seed)?;

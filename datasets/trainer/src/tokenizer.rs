@@ -1,7 +1,6 @@
 //! A byte-level BPE tokenizer for the demo's language, trained on the same grammar.
 
 use anyhow::anyhow;
-use powerinfer_datasets::minipython::{Split, tasks};
 use tokenizers::{
     AddedToken, PreTokenizerWrapper, Tokenizer, TokenizerBuilder,
     models::bpe::{BPE, BpeTrainerBuilder},
@@ -9,6 +8,8 @@ use tokenizers::{
     pre_tokenizers::{byte_level::ByteLevel, digits::Digits, sequence::Sequence},
     processors::template::TemplateProcessing,
 };
+
+use crate::minipython::{Split, tasks};
 
 /// Token that begins every text.
 pub(crate) const BEGIN: u32 = 0;

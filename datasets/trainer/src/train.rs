@@ -5,13 +5,13 @@ use std::{f64::consts::PI, io::Write, path::PathBuf, sync::Mutex, time::Instant}
 use anyhow::{Context, anyhow};
 use candle_core::backprop::GradStore;
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use powerinfer_datasets::minipython::{Split, distinct_tasks, tasks};
 use serde_json::json;
 use tokenizers::Tokenizer;
 
 use crate::{
     batch::Batch,
     export::export,
+    minipython::{Split, distinct_tasks, tasks},
     model::{LAYERS, Model},
     muon::Muon,
     ops::{

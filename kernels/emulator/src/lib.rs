@@ -8,7 +8,7 @@
 
 use std::{
     collections::VecDeque,
-    env,
+    io::Write,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -18,7 +18,10 @@ use std::{
     time::Instant,
 };
 
-use powerinfer_kernels::cuda::{CudaDevice, Device, DeviceError, DeviceInfo, Graph, Launch};
+use powerinfer_kernels::{
+    cuda::{CudaDevice, Device, DeviceError, DeviceInfo, Graph, Launch},
+    environment,
+};
 
 /// In which order threads and blocks get their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,27 +50,40 @@ pub enum GraphCapture {
     Fails,
 }
 
-/// `gpu` has tests run on a card instead of the emulator.
-const DEVICE_VARIABLE: &str = "POWERINFER_TEST_DEVICE";
-
-/// What tests run on: the emulator, or the card where `POWERINFER_TEST_DEVICE` says `gpu`. None where there
-/// is no emulator.
+/// The device of a test: the emulator, or with `POWERINFER_TEST_DEVICE=gpu` a GPU. As [`test_emulator`], none
+/// where the test is to be skipped.
 ///
-/// Panics where a card is asked for and there is none.
+/// # Panics
+///
+/// If the device does not exist and the test is not to be skipped.
 pub fn test_device(order: Order) -> Option<Arc<dyn Device>> {
     static CARD: OnceLock<Arc<CudaDevice>> = OnceLock::new();
-    if env::var_os(DEVICE_VARIABLE).is_some_and(|device| device == "gpu") {
+    if environment::tests_on_gpu() {
         let open = || Arc::new(CudaDevice::open(0).expect("a card to test"));
         return Some(Arc::clone(CARD.get_or_init(open)) as _);
     }
-    let emulator = Emulator::new(2, order);
+    test_emulator(2, order).map(|emulator| Arc::new(emulator) as _)
+}
+
+/// The emulator with so many multiprocessors for a test; none where it was not built and
+/// `POWERINFER_SKIP_EMULATOR` is set, which is printed even if the test's output is captured.
+///
+/// # Panics
+///
+/// If the emulator was not built and the variable is not set.
+pub fn test_emulator(multiprocessors: usize, order: Order) -> Option<Emulator> {
+    let emulator = Emulator::new(multiprocessors, order);
     if emulator.is_none() {
-        #[allow(clippy::print_stdout)]
-        {
-            println!("skipped: there is no emulator here");
-        }
+        assert!(
+            environment::skips_emulator(),
+            "the CUDA emulator was not built; install a C++ compiler, or set POWERINFER_SKIP_EMULATOR=1"
+        );
+        let test = std::thread::current();
+        let name = test.name().unwrap_or("a test");
+        // Tests capture what is printed by macros only.
+        let _ = writeln!(std::io::stderr(), "skipped: {name}: no CUDA emulator");
     }
-    emulator.map(|emulator| Arc::new(emulator) as _)
+    emulator
 }
 
 /// The emulated device.

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use powerinfer_emulator::{Emulator, Order};
+use powerinfer_emulator::{Emulator, Order, test_emulator};
 use powerinfer_kernels::cuda::{Device, DeviceError, Launch};
 
 /// Launches a kernel of 64 threads on 100 numbers; returns what it wrote, or what is wrong.
 fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, String>> {
-    let device: Arc<dyn Device> = Arc::new(Emulator::new(1, order)?);
+    let device: Arc<dyn Device> = Arc::new(test_emulator(1, order)?);
     let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
     // The structure `Mistake`: two addresses and a count.
     let (x_address, out_address) = (device.allocate(400).unwrap(), device.allocate(400).unwrap());
@@ -73,7 +73,7 @@ fn mistakes_are_named() {
         Some(found) => found.unwrap_err(),
         None => String::new(),
     };
-    if Emulator::new(1, Order::Forward).is_none() {
+    if test_emulator(1, Order::Forward).is_none() {
         return;
     }
     let two = reason("two_barriers", 1);
@@ -102,7 +102,7 @@ fn mistakes_are_named() {
 #[test]
 #[allow(unsafe_code)]
 fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
-    let Some(device) = Emulator::new(1, Order::Forward) else {
+    let Some(device) = test_emulator(1, Order::Forward) else {
         return;
     };
     let [x, out] = [400, 400].map(|bytes| device.allocate(bytes).unwrap());

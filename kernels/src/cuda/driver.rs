@@ -7,7 +7,6 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_void},
     fs,
-    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -19,6 +18,7 @@ use cudarc::driver::{
 };
 
 use super::{Device, DeviceError, DeviceInfo, Graph, Launch};
+use crate::environment;
 
 /// The PTX of every file of kernels.
 const MODULES: [(&str, &str); 5] = [
@@ -28,9 +28,6 @@ const MODULES: [(&str, &str); 5] = [
     ("projection", include_str!("../../ptx/projection.ptx")),
     ("prompt", include_str!("../../ptx/prompt.ptx")),
 ];
-
-/// A folder whose `NAME.ptx` or `NAME.cubin` are loaded instead.
-const FOLDER_VARIABLE: &str = "POWERINFER_PTX_DIR";
 
 /// The first driver that compiles this PTX (ISA 8.4): CUDA 12.4, version 550.
 const LEAST_DRIVER: i32 = 12_040;
@@ -273,8 +270,7 @@ impl CudaDevice {
             reason,
         };
         let mut image = ptx.as_bytes().to_vec();
-        if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
-            let folder = PathBuf::from(folder);
+        if let Some(folder) = environment::ptx_folder() {
             let files = ["cubin", "ptx"].map(|kind| folder.join(format!("{name}.{kind}")));
             if let Some(file) = files.iter().find(|file| file.exists()) {
                 image =

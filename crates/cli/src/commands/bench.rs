@@ -16,7 +16,7 @@ use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_planner::machine::speed_test;
 use powerinfer_pool::system;
-use powerinfer_runtime::{PolicyChoice, ReadProbe, Runtime, Threads};
+use powerinfer_runtime::{ReadProbe, Runtime, Threads};
 use powerinfer_text::SpecialTokens;
 
 use crate::{
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     // On the CPU, whatever the other runs on.
     let mut dense = {
         let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
-        let dense = PolicyChoice::Forced(Policy::Dense);
+        let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
         Runtime::open(bundle, dense, &execution, &Silent)?
     };

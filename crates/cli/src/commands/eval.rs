@@ -10,7 +10,7 @@ use powerinfer_eval::{
     function_tasks::{CASES, Verdict, judge},
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::{PolicyChoice, Statistics};
+use powerinfer_runtime::Statistics;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -123,7 +123,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
             ..output
         };
         let policy = Policy::from(policy);
-        let mut model = subject.model(PolicyChoice::Forced(policy), quiet)?;
+        let mut model = subject.model(Some(policy), quiet)?;
         let tokenizer = subject.tokenizer();
         rows.push(measure(&mut model, tokenizer, policy, arguments, output)?);
     }
@@ -174,7 +174,7 @@ fn measure(
     arguments: &TasksArguments,
     output: Output,
 ) -> Result<Row> {
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.count)?;
     let mut row = Row {
         policy,
         passed: 0,

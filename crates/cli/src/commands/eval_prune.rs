@@ -15,7 +15,7 @@ use powerinfer_eval::{
 };
 use powerinfer_model::{LanguageModel, greedy_token};
 use powerinfer_pool::usable_cores;
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -158,13 +158,13 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
         length,
         stride: (length / 2).max(1),
     };
-    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks);
+    let tasks = distinct_tasks(Split::HeldOut, arguments.seed, arguments.tasks)?;
     let threads = arguments.threads.unwrap_or_else(usable_cores);
     let execution = Execution::on_cpu(threads);
     let has_predictors = bundle
         .predictors()
         .is_some_and(|file| file.layers().iter().all(|summary| summary.rank > 0));
-    let policy = PolicyChoice::Forced(Policy::Dense);
+    let policy = Some(Policy::Dense);
     let mut dense = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
     let arms = arms(arguments, has_predictors);
     let bar = Bar::new(output);
@@ -176,7 +176,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
             Arm::Skip(_) => Policy::Predicted,
             _ => Policy::Dense,
         };
-        let policy = PolicyChoice::Forced(policy);
+        let policy = Some(policy);
         let mut other = Runtime::open(open()?, policy, &execution, &Silent)?;
         let mut coldest = None;
         match arm {

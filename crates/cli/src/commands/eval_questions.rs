@@ -11,7 +11,6 @@ use powerinfer_eval::{
     statistics::{Interval, Paired, share},
 };
 use powerinfer_model::greedy_token;
-use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -189,14 +188,14 @@ fn evaluate(
 }
 
 /// The policies to compare, with their names.
-pub(super) fn choices(asked: &[PolicyArgument]) -> Vec<(String, PolicyChoice)> {
+pub(super) fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
     if asked.is_empty() {
-        return vec![("planned".to_owned(), PolicyChoice::Planned)];
+        return vec![("planned".to_owned(), None)];
     }
     asked
         .iter()
         .map(|policy| Policy::from(*policy))
-        .map(|policy| (policy.to_string(), PolicyChoice::Forced(policy)))
+        .map(|policy| (policy.to_string(), Some(policy)))
         .collect()
 }
 

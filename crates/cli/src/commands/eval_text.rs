@@ -15,7 +15,6 @@ use powerinfer_eval::{Fidelity, Likelihood, Windows, fidelity, likelihoods, stat
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_planner::certify;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::PolicyChoice;
 use powerinfer_text::{SpecialText, Tokenizer};
 use serde_json::{Value, json};
 
@@ -221,7 +220,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
             check_against(&checkpoint, bundle.as_ref(), config, output)?;
             Model::Reference(Box::new(ReferenceModel::load(&checkpoint)?))
         }
-        None => subject.model(PolicyChoice::Forced(Policy::Dense), output)?,
+        None => subject.model(Some(Policy::Dense), output)?,
     };
     // A model beside itself: what our engine makes of it.
     let packed = match shown {
@@ -231,10 +230,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     let others = packed.as_ref().unwrap_or(&subject);
     let choices = match (&bundle, &packed) {
         (Some(bundle), _) => choices(&arguments.policy, bundle, arguments.against.is_some()),
-        (None, Some(_)) => vec![(
-            "runtime, float32".to_owned(),
-            PolicyChoice::Forced(Policy::Dense),
-        )],
+        (None, Some(_)) => vec![("runtime, float32".to_owned(), Some(Policy::Dense))],
         (None, None) => Vec::new(),
     };
     if bundle.is_none() && !arguments.policy.is_empty() {
@@ -323,8 +319,8 @@ fn choices(
     asked: &[PolicyArgument],
     bundle: &Bundle,
     with_dense: bool,
-) -> Vec<(String, PolicyChoice)> {
-    let forced = |policy: Policy| (policy.to_string(), PolicyChoice::Forced(policy));
+) -> Vec<(String, Option<Policy>)> {
+    let forced = |policy: Policy| (policy.to_string(), Some(policy));
     if !asked.is_empty() {
         return asked
             .iter()
@@ -346,7 +342,7 @@ fn choices(
     let is_mixed = layers.iter().any(|layer| Some(layer.policy) != first);
     let skips_inputs = layers.iter().any(|layer| layer.input_thresholds.is_some());
     if is_mixed || skips_inputs || choices.is_empty() {
-        choices.push(("planned".to_owned(), PolicyChoice::Planned));
+        choices.push(("planned".to_owned(), None));
     }
     choices
 }

@@ -15,7 +15,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::{PolicyChoice, Runtime};
+use powerinfer_runtime::Runtime;
 
 use crate::{
     engine::{
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
                 arguments.ids.len(),
                 &folder.path().join("bundle"),
             )?;
-            let (policy, bar) = (PolicyChoice::Forced(policy), Bar::new(output));
+            let (policy, bar) = (Some(policy), Bar::new(output));
             let model = Runtime::open(bundle, policy, &arguments.execution.execution()?, &bar)?;
             forward(model, &arguments.ids)?
         }

@@ -11,7 +11,9 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, plan::Policy, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
-use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Statistics, Verification, WINDOW};
+use powerinfer_runtime::{
+    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, Verification, WINDOW, generate,
+};
 use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
@@ -196,7 +198,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
     let mut completion = String::new();
     let json = arguments.json;
-    let timing = generate(
+    let timing = respond(
         arguments,
         &mut model,
         &tokenizer,
@@ -262,7 +264,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
         }
     }
     if is_demo {
-        let task = distinct_tasks(Split::HeldOut, 1, 1).remove(0);
+        let task = distinct_tasks(Split::HeldOut, 1, 1)?.remove(0);
         return Ok(Prompt::Example(task.prompt().to_owned()));
     }
     if std::io::stdin().is_terminal() {
@@ -272,7 +274,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
 }
 
 /// Generates until the text ends, the tokens or the context are used up, or Ctrl-C.
-fn generate(
+fn respond(
     arguments: &RunArguments,
     model: &mut Runtime,
     tokenizer: &Tokenizer,
@@ -293,35 +295,35 @@ fn generate(
         cached_tokens: cache.taken,
         ..Timing::default()
     };
-    ids.iter().for_each(|id| sampler.remember(*id));
     model.take_statistics();
+    let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
+    let stop = StopConditions {
+        max_tokens: arguments.max_tokens,
+        stop_tokens: &stop_tokens,
+        vocabulary: tokenizer.vocabulary_size(),
+    };
     let started = Instant::now();
-    let mut logits = model.forward_for(sampler, &ids[cache.taken..])?;
+    let (mut generation, _) = generate(model, sampler, ids, stop, interrupted)?;
     timing.prompt = started.elapsed();
-    model.take_statistics();
-    cache.keep_prompt(model)?;
+    generation.decoder().take_statistics();
+    cache.keep_prompt(generation.decoder())?;
 
-    let stops = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
     let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
-    let known = tokenizer.vocabulary_size();
     let started = Instant::now();
-    while timing.generated_tokens < arguments.max_tokens && !interrupted() {
-        // Rows of the head beyond the tokenizer's vocabulary are padding and mean nothing.
-        let token = model.sample(sampler, &logits, known)?;
+    while let Some(token) = generation.next() {
+        let token = token?;
         timing.generated_tokens += 1;
-        if stops.contains(&token) {
-            break;
-        }
-        if let Some(piece) = decoder.push(token)? {
+        if !stop_tokens.contains(&token)
+            && let Some(piece) = decoder.push(token)?
+        {
             write(&piece)?;
         }
-        if model.position() >= model.context_limit() {
-            break;
-        }
-        logits = model.forward_for(sampler, &[token])?;
-        verified = tell_verified(model, verified, output);
-        say_alarms(model, &mut told, output);
+        verified = tell_verified(generation.decoder(), verified, output);
+        say_alarms(generation.decoder(), &mut told, output);
     }
+    generation.finish()?;
+    tell_verified(model, verified, output);
+    say_alarms(model, &mut told, output);
     timing.decode = started.elapsed();
     timing.decoded = model.take_statistics();
     if let Some(piece) = decoder.finish()? {
@@ -486,7 +488,7 @@ fn chat(
             None => tokenizer.encode(&line, SpecialTokens::Add)?,
         };
         let mut answer = String::new();
-        let timing = generate(
+        let timing = respond(
             arguments,
             model,
             tokenizer,

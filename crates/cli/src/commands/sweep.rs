@@ -28,7 +28,7 @@ use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
 use powerinfer_kernels::Isa;
 use powerinfer_planner::{read_hardware, search::windows};
 use powerinfer_pool::{system, usable_cores};
-use powerinfer_runtime::{Execution, PolicyChoice, Runtime};
+use powerinfer_runtime::{Execution, Runtime};
 use powerinfer_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::json;
@@ -185,7 +185,7 @@ impl<'a> Sweep<'a> {
             texts,
             windows: windows(&bundle),
             extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks),
+            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
             problems,
             seed: measures.seed,
         };
@@ -281,7 +281,7 @@ impl<'a> Sweep<'a> {
             Some(_) => Policy::Dense,
             None => level.policy(),
         };
-        let policy = PolicyChoice::Forced(policy);
+        let policy = Some(policy);
         let execution = self.on(DeviceArgument::Cpu)?;
         let mut model = Runtime::open(self.open()?, policy, &execution, &Bar::new(output))?;
         level.apply(&mut model, thresholds)?;

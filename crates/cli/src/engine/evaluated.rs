@@ -15,7 +15,7 @@ use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
-use powerinfer_runtime::{PolicyChoice, Runtime, Statistics};
+use powerinfer_runtime::{Runtime, Statistics};
 use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
@@ -198,7 +198,7 @@ impl Evaluated {
     /// Ready to run under `policy`.
     ///
     /// Fails where the reference engine is to follow any but `dense`.
-    pub(crate) fn model(&self, policy: PolicyChoice, output: Output) -> Result<Model> {
+    pub(crate) fn model(&self, policy: Option<Policy>, output: Output) -> Result<Model> {
         match &self.source {
             Source::Bundle { folder, .. } => {
                 let bundle = Bundle::open(folder, Verification::Quick)?;
@@ -207,10 +207,7 @@ impl Evaluated {
                 Ok(Model::Runtime(Box::new(runtime)))
             }
             Source::Reference(checkpoint) => {
-                if !matches!(
-                    policy,
-                    PolicyChoice::Planned | PolicyChoice::Forced(Policy::Dense)
-                ) {
+                if !matches!(policy, None | Some(Policy::Dense)) {
                     bail!(
                         "the reference engine is dense; use `--engine runtime`, or a bundle, for another `--policy`"
                     );

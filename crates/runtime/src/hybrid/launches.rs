@@ -10,7 +10,7 @@ use powerinfer_kernels::cuda::{
     GpuCache, GpuNorm, HostMirror, NeuronCounts, NeuronFilter, PredictedMask, TokenMasks,
 };
 
-use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch, token::HostState};
+use super::{DeviceChoice, DeviceFfn, Hybrid, times::Stopwatch};
 
 /// How long the host waits for the device's half of a layer before it gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -103,6 +103,11 @@ pub(super) fn products_of_many(
 }
 
 impl Hybrid {
+    /// Whether FFN neurons of layer `index` run on the device for the tokens that run.
+    pub(super) fn has_ffn(&self, index: usize) -> bool {
+        self.layers[index].has_neurons() || self.streams(index)
+    }
+
     /// Ends what is launched at once, for the host is going to look at what it gives.
     pub(super) fn end_segment(&mut self) -> Result<(), DeviceError> {
         self.segments.end(self.layer)
@@ -226,22 +231,22 @@ impl Hybrid {
     }
 
     /// The hidden state goes to the device, if it is not there.
-    pub(super) fn bring_to_device(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
-        if !state.is_on_device {
+    pub(super) fn bring_to_device(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        if !self.hidden_on_device {
             self.segments.end(self.layer)?;
-            self.state.hidden.write(&state.hidden)?;
-            state.is_on_device = true;
+            self.state.hidden.write(hidden)?;
+            self.hidden_on_device = true;
         }
         Ok(())
     }
 
     /// The hidden state comes to the host, if it is not there.
-    pub(super) fn bring_to_host(&mut self, state: &mut HostState) -> Result<(), DeviceError> {
-        if state.is_on_device {
+    pub(super) fn bring_to_host(&mut self, hidden: &mut [f32]) -> Result<(), DeviceError> {
+        if self.hidden_on_device {
             self.segments.end(self.layer)?;
             let watch = self.watch(0);
-            self.state.hidden.read(&mut state.hidden)?;
-            state.is_on_device = false;
+            self.state.hidden.read(hidden)?;
+            self.hidden_on_device = false;
             if let Some(times) = &mut self.times {
                 times.layers[self.layer].waiting += watch.elapsed();
             }
@@ -383,9 +388,9 @@ impl Hybrid {
             DeviceChoice::Predicted {
                 predictor,
                 middle,
-                sees_residual,
+                reads_residual,
             } => {
-                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*sees_residual);
+                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*reads_residual);
                 let middle = match &mut state.many {
                     None => middle,
                     Some(many) => {

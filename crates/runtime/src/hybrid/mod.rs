@@ -9,17 +9,17 @@
 //! The hidden state is on one side at a time and crosses where a layer's attention lives elsewhere.
 
 mod bytes;
+mod executor;
 mod launches;
 mod observed;
 mod place;
 mod segments;
 mod streaming;
 mod times;
-mod token;
 mod upload;
 
+pub(crate) use executor::HybridExecutor;
 pub use observed::{ObservedLayer, ObservedToken};
-pub(crate) use place::Source;
 pub use times::{LayerTimes, SideTimes};
 pub use upload::LayerWeights;
 
@@ -59,6 +59,8 @@ pub(crate) struct Hybrid {
     /// What both sides take, where somebody wants to know.
     times: Option<SideTimes>,
     segments: GraphSegments,
+    /// Whether the newest hidden state is on the device.
+    hidden_on_device: bool,
 }
 
 /// A layer's parts on the device.
@@ -112,7 +114,7 @@ enum DeviceChoice {
         predictor: Box<Predictor>,
         middle: Buffer<f32>,
         /// Whether it sees the hidden state before the norm.
-        sees_residual: bool,
+        reads_residual: bool,
     },
     /// The same of those that signs predict.
     BySigns(SignBits),

@@ -111,6 +111,7 @@ impl ObservedLayer {
                 is_whole: false,
                 times: None,
                 segments,
+                hidden_on_device: false,
             },
             cache,
             tally,

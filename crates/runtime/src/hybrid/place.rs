@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use powerinfer_artifact::{
     Hint,
-    plan::{self, Policy, Score},
+    plan::{self, Score},
 };
-use powerinfer_bundle::{Bundle, Layout, StoredLinear, StoredWeights};
+use powerinfer_bundle::{Layout, StoredLinear};
 use powerinfer_kernels::{
     Arithmetic,
     cuda::{
@@ -22,37 +22,24 @@ use super::{
     streaming::{self, Piece},
     upload::{OfBundle, Upload, upload_stored},
 };
-use crate::{
-    ActivationFormat, RuntimeError,
-    choice::{Choice, LayerChoices},
-};
-
-/// What is put on a device, and how layers are run.
-pub(crate) struct Source<'a> {
-    pub(crate) bundle: &'a Bundle,
-    pub(crate) weights: &'a StoredWeights,
-    pub(crate) choices: &'a [LayerChoices],
-    pub(crate) policies: &'a [Policy],
-    pub(crate) context: usize,
-    pub(crate) activations: ActivationFormat,
-}
+use crate::{ActivationFormat, RuntimeError, model::Model, selector::Selector};
 
 impl Upload<'_> {
     fn choice(
         &self,
-        chosen: &Choice<'_>,
-        sees_residual: bool,
+        chosen: &Selector<'_>,
+        reads_residual: bool,
         is_here: bool,
         hot: usize,
     ) -> Result<DeviceChoice, RuntimeError> {
         Ok(match chosen {
-            Choice::Dense => DeviceChoice::Every,
-            Choice::Exact => DeviceChoice::NotZero,
-            Choice::Predicted(_) | Choice::SignBit(_) | Choice::Listed(_) if !is_here => {
+            Selector::Dense => DeviceChoice::Every,
+            Selector::Exact => DeviceChoice::NotZero,
+            Selector::Predicted(_) | Selector::SignBit(_) | Selector::Listed(_) if !is_here => {
                 DeviceChoice::ByHost
             }
-            Choice::Listed(_) => DeviceChoice::ByHost,
-            Choice::Predicted(found) => DeviceChoice::Predicted {
+            Selector::Listed(_) => DeviceChoice::ByHost,
+            Selector::Predicted(found) => DeviceChoice::Predicted {
                 middle: Buffer::new(self.device, found.a.rows())?,
                 predictor: Box::new(Predictor {
                     a: GpuLinear::upload(self.device, &found.a, None)?,
@@ -64,9 +51,9 @@ impl Upload<'_> {
                     bias: self.floats(found.bias)?,
                     threshold: found.threshold,
                 }),
-                sees_residual,
+                reads_residual,
             },
-            Choice::SignBit(found) => {
+            Selector::SignBit(found) => {
                 let words: Vec<u64> = found.signs.words().collect();
                 DeviceChoice::BySigns(SignBits {
                     signs: Buffer::from_slice(self.device, &words)?,
@@ -75,7 +62,7 @@ impl Upload<'_> {
                     min_agreements: found.agreements,
                 })
             }
-            Choice::Threshold(scoring) => {
+            Selector::Threshold(scoring) => {
                 let (threshold, vectors) = (scoring.threshold, scoring.vectors);
                 let value = threshold.value;
                 match threshold.score {
@@ -102,11 +89,9 @@ impl Hybrid {
     ///
     /// Fails where it does not fit, and for what kernels cannot take: projections by input, and a KV cache of
     /// 8 bits.
-    pub(crate) fn place(
-        device: Arc<dyn Device>,
-        source: &Source<'_>,
-    ) -> Result<Self, RuntimeError> {
-        let (bundle, weights) = (source.bundle, source.weights);
+    pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<Self, RuntimeError> {
+        let (bundle, weights) = (&model.bundle, &model.weights);
+        let context = model.context_limit();
         let (config, plan) = (bundle.config(), bundle.plan());
         let file = bundle.weights();
         let upload = Upload {
@@ -141,16 +126,16 @@ impl Hybrid {
                 layer: stored,
             };
             let attention = || upload.attention(&of_bundle, index, slopes.as_ref());
-            let (choices, policy) = (&source.choices[index], source.policies[index]);
+            let (selectors, policy) = (&model.selectors[index], model.policies[index]);
             let hot = plan.hot_count;
             let ffn = || {
-                let chosen = choices.choice(policy, bundle.predictors());
-                let sees_residual = choices.sees_residual(policy);
+                let chosen = selectors.selector(policy, bundle.predictors());
+                let reads_residual = selectors.reads_residual(policy);
                 let is_here = plan.predictor == Some(plan::Device::Gpu);
                 Ok::<_, RuntimeError>(DeviceFfn {
                     norm: upload.ffn_norm(&of_bundle)?,
                     ffn: upload.ffn(&of_bundle, hot)?,
-                    choice: upload.choice(&chosen, sees_residual, is_here, hot)?,
+                    choice: upload.choice(&chosen, reads_residual, is_here, hot)?,
                     offset: chosen
                         .offset()
                         .map(|offset| upload.floats(offset))
@@ -196,24 +181,25 @@ impl Hybrid {
         };
         let gpu = Gpu::new(
             Arc::clone(&device),
-            match source.activations {
+            match model.threads.activations() {
                 ActivationFormat::F32 => Arithmetic::Float,
                 ActivationFormat::Int8 => Arithmetic::Integer,
             },
         );
         Ok(Self {
-            state: state(&gpu, config, &layers, source.context, 1)?,
+            state: state(&gpu, config, &layers, context, 1)?,
             prompt: None,
             tokens: 1,
             layer: 0,
             is_whole: false,
             times: None,
+            hidden_on_device: false,
             segments: super::GraphSegments::new(gpu.device()),
             gpu,
             layers,
             head,
             cache_format: bundle.plan().budget.kv_cache,
-            context: source.context,
+            context,
             kv_heads: config.kv_head_count,
             head_size: config.head_size,
         })

@@ -19,7 +19,7 @@ use powerinfer_kernels::cuda::{
 use powerinfer_model::ModelConfig;
 
 use super::{DeviceChoice, Hybrid, launches::products_of_many};
-use crate::{Threads, choice::Choice, linear::Linear};
+use crate::{Threads, linear::Linear, selector::Selector};
 
 /// Neurons that are copied, and then multiplied, at a time.
 pub(super) const PIECE: usize = 512;
@@ -138,7 +138,7 @@ pub(crate) struct ColdWeights<'a> {
     pub(crate) up: Option<Linear<'a>>,
     pub(crate) down: Linear<'a>,
     /// How the layer's neurons are chosen.
-    pub(crate) choice: Choice<'a>,
+    pub(crate) selector: Selector<'a>,
     pub(crate) threads: &'a Threads,
 }
 
@@ -170,7 +170,7 @@ impl ColdWeights<'_> {
         }
         let down = self.down.matrix.rows_range(rows.clone());
         ffn.down.write_async(&down, staging, &copy)?;
-        if let Choice::Threshold(scoring) = &self.choice {
+        if let Selector::Threshold(scoring) = &self.selector {
             for (from, to) in scoring.of_neurons().into_iter().zip([scale, centre]) {
                 if let Some(numbers) = from {
                     to.set_len(rows.len());

@@ -209,9 +209,9 @@ impl Bench<'_> {
             }
             let started = Instant::now();
             model.start_clock();
-            let logits = model.forward_for(&sampler, &[*id])?;
+            model.append(&[*id], &sampler)?;
             // Chosen as in generation; what goes on is the text given, the same for every policy.
-            black_box(model.sample(&mut sampler, &logits, usize::MAX)?);
+            black_box(model.sample(&mut sampler, usize::MAX)?);
             model.mark(Stage::Sampling);
             seconds += started.elapsed().as_secs_f64();
             self.progress.advance(1)?;

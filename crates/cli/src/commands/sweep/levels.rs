@@ -220,7 +220,7 @@ impl Level {
             Self::Predicted(by) => model.raise_predictors(by),
             Self::Error(_) | Self::Gate(_) => {
                 for (layer, threshold) in thresholds.unwrap_or_default().iter().enumerate() {
-                    model.decide(layer, Policy::Threshold, Some(*threshold))?;
+                    model.set_policy(layer, Policy::Threshold, Some(*threshold))?;
                 }
             }
             _ => {}

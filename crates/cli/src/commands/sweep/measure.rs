@@ -4,7 +4,7 @@ use anyhow::Result;
 use powerinfer_artifact::{Progress, hardware::Hardware, plan::Threshold, progress::Silent};
 use powerinfer_kernels::Isa;
 use powerinfer_planner::machine::{Thoroughness, measure};
-use powerinfer_runtime::{LayerAudit, PolicyChoice, ReadProbe, Runtime};
+use powerinfer_runtime::{LayerAudit, ReadProbe, Runtime};
 use powerinfer_solver::{Candidate, SolveError};
 
 use super::{
@@ -235,7 +235,7 @@ impl Sweep<'_> {
             Some(_) => self.arguments.measures.device,
             None => DeviceArgument::Cpu,
         };
-        let policy = PolicyChoice::Forced(level.policy());
+        let policy = Some(level.policy());
         let mut model = Runtime::open(bundle, policy, &self.on(device)?, &Silent)?;
         if let Level::Predicted(by) = level
             && by != 0.0

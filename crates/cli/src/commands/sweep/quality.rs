@@ -273,16 +273,16 @@ pub(crate) fn layer_by_layer(
 ) -> Result<Vec<f64>> {
     let layers = alone.policies().len();
     for layer in 0..layers {
-        alone.decide(layer, Policy::Dense, None)?;
+        alone.set_policy(layer, Policy::Dense, None)?;
     }
     let mut rises = Vec::new();
     for layer in 0..layers {
-        alone.decide(layer, level.policy(), thresholds.map(|all| all[layer]))?;
+        alone.set_policy(layer, level.policy(), thresholds.map(|all| all[layer]))?;
         let found = fidelity(dense, alone, &items.alone, items.windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
         rises.push(found.rise().value);
-        alone.decide(layer, Policy::Dense, None)?;
+        alone.set_policy(layer, Policy::Dense, None)?;
     }
     Ok(rises)
 }

@@ -83,8 +83,8 @@ impl Clock<'_> {
                     model.reset();
                 }
                 let started = Instant::now();
-                let logits = model.forward_for(&sampler, &ids[..prompt_tokens])?;
-                black_box(model.sample(&mut sampler, &logits, usize::MAX)?);
+                model.append(&ids[..prompt_tokens], &sampler)?;
+                black_box(model.sample(&mut sampler, usize::MAX)?);
                 first.push(1e3 * started.elapsed().as_secs_f64());
                 if let Some(other) = other {
                     sequences[index] = model.replace_sequence(other);
@@ -98,8 +98,8 @@ impl Clock<'_> {
                 let started = Instant::now();
                 model.start_clock();
                 if batch == 1 {
-                    let logits = model.forward_for(&sampler, &next)?;
-                    black_box(model.sample(&mut sampler, &logits, usize::MAX)?);
+                    model.append(&next, &sampler)?;
+                    black_box(model.sample(&mut sampler, usize::MAX)?);
                 } else {
                     black_box(model.decode_batch(&mut sequences, &next)?);
                 }

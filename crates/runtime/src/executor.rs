@@ -1,0 +1,205 @@
+//! The layers of a model on the CPU.
+
+use powerinfer_bundle::memory::PREFILL_BATCH;
+use powerinfer_model::{Block, Positions};
+
+use crate::{
+    RuntimeError, Stage,
+    attention::{AttentionMask, Heads, attend},
+    ffn::FfnBuffers,
+    forward::LayerExecutor,
+    input::InputBuffers,
+    observer::{FfnCall, LayerInput},
+    pass::Pass,
+    rotary::rotate,
+    threads::add,
+};
+
+/// Computes layers on the CPU.
+#[derive(Debug, Default)]
+pub(crate) struct CpuExecutor {
+    /// Hidden states that the FFN reads, `[tokens, hidden]`.
+    pub(crate) residual: Vec<f32>,
+    attention: AttentionBuffers,
+    ffn: FfnBuffers,
+    ffn_input: Vec<f32>,
+}
+
+/// Buffers of attention, reused from layer to layer.
+#[derive(Debug, Default)]
+struct AttentionBuffers {
+    input: InputBuffers,
+    x: Vec<f32>,
+    projections: Projections,
+    output: Vec<f32>,
+}
+
+/// Queries, keys and values, `[tokens, heads, head_size]`.
+#[derive(Debug, Default)]
+pub(crate) struct Projections {
+    pub(crate) query: Vec<f32>,
+    pub(crate) key: Vec<f32>,
+    pub(crate) value: Vec<f32>,
+}
+
+impl LayerExecutor for CpuExecutor {
+    fn batch_tokens(&self) -> usize {
+        PREFILL_BATCH
+    }
+
+    fn batches_sequences(&self) -> bool {
+        true
+    }
+
+    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+        // The buffers of one token are kept; those of a batch are freed before its FFN takes its own.
+        let mut of_batch = AttentionBuffers::default();
+        let buffers = match pass.tokens.len() {
+            1 => &mut self.attention,
+            _ => &mut of_batch,
+        };
+        let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
+        let threads = &model.threads;
+        let thresholds = model.input_thresholds[layer];
+
+        // x = norm(h), or h where the norm comes after.
+        buffers.x.clear();
+        buffers.x.extend_from_slice(&pass.buffers.hidden);
+        if model.config.block != Block::PostNorm {
+            model.norm(&weights.attention_norm, &mut buffers.x);
+        }
+        pass.observers.stage(Stage::Norms);
+
+        // q, k, v = W_q x, W_k x, W_v x
+        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.attention);
+        pass.observers
+            .input(layer, LayerInput::Attention, &buffers.x);
+        let query = model.linear(&weights.query);
+        let x = query.input(threads, &buffers.x, threshold, &mut buffers.input);
+        let Projections { query, key, value } = &mut buffers.projections;
+        let stored = [
+            (&weights.query, query),
+            (&weights.key, key),
+            (&weights.value, value),
+        ];
+        for (stored, out) in stored {
+            let bytes = model.linear(stored).product(threads, &x, threshold, out);
+            pass.observers.read(bytes);
+        }
+        pass.observers.stage(Stage::QueryKeyValue);
+
+        // softmax(q · kᵀ / √d) · v
+        mix(pass, layer, &mut buffers.projections);
+        let mixed = &buffers.projections.query;
+        pass.observers.stage(Stage::Attention);
+
+        // h ← h + W_o · …
+        pass.observers.input(layer, LayerInput::Output, mixed);
+        let threshold = thresholds.map_or(0.0, |thresholds| thresholds.output);
+        let output = model.linear(&weights.output);
+        let mixed = output.input(threads, mixed, threshold, &mut buffers.input);
+        let bytes = output.product(threads, &mixed, threshold, &mut buffers.output);
+        pass.observers.read(bytes);
+        pass.observers.stage(Stage::AttentionOutput);
+        let hidden = &mut pass.buffers.hidden;
+        self.residual.clear();
+        if model.is_parallel() {
+            self.residual.extend_from_slice(hidden);
+        }
+        add(hidden, &buffers.output);
+        if model.config.block == Block::PostNorm {
+            model.norm(&weights.attention_norm, hidden);
+        }
+        if !model.is_parallel() {
+            self.residual.extend_from_slice(hidden);
+        }
+        Ok(())
+    }
+
+    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
+        let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
+        let mut of_batch = FfnBuffers::default();
+        let buffers = match pass.tokens.len() {
+            1 => &mut self.ffn,
+            _ => &mut of_batch,
+        };
+
+        // x = norm(h)
+        self.ffn_input.clear();
+        self.ffn_input.extend_from_slice(&self.residual);
+        model.ffn_norm(layer, &mut self.ffn_input);
+        pass.observers.stage(Stage::Norms);
+
+        // h ← h + Σ_{i selected} act(gate_i · x) (up_i · x) · down_i
+        pass.observers
+            .input(layer, LayerInput::Ffn, &self.ffn_input);
+        let call = FfnCall {
+            layer,
+            positions: &pass.buffers.positions,
+            x: &self.ffn_input,
+            predictor_input: match model.predictor_reads_residual(layer) {
+                true => &self.residual,
+                false => &self.ffn_input,
+            },
+        };
+        let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
+        pass.observers
+            .run_ffn(&model.threads, &ffn, &call, hidden, buffers);
+        if let (Block::PostNorm, Some(norm)) = (model.config.block, &weights.ffn_norm) {
+            model.norm(norm, hidden);
+        }
+        Ok(())
+    }
+}
+
+/// Appends keys and values to the KV caches of `layer`, and replaces the queries by what attention mixes of the values,
+/// `[tokens, heads, head_size]`.
+pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projections) {
+    let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
+    let config = &model.config;
+    let Projections { query, key, value } = projections;
+    if let Some([query_norm, key_norm]) = &weights.head_norms {
+        model.norm(query_norm, query);
+        model.norm(key_norm, key);
+    }
+    let tokens = pass.tokens.len();
+    let (query_size, key_size) = (query.len() / tokens, key.len() / tokens);
+    if matches!(config.positions, Positions::Rotary(_)) {
+        let rotations = pass
+            .buffers
+            .rotations
+            .chunks_exact(pass.buffers.rotations.len() / tokens);
+        let heads = query
+            .chunks_exact_mut(query_size)
+            .zip(key.chunks_exact_mut(key_size));
+        for (rotations, (query, key)) in rotations.zip(heads) {
+            rotate(rotations, query, config.head_size);
+            rotate(rotations, key, config.head_size);
+        }
+    }
+    let heads = Heads {
+        count: config.head_count,
+        kv_count: config.kv_head_count,
+        size: config.head_size,
+    };
+    let mask = AttentionMask {
+        window: config.attention_windows[layer],
+        slopes: match &config.positions {
+            Positions::Alibi { slopes } => Some(slopes.as_slice()),
+            _ => None,
+        },
+    };
+    let each = tokens / pass.sequences.len();
+    let keys = key
+        .chunks_exact(each * key_size)
+        .zip(value.chunks_exact(each * key_size));
+    let queries = query.chunks_exact_mut(each * query_size);
+    for (sequence, (query, (key, value))) in pass.sequences.iter_mut().zip(queries.zip(keys)) {
+        let cache = &mut sequence.layers[layer];
+        for (key, value) in key.chunks_exact(key_size).zip(value.chunks_exact(key_size)) {
+            cache.push(key, value);
+        }
+        let bytes = attend(&model.threads, heads, &mask, cache, query);
+        pass.observers.read(bytes);
+    }
+}

@@ -1,0 +1,308 @@
+//! The token loop: run the prompt, then sample and run one token after the other until generation stops.
+//!
+//! ```text
+//! reuse prefix ── run prompt ──▶ sample ── stop token? ── limit? ── cancelled? ──▶ yield token
+//!                                   ▲                                                  │
+//!                                   └──────────────── run token ◀──────────────────────┘
+//! ```
+
+use powerinfer_model::{LanguageModel, ModelError};
+
+use crate::{Runtime, Sampler, Stage, runtime::model_error};
+
+/// A model that decodes one sequence, token by token.
+pub trait Decoder {
+    /// Tokens of the sequence so far.
+    fn position(&self) -> usize;
+
+    /// Tokens that fit the context.
+    fn context_limit(&self) -> usize;
+
+    /// Keeps the longest common prefix of the sequence with `tokens`, except their last token; returns its length.
+    fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize;
+
+    /// Appends `tokens`, at least one, and computes the logits of the last one; `sampler` is what they are for.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
+    fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError>;
+
+    /// Samples a token among the first `vocabulary` ones by the logits of the last call of [`append`](Self::append).
+    ///
+    /// # Errors
+    ///
+    /// Fails where a device does.
+    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError>;
+}
+
+impl Decoder for Runtime {
+    fn position(&self) -> usize {
+        self.position()
+    }
+
+    fn context_limit(&self) -> usize {
+        self.context_limit()
+    }
+
+    fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
+        self.keep_prefix_of(tokens)
+    }
+
+    fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
+        self.append(tokens, sampler)
+    }
+
+    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+        self.sample(sampler, vocabulary)
+    }
+}
+
+impl Runtime {
+    /// As [`Decoder::append`]. Logits stay on a device that has the head where the sampler needs only the largest.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
+    pub fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
+        let last = self.run_to_last(tokens)?;
+        if !self.samples_on_device(sampler) {
+            return self.head(last).map_err(model_error);
+        }
+        let hidden = self.hidden()[last].to_vec();
+        if let Some(hybrid) = self.executor.hybrid_mut() {
+            let launched = hybrid.run_head(&hidden);
+            launched.map_err(|error| model_error(error.into()))?;
+            self.logits.clear();
+            self.observers.stage(Stage::Head);
+        }
+        Ok(())
+    }
+
+    /// As [`Decoder::sample`].
+    ///
+    /// # Errors
+    ///
+    /// Fails where a device does.
+    pub fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+        if self.samples_on_device(sampler)
+            && let Some(hybrid) = self.executor.hybrid_mut()
+        {
+            let token = hybrid.largest_logit(vocabulary);
+            let token = token.map_err(|error| model_error(error.into()))?;
+            sampler.remember(token);
+            return Ok(token);
+        }
+        let known = vocabulary.min(self.logits.len());
+        Ok(sampler.sample(&self.logits[..known]))
+    }
+
+    /// Tokens of the current sequence.
+    pub fn position(&self) -> usize {
+        self.sequence.position()
+    }
+
+    /// Logits of the token that was run last, `[vocabulary]`; none where they stayed on a device.
+    pub fn last_logits(&self) -> Option<&[f32]> {
+        (!self.logits.is_empty()).then_some(&self.logits)
+    }
+
+    fn samples_on_device(&self, sampler: &Sampler) -> bool {
+        let hybrid = self.executor.hybrid();
+        sampler.takes_the_largest() && hybrid.is_some_and(|hybrid| hybrid.has_head())
+    }
+}
+
+/// Any model that returns logits, as a [`Decoder`].
+#[derive(Debug)]
+pub struct HostDecoder<'a, M: ?Sized> {
+    model: &'a mut M,
+    context_limit: usize,
+    logits: Vec<f32>,
+}
+
+impl<'a, M: LanguageModel + ?Sized> HostDecoder<'a, M> {
+    /// Decodes with `model`, whose sequence may have up to `context_limit` tokens.
+    pub fn new(model: &'a mut M, context_limit: usize) -> Self {
+        Self {
+            model,
+            context_limit,
+            logits: Vec::new(),
+        }
+    }
+}
+
+impl<M: LanguageModel + ?Sized> Decoder for HostDecoder<'_, M> {
+    fn position(&self) -> usize {
+        self.model.position()
+    }
+
+    fn context_limit(&self) -> usize {
+        self.context_limit
+    }
+
+    fn keep_prefix_of(&mut self, _tokens: &[u32]) -> usize {
+        self.model.reset();
+        0
+    }
+
+    fn append(&mut self, tokens: &[u32], _sampler: &Sampler) -> Result<(), ModelError> {
+        self.logits = self.model.forward_last(tokens)?;
+        Ok(())
+    }
+
+    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+        let known = vocabulary.min(self.logits.len());
+        Ok(sampler.sample(&self.logits[..known]))
+    }
+}
+
+/// When generation stops.
+#[derive(Debug, Clone, Copy)]
+pub struct StopConditions<'a> {
+    /// Tokens to generate, at most.
+    pub max_tokens: usize,
+    /// Tokens that end the text.
+    pub stop_tokens: &'a [u32],
+    /// Tokens to sample from, the first of the vocabulary. Rows of the head beyond the tokenizer's vocabulary are
+    /// padding.
+    pub vocabulary: usize,
+}
+
+/// Why generation has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// A stop token was sampled.
+    StopToken,
+    /// As many tokens were generated as were asked for.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+    /// The caller has cancelled it.
+    Cancelled,
+}
+
+/// Generation of one text: an iterator over its tokens, a stop token included.
+///
+/// Each token but the last has been run when the next one is returned; the decoder's sequence can be continued.
+#[derive(Debug)]
+pub struct Generation<'a, D: ?Sized, C> {
+    decoder: &'a mut D,
+    sampler: &'a mut Sampler,
+    stop: StopConditions<'a>,
+    is_cancelled: C,
+    /// The token that was returned last and has not been run.
+    pending: Option<u32>,
+    generated: usize,
+    reason: Option<StopReason>,
+}
+
+/// Runs `prompt`, at least one token, with the prefix that the decoder's sequence has in common with it reused, and
+/// starts to generate; `is_cancelled` is asked before every token.
+///
+/// Returns the generation and the number of reused tokens.
+///
+/// # Errors
+///
+/// Fails where the prompt does not fit the context, and where the model does.
+pub fn generate<'a, D: Decoder + ?Sized, C: FnMut() -> bool>(
+    decoder: &'a mut D,
+    sampler: &'a mut Sampler,
+    prompt: &[u32],
+    stop: StopConditions<'a>,
+    is_cancelled: C,
+) -> Result<(Generation<'a, D, C>, usize), ModelError> {
+    let reused = decoder.keep_prefix_of(prompt);
+    prompt.iter().for_each(|token| sampler.remember(*token));
+    decoder.append(&prompt[reused..], sampler)?;
+    let generation = Generation {
+        decoder,
+        sampler,
+        stop,
+        is_cancelled,
+        pending: None,
+        generated: 0,
+        reason: None,
+    };
+    Ok((generation, reused))
+}
+
+impl<D: Decoder + ?Sized, C: FnMut() -> bool> Generation<'_, D, C> {
+    /// The decoder, between two tokens.
+    pub fn decoder(&mut self) -> &mut D {
+        self.decoder
+    }
+
+    /// Tokens generated so far, a stop token included.
+    pub fn generated(&self) -> usize {
+        self.generated
+    }
+
+    /// Why generation has stopped; none while it goes on.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.reason
+    }
+
+    /// Runs the last token as well, unless it ended the text, so that the sequence has all of them.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the model does.
+    pub fn finish(&mut self) -> Result<(), ModelError> {
+        match self.pending.take() {
+            Some(token) if self.decoder.position() < self.decoder.context_limit() => {
+                self.decoder.append(&[token], self.sampler)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn step(&mut self) -> Result<Option<u32>, ModelError> {
+        let stopped = |generation: &mut Self, reason| {
+            generation.reason = Some(reason);
+            Ok(None)
+        };
+        if self.reason.is_some() {
+            return Ok(None);
+        }
+        if let Some(token) = self.pending {
+            let is_stop = self.stop.stop_tokens.contains(&token);
+            if is_stop || self.decoder.position() >= self.decoder.context_limit() {
+                self.pending = None;
+                return stopped(
+                    self,
+                    if is_stop {
+                        StopReason::StopToken
+                    } else {
+                        StopReason::ContextFull
+                    },
+                );
+            }
+        }
+        if self.generated >= self.stop.max_tokens {
+            return stopped(self, StopReason::MaxTokens);
+        }
+        if (self.is_cancelled)() {
+            return stopped(self, StopReason::Cancelled);
+        }
+        if let Some(token) = self.pending.take() {
+            self.decoder.append(&[token], self.sampler)?;
+        }
+        let token = self.decoder.sample(self.sampler, self.stop.vocabulary)?;
+        self.generated += 1;
+        self.pending = Some(token);
+        Ok(Some(token))
+    }
+}
+
+impl<D: Decoder + ?Sized, C: FnMut() -> bool> Iterator for Generation<'_, D, C> {
+    type Item = Result<u32, ModelError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.step();
+        if step.is_err() {
+            self.reason.get_or_insert(StopReason::Cancelled);
+        }
+        step.transpose()
+    }
+}

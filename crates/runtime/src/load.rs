@@ -1,0 +1,121 @@
+//! Builds a [`Runtime`] from a bundle: finds weights and predictors, puts on a device what the plan has there, and
+//! checks the memory that this takes against the plan.
+
+use std::sync::Arc;
+
+use powerinfer_artifact::plan::Policy;
+use powerinfer_bundle::{Bundle, StoredWeights, memory::kv_bytes};
+use powerinfer_kernels::cuda::{Device, GpuCache};
+
+use crate::{
+    Runtime, RuntimeError, Sequence, Threads,
+    hybrid::{Hybrid, HybridExecutor},
+    memory,
+    model::{Model, context_limit},
+    runtime::Executor,
+    selector::LayerSelectors,
+};
+
+/// How to run a bundle.
+#[derive(Debug)]
+pub struct Options {
+    /// Kernels and threads.
+    pub threads: Threads,
+    /// The policy of all layers; none for those of the plan.
+    pub policy: Option<Policy>,
+}
+
+impl Runtime {
+    /// Loads `bundle` to run on the CPU alone; nothing is converted or copied.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the bundle lacks what its policies need, where memory for the KV cache is missing, and where the
+    /// plan accounts for other memory than running takes.
+    pub fn new(bundle: Bundle, options: Options) -> Result<Self, RuntimeError> {
+        load(bundle, options, None)
+    }
+
+    /// Loads `bundle` to run on the CPU and on `device`, which gets a copy of what the plan puts on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::new`], and where the device lacks the memory.
+    pub fn with_device(
+        bundle: Bundle,
+        options: Options,
+        device: Arc<dyn Device>,
+    ) -> Result<Self, RuntimeError> {
+        load(bundle, options, Some(device))
+    }
+}
+
+fn load(
+    bundle: Bundle,
+    options: Options,
+    device: Option<Arc<dyn Device>>,
+) -> Result<Runtime, RuntimeError> {
+    let config = bundle.config().clone();
+    let weights = StoredWeights::find(bundle.weights(), &config, bundle.quant())?;
+    let layers = &bundle.plan().layers;
+    let policies: Vec<Policy> = layers
+        .iter()
+        .map(|layer| options.policy.unwrap_or(layer.policy))
+        .collect();
+    let mut selectors = Vec::new();
+    for (index, (layer, policy)) in layers.iter().zip(&policies).enumerate() {
+        let found = LayerSelectors::find(bundle.predictors(), index, layer, &config)?;
+        found.check(*policy, bundle.folder(), index)?;
+        selectors.push(found);
+    }
+    // A policy that is asked for is measured by itself, without the plan's skipped inputs.
+    let planned = layers.iter().map(|layer| layer.input_thresholds);
+    let input_thresholds = planned.map(|found| found.filter(|_| options.policy.is_none()));
+    let model = Model {
+        input_thresholds: input_thresholds.collect(),
+        config,
+        weights,
+        selectors,
+        policies,
+        threads: options.threads,
+        bundle,
+    };
+    let mut hybrid = match device {
+        Some(device) if model.bundle.plan().uses_gpu() => Some(Hybrid::place(device, &model)?),
+        _ => None,
+    };
+    let sequence = new_sequence(&model.bundle, hybrid.as_ref())?;
+    if let Some(hybrid) = &mut hybrid {
+        let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
+        let caches = caches.sum();
+        hybrid.check_budget(&model.bundle, caches)?;
+        hybrid.make_room_for_prompts(&model.bundle, caches)?;
+    }
+    memory::check(&model.bundle, &memory::held(&model, &sequence))?;
+    let executor = match hybrid {
+        None => Executor::Cpu(Box::default()),
+        Some(hybrid) => Executor::Hybrid(Box::new(HybridExecutor::new(hybrid))),
+    };
+    Ok(Runtime::of(model, executor, sequence))
+}
+
+/// An empty sequence of `bundle`, with the KV caches that are on the device of `hybrid`.
+///
+/// # Errors
+///
+/// Fails where host or device lack the memory.
+pub(crate) fn new_sequence(
+    bundle: &Bundle,
+    hybrid: Option<&Hybrid>,
+) -> Result<Sequence, RuntimeError> {
+    let (config, context) = (bundle.config(), context_limit(bundle));
+    let format = bundle.plan().budget.kv_cache;
+    let on_device = match hybrid {
+        Some(hybrid) => hybrid.new_caches()?,
+        None => Vec::new(),
+    };
+    Sequence::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {
+        tokens: context,
+        bytes: kv_bytes(config, context as u64, format).saturating_mul(config.layer_count as u64),
+    })
+}

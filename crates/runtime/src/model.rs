@@ -1,0 +1,105 @@
+//! A loaded bundle: weights, the policy of every layer, and the threads that compute.
+
+use powerinfer_artifact::plan::{InputThresholds, Policy};
+use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm, StoredWeights};
+use powerinfer_model::{Block, ModelConfig};
+
+use crate::{
+    Threads,
+    ffn::Ffn,
+    linear::Linear,
+    norm::norm_all,
+    selector::{LayerSelectors, Selector},
+};
+
+/// What a forward pass reads. It does not change during one.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) bundle: Bundle,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: StoredWeights,
+    /// Per layer, what the bundle has for its policies.
+    pub(crate) selectors: Vec<LayerSelectors>,
+    /// The policy of every layer.
+    pub(crate) policies: Vec<Policy>,
+    /// Per layer, the magnitudes below which inputs of projections are skipped; none where all are read.
+    pub(crate) input_thresholds: Vec<Option<InputThresholds>>,
+    pub(crate) threads: Threads,
+}
+
+impl Model {
+    /// Tokens that fit the context of the plan.
+    pub(crate) fn context_limit(&self) -> usize {
+        context_limit(&self.bundle)
+    }
+
+    /// Whether the FFN runs in parallel to attention, on the same hidden state.
+    pub(crate) fn is_parallel(&self) -> bool {
+        matches!(
+            self.config.block,
+            Block::Parallel | Block::ParallelSharedNorm
+        )
+    }
+
+    /// The FFN of `layer` under its policy.
+    pub(crate) fn ffn(&self, layer: usize) -> Ffn<'_> {
+        let is_dense = self.policies[layer] == Policy::Dense;
+        let thresholds = self.input_thresholds[layer].filter(|_| is_dense);
+        Ffn {
+            input_threshold: thresholds.and_then(|found| found.ffn).unwrap_or(0.0),
+            ..self.ffn_with(layer, self.selector(layer))
+        }
+    }
+
+    /// The neurons that the policy of `layer` selects.
+    pub(crate) fn selector(&self, layer: usize) -> Selector<'_> {
+        self.selectors[layer].selector(self.policies[layer], self.bundle.predictors())
+    }
+
+    /// The FFN of `layer` with the neurons of `selector`, which reads all inputs.
+    pub(crate) fn ffn_with<'a>(&'a self, layer: usize, selector: Selector<'a>) -> Ffn<'a> {
+        let stored = &self.weights.layers[layer];
+        Ffn {
+            gate: self.linear(&stored.gate),
+            up: stored.up.as_ref().map(|up| self.linear(up)),
+            down: self.linear(&stored.down),
+            kind: self.config.ffn,
+            activation: self.config.activation,
+            input_threshold: 0.0,
+            selector,
+            hot_count: self.bundle.plan().layers[layer].hot_count,
+        }
+    }
+
+    /// Whether the predictor of `layer` reads the hidden state before the FFN's norm.
+    pub(crate) fn predictor_reads_residual(&self, layer: usize) -> bool {
+        self.selectors[layer].reads_residual(self.policies[layer])
+    }
+
+    /// A stored projection.
+    pub(crate) fn linear<'a>(&'a self, stored: &'a StoredLinear) -> Linear<'a> {
+        Linear::of(stored, self.bundle.weights())
+    }
+
+    /// Normalises each vector of `x` in place.
+    pub(crate) fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
+        norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
+    }
+
+    /// The FFN's input in `layer`, in place of the hidden states `x` that it reads.
+    pub(crate) fn ffn_norm(&self, layer: usize, x: &mut [f32]) {
+        let stored = &self.weights.layers[layer];
+        match (self.config.block, &stored.ffn_norm) {
+            (Block::ParallelSharedNorm, _) => self.norm(&stored.attention_norm, x),
+            (Block::PreNorm | Block::Parallel, Some(norm)) => self.norm(norm, x),
+            _ => {}
+        }
+    }
+}
+
+/// Tokens that fit the context of the plan of `bundle`.
+pub(crate) fn context_limit(bundle: &Bundle) -> usize {
+    let planned = bundle.plan().budget.context_tokens;
+    let planned = usize::try_from(planned).unwrap_or(usize::MAX);
+    bundle.config().context_length.min(planned)
+}

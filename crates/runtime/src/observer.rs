@@ -1,0 +1,127 @@
+//! Instrumentation of a forward pass. Executors report to it; nothing of it changes what a pass computes.
+
+use powerinfer_artifact::plan::Policy;
+
+use crate::{
+    InputMagnitudes, LayerAudit, Stage, Statistics, Threads, Verification,
+    ffn::{Ffn, FfnBuffers},
+    selector::Selector,
+    verification::Observation,
+};
+
+/// The observers of a model's passes.
+#[derive(Debug, Default)]
+pub(crate) struct Observers {
+    /// Counts of tokens, neurons and bytes, and the time of each stage.
+    pub(crate) statistics: Statistics,
+    /// Comparison of FFN outputs with dense, of some tokens.
+    pub(crate) verification: Option<Verification>,
+    /// Per layer, counts of predicted, computed and active neurons.
+    pub(crate) audit: Option<Vec<LayerAudit>>,
+    /// Per layer, magnitudes of the inputs of projections.
+    pub(crate) magnitudes: Option<Vec<InputMagnitudes>>,
+    /// Policies that layers are to follow after the pass, as they exceeded their error bound.
+    pub(crate) fallbacks: Vec<(usize, Policy)>,
+}
+
+/// An input of a layer's projections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerInput {
+    /// Of query, key and value.
+    Attention,
+    /// Of attention's output projection.
+    Output,
+    /// Of gate and up.
+    Ffn,
+}
+
+/// One call of an FFN, to be run and possibly compared with dense.
+pub(crate) struct FfnCall<'a> {
+    pub(crate) layer: usize,
+    pub(crate) positions: &'a [usize],
+    /// `[tokens, hidden]`.
+    pub(crate) x: &'a [f32],
+    /// `[tokens, hidden]`.
+    pub(crate) predictor_input: &'a [f32],
+}
+
+impl Observers {
+    /// Bytes of weights or of the KV cache were read.
+    pub(crate) fn read(&mut self, bytes: usize) {
+        self.statistics.bytes_read += bytes as u64;
+    }
+
+    /// What was done since the last call belongs to `stage`.
+    pub(crate) fn stage(&mut self, stage: Stage) {
+        self.statistics.mark(stage);
+    }
+
+    /// `x` is an input of projections of `layer`.
+    pub(crate) fn input(&mut self, layer: usize, input: LayerInput, x: &[f32]) {
+        if let Some(magnitudes) = &mut self.magnitudes {
+            let layer = &mut magnitudes[layer];
+            match input {
+                LayerInput::Attention => layer.attention.add(x),
+                LayerInput::Output => layer.output.add(x),
+                LayerInput::Ffn => layer.ffn.add(x),
+            }
+        }
+    }
+
+    /// Adds the output of `ffn` to `hidden`, and compares it with dense where an observer asks for it.
+    pub(crate) fn run_ffn(
+        &mut self,
+        threads: &Threads,
+        ffn: &Ffn<'_>,
+        call: &FfnCall<'_>,
+        hidden: &mut [f32],
+        buffers: &mut FfnBuffers,
+    ) {
+        let verification = self.verification.as_ref();
+        let is_verified = verification.is_some_and(|found| found.wants(call.positions));
+        let run = |ffn: &Ffn<'_>, hidden: &mut [f32], buffers: &mut FfnBuffers, counts| {
+            ffn.add_output(
+                threads,
+                call.x,
+                call.predictor_input,
+                hidden,
+                buffers,
+                counts,
+            );
+        };
+        if !is_verified && self.audit.is_none() {
+            return run(ffn, hidden, buffers, &mut self.statistics);
+        }
+        let before = hidden.to_vec();
+        buffers.recorded = Some(Vec::new());
+        run(ffn, hidden, buffers, &mut self.statistics);
+        let computed = buffers.recorded.replace(Vec::new()).unwrap_or_default();
+        // Dense on the same inputs: exact for every activation, and only the policy differs.
+        let mut exact = before.clone();
+        let dense = Ffn {
+            selector: Selector::Dense,
+            ..*ffn
+        };
+        run(&dense, &mut exact, buffers, &mut Statistics::default());
+        let products = buffers.recorded.take().unwrap_or_default();
+        let observation = Observation {
+            before: &before,
+            sparse: hidden,
+            exact: &exact,
+            computed: &computed,
+            products: &products,
+            down: &dense.down.matrix,
+        };
+        if let Some(audit) = &mut self.audit {
+            let neurons = ffn.gate.outputs();
+            let predicts = ffn.selector.predicts();
+            let predicted = predicts.then_some(|token| buffers.predicted(token, neurons));
+            audit[call.layer].observe(&observation, predicted);
+        }
+        if let Some(verification) = self.verification.as_mut().filter(|_| is_verified) {
+            let fallback = verification.observe(call.layer, call.positions, &observation);
+            self.fallbacks
+                .extend(fallback.map(|policy| (call.layer, policy)));
+        }
+    }
+}

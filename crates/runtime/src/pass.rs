@@ -1,0 +1,26 @@
+//! The tokens that run through the layers together, and their vectors.
+
+use crate::{Sequence, input::InputBuffers, model::Model, observer::Observers};
+
+/// Some tokens on their way through the layers: as many of each sequence, one sequence's after the other's.
+pub(crate) struct Pass<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) sequences: &'a mut [Sequence],
+    pub(crate) tokens: &'a [u32],
+    pub(crate) observers: &'a mut Observers,
+    pub(crate) buffers: &'a mut PassBuffers,
+}
+
+/// The vectors of a [`Pass`], reused from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct PassBuffers {
+    /// `[tokens]`.
+    pub(crate) positions: Vec<usize>,
+    /// Sine and cosine of every rotary pair, `[tokens, pairs]`; empty without rotary embeddings.
+    pub(crate) rotations: Vec<[f32; 2]>,
+    /// The residual stream, `[tokens, hidden]`.
+    pub(crate) hidden: Vec<f32>,
+    /// Rows of the embedding, `[tokens, embedding]`, and their rounded form for a projection.
+    pub(crate) embedded: Vec<f32>,
+    pub(crate) input: InputBuffers,
+}

@@ -1,0 +1,447 @@
+//! A bundle that runs: its sequences, its passes, and what observes them.
+
+use std::{slice::from_mut, time::Duration};
+
+use powerinfer_artifact::{
+    plan::{InputThresholds, Policy, Threshold},
+    random::Random,
+};
+use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
+use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
+
+use crate::{
+    InputMagnitudes, RuntimeError, Sequence, Stage, Statistics, Verification,
+    executor::CpuExecutor,
+    ffn::FfnBuffers,
+    forward::{HeadBuffers, LayerExecutor, forward, head},
+    hybrid::{Hybrid, HybridExecutor, SideTimes},
+    load::new_sequence,
+    memory::{self, Held},
+    model::Model,
+    observer::Observers,
+    pass::{Pass, PassBuffers},
+    selector::Selector,
+};
+
+/// A bundle ready to run, and its current sequence.
+#[derive(Debug)]
+pub struct Runtime {
+    pub(crate) model: Model,
+    pub(crate) executor: Executor,
+    pub(crate) sequence: Sequence,
+    pub(crate) observers: Observers,
+    buffers: PassBuffers,
+    head_buffers: HeadBuffers,
+    ffn_buffers: FfnBuffers,
+    /// Logits of the last token that was decoded, where they are on the host.
+    pub(crate) logits: Vec<f32>,
+}
+
+/// Where layers are computed.
+#[derive(Debug)]
+pub(crate) enum Executor {
+    /// On the CPU alone.
+    Cpu(Box<CpuExecutor>),
+    /// On a device and the CPU.
+    Hybrid(Box<HybridExecutor>),
+}
+
+impl Executor {
+    fn layers(&mut self) -> &mut dyn LayerExecutor {
+        match self {
+            Self::Cpu(executor) => &mut **executor,
+            Self::Hybrid(executor) => &mut **executor,
+        }
+    }
+
+    /// The parts on a device; none where everything is on the CPU.
+    pub(crate) fn hybrid(&self) -> Option<&Hybrid> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Hybrid(executor) => Some(&executor.hybrid),
+        }
+    }
+
+    /// As [`Self::hybrid`], mutably.
+    pub(crate) fn hybrid_mut(&mut self) -> Option<&mut Hybrid> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Hybrid(executor) => Some(&mut executor.hybrid),
+        }
+    }
+}
+
+impl Runtime {
+    pub(crate) fn of(model: Model, executor: Executor, sequence: Sequence) -> Self {
+        Self {
+            model,
+            executor,
+            sequence,
+            observers: Observers::default(),
+            buffers: PassBuffers::default(),
+            head_buffers: HeadBuffers::default(),
+            ffn_buffers: FfnBuffers::default(),
+            logits: Vec::new(),
+        }
+    }
+
+    /// The bundle that runs.
+    pub fn bundle(&self) -> &Bundle {
+        &self.model.bundle
+    }
+
+    /// Whether a part of the model is on a device.
+    pub fn uses_device(&self) -> bool {
+        self.executor.hybrid().is_some()
+    }
+
+    /// Tokens of a prompt that run together.
+    pub fn prompt_batch(&self) -> usize {
+        match &self.executor {
+            Executor::Cpu(executor) => executor.batch_tokens(),
+            Executor::Hybrid(executor) => executor.batch_tokens(),
+        }
+    }
+
+    /// Tokens that fit the context of the plan.
+    pub fn context_limit(&self) -> usize {
+        self.model.context_limit()
+    }
+
+    /// Memory in use, by the lines of a plan.
+    pub fn memory(&self) -> Vec<Held> {
+        memory::held(&self.model, &self.sequence)
+    }
+
+    /// The policy of every layer.
+    pub fn policies(&self) -> &[Policy] {
+        &self.model.policies
+    }
+
+    /// Sets the policy of `layer`, and its threshold where one is given.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the bundle lacks what the policy needs.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer.
+    pub fn set_policy(
+        &mut self,
+        layer: usize,
+        policy: Policy,
+        threshold: Option<Threshold>,
+    ) -> Result<(), RuntimeError> {
+        let selectors = &mut self.model.selectors[layer];
+        selectors.set_threshold(threshold);
+        selectors.check(policy, self.model.bundle.folder(), layer)?;
+        self.model.policies[layer] = policy;
+        Ok(())
+    }
+
+    /// Skips the inputs of projections of `layer` that are below `thresholds`; `None` reads all. Those of gate and up are
+    /// skipped only under `dense`.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer.
+    pub fn set_input_thresholds(&mut self, layer: usize, thresholds: Option<InputThresholds>) {
+        self.model.input_thresholds[layer] = thresholds;
+    }
+
+    /// Whether inputs of projections are skipped.
+    pub fn skips_inputs(&self) -> bool {
+        self.model.input_thresholds.iter().any(Option::is_some)
+    }
+
+    /// The current sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// An empty sequence.
+    ///
+    /// # Errors
+    ///
+    /// Fails where memory for its KV cache is missing.
+    pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
+        new_sequence(&self.model.bundle, self.executor.hybrid())
+    }
+
+    /// `count` empty sequences, to be decoded together.
+    ///
+    /// # Errors
+    ///
+    /// Fails where memory for a KV cache is missing.
+    pub fn new_sequences(&self, count: usize) -> Result<Vec<Sequence>, RuntimeError> {
+        let new = |index| {
+            let sequence = self.new_sequence();
+            sequence.map_err(|source| in_batch(index, source))
+        };
+        (0..count).map(new).collect()
+    }
+
+    /// Makes `sequence` the current one; returns the one before.
+    pub fn replace_sequence(&mut self, sequence: Sequence) -> Sequence {
+        std::mem::replace(&mut self.sequence, sequence)
+    }
+
+    /// Removes all tokens from index `tokens` on.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.sequence.truncate(tokens);
+    }
+
+    /// Keeps the longest common prefix with `tokens`, except their last token; returns its length. The remaining
+    /// tokens can be run then.
+    pub fn keep_prefix_of(&mut self, tokens: &[u32]) -> usize {
+        let common = self.sequence.common_prefix(tokens);
+        let kept = common.min(tokens.len().saturating_sub(1));
+        self.truncate(kept);
+        kept
+    }
+
+    /// Runs one more token of each of `sequences`, sequences of this bundle, in passes that read the weights once for
+    /// all. Returns the logits `[sequences, vocabulary]`, which do not depend on batching.
+    ///
+    /// # Errors
+    ///
+    /// Fails before anything changes where a token is outside the vocabulary or a context is full, and where a device
+    /// does.
+    pub fn decode_batch(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+    ) -> Result<Vec<f32>, RuntimeError> {
+        if sequences.is_empty() || sequences.len() != tokens.len() {
+            return Err(RuntimeError::BatchSize {
+                sequences: sequences.len(),
+                tokens: tokens.len(),
+            });
+        }
+        for (index, (sequence, token)) in sequences.iter().zip(tokens).enumerate() {
+            self.check(sequence.position(), &[*token])
+                .map_err(|source| in_batch(index, source))?;
+        }
+        let size = match self.executor.layers().batches_sequences() {
+            true => PREFILL_BATCH,
+            false => 1,
+        };
+        let mut logits = Vec::with_capacity(tokens.len() * self.model.config.vocabulary_size);
+        for (sequences, tokens) in sequences.chunks_mut(size).zip(tokens.chunks(size)) {
+            self.pass(sequences, tokens)?;
+            let hidden = 0..self.buffers.hidden.len();
+            self.head(hidden)?;
+            logits.extend_from_slice(&self.logits);
+        }
+        Ok(logits)
+    }
+
+    /// Runs `tokens` of the current sequence, in batches; calls `each` after every batch.
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        mut each: impl FnMut(&mut Self) -> Result<(), RuntimeError>,
+    ) -> Result<(), ModelError> {
+        self.check(self.sequence.position(), tokens)?;
+        for batch in tokens.chunks(self.prompt_batch()) {
+            let mut sequence = std::mem::take(&mut self.sequence);
+            let result = self.pass(from_mut(&mut sequence), batch);
+            self.sequence = sequence;
+            result.and_then(|()| each(self)).map_err(model_error)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `tokens`, as many of each of `sequences`; the hidden states after the last layer are left in the buffers.
+    fn pass(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<(), RuntimeError> {
+        let mut pass = Pass {
+            model: &self.model,
+            sequences,
+            tokens,
+            observers: &mut self.observers,
+            buffers: &mut self.buffers,
+        };
+        forward(self.executor.layers(), &mut pass)?;
+        for (layer, policy) in self.observers.fallbacks.drain(..) {
+            self.model.policies[layer] = policy;
+        }
+        Ok(())
+    }
+
+    /// Runs `tokens`, at least one, and leaves the last hidden state in the buffers; returns its range.
+    pub(crate) fn run_to_last(
+        &mut self,
+        tokens: &[u32],
+    ) -> Result<std::ops::Range<usize>, ModelError> {
+        self.run(tokens, |_| Ok(()))?;
+        let end = self.buffers.hidden.len();
+        Ok(end - self.model.config.hidden_size..end)
+    }
+
+    /// The hidden states of the last pass, `[tokens, hidden]`.
+    pub(crate) fn hidden(&self) -> &[f32] {
+        &self.buffers.hidden
+    }
+
+    /// Sets the logits to those of the hidden states in `range`, on the host.
+    pub(crate) fn head(&mut self, range: std::ops::Range<usize>) -> Result<(), RuntimeError> {
+        let hidden = &self.buffers.hidden[range];
+        let hybrid = self.executor.hybrid_mut();
+        if let Some(hybrid) = hybrid.filter(|hybrid| hybrid.has_head()) {
+            self.logits = hybrid.logits(hidden)?;
+            self.observers.stage(Stage::Head);
+            return Ok(());
+        }
+        let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);
+        head(&self.model, hidden, buffers, logits, &mut self.observers);
+        Ok(())
+    }
+
+    /// Refuses tokens outside the vocabulary, and those beyond the context after `position`.
+    fn check(&self, position: usize, tokens: &[u32]) -> Result<(), ModelError> {
+        let vocabulary = self.model.config.vocabulary_size;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(ModelError::TokenOutside {
+                token: *token,
+                vocabulary,
+            });
+        }
+        let (asked, limit) = (position + tokens.len(), self.context_limit());
+        if asked > limit {
+            return Err(ModelError::ContextFull { asked, limit });
+        }
+        Ok(())
+    }
+}
+
+/// Observers of the passes.
+impl Runtime {
+    /// Takes what was read and computed since the last call; a running clock continues.
+    pub fn take_statistics(&mut self) -> Statistics {
+        let statistics = &mut self.observers.statistics;
+        let taken = std::mem::take(statistics);
+        if taken.stages.is_some() {
+            statistics.start_clock();
+        }
+        taken
+    }
+
+    /// Starts to measure the time of stages; what is before this call belongs to none.
+    pub fn start_clock(&mut self) {
+        self.observers.statistics.start_clock();
+    }
+
+    /// Attributes the time since the last forward pass to `stage`, where the clock runs.
+    pub fn mark(&mut self, stage: Stage) {
+        self.observers.stage(stage);
+    }
+
+    /// Starts to count the magnitudes of the inputs of projections.
+    pub fn observe_inputs(&mut self) {
+        let layers = self.model.config.layer_count;
+        self.observers.magnitudes = Some(vec![InputMagnitudes::default(); layers]);
+    }
+
+    /// Takes what was counted, layer by layer, and stops counting.
+    pub fn take_input_magnitudes(&mut self) -> Vec<InputMagnitudes> {
+        self.observers.magnitudes.take().unwrap_or_default()
+    }
+
+    /// Compares the FFN outputs of some tokens with dense from now on. The pass continues with the policy's output; a
+    /// layer that exceeds its error bound changes its policy after the pass.
+    pub fn verify(&mut self, verification: Verification) {
+        self.observers.verification = Some(verification);
+    }
+
+    /// What verification has measured so far.
+    pub fn verification(&self) -> Option<&Verification> {
+        self.observers.verification.as_ref()
+    }
+
+    /// Takes the times of device and host by layer, and goes on measuring them where `continues`; none where everything
+    /// is on the CPU.
+    pub fn take_side_times(&mut self, continues: bool) -> Option<SideTimes> {
+        let hybrid = self.executor.hybrid_mut();
+        hybrid.map(|hybrid| hybrid.take_times(continues))
+    }
+
+    /// Read bandwidth of the device in bytes per second, measured by copies within it; none where everything is on the
+    /// CPU, or the device has too little free memory.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the device does.
+    pub fn device_read_bandwidth(&self) -> Result<Option<f64>, RuntimeError> {
+        match self.executor.hybrid() {
+            Some(hybrid) => Ok(hybrid.read_bandwidth()?),
+            None => Ok(None),
+        }
+    }
+
+    /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
+    /// order, or of all.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer or neuron.
+    pub fn time_ffn(&mut self, layer: usize, listed: Option<&[u32]>) -> Duration {
+        let selector = listed.map_or(Selector::Dense, Selector::Listed);
+        let ffn = self.model.ffn_with(layer, selector);
+        let mut random = Random::new(layer as u64);
+        let normal = |_| random.normal() as f32;
+        let x: Vec<f32> = (0..self.model.config.hidden_size).map(normal).collect();
+        let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
+        let (threads, buffers) = (&self.model.threads, &mut self.ffn_buffers);
+        statistics.start_clock();
+        ffn.add_output(threads, &x, &x, &mut hidden, buffers, &mut statistics);
+        let stages = statistics.stages.unwrap_or_default();
+        stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
+    }
+}
+
+/// The error of a model whose executor failed.
+pub(crate) fn model_error(source: RuntimeError) -> ModelError {
+    match source {
+        RuntimeError::Model(source) => source,
+        other => ModelError::Device(other.to_string()),
+    }
+}
+
+/// The error of sequence `sequence` of a batch.
+fn in_batch(sequence: usize, source: impl Into<RuntimeError>) -> RuntimeError {
+    RuntimeError::InBatch {
+        sequence,
+        source: Box::new(source.into()),
+    }
+}
+
+impl LanguageModel for Runtime {
+    fn config(&self) -> &ModelConfig {
+        &self.model.config
+    }
+
+    fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let mut logits = Vec::with_capacity(tokens.len() * self.model.config.vocabulary_size);
+        self.run(tokens, |model| {
+            model.head(0..model.buffers.hidden.len())?;
+            logits.extend_from_slice(&model.logits);
+            Ok(())
+        })?;
+        Ok(logits)
+    }
+
+    fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let last = self.run_to_last(tokens)?;
+        self.head(last).map_err(model_error)?;
+        Ok(self.logits.clone())
+    }
+
+    fn reset(&mut self) {
+        self.sequence.truncate(0);
+    }
+
+    fn position(&self) -> usize {
+        self.sequence.position()
+    }
+}

@@ -1,0 +1,39 @@
+//! Every environment variable that is ours. The hub's own, such as `HF_HOME`, are read by
+//! `powerinfer-hub`.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
+
+/// `POWERINFER_ISA`: the instruction set to use instead of the fastest one (`scalar`, `avx2`, `avx512`,
+/// `avx512-vnni` or `neon`).
+pub fn isa() -> Option<OsString> {
+    set("POWERINFER_ISA")
+}
+
+/// `POWERINFER_PTX_DIR`: a folder whose `NAME.cubin` or `NAME.ptx` replace the embedded CUDA kernels.
+pub fn ptx_folder() -> Option<PathBuf> {
+    set("POWERINFER_PTX_DIR").map(PathBuf::from)
+}
+
+/// `POWERINFER_REQUIRE_GPU`: whether a missing GPU is an error where one would be used.
+pub fn requires_gpu() -> bool {
+    set("POWERINFER_REQUIRE_GPU").is_some()
+}
+
+/// `POWERINFER_TEST_DEVICE=gpu`: whether tests of CUDA kernels run on a GPU instead of the emulator.
+pub fn tests_on_gpu() -> bool {
+    set("POWERINFER_TEST_DEVICE").is_some_and(|device| device == OsStr::new("gpu"))
+}
+
+/// `POWERINFER_SKIP_EMULATOR`: whether tests that need the emulator are skipped where it was not built.
+pub fn skips_emulator() -> bool {
+    set("POWERINFER_SKIP_EMULATOR").is_some()
+}
+
+/// The value of a variable; none where it is empty.
+fn set(variable: &str) -> Option<OsString> {
+    env::var_os(variable).filter(|value| !value.is_empty())
+}
