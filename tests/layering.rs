@@ -17,6 +17,7 @@ const LADDER: &[&str] = &[
     "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-kernels",
+    "powerinfer-gpu",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",

@@ -1,47 +1,46 @@
-//! What the device does between two looks of the host, recorded once and run again for every token.
+//! CUDA graph segments: launches between two synchronisations with the host, recorded once and replayed for every token.
 //!
-//! A token's launches are the same ones each time: where it stands, and what step it is, lies in memory of
-//! the device. So a segment of them, from one synchronisation to the next, costs the driver one launch instead of
-//! one for each kernel. Where recording is not to be had, kernels are launched one by one.
+//! The launches of all tokens are equal, because position and step are in the device's memory. A segment costs the driver
+//! one launch instead of one per kernel. If the device cannot record, kernels are launched one by one.
 
 use std::sync::Arc;
 
 use powerinfer_kernels::cuda::{Device, DeviceError, Graph};
 
-/// Sequences whose recordings are kept, the latest ones.
+/// Number of sequences whose graphs are kept, the most recent ones.
 const MOST_SEQUENCES: usize = 64;
 
-/// The segments of a token, sequence by sequence.
+/// Graph segments of a token, by sequence.
 #[derive(Debug)]
-pub(super) struct GraphSegments {
-    /// The sequence whose token runs comes last.
+pub(crate) struct GraphSegments {
+    /// Most recent sequence last: the one that runs.
     known: Vec<Known>,
     device: Arc<dyn Device>,
-    /// Which segment is open, or comes next.
+    /// Index of the open segment, or of the next one.
     next: usize,
     is_open: bool,
     /// Whether kernels are launched one by one.
     is_eager: bool,
-    /// Whether it was tried out whether launches are recorded.
+    /// Whether it is known that the device records.
     is_tried: bool,
-    /// The same as eager, for a while.
+    /// Whether kernels are launched one by one for the time being.
     is_paused: bool,
-    /// Of each segment of the token that runs, the layer in which it ended; where segments are timed.
+    /// Layer in which each segment of the pass ended; `None` if segments are not timed.
     ends: Option<Vec<usize>>,
 }
 
-/// What is known of a sequence.
+/// Graphs of a sequence.
 #[derive(Debug)]
 struct Known {
-    /// Where it keeps its keys and values on the device.
+    /// Addresses of its keys and values on the device.
     places: Vec<u64>,
-    /// The segments of its tokens, in order.
+    /// Segments of its tokens, in order.
     segments: Vec<Box<dyn Graph>>,
 }
 
 impl GraphSegments {
-    /// None yet.
-    pub(super) fn new(device: &Arc<dyn Device>) -> Self {
+    /// No segments yet.
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
             device: Arc::clone(device),
             known: Vec::new(),
@@ -54,8 +53,8 @@ impl GraphSegments {
         }
     }
 
-    /// A token of the sequence begins that keeps its keys and values at `places`.
-    pub(super) fn start(&mut self, places: Vec<u64>) {
+    /// Begins a token of the sequence whose keys and values are at `places`.
+    pub(crate) fn start(&mut self, places: Vec<u64>) {
         self.next = 0;
         let found = self.known.iter().position(|known| known.places == places);
         let entry = match found {
@@ -71,13 +70,13 @@ impl GraphSegments {
         self.known.push(entry);
     }
 
-    /// GraphSegments of the sequence whose token runs.
+    /// Segments of the sequence that runs.
     fn segments(&mut self) -> &mut Vec<Box<dyn Graph>> {
         &mut self.known.last_mut().expect("a token has begun").segments
     }
 
-    /// Whether launches are recorded; tried out when that is not known yet.
-    pub(super) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
+    /// Whether launches are recorded; the first call tries it.
+    pub(crate) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
             let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
             self.is_eager = !records;
@@ -85,8 +84,8 @@ impl GraphSegments {
         Ok(!self.is_eager && !self.is_paused)
     }
 
-    /// Whether kernels are launched one by one until this is called again.
-    pub(super) fn pause(&mut self, is_paused: bool) {
+    /// Launches kernels one by one until this is called again.
+    pub(crate) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         (self.next, self.is_open) = (0, false);
         if let Some(ends) = &mut self.ends {
@@ -94,16 +93,15 @@ impl GraphSegments {
         }
     }
 
-    /// Whether the device's time for every segment is taken from now on.
-    pub(super) fn set_timed(&mut self, is_timed: bool) {
+    /// Measures the device's time for every segment from now on, or no longer.
+    pub(crate) fn set_timed(&mut self, is_timed: bool) {
         // Timed tokens end their segments where others may not.
         self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
-    /// The layers in which the segments of the last token ended, and what the device took for each; all of
-    /// it is done.
-    pub(super) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
+    /// Layers in which the segments of the last pass ended, and seconds of each; the pass is complete.
+    pub(crate) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         let Some(ends) = &mut self.ends else {
             return Ok(Vec::new());
         };
@@ -115,7 +113,7 @@ impl GraphSegments {
         .collect()
     }
 
-    /// Marks the beginning of the segment that comes next, or its end.
+    /// Marks the beginning or the end of the next segment for timing.
     fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
         match self.ends {
             Some(_) => self
@@ -125,9 +123,8 @@ impl GraphSegments {
         }
     }
 
-    /// Whether the caller is to launch what comes next. Where it is in a segment that is known, it is on its
-    /// way already.
-    pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
+    /// Whether the caller has to launch the next kernel: not if it is part of a segment that is replayed.
+    pub(crate) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
         if self.is_eager || self.is_paused {
             if !std::mem::replace(&mut self.is_open, true) {
                 self.mark(false)?;
@@ -163,10 +160,8 @@ impl GraphSegments {
         Ok(next >= self.segments().len())
     }
 
-    /// Ends the segment, for the host is going to look at what it gives, or to change what comes.
-    ///
-    /// `layer` is the one whose launches come last.
-    pub(super) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
+    /// Ends the segment, before the host reads its results or changes its inputs; `layer` is the layer of the last launch.
+    pub(crate) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
@@ -189,9 +184,9 @@ impl GraphSegments {
         Ok(())
     }
 
-    /// A token has failed: what was being recorded is dropped, with all that is known of its sequence.
-    /// Returns whether recording may have been why; it is not tried again then.
-    pub(super) fn fail(&mut self) -> bool {
+    /// Drops the graphs of the sequence that runs, after an error. Returns whether recording may have been the cause; it is
+    /// not tried again then.
+    pub(crate) fn fail(&mut self) -> bool {
         let was_recorded = self
             .known
             .pop()
