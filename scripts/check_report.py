@@ -151,13 +151,14 @@ LOOK = """(() => {
   const rgb = text => (text.match(/[\\d.]+/g) || []).slice(0, 3).map(Number);
   const pictures = [...document.querySelectorAll('figure.plot svg')].map(svg => ({
     name: svg.getAttribute('aria-label'), box: box(svg),
-    texts: [...svg.querySelectorAll('text')].map(text => ({told: text.textContent, kind: text.getAttribute('class'), box: box(text),
+    texts: [...svg.querySelectorAll('text')].map(text => ({told: text.textContent.trim(), box: box(text),
       size: parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width, colour: rgb(getComputedStyle(text).fill)})),
     marks: [...svg.querySelectorAll('.mark')].map(mark => ({told: mark.querySelector('title').textContent, box: box(mark), colour: rgb(getComputedStyle(mark).fill)})),
-    cells: svg.querySelectorAll('.cell').length, front: svg.querySelectorAll('polyline.front').length, knee: [...svg.querySelectorAll('circle.knee')].map(box)[0] || null,
+    front: svg.querySelectorAll('polyline.front').length, knee: [...svg.querySelectorAll('circle.knee')].map(box)[0] || null,
   }));
   return {width: document.documentElement.scrollWidth, inner: innerWidth, height: document.documentElement.scrollHeight,
     paper: rgb(getComputedStyle(document.body).backgroundColor), ink: rgb(getComputedStyle(document.body).color), pictures,
+    maps: [...document.querySelectorAll('table.map')].map(map => [...map.querySelectorAll('.cell')].map(cell => ({told: cell.title, fits: cell.scrollWidth <= cell.clientWidth}))),
     rows: document.querySelectorAll('table.sortable tbody tr').length};
 })()"""
 
@@ -181,9 +182,8 @@ def check_picture(picture, where, paper, shot):
         assert inside, f"{told}: `{text['told']}` leaves the picture"
         assert text["size"] >= 8.5, f"{told}: `{text['told']}` is {text['size']:.1f} pixels high"
         assert contrast(text["colour"], paper) >= 4.5, f"{told}: `{text['told']}` in {text['colour']} on {paper}"
-    plain = [text for text in picture["texts"] if text["kind"] != "knee"]
-    for place, one in enumerate(plain):
-        for other in plain[place + 1 :]:
+    for place, one in enumerate(picture["texts"]):
+        for other in picture["texts"][place + 1 :]:
             assert not overlap(one["box"], other["box"]), f"{told}: `{one['told']}` covers `{other['told']}`"
     rows, channels = shot
     own = 0
@@ -276,7 +276,9 @@ def look(browser, page, document, rows):
                 check_picture(picture, where, found["paper"], shot)
                 checks += 1
             check_fronts(found["pictures"], document, rows)
-            assert any(picture["cells"] for picture in found["pictures"]), f"{where}: no map of layers"
+            assert found["maps"] and all(found["maps"]), f"{where}: no map of layers"
+            for cell in (cell for cells in found["maps"] for cell in cells):
+                assert cell["told"] and cell["fits"], f"{where}: the cell `{cell['told']}`"
     light, dark = papers[0], papers[1]
     assert luminance(light) > 0.8 and luminance(dark) < 0.05, f"light on {light}, dark on {dark}"
     check_sorting(browser)
@@ -320,7 +322,7 @@ def says(told, row):
 
 def check_sorting(browser):
     browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
-    for heading, key in [("tok/s simulated", float), ("perplexity", float), ("level", str)]:
+    for heading, key in [("tok/s simulated", float), ("perplexity", float), ("policy", str)]:
         script = COLUMN % json.dumps(heading)
         for expected in ["ascending", "descending"]:
             place = browser.evaluate(

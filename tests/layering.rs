@@ -13,6 +13,7 @@ const LADDER: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-pool",
     "powerinfer-artifact",
+    "powerinfer-report",
     "powerinfer-model",
     "powerinfer-import",
     "powerinfer-hub",
@@ -36,6 +37,7 @@ const LADDER: &[&str] = &[
 const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-artifact",
+    "powerinfer-report",
     "powerinfer-model",
     "powerinfer-hub",
     "powerinfer-solver",

@@ -54,7 +54,7 @@ fn main() -> Outcome<()> {
         true => match Emulator::new(2, Order::Forward) {
             Some(emulator) => Arc::new(emulator),
             None => {
-                println!("skipped: there is no emulator here");
+                println!("skipped: the emulator was not built");
                 return Ok(());
             }
         },

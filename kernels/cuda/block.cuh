@@ -1,4 +1,4 @@
-// Threads of a warp and of a block together: sums, largest numbers, prefixes, pieces of shared memory.
+// Warp-wide and block-wide primitives: sums, maxima, prefix sums, a shared memory allocator.
 #pragma once
 #include "platform.cuh"
 
@@ -6,20 +6,20 @@ __device__ __forceinline__ int lane_index() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_index() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int warp_count() { return blockDim.x / WARP; }
 
-// Gives out the block's shared memory piece by piece; every thread gets the same pieces.
+// Bump allocator over the block's shared memory. Every thread makes the same calls and gets the same addresses.
 struct SharedMemory {
   char* next = shared_memory();
 
-  // `count` of them, at a multiple of 16 bytes.
+  // `count` elements, 16-byte aligned.
   template <class T>
-  __device__ __forceinline__ T* take(int count) {
-    T* piece = reinterpret_cast<T*>(next);
+  __device__ __forceinline__ T* allocate(int count) {
+    T* elements = reinterpret_cast<T*>(next);
     next += (count * sizeof(T) + 15) / 16 * 16;
-    return piece;
+    return elements;
   }
 };
 
-// The sum over the lanes of a warp, in every lane: halves are added to halves.
+// Butterfly sum over the lanes of a warp, returned in every lane.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
@@ -32,21 +32,21 @@ __device__ __forceinline__ int warp_sum(int value) {
   return value;
 }
 
-__device__ __forceinline__ unsigned warp_largest(unsigned value) {
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2)
     value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
   return value;
 }
 
-__device__ __forceinline__ float warp_largest(float value) {
+__device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2)
     value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
   return value;
 }
 
-// The sum over the threads of a block, in every thread; `scratch` has a place a warp.
+// Sum over the threads of a block, returned in every thread. `scratch` holds one element per warp.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
   value = warp_sum(value);
   if (lane_index() == 0) scratch[warp_index()] = value;
@@ -57,7 +57,7 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
   return value;
 }
 
-// The sum of the values of the lanes before this one, and of all.
+// Exclusive prefix sum over the lanes of a warp, and the total.
 __device__ __forceinline__ int warp_prefix(int value, int& total) {
   int sum = value;
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ __forceinline__ int warp_prefix(int value, int& total) {
   return sum - value;
 }
 
-// The sum of the values of the threads before this one, and of all; `scratch` has a place a warp.
+// Exclusive prefix sum over the threads of a block, and the total. `scratch` holds one element per warp.
 __device__ __forceinline__ int block_prefix(int value, int& total, int* scratch) {
   int of_warp;
   int sum = warp_prefix(value, of_warp);
@@ -84,8 +84,8 @@ __device__ __forceinline__ int block_prefix(int value, int& total, int* scratch)
   return sum;
 }
 
-// Whether this block is the last of `blocks` to come here; what the others wrote before can be read then.
-// Leaves the counter as it was found, at 0. `scratch` has a place.
+// Whether this thread block is the last of `blocks` to arrive; it then sees what the others wrote before.
+// `counter` is 0 before the first and after the last arrival. `scratch` holds one element.
 __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks, unsigned* scratch) {
   __threadfence();
   __syncthreads();

@@ -1,80 +1,82 @@
-// The FFN of one token with the hot neurons it needs: a predictor or signs predict them, gate and up are
-// multiplied and activated in one kernel, rows of down are added up in two stages whose order is fixed,
-// and what the processor beside made of the cold ones is added in the same step.
+// FFN of one token over the hot neurons: a predictor or gate signs predict the active neurons; `gate_up` computes
+// h = act(gate . x) * (up . x) of the predicted ones; `down` accumulates h_i * down_i in a fixed order and merges
+// the host's sum over the cold neurons.
 #include "matrix.cuh"
 #include "neurons.cuh"
 
-// Neurons of a word of a mask.
+// Neurons per word of a bit mask.
 constexpr int WORD = 32;
 
-// Where it is said which neurons are predicted, a bit each, token after token.
+// Output of a predictor: bit masks [tokens, ceil(neurons / 32)].
 struct Masks {
-  unsigned* all;
-  // The same in memory that the processor beside sees; null where it has no neurons.
-  unsigned* for_host;
-  // What the row of down of each neuron is multiplied by, of one token; those that nobody predicts get 0.
-  float* products;
+  unsigned* device;
+  // The same in mapped host memory; null if the host has no neurons of the layer.
+  unsigned* host;
+  // [hot_count]: h of one token, cleared here, so that neurons which are not predicted contribute 0.
+  float* activations;
   int hot_count;
 };
 
-// Writes the decisions about 32 neurons, one a lane, for one of some tokens.
-__device__ __forceinline__ void decide(const Masks& masks, int token, int word, int neurons, bool predicted) {
+// Writes one mask word of a token; each lane holds the decision for one neuron.
+__device__ __forceinline__ void write_mask(const Masks& masks, int token, int word, int neurons, bool predicted) {
   const int neuron = word * WORD + lane_index();
   const unsigned bits = __ballot_sync(ALL_LANES, neuron < neurons && predicted);
-  if (neuron < masks.hot_count) masks.products[neuron] = 0.0f;
+  if (neuron < masks.hot_count) masks.activations[neuron] = 0.0f;
   if (lane_index() != 0) return;
-  const int place = token * ((neurons + WORD - 1) / WORD) + word;
-  masks.all[place] = bits;
-  if (masks.for_host) masks.for_host[place] = bits;
+  const int index = token * ((neurons + WORD - 1) / WORD) + word;
+  masks.device[index] = bits;
+  if (masks.host) masks.host[index] = bits;
 }
 
 struct Predict {
-  // What the predictor's hidden layer says, before relu: [tokens, units]. A token is a row of the grid.
-  const float* middle;
-  // Row j is what unit j says of every neuron.
-  Matrix units;
-  // Per 32 units, what that is multiplied by for each neuron; null for by nothing.
-  const float* scales;
+  // [tokens, rank]: hidden units before ReLU.
+  const float* units;
+  // B transposed, [rank, neurons].
+  Matrix b;
+  // [ceil(rank / 32), neurons]: scales of B's blocks of 32 units; null if B is not scaled.
+  const float* b_scales;
   const float* bias;
   float threshold;
   Masks masks;
 };
 
-// Rows that a warp reads at once.
-constexpr int UNITS_AT_ONCE = 4;
+// Rows of B that a warp loads before it uses the first.
+constexpr int UNITS_IN_FLIGHT = 4;
 
+// Logits B . relu(units) + bias against the threshold. Grid: (ceil(neurons / 32), tokens), blocks of 256; a lane is a
+// neuron, warps share the active hidden units.
 template <class Format>
 __device__ __forceinline__ void predict(const Predict& a) {
   SharedMemory shared;
-  float* sums = shared.take<float>(warp_count() * WORD);
-  const int lane = lane_index(), neurons = a.units.columns, rank = a.units.rows;
+  float* sums = shared.allocate<float>(warp_count() * WORD);
+  const int lane = lane_index(), neurons = a.b.columns, rank = a.b.rows;
   const int neuron = min(int(blockIdx.x) * WORD + lane, neurons - 1);
-  const float* middle = a.middle + size_t(blockIdx.y) * rank;
+  const float* units = a.units + size_t(blockIdx.y) * rank;
   float sum = 0.0f;
   for (int first = warp_index() * BLOCK; first < rank; first += warp_count() * BLOCK) {
-    const float own = first + lane < rank ? middle[first + lane] : 0.0f;
-    unsigned living = __ballot_sync(ALL_LANES, own > 0.0f);
-    float of_block = 0.0f;
-    while (living) {
-      float weights[UNITS_AT_ONCE], values[UNITS_AT_ONCE];
+    const float own = first + lane < rank ? units[first + lane] : 0.0f;
+    unsigned active = __ballot_sync(ALL_LANES, own > 0.0f);
+    float block_sum = 0.0f;
+    while (active) {
+      float weights[UNITS_IN_FLIGHT], values[UNITS_IN_FLIGHT];
 #pragma unroll
-      for (int index = 0; index < UNITS_AT_ONCE; index++) {
-        const int unit = __ffs(int(living)) - 1;
+      for (int index = 0; index < UNITS_IN_FLIGHT; index++) {
+        const int unit = __ffs(int(active)) - 1;
         values[index] = __shfl_sync(ALL_LANES, own, max(unit, 0));
-        weights[index] = unit < 0 ? 0.0f : Format::weight(a.units, first + unit, neuron);
-        living &= living - 1;
+        weights[index] = unit < 0 ? 0.0f : Format::weight(a.b, first + unit, neuron);
+        active &= active - 1;
       }
 #pragma unroll
-      for (int index = 0; index < UNITS_AT_ONCE; index++) of_block = fmaf(values[index], weights[index], of_block);
+      for (int index = 0; index < UNITS_IN_FLIGHT; index++) block_sum = fmaf(values[index], weights[index], block_sum);
     }
-    sum += a.scales ? of_block * a.scales[size_t(first / BLOCK) * neurons + neuron] : of_block;
+    sum += a.b_scales ? block_sum * a.b_scales[size_t(first / BLOCK) * neurons + neuron] : block_sum;
   }
   sums[warp_index() * WORD + lane] = sum;
   __syncthreads();
   if (warp_index() != 0) return;
   float logit = a.bias[neuron];
   for (int warp = 0; warp < warp_count(); warp++) logit += sums[warp * WORD + lane];
-  decide(a.masks, blockIdx.y, blockIdx.x, neurons, logit >= a.threshold);
+  write_mask(a.masks, blockIdx.y, blockIdx.x, neurons, logit >= a.threshold);
 }
 
 #define PREDICT(name, Format) \
@@ -82,23 +84,24 @@ __device__ __forceinline__ void predict(const Predict& a) {
 FOR_ALL_FORMATS(PREDICT)
 
 struct PredictBySigns {
-  // [tokens, columns]; a token is a row of the grid.
+  // [tokens, columns].
   const float* x;
   Norm norm;
-  // [neurons, words], the signs of gate, 32 to a word; words are a multiple of 2.
+  // [neurons, words]: sign bits of gate, 32 columns per word, an even number of words.
   const unsigned* signs;
   int neurons;
   int columns;
-  int agreements;
+  int min_agreements;
   Masks masks;
 };
 
-// Counts the signs of gate that agree with those of the input (SparseInfer, Shin et al. 2024).
+// Predicts the neurons whose gate row agrees in sign with the input in at least `min_agreements` columns
+// (SparseInfer, Shin et al. 2024). Grid: (any, tokens), blocks of 256; a warp takes 32 neurons at a time.
 KERNEL(256, predict_by_signs, PredictBySigns) {
   SharedMemory shared;
   const int lane = lane_index(), words = (a.columns + 2 * WORD - 1) / (2 * WORD) * 2;
   const float* x = load_normed(shared, a.x + size_t(blockIdx.y) * a.columns, a.columns, a.norm);
-  unsigned* signs = shared.take<unsigned>(words);
+  unsigned* signs = shared.allocate<unsigned>(words);
   for (int word = warp_index(); word < words; word += warp_count()) {
     const int column = word * WORD + lane;
     const bool negative = column < a.columns && __float_as_uint(x[min(column, a.columns - 1)]) >> 31;
@@ -114,9 +117,9 @@ KERNEL(256, predict_by_signs, PredictBySigns) {
       int differ = 0;
       for (int word = lane; word < words; word += WARP) differ += __popc(row[word] ^ signs[word]);
       differ = warp_sum(differ);
-      if (lane == index) predicted = a.columns - differ >= a.agreements;
+      if (lane == index) predicted = a.columns - differ >= a.min_agreements;
     }
-    decide(a.masks, blockIdx.y, group, a.neurons, predicted);
+    write_mask(a.masks, blockIdx.y, group, a.neurons, predicted);
   }
 }
 
@@ -125,26 +128,28 @@ struct GateUp {
   Norm norm;
   Matrix gate;
   const float* gate_bias;
-  // Without rows where the FFN has none.
+  // Zero rows if the FFN is not gated.
   Matrix up;
   const float* up_bias;
-  Neurons neurons;
-  // Who is predicted; null for everyone. Whoever is not has a product of 0 already.
+  Neurons ffn;
+  // Predicted neurons; null for all. h of the others is 0 already.
   const unsigned* mask;
-  // Rows of gate and up that are here.
+  // Rows of gate and up on the device.
   int hot_count;
-  float* products;
-  int rounded;
-  // Where the processor beside reads the normed vector; null where it has no neurons. The flag gets
-  // the number of the step when all that it needs is there.
-  float* for_host;
+  // [hot_count]: h, the output.
+  float* activations;
+  // Whether quantised rows are multiplied with the int8 input.
+  int int8;
+  // norm(x) in mapped host memory; null if the host has no neurons of the layer. `flag` is set to the step number
+  // once the host can read the input and the mask.
+  float* host_input;
   unsigned* flag;
   const unsigned* step;
-  // How many neurons were looked at, in all that was launched.
-  unsigned* looked_at;
+  // Running count of gate rows read.
+  unsigned* gate_rows;
 };
 
-// Place `index` among the set bits of a mask whose words begin with so many `before` them.
+// Position of set bit number `index` of a mask; `before` holds the number of set bits before each word.
 __device__ __forceinline__ int find_bit(const unsigned* mask, const int* before, int words, int index) {
   int low = 0, high = words - 1;
   while (low < high) {
@@ -160,25 +165,26 @@ __device__ __forceinline__ int find_bit(const unsigned* mask, const int* before,
   return low * WORD + __ffs(int(bits)) - 1;
 }
 
+// Grid: any number of blocks of 256; a warp computes one neuron at a time.
 template <class Format>
 __device__ __forceinline__ void gate_up(const GateUp& a) {
   SharedMemory shared;
-  const bool rounded = Format::QUANTISED && a.rounded;
-  const Input x = load_input(shared, a.x, a.gate.columns, a.norm, rounded);
-  if (a.for_host && blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < a.gate.columns; i += blockDim.x) a.for_host[i] = x.values[i];
+  const bool int8 = Format::QUANTISED && a.int8;
+  const Input x = load_input(shared, a.x, a.gate.columns, a.norm, int8);
+  if (a.host_input && blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < a.gate.columns; i += blockDim.x) a.host_input[i] = x.values[i];
     __syncthreads();
     if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
   }
-  // The words of the mask and how many bits come before each, for every block has to find its rows.
+  // Every block compacts the mask for itself: its words, and the number of set bits before each.
   int count = a.hot_count;
   const int words = (a.hot_count + WORD - 1) / WORD;
   unsigned* mask = nullptr;
   int* before = nullptr;
   if (a.mask) {
-    mask = shared.take<unsigned>(words);
-    before = shared.take<int>(words);
-    int* scratch = shared.take<int>(WARP);
+    mask = shared.allocate<unsigned>(words);
+    before = shared.allocate<int>(words);
+    int* scratch = shared.allocate<int>(WARP);
     count = 0;
     for (int start = 0; start < words; start += blockDim.x) {
       const int word = start + threadIdx.x;
@@ -195,27 +201,27 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
     }
     __syncthreads();
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.looked_at, unsigned(count));
+  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(a.gate_rows, unsigned(count));
   const int step = gridDim.x * warp_count();
   for (int index = blockIdx.x * warp_count() + warp_index(); index < count; index += step) {
     const int neuron = a.mask ? find_bit(mask, before, words, index) : index;
-    float product = 0.0f;
-    // Gate first: of a neuron that it leaves silent, the rest need not be read.
+    float h = 0.0f;
+    // Gate first: up is not read for neurons which the gate leaves inactive.
 #pragma unroll 1
-    for (int part = 0; part < 2; part++) {
-      const Matrix& matrix = part == 0 ? a.gate : a.up;
-      const float* bias = part == 0 ? a.gate_bias : a.up_bias;
-      float dot = Format::dot(matrix, neuron, x, rounded);
+    for (int stage = 0; stage < 2; stage++) {
+      const Matrix& matrix = stage == 0 ? a.gate : a.up;
+      const float* bias = stage == 0 ? a.gate_bias : a.up_bias;
+      float dot = Format::dot(matrix, neuron, x, int8);
       if (bias) dot += bias[neuron];
-      if (part == 0 || a.neurons.kind == DOUBLY_GATED) dot = activate(a.neurons, dot);
-      product = part == 0 ? dot : product * dot;
-      const bool passes = part == 1 || passes_gate(a.neurons, neuron, product);
-      if (part == 1 || !passes || a.neurons.kind == UNGATED) {
-        product = passes ? coefficient(a.neurons, neuron, product) : 0.0f;
+      if (stage == 0 || a.ffn.kind == DOUBLY_GATED) dot = activate(a.ffn, dot);
+      h = stage == 0 ? dot : h * dot;
+      const bool passes = stage == 1 || passes_gate(a.ffn, neuron, h);
+      if (stage == 1 || !passes || a.ffn.kind == UNGATED) {
+        h = passes ? coefficient(a.ffn, neuron, h) : 0.0f;
         break;
       }
     }
-    if (lane_index() == 0) a.products[neuron] = product;
+    if (lane_index() == 0) a.activations[neuron] = h;
   }
 }
 
@@ -224,112 +230,115 @@ __device__ __forceinline__ void gate_up(const GateUp& a) {
 FOR_ALL_FORMATS(GATE_UP)
 
 struct Down {
-  // [neurons, hidden]: a row is what a neuron adds.
+  // [neurons, hidden]: row i is the output column of neuron i.
   Matrix down;
-  const float* products;
+  // [hot_count]: h.
+  const float* activations;
   int hot_count;
   // [chunks, hidden].
   float* partial;
-  // One a tile of columns, all 0.
+  // One per tile of columns, all 0.
   unsigned* counters;
-  // Added once; null for none.
+  // [hidden], added once; null for none.
   const float* bias;
   const float* offset;
-  // What the cold neurons add, in memory of the processor beside, there when the flag holds the number of
-  // the step; null for nothing. Whoever has waited for so many nanoseconds says so and goes on.
+  // [hidden]: the cold neurons' sum in mapped host memory, valid once `flag` holds the step number; null for none.
+  // A block that waits longer than the timeout stores the step number in `timed_out` and continues.
   const float* cold;
   const unsigned* flag;
   const unsigned* step;
-  unsigned* gave_up;
-  uint64_t patience;
-  // What all is added to.
+  unsigned* timed_out;
+  uint64_t timeout_nanoseconds;
+  // [hidden]: the residual stream, accumulated in place.
   float* hidden;
-  // How many neurons were added, in all that was launched; null where nobody asks.
-  unsigned* computed;
+  // Running count of rows of down read; null for none.
+  unsigned* down_rows;
 };
 
-// Threads that read 16 bytes of the same row each, and rows that a block reads at once.
+// Threads per row, 16 bytes each, and rows that a block reads in parallel.
 constexpr int ROW_THREADS = 16;
 constexpr int DOWN_THREADS = 256;
 constexpr int ROW_GROUPS = DOWN_THREADS / ROW_THREADS;
-// Rows that are listed before they are added.
-constexpr int LISTED = 2 * DOWN_THREADS;
+// Active rows that are listed in shared memory before they are accumulated.
+constexpr int LIST_CAPACITY = 2 * DOWN_THREADS;
 
+// Grid: (tiles of ROW_THREADS * WIDTH columns, chunks of neurons), blocks of 256. The last block of a tile adds up the
+// chunks in order, then bias, offset and the cold sum.
 template <class Format>
 __device__ __forceinline__ void down(const Down& a) {
   constexpr int WIDTH = Format::WIDTH, COLUMNS = ROW_THREADS * WIDTH;
   SharedMemory shared;
-  float* sums = shared.take<float>(ROW_GROUPS * COLUMNS);
-  int* rows = shared.take<int>(LISTED);
-  float* factors = shared.take<float>(LISTED);
-  int* scratch = shared.take<int>(WARP);
+  float* sums = shared.allocate<float>(ROW_GROUPS * COLUMNS);
+  int* rows = shared.allocate<int>(LIST_CAPACITY);
+  float* coefficients = shared.allocate<float>(LIST_CAPACITY);
+  int* scratch = shared.allocate<int>(WARP);
   const int tile = blockIdx.x, chunk = blockIdx.y, chunks = gridDim.y;
-  const int group = threadIdx.x / ROW_THREADS, member = threadIdx.x % ROW_THREADS;
-  const int hidden = a.down.columns, column = tile * COLUMNS + member * WIDTH;
+  const int group = threadIdx.x / ROW_THREADS, column_thread = threadIdx.x % ROW_THREADS;
+  const int hidden = a.down.columns, column = tile * COLUMNS + column_thread * WIDTH;
 
   float sum[WIDTH];
 #pragma unroll
   for (int index = 0; index < WIDTH; index++) sum[index] = 0.0f;
-  // Words of neurons go to chunks in turn: the hottest come first, and everyone gets some of them.
+  // Chunks take words of 32 neurons round-robin: neurons are sorted hottest first, so that work is balanced.
   const int words = (a.hot_count + WORD - 1) / WORD;
-  int listed = 0, computed = 0;
+  int pending = 0, active_rows = 0;
   for (int start = chunk; start < words; start += chunks * warp_count()) {
     const int word = start + warp_index() * chunks, neuron = word * WORD + lane_index();
-    const float product = word < words && neuron < a.hot_count ? a.products[neuron] : 0.0f;
-    const bool counts = product != 0.0f;
+    const float h = word < words && neuron < a.hot_count ? a.activations[neuron] : 0.0f;
+    const bool active = h != 0.0f;
     int total;
-    const int place = listed + block_prefix(counts, total, scratch);
-    if (counts) {
-      rows[place] = neuron;
-      factors[place] = product;
+    const int slot = pending + block_prefix(active, total, scratch);
+    if (active) {
+      rows[slot] = neuron;
+      coefficients[slot] = h;
     }
-    listed += total;
-    computed += total;
+    pending += total;
+    active_rows += total;
     __syncthreads();
-    if (listed <= LISTED - DOWN_THREADS && start + chunks * warp_count() < words) continue;
+    if (pending <= LIST_CAPACITY - DOWN_THREADS && start + chunks * warp_count() < words) continue;
     if (column < hidden) {
-      for (int index = group; index < listed; index += ROW_GROUPS) {
+      for (int index = group; index < pending; index += ROW_GROUPS) {
         float weights[WIDTH];
         Format::weights(a.down, rows[index], column, weights);
-        const float factor = factors[index];
+        const float coefficient = coefficients[index];
 #pragma unroll
-        for (int of = 0; of < WIDTH; of++) sum[of] = fmaf(factor, weights[of], sum[of]);
+        for (int part = 0; part < WIDTH; part++) sum[part] = fmaf(coefficient, weights[part], sum[part]);
       }
     }
-    listed = 0;
+    pending = 0;
     __syncthreads();
   }
-  if (a.computed && tile == 0 && threadIdx.x == 0) atomicAdd(a.computed, unsigned(computed));
+  if (a.down_rows && tile == 0 && threadIdx.x == 0) atomicAdd(a.down_rows, unsigned(active_rows));
 #pragma unroll
-  for (int index = 0; index < WIDTH; index++) sums[group * COLUMNS + member * WIDTH + index] = sum[index];
+  for (int index = 0; index < WIDTH; index++) sums[group * COLUMNS + column_thread * WIDTH + index] = sum[index];
   __syncthreads();
   for (int index = threadIdx.x; index < COLUMNS; index += blockDim.x) {
     if (tile * COLUMNS + index >= hidden) continue;
     float all = 0.0f;
-    for (int of = 0; of < ROW_GROUPS; of++) all += sums[of * COLUMNS + index];
+    for (int part = 0; part < ROW_GROUPS; part++) all += sums[part * COLUMNS + index];
     a.partial[size_t(chunk) * hidden + tile * COLUMNS + index] = all;
   }
   if (!is_last_block(a.counters + tile, chunks, reinterpret_cast<unsigned*>(scratch))) return;
   if (a.cold && threadIdx.x == 0 && a.flag) {
-    const uint64_t since = nanoseconds();
+    const uint64_t start = nanoseconds();
     const unsigned step = *a.step;
-    // Who waits in vain says so, and nobody after it waits; nor does anybody once the host has said so.
+    // After one timeout, later blocks do not wait again; the host may also set `timed_out` to abort.
     for (unsigned polls = 1; acquire_from_host(a.flag) != step; polls++) {
-      const bool is_over = nanoseconds() - since > a.patience;
-      if (is_over) release_to_host(a.gave_up, step);
-      if (is_over || (polls % 16 == 1 && acquire_from_host(a.gave_up) == step)) break;
+      const bool expired = nanoseconds() - start > a.timeout_nanoseconds;
+      if (expired) release_to_host(a.timed_out, step);
+      if (expired || (polls % 16 == 1 && acquire_from_host(a.timed_out) == step)) break;
     }
   }
   __syncthreads();
   for (int index = threadIdx.x; index < COLUMNS; index += blockDim.x) {
-    const int place = tile * COLUMNS + index;
-    if (place >= hidden) continue;
+    const int out = tile * COLUMNS + index;
+    if (out >= hidden) continue;
     float all = 0.0f;
-    for (int of = 0; of < chunks; of++) all += load_from_blocks(a.partial + size_t(of) * hidden + place);
-    if (a.bias) all += a.bias[place];
-    if (a.offset) all += a.offset[place];
-    if (a.cold) all += load_from_host(a.cold + place);
-    a.hidden[place] += all;
+    for (int part = 0; part < chunks; part++) all += load_gpu_scope(a.partial + size_t(part) * hidden + out);
+    if (a.bias) all += a.bias[out];
+    if (a.offset) all += a.offset[out];
+    if (a.cold) all += load_sys_scope(a.cold + out);
+    a.hidden[out] += all;
   }
 }
 

@@ -1,5 +1,5 @@
-// A vector that rows are multiplied with: normed, and for quantised rows rounded, by every block for
-// itself, since reading it again costs less than another kernel.
+// The input vector of a GEMV, normalised and, for quantised rows, quantised to int8. Every thread block repeats
+// this for itself: reading the vector again costs less than another kernel launch.
 #pragma once
 #include "block.cuh"
 
@@ -7,29 +7,29 @@ enum NormKind { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM };
 
 struct Norm {
   const float* weight;
-  // Null for none.
+  // Null without bias.
   const float* bias;
   float epsilon;
   int kind;
 };
 
-// The vector in shared memory. Of rounded ones, first and second halves of blocks apart, as the low and
-// the high nibbles of four-bit weights want them.
+// The vector in shared memory. The int8 values of a block are split into its first and second 16 columns, which
+// meet the low and the high nibbles of four-bit weights.
 struct Input {
-  // Padded with zeros to whole blocks.
+  // Zero-padded to whole blocks.
   float* values;
   uint4* low;
   uint4* high;
-  // One a block, and sums of its quants.
+  // Per block: the scale, and the sum of the int8 values.
   float* scales;
   int* sums;
 };
 
-// Normed numbers of `x`, in shared memory, zeros up to the end of the last block.
+// Loads norm(x) into shared memory, zero-padded to whole blocks.
 __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float* x, int columns, const Norm& norm) {
   const int padded = (columns + BLOCK - 1) / BLOCK * BLOCK;
-  float* values = shared.take<float>(padded);
-  float* scratch = shared.take<float>(WARP);
+  float* values = shared.allocate<float>(padded);
+  float* scratch = shared.allocate<float>(WARP);
   for (int i = threadIdx.x; i < padded; i += blockDim.x) values[i] = i < columns ? x[i] : 0.0f;
   if (norm.kind == NO_NORM) {
     __syncthreads();
@@ -54,20 +54,20 @@ __device__ __forceinline__ float* load_normed(SharedMemory& shared, const float*
   return values;
 }
 
-// Rounds `values` to bytes with a scale for every 32, a warp a block of them; the numbers of the
-// processor's half.
-__device__ __forceinline__ void round_blocks(Input& input, int blocks) {
+// Quantises `values` to int8 with one scale per block of 32, one warp per block; the same bits as `Isa::quantise`
+// on the CPU.
+__device__ __forceinline__ void quantise_blocks(Input& input, int blocks) {
   const int lane = lane_index();
   for (int block = warp_index(); block < blocks; block += warp_count()) {
     const float value = input.values[block * BLOCK + lane];
-    // Bits of magnitudes are ordered as the magnitudes are, and those of NaNs come last.
-    const unsigned bits = warp_largest(__float_as_uint(value) & 0x7fffffffu);
+    // The bits of magnitudes sort like the magnitudes, NaN last.
+    const unsigned bits = warp_max(__float_as_uint(value) & 0x7fffffffu);
     const float largest = __uint_as_float(bits);
     const bool finite = bits < 0x7f800000u;
     const bool some = finite && largest >= 1e-30f;
     const float scale = some ? largest / 127.0f : finite ? 0.0f : __uint_as_float(0x7fc00000u);
     const float inverse = some ? 127.0f / largest : 0.0f;
-    // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the last byte.
+    // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low byte.
     const float scaled = some ? value * inverse : 0.0f;
     const int8_t quant = int8_t(__float_as_uint(scaled + 12582912.0f) & 0xff);
     int8_t* half = reinterpret_cast<int8_t*>(lane < BLOCK / 2 ? input.low : input.high);
@@ -81,18 +81,18 @@ __device__ __forceinline__ void round_blocks(Input& input, int blocks) {
   __syncthreads();
 }
 
-// Takes a vector into shared memory; `rounded` where rows are quantised and bytes are asked for.
+// Loads norm(x) into shared memory, and its int8 values if `int8`.
 __device__ __forceinline__ Input load_input(SharedMemory& shared, const float* x, int columns, const Norm& norm,
-                                            bool rounded) {
+                                            bool int8) {
   Input input = {};
   input.values = load_normed(shared, x, columns, norm);
-  if (rounded) {
+  if (int8) {
     const int blocks = (columns + BLOCK - 1) / BLOCK;
-    input.low = shared.take<uint4>(blocks);
-    input.high = shared.take<uint4>(blocks);
-    input.scales = shared.take<float>(blocks);
-    input.sums = shared.take<int>(blocks);
-    round_blocks(input, blocks);
+    input.low = shared.allocate<uint4>(blocks);
+    input.high = shared.allocate<uint4>(blocks);
+    input.scales = shared.allocate<float>(blocks);
+    input.sums = shared.allocate<int>(blocks);
+    quantise_blocks(input, blocks);
   }
   return input;
 }

@@ -1,15 +1,15 @@
-// Rows of weights in the formats that bundles hold, in the same planes: what a warp makes of a row times
-// a vector, and what a thread makes of a few weights of a row.
+// Weight formats, in the planes of the Rust `Matrix`. A format provides `dot` (a row times the input, by one warp),
+// `weights` (WIDTH dequantised weights of a row, by one thread) and `weight` (one of them).
 #pragma once
 #include "input.cuh"
 
-// A matrix [rows, columns] whose rows lie one after the other in each plane.
+// A row-major matrix [rows, columns].
 struct Matrix {
-  // Numbers: plain ones, bytes, or pairs of nibbles, 32 to a block.
+  // Floats, int8, or pairs of nibbles in blocks of 32 columns.
   const void* quants;
-  // Per block an f16, of q4_k per eight blocks two; null for plain formats.
+  // q8_0, q4_0: one f16 per block; q4_k: d and dmin per super-block; null for floats.
   const void* scales;
-  // Of q4_k, per block a scale and a minimum of 6 bits.
+  // q4_k: a 6-bit scale and a 6-bit minimum per block.
   const void* factors;
   int rows;
   int columns;
@@ -17,11 +17,11 @@ struct Matrix {
 
 __device__ __forceinline__ int blocks_of(int columns) { return (columns + BLOCK - 1) / BLOCK; }
 
-// The four bytes of nibbles of `word`, low or high.
+// The low or the high nibbles of the four bytes of `word`.
 __device__ __forceinline__ unsigned low_nibbles(unsigned word) { return word & 0x0f0f0f0fu; }
 __device__ __forceinline__ unsigned high_nibbles(unsigned word) { return word >> 4 & 0x0f0f0f0fu; }
 
-// Products of 16 bytes each.
+// Dot product of 16 signed bytes.
 __device__ __forceinline__ int dot16(uint4 a, uint4 b, int sum) {
   sum = dot4(a.x, b.x, sum);
   sum = dot4(a.y, b.y, sum);
@@ -29,19 +29,19 @@ __device__ __forceinline__ int dot16(uint4 a, uint4 b, int sum) {
   return dot4(a.w, b.w, sum);
 }
 
-// Products of the nibbles of a block with a block of bytes.
+// Dot product of a block of nibbles with a block of int8.
 __device__ __forceinline__ int dot_nibbles(uint4 quants, uint4 low, uint4 high) {
   const uint4 first = {low_nibbles(quants.x), low_nibbles(quants.y), low_nibbles(quants.z), low_nibbles(quants.w)};
   const uint4 second = {high_nibbles(quants.x), high_nibbles(quants.y), high_nibbles(quants.z), high_nibbles(quants.w)};
   return dot16(second, high, dot16(first, low, 0));
 }
 
-// Loads that a lane has on their way at once.
-constexpr int IN_FLIGHT = 4;
+// 16-byte loads that a lane issues before it uses the first.
+constexpr int LOADS_IN_FLIGHT = 4;
 
-// The product of a row with numbers that are not rounded, weight by weight: exact, and slower.
+// Dot product of a row with the float input, one weight at a time: slower, but without quantising the input.
 template <class Format>
-__device__ __forceinline__ float dot_exactly(const Matrix& matrix, int row, const Input& x) {
+__device__ __forceinline__ float dot_f32(const Matrix& matrix, int row, const Input& x) {
   float sum = 0.0f;
 #pragma unroll 1
   for (int column = lane_index(); column < matrix.columns; column += WARP)
@@ -49,62 +49,62 @@ __device__ __forceinline__ float dot_exactly(const Matrix& matrix, int row, cons
   return warp_sum(sum);
 }
 
-// Plain numbers: `Number::at` reads one, `Number::unpack` the numbers of 16 bytes.
-template <class Number>
+// Float formats: `Element::at` reads one element, `Element::unpack` the elements of 16 bytes.
+template <class Element>
 struct Plain {
   static constexpr bool QUANTISED = false;
-  // Weights that 16 bytes hold.
-  static constexpr int WIDTH = Number::WIDTH;
+  // Weights per 16 bytes.
+  static constexpr int WIDTH = Element::WIDTH;
 
   __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool) {
     const int lane = lane_index(), columns = matrix.columns;
     const size_t start = size_t(row) * columns;
     float sum = 0.0f;
-    if (columns % WIDTH != 0) return dot_exactly<Plain>(matrix, row, x);  // rows begin anywhere
-    const uint4* place = static_cast<const uint4*>(matrix.quants) + start / WIDTH;
+    if (columns % WIDTH != 0) return dot_f32<Plain>(matrix, row, x);  // rows are not 16-byte aligned
+    const uint4* loads = static_cast<const uint4*>(matrix.quants) + start / WIDTH;
     const int units = columns / WIDTH;
-    for (int first = lane; first < units; first += IN_FLIGHT * WARP) {
-      uint4 loaded[IN_FLIGHT];
+    for (int first = lane; first < units; first += LOADS_IN_FLIGHT * WARP) {
+      uint4 loaded[LOADS_IN_FLIGHT];
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
         const int unit = first + index * WARP;
-        if (unit < units) loaded[index] = load_once(place + unit);
+        if (unit < units) loaded[index] = load_once(loads + unit);
       }
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
         const int unit = first + index * WARP;
         if (unit >= units) break;
         float weights[WIDTH];
-        Number::unpack(loaded[index], weights);
-        const float4* numbers = reinterpret_cast<const float4*>(x.values + unit * WIDTH);
+        Element::unpack(loaded[index], weights);
+        const float4* inputs = reinterpret_cast<const float4*>(x.values + unit * WIDTH);
 #pragma unroll
         for (int four = 0; four < WIDTH / 4; four++) {
-          const float4 by = numbers[four];
-          sum = fmaf(weights[4 * four], by.x, sum);
-          sum = fmaf(weights[4 * four + 1], by.y, sum);
-          sum = fmaf(weights[4 * four + 2], by.z, sum);
-          sum = fmaf(weights[4 * four + 3], by.w, sum);
+          const float4 input = inputs[four];
+          sum = fmaf(weights[4 * four], input.x, sum);
+          sum = fmaf(weights[4 * four + 1], input.y, sum);
+          sum = fmaf(weights[4 * four + 2], input.z, sum);
+          sum = fmaf(weights[4 * four + 3], input.w, sum);
         }
       }
     }
     return warp_sum(sum);
   }
 
-  // The WIDTH weights of `row` from `column` on, a multiple of WIDTH; zeros past the end.
+  // WIDTH weights of `row` from `column`, a multiple of WIDTH; zeros past the end.
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
     const size_t start = size_t(row) * matrix.columns + column;
     if (matrix.columns % WIDTH == 0) {
-      Number::unpack(load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH), out);
+      Element::unpack(load_once(static_cast<const uint4*>(matrix.quants) + start / WIDTH), out);
       return;
     }
 #pragma unroll
     for (int index = 0; index < WIDTH; index++) {
-      out[index] = column + index < matrix.columns ? Number::at(matrix.quants, start + index) : 0.0f;
+      out[index] = column + index < matrix.columns ? Element::at(matrix.quants, start + index) : 0.0f;
     }
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
-    return Number::at(matrix.quants, size_t(row) * matrix.columns + column);
+    return Element::at(matrix.quants, size_t(row) * matrix.columns + column);
   }
 };
 
@@ -124,14 +124,14 @@ struct F32 {
 struct F16 {
   static constexpr int WIDTH = 8;
   __device__ static __forceinline__ float at(const void* numbers, size_t index) {
-    return half_to_float(static_cast<const uint16_t*>(numbers)[index]);
+    return f16_to_float(static_cast<const uint16_t*>(numbers)[index]);
   }
   __device__ static __forceinline__ void unpack(uint4 bits, float (&out)[WIDTH]) {
     const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
     for (int word = 0; word < 4; word++) {
-      out[2 * word] = half_to_float(uint16_t(words[word]));
-      out[2 * word + 1] = half_to_float(uint16_t(words[word] >> 16));
+      out[2 * word] = f16_to_float(uint16_t(words[word]));
+      out[2 * word + 1] = f16_to_float(uint16_t(words[word] >> 16));
     }
   }
 };
@@ -139,49 +139,49 @@ struct F16 {
 struct Bf16 {
   static constexpr int WIDTH = 8;
   __device__ static __forceinline__ float at(const void* numbers, size_t index) {
-    return brain_to_float(static_cast<const uint16_t*>(numbers)[index]);
+    return bf16_to_float(static_cast<const uint16_t*>(numbers)[index]);
   }
   __device__ static __forceinline__ void unpack(uint4 bits, float (&out)[WIDTH]) {
     const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
     for (int word = 0; word < 4; word++) {
-      out[2 * word] = brain_to_float(words[word] & 0xffffu);
-      out[2 * word + 1] = brain_to_float(words[word] >> 16);
+      out[2 * word] = bf16_to_float(words[word] & 0xffffu);
+      out[2 * word + 1] = bf16_to_float(words[word] >> 16);
     }
   }
 };
 
-// Bytes with an f16 scale for every 32.
+// int8 weights with an f16 scale per block.
 struct Q8_0 {
   static constexpr bool QUANTISED = true;
   static constexpr int WIDTH = 16;
 
   __device__ static __forceinline__ float scale_of(const Matrix& matrix, size_t block) {
-    return half_to_float(static_cast<const uint16_t*>(matrix.scales)[block]);
+    return f16_to_float(static_cast<const uint16_t*>(matrix.scales)[block]);
   }
 
-  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool rounded) {
-    if (!rounded) return dot_exactly<Q8_0>(matrix, row, x);
-    const int blocks = blocks_of(matrix.columns), halves = 2 * blocks;
+  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool int8) {
+    if (!int8) return dot_f32<Q8_0>(matrix, row, x);
+    const int blocks = blocks_of(matrix.columns), half_blocks = 2 * blocks;
     const size_t start = size_t(row) * blocks;
-    const uint4* place = static_cast<const uint4*>(matrix.quants) + 2 * start;
+    const uint4* loads = static_cast<const uint4*>(matrix.quants) + 2 * start;
     float sum = 0.0f;
-    for (int first = lane_index(); first < halves; first += IN_FLIGHT * WARP) {
-      uint4 loaded[IN_FLIGHT];
-      float scales[IN_FLIGHT];
+    for (int first = lane_index(); first < half_blocks; first += LOADS_IN_FLIGHT * WARP) {
+      uint4 loaded[LOADS_IN_FLIGHT];
+      float scales[LOADS_IN_FLIGHT];
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
-        const int half = first + index * WARP;
-        if (half >= halves) continue;
-        loaded[index] = load_once(place + half);
-        scales[index] = scale_of(matrix, start + half / 2);
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
+        const int half_block = first + index * WARP;
+        if (half_block >= half_blocks) continue;
+        loaded[index] = load_once(loads + half_block);
+        scales[index] = scale_of(matrix, start + half_block / 2);
       }
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
-        const int half = first + index * WARP;
-        if (half >= halves) break;
-        const int product = dot16(loaded[index], (half % 2 ? x.high : x.low)[half / 2], 0);
-        sum = fmaf(float(product), scales[index] * x.scales[half / 2], sum);
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
+        const int half_block = first + index * WARP;
+        if (half_block >= half_blocks) break;
+        const int product = dot16(loaded[index], (half_block % 2 ? x.high : x.low)[half_block / 2], 0);
+        sum = fmaf(float(product), scales[index] * x.scales[half_block / 2], sum);
       }
     }
     return warp_sum(sum);
@@ -195,9 +195,9 @@ struct Q8_0 {
   }
 
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
-    const size_t half = size_t(row) * 2 * blocks_of(matrix.columns) + column / WIDTH;
-    const uint4 bits = load_once(static_cast<const uint4*>(matrix.quants) + half);
-    unpack(bits, scale_of(matrix, half / 2), out);
+    const size_t half_block = size_t(row) * 2 * blocks_of(matrix.columns) + column / WIDTH;
+    const uint4 bits = load_once(static_cast<const uint4*>(matrix.quants) + half_block);
+    unpack(bits, scale_of(matrix, half_block / 2), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
@@ -207,43 +207,43 @@ struct Q8_0 {
   }
 };
 
-// Nibbles in blocks of 32: byte j has column j below and column j + 16 above. `Scales::of` reads what makes
-// weights of a block's nibbles: `number * scale - minimum`.
+// Nibbles in blocks of 32: byte j holds column j in its low and column j + 16 in its high nibble. A weight is
+// `(nibble - BIAS) * scale - minimum`; `Scales::of` reads scale and minimum of a block.
 template <class Scales>
 struct Nibbles {
   static constexpr bool QUANTISED = true;
   static constexpr int WIDTH = 32;
 
-  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool rounded) {
-    if (!rounded) return dot_exactly<Nibbles>(matrix, row, x);
+  __device__ static __forceinline__ float dot(const Matrix& matrix, int row, const Input& x, bool int8) {
+    if (!int8) return dot_f32<Nibbles>(matrix, row, x);
     const int blocks = blocks_of(matrix.columns);
-    const uint4* place = static_cast<const uint4*>(matrix.quants) + size_t(row) * blocks;
+    const uint4* loads = static_cast<const uint4*>(matrix.quants) + size_t(row) * blocks;
     float sum = 0.0f;
-    for (int first = lane_index(); first < blocks; first += IN_FLIGHT * WARP) {
-      uint4 loaded[IN_FLIGHT];
-      float2 scales[IN_FLIGHT];
+    for (int first = lane_index(); first < blocks; first += LOADS_IN_FLIGHT * WARP) {
+      uint4 loaded[LOADS_IN_FLIGHT];
+      float2 scales[LOADS_IN_FLIGHT];
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
         const int block = first + index * WARP;
         if (block >= blocks) continue;
-        loaded[index] = load_once(place + block);
+        loaded[index] = load_once(loads + block);
         scales[index] = Scales::of(matrix, row, block);
       }
 #pragma unroll
-      for (int index = 0; index < IN_FLIGHT; index++) {
+      for (int index = 0; index < LOADS_IN_FLIGHT; index++) {
         const int block = first + index * WARP;
         if (block >= blocks) break;
         const float2 scale = scales[index];
         const int product = dot_nibbles(loaded[index], x.low[block], x.high[block]) - Scales::BIAS * x.sums[block];
-        const float less = Scales::HAS_MINIMA ? scale.y * float(x.sums[block]) : 0.0f;
-        sum = fmaf(fmaf(float(product), scale.x, -less), x.scales[block], sum);
+        const float minima = Scales::HAS_MINIMA ? scale.y * float(x.sums[block]) : 0.0f;
+        sum = fmaf(fmaf(float(product), scale.x, -minima), x.scales[block], sum);
       }
     }
     return warp_sum(sum);
   }
 
-  __device__ static __forceinline__ float one(unsigned number, float2 scale) {
-    return fmaf(float(int(number) - Scales::BIAS), scale.x, Scales::HAS_MINIMA ? -scale.y : 0.0f);
+  __device__ static __forceinline__ float dequantise(unsigned nibble, float2 scale) {
+    return fmaf(float(int(nibble) - Scales::BIAS), scale.x, Scales::HAS_MINIMA ? -scale.y : 0.0f);
   }
 
   __device__ static __forceinline__ void unpack(uint4 bits, float2 scale, float (&out)[WIDTH]) {
@@ -251,37 +251,37 @@ struct Nibbles {
 #pragma unroll
     for (int column = 0; column < BLOCK / 2; column++) {
       const unsigned byte = words[column / 4] >> column % 4 * 8;
-      out[column] = one(byte & 15, scale);
-      out[column + BLOCK / 2] = one(byte >> 4 & 15, scale);
+      out[column] = dequantise(byte & 15, scale);
+      out[column + BLOCK / 2] = dequantise(byte >> 4 & 15, scale);
     }
   }
 
   __device__ static __forceinline__ void weights(const Matrix& matrix, int row, int column, float (&out)[WIDTH]) {
     const int block = column / BLOCK;
-    const size_t place = size_t(row) * blocks_of(matrix.columns) + block;
-    unpack(load_once(static_cast<const uint4*>(matrix.quants) + place), Scales::of(matrix, row, block), out);
+    const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
+    unpack(load_once(static_cast<const uint4*>(matrix.quants) + index), Scales::of(matrix, row, block), out);
   }
 
   __device__ static __forceinline__ float weight(const Matrix& matrix, int row, int column) {
     const int block = column / BLOCK, within = column % BLOCK;
-    const size_t place = size_t(row) * blocks_of(matrix.columns) + block;
-    const unsigned byte = static_cast<const uint8_t*>(matrix.quants)[place * (BLOCK / 2) + within % (BLOCK / 2)];
-    return one(within < BLOCK / 2 ? byte & 15 : byte >> 4, Scales::of(matrix, row, block));
+    const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
+    const unsigned byte = static_cast<const uint8_t*>(matrix.quants)[index * (BLOCK / 2) + within % (BLOCK / 2)];
+    return dequantise(within < BLOCK / 2 ? byte & 15 : byte >> 4, Scales::of(matrix, row, block));
   }
 };
 
-// An f16 scale a block; numbers are biased by 8.
-struct SimpleScales {
+// One f16 scale per block; nibbles are biased by 8.
+struct Q4_0Scales {
   static constexpr int BIAS = 8;
   static constexpr bool HAS_MINIMA = false;
   __device__ static __forceinline__ float2 of(const Matrix& matrix, int row, int block) {
-    const size_t place = size_t(row) * blocks_of(matrix.columns) + block;
-    return {half_to_float(static_cast<const uint16_t*>(matrix.scales)[place]), 0.0f};
+    const size_t index = size_t(row) * blocks_of(matrix.columns) + block;
+    return {f16_to_float(static_cast<const uint16_t*>(matrix.scales)[index]), 0.0f};
   }
 };
 
-// A scale and a minimum of 6 bits a block, multiples of two f16 that eight blocks share.
-struct SharedScales {
+// A 6-bit scale and a 6-bit minimum per block, multiplied by the super-block's d and dmin.
+struct Q4KScales {
   static constexpr int BIAS = 0;
   static constexpr bool HAS_MINIMA = true;
   __device__ static __forceinline__ float2 of(const Matrix& matrix, int row, int block) {
@@ -289,15 +289,15 @@ struct SharedScales {
     const unsigned both =
         static_cast<const unsigned*>(matrix.scales)[size_t(row) * supers + block / SUPER_BLOCK];
     const unsigned factors = static_cast<const uint16_t*>(matrix.factors)[size_t(row) * blocks + block];
-    return {half_to_float(uint16_t(both)) * float(factors & 0xff),
-            half_to_float(uint16_t(both >> 16)) * float(factors >> 8)};
+    return {f16_to_float(uint16_t(both)) * float(factors & 0xff),
+            f16_to_float(uint16_t(both >> 16)) * float(factors >> 8)};
   }
 };
 
-using Q4_0 = Nibbles<SimpleScales>;
-using Q4K = Nibbles<SharedScales>;
+using Q4_0 = Nibbles<Q4_0Scales>;
+using Q4K = Nibbles<Q4KScales>;
 
-// Names a kernel once for every format.
+// Instantiates a kernel for every format.
 #define FOR_ALL_FORMATS(define) \
   define(f32, Plain<F32>)       \
   define(f16, Plain<F16>)       \

@@ -1,27 +1,27 @@
-// What an FFN makes of the products of a neuron: its activation, whether it is computed further, and what its
-// row of down is multiplied by.
+// Per-neuron part of an FFN: the activation function, the filter of neurons to skip, and the coefficient of the
+// neuron's row of down.
 #pragma once
 #include "platform.cuh"
 
 enum Activation { RELU, SQUARED_RELU, FAT_RELU, SILU, GELU_ERF, GELU_TANH };
 enum FfnKind { UNGATED, GATED, DOUBLY_GATED };
-// What decides, once a neuron's activation or its product is known, whether it is computed further.
-enum Rule { EVERY_NEURON, NOT_ZERO, BY_GATE, BY_WEIGHTED_GATE, BY_CONTRIBUTION };
+// The condition under which a neuron is computed, tested on act(gate) or, for CONTRIBUTION_THRESHOLD, on h.
+enum Filter { ALL_NEURONS, NONZERO_GATE, GATE_THRESHOLD, SCALED_GATE_THRESHOLD, CONTRIBUTION_THRESHOLD };
 
 struct Neurons {
   int kind;
   int activation;
-  // From which a fat relu passes.
+  // Lowest input that FATReLU passes.
   float fat_threshold;
-  int rule;
+  int filter;
   float threshold;
-  // One a neuron, of those that the rule needs.
+  // [neurons] each; null where the filter does not use it.
   const float* gate_scale;
   const float* contribution_scale;
   const float* centre;
 };
 
-// One copy for all kernels: it is called once a neuron, and larger than what calls it.
+// Not inlined: called once per neuron, and larger than its callers.
 __device__ __noinline__ float activated(int activation, float fat_threshold, float x) {
   switch (activation) {
     case RELU:
@@ -43,23 +43,23 @@ __device__ __forceinline__ float activate(const Neurons& a, float x) {
   return activated(a.activation, a.fat_threshold, x);
 }
 
-// Whether a neuron that has this activation is computed further.
+// Whether the filter keeps a neuron with this act(gate).
 __device__ __forceinline__ bool passes_gate(const Neurons& a, int neuron, float activation) {
-  switch (a.rule) {
-    case NOT_ZERO:
+  switch (a.filter) {
+    case NONZERO_GATE:
       return activation != 0.0f;
-    case BY_GATE:
+    case GATE_THRESHOLD:
       return fabsf(activation) >= a.threshold;
-    case BY_WEIGHTED_GATE:
+    case SCALED_GATE_THRESHOLD:
       return fabsf(activation) * a.gate_scale[neuron] >= a.threshold;
     default:
       return true;
   }
 }
 
-// What a neuron's row of down is multiplied by, once its product is known.
+// Coefficient of the neuron's row of down: h, or 0 (after centring) where its contribution is below the threshold.
 __device__ __forceinline__ float coefficient(const Neurons& a, int neuron, float product) {
-  if (a.rule != BY_CONTRIBUTION) return product;
+  if (a.filter != CONTRIBUTION_THRESHOLD) return product;
   const float centred = a.centre ? product - a.centre[neuron] : product;
   return fabsf(centred) * a.contribution_scale[neuron] >= a.threshold ? centred : 0.0f;
 }

@@ -1,9 +1,9 @@
-// What kernels need of the machine, and nothing else here is written in its own language: instructions
-// that C++ has no words for, each beside what it means.
+// The only file with inline PTX: every instruction that C++ cannot express, next to its definition for the
+// emulator.
 #pragma once
 
 #ifndef CUDA_EMULATOR
-// Takes one argument, a structure, which the processor passes by a pointer.
+// Defines a kernel with one argument, a structure in constant parameter space.
 #define KERNEL(threads, name, Arguments) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments a)
 typedef unsigned char uint8_t;
@@ -12,15 +12,15 @@ typedef unsigned short uint16_t;
 typedef unsigned long long uint64_t;
 #endif
 
-// Numbers of a block, which share a scale.
+// Quantised weights per block; a block shares one scale.
 constexpr int BLOCK = 32;
-// Blocks that share two more in q4_k.
+// Blocks per q4_k super-block, which shares the f16 scales d and dmin.
 constexpr int SUPER_BLOCK = 8;
-// Threads of a warp.
+// Threads per warp.
 constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// The memory that threads of a block share, as much as the launch asks for.
+// The thread block's dynamic shared memory, sized by the launch.
 __device__ __forceinline__ char* shared_memory() {
 #ifdef CUDA_EMULATOR
   return emulator::block->shared;
@@ -30,8 +30,8 @@ __device__ __forceinline__ char* shared_memory() {
 #endif
 }
 
-// A half-precision number.
-__device__ __forceinline__ float half_to_float(uint16_t bits) {
+// Converts f16 bits to float.
+__device__ __forceinline__ float f16_to_float(uint16_t bits) {
 #ifdef CUDA_EMULATOR
   _Float16 value;
   std::memcpy(&value, &bits, sizeof value);
@@ -43,12 +43,12 @@ __device__ __forceinline__ float half_to_float(uint16_t bits) {
 #endif
 }
 
-// The nearest half-precision number, ties to even.
-__device__ __forceinline__ uint16_t float_to_half(float value) {
+// Rounds to the nearest f16, ties to even.
+__device__ __forceinline__ uint16_t float_to_f16(float value) {
 #ifdef CUDA_EMULATOR
-  const _Float16 half = _Float16(value);
+  const _Float16 rounded = _Float16(value);
   uint16_t bits;
-  std::memcpy(&bits, &half, sizeof bits);
+  std::memcpy(&bits, &rounded, sizeof bits);
   return bits;
 #else
   uint16_t bits;
@@ -57,29 +57,29 @@ __device__ __forceinline__ uint16_t float_to_half(float value) {
 #endif
 }
 
-// A bfloat16 number: the upper half of a float.
-__device__ __forceinline__ float brain_to_float(unsigned bits) { return __uint_as_float(bits << 16); }
+// Converts bf16 bits, the upper 16 bits of a float.
+__device__ __forceinline__ float bf16_to_float(unsigned bits) { return __uint_as_float(bits << 16); }
 
-// The nearest bfloat16 number, ties to even; for numbers, not for NaN.
-__device__ __forceinline__ float round_to_brain(float value) {
+// Rounds to the nearest bf16, ties to even. The value must not be NaN.
+__device__ __forceinline__ float round_to_bf16(float value) {
   const unsigned bits = __float_as_uint(value);
   return __uint_as_float((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-// Reads 16 bytes that nobody writes and that are read once: past the first-level cache.
-__device__ __forceinline__ uint4 load_once(const uint4* place) {
+// Loads 16 read-only bytes that are used once, without allocating in L1.
+__device__ __forceinline__ uint4 load_once(const uint4* address) {
 #ifdef CUDA_EMULATOR
-  return *place;
+  return *address;
 #else
   uint4 value;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-      : "l"(place));
+      : "l"(address));
   return value;
 #endif
 }
 
-// c plus the products of four signed bytes each.
+// Dot product of four signed bytes, plus c.
 __device__ __forceinline__ int dot4(unsigned a, unsigned b, int c) {
 #ifdef CUDA_EMULATOR
   for (int byte = 0; byte < 4; byte++) c += int(int8_t(a >> 8 * byte)) * int(int8_t(b >> 8 * byte));
@@ -91,13 +91,14 @@ __device__ __forceinline__ int dot4(unsigned a, unsigned b, int c) {
 #endif
 }
 
-// Adds the product of a tile of halves, 16 rows of 16 columns, with another, 16 rows of 8 columns, to one of
-// floats, on the tensor cores; a warp together. Lane 4 i + j has of the first tile the columns 2 j and 2 j + 1 of row i,
-// the same of row i + 8, and both once more 8 columns further on; of the second rows 2 j and 2 j + 1 of column i, and 8 rows
-// further on; of the sums columns 2 j and 2 j + 1 of rows i and i + 8.
-__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+// Tensor core multiply-accumulate of one warp: sums[16, 8] += a[16, 16] * b[16, 8], a and b in f16. Fragments of
+// lane 4 i + j, two f16 per register:
+//   a[0], a[1]: columns 2 j, 2 j + 1 of rows i and i + 8; a[2], a[3]: the same rows, 8 columns further;
+//   b[0], b[1]: rows 2 j, 2 j + 1 of column i, and 8 rows further;
+//   sums: columns 2 j, 2 j + 1 of rows i and i + 8.
+__device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef CUDA_EMULATOR
-  emulator::multiply_tiles(sums, a, b, __LINE__);
+  emulator::mma_m16n8k16(sums, a, b, __LINE__);
 #else
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
@@ -105,24 +106,24 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[4], const unsigned 
 #endif
 }
 
-// Copies 16 bytes into shared memory while the thread goes on.
+// Starts an asynchronous copy of 16 bytes to shared memory.
 __device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
 #ifdef CUDA_EMULATOR
   std::memcpy(to, from, 16);
 #else
-  const unsigned place = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 #endif
 }
 
-// Waits for all copies that this thread has asked for.
+// Waits for this thread's asynchronous copies.
 __device__ __forceinline__ void wait_for_copies() {
 #ifndef CUDA_EMULATOR
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-// Says to the processor beside, in memory that both see, that all before has been written.
+// Store-release in mapped host memory: the host's acquire of `flag` sees every write before this one.
 __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) {
 #ifdef CUDA_EMULATOR
   __atomic_store_n(flag, value, __ATOMIC_RELEASE);
@@ -131,7 +132,7 @@ __device__ __forceinline__ void release_to_host(unsigned* flag, unsigned value) 
 #endif
 }
 
-// Reads what the other side has released.
+// Load-acquire of a flag that the host stores with release.
 __device__ __forceinline__ unsigned acquire_from_host(const unsigned* flag) {
 #ifdef CUDA_EMULATOR
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
@@ -142,29 +143,29 @@ __device__ __forceinline__ unsigned acquire_from_host(const unsigned* flag) {
 #endif
 }
 
-// Reads a float that the processor beside has just written: not from a cache of ours.
-__device__ __forceinline__ float load_from_host(const float* place) {
+// Loads a float from mapped host memory at system scope, not from a cache of this device.
+__device__ __forceinline__ float load_sys_scope(const float* address) {
 #ifdef CUDA_EMULATOR
-  return *place;
+  return *address;
 #else
   float value;
-  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(value) : "l"(place) : "memory");
+  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
   return value;
 #endif
 }
 
-// Reads what other blocks have written, not from this processor's cache.
-__device__ __forceinline__ float load_from_blocks(const float* place) {
+// Loads a float that another thread block wrote, at GPU scope, not from this multiprocessor's L1.
+__device__ __forceinline__ float load_gpu_scope(const float* address) {
 #ifdef CUDA_EMULATOR
-  return *place;
+  return *address;
 #else
   float value;
-  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(place) : "memory");
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
   return value;
 #endif
 }
 
-// Nanoseconds of a clock that all blocks share.
+// Global timer in nanoseconds, the same for all thread blocks.
 __device__ __forceinline__ uint64_t nanoseconds() {
 #ifdef CUDA_EMULATOR
   timespec time;

@@ -1,45 +1,47 @@
-// Rows times a normed vector: query, key and value at once, what attention puts out, a predictor's
-// hidden layer, the head.
+// GEMV with a fused norm: Q, K and V in one launch, the attention output, a predictor's hidden layer, the LM head.
+// `norm_in_place` and `arg_max` are the remaining operations on vectors.
 #include "matrix.cuh"
 
-// A matrix, and where its products go.
+// One of up to three matrices that share the input.
 struct Segment {
   Matrix matrix;
-  // One number a row; null for none.
+  // [rows]; null for none.
   const float* bias;
+  // [tokens, rows].
   float* out;
 };
 
 struct Projection {
-  // [tokens, columns]; a token is a row of the grid.
+  // [tokens, columns].
   const float* x;
   Norm norm;
   Segment segments[3];
   int segment_count;
-  // Whether quantised rows are multiplied with bytes.
-  int rounded;
-  // Whether products are added to what is there.
-  int add;
+  // Whether quantised rows are multiplied with the int8 input.
+  int int8;
+  // out += instead of out =.
+  int accumulate;
 };
 
+// Grid: (any, tokens), blocks of 256; a warp computes one row at a time.
 template <class Format>
 __device__ __forceinline__ void project(const Projection& a) {
   SharedMemory shared;
   const int columns = a.segments[0].matrix.columns, token = blockIdx.y;
-  const bool rounded = Format::QUANTISED && a.rounded;
-  const Input x = load_input(shared, a.x + size_t(token) * columns, columns, a.norm, rounded);
+  const bool int8 = Format::QUANTISED && a.int8;
+  const Input x = load_input(shared, a.x + size_t(token) * columns, columns, a.norm, int8);
   int rows = 0;
   for (int index = 0; index < a.segment_count; index++) rows += a.segments[index].matrix.rows;
   const int step = gridDim.x * warp_count();
   for (int row = blockIdx.x * warp_count() + warp_index(); row < rows; row += step) {
-    int index = 0, of_segment = row;
-    while (of_segment >= a.segments[index].matrix.rows) of_segment -= a.segments[index++].matrix.rows;
+    int index = 0, segment_row = row;
+    while (segment_row >= a.segments[index].matrix.rows) segment_row -= a.segments[index++].matrix.rows;
     const Segment& segment = a.segments[index];
-    float product = Format::dot(segment.matrix, of_segment, x, rounded);
+    float product = Format::dot(segment.matrix, segment_row, x, int8);
     if (lane_index() != 0) continue;
-    if (segment.bias) product += segment.bias[of_segment];
-    float* out = segment.out + size_t(token) * segment.matrix.rows + of_segment;
-    *out = a.add ? *out + product : product;
+    if (segment.bias) product += segment.bias[segment_row];
+    float* out = segment.out + size_t(token) * segment.matrix.rows + segment_row;
+    *out = a.accumulate ? *out + product : product;
   }
 }
 
@@ -48,12 +50,13 @@ __device__ __forceinline__ void project(const Projection& a) {
 FOR_ALL_FORMATS(PROJECT)
 
 struct NormInPlace {
-  // [tokens, columns]; a token is a block.
+  // [tokens, columns].
   float* x;
   int columns;
   Norm norm;
 };
 
+// Grid: one block of 256 per token.
 KERNEL(256, norm_in_place, NormInPlace) {
   SharedMemory shared;
   float* x = a.x + size_t(blockIdx.x) * a.columns;
@@ -64,56 +67,57 @@ KERNEL(256, norm_in_place, NormInPlace) {
 struct ArgMax {
   const float* x;
   int count;
-  // A place a block each.
+  // [blocks]: maximum of each block, and its index.
   float* largest;
-  int* places;
+  int* indices;
   unsigned* counter;
   int* out;
 };
 
-// Whether the first is to be preferred: larger, or as large and earlier. What is no number comes last.
-__device__ __forceinline__ bool is_better(float x, int place, float other, int other_place) {
-  return x > other || (x == other && place < other_place);
+// Whether (x, index) comes before (other, other_index): larger, or equal and earlier. NaN never does.
+__device__ __forceinline__ bool is_better(float x, int index, float other, int other_index) {
+  return x > other || (x == other && index < other_index);
 }
 
-// The place of the largest number, the first of equal ones.
+// Index of the largest element, the first of equal ones. Grid: up to 32 blocks of 256; the last block reduces the
+// blocks' results.
 KERNEL(256, arg_max, ArgMax) {
   SharedMemory shared;
-  float* values = shared.take<float>(blockDim.x);
-  int* places = shared.take<int>(blockDim.x);
-  unsigned* scratch = shared.take<unsigned>(1);
+  float* values = shared.allocate<float>(blockDim.x);
+  int* indices = shared.allocate<int>(blockDim.x);
+  unsigned* scratch = shared.allocate<unsigned>(1);
   const float least = __uint_as_float(0xff800000u);
   float best = least;
-  int place = a.count;
+  int best_index = a.count;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += gridDim.x * blockDim.x) {
     const float x = a.x[i];
-    if (is_better(x, i, best, place)) best = x, place = i;
+    if (is_better(x, i, best, best_index)) best = x, best_index = i;
   }
   for (int stage = 0; stage < 2; stage++) {
     values[threadIdx.x] = best;
-    places[threadIdx.x] = place;
+    indices[threadIdx.x] = best_index;
     __syncthreads();
-    for (int half = blockDim.x / 2; half > 0; half /= 2) {
-      const int other = threadIdx.x + half;
-      if (threadIdx.x < half && is_better(values[other], places[other], values[threadIdx.x], places[threadIdx.x])) {
+    for (int stride = blockDim.x / 2; stride > 0; stride /= 2) {
+      const int other = threadIdx.x + stride;
+      if (threadIdx.x < stride && is_better(values[other], indices[other], values[threadIdx.x], indices[threadIdx.x])) {
         values[threadIdx.x] = values[other];
-        places[threadIdx.x] = places[other];
+        indices[threadIdx.x] = indices[other];
       }
       __syncthreads();
     }
     if (stage == 1) break;
     if (threadIdx.x == 0) {
       a.largest[blockIdx.x] = values[0];
-      a.places[blockIdx.x] = places[0];
+      a.indices[blockIdx.x] = indices[0];
     }
     if (!is_last_block(a.counter, gridDim.x, scratch)) return;
     best = least;
-    place = a.count;
+    best_index = a.count;
     for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
-      const float x = load_from_blocks(a.largest + i);
-      const int of_block = __float_as_uint(load_from_blocks(reinterpret_cast<const float*>(a.places) + i));
-      if (is_better(x, of_block, best, place)) best = x, place = of_block;
+      const float x = load_gpu_scope(a.largest + i);
+      const int block_index = __float_as_uint(load_gpu_scope(reinterpret_cast<const float*>(a.indices) + i));
+      if (is_better(x, block_index, best, best_index)) best = x, best_index = block_index;
     }
   }
-  if (threadIdx.x == 0) *a.out = places[0] < a.count ? places[0] : 0;
+  if (threadIdx.x == 0) *a.out = indices[0] < a.count ? indices[0] : 0;
 }

@@ -1,39 +1,40 @@
-// Many tokens at once: what is multiplied is halved once, each token over a power of two of its own, and tiles
-// of weights, unpacked to halves in shared memory, are multiplied with tiles of tokens on the tensor cores.
+// Prefill: GEMM over many tokens on the tensor cores. Inputs are converted to f16 once, each token divided by a power
+// of two of its own; weight tiles are dequantised to f16 in shared memory. With two terms, a value is the sum of an f16
+// and the f16 of its residual, and three products approximate f32 precision.
 #include "matrix.cuh"
 #include "neurons.cuh"
 
-// Rows, tokens and columns of a tile.
+// Weight rows, tokens and columns of a tile.
 constexpr int TILE_ROWS = 32;
 constexpr int TILE_TOKENS = 64;
 constexpr int TILE_COLUMNS = 64;
-// F16Buffer from one row of a tile to the next: no two of those that a warp reads together share a bank.
+// Row stride of a tile in f16, padded against shared memory bank conflicts.
 constexpr int PITCH = TILE_COLUMNS + 8;
-// F16Buffer of 16 bytes.
-constexpr int PIECE = 8;
-// Rows and columns that tensor cores take at once, and tokens.
-constexpr int CORE_ROWS = 16;
-constexpr int CORE_TOKENS = 8;
-// Warps that share a tile's rows, and those that share its tokens.
-constexpr int ROW_WARPS = TILE_ROWS / CORE_ROWS;
+// f16 per asynchronous copy of 16 bytes.
+constexpr int COPY_ELEMENTS = 8;
+// Rows and tokens of one mma instruction.
+constexpr int MMA_ROWS = 16;
+constexpr int MMA_TOKENS = 8;
+// Warps along the rows and along the tokens of a tile.
+constexpr int ROW_WARPS = TILE_ROWS / MMA_ROWS;
 constexpr int TOKEN_WARPS = 2;
 constexpr int GEMM_THREADS = ROW_WARPS * TOKEN_WARPS * WARP;
 constexpr int WARP_TOKENS = TILE_TOKENS / TOKEN_WARPS;
 
-// The numbers of some tokens as halves.
+// Vectors of several tokens in f16.
 struct F16Buffer {
-  // [parts, tokens, padded]: numbers over their token's scale, zeros behind them up to whole tiles; where there
-  // is a second part, what the first leaves.
-  uint16_t* numbers;
-  // One a token.
+  // [terms, tokens, stride]: values divided by their token's scale, zero-padded to whole tiles; the second term holds
+  // the residuals of the first.
+  uint16_t* values;
+  // [tokens].
   float* scales;
   int tokens;
-  int padded;
-  int parts;
+  int stride;
+  int terms;
 };
 
-// What a token's numbers are divided by, the largest of which has these bits: a power of two that brings it near
-// the end of what a half can be. What is not finite shows.
+// Scale of a token whose largest magnitude has these bits: the power of two that brings it near the end of the f16
+// range; NaN if it is not finite.
 __device__ __forceinline__ float scale_of(unsigned largest, float& inverse) {
   inverse = 0.0f;
   if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
@@ -42,17 +43,17 @@ __device__ __forceinline__ float scale_of(unsigned largest, float& inverse) {
   return __uint_as_float(unsigned(exponent - 14) << 23);
 }
 
-// Writes number `column` of a token over its scale.
-__device__ __forceinline__ void write_half(const F16Buffer& to, int token, int column, float value) {
-  const size_t place = size_t(token) * to.padded + column;
-  const uint16_t half = float_to_half(value);
-  to.numbers[place] = half;
-  if (to.parts > 1) to.numbers[size_t(to.tokens) * to.padded + place] = float_to_half(value - half_to_float(half));
+// Stores an already scaled value of a token, and its residual if there are two terms.
+__device__ __forceinline__ void write_f16(const F16Buffer& to, int token, int column, float value) {
+  const size_t index = size_t(token) * to.stride + column;
+  const uint16_t high = float_to_f16(value);
+  to.values[index] = high;
+  if (to.terms > 1) to.values[size_t(to.tokens) * to.stride + index] = float_to_f16(value - f16_to_float(high));
 }
 
-// The largest of the bits that threads of a block have; `scratch` has a place a warp.
-__device__ __forceinline__ unsigned block_largest(unsigned value, unsigned* scratch) {
-  value = warp_largest(value);
+// Maximum over the threads of a block. `scratch` holds one element per warp.
+__device__ __forceinline__ unsigned block_max(unsigned value, unsigned* scratch) {
+  value = warp_max(value);
   if (lane_index() == 0) scratch[warp_index()] = value;
   __syncthreads();
   for (int warp = 0; warp < warp_count(); warp++) value = max(value, scratch[warp]);
@@ -61,219 +62,221 @@ __device__ __forceinline__ unsigned block_largest(unsigned value, unsigned* scra
 }
 
 struct ToF16 {
-  // [tokens, columns]; a token is a block.
+  // [tokens, columns].
   const float* x;
   int columns;
   Norm norm;
-  F16Buffer to;
-  // The normed numbers, where the processor beside reads them; null where it does not.
-  float* for_host;
+  F16Buffer out;
+  // norm(x) in mapped host memory, [tokens, columns]; null if the host does not need it.
+  float* host_input;
 };
 
-// Norms tokens and halves them.
+// out = f16(norm(x)). Grid: one block of 256 per token.
 KERNEL(256, to_f16, ToF16) {
   SharedMemory shared;
   const int token = blockIdx.x;
   const size_t start = size_t(token) * a.columns;
   const float* x = load_normed(shared, a.x + start, a.columns, a.norm);
-  unsigned* scratch = shared.take<unsigned>(WARP);
+  unsigned* scratch = shared.allocate<unsigned>(WARP);
   unsigned largest = 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.columns; i += blockDim.x) {
     largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
-    if (a.for_host) a.for_host[start + i] = x[i];
+    if (a.host_input) a.host_input[start + i] = x[i];
   }
   float inverse;
-  const float scale = scale_of(block_largest(largest, scratch), inverse);
+  const float scale = scale_of(block_max(largest, scratch), inverse);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < a.to.padded; i += blockDim.x)
-    write_half(a.to, token, i, i < a.columns ? x[i] * inverse : 0.0f);
-  if (threadIdx.x == 0) a.to.scales[token] = scale;
+  for (int i = threadIdx.x; i < a.out.stride; i += blockDim.x)
+    write_f16(a.out, token, i, i < a.columns ? x[i] * inverse : 0.0f);
+  if (threadIdx.x == 0) a.out.scales[token] = scale;
 }
 
 struct ActivateGateUp {
-  Neurons neurons;
-  // [tokens, count]: what gate gives, and then what rows of down are multiplied by. A token is a block.
+  Neurons ffn;
+  // [tokens, count]: gate . x, replaced by h.
   float* gate;
-  // The same of up; null where there is none.
+  // [tokens, count]: up . x; null if the FFN is not gated.
   const float* up;
-  // Who is predicted, [tokens, words]; null for everyone.
+  // [tokens, mask_words]: predicted neurons; null for all.
   const unsigned* mask;
-  int words;
-  // The first of these neurons in the mask.
-  int first;
+  int mask_words;
+  // Mask bit of the first of the `count` neurons.
+  int first_neuron;
   int count;
-  F16Buffer to;
-  // How many neurons are added, in all that was launched.
-  unsigned* computed;
+  F16Buffer out;
+  // Running count of neurons with h != 0.
+  unsigned* down_rows;
 };
 
-// Makes of gate and up what rows of down are multiplied by, of the neurons that are computed, and halves that.
+// h = act(gate) * up of the neurons which the mask and the filter keep, also in f16. Grid: one block of 256 per token.
 KERNEL(256, activate_gate_up, ActivateGateUp) {
   SharedMemory shared;
-  unsigned* scratch = shared.take<unsigned>(WARP);
+  unsigned* scratch = shared.allocate<unsigned>(WARP);
   const int token = blockIdx.x;
   float* gate = a.gate + size_t(token) * a.count;
   const float* up = a.up + size_t(token) * a.count;
-  const unsigned* mask = a.mask + size_t(token) * a.words;
+  const unsigned* mask = a.mask + size_t(token) * a.mask_words;
   unsigned largest = 0;
-  int computed = 0;
+  int active_rows = 0;
 #pragma unroll 1
   for (int neuron = threadIdx.x; neuron < a.count; neuron += blockDim.x) {
-    float product = 0.0f;
-    const int place = a.first + neuron;
-    if (!a.mask || mask[place / 32] >> place % 32 & 1) {
-      const float activation = activate(a.neurons, gate[neuron]);
-      if (passes_gate(a.neurons, neuron, activation)) {
-        product = activation;
-        if (a.neurons.kind == GATED) product *= up[neuron];
-        if (a.neurons.kind == DOUBLY_GATED) product *= activate(a.neurons, up[neuron]);
-        product = coefficient(a.neurons, neuron, product);
+    float h = 0.0f;
+    const int index = a.first_neuron + neuron;
+    if (!a.mask || mask[index / 32] >> index % 32 & 1) {
+      const float activation = activate(a.ffn, gate[neuron]);
+      if (passes_gate(a.ffn, neuron, activation)) {
+        h = activation;
+        if (a.ffn.kind == GATED) h *= up[neuron];
+        if (a.ffn.kind == DOUBLY_GATED) h *= activate(a.ffn, up[neuron]);
+        h = coefficient(a.ffn, neuron, h);
       }
     }
-    gate[neuron] = product;
-    computed += product != 0.0f;
-    largest = max(largest, __float_as_uint(product) & 0x7fffffffu);
+    gate[neuron] = h;
+    active_rows += h != 0.0f;
+    largest = max(largest, __float_as_uint(h) & 0x7fffffffu);
   }
   float inverse;
-  const float scale = scale_of(block_largest(largest, scratch), inverse);
-  // Every thread reads what it has written itself.
+  const float scale = scale_of(block_max(largest, scratch), inverse);
+  // Each thread reads only the elements it wrote.
 #pragma unroll 1
-  for (int neuron = threadIdx.x; neuron < a.to.padded; neuron += blockDim.x)
-    write_half(a.to, token, neuron, neuron < a.count ? gate[neuron] * inverse : 0.0f);
-  if (threadIdx.x == 0) a.to.scales[token] = scale;
-  computed = warp_sum(computed);
-  if (lane_index() == 0) atomicAdd(a.computed, unsigned(computed));
+  for (int neuron = threadIdx.x; neuron < a.out.stride; neuron += blockDim.x)
+    write_f16(a.out, token, neuron, neuron < a.count ? gate[neuron] * inverse : 0.0f);
+  if (threadIdx.x == 0) a.out.scales[token] = scale;
+  active_rows = warp_sum(active_rows);
+  if (lane_index() == 0) atomicAdd(a.down_rows, unsigned(active_rows));
 }
 
 struct Gemm {
-  // [outputs, inputs], or where rows are neurons [inputs, outputs].
+  // [outputs, inputs]; for `gemm_down` [inputs, outputs].
   Matrix matrix;
   F16Buffer x;
-  // Added to every token, one number an output; null for none.
+  // [outputs], added to every token; null for none.
   const float* bias;
   const float* offset;
-  // [tokens, outputs], added, in memory of the processor beside; null for none.
-  const float* beside;
+  // [tokens, outputs]: the cold neurons' sums in mapped host memory, added; null for none.
+  const float* cold;
   // [tokens, outputs].
   float* out;
-  // Whether products are added to what is there.
-  int add;
+  // out += instead of out =.
+  int accumulate;
 };
 
-// Weights over tokens: a tile of outputs a block. While a stage of columns is multiplied, the next one's weights
-// are on their way to registers and its tokens to shared memory.
+// out = x . matrix^T + bias + offset + cold. Grid: (tiles of outputs, tiles of tokens), double-buffered: while the tensor
+// cores compute one stage of columns, the next stage's weights are loaded to registers, its tokens to shared memory.
 template <class Format, bool BY_NEURON>
 __device__ __forceinline__ void gemm(const Gemm& a) {
   constexpr int WIDTH = Format::WIDTH;
-  // Rows of the matrix that a tile has something of, how many weights of each, and runs of them.
-  constexpr int LINES = BY_NEURON ? TILE_COLUMNS : TILE_ROWS, RUN = BY_NEURON ? TILE_ROWS : TILE_COLUMNS;
-  constexpr int RUNS = LINES * RUN / WIDTH, EACH = (RUNS + GEMM_THREADS - 1) / GEMM_THREADS;
+  // Matrix rows that a tile covers, its weights per row, and loads of WIDTH weights.
+  constexpr int MATRIX_ROWS = BY_NEURON ? TILE_COLUMNS : TILE_ROWS, ROW_WEIGHTS = BY_NEURON ? TILE_ROWS : TILE_COLUMNS;
+  constexpr int LOADS = MATRIX_ROWS * ROW_WEIGHTS / WIDTH, LOADS_PER_THREAD = (LOADS + GEMM_THREADS - 1) / GEMM_THREADS;
   const Matrix& matrix = a.matrix;
   const int inputs = BY_NEURON ? matrix.rows : matrix.columns, outputs = BY_NEURON ? matrix.columns : matrix.rows;
   const int first_row = blockIdx.x * TILE_ROWS, first_token = blockIdx.y * TILE_TOKENS;
-  const int tokens = min(TILE_TOKENS, a.x.tokens - first_token), parts = a.x.parts;
+  const int tokens = min(TILE_TOKENS, a.x.tokens - first_token), terms = a.x.terms;
   SharedMemory shared;
-  // [stage, part, row, column], and [stage, part, token, column].
-  uint16_t* weights = shared.take<uint16_t>(2 * parts * TILE_ROWS * PITCH);
-  uint16_t* numbers = shared.take<uint16_t>(2 * parts * TILE_TOKENS * PITCH);
-  const int row_part = TILE_ROWS * PITCH, token_part = TILE_TOKENS * PITCH;
+  // [stage, term, row, column], and [stage, term, token, column].
+  uint16_t* weights = shared.allocate<uint16_t>(2 * terms * TILE_ROWS * PITCH);
+  uint16_t* inputs_f16 = shared.allocate<uint16_t>(2 * terms * TILE_TOKENS * PITCH);
+  const int weight_tile = TILE_ROWS * PITCH, token_tile = TILE_TOKENS * PITCH;
 
-  float loaded[EACH][WIDTH];
+  float loaded[LOADS_PER_THREAD][WIDTH];
   const auto load_weights = [&](int stage) {
 #pragma unroll
-    for (int index = 0; index < EACH; index++) {
-      const int run = threadIdx.x + index * GEMM_THREADS;
-      if (run >= RUNS) break;
-      const int line = run / (RUN / WIDTH), start = run % (RUN / WIDTH) * WIDTH;
-      const int row = line + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
+    for (int index = 0; index < LOADS_PER_THREAD; index++) {
+      const int load = threadIdx.x + index * GEMM_THREADS;
+      if (load >= LOADS) break;
+      const int matrix_row = load / (ROW_WEIGHTS / WIDTH), start = load % (ROW_WEIGHTS / WIDTH) * WIDTH;
+      const int row = matrix_row + (BY_NEURON ? stage * TILE_COLUMNS : first_row);
       const int column = start + (BY_NEURON ? first_row : stage * TILE_COLUMNS);
       if (row < matrix.rows && column < matrix.columns) {
         Format::weights(matrix, row, column, loaded[index]);
       } else {
 #pragma unroll
-        for (int of = 0; of < WIDTH; of++) loaded[index][of] = 0.0f;
+        for (int offset = 0; offset < WIDTH; offset++) loaded[index][offset] = 0.0f;
       }
     }
   };
   const auto store_weights = [&](int buffer) {
 #pragma unroll
-    for (int index = 0; index < EACH; index++) {
-      const int run = threadIdx.x + index * GEMM_THREADS;
-      if (run >= RUNS) break;
-      const int line = run / (RUN / WIDTH), start = run % (RUN / WIDTH) * WIDTH;
-      uint16_t* tile = weights + buffer * parts * row_part;
+    for (int index = 0; index < LOADS_PER_THREAD; index++) {
+      const int load = threadIdx.x + index * GEMM_THREADS;
+      if (load >= LOADS) break;
+      const int matrix_row = load / (ROW_WEIGHTS / WIDTH), start = load % (ROW_WEIGHTS / WIDTH) * WIDTH;
+      uint16_t* tile = weights + buffer * terms * weight_tile;
 #pragma unroll 1
-      for (int part = 0; part < parts; part++, tile += row_part) {
+      for (int term = 0; term < terms; term++, tile += weight_tile) {
 #pragma unroll
-        for (int of = 0; of < WIDTH; of += 2) {
-          const uint16_t half = float_to_half(loaded[index][of]), next = float_to_half(loaded[index][of + 1]);
+        for (int offset = 0; offset < WIDTH; offset += 2) {
+          const uint16_t high = float_to_f16(loaded[index][offset]), high_next = float_to_f16(loaded[index][offset + 1]);
           if (BY_NEURON) {
-            tile[(start + of) * PITCH + line] = half;
-            tile[(start + of + 1) * PITCH + line] = next;
+            tile[(start + offset) * PITCH + matrix_row] = high;
+            tile[(start + offset + 1) * PITCH + matrix_row] = high_next;
           } else {
-            *reinterpret_cast<unsigned*>(tile + line * PITCH + start + of) = half | unsigned(next) << 16;
+            *reinterpret_cast<unsigned*>(tile + matrix_row * PITCH + start + offset) = high | unsigned(high_next) << 16;
           }
-          // What a part leaves is the next one's.
-          loaded[index][of] -= half_to_float(half);
-          loaded[index][of + 1] -= half_to_float(next);
+          // The residual is the next term.
+          loaded[index][offset] -= f16_to_float(high);
+          loaded[index][offset + 1] -= f16_to_float(high_next);
         }
       }
     }
   };
-  const auto load_numbers = [&](int stage, int buffer) {
-    uint16_t* tile = numbers + buffer * parts * token_part;
-    constexpr int PIECES = TILE_COLUMNS / PIECE;
+  const auto load_tokens = [&](int stage, int buffer) {
+    uint16_t* tile = inputs_f16 + buffer * terms * token_tile;
+    constexpr int COPIES = TILE_COLUMNS / COPY_ELEMENTS;
 #pragma unroll 1
-    for (int piece = threadIdx.x; piece < parts * TILE_TOKENS * PIECES; piece += GEMM_THREADS) {
-      const int part = piece / (TILE_TOKENS * PIECES), token = piece / PIECES % TILE_TOKENS;
-      const int column = piece % PIECES * PIECE;
-      uint16_t* to = tile + part * token_part + token * PITCH + column;
+    for (int copy = threadIdx.x; copy < terms * TILE_TOKENS * COPIES; copy += GEMM_THREADS) {
+      const int term = copy / (TILE_TOKENS * COPIES), token = copy / COPIES % TILE_TOKENS;
+      const int column = copy % COPIES * COPY_ELEMENTS;
+      uint16_t* to = tile + term * token_tile + token * PITCH + column;
       if (token < tokens) {
-        const size_t row = size_t(part) * a.x.tokens + first_token + token;
-        copy_to_shared(to, a.x.numbers + row * a.x.padded + stage * TILE_COLUMNS + column);
+        const size_t row = size_t(term) * a.x.tokens + first_token + token;
+        copy_to_shared(to, a.x.values + row * a.x.stride + stage * TILE_COLUMNS + column);
       } else {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
       }
     }
   };
 
-  const int lane = lane_index(), of_eight = lane / 4, of_four = lane % 4;
-  const int warp_row = warp_index() / TOKEN_WARPS * CORE_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
-  float sums[WARP_TOKENS / CORE_TOKENS][4];
+  const int lane = lane_index(), fragment_row = lane / 4, fragment_column = lane % 4;
+  const int warp_row = warp_index() / TOKEN_WARPS * MMA_ROWS, warp_token = warp_index() % TOKEN_WARPS * WARP_TOKENS;
+  float sums[WARP_TOKENS / MMA_TOKENS][4];
 #pragma unroll
-  for (int tile = 0; tile < WARP_TOKENS / CORE_TOKENS; tile++) {
+  for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
 #pragma unroll
     for (int index = 0; index < 4; index++) sums[tile][index] = 0.0f;
   }
-  // Two halves beside each other.
-  const auto pair = [](const uint16_t* halves) { return *reinterpret_cast<const unsigned*>(halves); };
-  const auto multiply_stage = [&](int buffer) {
-    const uint16_t* rows = weights + buffer * parts * row_part + (warp_row + of_eight) * PITCH + 2 * of_four;
-    const uint16_t* columns = numbers + buffer * parts * token_part + (warp_token + of_eight) * PITCH + 2 * of_four;
+  // Two adjacent f16 in one register.
+  const auto pair = [](const uint16_t* values) { return *reinterpret_cast<const unsigned*>(values); };
+  const auto compute_stage = [&](int buffer) {
+    const uint16_t* rows =
+        weights + buffer * terms * weight_tile + (warp_row + fragment_row) * PITCH + 2 * fragment_column;
+    const uint16_t* columns =
+        inputs_f16 + buffer * terms * token_tile + (warp_token + fragment_row) * PITCH + 2 * fragment_column;
 #pragma unroll 1
     for (int step = 0; step < TILE_COLUMNS; step += 16) {
       const uint16_t* row = rows + step;
-      const unsigned first[4] = {pair(row), pair(row + 8 * PITCH), pair(row + 8), pair(row + 8 * PITCH + 8)};
-      unsigned first_left[4] = {0, 0, 0, 0};
-      if (parts > 1) {
-        row += row_part;
-        first_left[0] = pair(row);
-        first_left[1] = pair(row + 8 * PITCH);
-        first_left[2] = pair(row + 8);
-        first_left[3] = pair(row + 8 * PITCH + 8);
+      const unsigned weight_fragment[4] = {pair(row), pair(row + 8 * PITCH), pair(row + 8), pair(row + 8 * PITCH + 8)};
+      unsigned weight_residual[4] = {0, 0, 0, 0};
+      if (terms > 1) {
+        row += weight_tile;
+        weight_residual[0] = pair(row);
+        weight_residual[1] = pair(row + 8 * PITCH);
+        weight_residual[2] = pair(row + 8);
+        weight_residual[3] = pair(row + 8 * PITCH + 8);
       }
 #pragma unroll
-      for (int tile = 0; tile < WARP_TOKENS / CORE_TOKENS; tile++) {
-        if (warp_token + tile * CORE_TOKENS >= tokens) break;
-        const uint16_t* column = columns + tile * CORE_TOKENS * PITCH + step;
-        const unsigned second[2] = {pair(column), pair(column + 8)};
-        multiply_tiles(sums[tile], first, second);
-        if (parts > 1) {
-          // What both leave together is too small to count.
-          const unsigned left[2] = {pair(column + token_part), pair(column + token_part + 8)};
-          multiply_tiles(sums[tile], first_left, second);
-          multiply_tiles(sums[tile], first, left);
+      for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
+        if (warp_token + tile * MMA_TOKENS >= tokens) break;
+        const uint16_t* column = columns + tile * MMA_TOKENS * PITCH + step;
+        const unsigned token_fragment[2] = {pair(column), pair(column + 8)};
+        mma_m16n8k16(sums[tile], weight_fragment, token_fragment);
+        if (terms > 1) {
+          // The product of both residuals is below f32 precision.
+          const unsigned token_residual[2] = {pair(column + token_tile), pair(column + token_tile + 8)};
+          mma_m16n8k16(sums[tile], weight_residual, token_fragment);
+          mma_m16n8k16(sums[tile], weight_fragment, token_residual);
         }
       }
     }
@@ -282,39 +285,39 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   const int stages = (inputs + TILE_COLUMNS - 1) / TILE_COLUMNS;
 #pragma unroll 1
   for (int next = 0; next <= stages; next++) {
-    const bool more = next < stages;
-    if (more) {
+    const bool has_next = next < stages;
+    if (has_next) {
       load_weights(next);
-      load_numbers(next, next % 2);
+      load_tokens(next, next % 2);
     }
-    if (next > 0) multiply_stage((next - 1) % 2);
-    if (more) store_weights(next % 2);
+    if (next > 0) compute_stage((next - 1) % 2);
+    if (has_next) store_weights(next % 2);
     wait_for_copies();
     __syncthreads();
   }
-  // Through shared memory, which nobody needs any more, so that a warp writes outputs that follow each other.
-  float* products = reinterpret_cast<float*>(weights);
+  // Transposed through the weights' shared memory, which is free now, for coalesced stores.
+  float* tile_sums = reinterpret_cast<float*>(weights);
   constexpr int STRIDE = TILE_ROWS + 1;
 #pragma unroll
-  for (int tile = 0; tile < WARP_TOKENS / CORE_TOKENS; tile++) {
+  for (int tile = 0; tile < WARP_TOKENS / MMA_TOKENS; tile++) {
 #pragma unroll
     for (int index = 0; index < 4; index++) {
-      const int token = warp_token + tile * CORE_TOKENS + 2 * of_four + index % 2;
-      products[token * STRIDE + warp_row + of_eight + index / 2 * 8] = sums[tile][index];
+      const int token = warp_token + tile * MMA_TOKENS + 2 * fragment_column + index % 2;
+      tile_sums[token * STRIDE + warp_row + fragment_row + index / 2 * 8] = sums[tile][index];
     }
   }
   __syncthreads();
 #pragma unroll 1
-  for (int index = threadIdx.x; index < tokens * TILE_ROWS; index += GEMM_THREADS) {
-    const int of_tile = index / TILE_ROWS, within = index % TILE_ROWS;
-    const int row = first_row + within, token = first_token + of_tile;
+  for (int element = threadIdx.x; element < tokens * TILE_ROWS; element += GEMM_THREADS) {
+    const int tile_token = element / TILE_ROWS, tile_row = element % TILE_ROWS;
+    const int row = first_row + tile_row, token = first_token + tile_token;
     if (row >= outputs) continue;
-    const size_t place = size_t(token) * outputs + row;
-    float sum = products[of_tile * STRIDE + within] * a.x.scales[token];
+    const size_t index = size_t(token) * outputs + row;
+    float sum = tile_sums[tile_token * STRIDE + tile_row] * a.x.scales[token];
     if (a.bias) sum += a.bias[row];
     if (a.offset) sum += a.offset[row];
-    if (a.beside) sum += load_from_host(a.beside + place);
-    a.out[place] = a.add ? a.out[place] + sum : sum;
+    if (a.cold) sum += load_sys_scope(a.cold + index);
+    a.out[index] = a.accumulate ? a.out[index] + sum : sum;
   }
 }
 
@@ -322,7 +325,7 @@ __device__ __forceinline__ void gemm(const Gemm& a) {
   KERNEL(GEMM_THREADS, gemm_##name, Gemm) { gemm<Format, false>(a); }
 FOR_ALL_FORMATS(GEMM)
 
-// Rows of the matrix are neurons, as those of down are.
+// Rows of the matrix are inputs (neurons), as in down.
 #define GEMM_DOWN(name, Format) \
   KERNEL(GEMM_THREADS, gemm_down_##name, Gemm) { gemm<Format, true>(a); }
 FOR_ALL_FORMATS(GEMM_DOWN)
@@ -332,7 +335,7 @@ struct SignalHost {
   const unsigned* step;
 };
 
-// Says to the processor beside that it can read what kernels before have written for it.
+// Stores the step number in the flag after all previous kernels: the host may read what they wrote for it. One warp.
 KERNEL(WARP, signal_host, SignalHost) {
   if (threadIdx.x == 0) release_to_host(a.flag, *a.step);
 }

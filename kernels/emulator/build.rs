@@ -1,4 +1,4 @@
-//! Compiles the kernels as C++, where there is a compiler and a system whose fibers we know.
+//! Compiles the CUDA kernels as C++ (`cfg(emulated)`), on 64-bit Linux with glibc and a C++ compiler.
 
 use std::{env, fs, path::PathBuf};
 
@@ -18,18 +18,18 @@ fn main() {
     }
     let out = PathBuf::from(variable("OUT_DIR"));
     let mut sources: Vec<_> = fs::read_dir("../cuda")
-        .expect("the kernels lie beside")
+        .expect("the folder of the kernels")
         .map(|entry| entry.expect("a readable folder").path())
         .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
         .collect();
     sources.sort();
-    // All in one file, so that every kernel is linked in and none is defined twice.
+    // One translation unit: every kernel is linked, and headers are compiled once.
     let mut all = String::from("#include \"emulator.h\"\n");
     for source in &sources {
         let name = source.file_name().expect("a file").to_string_lossy();
         all += &format!("#include \"{name}\"\n");
     }
-    all += "#include \"mistakes.cu\"\n#include \"emulator.cc\"\n";
+    all += "#include \"faulty_kernels.cu\"\n#include \"emulator.cc\"\n";
     let file = out.join("kernels.cc");
     fs::write(&file, all).expect("a writable build folder");
     let compiler = || {
@@ -40,17 +40,16 @@ fn main() {
             .include("cpp")
             .include("../cuda")
             .opt_level(2)
-            // Jumps between stacks are what fibers do.
+            // Fibers jump between stacks.
             .flag("-U_FORTIFY_SOURCE")
             .flag("-fno-strict-aliasing")
             .flag("-fno-stack-protector")
-            // A multiplication and an addition are two roundings here and in the PTX; sources say `fmaf`
-            // where one is meant.
+            // As in the PTX, only an explicit `fmaf` is fused.
             .flag("-ffp-contract=off")
             .warnings(false);
         build
     };
-    // Without a compiler there is no emulator; kernels that a compiler refuses are an error.
+    // No compiler means no emulator; a compiler that refuses the kernels is an error.
     let probe = out.join("probe.cc");
     fs::write(
         &probe,

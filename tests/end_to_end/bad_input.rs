@@ -1,6 +1,8 @@
-//! Each bad input: a clear error that names the file and what to do, no panic, nothing lost.
+//! Invalid input is an error that names the file and a remedy; nothing panics and no file is lost.
 
 use std::{fs, path::Path};
+
+use powerinfer_bundle::VERSION;
 
 use crate::sandbox::{Sandbox, golden_model};
 
@@ -19,7 +21,7 @@ fn replace(path: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn what_is_no_checkpoint() {
+fn folders_without_a_checkpoint_are_refused() {
     let sandbox = Sandbox::new();
     sandbox
         .run(&["profile", "./nowhere"])
@@ -35,7 +37,7 @@ fn what_is_no_checkpoint() {
 }
 
 #[test]
-fn a_shard_missing_cut_or_outside() {
+fn missing_truncated_and_outside_shards_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-sharded");
     let shard = model.join("model-00002-of-00002.safetensors");
@@ -66,11 +68,11 @@ fn a_shard_missing_cut_or_outside() {
 }
 
 #[test]
-fn a_pickle_that_names_more_than_tensors() {
+fn a_pickle_that_imports_other_modules_is_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-bin-only");
     edit(&model.join("pytorch_model.bin"), |bytes| {
-        // As many letters as there were, so that nothing else moves.
+        // Of the same length, so that no offset changes.
         let module = b"torch._utils";
         let at = bytes
             .windows(module.len())
@@ -83,7 +85,7 @@ fn a_pickle_that_names_more_than_tensors() {
 }
 
 #[test]
-fn keys_and_tensors_that_nobody_knows() {
+fn unknown_configuration_keys_and_tensors_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-silu");
     let config = model.join("config.json");
@@ -109,7 +111,7 @@ fn keys_and_tensors_that_nobody_knows() {
 }
 
 #[test]
-fn a_weight_that_is_no_number() {
+fn nan_weights_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-bf16");
     // The last value of the last tensor.
@@ -137,7 +139,7 @@ fn a_weight_that_is_no_number() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_run() {
+fn unsupported_configurations_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-silu");
     let config = model.join("config.json");
@@ -177,7 +179,7 @@ fn a_configuration_that_cannot_be_run() {
 }
 
 #[test]
-fn text_that_is_none() {
+fn unreadable_text_is_refused() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("empty.txt"), " \n").unwrap();
     fs::write(sandbox.path("latin1.txt"), b"caf\xe9").unwrap();
@@ -216,7 +218,7 @@ fn text_that_is_none() {
 }
 
 #[test]
-fn artifacts_of_another_model() {
+fn artifacts_of_another_model_are_refused() {
     let sandbox = Sandbox::new();
     let folder = sandbox.copy_demo();
     let profile = folder.join("profile");
@@ -236,7 +238,7 @@ fn artifacts_of_another_model() {
 }
 
 #[test]
-fn a_bundle_with_one_byte_flipped() {
+fn a_flipped_byte_in_a_bundle_is_detected() {
     let sandbox = Sandbox::new();
     let folder = sandbox.copy_demo();
     let files = [
@@ -268,27 +270,23 @@ fn a_bundle_with_one_byte_flipped() {
 }
 
 #[test]
-fn a_bundle_that_is_missing_newer_or_cut() {
+fn missing_newer_and_truncated_bundles_are_refused() {
     let sandbox = Sandbox::new();
     sandbox
         .run(&["run", "demo"])
         .bad(1, &["no bundle", "powerinfer prepare"]);
     let folder = sandbox.copy_demo();
     let manifest = folder.join("bundle/manifest.json");
-    replace(&manifest, "\"version\": 4", "\"version\": 1");
-    let parts = ["manifest.json", "version 1", "make it again"];
-    sandbox.run(&["run", "demo"]).bad(1, &parts);
-    replace(&manifest, "\"version\": 1", "\"version\": 7");
+    let version = |version: u32| format!("\"version\": {version}");
+    replace(&manifest, &version(VERSION), &version(99));
     replace(&manifest, "powerinfer 0.1.0", "powerinfer 9.9.9");
-    sandbox.run(&["run", "demo"]).bad(
-        1,
-        &[
-            "manifest.json",
-            "version 7",
-            "update powerinfer",
-            "powerinfer 9.9.9",
-        ],
-    );
+    let parts = [
+        "manifest.json",
+        "version 99",
+        "update powerinfer",
+        "powerinfer 9.9.9",
+    ];
+    sandbox.run(&["run", "demo"]).bad(1, &parts);
     let folder = sandbox.copy_demo();
     edit(&folder.join("bundle/weights.safetensors"), |bytes| {
         bytes.truncate(1000)
@@ -301,7 +299,7 @@ fn a_bundle_that_is_missing_newer_or_cut() {
 }
 
 #[test]
-fn sizes_and_settings_out_of_range() {
+fn sizes_and_settings_out_of_range_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for (value, code) in [("24X", 2), ("-1G", 2), ("", 2), ("G", 2)] {
@@ -344,14 +342,14 @@ fn sizes_and_settings_out_of_range() {
 }
 
 #[test]
-fn a_prompt_that_does_not_fit() {
+fn a_prompt_longer_than_the_context_is_refused() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let long = "def f(x): ".repeat(200);
     sandbox
         .run(&["run", "demo", "--prompt", &long])
         .bad(1, &["512", "shorten the prompt"]);
-    // A prompt of no text still has the token that begins every text.
+    // An empty prompt still has the begin-of-text token.
     sandbox
         .run(&["run", "demo", "--prompt", "", "-n", "2"])
         .good();
@@ -359,7 +357,7 @@ fn a_prompt_that_does_not_fit() {
 
 #[cfg(unix)]
 #[test]
-fn a_folder_that_cannot_be_written() {
+fn a_failed_write_is_an_error_and_keeps_existing_files() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("file"), "not a folder").unwrap();
     sandbox
@@ -373,7 +371,7 @@ fn a_folder_that_cannot_be_written() {
         ])
         .bad(1, &["file", "cannot write"]);
     assert_eq!(fs::read(sandbox.path("file")).unwrap(), b"not a folder");
-    // A device that is always full; nothing that was there may be lost.
+    // A device that is always full.
     if Path::new("/dev/full").exists() {
         sandbox.copy_demo();
         let run = sandbox
@@ -392,7 +390,7 @@ fn a_folder_that_cannot_be_written() {
 
 #[cfg(unix)]
 #[test]
-fn a_reader_that_stops_reading_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     use std::process::Stdio;
     let sandbox = Sandbox::new();
     let mut child = sandbox
@@ -412,16 +410,16 @@ fn a_reader_that_stops_reading_is_no_error() {
 }
 
 #[test]
-fn a_layer_in_which_no_neuron_fires() {
+fn a_layer_without_active_neurons_gets_no_predictor() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-relu-gqa");
-    // A gate of zeros opens for nobody.
+    // With a gate of zeros no neuron is active.
     edit(&model.join("model.safetensors"), |bytes| {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let table: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         let gate = &table["model.layers.1.mlp.gate_proj.weight"]["data_offsets"];
-        let place = |index: usize| 8 + length + gate[index].as_u64().unwrap() as usize;
-        bytes[place(0)..place(1)].fill(0);
+        let offset = |index: usize| 8 + length + gate[index].as_u64().unwrap() as usize;
+        bytes[offset(0)..offset(1)].fill(0);
     });
     let text = "some text to calibrate on, and some more ".repeat(100);
     fs::write(sandbox.path("text.txt"), text).unwrap();
@@ -429,17 +427,17 @@ fn a_layer_in_which_no_neuron_fires() {
     sandbox.run(&profile).good();
     let train = ["train-predictors", "llama-relu-gqa", "--steps", "5"];
     let train = sandbox.run(&train).good();
-    for told in [
+    for message in [
         "layer 1 gets no predictor and will run `exact`: no neuron fires",
         "have no predictor",
     ] {
-        assert!(train.stderr.contains(told), "{}", train.stderr);
+        assert!(train.stderr.contains(message), "{}", train.stderr);
     }
     assert!(train.text().contains('–'), "{}", train.text());
 }
 
 #[test]
-fn samples_that_are_no_numbers() {
+fn nan_samples_are_refused() {
     let sandbox = Sandbox::new();
     let folder = sandbox.copy_demo().join("profile");
     let samples = folder.join("traces/layer-002.safetensors");
@@ -465,7 +463,7 @@ fn samples_that_are_no_numbers() {
 }
 
 #[test]
-fn predictors_that_cannot_be_what_was_asked_for() {
+fn predictor_settings_that_cannot_be_met_are_reported() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let train = |arguments: &[&str]| {
@@ -473,13 +471,13 @@ fn predictors_that_cannot_be_what_was_asked_for() {
         sandbox.run(&all).good().stderr
     };
     let narrow = train(&["--max-bytes", "20K"]);
-    for told in [
+    for message in [
         "layer 5 gets no predictor",
         "rank 16",
         "`--max-bytes`",
         "3.3 KiB",
     ] {
-        assert!(narrow.contains(told), "`{told}` is not in: {narrow}");
+        assert!(narrow.contains(message), "`{message}` is not in: {narrow}");
     }
     sandbox
         .run(&["train-predictors", "--sizing", "guess"])
@@ -490,11 +488,11 @@ fn predictors_that_cannot_be_what_was_asked_for() {
     let few = ["profile", "--tokens", "1500", "--trace-tokens", "200"];
     sandbox.run(&few).good();
     let few = train(&[]);
-    for told in [
+    for message in [
         "held-out tokens tell its recall",
         "95 % confidence",
         "for ± 1 % about",
     ] {
-        assert!(few.contains(told), "`{told}` is not in: {few}");
+        assert!(few.contains(message), "`{message}` is not in: {few}");
     }
 }

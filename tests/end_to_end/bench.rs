@@ -1,4 +1,4 @@
-//! `bench` on the demo: what it reports, and what it refuses.
+//! `bench` on the demo model: its report, and invalid settings.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ fn bench(more: &[&str]) -> crate::sandbox::Run {
     sandbox.run(&[&usual[..], more].concat())
 }
 
-/// A figure, which has to be above 0, as everything measured is.
+/// A measured figure, which must be above 0.
 #[track_caller]
 fn positive(value: &Value) -> f64 {
     let number = value.as_f64().unwrap_or_else(|| panic!("{value}"));
@@ -27,7 +27,7 @@ fn check_spread(value: &Value, repeats: usize) {
 }
 
 #[test]
-fn stages_add_up_to_the_token_and_every_figure_is_there() {
+fn stages_add_up_to_the_token_time_and_no_figure_is_missing() {
     let arguments = ["-p", "20,40", "-n", "8", "-d", "5", "--threads", "2"];
     for policy in ["dense", "exact", "predicted"] {
         let more = ["--policy", policy, "--json"];
@@ -52,7 +52,7 @@ fn stages_add_up_to_the_token_and_every_figure_is_there() {
         let total = positive(&decode["microseconds_per_token"]["median"]);
         let stages = decode["stages"].as_array().unwrap();
         assert_eq!(stages.len(), 12);
-        // Of each repeat, for medians are of different ones.
+        // Within each repeat, since medians may come from different repeats.
         for repeat in 0..2 {
             let time = |value: &Value| value["repeats"][repeat].as_f64().unwrap();
             let sum: f64 = stages
@@ -89,7 +89,7 @@ fn stages_add_up_to_the_token_and_every_figure_is_there() {
 }
 
 #[test]
-fn the_table_has_the_stages_and_text_may_be_given() {
+fn the_table_lists_the_stages_and_accepts_a_prompt() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let text = "def answer(values):\n    return sum(values)\n".repeat(20);
@@ -123,7 +123,7 @@ fn the_table_has_the_stages_and_text_may_be_given() {
 }
 
 #[test]
-fn ffns_are_timed_with_some_of_their_neurons() {
+fn ffns_are_timed_with_a_share_of_their_neurons() {
     let arguments = ["-p", "0", "-n", "0", "--ffn-densities", "5,50"];
     let report = bench(&[&arguments[..], &["--json"]].concat()).good().json();
     assert_eq!(report["decode"].as_array().unwrap().len(), 0);
@@ -142,7 +142,7 @@ fn ffns_are_timed_with_some_of_their_neurons() {
 }
 
 #[test]
-fn batches_are_timed_beside_dense() {
+fn batches_are_compared_with_dense() {
     let more = [
         "--batch",
         "3,1,2",
@@ -154,7 +154,7 @@ fn batches_are_timed_beside_dense() {
         "predicted",
     ];
     let report = bench(&[&more[..], &["--json"]].concat()).good().json();
-    // Of one, two and three sequences.
+    // Batches of one, two and three sequences.
     assert_eq!(report["check"]["sequences"], 6);
     assert_eq!(report["prompt"].as_array().unwrap().len(), 0);
     assert_eq!(report["decode"].as_array().unwrap().len(), 0);
@@ -189,7 +189,7 @@ fn batches_are_timed_beside_dense() {
 }
 
 #[test]
-fn what_cannot_be_timed_is_refused() {
+fn invalid_bench_settings_are_refused() {
     let sandbox = Sandbox::new();
     let demo = prepared_demo().to_str().unwrap();
     let refused = |code: i32, more: &[&str], parts: &[&str]| {

@@ -1,4 +1,4 @@
-//! GPUs and drivers that cannot be used: a driver that is made up says whatever a test wants it to.
+//! Unusable GPUs and drivers, simulated by a fake driver whose answers are set by environment variables.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::sandbox::{QUICK, Run, Sandbox, run_command};
 
-/// Compiles the driver into a folder of its own; none where there is no compiler.
+/// Compiles the fake driver into a folder of its own; `None` without a C compiler.
 fn driver(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Option<PathBuf> {
     let folder = sandbox.path(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -25,7 +25,7 @@ fn driver(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Option<PathBuf> {
             Some(folder)
         }
         Err(_) => {
-            #[allow(clippy::print_stdout)] // whoever reads the tests is to see it
+            #[expect(clippy::print_stdout, reason = "a skipped test is reported")]
             {
                 println!("skipped: there is no C compiler here");
             }
@@ -41,7 +41,7 @@ fn run_with(sandbox: &Sandbox, driver: &Path, variables: &[(&str, &str)], line: 
     run_command(command, b"")
 }
 
-/// A bundle of the demo for a GPU, and how it is run.
+/// Command that runs the demo's bundle.
 const RUN: [&str; 6] = [
     "run",
     "demo.powerinfer/bundle",
@@ -58,7 +58,7 @@ fn place_for_a_gpu(sandbox: &Sandbox) {
 }
 
 #[test]
-fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
+fn an_unusable_driver_or_gpu_is_reported_and_the_cpu_is_used() {
     let sandbox = Sandbox::new();
     let (Some(whole), Some(part)) = (
         driver(&sandbox, "whole", &[]),
@@ -77,13 +77,13 @@ fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
             &[],
             "lacks `cuDriverGetVersion`; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_START", "999")], "does not start"),
+        (&whole, &[("FAKE_START", "999")], "fails to initialise"),
         (
             &whole,
             &[("FAKE_VERSION", "11080")],
-            "knows CUDA 11.8, the kernels need 12.4; install version 550 or newer",
+            "supports CUDA 11.8, the kernels need 12.4; install version 550 or newer",
         ),
-        (&whole, &[("FAKE_CARDS", "0")], "sees 0 cards"),
+        (&whole, &[("FAKE_CARDS", "0")], "sees 0 devices"),
         (
             &whole,
             &[("FAKE_CAPABILITY", "75")],
@@ -92,7 +92,7 @@ fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
         (
             &whole,
             &[("FAKE_MODULES", "218")],
-            "Fake Card does not take the kernels of `attention`",
+            "Fake Card cannot load the kernels of `attention`",
         ),
         (
             &whole,
@@ -118,7 +118,7 @@ fn a_driver_or_a_card_that_cannot_be_used_is_told_and_the_cpu_takes_over() {
 }
 
 #[test]
-fn a_card_that_is_too_small_or_breaks_is_an_error_that_says_what_to_do() {
+fn a_gpu_that_is_too_small_or_fails_is_an_error_with_a_hint() {
     let sandbox = Sandbox::new();
     let Some(driver) = driver(&sandbox, "driver", &[]) else {
         return;
@@ -132,12 +132,13 @@ fn a_card_that_is_too_small_or_breaks_is_an_error_that_says_what_to_do() {
         run
     };
     for bytes in ["0", "100000", "3000000"] {
-        run(&[("FAKE_MEMORY", bytes)]).bad(1, &["bytes left", "hint: lower `--vram`"]);
+        run(&[("FAKE_MEMORY", bytes)])
+            .bad(1, &["out of memory on Fake Card", "hint: lower `--vram`"]);
     }
-    // The driver's own count, whatever was computed before.
+    // The driver reports less free memory than the program computes.
     run(&[("FAKE_WASTE", "1000")]).bad(1, &["of the GPU's memory are taken", "a budget of 1"]);
-    run(&[("FAKE_LOCKED", "10")]).bad(1, &["page-locked memory", "bytes left"]);
-    // CUDA_ERROR_LAUNCH_FAILED, and a card that fell off the bus.
+    run(&[("FAKE_LOCKED", "10")]).bad(1, &["out of memory on the host (pinned)"]);
+    // CUDA_ERROR_LAUNCH_FAILED, and a GPU that is no longer reachable.
     for code in ["719", "46"] {
         run(&[("FAKE_LAUNCHES", code)]).bad(1, &["failed on Fake Card"]);
     }

@@ -1,4 +1,4 @@
-//! Evaluations as a user runs them: data of every kind, good and bad, stopped and gone on with.
+//! `eval` with data of every kind, valid and invalid, interrupted and resumed.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{Run, Sandbox};
 
-/// Two functions as HumanEval has them.
+/// Two problems in the format of HumanEval.
 fn problems() -> [Value; 2] {
     [
         json!({
@@ -27,7 +27,7 @@ fn write_lines(sandbox: &Sandbox, name: &str, rows: &[Value]) {
     fs::write(sandbox.path(name), text).unwrap();
 }
 
-/// Judges completions of the two functions.
+/// Judges completions of the two problems.
 fn judge(sandbox: &Sandbox, completions: &[(&str, &str)], more: &[&str]) -> Run {
     write_lines(sandbox, "problems.jsonl", &problems());
     let rows: Vec<Value> = completions
@@ -46,7 +46,7 @@ fn judge(sandbox: &Sandbox, completions: &[(&str, &str)], more: &[&str]) -> Run 
 }
 
 #[test]
-fn completions_from_elsewhere_are_judged() {
+fn completions_of_other_programs_are_judged() {
     let sandbox = Sandbox::new();
     let right: Vec<(&str, &str)> = vec![
         ("Mine/0", "    return 2 * x\n"),
@@ -67,7 +67,7 @@ fn completions_from_elsewhere_are_judged() {
         [&counts["passed"], &counts["failed"], &counts["timeout"]],
         [3, 1, 1]
     );
-    // 2 of 4, and 1 of 4; of those that files are read in, nobody knows how Python would have gone on.
+    // 2 of 4, and 1 of 4; completions that read files are not judged.
     let unjudged = counts["unjudged"].as_u64().unwrap();
     assert_eq!(counts["error"].as_u64().unwrap() + unjudged, 3);
     let of_second = 1.0 / (4 - unjudged) as f64;
@@ -86,7 +86,7 @@ fn completions_from_elsewhere_are_judged() {
 }
 
 #[test]
-fn data_of_another_shape_is_refused_by_line_and_field() {
+fn data_of_another_shape_is_refused_with_line_and_field() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let line = |measure: &str| sandbox.run(&["eval", measure, "demo", "--data", "data.jsonl"]);
@@ -139,7 +139,7 @@ fn data_of_another_shape_is_refused_by_line_and_field() {
 }
 
 #[test]
-fn a_model_is_evaluated_under_policies_and_goes_on_where_it_was() {
+fn an_interrupted_evaluation_under_policies_is_resumed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     write_lines(&sandbox, "problems.jsonl", &problems());
@@ -167,7 +167,7 @@ fn a_model_is_evaluated_under_policies_and_goes_on_where_it_was() {
     let samples = || fs::read_to_string(sandbox.path("samples-dense.jsonl")).unwrap();
     let all = samples();
     assert_eq!(all.lines().count(), 6);
-    // Stopped in the middle of a line, it goes on, and comes to the same.
+    // A run that was interrupted within a line is resumed with the same result.
     let cut = all.lines().take(2).map(str::len).sum::<usize>() + 20;
     fs::write(sandbox.path("samples-dense.jsonl"), &all[..cut]).unwrap();
     let again = sandbox.run(&line).good();
@@ -180,7 +180,7 @@ fn a_model_is_evaluated_under_policies_and_goes_on_where_it_was() {
     let row = &whole.json()["rows"][1];
     assert_eq!(row["name"], "predicted");
     assert!(row["beside_first"]["smallest_visible"].as_f64().unwrap() > 0.0);
-    // Without a model that says anything, nothing passes.
+    // Empty completions do not pass.
     let none = sandbox.run(&[
         "eval",
         "humaneval",
@@ -259,7 +259,7 @@ fn questions_are_answered_by_likelihood_and_by_number() {
 }
 
 #[test]
-fn perplexity_is_told_per_token_word_and_byte_and_says_how_texts_begin() {
+fn perplexity_is_reported_per_token_word_and_byte() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let text = "def f(xs):\n    return sum(xs)\n\n\n".repeat(5);
@@ -296,14 +296,11 @@ fn perplexity_is_told_per_token_word_and_byte_and_says_how_texts_begin() {
     );
 }
 
-/// All of HumanEval, where its file is at hand: `POWERINFER_HUMANEVAL=HumanEval.jsonl.gz`.
+/// All of HumanEval, if its file is given: `POWERINFER_HUMANEVAL=HumanEval.jsonl.gz`.
 #[test]
-fn every_reference_solution_passes_and_every_wrong_one_does_not() {
+fn every_reference_solution_passes_and_every_wrong_one_fails() {
     let Some(data) = std::env::var_os("POWERINFER_HUMANEVAL") else {
-        #[allow(clippy::print_stdout)] // whoever reads the tests is to see it
-        {
-            println!("skipped: POWERINFER_HUMANEVAL does not say where the problems are");
-        }
+        println!("skipped: `POWERINFER_HUMANEVAL` is not set");
         return;
     };
     let data = data.to_str().unwrap();
@@ -339,7 +336,7 @@ fn every_reference_solution_passes_and_every_wrong_one_does_not() {
 }
 
 #[test]
-fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
+fn pruning_cold_neurons_costs_less_than_pruning_random_ones_and_more_than_skipping() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let line = [
@@ -361,7 +358,7 @@ fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
     let rise = |arm: &str, level: Value| figure(arm, &level, "/perplexity_rise/value");
     let computed = |arm: &str, level: Value| figure(arm, &level, "/ffn_neurons_computed");
     assert_eq!(rise("dense", Value::Null), 0.0);
-    // Keeping all is leaving all as it is, bit for bit.
+    // A model from which nothing is pruned is unchanged, bit for bit.
     for arm in ["drop cold", "drop random"] {
         let all = json!({ "kept": 1.0 });
         assert_eq!(rise(arm, all.clone()), 0.0);
@@ -386,7 +383,7 @@ fn dropping_cold_neurons_costs_less_than_dropping_any_and_more_than_skipping() {
 }
 
 #[test]
-fn models_are_evaluated_as_they_are_by_either_engine() {
+fn checkpoints_are_evaluated_by_either_engine() {
     let sandbox = Sandbox::new();
     sandbox.copy_model("llama-silu");
     let text = "a few words to score, again and again; ".repeat(20);
@@ -414,7 +411,7 @@ fn models_are_evaluated_as_they_are_by_either_engine() {
     eval(&["perplexity", "llama-silu", "--policy", "exact"])
         .bad(1, &["is dense", "`--engine runtime`"]);
     eval(&["fidelity", "llama-silu", "--certificate"]).bad(2, &["--certificate"]);
-    // Tasks of the demo, by the demo itself: as it is and by our engine, the same text.
+    // Tasks of the demo, solved by its checkpoint in the reference and in this engine: the same text.
     sandbox.copy_demo();
     let tasks = |more: &[&str]| {
         let line = [
@@ -429,7 +426,7 @@ fn models_are_evaluated_as_they_are_by_either_engine() {
     assert_eq!(one["policies"].as_array().unwrap().len(), 1);
     assert_eq!(one["policies"][0]["ffn_neurons_computed"], 1.0);
     assert_eq!(one["policies"][0]["passed"], other["policies"][0]["passed"]);
-    // A bundle beside the model it was made from: its weights' format counts too.
+    // A bundle compared with its checkpoint, which includes the effect of quantisation.
     let demo = |more: &[&str]| {
         let line = [
             "eval", "fidelity", "demo", "--tokens", "300", "--json", "--policy", "dense",

@@ -1,4 +1,4 @@
-//! Every golden checkpoint, whatever its family and container, goes through the whole pipeline.
+//! The whole pipeline on golden checkpoints of every family and container.
 
 use crate::{
     golden::{Golden, MODELS},
@@ -23,7 +23,7 @@ fn prepare_and_run_work_on_every_family() {
             "f32",
         ];
         sandbox.run(&[&arguments[..], &QUICK].concat()).good();
-        // Placed and quantised to float32, it says what the standard implementation says.
+        // In float32 the bundle computes the text of the reference implementation.
         let golden = Golden::open(name);
         let json = std::fs::read(golden.folder.join("expected.json")).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
@@ -88,8 +88,8 @@ fn a_conversation_goes_through_the_models_chat_template() {
     let one = chat("return the sum\n");
     assert!(one.stderr.contains("a message a line"), "{}", one.stderr);
     assert_eq!(one.stderr.matches("prompt: ").count(), 1, "{}", one.stderr);
-    // The template's own tokens surround the message, and the second prompt holds the first
-    // message and its answer.
+    // The template adds its own tokens, and the second prompt contains the first message and its
+    // answer.
     let two = chat("return the sum\nreturn the sum\n");
     let prompts: Vec<usize> = two
         .stderr

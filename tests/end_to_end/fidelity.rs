@@ -1,4 +1,4 @@
-//! Perplexity and fidelity against independent figures.
+//! Perplexity and fidelity against independently computed figures.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn negative_log(logits: &[f32], target: usize) -> f64 {
 }
 
 #[test]
-fn perplexity_is_that_of_the_standard_implementations_logits() {
+fn perplexity_equals_that_of_the_reference_logits() {
     for name in ["llama-relu-gqa", "opt-preln"] {
         let folder = golden_model(name);
         let expected: Value =
@@ -74,7 +74,7 @@ fn perplexity_is_that_of_the_standard_implementations_logits() {
         assert_eq!(exact["perplexity"], whole["dense_perplexity"], "{name}");
         assert_eq!(exact["kl_divergence_p99"], 0.0);
         assert_eq!(exact["top1_agreement"], 1.0);
-        // Shorter windows see less, and still score every token once.
+        // Shorter windows have less context and still score every token once.
         let short = eval(&["--window", "16", "--stride", "8"]);
         assert_eq!(short["tokens"], whole["tokens"]);
         assert_ne!(short["dense_perplexity"], whole["dense_perplexity"]);
@@ -82,7 +82,7 @@ fn perplexity_is_that_of_the_standard_implementations_logits() {
 }
 
 #[test]
-fn predicted_is_told_from_dense_with_an_interval() {
+fn predicted_is_compared_with_dense_with_an_interval() {
     let demo = prepared_demo().to_str().unwrap();
     let sandbox = Sandbox::new();
     let eval = |measure: &str, more: &[&str]| {
@@ -116,7 +116,7 @@ fn predicted_is_told_from_dense_with_an_interval() {
 }
 
 #[test]
-fn verified_tokens_are_told_from_exact_ones() {
+fn verification_distinguishes_predicted_from_exact() {
     let demo = prepared_demo().to_str().unwrap();
     let sandbox = Sandbox::new();
     let run = |policy: &str, more: &[&str]| {
@@ -151,6 +151,6 @@ fn verified_tokens_are_told_from_exact_ones() {
     );
     assert_eq!(plain["bytes_per_token"], predicted["bytes_per_token"]);
     assert!(plain["verified"].is_null());
-    let told = run("predicted", &["--verify-every", "4"]).stderr;
-    assert!(told.contains("FFN outputs are"), "{told}");
+    let message = run("predicted", &["--verify-every", "4"]).stderr;
+    assert!(message.contains("FFN outputs are"), "{message}");
 }

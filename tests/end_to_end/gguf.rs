@@ -1,4 +1,4 @@
-//! GGUF files against what llama.cpp's own tools and exact arithmetic make of them.
+//! GGUF files against the results of llama.cpp's tools and of exact arithmetic.
 
 use std::path::PathBuf;
 
@@ -22,12 +22,12 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name)).unwrap()).unwrap()
 }
 
-/// A GGUF file, what is expected of it, and the name its tensors begin with there.
+/// A GGUF file, the file of its expected results, and the prefix of their names in it.
 struct Case {
     file: &'static str,
     expected: &'static str,
     prefix: &'static str,
-    /// Logits of every position are there, not of the last one alone.
+    /// Whether logits of every position are expected, not only of the last one.
     whole: bool,
     tolerance: f32,
 }
@@ -91,7 +91,7 @@ impl Case {
 }
 
 #[test]
-fn logits_and_greedy_tokens_are_those_of_exact_arithmetic() {
+fn logits_and_greedy_tokens_equal_those_of_exact_arithmetic() {
     let sandbox = Sandbox::new();
     for case in &CASES {
         let expected = format!("{}.safetensors", case.expected);
@@ -123,7 +123,7 @@ fn logits_and_greedy_tokens_are_those_of_exact_arithmetic() {
                     let file = TensorFile::open(&sandbox.path("logits.safetensors")).unwrap();
                     floats(&file, "logits")
                 };
-                // Greedy decoding goes where the logits of prompt and continuation say.
+                // Greedy decoding follows the logits of prompt and continuation.
                 let all = logits(&[&ids[..], &greedy].concat());
                 let vocabulary = all.len() / (ids.len() + greedy.len());
                 for (step, token) in greedy.iter().enumerate() {
@@ -151,7 +151,7 @@ fn logits_and_greedy_tokens_are_those_of_exact_arithmetic() {
     }
 }
 
-/// The tokenizer in a GGUF file.
+/// The tokenizer of a GGUF file.
 fn tokenizer(file: &str) -> Tokenizer {
     let files = Files::open(&golden(file)).unwrap();
     let read = |name: &str| files.read(name).unwrap().map(|bytes| bytes.to_vec().into());
@@ -159,7 +159,7 @@ fn tokenizer(file: &str) -> Tokenizer {
 }
 
 #[test]
-fn texts_become_the_ids_of_llama_cpp() {
+fn texts_are_encoded_to_the_ids_of_llama_cpp() {
     for case in &CASES {
         let tokenizer = tokenizer(case.file);
         for (_, text, ids) in case.prompts() {
@@ -230,7 +230,7 @@ fn a_gguf_file_goes_through_the_whole_pipeline() {
 }
 
 #[test]
-fn the_original_powerinfers_files_are_read() {
+fn files_of_the_original_powerinfer_are_read() {
     let sandbox = Sandbox::new();
     let json = json("tiny.powerinfer.json");
     let expected = TensorFile::open(&golden("tiny.powerinfer.safetensors")).unwrap();

@@ -1,4 +1,4 @@
-//! The goldens from the command line: `logits` and `tokenize` in both engines.
+//! `logits` and `tokenize` on the golden checkpoints, in both engines.
 
 use crate::golden::{Golden, MODELS, PROMPTS, floats};
 use powerinfer_artifact::TensorFile;
@@ -6,7 +6,7 @@ use powerinfer_artifact::TensorFile;
 use crate::sandbox::Sandbox;
 
 #[test]
-fn logits_of_both_engines_are_those_of_the_standard_implementation() {
+fn logits_of_both_engines_equal_those_of_the_reference() {
     let sandbox = Sandbox::new();
     for name in MODELS {
         let golden = Golden::open(name);
@@ -42,7 +42,7 @@ fn logits_of_both_engines_are_those_of_the_standard_implementation() {
 }
 
 #[test]
-fn a_text_goes_there_and_back() {
+fn encoding_and_decoding_a_text_is_the_identity() {
     let sandbox = Sandbox::new();
     for text in [
         "def f(xs):\n    \"\"\"Return the sum.\"\"\"\n",
@@ -62,7 +62,7 @@ fn a_text_goes_there_and_back() {
 }
 
 #[test]
-fn prompts_become_the_ids_of_the_goldens() {
+fn prompts_are_encoded_to_the_ids_of_the_goldens() {
     let sandbox = Sandbox::new();
     for name in MODELS {
         let golden = Golden::open(name);

@@ -1,25 +1,25 @@
-//! Machines: measured here, named, or described in a file by hand, well or badly.
+//! Machines: measured by `doctor`, named, or described in a file.
 
 use std::fs;
 
 use super::sandbox::{Run, Sandbox};
 
-/// Plans the demo for the machine called or described by `hardware`.
+/// Places the demo on the machine that `hardware` names or describes.
 fn place(sandbox: &Sandbox, hardware: &str) -> Run {
     let arguments = ["place", "demo", "--vram", "0G", "--dry-run", "--json"];
     sandbox.run(&[&arguments[..], &["--hardware", hardware]].concat())
 }
 
 #[test]
-fn what_the_doctor_writes_is_what_place_plans_for() {
+fn place_plans_for_the_figures_that_doctor_writes() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for file in ["here.toml", "here.json"] {
-        let told = sandbox
+        let doctor = sandbox
             .run(&["doctor", "--quick", "--write", file, "--threads", "1"])
             .good();
-        assert!(told.text().contains("sum of some"), "{}", told.text());
-        assert!(told.stderr.contains(file), "{}", told.stderr);
+        assert!(doctor.text().contains("sum of some"), "{}", doctor.text());
+        assert!(doctor.stderr.contains(file), "{}", doctor.stderr);
         let plan = place(&sandbox, file).good().json()["plan"].clone();
         assert_eq!(plan["hardware"]["name"], "this machine");
         let cpu = &plan["hardware"]["cpu"];
@@ -29,13 +29,13 @@ fn what_the_doctor_writes_is_what_place_plans_for() {
         assert!(source.as_str().unwrap().contains("in q8_0"), "{source}");
     }
 
-    // Where memory is slow, prediction pays; where jumps are dear, nothing is left out.
+    // Prediction pays off where memory is slow, but not where non-adjacent rows are expensive.
     let written = fs::read_to_string(sandbox.path("here.json")).unwrap();
     let policy = |row_seconds: f64| {
         let mut hardware: serde_json::Value = serde_json::from_str(&written).unwrap();
         let cpu = hardware["cpu"].as_object_mut().unwrap();
         cpu.remove("kernels");
-        // A figure that is 0 is not written.
+        // Figures of 0 are not in the file.
         cpu.insert("read_bandwidth_bytes_per_second".into(), 1e9.into());
         cpu.insert("sum_row_seconds".into(), 0.0.into());
         cpu.insert("row_seconds".into(), row_seconds.into());
@@ -47,7 +47,7 @@ fn what_the_doctor_writes_is_what_place_plans_for() {
 }
 
 #[test]
-fn the_doctor_tells_programs_the_same() {
+fn doctor_prints_its_figures_as_json() {
     let sandbox = Sandbox::new();
     let report = sandbox.run(&["doctor", "--quick", "--json"]).good().json();
     let cpu = &report["hardware"]["cpu"];
@@ -61,7 +61,7 @@ fn the_doctor_tells_programs_the_same() {
 }
 
 #[test]
-fn every_machine_that_has_a_name_can_be_planned_for() {
+fn every_named_machine_can_be_planned_for() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for name in ["h200-16c", "rtx5090", "rtx4060-8g", "laptop"] {
@@ -72,7 +72,7 @@ fn every_machine_that_has_a_name_can_be_planned_for() {
 }
 
 #[test]
-fn a_bad_hardware_file_is_refused_by_figure_and_line() {
+fn an_invalid_hardware_file_is_refused_with_figure_and_line() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let good = "name = 'mine'\ndescription = 'by hand'\n[cpu]\nthreads = 4\n\
@@ -126,7 +126,7 @@ fn a_bad_hardware_file_is_refused_by_figure_and_line() {
 }
 
 #[test]
-fn a_plan_for_a_gpu_runs_without_one_and_says_so() {
+fn a_plan_for_a_gpu_runs_without_one_and_reports_it() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let bundle = "demo.powerinfer/bundle";
@@ -138,7 +138,7 @@ fn a_plan_for_a_gpu_runs_without_one_and_says_so() {
     assert!(!on_cpu.stderr.contains("GPU"), "{}", on_cpu.stderr);
     let report = sandbox.run(&["doctor", "--json"]).good().json();
     if !report["gpu"].is_null() {
-        return; // here a card runs it, which the tests of the runtime look at
+        return; // this machine has a GPU, which the tests of the runtime cover
     }
     let automatic = sandbox.run(&run).good();
     assert_eq!(automatic.stdout, on_cpu.stdout);
@@ -148,7 +148,7 @@ fn a_plan_for_a_gpu_runs_without_one_and_says_so() {
         "{said}"
     );
     on("gpu").bad(1, &["no GPU can be used", "`--device cpu`"]);
-    // What is planned for the CPU needs no GPU, and one that is asked for would have nothing to do.
+    // A plan for the CPU needs no GPU, and refuses `--device gpu`.
     sandbox.run(&["place", bundle, "--vram", "0G"]).good();
     let again = sandbox.run(&run).good();
     assert!(!again.stderr.contains("GPU"), "{}", again.stderr);

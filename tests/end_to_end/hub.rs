@@ -1,4 +1,4 @@
-//! Models of the hub anywhere a model goes: fetched once, then taken from the cache.
+//! Models of the hub in place of folders: downloaded once, then read from the cache.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use crate::{
     sandbox::{QUICK, Run, Sandbox, copy_folder, golden_model, run_command},
 };
 
-/// Runs the program with a hub at `endpoint`.
+/// Runs the program with the hub at `endpoint`.
 fn run(sandbox: &Sandbox, endpoint: &str, arguments: &[&str]) -> Run {
     let mut command = sandbox.command(arguments);
     command
@@ -18,7 +18,7 @@ fn run(sandbox: &Sandbox, endpoint: &str, arguments: &[&str]) -> Run {
     run_command(command, b"def area(r):")
 }
 
-/// The logits that `model` gives, as the file they are written to.
+/// The logits of `model`, as the bytes of the file they are written to.
 fn logits(run: impl Fn(&[&str]) -> Run, sandbox: &Sandbox, model: &str) -> Vec<u8> {
     let out = ["--out", "@logits.safetensors"];
     run(&[&["logits", model, "--ids", "1,2,3"][..], &out].concat()).good();
@@ -26,7 +26,7 @@ fn logits(run: impl Fn(&[&str]) -> Run, sandbox: &Sandbox, model: &str) -> Vec<u
 }
 
 #[test]
-fn a_model_of_the_hub_computes_what_the_folder_does_with_and_without_a_network() {
+fn a_model_of_the_hub_computes_the_logits_of_its_folder_online_and_offline() {
     let sandbox = Sandbox::new();
     let folder = golden_model("llama-silu");
     let local = folder.to_str().unwrap();
@@ -71,7 +71,7 @@ fn a_model_of_the_hub_computes_what_the_folder_does_with_and_without_a_network()
 }
 
 #[test]
-fn pull_prints_where_the_model_is() {
+fn pull_prints_the_path_of_the_model() {
     let sandbox = Sandbox::new();
     let server = HubServer::of_folder("tiny/opt", &golden_model("opt-preln"));
     let pull = run(&sandbox, &server.endpoint, &["pull", "tiny/opt"]).good();
@@ -131,7 +131,7 @@ fn a_gguf_file_alone_in_its_repository_is_a_model() {
 }
 
 #[test]
-fn a_path_that_exists_is_meant_before_the_hub() {
+fn an_existing_path_takes_precedence_over_the_hub() {
     let sandbox = Sandbox::new();
     copy_folder(&golden_model("llama-silu"), &sandbox.path("tiny/llama"));
     let server = HubServer::of_folder("tiny/llama", &golden_model("opt-preln"));
@@ -143,7 +143,7 @@ fn a_path_that_exists_is_meant_before_the_hub() {
 }
 
 #[test]
-fn what_cannot_be_fetched_is_an_error_that_says_what_to_do() {
+fn a_failed_download_is_an_error_with_a_hint() {
     let sandbox = Sandbox::new();
     let server = HubServer::of_folder("tiny/llama", &golden_model("llama-silu"));
     let run = |arguments: &[&str]| run(&sandbox, &server.endpoint, arguments);

@@ -1,4 +1,4 @@
-//! The original PowerInfer's predictors: what its engine computes with them, ours does.
+//! Imported predictors of the original PowerInfer compute the results of its engine.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ fn model(kind: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A sandbox with a profile of the model of this kind, in `tiny.powerinfer.<kind>.powerinfer`.
+/// A sandbox with a profile of the model of this `kind`, in `tiny.powerinfer.<kind>.powerinfer`.
 fn profiled(kind: &str) -> Sandbox {
     let sandbox = Sandbox::new();
     let words = (0..600).map(|index| format!(" w{}", index * index % 43));
@@ -44,14 +44,14 @@ fn profiled(kind: &str) -> Sandbox {
     sandbox
 }
 
-/// The last run's predictors.
+/// The predictors of the last run.
 fn predictors(sandbox: &Sandbox, kind: &str) -> PredictorFile {
     let folder = format!("tiny.powerinfer.{kind}.powerinfer/predictors");
     PredictorFile::open(&sandbox.path(&folder)).unwrap()
 }
 
 #[test]
-fn imported_predictors_compute_what_the_original_computes() {
+fn imported_predictors_compute_the_results_of_the_original() {
     let about = fs::read(golden("tiny.powerinfer.json")).unwrap();
     let about: serde_json::Value = serde_json::from_slice(&about).unwrap();
     let expected = TensorFile::open(&golden("tiny.powerinfer.safetensors")).unwrap();
@@ -109,10 +109,10 @@ fn imported_predictors_compute_what_the_original_computes() {
             };
             assert!(apart(&want) <= 1e-3, "{what}: {}", apart(&want));
             if kind == "q4_0" {
-                // A mask that is ignored shows here.
+                // Fails if the mask is ignored.
                 assert!(apart(&last("last_logits_dense")) > 0.1, "{what}");
             }
-            // Greedy decoding goes where the original's own program went.
+            // Greedy decoding gives the tokens of the original program.
             for (step, token) in greedy.iter().enumerate() {
                 let best = greedy_token(rows[ids.len() - 1 + step]);
                 assert_eq!(best, *token, "{what}: step {step}");
@@ -146,7 +146,7 @@ fn write_pickles(folder: &Path) {
 }
 
 #[test]
-fn a_folder_of_pickles_gives_what_the_gguf_file_gives() {
+fn a_folder_of_pickles_gives_the_predictors_of_the_gguf_file() {
     let sandbox = profiled("f16");
     write_pickles(&sandbox.path("pickles"));
     let model = model("f16");
@@ -209,7 +209,7 @@ fn thresholds_are_kept_unless_a_recall_is_asked_for() {
 }
 
 #[test]
-fn prepare_imports_and_notices_other_predictors() {
+fn prepare_imports_predictors_and_detects_changed_ones() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("text.txt"), " w1 w2 w3 w4 w5 w6 w7".repeat(80)).unwrap();
     let model = model("q4_0");
@@ -240,7 +240,7 @@ fn prepare_imports_and_notices_other_predictors() {
 }
 
 #[test]
-fn what_cannot_be_imported_is_refused() {
+fn predictors_that_do_not_match_the_model_are_refused() {
     let sandbox = profiled("f16");
     let model = model("f16");
     let refused = |from: &str, parts: &[&str]| {

@@ -1,10 +1,10 @@
-//! `--input-sparsity`: from calibrating to certifying, running and inspecting.
+//! `--input-sparsity`: calibrated, certified, run and inspected.
 
 use crate::sandbox::{Sandbox, golden_model};
 
 const MODEL: &str = "llama-silu";
 
-/// A sandbox with a profile of a golden model whose neurons are never silent.
+/// A sandbox with a profile of a golden model without zeros.
 fn profiled() -> Sandbox {
     let sandbox = Sandbox::new();
     let text = "a few words to calibrate on, again and again, until there are enough of them. ";
@@ -23,7 +23,7 @@ fn place(sandbox: &Sandbox, more: &[&str]) -> crate::sandbox::Run {
 }
 
 #[test]
-fn small_inputs_stay_unread_and_the_certificate_says_what_that_does() {
+fn input_sparsity_skips_small_inputs_and_is_certified() {
     let sandbox = profiled();
     let read = || {
         let arguments = ["run", "llama-silu.powerinfer", "--prompt", "words"];
@@ -33,8 +33,8 @@ fn small_inputs_stay_unread_and_the_certificate_says_what_that_does() {
     place(&sandbox, &[]).good();
     let all = read();
     let place = place(&sandbox, &["--input-sparsity", "30%"]).good();
-    let told = "attention, gate and up read 70.0 % of their inputs' channels";
-    assert!(place.text().contains(told), "{}", place.text());
+    let part = "attention, gate and up read 70.0 % of their inputs' channels";
+    assert!(place.text().contains(part), "{}", place.text());
     assert!(read() < 0.9 * all, "{} of {all}", read());
 
     let bundle = "llama-silu.powerinfer/bundle";
@@ -68,7 +68,7 @@ fn small_inputs_stay_unread_and_the_certificate_says_what_that_does() {
 }
 
 #[test]
-fn what_cannot_be_calibrated_is_refused() {
+fn invalid_input_sparsity_is_refused() {
     let sandbox = profiled();
     for bad in ["0%", "100%", "-5%", "30", "x"] {
         let argument = format!("--input-sparsity={bad}");

@@ -1,4 +1,4 @@
-//! The command line as a user sees it.
+//! End-to-end tests of the command line.
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
@@ -23,6 +23,7 @@ mod input_sparsity;
 mod memory;
 mod pipeline;
 mod place_again;
+mod place_interrupted;
 mod placement;
 mod policies;
 mod profiles;

@@ -1,4 +1,4 @@
-//! Models larger than memory: profiling and packing never hold one.
+//! Profiling and packing need less memory than the model.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::sandbox::Sandbox;
 /// Bytes in a MiB.
 const MIB: f64 = (1 << 20) as f64;
 
-/// The peak that a run told of, in MiB.
+/// The peak memory that a run reports, in MiB.
 fn peak(stderr: &str) -> f64 {
     let line = stderr
         .lines()
@@ -25,7 +25,7 @@ fn peak(stderr: &str) -> f64 {
 }
 
 #[test]
-fn a_model_is_never_held_whole() {
+fn a_model_is_never_in_memory_as_a_whole() {
     let sandbox = Sandbox::new();
     let (hidden, neurons, layers, vocabulary) = (512, 6144, 16, 48_000);
     let shape = json!({
@@ -45,8 +45,8 @@ fn a_model_is_never_held_whole() {
         .len() as f64
         / MIB;
     let layer = (4.0 * (3 * hidden * neurons + 4 * hidden * hidden) as f64) / MIB;
-    // What the program itself takes, all libraries and buffers of threads included; in the bound
-    // that is promised there is a GiB for it.
+    // Memory of the program with its libraries and the buffers of its threads; the documented bound
+    // includes 1 GiB for it.
     let program = 120.0;
 
     let text = "the quick brown fox jumps over the lazy dog ".repeat(30);
@@ -60,7 +60,7 @@ fn a_model_is_never_held_whole() {
         "profile: {profile} MiB, a layer has {layer} MiB"
     );
     for quant in ["q8_0", "f32"] {
-        // A certificate runs the model, whose pages are then in memory for as long as there is room.
+        // Certification runs the model, whose mapped pages stay in memory while there is room.
         let place = [
             "place",
             "model",

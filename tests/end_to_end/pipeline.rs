@@ -1,4 +1,4 @@
-//! From a checkpoint to tokens.
+//! The pipeline from a checkpoint to tokens.
 
 use crate::sandbox::{QUICK, Sandbox, prepared_demo};
 
@@ -49,7 +49,7 @@ fn the_four_commands_work_in_an_empty_folder() {
 }
 
 #[test]
-fn preparing_again_does_nothing_and_other_inputs_do_something() {
+fn prepare_repeats_only_the_steps_whose_inputs_changed() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let again = |vram: &str, tokens: &str| {
@@ -109,7 +109,7 @@ fn placement_does_not_change_the_text() {
     sandbox.copy_demo();
     let mut texts = Vec::new();
     let mut hot_counts = Vec::new();
-    // Nothing, some, and everything on the GPU: its context alone takes 512 MiB.
+    // No neurons, some, and all on the GPU, whose context alone takes 512 MiB.
     for vram in ["0G", "517M", "24G"] {
         let place = sandbox
             .run(&["place", "demo", "--vram", vram, "--json"])
@@ -143,7 +143,7 @@ fn placement_does_not_change_the_text() {
 }
 
 #[test]
-fn exact_is_dense_and_reads_less() {
+fn exact_computes_the_text_of_dense_and_reads_less() {
     let folder = prepared_demo().to_str().unwrap();
     let sandbox = Sandbox::new();
     let report = sandbox
@@ -188,7 +188,7 @@ fn every_format_runs() {
 }
 
 #[test]
-fn q4_k_is_nearer_to_the_model_than_q4_0() {
+fn q4_k_is_closer_to_the_model_than_q4_0() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let [exact, k, zero] = ["f32", "q4_k", "q4_0"].map(|quant| {
@@ -261,7 +261,7 @@ fn a_dry_run_writes_nothing() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_nothing_half_written() {
+fn ctrl_c_leaves_no_partial_files() {
     let sandbox = Sandbox::new();
     let mut child = sandbox
         .command(&["profile", "demo", "--tokens", "200000"])

@@ -1,10 +1,10 @@
-//! What is best, what solves it, what may be used and what stays where.
+//! `place`: objectives, solvers, budgets and pins.
 
 use serde_json::Value;
 
 use super::sandbox::{Run, Sandbox};
 
-/// Plans the demo, without writing anything.
+/// Places the demo without writing a file.
 fn dry_run(sandbox: &Sandbox, more: &[&str]) -> Run {
     let all = [&["place", "demo", "--dry-run", "--json"], more].concat();
     sandbox.run(&all)
@@ -22,7 +22,7 @@ fn time(answer: &Value) -> f64 {
 }
 
 #[test]
-fn every_answer_says_how_good_it_is_and_both_objectives_can_be_had() {
+fn both_objectives_are_solved_with_a_proven_gap() {
     let sandbox = demo();
     for vram in ["0G", "514M", "516M", "24G"] {
         let latency = dry_run(&sandbox, &["--vram", vram]).good().json();
@@ -46,7 +46,7 @@ fn every_answer_says_how_good_it_is_and_both_objectives_can_be_had() {
 }
 
 #[test]
-fn solvers_agree_and_one_that_is_not_built_in_says_so() {
+fn solvers_agree_and_one_that_is_not_built_in_is_refused() {
     let sandbox = demo();
     let solved = |solver: &str| dry_run(&sandbox, &["--vram", "516M", "--solver", solver]);
     let objective = |solver: &str| solved(solver).good().json()["objective"].as_f64().unwrap();
@@ -60,7 +60,7 @@ fn solvers_agree_and_one_that_is_not_built_in_says_so() {
 }
 
 #[test]
-fn pins_are_kept_and_those_that_cannot_be_are_refused() {
+fn pins_are_kept_and_impossible_ones_are_refused() {
     let sandbox = demo();
     let pinned = |more: &[&str]| dry_run(&sandbox, &[&["--vram", "516M"], more].concat());
     let plan = pinned(&[
@@ -102,7 +102,7 @@ fn pins_are_kept_and_those_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn several_gpus_are_planned_for_in_ranges() {
+fn several_gpus_get_contiguous_ranges_of_layers() {
     let sandbox = demo();
     let answer = dry_run(&sandbox, &["--vram", "514M,515M"]).good().json();
     let plan = &answer["plan"];
@@ -135,18 +135,18 @@ fn several_gpus_are_planned_for_in_ranges() {
         "{}",
         placed.text()
     );
-    let told = sandbox
+    let run = sandbox
         .run(&["run", "demo", "-p", "1 + 1", "-n", "2"])
         .good();
     assert!(
-        told.stderr.contains("the plan is for 2 GPUs"),
+        run.stderr.contains("the plan is for 2 GPUs"),
         "{}",
-        told.stderr
+        run.stderr
     );
 }
 
 #[test]
-fn budgets_that_cannot_be_are_told() {
+fn impossible_budgets_are_refused() {
     let sandbox = demo();
     for (vram, code, words) in [
         ("-1G", 2, "is not a size"),
@@ -159,10 +159,10 @@ fn budgets_that_cannot_be_are_told() {
     }
     dry_run(&sandbox, &["--vram", "24G", "--ram", "0G"])
         .bad(1, &["does not fit: cpu memory is 0 B", "hint: allow `"]);
-    // What it asks for is enough, and hardly less is not.
-    let told =
+    // The budget that the hint names suffices, and 1 MiB less does not.
+    let refused =
         dry_run(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["is the least that works"]);
-    let allowed = told.stderr.split("allow `").nth(1).unwrap();
+    let allowed = refused.stderr.split("allow `").nth(1).unwrap();
     let allowed = allowed.split('`').next().unwrap();
     dry_run(&sandbox, &["--vram", "0G", "--ram", allowed]).good();
     let less = format!(
@@ -173,7 +173,7 @@ fn budgets_that_cannot_be_are_told() {
 }
 
 #[test]
-fn auto_takes_what_the_named_card_has_and_asks_for_a_size_where_there_is_none() {
+fn auto_uses_the_vram_of_the_named_machine_and_requires_a_size_without_a_gpu() {
     let sandbox = demo();
     let answer = dry_run(&sandbox, &["--vram", "auto", "--hardware", "rtx4090"])
         .good()
@@ -186,11 +186,11 @@ fn auto_takes_what_the_named_card_has_and_asks_for_a_size_where_there_is_none() 
 }
 
 #[test]
-fn a_budget_beyond_the_card_is_told_and_a_named_machine_brings_its_memory() {
+fn a_budget_above_the_vram_is_reported_and_a_named_machine_sets_the_ram() {
     let sandbox = demo();
     let answer = dry_run(&sandbox, &["--vram", "64G", "--hardware", "rtx4060-8g"]).good();
-    let told = "the budget of 64.0 GiB is more than the 8.0 GiB";
-    assert!(answer.stderr.contains(told), "{}", answer.stderr);
+    let message = "the budget of 64.0 GiB is more than the 8.0 GiB";
+    assert!(answer.stderr.contains(message), "{}", answer.stderr);
     let bundle = [
         "place",
         "demo.powerinfer/bundle",
@@ -217,7 +217,7 @@ fn a_budget_beyond_the_card_is_told_and_a_named_machine_brings_its_memory() {
 }
 
 #[test]
-fn a_page_takes_the_place_of_no_other_file_and_a_bundle_is_not_changed_for_one_that_cannot_be() {
+fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged() {
     let sandbox = demo();
     let plan = || std::fs::read(sandbox.path("demo.powerinfer/bundle/plan.json")).unwrap();
     let before = plan();
@@ -226,7 +226,7 @@ fn a_page_takes_the_place_of_no_other_file_and_a_bundle_is_not_changed_for_one_t
         ("folder", "is a folder"),
         (
             "demo.powerinfer/profile/profile.json",
-            "is there and no page of ours",
+            "exists and is not a page of powerinfer",
         ),
         (
             "demo.powerinfer/bundle/deeper/page.html",

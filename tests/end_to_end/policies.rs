@@ -1,10 +1,10 @@
-//! Policies beyond exact zeros, and the certificate: as a user makes them, checks them, breaks them.
+//! Policies for models without zeros, and the certificate: made, checked and damaged.
 
 use std::fs;
 
 use super::sandbox::{Sandbox, golden_model};
 
-/// Text that fills several sequences of a model with a context of 512 tokens.
+/// Text for several sequences of 512 tokens.
 fn write_text(sandbox: &Sandbox) {
     let line = |number: usize| format!("a few words to calibrate on, line {number} of many\n");
     let text: String = (0..400).map(line).collect();
@@ -34,7 +34,7 @@ fn calibrated() -> (Sandbox, String) {
 }
 
 #[test]
-fn a_model_without_zeros_skips_what_perplexity_allows() {
+fn a_model_without_zeros_skips_neurons_within_the_perplexity_budget() {
     let (sandbox, model) = calibrated();
     let place = |rise: &str| {
         let arguments = [
@@ -54,7 +54,7 @@ fn a_model_without_zeros_skips_what_perplexity_allows() {
             .as_f64()
             .unwrap()
     };
-    // What the random model says hardly depends on its FFNs, so much may be skipped.
+    // The output of the random model hardly depends on its FFNs, so much can be skipped.
     let some = place("20%");
     assert!(computed(&some) < 0.95, "{some}");
     let certificate = &some["certificate"];
@@ -106,7 +106,7 @@ fn a_model_without_zeros_skips_what_perplexity_allows() {
 }
 
 #[test]
-fn a_certificate_is_measured_again_to_the_digit_and_refused_where_it_is_not_of_this() {
+fn a_certificate_is_reproduced_to_the_digit_and_a_changed_one_is_refused() {
     let (sandbox, model) = calibrated();
     let place = [
         "place",
@@ -140,7 +140,7 @@ fn a_certificate_is_measured_again_to_the_digit_and_refused_where_it_is_not_of_t
     let alone = format!("{bundle}/certificate.json");
     let alone = sandbox.run(&["inspect", &alone]).good();
     assert!(alone.text().contains("certified on"), "{}", alone.text());
-    // Other text, and each policy by name.
+    // Perplexity on other text names the policy.
     let other = [
         "eval",
         "perplexity",
@@ -154,7 +154,7 @@ fn a_certificate_is_measured_again_to_the_digit_and_refused_where_it_is_not_of_t
     let other = sandbox.run(&other).good().json();
     assert_eq!(other["policies"][0]["policy"], "threshold");
 
-    // A figure that was changed, with every digest put right again, does not stand up to measuring.
+    // A changed figure does not match the digest of the bundle.
     let path = sandbox.path(bundle).join("certificate.json");
     let text = fs::read_to_string(&path).unwrap();
     let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -167,14 +167,14 @@ fn a_certificate_is_measured_again_to_the_digit_and_refused_where_it_is_not_of_t
 }
 
 #[test]
-fn without_text_held_back_nothing_is_risked_or_certified() {
+fn without_held_out_text_nothing_is_skipped_or_certified() {
     let sandbox = Sandbox::new();
     let model = golden_model("llama-silu").to_str().unwrap().to_owned();
     fs::write(sandbox.path("text.txt"), "a few words ".repeat(20)).unwrap();
     let arguments = ["prepare", &model, "--data", "text.txt", "--vram", "0G"];
     let prepared = sandbox.run(&arguments).good();
-    for told in ["0 tokens to decide on", "there is no certificate"] {
-        assert!(prepared.stderr.contains(told), "{}", prepared.stderr);
+    for message in ["0 tokens to decide on", "there is no certificate"] {
+        assert!(prepared.stderr.contains(message), "{}", prepared.stderr);
     }
     let run = [
         "run",
@@ -201,7 +201,7 @@ fn without_text_held_back_nothing_is_risked_or_certified() {
 }
 
 #[test]
-fn signs_come_along_where_they_are_used() {
+fn sign_bits_are_stored_only_for_policies_that_use_them() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let place = |policy: &str| {
@@ -248,7 +248,7 @@ fn signs_come_along_where_they_are_used() {
 }
 
 #[test]
-fn odd_wishes_are_refused() {
+fn invalid_policy_options_are_refused() {
     let sandbox = Sandbox::new();
     for rise in ["1", "-1%", "x%", "nan%"] {
         sandbox

@@ -1,4 +1,4 @@
-//! Profiles that add up, settle, and are drawn.
+//! `profile` and `merge`: shards, convergence, resumption and pages.
 
 use std::{fs, process::Stdio};
 
@@ -13,23 +13,23 @@ fn profile(sandbox: &Sandbox, more: &[&str]) {
     sandbox.run(&arguments).good();
 }
 
-/// Where a profile of the demo is made.
+/// Folder in which a profile of the demo is built.
 const PARTIAL: &str = "demo.powerinfer/profile.partial";
 
-/// What a profile counted, and the digests of its samples.
+/// The counts of a profile, and the digests of its samples.
 fn counted(sandbox: &Sandbox, folder: &str) -> Value {
     let report = sandbox
         .run(&["inspect", folder, "--json", "--verify"])
         .good();
     let mut report = report.json();
-    // Means are the same up to their rounding, so their table's bytes may differ.
+    // Means are equal up to rounding, so the bytes of their table may differ.
     let files = report["profile"]["files"].as_object_mut().unwrap();
     assert!(files.remove("neurons.parquet").is_some());
     report
 }
 
 #[test]
-fn shards_merge_to_what_one_run_counts() {
+fn shards_merge_to_the_counts_of_one_run() {
     let sandbox = Sandbox::new();
     profile(&sandbox, &["--out", "whole"]);
     for count in [2, 3] {
@@ -37,7 +37,7 @@ fn shards_merge_to_what_one_run_counts() {
         for index in 1..=count {
             let (shard, out) = (format!("{index}/{count}"), format!("{index}-of-{count}"));
             profile(&sandbox, &["--shard", &shard, "--out", &out]);
-            folders.insert(0, out); // the order they are named in is of no importance
+            folders.insert(0, out); // the order of the folders does not matter
         }
         let mut arguments = vec!["merge", "--out", "merged"];
         arguments.extend(folders.iter().map(String::as_str));
@@ -47,7 +47,7 @@ fn shards_merge_to_what_one_run_counts() {
 }
 
 #[test]
-fn profiles_of_different_texts_merge_to_one_of_all() {
+fn profiles_of_different_texts_merge_to_the_profile_of_all_texts() {
     let sandbox = Sandbox::new();
     for (name, text) in [
         ("code", "def f(x):\n    return x + 1\n"),
@@ -74,7 +74,7 @@ fn profiles_of_different_texts_merge_to_one_of_all() {
     sum("first_half_tokens");
     let overlap = both["profile"]["source_overlap"][0][1].as_f64().unwrap();
     assert!((0.0..0.9).contains(&overlap), "{overlap}");
-    // What was merged can be merged on, and trained from.
+    // A merged profile can be merged again, and trained from.
     sandbox
         .run(&[
             "train-predictors",
@@ -88,7 +88,7 @@ fn profiles_of_different_texts_merge_to_one_of_all() {
 }
 
 #[test]
-fn profiles_that_do_not_add_up_are_refused() {
+fn profiles_that_cannot_be_merged_are_refused() {
     let sandbox = Sandbox::new();
     for shard in ["1/3", "2/3"] {
         profile(
@@ -126,7 +126,7 @@ fn profiles_that_do_not_add_up_are_refused() {
 }
 
 #[test]
-fn auto_reads_until_the_ranking_has_settled() {
+fn auto_reads_until_the_ranking_is_stable() {
     let sandbox = Sandbox::new();
     let mut tokens = Vec::new();
     for (settled, trace_tokens) in [("0.5", "500"), ("0.5", "7000"), ("0.925", "500")] {
@@ -156,11 +156,15 @@ fn auto_reads_until_the_ranking_has_settled() {
         tokens[2] >= tokens[1] - 300,
         "the bound is higher: {tokens:?}"
     );
-    let told = sandbox.run(&["inspect", "demo.powerinfer/profile"]).good();
-    assert!(told.text().contains("halves overlap"), "{}", told.text());
+    let inspected = sandbox.run(&["inspect", "demo.powerinfer/profile"]).good();
+    assert!(
+        inspected.text().contains("halves overlap"),
+        "{}",
+        inspected.text()
+    );
 }
 
-/// Runs `arguments`, and kills the program as soon as it has saved a state whose name ends so.
+/// Runs `arguments` and kills the program as soon as it has saved a state whose name ends with `state`.
 fn killed(arguments: &[&str], state: &str) -> Sandbox {
     let sandbox = Sandbox::new();
     let partial = sandbox.path(PARTIAL);
@@ -178,7 +182,7 @@ fn killed(arguments: &[&str], state: &str) -> Sandbox {
     while !is_there() {
         assert!(
             child.try_wait().unwrap().is_none(),
-            "it ended before it could be killed"
+            "the program ended before it was killed"
         );
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
@@ -188,11 +192,11 @@ fn killed(arguments: &[&str], state: &str) -> Sandbox {
     sandbox
 }
 
-/// A profile that was killed as [`killed`] says, and then run to its end.
+/// A profile that was killed by [`killed`] and then resumed to its end.
 fn killed_and_resumed(arguments: &[&str], state: &str) -> Sandbox {
     let sandbox = killed(arguments, state);
-    let told = sandbox.run(arguments).good().stderr;
-    assert!(told.contains("going on after layer"), "{told}");
+    let message = sandbox.run(arguments).good().stderr;
+    assert!(message.contains("going on after layer"), "{message}");
     assert!(!sandbox.path(PARTIAL).exists());
     sandbox
 }
@@ -203,7 +207,7 @@ fn digests(sandbox: &Sandbox) -> Value {
 }
 
 #[test]
-fn a_killed_profile_goes_on_where_it_stopped() {
+fn a_killed_profile_is_resumed() {
     let arguments = [&["profile", "demo"][..], &TOKENS].concat();
     let resumed = killed_and_resumed(&arguments, "-0002.safetensors");
     let whole = Sandbox::new();
@@ -216,7 +220,7 @@ fn a_killed_profile_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn rounds_are_resumed_too() {
+fn a_profile_killed_between_rounds_is_resumed() {
     let arguments = [
         "profile",
         "demo",
@@ -225,7 +229,7 @@ fn rounds_are_resumed_too() {
         "--trace-tokens",
         "7000",
     ];
-    // The end of the first round, from which the second begins.
+    // The state after the first round, from which the second one starts.
     let resumed = killed_and_resumed(&arguments, "-0006.safetensors");
     let whole = Sandbox::new();
     whole.run(&arguments).good();
@@ -343,7 +347,7 @@ fn the_array_job_makes_a_shard() {
 }
 
 #[test]
-fn what_was_not_made_here_is_never_replaced() {
+fn files_of_other_origin_are_never_replaced() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     for command in [
@@ -365,7 +369,7 @@ fn what_was_not_made_here_is_never_replaced() {
             fs::remove_dir_all(&folder).unwrap();
         }
     }
-    // A profile of another model is not replaced either: folders of one name share a work folder.
+    // A profile of another model is not replaced either; models with the same folder name share a work folder.
     let relu = golden_model("llama-relu-gqa");
     fs::write(sandbox.path("text.txt"), "one two three ".repeat(40)).unwrap();
     let relu = relu.to_str().unwrap();
@@ -384,7 +388,7 @@ fn what_was_not_made_here_is_never_replaced() {
 }
 
 #[test]
-fn a_merge_spares_its_inputs_and_counts_no_text_twice() {
+fn a_merge_keeps_its_inputs_and_counts_no_text_twice() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path("all")).unwrap();
     for shard in ["1", "2"] {
@@ -421,7 +425,7 @@ fn a_merge_spares_its_inputs_and_counts_no_text_twice() {
 }
 
 #[test]
-fn damaged_work_is_done_again() {
+fn damaged_intermediate_results_are_computed_again() {
     let arguments = [&["profile", "demo"][..], &TOKENS].concat();
     let whole = Sandbox::new();
     whole.run(&arguments).good();

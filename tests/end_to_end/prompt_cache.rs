@@ -1,5 +1,4 @@
-//! What a prompt computed, kept for another: the same text as computed afresh, and refusals that say
-//! what to do. And how the KV cache is stored.
+//! Prompt caches: the same text as without one, errors with a remedy, and the formats of the KV cache.
 
 use std::fs;
 
@@ -20,7 +19,7 @@ fn run(sandbox: &Sandbox, prompt: &str, more: &[&str]) -> Run {
     sandbox.run(&[&arguments[..], more].concat())
 }
 
-/// The text and how many tokens of the prompt were known already.
+/// The text, and the number of prompt tokens taken from the cache.
 fn answer(run: Run) -> (Value, u64) {
     let json = run.good().json();
     let cached = json["cached_prompt_tokens"].as_u64().unwrap();
@@ -28,7 +27,7 @@ fn answer(run: Run) -> (Value, u64) {
 }
 
 #[test]
-fn text_from_a_prompt_cache_is_the_text_computed_afresh() {
+fn text_from_a_prompt_cache_equals_text_without_one() {
     let sandbox = demo();
     let cache = ["--prompt-cache", "@p.cache"];
     for format in ["f16", "q8_0", "f32"] {
@@ -50,7 +49,7 @@ fn text_from_a_prompt_cache_is_the_text_computed_afresh() {
         assert!(cached > 10, "{cached}");
         assert_eq!(fs::read(sandbox.path("p.cache")).unwrap(), bytes);
 
-        // Another prompt that begins alike; read alone, the file stays.
+        // Another prompt with a common prefix; a cache that is only read does not change.
         let other = format!("{TASK}    for x in xs:\n");
         let fresh = answer(run(&sandbox, &other, &[])).0;
         let read_only = [&cache[..], &["--prompt-cache-ro"]].concat();
@@ -59,7 +58,7 @@ fn text_from_a_prompt_cache_is_the_text_computed_afresh() {
         assert!(shared > 10 && shared <= cached + 1, "{shared}");
         assert_eq!(fs::read(sandbox.path("p.cache")).unwrap(), bytes);
 
-        // With the text in it too, the text is a prompt that is known.
+        // If the cache includes the generated text, a prompt with that text is in the cache as well.
         let all = [&cache[..], &["--prompt-cache-all"]].concat();
         assert_eq!(answer(run(&sandbox, &other, &all)).0, fresh);
         assert_ne!(fs::read(sandbox.path("p.cache")).unwrap(), bytes);
@@ -75,7 +74,7 @@ fn text_from_a_prompt_cache_is_the_text_computed_afresh() {
 }
 
 #[test]
-fn prompt_caches_that_do_not_fit_are_refused() {
+fn prompt_caches_of_another_model_or_format_are_refused() {
     let sandbox = demo();
     let cache = ["--prompt-cache", "@p.cache"];
     run(
@@ -108,20 +107,20 @@ fn prompt_caches_that_do_not_fit_are_refused() {
     let whole = fs::read(sandbox.path("p.cache")).unwrap();
     let mut bytes = whole.clone();
     *bytes.last_mut().unwrap() ^= 4;
-    for (bytes, said) in [
+    for (bytes, message) in [
         (&bytes[..], "damaged"),
         (&whole[..whole.len() / 2], "p.cache"),
         (b"no cache", "p.cache"),
         (b"", "p.cache"),
     ] {
         fs::write(sandbox.path("p.cache"), bytes).unwrap();
-        run(&sandbox, TASK, &cache).bad(1, &[said]);
+        run(&sandbox, TASK, &cache).bad(1, &[message]);
         assert_eq!(fs::read(sandbox.path("p.cache")).unwrap(), bytes);
     }
 }
 
 #[test]
-fn prompts_that_are_empty_or_too_long_are_refused_with_both_numbers() {
+fn prompts_that_are_empty_or_too_long_are_refused_with_both_lengths() {
     let sandbox = demo();
     let long = "x = 1\n".repeat(400);
     let place = ["place", "demo.powerinfer/bundle", "--vram", "0G"];
@@ -136,7 +135,7 @@ fn prompts_that_are_empty_or_too_long_are_refused_with_both_numbers() {
     sandbox
         .run(&[&place[..], &["--context", "0"]].concat())
         .bad(1, &["--context", "512"]);
-    // A context that is full ends the text.
+    // A full context ends the text.
     let arguments = ["run", "demo", "--json", "--prompt", "x = 1\n"];
     let json = sandbox.run(&arguments).good().json();
     let tokens = |name: &str| json[name].as_u64().unwrap();

@@ -1,4 +1,4 @@
-//! The README is true: its commands run as they stand there, and the files it names exist.
+//! The commands of the README run verbatim, and the files that it names exist.
 
 use std::{fs, path::Path, process::Command};
 
@@ -8,7 +8,7 @@ fn readme() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap()
 }
 
-/// Lines after `$ ` in the blocks marked as console sessions.
+/// Commands after `$ ` in the console blocks of the README.
 fn console_commands() -> Vec<String> {
     let text = readme();
     let blocks = text
@@ -22,9 +22,9 @@ fn console_commands() -> Vec<String> {
         .collect()
 }
 
-/// One test, because the script finds what the commands prepared.
+/// One test, since the script uses the results of the commands.
 #[test]
-fn commands_run_as_they_stand_there_and_the_demo_script_prints_its_table() {
+fn commands_run_verbatim_and_the_demo_script_prints_its_table() {
     let sandbox = Sandbox::new();
     let commands = console_commands();
     assert!(commands.len() >= 4, "{commands:?}");
@@ -65,7 +65,7 @@ fn commands_run_as_they_stand_there_and_the_demo_script_prints_its_table() {
 }
 
 #[test]
-fn files_it_names_exist() {
+fn linked_files_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = readme();
     let links = text

@@ -1,4 +1,4 @@
-//! A folder of its own for each test, and the program run in it.
+//! Runs the program in a temporary folder, one per test.
 
 use std::{
     io::Write,
@@ -7,7 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// What a run left.
+/// Exit code and output of a finished run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -25,14 +25,15 @@ impl Run {
             .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The run went well.
+    /// Asserts that the run succeeded.
     #[track_caller]
     pub(crate) fn good(self) -> Self {
         assert_eq!(self.code, 0, "{}", self.stderr);
         self
     }
 
-    /// The run failed with this code, without a panic, in a message that has all `parts`.
+    /// Asserts that the run failed with this exit code and without a panic, and that the error message contains
+    /// all `parts`.
     #[track_caller]
     pub(crate) fn bad(self, code: i32, parts: &[&str]) -> Self {
         assert_eq!(self.code, code, "{}{}", self.text(), self.stderr);
@@ -65,7 +66,7 @@ impl Sandbox {
         self.folder.path().join(name)
     }
 
-    /// Runs `powerinfer` here; an argument `@x` stands for the path of x in this folder.
+    /// Runs `powerinfer` in this folder. An argument `@x` is replaced by the path of `x` in it.
     pub(crate) fn run(&self, arguments: &[&str]) -> Run {
         self.run_with(arguments, b"")
     }
@@ -80,7 +81,7 @@ impl Sandbox {
             .current_dir(self.folder.path())
             .env("NO_COLOR", "1")
             .env_remove("POWERINFER_ISA")
-            // No test finds a model of the machine's owner, or asks a network for one.
+            // Tests use neither the models of the user nor the network.
             .env("HF_HUB_CACHE", self.path("hub"))
             .env("HF_HUB_OFFLINE", "1");
         for argument in arguments {
@@ -92,14 +93,14 @@ impl Sandbox {
         command
     }
 
-    /// A copy of the golden checkpoint called `name`, to be spoilt.
+    /// A copy of the golden checkpoint `name` that a test may change.
     pub(crate) fn copy_model(&self, name: &str) -> PathBuf {
         let folder = self.path(name);
         copy_folder(&golden_model(name), &folder);
         folder
     }
 
-    /// A copy of the prepared demo.
+    /// A copy of the prepared demo in this folder.
     pub(crate) fn copy_demo(&self) -> PathBuf {
         let folder = self.path("demo.powerinfer");
         copy_folder(prepared_demo(), &folder);
@@ -107,7 +108,7 @@ impl Sandbox {
     }
 }
 
-/// Runs `command` to its end.
+/// Runs `command` with this standard input and waits for it.
 pub(crate) fn run_command(mut command: Command, stdin: &[u8]) -> Run {
     let mut child = command
         .stdin(Stdio::piped())
@@ -117,7 +118,7 @@ pub(crate) fn run_command(mut command: Command, stdin: &[u8]) -> Run {
         .unwrap();
     let mut input = child.stdin.take().unwrap();
     let stdin = stdin.to_vec();
-    // A program that fails early does not read its input.
+    // A program that fails early does not read its input, so a broken pipe is expected.
     let writer = std::thread::spawn(move || {
         let _ = input.write_all(&stdin);
     });
@@ -130,14 +131,14 @@ pub(crate) fn run_command(mut command: Command, stdin: &[u8]) -> Run {
     }
 }
 
-/// The golden checkpoint called `name`.
+/// Path of the golden checkpoint `name`.
 pub(crate) fn golden_model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/golden/models")
         .join(name)
 }
 
-/// Copies a folder with everything in it.
+/// Copies a folder with its contents.
 pub(crate) fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -151,7 +152,7 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// Flags that make preparing quick; quality is another test's business.
+/// Options that make `prepare` fast at the expense of quality.
 pub(crate) const QUICK: [&str; 6] = [
     "--tokens",
     "5000",
@@ -161,7 +162,7 @@ pub(crate) const QUICK: [&str; 6] = [
     "2000",
 ];
 
-/// The demo, prepared once for all tests of this program.
+/// The prepared demo, shared by all tests of this process.
 pub(crate) fn prepared_demo() -> &'static Path {
     static FOLDER: OnceLock<(Sandbox, PathBuf)> = OnceLock::new();
     let (_, folder) = FOLDER.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! `simulate` predicts speeds without weights, and refuses what cannot be.
+//! `simulate`: estimates without weights, and invalid requests.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::sandbox::Sandbox;
 
-/// The first engine's answer for one request.
+/// The estimate of the first engine for one request.
 fn speed(answer: &Value) -> f64 {
     answer["engines"][0]["decode"][0]["tokens_per_second"]
         .as_f64()
@@ -14,7 +14,7 @@ fn speed(answer: &Value) -> f64 {
 }
 
 #[test]
-fn speeds_come_with_their_sources_and_what_the_solver_proved() {
+fn estimates_name_their_sources_and_the_gap_of_the_solver() {
     let sandbox = Sandbox::new();
     let arguments = ["simulate", "--like", "llama-70b", "--hardware", "pc-high"];
     let arguments = [&arguments[..], &["--quant", "q4_0"]].concat();
@@ -28,7 +28,7 @@ fn speeds_come_with_their_sources_and_what_the_solver_proved() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    // Layers that are alike share a row.
+    // Equal layers share a row.
     assert!(text.lines().count() < 45, "{text}");
     let answer = sandbox
         .run(&[&arguments[..], &["--json"]].concat())
@@ -51,7 +51,7 @@ fn speeds_come_with_their_sources_and_what_the_solver_proved() {
 }
 
 #[test]
-fn more_zeros_more_memory_and_more_neurons_on_the_gpu_are_quicker() {
+fn more_sparsity_more_memory_and_more_hot_neurons_are_faster() {
     let sandbox = Sandbox::new();
     let with = |more: &[&str]| {
         let arguments = ["simulate", "--like", "llama-7b", "--json", "--hardware"];
@@ -66,10 +66,9 @@ fn more_zeros_more_memory_and_more_neurons_on_the_gpu_are_quicker() {
     assert!(with(&["--quant", "q4_0"]) > with(&["--quant", "f16"]));
 }
 
-/// A step of this engine is what the plan's own arithmetic says, but for the cache, which a plan takes
-/// to be full.
+/// Except for the KV cache, which a plan assumes to be full.
 #[test]
-fn a_step_is_what_the_plan_says() {
+fn a_simulated_step_takes_the_time_of_the_plan() {
     let sandbox = Sandbox::new();
     for vram in ["0G", "6G", "24G"] {
         let answer = sandbox
@@ -102,7 +101,7 @@ fn a_step_is_what_the_plan_says() {
 }
 
 #[test]
-fn a_folder_with_a_configuration_is_a_shape() {
+fn a_folder_with_a_configuration_gives_the_shape() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path("mine")).unwrap();
     let config = json!({
@@ -120,7 +119,7 @@ fn a_folder_with_a_configuration_is_a_shape() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_simulations_are_refused() {
     let sandbox = Sandbox::new();
     let refused = |more: &[&str], code: i32, parts: &[&str]| {
         let arguments = [&["simulate", "--like", "llama-7b"], more].concat();

@@ -1,4 +1,4 @@
-//! Sweeps: a grid, its rows and pages, stopped and gone on with, and bad input.
+//! `sweep`: grids, rows and pages, interruption and resumption, and invalid input.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::sandbox::{Run, Sandbox, golden_model};
 
-/// What keeps a sweep short.
+/// Options of a short sweep.
 const SMALL: [&str; 18] = [
     "--tokens",
     "600",
@@ -45,7 +45,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
+fn a_grid_is_measured_resumed_and_drawn() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let grid = [
@@ -126,13 +126,13 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
     assert!(
         figure(raised, "sparsity", "computed_share") < figure(usual, "sparsity", "computed_share")
     );
-    // More of it on the GPU is predicted to be quicker, and nothing else changes.
+    // More hot neurons are predicted to be faster, and nothing else changes.
     let [none, all] = [&found[2], &found[3]];
     assert_eq!(none["quality"], all["quality"]);
     assert_eq!(none["placement"]["hot_neurons"], 0);
     assert!(figure(all, "placement", "neuron_share") > 0.2);
 
-    // The same again measures nothing.
+    // Repeating the sweep measures nothing.
     let before = fs::read(&out).unwrap();
     let json = sweep(&sandbox, &[&grid[..], &["--json"]].concat())
         .good()
@@ -159,7 +159,7 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
         assert!(!page.contains(foreign), "{foreign}");
     }
 
-    // Stopped in the middle of a line, it goes on; what does not depend on the clock is the same.
+    // A sweep that was interrupted within a line is resumed; columns without times are the same.
     let text = String::from_utf8(before).unwrap();
     let kept: usize = text.split_inclusive('\n').take(3).map(str::len).sum();
     fs::write(&out, &text[..kept + 40]).unwrap();
@@ -183,7 +183,7 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
             assert_eq!(before[part], now[part], "{part}");
         }
     }
-    // Another grid goes into the same file, other measures do not.
+    // Another grid is added to the same file, other measurements are refused.
     let more = ["--level", "exact", "--vram", "517M"];
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
@@ -191,7 +191,7 @@ fn a_grid_is_measured_stopped_gone_on_with_and_drawn() {
 }
 
 #[test]
-fn where_neurons_are_hot_changes_no_token() {
+fn the_placement_changes_no_token() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let grid = [
@@ -227,7 +227,7 @@ fn where_neurons_are_hot_changes_no_token() {
     }
 }
 
-/// Rows of a sweep of the demo whose text is `text`.
+/// Rows of a sweep of the demo on `text`.
 fn rows_on(sandbox: &Sandbox, text: &str, more: &[&str]) -> Vec<Value> {
     fs::write(sandbox.path("text.txt"), text).unwrap();
     let line = ["--data", "text.txt", "--level", "exact,predicted", "--json"];
@@ -236,10 +236,10 @@ fn rows_on(sandbox: &Sandbox, text: &str, more: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
+fn unusual_texts_and_machines_give_valid_rows() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    // One word, as long as the text: its perplexity is beyond numbers.
+    // The text is one word, whose perplexity overflows.
     let word = "def".repeat(400);
     let rows = rows_on(&sandbox, &word, &["--out", "word.jsonl", "--vram", "0G"]);
     assert!(
@@ -251,7 +251,7 @@ fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
         rows_on(&sandbox, &word, &["--out", "word.jsonl", "--vram", "0G"]),
         rows
     );
-    // A few tokens, of one text: who differs is not told from who does not.
+    // A few tokens of one text are too few for significant differences.
     fs::write(sandbox.path("text.txt"), "def f(x):").unwrap();
     let few = [
         "--data",
@@ -269,7 +269,7 @@ fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
         "{}",
         few.stderr
     );
-    // Where there is no GPU to place on, the usual grid has one budget.
+    // Without a GPU the default grid has one VRAM budget.
     let rows = rows_on(
         &sandbox,
         "def f(x):\n    return x\n",
@@ -277,7 +277,7 @@ fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
     );
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
-    // Levels that are raised run in halves too.
+    // Settings with raised thresholds run in half precision as well.
     let halves = [
         "--level",
         "predicted:+2",
@@ -292,7 +292,7 @@ fn odd_texts_and_machines_give_rows_that_can_be_read_again() {
 }
 
 #[test]
-fn functions_of_a_file_are_written_and_judged() {
+fn functions_of_a_task_file_are_generated_and_judged() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let problem = |number: usize, prompt: &str| {
@@ -317,7 +317,7 @@ fn functions_of_a_file_are_written_and_judged() {
     let found = sweep(&sandbox, &line).good().json();
     let functions = found["rows"][0]["quality"]["functions"].as_array().unwrap();
     assert_eq!(functions.len(), 2);
-    // One of the two is longer than the context: nobody knows.
+    // One of the two is longer than the context, so its result is unknown.
     let [items, unjudged] = ["items", "unjudged"].map(|name| functions[1][name].as_u64().unwrap());
     assert_eq!(
         (functions[1]["name"].as_str(), items + unjudged),
@@ -333,7 +333,7 @@ fn functions_of_a_file_are_written_and_judged() {
 }
 
 #[test]
-fn batches_and_contexts_are_axes_too() {
+fn batches_and_contexts_are_axes() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let mut line = vec!["sweep", "demo"];
@@ -362,7 +362,7 @@ fn batches_and_contexts_are_axes_too() {
 }
 
 #[test]
-fn models_whose_neurons_are_never_silent_have_levels_of_their_own() {
+fn models_without_zeros_have_their_own_settings() {
     let sandbox = Sandbox::new();
     let line = |number| format!("{number} and a few words more to read; ");
     let text: String = (0..400).map(line).collect();
@@ -420,7 +420,7 @@ fn models_whose_neurons_are_never_silent_have_levels_of_their_own() {
 }
 
 #[test]
-fn sweeps_that_cannot_be_are_refused_before_anything_is_measured() {
+fn invalid_sweeps_are_refused_before_any_measurement() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let sweep = |more: &[&str]| sandbox.run(&[&["sweep", "demo"], more].concat());
@@ -442,7 +442,7 @@ fn sweeps_that_cannot_be_are_refused_before_anything_is_measured() {
         b"{\"mine\": 1}\n"
     );
     fs::write(sandbox.path("mine.html"), "my own").unwrap();
-    sweep(&["--html", "mine.html"]).bad(1, &["no page of ours"]);
+    sweep(&["--html", "mine.html"]).bad(1, &["not a page of powerinfer"]);
     sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
     sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is taken"]);

@@ -1,4 +1,4 @@
-//! Synthetic checkpoints have the sparsity that was asked for, and go through the whole pipeline.
+//! Synthetic checkpoints have the requested sparsity and work in the whole pipeline.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::sandbox::Sandbox;
 
-/// A small configuration of a family.
+/// Writes a small configuration of `family`.
 fn config(sandbox: &Sandbox, family: &str) {
     let llama = |architecture: &str| {
         json!({
@@ -54,7 +54,7 @@ fn prose(sandbox: &Sandbox) {
 }
 
 #[test]
-fn neurons_fire_as_often_as_asked_in_every_family() {
+fn every_family_has_the_requested_activation_frequency() {
     let sandbox = Sandbox::new();
     prose(&sandbox);
     for family in ["llama", "bamboo", "fatrelu", "opt", "falcon"] {
@@ -69,8 +69,8 @@ fn neurons_fire_as_often_as_asked_in_every_family() {
                 layer["neurons_for"]["80_percent"].as_f64().unwrap(),
             );
             assert!((sparsity - 0.9).abs() < 0.03, "{family}: {layer}");
-            // Side by side with attention, the first FFN sees the token alone, and a text this
-            // short has few different ones.
+            // In parallel with attention, the first FFN depends on the token alone, and this short text
+            // has few distinct tokens.
             if family != "falcon" || layer["layer"] != 0 {
                 assert!((skew - 0.26).abs() < 0.06, "{family}: {layer}");
             }
@@ -79,18 +79,18 @@ fn neurons_fire_as_often_as_asked_in_every_family() {
 }
 
 #[test]
-fn predictors_by_construction_predict_and_the_pipeline_runs() {
+fn constructed_predictors_predict_and_the_pipeline_runs() {
     let sandbox = Sandbox::new();
     prose(&sandbox);
     let made = synth(&sandbox, "llama", &["--predictor-rank", "128"]);
     assert_eq!(made["predictors"], "llama/predictors");
-    let told = sandbox
+    let inspected = sandbox
         .run(&["inspect", "llama/predictors", "--json"])
         .good()
         .json();
-    for layer in told["layers"]
+    for layer in inspected["layers"]
         .as_array()
-        .unwrap_or_else(|| panic!("{told}"))
+        .unwrap_or_else(|| panic!("{inspected}"))
     {
         assert!(layer["recall"].as_f64().unwrap() > 0.98, "{layer}");
         assert!(layer["precision"].as_f64().unwrap() > 0.9, "{layer}");
@@ -157,7 +157,7 @@ fn the_same_seed_gives_the_same_bytes_on_any_number_of_threads() {
 }
 
 #[test]
-fn what_cannot_be_made_is_named() {
+fn impossible_synthetic_models_are_refused() {
     let sandbox = Sandbox::new();
     config(&sandbox, "llama");
     let synth = |more: &[&str]| {

@@ -1,4 +1,4 @@
-//! The golden checkpoints: what the field's standard implementation computes with them.
+//! The golden checkpoints and the results of the reference implementation for them.
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::path::{Path, PathBuf};
@@ -38,10 +38,10 @@ pub const MODELS: [&str; 25] = [
 /// The models with logits of masked FFNs.
 pub const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 
-/// The prompts each of them was given.
+/// Names of the prompts.
 pub const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
 
-/// A golden checkpoint and its expectations.
+/// A golden checkpoint and its expected results.
 pub struct Golden {
     pub folder: PathBuf,
     pub expected: TensorFile,
@@ -50,7 +50,7 @@ pub struct Golden {
 }
 
 impl Golden {
-    /// Opens the golden checkpoint called `name`.
+    /// Opens the golden checkpoint `name`.
     pub fn open(name: &str) -> Self {
         // Where the test was built, or is run now: binaries travel to machines that build nothing.
         let own = std::env::var("CARGO_MANIFEST_DIR");
@@ -78,12 +78,12 @@ impl Golden {
         powerinfer_import::open_checkpoint(files).unwrap()
     }
 
-    /// A float32 tensor of the expectations.
+    /// A float32 tensor of the expected results.
     pub fn floats(&self, name: &str) -> Vec<f32> {
         floats(&self.expected, name)
     }
 
-    /// An int64 tensor of the expectations, as token ids.
+    /// An int64 tensor of the expected results, as token ids.
     pub fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.expected.find(name).unwrap().bytes;
         bytes

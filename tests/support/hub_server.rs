@@ -1,4 +1,4 @@
-//! A small server that speaks the hub's protocol, for models in memory, and misbehaves as told.
+//! A small server of the hub's protocol, for models in memory, with configurable faults.
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::{
@@ -16,54 +16,54 @@ use std::{
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// The commit that `main` is at.
+/// The commit of `main`.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Files at least this long lie elsewhere.
+/// Files of at least this many bytes are on the storage server.
 const LARGE: usize = 2048;
 
-/// What the server does wrong, or asks for.
+/// Faults and requirements of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Behaviour {
-    /// The token that all requests to the hub must carry.
+    /// Token that all requests to the hub must have.
     pub token: Option<String>,
-    /// The model's terms have not been accepted.
+    /// Whether access to the model is gated.
     pub gated: bool,
-    /// Bytes after which the next bodies of large files are cut, one entry a body.
+    /// Lengths to which the next bodies of large files are truncated, one entry per body.
     pub cuts: Vec<usize>,
-    /// A request for a part of a file is answered with all of it.
+    /// Whether range requests are answered with the whole file.
     pub ignores_ranges: bool,
-    /// A request for a part of a file is answered with another part.
+    /// Whether range requests are answered with another range.
     pub wrong_ranges: bool,
-    /// The first byte of large files is another.
+    /// Whether the first byte of large files is changed.
     pub damages: bool,
-    /// Large files go on after their end.
+    /// Whether large files have additional bytes.
     pub sends_too_much: bool,
-    /// Parts of paths; a request for each is answered with HTTP 503 once.
+    /// Parts of paths for which one request is answered with HTTP 503.
     pub unavailable: Vec<&'static str>,
-    /// The tag of every file.
+    /// `ETag` of every file.
     pub etag: Option<String>,
-    /// The commit of the listing.
+    /// Commit of the listing.
     pub commit: Option<String>,
-    /// Names that are listed beside those of the files.
+    /// Additional names in the listing.
     pub also_listed: Vec<String>,
-    /// Small files are found by a redirect to a path on the hub.
+    /// Whether small files are redirected to a path on the hub.
     pub redirects_small_files: bool,
-    /// Requests for the hub are redirected to the other server.
+    /// Whether requests for the hub are redirected to the storage server.
     pub redirects_listing: bool,
 }
 
-/// A request as the server understood it.
+/// A parsed request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
     pub path: String,
     pub authorization: Option<String>,
     pub range: Option<String>,
-    /// Bytes of the body that was sent in answer.
+    /// Bytes of the body of the response.
     pub sent: usize,
-    /// Asked of the place where large files lie.
-    pub elsewhere: bool,
+    /// Whether the storage server received it.
+    pub storage: bool,
 }
 
 struct State {
@@ -72,11 +72,11 @@ struct State {
     behaviour: Mutex<Behaviour>,
     log: Mutex<Vec<Request>>,
     stopped: AtomicBool,
-    /// Of the place where large files lie.
-    elsewhere: SocketAddr,
+    /// Address of the storage server.
+    storage: SocketAddr,
 }
 
-/// A hub with one model, and the place where its large files lie.
+/// A hub with one model, and the storage server of its large files.
 pub struct HubServer {
     pub endpoint: String,
     addresses: [SocketAddr; 2],
@@ -85,19 +85,19 @@ pub struct HubServer {
 }
 
 impl HubServer {
-    /// Serves `files` as the model called `repository`.
+    /// Serves `files` as the model `repository`.
     pub fn start(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
-        let [hub, elsewhere] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let addresses = [hub.local_addr().unwrap(), elsewhere.local_addr().unwrap()];
+        let [hub, storage] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [hub.local_addr().unwrap(), storage.local_addr().unwrap()];
         let state = Arc::new(State {
             repository: repository.to_owned(),
             files,
             behaviour: Mutex::default(),
             log: Mutex::default(),
             stopped: AtomicBool::new(false),
-            elsewhere: addresses[1],
+            storage: addresses[1],
         });
-        let threads = [(hub, false), (elsewhere, true)].map(|(listener, is_elsewhere)| {
+        let threads = [(hub, false), (storage, true)].map(|(listener, is_storage)| {
             let state = Arc::clone(&state);
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
@@ -106,8 +106,8 @@ impl HubServer {
                     }
                     let state = Arc::clone(&state);
                     let stream = stream.unwrap();
-                    // Somebody who stops reading is nobody's concern.
-                    std::thread::spawn(move || drop(state.answer(stream, is_elsewhere)));
+                    // A client that disconnects is not an error of the server.
+                    std::thread::spawn(move || drop(state.answer(stream, is_storage)));
                 }
             })
         });
@@ -119,7 +119,7 @@ impl HubServer {
         }
     }
 
-    /// Serves the files of a folder.
+    /// Serves the files of a folder as the model `repository`.
     pub fn of_folder(repository: &str, folder: &Path) -> Self {
         let files = std::fs::read_dir(folder).unwrap().map(|entry| {
             let path = entry.unwrap().path();
@@ -129,12 +129,12 @@ impl HubServer {
         Self::start(repository, files.collect())
     }
 
-    /// From now on the server behaves so.
+    /// Sets the behaviour for all further requests.
     pub fn behave(&self, behaviour: Behaviour) {
         *self.state.behaviour.lock().unwrap() = behaviour;
     }
 
-    /// Every request so far.
+    /// All requests so far.
     pub fn log(&self) -> Vec<Request> {
         self.state.log.lock().unwrap().clone()
     }
@@ -146,11 +146,11 @@ impl HubServer {
         log
     }
 
-    /// Stops and frees the addresses.
+    /// Stops both servers and frees their addresses.
     pub fn stop(&mut self) {
         self.state.stopped.store(true, Ordering::SeqCst);
         for address in self.addresses {
-            drop(TcpStream::connect(address)); // wakes the thread that waits for one
+            drop(TcpStream::connect(address)); // ends the wait for a connection
         }
         for thread in self.threads.drain(..) {
             thread.join().unwrap();
@@ -169,7 +169,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// What git calls a file.
+/// Git's object id of a file.
 pub fn git_sha1(bytes: &[u8]) -> String {
     let hasher = Sha1::new_with_prefix(format!("blob {}\0", bytes.len()));
     hex(&hasher.chain_update(bytes).finalize())
@@ -184,7 +184,7 @@ struct Answer {
     status: u16,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
-    /// Bytes of the body that are sent before the connection is cut.
+    /// Bytes of the body after which the connection is closed.
     cut: Option<usize>,
 }
 
@@ -205,7 +205,7 @@ impl Answer {
 }
 
 impl State {
-    fn answer(&self, stream: TcpStream, elsewhere: bool) -> std::io::Result<()> {
+    fn answer(&self, stream: TcpStream, storage: bool) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         let mut line = String::new();
         reader.read_line(&mut line)?;
@@ -219,7 +219,7 @@ impl State {
             authorization: None,
             range: None,
             sent: 0,
-            elsewhere,
+            storage,
         };
         loop {
             let mut line = String::new();
@@ -262,7 +262,7 @@ impl State {
             busy.remove(index);
             return Answer::new(503, b"");
         }
-        if request.elsewhere {
+        if request.storage {
             let sha = request.path.trim_start_matches("/blobs/");
             let sha = sha.split('?').next().unwrap();
             let file = self.files.values().find(|bytes| sha256(bytes) == sha);
@@ -282,7 +282,7 @@ impl State {
                 return Answer::new(404, b"").with("X-Error-Code", "RevisionNotFound");
             }
             if behaviour.redirects_listing {
-                let address = format!("http://{}/stolen", self.elsewhere);
+                let address = format!("http://{}/stolen", self.storage);
                 return Answer::new(302, b"").with("Location", address);
             }
             return self.listing(&behaviour);
@@ -305,7 +305,7 @@ impl State {
         };
         if bytes.len() >= LARGE {
             let sha = sha256(bytes);
-            let address = format!("http://{}/blobs/{sha}?signature=secret", self.elsewhere);
+            let address = format!("http://{}/blobs/{sha}?signature=secret", self.storage);
             return Answer::new(302, b"moved")
                 .with("Location", address)
                 .with("X-Repo-Commit", COMMIT)
@@ -338,7 +338,7 @@ impl State {
     }
 }
 
-/// A large file or a part of it.
+/// Response with a large file or a range of it.
 fn large_file(bytes: &[u8], request: &Request, behaviour: &mut Behaviour) -> Answer {
     let mut bytes = bytes.to_vec();
     if behaviour.damages {

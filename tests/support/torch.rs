@@ -1,4 +1,4 @@
-//! Files as `torch.save` writes them: a zip of a pickle and one storage a tensor.
+//! Writes files in the format of `torch.save`: a zip of a pickle and one storage per tensor.
 #![allow(dead_code, missing_docs, unreachable_pub)] // each test uses a part
 
 use half::f16;
@@ -10,10 +10,10 @@ pub enum Element {
     F16,
 }
 
-/// A tensor to be saved: name, rows and columns, values row by row.
+/// A tensor: name, rows and columns, values row by row.
 pub type Tensor<'a> = (&'a str, [usize; 2], &'a [f32]);
 
-/// The file that holds a dictionary of `tensors`.
+/// A file with a dictionary of `tensors`.
 pub fn save(tensors: &[Tensor<'_>], element: Element) -> Vec<u8> {
     let storages = tensors.iter().map(|(_, _, values)| match element {
         Element::F32 => values
@@ -74,7 +74,7 @@ fn pickle(tensors: &[Tensor<'_>], element: Element) -> Vec<u8> {
     bytes
 }
 
-/// A zip of entries stored as they are.
+/// A zip of uncompressed entries.
 fn zip(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut bytes, mut directory) = (Vec::new(), Vec::new());
     for (name, content) in entries {
@@ -108,7 +108,7 @@ fn zip(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
-/// CRC-32 as zip has it.
+/// CRC-32 as used in zip files.
 fn checksum(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |checksum, byte| {
         (0..8).fold(checksum ^ u32::from(*byte), |checksum, _| {

@@ -16,7 +16,6 @@ pub mod header;
 mod hint;
 pub mod mapped_file;
 pub mod matrix_planes;
-pub mod page;
 pub mod placement_inputs;
 pub mod plan;
 pub mod predictor_file;

@@ -12,6 +12,7 @@ mod engine;
 mod hint;
 mod model_argument;
 mod output;
+mod page_file;
 mod plan_table;
 mod predictor_table;
 mod progress;

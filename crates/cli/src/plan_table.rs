@@ -1,18 +1,39 @@
 //! A plan in words and tables.
 
+use std::path::Path;
+
+use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, ModelIdentity,
     plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan},
+    write::write_file,
 };
+use powerinfer_report::plan_page;
 use powerinfer_solver::SolveReport;
 
 use crate::output::{Output, Table, percent};
+
+/// Writes the page of `plan` to `path`, if there is one.
+pub(crate) fn draw(
+    path: Option<&Path>,
+    model: &ModelIdentity,
+    plan: &Plan,
+    output: Output,
+) -> Result<()> {
+    if let Some(path) = path {
+        let forecast = plan.forecast.as_ref();
+        let predictions = forecast.map_or_else(Vec::new, |forecast| predicted(plan, forecast));
+        write_file(path, plan_page(model, plan, &predictions)?.as_bytes())?;
+        output.say(format!("drawn in `{}`", path.display()));
+    }
+    Ok(())
+}
 
 /// The plan as tables: layers, memories, and what else could have been.
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
     if let Some(forecast) = &plan.forecast {
-        let mut table = Table::new(&PLACEMENTS);
+        let mut table = Table::new(&["placement", "µs a token", "tokens/s", "this plan is"]);
         for row in placements(plan, forecast) {
             table.row(row);
         }
@@ -75,7 +96,7 @@ fn reasons(plan: &Plan) -> String {
 }
 
 /// Where a line's memory is.
-pub(crate) fn place(plan: &Plan, line: &BudgetLine) -> String {
+fn place(plan: &Plan, line: &BudgetLine) -> String {
     match line.device == Device::Gpu && plan.budget.vram_split.len() > 1 {
         true => format!("gpu {}", line.gpu),
         false => line.device.to_string(),
@@ -113,11 +134,8 @@ fn memory(plan: &Plan) -> String {
     lines.to_string()
 }
 
-/// Headings of [`placements`].
-pub(crate) const PLACEMENTS: [&str; 4] = ["placement", "µs a token", "tokens/s", "this plan is"];
-
 /// The plan and other ways of placing, a row each.
-pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
+fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
     let own = plan.totals.microseconds_per_token;
     let row = |name: String, time: f64, ratio: String| {
         let speed = format!("{:.1}", 1e6 / time);
@@ -136,7 +154,7 @@ pub(crate) fn placements(plan: &Plan, forecast: &Forecast) -> Vec<Vec<String>> {
 }
 
 /// What else is predicted of the plan, a sentence each.
-pub(crate) fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
+fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut speeds: Vec<String> = forecast
         .decode

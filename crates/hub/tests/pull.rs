@@ -275,16 +275,16 @@ fn the_token_is_for_the_hub_alone() {
     place.refused(&["no public model `org/tiny`", "account of the token"]);
     place.settings.token = Token::new("hf_secret");
     place.pull().unwrap();
-    let (elsewhere, hub): (Vec<_>, Vec<_>) = place
+    let (storage, hub): (Vec<_>, Vec<_>) = place
         .server
         .log()
         .into_iter()
         .skip(2)
-        .partition(|request| request.elsewhere);
-    assert!(hub.len() > 4 && elsewhere.len() == 1, "{hub:?}");
+        .partition(|request| request.storage);
+    assert!(hub.len() > 4 && storage.len() == 1, "{hub:?}");
     let token = Some("Bearer hf_secret");
     assert!(hub.iter().all(|one| one.authorization.as_deref() == token));
-    assert!(elsewhere.iter().all(|one| one.authorization.is_none()));
+    assert!(storage.iter().all(|one| one.authorization.is_none()));
     // Nobody else lists the hub's models.
     place.server.behave(Behaviour {
         redirects_listing: true,

@@ -8,7 +8,6 @@ mod activity;
 mod calibration;
 mod column;
 mod error;
-mod html;
 mod measure;
 mod merge;
 mod observe;
@@ -22,7 +21,6 @@ pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Sk
 pub use calibration::{Calibration, Part, RESERVED, Sequence, Shard, Source};
 pub use column::Column;
 pub use error::ProfileError;
-pub use html::html;
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};
 pub use merge::merge;
 pub use profile::{LayerSummary, NeuronsFor, Profile, ProfileDocument, SourceSummary};

@@ -300,6 +300,26 @@ impl Profile {
         &self.document.body
     }
 
+    /// The whole of `profile.json`, with its header.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::to_value(&self.document).expect("our structures are plain JSON")
+    }
+
+    /// Cumulative activation curves: one per layer, and a last one of all layers together.
+    ///
+    /// Element `p` of the `points + 1` of a curve is the share of activations carried by the hottest `p / points` of the
+    /// neurons.
+    pub fn cumulative_curves(&self, points: usize) -> Vec<Vec<f64>> {
+        let all = self.activities.iter().flat_map(|activity| &activity.active);
+        let all = Skew::of(all.copied().collect());
+        let layers = self.activities.iter().map(LayerActivity::skew);
+        let curve = |skew: Skew| {
+            let shares = (0..=points).map(|point| point as f64 / points as f64);
+            shares.map(|share| skew.activations_of(share)).collect()
+        };
+        layers.chain([all]).map(curve).collect()
+    }
+
     /// Counts per layer.
     pub fn activities(&self) -> &[LayerActivity] {
         &self.activities

@@ -1,4 +1,4 @@
-// Fibers, barriers and memory of the emulator.
+// Fibers, barriers, memory and launches of the emulator.
 #include "emulator.h"
 
 #undef threadIdx
@@ -33,27 +33,27 @@ size_t whole_pages(size_t bytes) {
   return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 
-// What device memory is aligned to at least; bytes between its end and a whole multiple are not caught.
+// Alignment of device memory. Accesses to the padding after its end are not caught.
 constexpr size_t ALIGNMENT = 16;
 
 struct sigaction previous;
 
-// What touches memory that is none ends its launch, not the program.
+// An invalid access aborts the launch, not the program.
 void on_fault(int signal, siginfo_t* about, void* context) {
   if (block && block->current) {
     Block& b = *block;
     std::snprintf(b.message, sizeof b.message,
-                  "%s reads or writes %p, which is outside of all memory: block (%u, %u, %u) thread %u",
+                  "%s accesses %p out of bounds: block (%u, %u, %u) thread %u",
                   b.kernel, about->si_addr, b.index.x, b.index.y, b.index.z, b.current->index);
     b.failed = true;
     _longjmp(b.scheduler, 1);
   }
   if (previous.sa_flags & SA_SIGINFO) return previous.sa_sigaction(signal, about, context);
   if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) return previous.sa_handler(signal);
-  std::signal(signal, SIG_DFL);  // the instruction runs again, and ends the program
+  std::signal(signal, SIG_DFL);  // the instruction is repeated, and kills the program
 }
 
-void watch_for_faults() {
+void install_fault_handler() {
   static const bool watching = [] {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
@@ -68,10 +68,10 @@ void enter() {
   Block* b = block;
   b->body(b->arguments);
   b->current->done = true;
-  b->alive--;
+  b->running--;
   b->progress++;
-  // Threads that are done hold nobody up.
-  if (b->alive && b->waiting == b->alive) {
+  // Finished threads do not block a barrier.
+  if (b->running && b->waiting == b->running) {
     b->waiting = 0;
     b->generation++;
   }
@@ -88,8 +88,8 @@ void start(Fiber& fiber) {
   setcontext(&fiber.context);
 }
 
-// The numbers below `count` in an order: 0 forwards, 1 backwards, from 2 on shuffled.
-void put_in_order(std::vector<unsigned>& numbers, unsigned count, unsigned order) {
+// A permutation of 0..count: 0 forward, 1 reverse, from 2 shuffled with `order` as seed.
+void make_order(std::vector<unsigned>& numbers, unsigned count, unsigned order) {
   numbers.resize(count);
   for (unsigned i = 0; i < count; i++) numbers[i] = i;
   if (order == 1) std::reverse(numbers.begin(), numbers.end());
@@ -101,27 +101,27 @@ void put_in_order(std::vector<unsigned>& numbers, unsigned count, unsigned order
   }
 }
 
-// Why nobody gets any further.
+// Writes the message for a deadlock.
 void explain_deadlock(Block& b) {
   for (const Warp& warp : b.warps) {
     if (warp.arrived) {
       std::snprintf(b.message, sizeof b.message,
-                    "%s: a warp primitive at line %d waits for ever: mask %08x, lanes arrived %08x", b.kernel,
+                    "%s: a warp primitive at line %d never completes: mask %08x, lanes arrived %08x", b.kernel,
                     warp.line, warp.mask, warp.arrived);
       return;
     }
   }
   std::snprintf(b.message, sizeof b.message,
-                "%s: __syncthreads at line %d waits for ever: %u of %u threads have arrived", b.kernel, b.line,
-                b.waiting, b.alive);
+                "%s: __syncthreads at line %d never completes: %u of %u threads have arrived", b.kernel, b.line,
+                b.waiting, b.running);
 }
 
-// Runs the block that `b` is set up for.
+// Runs all fibers of a block to the end, or to a failure.
 void run_block(Block& b, const std::vector<unsigned>& order) {
-  while (b.alive && !b.failed) {
+  while (b.running && !b.failed) {
     const uint64_t before = b.progress;
-    for (unsigned place = 0; place < order.size() && !b.failed; place++) {
-      Fiber& fiber = b.fibers[order[place]];
+    for (unsigned index = 0; index < order.size() && !b.failed; index++) {
+      Fiber& fiber = b.fibers[order[index]];
       if (fiber.done) continue;
       b.current = &fiber;
       if (!_setjmp(b.scheduler)) {
@@ -129,7 +129,7 @@ void run_block(Block& b, const std::vector<unsigned>& order) {
         start(fiber);
       }
     }
-    if (b.alive && !b.failed && b.progress == before) {
+    if (b.running && !b.failed && b.progress == before) {
       explain_deadlock(b);
       b.failed = true;
     }
@@ -139,12 +139,12 @@ void run_block(Block& b, const std::vector<unsigned>& order) {
 
 }  // namespace
 
-Kernel::Kernel(const char* name, unsigned most_threads, size_t argument_bytes, void (*body)(const void*))
-    : name(name), most_threads(most_threads), argument_bytes(argument_bytes), body(body), next(kernels()) {
+Kernel::Kernel(const char* name, unsigned max_threads, size_t argument_bytes, void (*body)(const void*))
+    : name(name), max_threads(max_threads), argument_bytes(argument_bytes), body(body), next(kernels()) {
   kernels() = this;
 }
 
-void change_over() {
+void yield_fiber() {
   Fiber* fiber = block->current;
   if (!_setjmp(fiber->resume)) _longjmp(block->scheduler, 1);
 }
@@ -154,7 +154,7 @@ void fail(const char* what, int line) {
   std::snprintf(b.message, sizeof b.message, "%s: %s, line %d, block (%u, %u, %u) thread %u", b.kernel, what, line,
                 b.index.x, b.index.y, b.index.z, b.current->index);
   b.failed = true;
-  for (;;) change_over();
+  for (;;) yield_fiber();
 }
 
 void wait_for_block(int line) {
@@ -164,12 +164,12 @@ void wait_for_block(int line) {
   if (b.line != line) fail("threads of a block wait at two different __syncthreads", line);
   b.waiting++;
   b.progress++;
-  if (b.waiting == b.alive) {
+  if (b.waiting == b.running) {
     b.waiting = 0;
     b.generation++;
     return;
   }
-  while (b.generation == generation) change_over();
+  while (b.generation == generation) yield_fiber();
 }
 
 void wait_for_warp(uint32_t mask, int line) {
@@ -189,46 +189,46 @@ void wait_for_warp(uint32_t mask, int line) {
     warp.generation++;
     return;
   }
-  while (warp.generation == generation) change_over();
+  while (warp.generation == generation) yield_fiber();
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, int line) {
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
-  warp.brought[fiber->lane] = predicate;
+  warp.values[fiber->lane] = predicate;
   wait_for_warp(mask, line);
   uint32_t bits = 0;
   for (unsigned lane = 0; lane < WARP; lane++) {
-    if (mask >> lane & 1) bits |= uint32_t(warp.brought[lane]) << lane;
+    if (mask >> lane & 1) bits |= uint32_t(warp.values[lane]) << lane;
   }
   wait_for_warp(mask, line);
   return bits;
 }
 
-void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line) {
+void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line) {
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
   const unsigned lane = fiber->lane;
-  std::memcpy(warp.tiles[lane], a, sizeof a);
-  std::memcpy(warp.tiles[lane] + 4, b, sizeof b);
+  std::memcpy(warp.fragments[lane], a, sizeof a);
+  std::memcpy(warp.fragments[lane] + 4, b, sizeof b);
   wait_for_warp(0xffffffffu, line);
-  const auto number = [&](unsigned of_lane, unsigned word, unsigned index) {
-    const uint16_t bits = uint16_t(warp.tiles[of_lane][word] >> 16 * (index % 2));
+  const auto value = [&](unsigned source_lane, unsigned word, unsigned index) {
+    const uint16_t bits = uint16_t(warp.fragments[source_lane][word] >> 16 * (index % 2));
     _Float16 value;
     std::memcpy(&value, &bits, sizeof value);
     return float(value);
   };
-  for (unsigned place = 0; place < 4; place++) {
-    const unsigned row = lane / 4, column = lane % 4 * 2 + place % 2, lower = place / 2;
+  for (unsigned index = 0; index < 4; index++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + index % 2, lower = index / 2;
     for (unsigned k = 0; k < 16; k++) {
       const unsigned within = k % 8 / 2, further = k / 8;
-      sums[place] += number(row * 4 + within, lower + 2 * further, k) * number(column * 4 + within, 4 + further, k);
+      sums[index] += value(row * 4 + within, lower + 2 * further, k) * value(column * 4 + within, 4 + further, k);
     }
   }
   wait_for_warp(0xffffffffu, line);
 }
 
-// Memory whose end is the end of a page before one that cannot be read; null where there is none.
+// Allocates memory that ends at an inaccessible page; null on failure.
 extern "C" void* emulator_allocate(size_t bytes) {
   const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   const size_t usable = std::max(whole_pages(rounded), page_bytes());
@@ -241,7 +241,7 @@ extern "C" void* emulator_allocate(size_t bytes) {
     return nullptr;
   }
   char* memory = start + page_bytes() + usable - rounded;
-  std::memset(memory, 0xff, rounded);  // NaN, as what nobody has written may well be
+  std::memset(memory, 0xff, rounded);  // NaN, so that reads of uninitialised memory show
   return memory;
 }
 
@@ -252,7 +252,7 @@ extern "C" void emulator_free(void* memory, size_t bytes) {
   munmap(start, usable + 2 * page_bytes());
 }
 
-// The number of a kernel, to be launched by; negative where there is none.
+// Finds a kernel by name; null if there is none.
 extern "C" const void* emulator_find(const char* name) {
   for (const Kernel* kernel = kernels(); kernel; kernel = kernel->next) {
     if (std::strcmp(kernel->name, name) == 0) return kernel;
@@ -260,7 +260,7 @@ extern "C" const void* emulator_find(const char* name) {
   return nullptr;
 }
 
-// Runs a kernel; returns null, or what is wrong, which stays valid until the thread's next launch.
+// Runs a kernel; returns null, or an error message that is valid until the next launch on this thread.
 extern "C" const char* emulator_launch(const void* which, const unsigned grid[3], unsigned threads,
                                        size_t shared_bytes, unsigned order, const void* arguments,
                                        size_t argument_bytes) {
@@ -272,15 +272,15 @@ extern "C" const char* emulator_launch(const void* which, const unsigned grid[3]
     std::snprintf(b.message, sizeof b.message, "%s: %s", kernel.name, why);
     return b.message;
   };
-  if (argument_bytes != kernel.argument_bytes) return refuse("its arguments have another size");
-  if (threads == 0 || threads > kernel.most_threads || threads > MOST_THREADS)
-    return refuse("it is not compiled for so many threads");
-  if (!grid[0] || !grid[1] || !grid[2]) return refuse("its grid is empty");
-  watch_for_faults();
+  if (argument_bytes != kernel.argument_bytes) return refuse("the size of the arguments does not match");
+  if (threads == 0 || threads > kernel.max_threads || threads > MAX_THREADS)
+    return refuse("the block exceeds the kernel's launch bounds");
+  if (!grid[0] || !grid[1] || !grid[2]) return refuse("the grid is empty");
+  install_fault_handler();
   while (b.fibers.size() < threads) {
     Fiber fiber = {};
     void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) return refuse("there is no memory for its threads");
+    if (stack == MAP_FAILED) return refuse("out of memory for its threads");
     fiber.stack = static_cast<char*>(stack);
     b.fibers.push_back(fiber);
   }
@@ -291,13 +291,13 @@ extern "C" const char* emulator_launch(const void* which, const unsigned grid[3]
   b.arguments = arguments;
   b.failed = false;
   b.shared = static_cast<char*>(emulator_allocate(shared_bytes));
-  if (!b.shared) return refuse("there is no memory for what its threads share");
-  put_in_order(thread_order, threads, order);
-  put_in_order(block_order, grid[0] * grid[1] * grid[2], order);
+  if (!b.shared) return refuse("out of memory for its shared memory");
+  make_order(thread_order, threads, order);
+  make_order(block_order, grid[0] * grid[1] * grid[2], order);
   block = &b;
   for (const unsigned number : block_order) {
     b.index = {number % grid[0], number / grid[0] % grid[1], number / grid[0] / grid[1]};
-    b.alive = threads;
+    b.running = threads;
     b.waiting = 0;
     b.warps.assign((threads + WARP - 1) / WARP, Warp{});
     std::memset(b.shared, 0xff, shared_bytes);

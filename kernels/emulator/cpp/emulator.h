@@ -1,10 +1,10 @@
-// CUDA C++ on a processor: what a kernel's source sees when a C++ compiler reads it.
+// CUDA C++ on a CPU: the built-ins of CUDA that the kernels use, for a C++ compiler.
 //
-// A thread of a block is a fiber, a block runs after the other, and threads change over at barriers and
-// warp primitives alone, in an order that is a parameter: what depends on it is a race. Memory lies
-// before pages that cannot be read, so that what reads past its end is caught at once.
+// Every thread of a block is a fiber. Blocks run one after the other; fibers switch at barriers and warp primitives
+// alone, in an order that is a parameter, so that races show as results which depend on it. Memory ends at an
+// inaccessible page, so that out-of-bounds accesses fault.
 //
-// Not modelled: what one block sees of another that runs at the same time, bank conflicts, speed.
+// Not modelled: memory visibility between concurrent blocks, bank conflicts, speed.
 #pragma once
 
 #include <csetjmp>
@@ -40,13 +40,13 @@ struct alignas(16) float4 {
 namespace emulator {
 
 constexpr unsigned WARP = 32;
-constexpr unsigned MOST_THREADS = 1024;
+constexpr unsigned MAX_THREADS = 1024;
 
-// Lanes that have arrived at a warp primitive, and what they brought.
+// State of a warp primitive: the lanes that have arrived, and their operands.
 struct Warp {
-  uint64_t brought[WARP];
-  // Of tiles that are multiplied: four words of the first, two of the second.
-  uint32_t tiles[WARP][6];
+  uint64_t values[WARP];
+  // Operands of mma: four words of a, two of b.
+  uint32_t fragments[WARP][6];
   uint32_t mask = 0, arrived = 0, generation = 0;
   int line = 0;
 };
@@ -60,17 +60,17 @@ struct Fiber {
   dim3 thread;
 };
 
-// The block that runs on a thread of the processor.
+// The thread block that runs on the current CPU thread.
 struct Block {
   dim3 grid, size, index;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Fiber* current = nullptr;
-  unsigned alive = 0;
-  // Threads at the barrier, where it stands in the source, and how often all have passed one.
+  unsigned running = 0;
+  // Threads at the barrier, its source line, and the number of barriers passed.
   unsigned waiting = 0, generation = 0;
   int line = 0;
-  // Grows whenever a thread gets further: a round in which it does not is a deadlock.
+  // Incremented whenever a thread proceeds; a round without progress is a deadlock.
   uint64_t progress = 0;
   jmp_buf scheduler;
   char* shared = nullptr;
@@ -83,45 +83,45 @@ struct Block {
 
 extern thread_local Block* block;
 
-// Goes on with another thread of the block.
-void change_over();
-// Ends the launch with a message.
+// Switches to the next fiber of the block.
+void yield_fiber();
+// Aborts the launch with a message.
 [[noreturn]] void fail(const char* what, int line);
-// Waits for all threads of the block.
+// __syncthreads.
 void wait_for_block(int line);
-// Waits for the lanes of `mask`.
+// __syncwarp for the lanes of `mask`.
 void wait_for_warp(uint32_t mask, int line);
 
 template <class T>
 T shuffle(uint32_t mask, T value, unsigned source, int line) {
-  static_assert(sizeof(T) <= 8, "a register or two");
+  static_assert(sizeof(T) <= 8, "at most two registers");
   Fiber* fiber = block->current;
   Warp& warp = block->warps[fiber->warp];
   uint64_t raw = 0;
   std::memcpy(&raw, &value, sizeof value);
-  warp.brought[fiber->lane] = raw;
+  warp.values[fiber->lane] = raw;
   wait_for_warp(mask, line);
   if (source >= WARP) source = fiber->lane;
   if (!(mask >> source & 1)) fail("a shuffle reads a lane outside of its mask", line);
-  std::memcpy(&value, &warp.brought[source], sizeof value);
+  std::memcpy(&value, &warp.values[source], sizeof value);
   wait_for_warp(mask, line);
   return value;
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, int line);
 
-// What tensor cores do with tiles of 16 x 16 and 16 x 8 halves; sums are rounded after every product.
-void multiply_tiles(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line);
+// mma.m16n8k16 in f16 with f32 sums, rounded after every product.
+void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line);
 
-// A kernel that can be launched by its name.
+// A kernel, registered by name.
 struct Kernel {
   const char* name;
-  unsigned most_threads;
+  unsigned max_threads;
   size_t argument_bytes;
   void (*body)(const void*);
   const Kernel* next;
 
-  Kernel(const char* name, unsigned most_threads, size_t argument_bytes, void (*body)(const void*));
+  Kernel(const char* name, unsigned max_threads, size_t argument_bytes, void (*body)(const void*));
 };
 
 }  // namespace emulator
@@ -143,7 +143,7 @@ struct Kernel {
   emulator::shuffle(mask, value, emulator::block->current->lane - unsigned(by), __LINE__)
 #define __ballot_sync(mask, predicate) emulator::ballot(mask, predicate, __LINE__)
 
-// Takes one argument, a structure.
+// Defines and registers a kernel with one argument, a structure.
 #define KERNEL(threads, name, Arguments)                                                     \
   static void name(const Arguments a);                                                       \
   static void run_##name(const void* arguments) {                                            \

@@ -1,4 +1,4 @@
-//! Arguments of kernels, as the sources in `kernels/cuda` declare them: word for word the same.
+//! Kernel arguments: the structures of `kernels/cuda`, field by field, with explicit padding.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -40,8 +40,8 @@ pub(super) struct Projection {
     pub(super) norm: Norm,
     pub(super) segments: [Segment; 3],
     pub(super) segment_count: i32,
-    pub(super) rounded: i32,
-    pub(super) add: i32,
+    pub(super) int8: i32,
+    pub(super) accumulate: i32,
     pub(super) padding: i32,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct ArgMax {
     pub(super) count: i32,
     pub(super) padding: i32,
     pub(super) largest: u64,
-    pub(super) places: u64,
+    pub(super) indices: u64,
     pub(super) counter: u64,
     pub(super) out: u64,
 }
@@ -77,10 +77,10 @@ pub(super) struct Attention {
     pub(super) value: u64,
     pub(super) query_norm: Norm,
     pub(super) key_norm: Norm,
-    pub(super) rotations: u64,
+    pub(super) sin_cos: u64,
     pub(super) pairs: i32,
     pub(super) padding: i32,
-    pub(super) slopes: u64,
+    pub(super) alibi_slopes: u64,
     pub(super) keys: u64,
     pub(super) values: u64,
     pub(super) heads: i32,
@@ -88,7 +88,7 @@ pub(super) struct Attention {
     pub(super) head_size: i32,
     pub(super) context: i32,
     pub(super) window: i32,
-    pub(super) appended: i32,
+    pub(super) in_cache: i32,
     pub(super) position: u64,
     pub(super) scale: f32,
     pub(super) last_padding: i32,
@@ -101,9 +101,9 @@ pub(super) struct Attention {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Masks {
-    pub(super) all: u64,
-    pub(super) for_host: u64,
-    pub(super) products: u64,
+    pub(super) device: u64,
+    pub(super) host: u64,
+    pub(super) activations: u64,
     pub(super) hot_count: i32,
     pub(super) padding: i32,
 }
@@ -112,9 +112,9 @@ pub(super) struct Masks {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Predict {
-    pub(super) middle: u64,
-    pub(super) units: Matrix,
-    pub(super) scales: u64,
+    pub(super) units: u64,
+    pub(super) b: Matrix,
+    pub(super) b_scales: u64,
     pub(super) bias: u64,
     pub(super) threshold: f32,
     pub(super) padding: i32,
@@ -130,7 +130,7 @@ pub(super) struct PredictBySigns {
     pub(super) signs: u64,
     pub(super) neurons: i32,
     pub(super) columns: i32,
-    pub(super) agreements: i32,
+    pub(super) min_agreements: i32,
     pub(super) padding: i32,
     pub(super) masks: Masks,
 }
@@ -142,7 +142,7 @@ pub(super) struct Neurons {
     pub(super) kind: i32,
     pub(super) activation: i32,
     pub(super) fat_threshold: f32,
-    pub(super) rule: i32,
+    pub(super) filter: i32,
     pub(super) threshold: f32,
     pub(super) padding: i32,
     pub(super) gate_scale: u64,
@@ -160,17 +160,17 @@ pub(super) struct GateUp {
     pub(super) gate_bias: u64,
     pub(super) up: Matrix,
     pub(super) up_bias: u64,
-    pub(super) neurons: Neurons,
+    pub(super) ffn: Neurons,
     pub(super) mask: u64,
     pub(super) hot_count: i32,
     pub(super) more_padding: i32,
-    pub(super) products: u64,
-    pub(super) rounded: i32,
+    pub(super) activations: u64,
+    pub(super) int8: i32,
     pub(super) last_padding: i32,
-    pub(super) for_host: u64,
+    pub(super) host_input: u64,
     pub(super) flag: u64,
     pub(super) step: u64,
-    pub(super) evaluated: u64,
+    pub(super) gate_rows: u64,
 }
 
 /// `Down` in `feed_forward.cu`.
@@ -178,7 +178,7 @@ pub(super) struct GateUp {
 #[repr(C)]
 pub(super) struct Down {
     pub(super) down: Matrix,
-    pub(super) products: u64,
+    pub(super) activations: u64,
     pub(super) hot_count: i32,
     pub(super) padding: i32,
     pub(super) partial: u64,
@@ -191,18 +191,18 @@ pub(super) struct Down {
     pub(super) timed_out: u64,
     pub(super) timeout_nanoseconds: u64,
     pub(super) hidden: u64,
-    pub(super) computed: u64,
+    pub(super) down_rows: u64,
 }
 
 /// `F16Buffer` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct F16Buffer {
-    pub(super) numbers: u64,
+    pub(super) values: u64,
     pub(super) scales: u64,
     pub(super) tokens: i32,
-    pub(super) padded: i32,
-    pub(super) parts: i32,
+    pub(super) stride: i32,
+    pub(super) terms: i32,
     pub(super) padding: i32,
 }
 
@@ -214,24 +214,24 @@ pub(super) struct ToF16 {
     pub(super) columns: i32,
     pub(super) padding: i32,
     pub(super) norm: Norm,
-    pub(super) to: F16Buffer,
-    pub(super) for_host: u64,
+    pub(super) out: F16Buffer,
+    pub(super) host_input: u64,
 }
 
 /// `ActivateGateUp` in `prompt.cu`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct ActivateGateUp {
-    pub(super) neurons: Neurons,
+    pub(super) ffn: Neurons,
     pub(super) gate: u64,
     pub(super) up: u64,
     pub(super) mask: u64,
-    pub(super) words: i32,
-    pub(super) first: i32,
+    pub(super) mask_words: i32,
+    pub(super) first_neuron: i32,
     pub(super) count: i32,
     pub(super) padding: i32,
-    pub(super) to: F16Buffer,
-    pub(super) computed: u64,
+    pub(super) out: F16Buffer,
+    pub(super) down_rows: u64,
 }
 
 /// `Gemm` in `prompt.cu`.
@@ -242,9 +242,9 @@ pub(super) struct Gemm {
     pub(super) x: F16Buffer,
     pub(super) bias: u64,
     pub(super) offset: u64,
-    pub(super) beside: u64,
+    pub(super) cold: u64,
     pub(super) out: u64,
-    pub(super) add: i32,
+    pub(super) accumulate: i32,
     pub(super) padding: i32,
 }
 
@@ -260,14 +260,14 @@ pub(super) struct SignalHost {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Observe {
-    pub(super) products: u64,
+    pub(super) activations: u64,
     pub(super) tokens: i32,
     pub(super) neurons: i32,
-    pub(super) before: i32,
+    pub(super) preceding: i32,
     pub(super) windows: [i32; super::observe::WINDOWS],
-    pub(super) active: u64,
+    pub(super) active_tokens: u64,
     pub(super) magnitude: u64,
-    pub(super) recent: u64,
+    pub(super) history: u64,
     pub(super) reuse: u64,
-    pub(super) strange: u64,
+    pub(super) not_finite: u64,
 }

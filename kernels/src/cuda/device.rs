@@ -1,157 +1,171 @@
-//! What kernels run on, and what can go wrong with it.
+//! [`Device`]: memory, launches, graphs and copies, as a CUDA device or an emulator provides them.
 
 use std::fmt;
 
-/// A device, as far as launches depend on it.
+/// Properties of a device that launches depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its name, for people.
+    /// Name for messages.
     pub name: String,
-    /// Processors that run blocks of threads.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: usize,
-    /// Bytes of memory that a block's threads may share.
+    /// Largest shared memory of a thread block, in bytes.
     pub shared_bytes: usize,
-    /// Whether the driver stops kernels that run for seconds, as it does where a screen is attached.
+    /// Whether the driver kills kernels that run for seconds, as it does if a display is attached.
     pub has_watchdog: bool,
 }
 
-/// A kernel and how it is to run.
+/// One kernel launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
-    /// Its name in the sources.
+    /// Name of the kernel.
     pub kernel: &'a str,
-    /// Blocks in three directions.
+    /// Grid dimensions in thread blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Bytes that a block's threads share.
+    /// Dynamic shared memory in bytes.
     pub shared_bytes: usize,
-    /// Its only argument, a structure, as it lies in memory.
+    /// Bytes of the kernel's only argument, a structure.
     pub arguments: &'a [u8],
 }
 
-/// Memory and kernels. What is asked for happens in order; only reading and [`Device::synchronise`] wait.
+/// A GPU: memory, and one stream of kernels, copies and events in issue order.
+///
+/// Operations are asynchronous, so a failure may be reported by a later call; only [`Device::read`], the `synchronise`
+/// methods and freeing memory wait.
+///
+/// # Errors
+///
+/// Every method that returns a [`DeviceError`] does so if the device or its driver fails, or has failed before.
 #[allow(unsafe_code)]
 pub trait Device: fmt::Debug + Send + Sync {
-    /// What it is.
+    /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// Takes memory, aligned to 16 bytes at least; returns its address.
+    /// Allocates device memory, aligned to at least 16 bytes; returns its address.
     fn allocate(&self, bytes: usize) -> Result<u64, DeviceError>;
 
-    /// Gives memory back.
+    /// Frees device memory, after the operations before.
     ///
     /// # Safety
-    /// It was taken with so many bytes, and nobody uses it any more.
+    /// `address` was allocated with this many bytes and is not used again.
     unsafe fn free(&self, address: u64, bytes: usize);
 
-    /// Takes memory of the host that the device sees too; returns where each side sees it.
+    /// Allocates pinned host memory that is mapped into the device; returns its host and device addresses.
     fn allocate_host(&self, bytes: usize) -> Result<(*mut u8, u64), DeviceError>;
 
-    /// Gives such memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
-    /// It was taken with so many bytes, and nobody uses it any more.
+    /// `host` was allocated with this many bytes and is not used again.
     unsafe fn free_host(&self, host: *mut u8, bytes: usize);
 
-    /// Copies to the device.
+    /// Copies from the host to the device; `bytes` may be reused on return.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken.
+    /// The range at `address` is allocated.
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies from the device, once all before is done.
+    /// Copies from the device to the host, and waits until that is done.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken.
+    /// The range at `address` is allocated.
     unsafe fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Copies within the device.
     ///
     /// # Safety
-    /// So many bytes from both addresses on were taken, and they have none in common.
+    /// Both ranges are allocated and do not overlap.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Sets bytes to 0.
+    /// Sets device memory to zero.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken.
+    /// The range at `address` is allocated.
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Runs a kernel after all before.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, and their addresses those of enough memory, which stays
-    /// until the kernel has ended.
+    /// The arguments are the kernel's; the addresses in them are valid for its accesses until it has finished.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
 
-    /// From here on, and until [`Device::recorded`], launches, copies within the device and clearing are
-    /// recorded instead of done; nothing else may be asked for meanwhile. Returns whether that can be had.
+    /// Begins the capture of a graph: until [`Device::end_capture`], launches, copies within the device and clears are
+    /// recorded instead of executed, and no other operation is allowed. Returns whether the device supports capture.
     fn begin_capture(&self) -> Result<bool, DeviceError>;
 
-    /// Ends recording; returns what was recorded.
+    /// Ends the capture and instantiates the graph.
     fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError>;
 
-    /// Marks the moment after all that was asked for before, as number `index`; not while launches are recorded.
+    /// Records event number `index` after the operations before; not during a capture.
     fn record_event(&self, index: usize) -> Result<(), DeviceError>;
 
-    /// Seconds from one marked moment to a later one, both of which have come.
+    /// Seconds between two recorded events that have completed.
     fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError>;
 
-    /// Copies from page-locked memory of the host to the device, beside kernels that run there and after all such copies
-    /// before; as one of lane `lane`.
+    /// Starts a copy from pinned host memory to the device that overlaps with kernels; copies run in issue order.
+    /// `staging` is the number of the staging stream whose copies are waited for together.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken. Those of the host are memory of [`Device::allocate_host`], and nobody
-    /// changes them before [`Device::synchronise_copies`] has returned.
-    unsafe fn copy_async(&self, lane: usize, address: u64, bytes: &[u8])
-    -> Result<(), DeviceError>;
+    /// The range at `address` is allocated. `bytes` are memory of [`Device::allocate_host`] and do not change until
+    /// [`Device::synchronise_copies`] has returned.
+    unsafe fn copy_async(
+        &self,
+        staging: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError>;
 
-    /// Copies beside that are asked for from here on, those of lane `lane` among them, wait for all that was launched before.
-    fn make_copies_wait(&self, lane: usize) -> Result<(), DeviceError>;
+    /// Makes later copies of staging stream `staging` wait for all kernels that were launched before.
+    fn make_copies_wait(&self, staging: usize) -> Result<(), DeviceError>;
 
-    /// What is launched from here on waits for the copies of lane `lane`.
-    fn make_kernels_wait(&self, lane: usize) -> Result<(), DeviceError>;
+    /// Makes later kernels wait for the copies of staging stream `staging`.
+    fn make_kernels_wait(&self, staging: usize) -> Result<(), DeviceError>;
 
-    /// Waits for the copies of lane `lane`.
-    fn synchronise_copies(&self, lane: usize) -> Result<(), DeviceError>;
+    /// Waits on the host for the copies of staging stream `staging`.
+    fn synchronise_copies(&self, staging: usize) -> Result<(), DeviceError>;
 
-    /// Fails where something that was asked for has failed by now; waits for nothing.
+    /// Reports a failure of an earlier operation, without waiting.
     fn check(&self) -> Result<(), DeviceError>;
 
-    /// Waits for everything.
+    /// Waits until all operations have finished.
     fn synchronise(&self) -> Result<(), DeviceError>;
 }
 
-/// What was asked of a device while it recorded.
+/// A captured graph, instantiated for launches.
 #[allow(unsafe_code)]
 pub trait Graph: fmt::Debug + Send + Sync {
-    /// Does it, after all that was asked for before.
+    /// Launches the graph after the operations before.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     ///
     /// # Safety
-    /// All memory that it reads and writes is still taken, and nobody else changes it meanwhile.
+    /// All memory that the graph accesses is still allocated and not changed concurrently.
     unsafe fn launch(&self) -> Result<(), DeviceError>;
 }
 
-/// Why a device did not do what it was asked for.
+/// Failure of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Memory ran out.
-    #[error("{device} has no {bytes} bytes left")]
+    /// The device is out of memory.
+    #[error("out of memory on {device}: {bytes} bytes cannot be allocated")]
     OutOfMemory {
         /// The device.
         device: String,
-        /// What was asked for.
+        /// Size of the allocation.
         bytes: usize,
     },
-    /// A kernel cannot be launched, or failed while it ran.
+    /// A kernel could not be launched, or failed.
     #[error("kernel `{kernel}` failed on {device}: {reason}")]
     Kernel {
         /// The device.
         device: String,
         /// The kernel.
         kernel: String,
-        /// Why.
+        /// Cause reported by the driver.
         reason: String,
     },
     /// The device or its driver failed.
@@ -159,23 +173,23 @@ pub enum DeviceError {
     Failed {
         /// The device.
         device: String,
-        /// What it was doing.
+        /// The operation that failed.
         doing: &'static str,
-        /// Why.
+        /// Cause reported by the driver.
         reason: String,
     },
-    /// A shape that kernels have no room for.
+    /// An operand exceeds the shared memory of a thread block.
     #[error(
         "{what} needs {needed} bytes of shared memory, {device} has {available}; keep that layer on the CPU"
     )]
-    TooLarge {
-        /// What does not fit.
+    SharedMemory {
+        /// The operand.
         what: &'static str,
         /// The device.
         device: String,
-        /// Bytes it needs.
+        /// Bytes that the operand needs.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes that the device has.
         available: usize,
     },
 }

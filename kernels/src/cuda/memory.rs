@@ -1,4 +1,4 @@
-//! Memory of a device, and memory of the host that a device sees too.
+//! [`Buffer`]: typed device memory. [`HostBuffer`]: pinned host memory mapped into a device.
 
 use std::{
     fmt,
@@ -13,25 +13,29 @@ use bytemuck::Pod;
 
 use super::{Device, DeviceError, StagingStream};
 
-/// Some numbers on a device.
+/// An array of `T` in device memory, freed on drop. It may be shorter than its allocation.
 pub struct Buffer<T> {
     device: Arc<dyn Device>,
     address: u64,
-    /// Numbers that were taken.
+    /// Allocated elements.
     capacity: usize,
-    /// Of these, the first ones that are in use.
+    /// Elements in use, from the first.
     length: usize,
-    numbers: PhantomData<T>,
+    values: PhantomData<T>,
 }
 
 impl<T> fmt::Debug for Buffer<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Buffer({} numbers)", self.length)
+        write!(formatter, "Buffer({} elements)", self.length)
     }
 }
 
 impl<T: Pod> Buffer<T> {
-    /// `length` numbers, all 0.
+    /// Allocates `length` elements, all 0.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
         let bytes = length * size_of::<T>();
         let buffer = Self {
@@ -39,9 +43,9 @@ impl<T: Pod> Buffer<T> {
             device: Arc::clone(device),
             capacity: length,
             length,
-            numbers: PhantomData,
+            values: PhantomData,
         };
-        // SAFETY: just as many bytes were taken.
+        // SAFETY: allocated with this size.
         #[allow(unsafe_code)]
         unsafe {
             device.clear(buffer.address, bytes)?;
@@ -49,17 +53,21 @@ impl<T: Pod> Buffer<T> {
         Ok(buffer)
     }
 
-    /// A copy of `numbers`.
-    pub fn from_slice(device: &Arc<dyn Device>, numbers: &[T]) -> Result<Self, DeviceError> {
-        let bytes: &[u8] = bytemuck::cast_slice(numbers);
+    /// Allocates a copy of `values`.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
+    pub fn from_slice(device: &Arc<dyn Device>, values: &[T]) -> Result<Self, DeviceError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
         let buffer = Self {
             address: device.allocate(bytes.len())?,
             device: Arc::clone(device),
-            capacity: numbers.len(),
-            length: numbers.len(),
-            numbers: PhantomData,
+            capacity: values.len(),
+            length: values.len(),
+            values: PhantomData,
         };
-        // SAFETY: just as many bytes were taken.
+        // SAFETY: allocated with this size.
         #[allow(unsafe_code)]
         unsafe {
             device.write(buffer.address, bytes)?;
@@ -67,40 +75,57 @@ impl<T: Pod> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Replaces the first numbers.
+    /// Overwrites the first elements.
     ///
-    /// Panics where there are fewer.
-    pub fn write(&mut self, numbers: &[T]) -> Result<(), DeviceError> {
-        assert!(numbers.len() <= self.length, "numbers that fit");
-        // SAFETY: the bytes lie within what was taken.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// `values` is longer than the buffer.
+    pub fn write(&mut self, values: &[T]) -> Result<(), DeviceError> {
+        assert!(values.len() <= self.length, "values fit into the buffer");
+        // SAFETY: the range lies within the allocation.
         #[allow(unsafe_code)]
         unsafe {
             self.device
-                .write(self.address, bytemuck::cast_slice(numbers))
+                .write(self.address, bytemuck::cast_slice(values))
         }
     }
 
-    /// Replaces the first numbers, by way of `lane`, whose memory `copy` fills.
+    /// Overwrites the first elements asynchronously, through the pinned memory of `staging`, which `copy` fills.
     ///
-    /// Panics where there are fewer, or where the lane has no room for them.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// `values` is longer than the buffer or than the free staging memory.
     pub fn write_async(
         &mut self,
-        numbers: &[T],
-        lane: &mut StagingStream,
+        values: &[T],
+        staging: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
-        assert!(numbers.len() <= self.length, "numbers that fit");
-        // SAFETY: the bytes lie within what was taken; memory is given back only after what was asked for before is
-        // done.
+        assert!(values.len() <= self.length, "values fit into the buffer");
+        // SAFETY: the range lies within the allocation, which is freed only after the operations before.
         #[allow(unsafe_code)]
         unsafe {
-            lane.write(self.address, bytemuck::cast_slice(numbers), copy)
+            staging.write(self.address, bytemuck::cast_slice(values), copy)
         }
     }
 
-    /// Takes over `count` numbers of `other` from number `from` on, to the same places.
+    /// Copies elements `from..from + count` of `other` to the same positions here.
     ///
-    /// Panics where one of them has fewer.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The range exceeds one of the buffers.
     pub fn copy_range(
         &mut self,
         other: &Self,
@@ -109,10 +134,10 @@ impl<T: Pod> Buffer<T> {
     ) -> Result<(), DeviceError> {
         assert!(
             from + count <= self.length.min(other.length),
-            "numbers that are there"
+            "a range of both buffers"
         );
         let (skipped, bytes) = ((from * size_of::<T>()) as u64, count * size_of::<T>());
-        // SAFETY: the bytes lie within what was taken, and two buffers share none.
+        // SAFETY: the range lies within both allocations, which do not overlap.
         #[allow(unsafe_code)]
         unsafe {
             self.device
@@ -120,83 +145,110 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// Takes over all numbers of `other`, of which there are as many.
+    /// Copies all elements of `other`.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// `other` is longer than this buffer.
     pub fn copy_from(&mut self, other: &Self) -> Result<(), DeviceError> {
         self.copy_range(other, 0, other.length)
     }
 
-    /// Reads the first numbers, once all that was launched before is done.
+    /// Copies the first elements to the host. Waits for the device.
     ///
-    /// Panics where there are fewer.
-    pub fn read(&self, numbers: &mut [T]) -> Result<(), DeviceError> {
-        self.read_at(0, numbers)
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// `values` is longer than the buffer.
+    pub fn read(&self, values: &mut [T]) -> Result<(), DeviceError> {
+        self.read_at(0, values)
     }
 
-    /// Reads the numbers from number `from` on, once all that was launched before is done.
+    /// Copies the elements from index `from` to the host. Waits for the device.
     ///
-    /// Panics where there are fewer.
-    pub fn read_at(&self, from: usize, numbers: &mut [T]) -> Result<(), DeviceError> {
-        assert!(
-            from + numbers.len() <= self.length,
-            "numbers that are there"
-        );
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The range exceeds the buffer.
+    pub fn read_at(&self, from: usize, values: &mut [T]) -> Result<(), DeviceError> {
+        assert!(from + values.len() <= self.length, "a range of the buffer");
         let address = self.address + (from * size_of::<T>()) as u64;
-        // SAFETY: the bytes lie within what was taken.
+        // SAFETY: the range lies within the allocation.
         #[allow(unsafe_code)]
         unsafe {
-            let bytes = bytemuck::cast_slice_mut(numbers);
+            let bytes = bytemuck::cast_slice_mut(values);
             self.device.read(address, bytes)
         }
     }
 
-    /// Makes all numbers 0.
+    /// Sets all elements to 0.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn clear(&mut self) -> Result<(), DeviceError> {
         let bytes = self.length * size_of::<T>();
-        // SAFETY: the bytes lie within what was taken.
+        // SAFETY: the range lies within the allocation.
         #[allow(unsafe_code)]
         unsafe {
             self.device.clear(self.address, bytes)
         }
     }
 
-    /// All numbers, once all that was launched before is done.
+    /// Copies all elements to the host. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn to_vec(&self) -> Result<Vec<T>, DeviceError> {
-        let mut numbers = vec![T::zeroed(); self.length];
-        self.read(&mut numbers)?;
-        Ok(numbers)
+        let mut values = vec![T::zeroed(); self.length];
+        self.read(&mut values)?;
+        Ok(values)
     }
 }
 
 impl<T> Buffer<T> {
-    /// How many numbers there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// From now on uses the first `length` of the numbers that were taken.
+    /// Sets the number of elements, within the allocation.
     ///
-    /// Panics where there are fewer.
+    /// # Panics
+    ///
+    /// `length` exceeds the capacity.
     pub fn set_len(&mut self, length: usize) {
         assert!(length <= self.capacity, "{length} of {}", self.capacity);
         self.length = length;
     }
 
-    /// How many numbers were taken.
+    /// Number of allocated elements.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.capacity * size_of::<T>()
     }
 
-    /// Where the device sees them.
+    /// Device address of the first element.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -204,7 +256,7 @@ impl<T> Buffer<T> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        // SAFETY: it was taken with so many bytes; kernels that use it run before this is done.
+        // SAFETY: allocated with this size; the device frees it after the operations before.
         #[allow(unsafe_code)]
         unsafe {
             self.device
@@ -213,8 +265,7 @@ impl<T> Drop for Buffer<T> {
     }
 }
 
-/// Words in memory of the host that the device reads and writes while the host does: every access is
-/// one of a word, so that neither side sees half of one.
+/// An array of words in pinned host memory, mapped into the device; both sides access it concurrently, word by word.
 pub struct HostBuffer {
     device: Arc<dyn Device>,
     host: *mut u8,
@@ -222,7 +273,7 @@ pub struct HostBuffer {
     length: usize,
 }
 
-// SAFETY: the memory belongs to this buffer, and whoever shares it goes through atomic words.
+// SAFETY: the memory belongs to this buffer and is accessed as atomic words.
 #[allow(unsafe_code)]
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
@@ -236,7 +287,11 @@ impl fmt::Debug for HostBuffer {
 }
 
 impl HostBuffer {
-    /// `length` words, all 0.
+    /// Allocates `length` words, all 0.
+    ///
+    /// # Errors
+    ///
+    /// The host is out of pinned memory, or the device fails.
     pub fn new(device: &Arc<dyn Device>, length: usize) -> Result<Self, DeviceError> {
         let (host, address) = device.allocate_host(length * size_of::<u32>())?;
         let buffer = Self {
@@ -251,53 +306,52 @@ impl HostBuffer {
         Ok(buffer)
     }
 
-    /// The words. What one side wrote before it released a word can be read by the other after it
-    /// acquired that.
+    /// The words. A release store of one side synchronises with an acquire load of the other.
     pub fn words(&self) -> &[AtomicU32] {
-        // SAFETY: so many words were taken, aligned to 16 bytes, and nobody reads them but as atomic ones.
+        // SAFETY: allocated with this length and 16-byte alignment; every access is atomic.
         #[allow(unsafe_code)]
         unsafe {
             std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length)
         }
     }
 
-    /// The memory, as bytes.
+    /// The memory as bytes.
     ///
     /// # Safety
-    /// No kernel and no copy uses it meanwhile.
+    /// No kernel and no copy accesses it during the borrow.
     #[allow(unsafe_code)]
     pub(super) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.length * size_of::<u32>();
-        // SAFETY: so many bytes were taken, and whoever holds this is alone.
+        // SAFETY: allocated with this length; `&mut self` and the caller exclude other accesses.
         unsafe { std::slice::from_raw_parts_mut(self.host, bytes) }
     }
 
-    /// Copies words, which hold floats, to `out`.
+    /// Reads the first words as floats.
     pub fn read_f32(&self, out: &mut [f32]) {
         for (out, word) in out.iter_mut().zip(self.words()) {
             *out = f32::from_bits(word.load(Ordering::Relaxed));
         }
     }
 
-    /// Puts floats into the first words.
-    pub fn write_f32(&self, numbers: &[f32]) {
-        for (number, word) in numbers.iter().zip(self.words()) {
-            word.store(number.to_bits(), Ordering::Relaxed);
+    /// Stores floats in the first words.
+    pub fn write_f32(&self, values: &[f32]) {
+        for (value, word) in values.iter().zip(self.words()) {
+            word.store(value.to_bits(), Ordering::Relaxed);
         }
     }
 
-    /// Where the device sees word `index`.
+    /// Device address of word `index`.
     pub(super) fn address(&self, index: usize) -> u64 {
         assert!(index < self.length, "word {index} of {}", self.length);
         self.address + (index * size_of::<u32>()) as u64
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no words.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -305,7 +359,7 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // SAFETY: it was taken with so many bytes; kernels that use it are done before this.
+        // SAFETY: allocated with this size; all kernels have finished before it is freed.
         #[allow(unsafe_code)]
         unsafe {
             drop(self.device.synchronise());

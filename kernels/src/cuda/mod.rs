@@ -1,27 +1,35 @@
-//! Kernels of the GPU, from `kernels/cuda/*.cu`, on whatever runs them: a card, or the emulator that the
-//! tests bring along. The same launches go to both.
+//! GPU kernels (`kernels/cuda/*.cu`) and the devices they run on.
 //!
-//! Vectors are `f32`, weights lie in the planes of [`Matrix`](powerinfer_tensor::Matrix). Results are those of the
-//! processor's kernels up to the order of sums, which is fixed here too: the same bits from run to run.
+//! [`Device`] allocates memory and launches kernels; it is implemented by [`CudaDevice`] and, for tests, by the
+//! emulator. [`Gpu`] has the kernels as typed methods on [`Buffer`]s.
+//!
+//! Vectors are `f32`; weights keep the planes of [`Matrix`](powerinfer_tensor::Matrix). Results equal those of the CPU
+//! kernels up to the order of summation, which is fixed: the same bits from run to run.
 
 mod arguments;
+mod attention;
 mod device;
 mod driver;
+mod feed_forward;
+mod ffn;
+mod gpu;
 mod memory;
 mod observe;
-mod operations;
+mod prediction;
+mod projection;
 mod prompt;
 mod staging;
 mod weights;
 
+pub use attention::{Attention, HeadNorms};
 pub use device::{Device, DeviceError, DeviceInfo, Graph, Launch};
 pub use driver::{CudaDevice, CudaUnavailable};
+pub use feed_forward::{ColdSum, DownScratch, HostMirror, NeuronCounts};
+pub use ffn::{Ffn, GpuActivation, GpuFfnKind, NeuronFilter};
+pub use gpu::Gpu;
 pub use memory::{Buffer, HostBuffer};
 pub use observe::{ActivityCounts, Reuse, WINDOWS};
-pub use operations::{
-    Attention, ColdSum, DownScratch, Ffn, Gpu, GpuActivation, GpuFfnKind, HeadNorms, HostMirror,
-    NeuronCounts, NeuronFilter, PredictedMask, Predictor, SignBits,
-};
+pub use prediction::{PredictedMask, Predictor, SignBits};
 pub use prompt::{DownAddends, F16Buffer, TokenMasks};
 pub use staging::StagingStream;
 pub use weights::{GpuCache, GpuLinear, GpuMatrix, GpuNorm, GpuNormKind};

@@ -1,74 +1,105 @@
-//! Counting who fires while text goes through a layer: a table on the device, of which nothing is read before
-//! the text is over (PowerInfer §6.1).
+//! Activation counts of a layer's neurons, kept on the device while text runs through the layer (the neuron
+//! information table of PowerInfer, §6.1): the kernel of `observe.cu`.
 
 use super::{
     Buffer, DeviceError, Gpu, arguments,
-    operations::{THREADS, WORD},
+    gpu::{THREADS, WORD},
 };
 
-/// Spans of tokens before, in each of which it is counted who had fired already.
+/// Number of windows of preceding tokens over which reuse of active neurons is counted.
 pub const WINDOWS: usize = 3;
 
-/// How many of the neurons that fired had fired within a window before.
+/// Reuse of active neurons within one window of preceding tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reuse {
-    /// Those.
+    /// Activations of neurons that were also active within the window.
     pub reused: u64,
-    /// All, on tokens that have a whole window before them.
+    /// All activations, on tokens with a full window before them.
     pub active: u64,
 }
 
-/// What is counted of a layer's neurons on a device.
+/// Activation counts of a layer's neurons on a device.
 #[derive(Debug)]
 pub struct ActivityCounts {
-    /// A table each for texts that are counted apart.
+    /// `[parts]` tables `[neurons]`: parts of the text are counted separately.
     active: Vec<Buffer<u32>>,
     magnitude: Buffer<f64>,
-    recent: Buffer<u32>,
+    /// `[neurons]`: activity on the last 32 tokens, one bit per token.
+    history: Buffer<u32>,
     reuse: Buffer<u64>,
-    strange: Buffer<u32>,
+    /// `[1]`: 1 after a NaN or an infinity.
+    not_finite: Buffer<u32>,
     windows: [usize; WINDOWS],
 }
 
 impl ActivityCounts {
-    /// On how many tokens of text `part` each neuron fired.
+    /// `[neurons]`: tokens of text part `part` on which each neuron was active.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// There is no such part.
     pub fn active(&self, part: usize) -> Result<Vec<u32>, DeviceError> {
         self.active[part].to_vec()
     }
 
-    /// Sums of each neuron's absolute products over all tokens.
+    /// `[neurons]`: sum of `|h|` over all tokens.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn magnitude(&self) -> Result<Vec<f64>, DeviceError> {
         self.magnitude.to_vec()
     }
 
-    /// What was reused within each window.
+    /// Reuse within each window.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn reuse(&self) -> Result<[Reuse; WINDOWS], DeviceError> {
-        let numbers = self.reuse.to_vec()?;
+        let counts = self.reuse.to_vec()?;
         Ok(std::array::from_fn(|window| Reuse {
-            reused: numbers[2 * window],
-            active: numbers[2 * window + 1],
+            reused: counts[2 * window],
+            active: counts[2 * window + 1],
         }))
     }
 
-    /// Whether every product was finite.
+    /// Whether every activation was finite.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn is_finite(&self) -> Result<bool, DeviceError> {
-        Ok(self.strange.to_vec()? == [0])
+        Ok(self.not_finite.to_vec()? == [0])
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         let counts = self.active.iter().map(Buffer::bytes).sum::<usize>();
         counts
             + self.magnitude.bytes()
-            + self.recent.bytes()
+            + self.history.bytes()
             + self.reuse.bytes()
-            + self.strange.bytes()
+            + self.not_finite.bytes()
     }
 }
 
 impl Gpu {
-    /// Counts of nothing yet, of so many neurons on texts of so many parts; `windows` in tokens, at most 32,
-    /// the longest last.
+    /// Allocates counts, all 0, for `neurons` neurons and `parts` parts of the text.
+    ///
+    /// `windows` are lengths in tokens from 1 to 32, ascending.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory.
+    ///
+    /// # Panics
+    ///
+    /// A window is empty or longer than 32 tokens.
     pub fn new_activity_counts(
         &self,
         neurons: usize,
@@ -85,41 +116,49 @@ impl Gpu {
                 .map(|_| Buffer::new(device, neurons))
                 .collect::<Result<_, _>>()?,
             magnitude: Buffer::new(device, neurons)?,
-            recent: Buffer::new(device, neurons)?,
+            history: Buffer::new(device, neurons)?,
             reuse: Buffer::new(device, 2 * WINDOWS)?,
-            strange: Buffer::new(device, 1)?,
+            not_finite: Buffer::new(device, 1)?,
             windows,
         })
     }
 
-    /// Counts of `products`, `[tokens, neurons]`, of a text of part `part`, of which `before` tokens were counted
-    /// just before: on which each neuron's is not 0.
+    /// Adds the `activations` of some tokens, `[tokens, neurons]`, to the counts of text part `part`. A neuron is active
+    /// where its activation is not 0.
     ///
-    /// Panics where shapes do not fit.
+    /// `preceding` is the number of tokens of the same text that were counted immediately before.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, or there is no such part.
     pub fn observe(
         &self,
-        products: &Buffer<f32>,
-        before: usize,
+        activations: &Buffer<f32>,
+        preceding: usize,
         part: usize,
-        tally: &mut ActivityCounts,
+        counts: &mut ActivityCounts,
     ) -> Result<(), DeviceError> {
-        let neurons = tally.magnitude.len();
-        let tokens = products.len() / neurons.max(1);
-        assert_eq!(products.len(), tokens * neurons, "a product per neuron");
-        if products.is_empty() {
+        let neurons = counts.magnitude.len();
+        let tokens = activations.len() / neurons.max(1);
+        assert_eq!(activations.len(), tokens * neurons, "one per neuron");
+        if activations.is_empty() {
             return Ok(());
         }
         let arguments = arguments::Observe {
-            products: products.address(),
+            activations: activations.address(),
             tokens: tokens as i32,
             neurons: neurons as i32,
-            before: before as i32,
-            windows: tally.windows.map(|window| window as i32),
-            active: tally.active[part].address(),
-            magnitude: tally.magnitude.address(),
-            recent: tally.recent.address(),
-            reuse: tally.reuse.address(),
-            strange: tally.strange.address(),
+            preceding: preceding as i32,
+            windows: counts.windows.map(|window| window as i32),
+            active_tokens: counts.active[part].address(),
+            magnitude: counts.magnitude.address(),
+            history: counts.history.address(),
+            reuse: counts.reuse.address(),
+            not_finite: counts.not_finite.address(),
         };
         let grid = [neurons.div_ceil(THREADS) as u32, 1, 1];
         self.launch("observe", grid, THREADS, 0, "a neuron", &arguments)

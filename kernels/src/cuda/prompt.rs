@@ -1,140 +1,165 @@
-//! Many tokens at once, as a prompt has them: they are halved once, and multiplied on tensor cores.
+//! Prefill: GEMM over many tokens on the tensor cores, the kernels of `prompt.cu`.
 //!
-//! F16Buffer have eleven bits, and a token's are divided by a power of two of its own before, so that nothing
-//! overflows. Where products are to be those of `f32`, what halving leaves is halved too, of weights and of tokens, and three
-//! products are added up.
+//! Inputs are converted to f16 once, each token divided by a power of two of its own so that nothing overflows. Where
+//! f32 precision is asked for, weights and inputs are split into an f16 and the f16 of its residual, and three
+//! products are added.
 
 use bytemuck::Zeroable;
 
 use super::{
     Buffer, DeviceError, DownScratch, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
     HostMirror, NeuronFilter, arguments,
-    operations::{THREADS, WARP, WORD, input_bytes, kernel, neurons},
+    ffn::neurons,
+    gpu::{THREADS, WARP, WORD, input_bytes, kernel},
 };
 use crate::Arithmetic;
 use powerinfer_tensor::Format;
 
-/// Rows, tokens and columns of a tile, and halves from one row of it to the next.
+/// Rows, tokens and columns of a tile, and its row stride in f16.
 const TILE_ROWS: usize = 32;
 const TILE_TOKENS: usize = 64;
 const TILE_COLUMNS: usize = 64;
 const PITCH: usize = TILE_COLUMNS + 8;
-/// Threads of a block that multiplies.
+/// Threads per block of the GEMM.
 const GEMM_THREADS: usize = 128;
 
-/// Numbers of some tokens as halves.
+/// Vectors of several tokens in f16, the input of [`Gpu::gemm`].
 #[derive(Debug)]
 pub struct F16Buffer {
-    /// `[parts, tokens, padded]`.
-    numbers: Buffer<u16>,
-    /// One a token.
+    /// `[terms, tokens, columns padded to whole tiles]`.
+    values: Buffer<u16>,
+    /// `[tokens]`.
     scales: Buffer<f32>,
     tokens: usize,
     columns: usize,
-    parts: usize,
+    /// 1, or 2 with residuals.
+    terms: usize,
 }
 
 impl F16Buffer {
-    /// How many tokens they are of.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
-        self.numbers.bytes() + self.scales.bytes()
+        self.values.bytes() + self.scales.bytes()
     }
 
-    /// Makes them those of so many tokens without a number.
+    /// Sets the shape to `[tokens, 0]`: vectors without elements.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The buffer was allocated for fewer tokens.
     pub fn clear(&mut self, tokens: usize) -> Result<(), DeviceError> {
         self.set_shape(tokens, 0, 1);
         self.scales.clear()
     }
 
-    /// Makes them those of so many tokens, which are still to be written.
-    fn set_shape(&mut self, tokens: usize, columns: usize, parts: usize) {
-        (self.tokens, self.columns, self.parts) = (tokens, columns, parts);
-        self.numbers
-            .set_len(parts * tokens * columns.next_multiple_of(TILE_COLUMNS));
+    /// Sets the shape; the values are written by a kernel.
+    fn set_shape(&mut self, tokens: usize, columns: usize, terms: usize) {
+        (self.tokens, self.columns, self.terms) = (tokens, columns, terms);
+        self.values
+            .set_len(terms * tokens * columns.next_multiple_of(TILE_COLUMNS));
         self.scales.set_len(tokens);
     }
 
     fn argument(&self) -> arguments::F16Buffer {
         arguments::F16Buffer {
-            numbers: self.numbers.address(),
+            values: self.values.address(),
             scales: self.scales.address(),
             tokens: self.tokens as i32,
-            padded: self.columns.next_multiple_of(TILE_COLUMNS) as i32,
-            parts: self.parts as i32,
+            stride: self.columns.next_multiple_of(TILE_COLUMNS) as i32,
+            terms: self.terms as i32,
             padding: 0,
         }
     }
 }
 
-/// Who is predicted of some tokens.
+/// Bit masks of the predicted neurons of several tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenMasks<'a> {
-    /// `[tokens, ⌈neurons / 32⌉]`.
+    /// `[tokens, ⌈neurons / 32⌉]` words.
     pub mask: &'a Buffer<u32>,
-    /// Neurons of the layer.
+    /// Number of neurons of the layer.
     pub neurons: usize,
-    /// The first of those that are computed.
+    /// First neuron of the matrices that the mask is applied to.
     pub first: usize,
 }
 
-/// What is added to the products of down.
+/// Terms added to the output of [`Gpu::gemm_down`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DownAddends<'a> {
-    /// To every token.
+    /// `[hidden]`, added to every token.
     pub offset: Option<&'a Buffer<f32>>,
-    /// `[tokens, hidden]`: what the host's neurons add.
+    /// `[tokens, hidden]`: the sums of the host's cold neurons.
     pub cold: Option<&'a HostBuffer>,
 }
 
 impl Gpu {
-    /// Room for halves of up to `tokens` tokens of `columns` numbers.
+    /// Allocates an [`F16Buffer`] for up to `tokens` vectors of `columns` elements, with residuals.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory.
     pub fn new_f16_buffer(&self, tokens: usize, columns: usize) -> Result<F16Buffer, DeviceError> {
         let padded = columns.next_multiple_of(TILE_COLUMNS);
         Ok(F16Buffer {
-            numbers: Buffer::new(self.device(), 2 * tokens * padded)?,
+            values: Buffer::new(self.device(), 2 * tokens * padded)?,
             scales: Buffer::new(self.device(), tokens)?,
             tokens,
             columns,
-            parts: 1,
+            terms: 1,
         })
     }
 
-    /// F16Buffer of `norm(x)`, `[tokens, columns]`, to be multiplied with matrices of `format`; the host gets what
-    /// is halved where it asks for it.
+    /// `out = f16(norm(x))`, the input of a GEMM with matrices of `format`; `x` is `[tokens, columns]`.
     ///
-    /// Panics where shapes do not fit.
+    /// With `host`, the normalised input is also written to host memory; see [`Gpu::signal_host`].
+    ///
+    /// # Errors
+    ///
+    /// The launch fails, or a token exceeds the shared memory of a thread block.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
     pub fn to_f16(
         &self,
         x: &Buffer<f32>,
         tokens: usize,
         norm: Option<&GpuNorm>,
         format: Format,
-        to: &mut F16Buffer,
+        out: &mut F16Buffer,
         host: Option<HostMirror<'_>>,
     ) -> Result<(), DeviceError> {
         let columns = x.len() / tokens;
         assert!(x.len() == tokens * columns && norm.is_none_or(|norm| norm.size() == columns));
         assert!(host.is_none_or(|host| host.input.len() >= x.len()));
-        to.set_shape(tokens, columns, self.parts(format));
+        out.set_shape(tokens, columns, self.terms(format));
         let arguments = arguments::ToF16 {
             x: x.address(),
             columns: columns as i32,
             padding: 0,
             norm: GpuNorm::argument(norm),
-            to: to.argument(),
-            for_host: host.map_or(0, |host| host.input.address(0)),
+            out: out.argument(),
+            host_input: host.map_or(0, |host| host.input.address(0)),
         };
         let shared = input_bytes(columns, false) + WARP * 4;
         let grid = [tokens as u32, 1, 1];
         self.launch("to_f16", grid, THREADS, shared, "a token", &arguments)
     }
 
-    /// Says to the host that what kernels have written for it can be read.
+    /// Sets the layer's flag to the step number: the host may read what the kernels before have written for it.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
     pub fn signal_host(&self, host: HostMirror<'_>) -> Result<(), DeviceError> {
         let arguments = arguments::SignalHost {
             flag: host.flags.address(host.flag),
@@ -143,63 +168,80 @@ impl Gpu {
         self.launch("signal_host", [1, 1, 1], WARP, 0, "a word", &arguments)
     }
 
-    /// `out = x · matrixᵀ + bias`, `[tokens, rows]`, or the same added to what is there.
+    /// `out = x · matrixᵀ + bias`, or `out += …` if `accumulate`; `out` is `[tokens, rows]`.
     ///
-    /// Panics where shapes do not fit.
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
     pub fn gemm(
         &self,
         x: &F16Buffer,
         linear: &GpuLinear,
         out: &mut Buffer<f32>,
-        add: bool,
+        accumulate: bool,
     ) -> Result<(), DeviceError> {
         let matrix = &linear.matrix;
-        assert_eq!(matrix.columns(), x.columns, "a weight per number");
-        assert_eq!(out.len(), x.tokens * matrix.rows(), "an output per row");
+        assert_eq!(matrix.columns(), x.columns, "one column per input");
+        assert_eq!(out.len(), x.tokens * matrix.rows(), "one output per row");
         let arguments = arguments::Gemm {
             bias: linear.bias.as_ref().map_or(0, Buffer::address),
             out: out.address(),
-            add: add.into(),
-            ..product(matrix, x)
+            accumulate: accumulate.into(),
+            ..operands(matrix, x)
         };
-        self.launch_product("gemm", matrix, matrix.rows(), x, &arguments)
+        self.launch_gemm("gemm", matrix, matrix.rows(), x, &arguments)
     }
 
-    /// Makes of what gate gives, `[tokens, hot]`, and of what up gives, what rows of down are multiplied by,
-    /// of the neurons that are `chosen` and that `rule` leaves; both in place and as halves.
+    /// `h = act(gate) * up`, in place of `gate` and as f16 in `out`; 0 for neurons outside of `masks` and for those that
+    /// `filter` drops.
     ///
-    /// Panics where shapes do not fit.
-    #[allow(clippy::too_many_arguments)]
+    /// `gate` and `up` are `[tokens, hot]`: the products with the input.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused kernel"
+    )]
     pub fn activate_gate_up(
         &self,
         ffn: &Ffn,
-        rule: NeuronFilter<'_>,
+        filter: NeuronFilter<'_>,
         gate: &mut Buffer<f32>,
         up: Option<&Buffer<f32>>,
-        chosen: Option<TokenMasks<'_>>,
-        to: &mut F16Buffer,
+        masks: Option<TokenMasks<'_>>,
+        out: &mut F16Buffer,
         scratch: &mut DownScratch,
     ) -> Result<(), DeviceError> {
         let hot = ffn.down.rows();
         let tokens = gate.len() / hot.max(1);
-        assert_eq!(gate.len(), tokens * hot, "a product per neuron");
+        assert_eq!(gate.len(), tokens * hot, "one value per neuron");
         assert!(up.is_none_or(|up| up.len() == gate.len()) && up.is_some() == ffn.up.is_some());
-        let words = |chosen: TokenMasks<'_>| chosen.neurons.div_ceil(WORD);
-        assert!(chosen.is_none_or(|chosen| {
-            chosen.first + hot <= chosen.neurons && chosen.mask.len() == tokens * words(chosen)
+        let words = |masks: TokenMasks<'_>| masks.neurons.div_ceil(WORD);
+        assert!(masks.is_none_or(|masks| {
+            masks.first + hot <= masks.neurons && masks.mask.len() == tokens * words(masks)
         }));
-        to.set_shape(tokens, hot, self.parts(ffn.down.format()));
+        out.set_shape(tokens, hot, self.terms(ffn.down.format()));
         let arguments = arguments::ActivateGateUp {
-            neurons: neurons(ffn, rule),
+            ffn: neurons(ffn, filter),
             gate: gate.address(),
             up: up.map_or(0, Buffer::address),
-            mask: chosen.map_or(0, |chosen| chosen.mask.address()),
-            words: chosen.map_or(0, words) as i32,
-            first: chosen.map_or(0, |chosen| chosen.first) as i32,
+            mask: masks.map_or(0, |masks| masks.mask.address()),
+            mask_words: masks.map_or(0, words) as i32,
+            first_neuron: masks.map_or(0, |masks| masks.first) as i32,
             padding: 0,
             count: hot as i32,
-            to: to.argument(),
-            computed: scratch.computed_address(),
+            out: out.argument(),
+            down_rows: scratch.down_rows_address(),
         };
         let grid = [tokens as u32, 1, 1];
         self.launch(
@@ -212,35 +254,40 @@ impl Gpu {
         )
     }
 
-    /// Adds to `hidden`, `[tokens, hidden]`, rows of down times `x`, `[tokens, hot]`, and what is added
-    /// beside.
+    /// `hidden += x · down + bias + addends`; `x` is `[tokens, hot]`, `hidden` `[tokens, hidden]`.
     ///
-    /// Panics where shapes do not fit.
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
     pub fn gemm_down(
         &self,
         x: &F16Buffer,
         ffn: &Ffn,
-        beside: DownAddends<'_>,
+        addends: DownAddends<'_>,
         hidden: &mut Buffer<f32>,
     ) -> Result<(), DeviceError> {
         let (matrix, size) = (&ffn.down, ffn.down.columns());
-        assert_eq!(matrix.rows(), x.columns, "a row per product");
-        assert_eq!(hidden.len(), x.tokens * size, "a sum per column");
-        let added = [ffn.bias.as_ref(), beside.offset].into_iter().flatten();
-        assert!(added.into_iter().all(|added| added.len() == size));
-        assert!(beside.cold.is_none_or(|cold| cold.len() >= hidden.len()));
+        assert_eq!(matrix.rows(), x.columns, "one row per neuron");
+        assert_eq!(hidden.len(), x.tokens * size, "one output per column");
+        let vectors = [ffn.bias.as_ref(), addends.offset].into_iter().flatten();
+        assert!(vectors.into_iter().all(|vector| vector.len() == size));
+        assert!(addends.cold.is_none_or(|cold| cold.len() >= hidden.len()));
         let arguments = arguments::Gemm {
             bias: ffn.bias.as_ref().map_or(0, Buffer::address),
-            offset: beside.offset.map_or(0, Buffer::address),
-            beside: beside.cold.map_or(0, |cold| cold.address(0)),
+            offset: addends.offset.map_or(0, Buffer::address),
+            cold: addends.cold.map_or(0, |cold| cold.address(0)),
             out: hidden.address(),
-            add: 1,
-            ..product(matrix, x)
+            accumulate: 1,
+            ..operands(matrix, x)
         };
-        self.launch_product("gemm_down", matrix, size, x, &arguments)
+        self.launch_gemm("gemm_down", matrix, size, x, &arguments)
     }
 
-    fn launch_product(
+    fn launch_gemm(
         &self,
         name: &str,
         matrix: &GpuMatrix,
@@ -256,14 +303,14 @@ impl Gpu {
             x.tokens.div_ceil(TILE_TOKENS) as u32,
             1,
         ];
-        let shared = 2 * x.parts * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>();
+        let shared = 2 * x.terms * (TILE_ROWS + TILE_TOKENS) * PITCH * size_of::<u16>();
         let name = kernel(name, matrix.format());
-        let what = "a tile of a product";
+        let what = "a tile of the GEMM";
         self.launch(&name, grid, GEMM_THREADS, shared, what, arguments)
     }
 
-    /// F16Buffer that stand for a number: one where bytes would do, two where products are to be exact.
-    fn parts(&self, format: Format) -> usize {
+    /// f16 terms per value: one where int8 would do, two for f32 precision.
+    fn terms(&self, format: Format) -> usize {
         match self.arithmetic == Arithmetic::Integer && format != Format::F32 {
             true => 1,
             false => 2,
@@ -271,7 +318,7 @@ impl Gpu {
     }
 }
 
-fn product(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Gemm {
+fn operands(matrix: &GpuMatrix, x: &F16Buffer) -> arguments::Gemm {
     arguments::Gemm {
         matrix: matrix.argument(),
         x: x.argument(),

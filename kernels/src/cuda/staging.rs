@@ -1,29 +1,35 @@
-//! A lane: page-locked memory through which numbers go to a device beside the kernels that run there. Two lanes, each
-//! with room of its own on the device, hide copying behind computing.
+//! Staging streams: pinned memory through which weights are copied to a device while kernels run. Two streams, each with
+//! its own destination on the device, hide the copies behind the kernels:
 //!
 //! ```text
-//! lane 0   fill ▸ copy ········ kernels ·· fill ▸ copy
-//! lane 1          fill ▸ copy ········ kernels ··
+//! stream 0   fill ▸ copy ········ kernels ·· fill ▸ copy
+//! stream 1          fill ▸ copy ········ kernels ··
 //! ```
 
 use std::sync::Arc;
 
 use super::{Device, DeviceError, HostBuffer};
 
-/// Numbers of each plane begin at a multiple of so many bytes.
+/// Alignment of each plane in the staging memory, in bytes.
 const ALIGNMENT: usize = 16;
 
-/// Memory on the way to a device.
+/// Pinned memory whose contents are copied to a device asynchronously, in rounds from [`begin`](Self::begin) to
+/// [`end`](Self::end).
 #[derive(Debug)]
 pub struct StagingStream {
     device: Arc<dyn Device>,
     number: usize,
     memory: HostBuffer,
+    /// Bytes written in this round.
     used: usize,
 }
 
 impl StagingStream {
-    /// StagingStream number `number`, with room for so many `planes` of so many bytes together.
+    /// Allocates staging stream `number` for rounds of up to `planes` planes with `bytes` bytes in all.
+    ///
+    /// # Errors
+    ///
+    /// The host is out of pinned memory, or the device fails.
     pub fn new(
         device: &Arc<dyn Device>,
         number: usize,
@@ -39,8 +45,12 @@ impl StagingStream {
         })
     }
 
-    /// Empties the lane, once what went through it before has arrived. What goes through it from here on arrives after the
-    /// kernels that have been launched.
+    /// Begins a round: waits for the copies of the previous one, and makes the copies of this one wait for the kernels
+    /// launched so far, which may still read their destination.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn begin(&mut self) -> Result<(), DeviceError> {
         self.device.synchronise_copies(self.number)?;
         self.device.make_copies_wait(self.number)?;
@@ -48,17 +58,27 @@ impl StagingStream {
         Ok(())
     }
 
-    /// Kernels that are launched from here on run after all that went through the lane has arrived.
+    /// Ends a round: kernels launched from here on wait for its copies.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
     pub fn end(&self) -> Result<(), DeviceError> {
         self.device.make_kernels_wait(self.number)
     }
 
-    /// Copies `bytes` to `address` on the device, by way of the host's memory, which `copy` fills.
+    /// Copies `bytes` into the staging memory with `copy`, and from there to `address` on the device.
     ///
-    /// Panics where the lane has no room for them.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The round exceeds the staging memory.
     ///
     /// # Safety
-    /// So many bytes from `address` on were taken, and stay until kernels after [`StagingStream::end`] have run.
+    /// The range at `address` is allocated, and stays so until kernels after [`StagingStream::end`] have finished.
     #[allow(unsafe_code)]
     pub(super) unsafe fn write(
         &mut self,
@@ -67,24 +87,27 @@ impl StagingStream {
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
         let (first, end) = (self.used, self.used + bytes.len());
-        // SAFETY: what was copied from here before has arrived when the lane was opened, and what has gone since lies
-        // before.
-        let room = unsafe { self.memory.bytes_mut() };
-        assert!(end <= room.len(), "a lane with room for {end} bytes");
-        copy(&mut room[first..end], bytes);
-        self.used = end.next_multiple_of(ALIGNMENT).min(room.len());
-        // SAFETY: the bytes lie in page-locked memory, which stays and is not written before they have arrived; the
-        // address is the caller's.
+        // SAFETY: the copies of the previous round have finished in `begin`, and those of this round read memory before
+        // `first` only.
+        let memory = unsafe { self.memory.bytes_mut() };
+        assert!(
+            end <= memory.len(),
+            "{end} bytes fit into the staging memory"
+        );
+        copy(&mut memory[first..end], bytes);
+        self.used = end.next_multiple_of(ALIGNMENT).min(memory.len());
+        // SAFETY: the bytes lie in pinned memory, which is not written or freed before the copy has finished; the caller
+        // vouches for the address.
         unsafe {
-            let from = &room[first..end];
-            self.device.copy_async(self.number, address, from)
+            let staged = &memory[first..end];
+            self.device.copy_async(self.number, address, staged)
         }
     }
 }
 
 impl Drop for StagingStream {
     fn drop(&mut self) {
-        // The memory is given back when nothing is on its way any more; a device that is lost reads nothing.
+        // The memory is freed after its copies; a device that has failed reads nothing.
         drop(self.device.synchronise_copies(self.number));
     }
 }

@@ -1,16 +1,16 @@
-//! Weights, norms and a KV cache on a device.
+//! Weight matrices, norms and KV caches in device memory.
 
 use std::sync::Arc;
 
 use super::{Buffer, Device, DeviceError, StagingStream, arguments};
 use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, pack};
 
-/// A matrix on a device, in the planes of [`Matrix`].
+/// A weight matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
 pub struct GpuMatrix {
     format: Format,
     rows: usize,
-    /// Rows that there is room for.
+    /// Allocated rows.
     capacity: usize,
     columns: usize,
     quants: Buffer<u8>,
@@ -19,7 +19,11 @@ pub struct GpuMatrix {
 }
 
 impl GpuMatrix {
-    /// A copy of `matrix`, plane by plane.
+    /// Copies `matrix` to the device, plane by plane.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
     pub fn upload(device: &Arc<dyn Device>, matrix: &Matrix<'_>) -> Result<Self, DeviceError> {
         let plane = |bytes: &[u8]| Buffer::from_slice(device, bytes);
         let [quants, scales, factors] = planes(matrix);
@@ -34,7 +38,11 @@ impl GpuMatrix {
         })
     }
 
-    /// Room for `rows` rows, which are still to be written.
+    /// Allocates a matrix for up to `rows` rows, which [`GpuMatrix::write_async`] fills.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
     pub fn with_capacity(
         device: &Arc<dyn Device>,
         format: Format,
@@ -45,35 +53,41 @@ impl GpuMatrix {
         Self::upload(device, &empty.as_view())
     }
 
-    /// Takes over the rows of `matrix`, of the same format and columns, by way of `lane`, whose memory `copy` fills.
+    /// Replaces the rows by those of `matrix` asynchronously, through the pinned memory of `staging`, which `copy` fills.
     ///
-    /// Panics where it is another shape, or there is no room.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The format or the columns differ, or the rows exceed the capacity or the free staging memory.
     pub fn write_async(
         &mut self,
         matrix: &Matrix<'_>,
-        lane: &mut StagingStream,
+        staging: &mut StagingStream,
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(), DeviceError> {
         assert_eq!(
             (self.format, self.columns),
             (matrix.format(), matrix.columns()),
-            "rows of one shape"
+            "rows of the same format and columns"
         );
-        let own = [
+        let plane = [
             Some(&mut self.quants),
             self.scales.as_mut(),
             self.factors.as_mut(),
         ];
-        for (own, bytes) in own.into_iter().zip(planes(matrix)) {
-            if let (Some(own), Some(bytes)) = (own, bytes) {
-                own.write_async(bytes, lane, copy)?;
+        for (plane, bytes) in plane.into_iter().zip(planes(matrix)) {
+            if let (Some(plane), Some(bytes)) = (plane, bytes) {
+                plane.write_async(bytes, staging, copy)?;
             }
         }
         self.rows = matrix.rows();
         Ok(())
     }
 
-    /// Rows that there is room for.
+    /// Number of allocated rows.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -88,15 +102,15 @@ impl GpuMatrix {
         self.columns
     }
 
-    /// How weights are stored.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
-        let more = [&self.scales, &self.factors].into_iter().flatten();
-        self.quants.bytes() + more.map(Buffer::bytes).sum::<usize>()
+        let planes = [&self.scales, &self.factors].into_iter().flatten();
+        self.quants.bytes() + planes.map(Buffer::bytes).sum::<usize>()
     }
 
     pub(super) fn argument(&self) -> arguments::Matrix {
@@ -111,7 +125,7 @@ impl GpuMatrix {
     }
 }
 
-/// The planes of a matrix: numbers, scales, factors.
+/// The planes of a matrix as bytes: quants or values, scales, 6-bit factors.
 fn planes<'a>(matrix: &Matrix<'a>) -> [Option<&'a [u8]>; 3] {
     match matrix.data() {
         MatrixData::F32(values) => [Some(bytemuck::cast_slice(values)), None, None],
@@ -137,17 +151,21 @@ fn planes<'a>(matrix: &Matrix<'a>) -> [Option<&'a [u8]>; 3] {
     }
 }
 
-/// A matrix by rows and what is added to its products.
+/// A linear layer on a device: `matrix · x + bias`.
 #[derive(Debug)]
 pub struct GpuLinear {
-    /// A row an output.
+    /// `[outputs, inputs]`.
     pub matrix: GpuMatrix,
-    /// One number a row.
+    /// `[outputs]`.
     pub bias: Option<Buffer<f32>>,
 }
 
 impl GpuLinear {
-    /// Copies of both.
+    /// Copies a matrix and its bias to the device.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
     pub fn upload(
         device: &Arc<dyn Device>,
         matrix: &Matrix<'_>,
@@ -161,22 +179,22 @@ impl GpuLinear {
         })
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.matrix.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 }
 
-/// What a norm divides by.
+/// Kind of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuNormKind {
-    /// The root of the mean square.
+    /// RMSNorm: division by the root mean square.
     RootMeanSquare,
-    /// The standard deviation, of what the mean is taken from.
+    /// LayerNorm: subtraction of the mean, division by the standard deviation.
     Layer,
 }
 
-/// A norm on a device.
+/// Weight and bias of a norm on a device.
 #[derive(Debug)]
 pub struct GpuNorm {
     kind: GpuNormKind,
@@ -186,7 +204,11 @@ pub struct GpuNorm {
 }
 
 impl GpuNorm {
-    /// Copies of a norm's weight and bias.
+    /// Copies a norm's weight and bias to the device.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
     pub fn upload(
         device: &Arc<dyn Device>,
         kind: GpuNormKind,
@@ -204,17 +226,17 @@ impl GpuNorm {
         })
     }
 
-    /// Numbers that it norms together.
+    /// Number of elements that are normalised together.
     pub fn size(&self) -> usize {
         self.weight.len()
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// `norm` as kernels take it; none leaves numbers as they are.
+    /// Kernel argument; `None` is the identity.
     pub(super) fn argument(norm: Option<&Self>) -> arguments::Norm {
         let Some(norm) = norm else {
             return bytemuck::Zeroable::zeroed();
@@ -231,7 +253,7 @@ impl GpuNorm {
     }
 }
 
-/// Keys and values of one layer, `[kv_heads, context, head_size]` each.
+/// KV cache of one layer: keys and values, `[kv_heads, context, head_size]` each.
 #[derive(Debug)]
 pub struct GpuCache {
     pub(super) keys: Buffer<u8>,
@@ -243,9 +265,15 @@ pub struct GpuCache {
 }
 
 impl GpuCache {
-    /// Room for `context` positions.
+    /// Allocates a cache of `context` positions.
     ///
-    /// Panics for a format other than `f32` and `f16`.
+    /// # Errors
+    ///
+    /// The device is out of memory or fails.
+    ///
+    /// # Panics
+    ///
+    /// The format is neither `f32` nor `f16`.
     pub fn new(
         device: &Arc<dyn Device>,
         format: CacheFormat,
@@ -253,7 +281,7 @@ impl GpuCache {
         context: usize,
         head_size: usize,
     ) -> Result<Self, DeviceError> {
-        let bytes = kv_heads * context * head_size * number_bytes(format);
+        let bytes = kv_heads * context * head_size * element_bytes(format);
         Ok(Self {
             keys: Buffer::new(device, bytes)?,
             values: Buffer::new(device, bytes)?,
@@ -264,22 +292,28 @@ impl GpuCache {
         })
     }
 
-    /// Bytes that are taken.
+    /// Allocated bytes.
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Where keys and values lie: what was recorded with them can be run again with a cache at the same places.
+    /// Device addresses of keys and values. A graph can be launched again with any cache at the same addresses.
     pub fn addresses(&self) -> [u64; 2] {
         [self.keys.address(), self.values.address()]
     }
 
-    /// Takes over the first `positions` positions of `other`, a cache of the same layer.
+    /// Copies the first `positions` positions of `other`.
     ///
-    /// Panics where shapes differ.
+    /// # Errors
+    ///
+    /// The device fails.
+    ///
+    /// # Panics
+    ///
+    /// The shapes differ.
     pub fn copy_from(&mut self, other: &Self, positions: usize) -> Result<(), DeviceError> {
         assert_eq!(self.keys.len(), other.keys.len(), "caches of one shape");
-        let position_bytes = self.head_size * number_bytes(self.format);
+        let position_bytes = self.head_size * element_bytes(self.format);
         for head in 0..self.kv_heads {
             let start = head * self.context * position_bytes;
             let count = positions.min(self.context) * position_bytes;
@@ -290,11 +324,11 @@ impl GpuCache {
     }
 }
 
-/// Bytes of a number of the cache.
-fn number_bytes(format: CacheFormat) -> usize {
+/// Bytes per element of the cache.
+fn element_bytes(format: CacheFormat) -> usize {
     match format {
         CacheFormat::F32 => 4,
         CacheFormat::F16 => 2,
-        CacheFormat::Q8_0 => unreachable!("kernels read caches of f32 and f16"),
+        CacheFormat::Q8_0 => unreachable!("the kernels support caches of f32 and f16"),
     }
 }

@@ -19,7 +19,8 @@ use powerinfer_bundle::{Bundle, Verification};
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Files, Weight};
-use powerinfer_profile::{Profile, html};
+use powerinfer_profile::Profile;
+use powerinfer_report::profile_page;
 use serde_json::{Value, json};
 
 use crate::{
@@ -45,6 +46,9 @@ pub(crate) struct InspectArguments {
     #[arg(long)]
     json: bool,
 }
+
+/// Points of a cumulative curve of a profile's page.
+const CURVE_POINTS: usize = 100;
 
 /// What was found: for people and for programs.
 struct Report {
@@ -90,7 +94,8 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
             page.display()
         );
     }
-    write_file(page, html(&profile).as_bytes())?;
+    let html = profile_page(&profile.json(), &profile.cumulative_curves(CURVE_POINTS))?;
+    write_file(page, html.as_bytes())?;
     output.say(format!("drawn in `{}`", page.display()));
     Ok(())
 }

@@ -1,7 +1,5 @@
 //! `powerinfer place`: which neurons are computed, and which the GPU and which the CPU computes.
 
-pub(crate) mod page;
-
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -16,7 +14,8 @@ use crate::{
     budget_arguments::BudgetArguments,
     certificate_table, model_argument,
     output::{Output, print, print_json},
-    plan_table::{describe, say_result},
+    page_file::refuse_inside,
+    plan_table::{describe, draw, say_result},
     progress::Bar,
 };
 
@@ -78,7 +77,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| folder.join("bundle"));
-    page::refuse_inside(arguments.html.as_deref(), &out)?;
+    refuse_inside(arguments.html.as_deref(), &out)?;
     let scratch = match arguments.dry_run {
         true => Scratch::None,
         false => Scratch::Beside(&out),
@@ -90,7 +89,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         print(describe(plan))?;
     }
     say_result(plan, report, output);
-    page::draw(
+    draw(
         arguments.html.as_deref(),
         checkpoint.identity(),
         plan,
@@ -130,7 +129,7 @@ fn print_answer(plan: &Plan, report: &SolveReport, certificate: Option<Certifica
 /// Places the bundle in `folder` again, and rewrites its plan.
 fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
     refuse_decisions(arguments)?;
-    page::refuse_inside(arguments.html.as_deref(), folder)?;
+    refuse_inside(arguments.html.as_deref(), folder)?;
     let bundle = Bundle::open(folder, Verification::Quick)?;
     let Decision { plan, report, .. } = place_again(&bundle, &arguments.budget.options()?)?;
     if !arguments.json {
@@ -146,7 +145,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
             folder.display()
         ));
     }
-    page::draw(arguments.html.as_deref(), &model, &plan, output)?;
+    draw(arguments.html.as_deref(), &model, &plan, output)?;
     if arguments.json {
         print_answer(&plan, &report, certificate)?;
     }

@@ -1,16 +1,13 @@
 //! `powerinfer sweep`: quality and speed over a grid of placements, policies, batches and contexts.
 
-mod charts;
 mod csv;
 mod grid;
 mod levels;
 mod measure;
-mod page;
 mod placing;
 mod quality;
 mod report;
 mod rows;
-mod sortable;
 mod speed;
 
 use std::path::{Path, PathBuf};

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{ByteSize, write::write_file};
 use powerinfer_eval::{front, statistics::Paired};
+use powerinfer_report::sweep_page;
 use serde_json::{Value, json};
 
 use super::{
-    csv, page,
+    csv,
     rows::{Functions, Interval, Measured, Row},
 };
 use crate::{
-    commands::{eval_code::told_beside, place::page::refuse_inside},
+    commands::eval_code::told_beside,
     output::{Output, Table, percent},
+    page_file::refuse_inside,
 };
 
 /// The files beside the page at `html`: CSV and JSON.
@@ -84,10 +86,11 @@ fn placed(path: &Path) -> PathBuf {
 pub(super) fn write(html: &Path, rows: &[Row], output: Output) -> Result<()> {
     let [csv, json] = beside(html);
     write_file(&csv, csv::text(rows).as_bytes())?;
-    let mut document = serde_json::to_vec_pretty(&document(rows))?;
-    document.push(b'\n');
-    write_file(&json, &document)?;
-    write_file(html, page::html(rows).as_bytes())?;
+    let document = document(rows);
+    let mut bytes = serde_json::to_vec_pretty(&document)?;
+    bytes.push(b'\n');
+    write_file(&json, &bytes)?;
+    write_file(html, sweep_page(&document, &comparisons(rows))?.as_bytes())?;
     output.say(format!(
         "drawn in `{}`; the figures are in `{}` and `{}`",
         html.display(),
@@ -98,55 +101,53 @@ pub(super) fn write(html: &Path, rows: &[Row], output: Output) -> Result<()> {
 }
 
 /// The rows with the batch and the context of the first: what can be compared.
-pub(super) fn alike(rows: &[Row]) -> Vec<usize> {
+fn alike(rows: &[Row]) -> Vec<usize> {
     let extent = |row: &Row| (row.axes.batch, row.axes.context_tokens);
     let is_alike = |place: &usize| extent(&rows[*place]) == extent(&rows[0]);
     (0..rows.len()).filter(is_alike).collect()
 }
 
-/// Everything, for programs. Fronts are of the rows with the batch and the context of the first.
+/// The JSON document of a sweep: all rows, and of each chart of a loss against speed the rows that are its points, its
+/// Pareto front and its knee.
 pub(super) fn document(rows: &[Row]) -> Value {
-    let [measured, planned] = [Speeds::Measured, Speeds::Planned].map(|speeds| {
-        let points = points(rows, speeds, |row| Some(row.quality.perplexity_rise.value));
-        let front = front::front(&points.pairs());
-        let knee = front::knee(&points.pairs(), &front).map(|place| points.rows[place].0);
-        let front: Vec<usize> = front.iter().map(|place| points.rows[*place].0).collect();
-        json!({ "front": front, "knee": knee })
-    });
+    let chart = |speeds, loss: &dyn Fn(&Row) -> Option<f64>| {
+        let points = points(rows, speeds, loss);
+        let pairs: Vec<(f64, f64)> = points
+            .iter()
+            .map(|(_, gain, loss)| (*gain, *loss))
+            .collect();
+        let front = front::front(&pairs);
+        let knee = front::knee(&pairs, &front).map(|place| points[place].0);
+        let front: Vec<usize> = front.iter().map(|place| points[*place].0).collect();
+        let points: Vec<usize> = points.iter().map(|(row, ..)| *row).collect();
+        json!({ "points": points, "front": front, "knee": knee })
+    };
+    let rise = |row: &Row| Some(row.quality.perplexity_rise.value);
+    let failures = |row: &Row| Some(1.0 - row.quality.functions.first()?.pass_at_1?.value);
     json!({
         "rows": rows,
-        "perplexity_against_measured_speed": measured,
-        "perplexity_against_planned_speed": planned,
+        "perplexity_against_measured_speed": chart(Speeds::Measured, &rise),
+        "perplexity_against_planned_speed": chart(Speeds::Planned, &rise),
+        "failures_against_measured_speed": chart(Speeds::Measured, &failures),
     })
 }
 
-/// Whose speed.
+/// Which speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Speeds {
+enum Speeds {
     /// This machine's.
     Measured,
     /// Prediction for the placement's.
     Planned,
 }
 
-/// Points of a picture: a row each, with a gain and a loss.
-pub(super) struct Points {
-    /// Places in the rows, gains and losses.
-    pub(super) rows: Vec<(usize, f64, f64)>,
-}
-
-impl Points {
-    pub(super) fn pairs(&self) -> Vec<(f64, f64)> {
-        self.rows
-            .iter()
-            .map(|(_, gain, loss)| (*gain, *loss))
-            .collect()
-    }
-}
-
-/// The rows with the batch and the context of the first that have a speed and a `loss`; of a speed that several
-/// placements share one.
-pub(super) fn points(rows: &[Row], speeds: Speeds, loss: impl Fn(&Row) -> Option<f64>) -> Points {
+/// The rows with the batch and the context of the first that have a speed and a `loss`, with both; of rows that share a
+/// measured speed, because their placements were not run, the first.
+fn points(
+    rows: &[Row],
+    speeds: Speeds,
+    loss: &dyn Fn(&Row) -> Option<f64>,
+) -> Vec<(usize, f64, f64)> {
     let mut found: Vec<(usize, f64, f64)> = Vec::new();
     for index in alike(rows) {
         let row = &rows[index];
@@ -174,11 +175,11 @@ pub(super) fn points(rows: &[Row], speeds: Speeds, loss: impl Fn(&Row) -> Option
             found.push((index, speed, loss));
         }
     }
-    Points { rows: found }
+    found
 }
 
 /// A share with its interval.
-pub(super) fn told(interval: Interval) -> String {
+fn told(interval: Interval) -> String {
     let [value, low, high] = [interval.value, interval.low, interval.high];
     format!(
         "{} ({}–{})",
@@ -189,7 +190,7 @@ pub(super) fn told(interval: Interval) -> String {
 }
 
 /// pass@1 with its interval, and how many could not be judged.
-pub(super) fn told_pass(functions: &Functions) -> String {
+fn told_pass(functions: &Functions) -> String {
     let told = functions.pass_at_1.map_or_else(|| "–".to_owned(), told);
     match functions.unjudged {
         0 => told,
@@ -209,7 +210,7 @@ fn figure(value: f64) -> String {
 }
 
 /// A speed, of three digits or so.
-pub(super) fn speed(tokens_per_second: f64) -> String {
+fn speed(tokens_per_second: f64) -> String {
     match tokens_per_second {
         speed if speed >= 100.0 => format!("{speed:.0}"),
         speed if speed >= 10.0 => format!("{speed:.1}"),
@@ -218,7 +219,7 @@ pub(super) fn speed(tokens_per_second: f64) -> String {
 }
 
 /// The speed that was measured, with a star where others used the machine; nothing where a device was emulated.
-pub(super) fn told_speed(measured: &Measured) -> String {
+fn told_speed(measured: &Measured) -> String {
     match (measured.emulated, measured.disturbed) {
         (true, _) => "–".to_owned(),
         (false, true) => format!("{} *", speed(measured.tokens_per_second.median)),
@@ -227,7 +228,7 @@ pub(super) fn told_speed(measured: &Measured) -> String {
 }
 
 /// Where placements ran, in words.
-pub(super) fn told_run(rows: &[Row]) -> String {
+fn told_run(rows: &[Row]) -> String {
     let mut ran = rows.iter().filter(|row| row.speed.measured.placement_ran);
     match ran.next() {
         None => "placements were not run: what they would bring is predicted, what the CPU does of all neurons is measured".to_owned(),
@@ -242,7 +243,7 @@ pub(super) fn told_run(rows: &[Row]) -> String {
 }
 
 /// What is on the GPU, in a word.
-pub(super) fn told_hot(row: &Row) -> String {
+fn told_hot(row: &Row) -> String {
     match (row.axes.vram_bytes, row.axes.hot_threshold) {
         (Some(bytes), _) => ByteSize(bytes).to_string(),
         (None, Some(share)) => format!("≥ {}", percent(share)),
@@ -325,7 +326,7 @@ pub(super) fn table(rows: &[Row]) -> String {
 }
 
 /// A comparison with `dense` in a line.
-pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
+fn told_functions(level: &str, functions: &Functions) -> String {
     let paired = Paired {
         first_only: functions.lost,
         second_only: functions.won,
@@ -339,7 +340,7 @@ pub(super) fn told_functions(level: &str, functions: &Functions) -> String {
 pub(crate) const FEW_TOKENS: u64 = 32;
 
 /// The rise of perplexity in a line.
-pub(super) fn told_perplexity(row: &Row) -> String {
+fn told_perplexity(row: &Row) -> String {
     let quality = &row.quality;
     let Interval { low, high, .. } = quality.perplexity_rise;
     let verdict = match () {
@@ -360,7 +361,7 @@ pub(super) fn told_perplexity(row: &Row) -> String {
 }
 
 /// Rows that are the first of their level and say something that `dense` does not.
-pub(super) fn first_of_levels(rows: &[Row]) -> Vec<&Row> {
+fn first_of_levels(rows: &[Row]) -> Vec<&Row> {
     let mut found: Vec<&Row> = Vec::new();
     for row in rows {
         let is_known = found.iter().any(|other| other.axes.level == row.axes.level);
@@ -371,13 +372,20 @@ pub(super) fn first_of_levels(rows: &[Row]) -> Vec<&Row> {
     found
 }
 
+/// What the sample shows of each level relative to `dense`, a sentence each.
+fn comparisons(rows: &[Row]) -> Vec<String> {
+    let of_row = |row: &Row| {
+        let functions = row.quality.functions.iter();
+        let functions = functions.map(|one| told_functions(&row.axes.level, one));
+        [vec![told_perplexity(row)], functions.collect()].concat()
+    };
+    first_of_levels(rows).into_iter().flat_map(of_row).collect()
+}
+
 /// What there is to say beside the table.
 pub(super) fn say(rows: &[Row], out: &Path, output: Output) {
-    for row in first_of_levels(rows) {
-        output.say(told_perplexity(row));
-        for functions in &row.quality.functions {
-            output.say(told_functions(&row.axes.level, functions));
-        }
+    for sentence in comparisons(rows) {
+        output.say(sentence);
     }
     for row in rows {
         if let Some(trouble) = &row.trouble {

@@ -1,4 +1,4 @@
-//! Mistakes that are planted, and how they come out.
+//! Faulty kernels, and the errors that the emulator reports for them.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use powerinfer_emulator::{Emulator, Order, test_emulator};
 use powerinfer_kernels::cuda::{Device, DeviceError, Launch};
 
-/// Launches a kernel of 64 threads on 100 numbers; returns what it wrote, or what is wrong.
+/// Launches a kernel with blocks of 64 threads on 100 elements; returns its output, or the error.
 fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, String>> {
     let device: Arc<dyn Device> = Arc::new(test_emulator(1, order)?);
     let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
-    // The structure `Mistake`: two addresses and a count.
+    // The structure `Arguments`: x, out, count.
     let (x_address, out_address) = (device.allocate(400).unwrap(), device.allocate(400).unwrap());
     let arguments = [x_address, out_address, 100];
     let launch = Launch {
@@ -21,7 +21,7 @@ fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, Strin
         arguments: bytemuck::bytes_of(&arguments),
     };
     let mut out = vec![0.0f32; 100];
-    // SAFETY: both are 100 numbers; what the kernel does beyond them is caught, and is what is tested.
+    // SAFETY: both buffers hold 100 elements; accesses beyond them are what the emulator has to catch.
     #[allow(unsafe_code)]
     let outcome = unsafe {
         device.write(x_address, bytemuck::cast_slice(&x)).unwrap();
@@ -42,7 +42,7 @@ fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, Strin
 }
 
 #[test]
-fn a_missing_barrier_shows_in_the_order_of_threads() {
+fn a_race_makes_results_depend_on_the_thread_order() {
     let Some(forward) = run("missing_barrier", 1, Order::Forward) else {
         return;
     };
@@ -51,15 +51,15 @@ fn a_missing_barrier_shows_in_the_order_of_threads() {
 }
 
 #[test]
-fn what_is_right_is_so_in_every_order_and_after_what_was_wrong() {
+fn a_correct_kernel_runs_in_every_order_and_after_failed_launches() {
     for order in Order::SAMPLES {
-        for mistake in ["two_barriers", "wrong_mask", "out_of_bounds"] {
-            let Some(found) = run(mistake, 2, order) else {
+        for kernel in ["two_barriers", "wrong_mask", "out_of_bounds"] {
+            let Some(found) = run(kernel, 2, order) else {
                 return;
             };
-            assert!(found.is_err(), "{mistake}");
+            assert!(found.is_err(), "{kernel}");
         }
-        let found = run("no_mistake", 2, order).unwrap().unwrap();
+        let found = run("correct", 2, order).unwrap().unwrap();
         assert_eq!(
             found[..64],
             (0..64).rev().map(|i| i as f32).collect::<Vec<_>>()
@@ -68,7 +68,7 @@ fn what_is_right_is_so_in_every_order_and_after_what_was_wrong() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn errors_name_the_fault_and_its_place() {
     let reason = |kernel, blocks| match run(kernel, blocks, Order::Forward) {
         Some(found) => found.unwrap_err(),
         None => String::new(),
@@ -78,7 +78,7 @@ fn mistakes_are_named() {
     }
     let two = reason("two_barriers", 1);
     assert!(
-        two.contains("two different __syncthreads") || two.contains("waits for ever"),
+        two.contains("two different __syncthreads") || two.contains("never completes"),
         "{two}"
     );
     let lanes = reason("wrong_mask", 1);
@@ -88,12 +88,12 @@ fn mistakes_are_named() {
     );
     let bounds = reason("out_of_bounds", 2);
     assert!(
-        bounds.contains("outside of all memory: block (1, 0, 0) thread 36"),
+        bounds.contains("out of bounds: block (1, 0, 0) thread 36"),
         "{bounds}"
     );
     let shared = reason("out_of_shared", 1);
     assert!(
-        shared.contains("outside of all memory: block (0, 0, 0) thread 63"),
+        shared.contains("out of bounds: block (0, 0, 0) thread 63"),
         "{shared}"
     );
     assert_eq!(reason("no_such_kernel", 1), "there is no such kernel");
@@ -101,48 +101,44 @@ fn mistakes_are_named() {
 
 #[test]
 #[allow(unsafe_code)]
-fn what_is_recorded_happens_when_it_is_replayed_and_not_before() {
+fn a_captured_graph_runs_when_it_is_launched_and_not_before() {
     let Some(device) = test_emulator(1, Order::Forward) else {
         return;
     };
     let [x, out] = [400, 400].map(|bytes| device.allocate(bytes).unwrap());
     let arguments = [x, out, 100];
     let launch = Launch {
-        kernel: "no_mistake",
+        kernel: "correct",
         grid: [1, 1, 1],
         threads: 64,
         shared_bytes: 256,
         arguments: bytemuck::bytes_of(&arguments),
     };
-    let numbers = |start: i32| -> Vec<f32> { (0..100).map(|i| (start + i) as f32).collect() };
+    let values = |start: i32| -> Vec<f32> { (0..100).map(|i| (start + i) as f32).collect() };
     let read = |device: &Emulator| {
         let mut found = vec![0.0f32; 100];
-        // SAFETY: so many numbers were taken.
+        // SAFETY: the buffer holds 100 elements.
         unsafe { device.read(out, bytemuck::cast_slice_mut(&mut found)) }.map(|()| found[0])
     };
-    // SAFETY: all addresses are of 100 numbers.
+    // SAFETY: all buffers hold 100 elements.
     unsafe {
-        device.write(x, bytemuck::cast_slice(&numbers(0))).unwrap();
-        device
-            .write(out, bytemuck::cast_slice(&numbers(7)))
-            .unwrap();
+        device.write(x, bytemuck::cast_slice(&values(0))).unwrap();
+        device.write(out, bytemuck::cast_slice(&values(7))).unwrap();
         assert!(device.begin_capture().unwrap());
         device.clear(out, 400).unwrap();
         device.launch(&launch).unwrap();
         let error = read(&device).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "emulator failed while copying from it: launches are being recorded"
+            "emulator failed while copying from it: a graph is being captured"
         );
-        let recording = device.end_capture().unwrap();
+        let graph = device.end_capture().unwrap();
         assert_eq!(read(&device).unwrap(), 7.0);
-        recording.launch().unwrap();
+        graph.launch().unwrap();
         assert_eq!(read(&device).unwrap(), 63.0);
-        // It reads what is there then.
-        device
-            .write(x, bytemuck::cast_slice(&numbers(100)))
-            .unwrap();
-        recording.launch().unwrap();
+        // A graph reads its inputs when it runs.
+        device.write(x, bytemuck::cast_slice(&values(100))).unwrap();
+        graph.launch().unwrap();
         assert_eq!(read(&device).unwrap(), 163.0);
         device.free(x, 400);
         device.free(out, 400);

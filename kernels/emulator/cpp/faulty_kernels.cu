@@ -1,21 +1,21 @@
-// Mistakes that the emulator has to find; no one launches these but its tests.
+// Kernels with faults that the emulator has to report; for its tests.
 #include "block.cuh"
 
-struct Mistake {
+struct Arguments {
   const float* x;
   float* out;
   int count;
 };
 
-// Reads what other threads write without waiting for them.
-KERNEL(64, missing_barrier, Mistake) {
+// A race: reads what other threads write, without a barrier.
+KERNEL(64, missing_barrier, Arguments) {
   float* shared = reinterpret_cast<float*>(shared_memory());
   shared[threadIdx.x] = a.x[threadIdx.x];
   a.out[threadIdx.x] = shared[63 - threadIdx.x];
 }
 
-// Has threads wait at different places.
-KERNEL(64, two_barriers, Mistake) {
+// Threads wait at different barriers.
+KERNEL(64, two_barriers, Arguments) {
   if (threadIdx.x < 16) {
     __syncthreads();
   } else {
@@ -24,30 +24,30 @@ KERNEL(64, two_barriers, Mistake) {
   if (threadIdx.x >= 16) __syncthreads();
 }
 
-// Expects lanes that do not come.
-KERNEL(64, wrong_mask, Mistake) {
+// The mask names lanes that do not take part.
+KERNEL(64, wrong_mask, Arguments) {
   float sum = a.x[threadIdx.x];
   if (threadIdx.x < 20) sum += __shfl_xor_sync(ALL_LANES, sum, 1);
   a.out[threadIdx.x] = sum;
 }
 
-// Reads a number past the end.
-KERNEL(64, out_of_bounds, Mistake) {
+// Reads past the end of global memory.
+KERNEL(64, out_of_bounds, Arguments) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  const float x = a.x[i];  // the last block reads on
+  const float x = a.x[i];  // the last block exceeds `count`
   a.out[i < a.count ? i : 0] = x;
 }
 
-// Writes a shared number past the end.
-KERNEL(64, out_of_shared, Mistake) {
+// Writes past the end of shared memory.
+KERNEL(64, out_of_shared, Arguments) {
   float* shared = reinterpret_cast<float*>(shared_memory());
   shared[threadIdx.x + 1] = a.x[threadIdx.x];
   __syncthreads();
   a.out[threadIdx.x] = shared[threadIdx.x + 1];
 }
 
-// Makes none of them.
-KERNEL(64, no_mistake, Mistake) {
+// No fault.
+KERNEL(64, correct, Arguments) {
   float* shared = reinterpret_cast<float*>(shared_memory());
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   shared[threadIdx.x] = i < a.count ? a.x[i] : 0.0f;

@@ -1,0 +1,84 @@
+//! Files of HTML pages: which ones `--html` may replace.
+
+use std::{fs::File, io::Read, path::Path};
+
+use anyhow::{Result, bail};
+use powerinfer_report::BEGINNING;
+
+/// Refuses a page that would lie among the files of the bundle in `folder`, or replace a file that is not a page.
+///
+/// # Errors
+///
+/// Where the page is refused, with the reason.
+pub(crate) fn refuse_inside(page: Option<&Path>, folder: &Path) -> Result<()> {
+    let Some(page) = page else {
+        return Ok(());
+    };
+    let place = match page.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let absolute = |path: &Path| {
+        path.canonicalize()
+            .or_else(|_| std::path::absolute(path))
+            .ok()
+    };
+    if let (Some(place), Some(folder)) = (absolute(place), absolute(folder))
+        && place.starts_with(folder)
+    {
+        bail!(
+            "`{}` would be among the bundle's own files; write the page elsewhere",
+            page.display()
+        );
+    }
+    if page.is_dir() {
+        bail!("`{}` is a folder; name a file for the page", page.display());
+    }
+    if page.is_file() {
+        let mut start = [0; BEGINNING.len()];
+        let read = File::open(page).and_then(|mut file| file.read(&mut start));
+        let is_ours = match read {
+            Ok(0) => true,
+            Ok(length) => BEGINNING.as_bytes().starts_with(&start[..length]),
+            Err(_) => false,
+        };
+        if !is_ours {
+            bail!(
+                "`{}` exists and is not a page of powerinfer; remove it, or name another file",
+                page.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_not_drawn_into_a_bundle() {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = folder.path().join("bundle");
+        let inside = bundle.join("page.html");
+        for there in [false, true] {
+            if there {
+                std::fs::create_dir(&bundle).unwrap();
+            }
+            refuse_inside(Some(&inside), &bundle).unwrap_err();
+            refuse_inside(Some(&folder.path().join("page.html")), &bundle).unwrap();
+        }
+        refuse_inside(None, &bundle).unwrap();
+        refuse_inside(Some(&bundle.join("deeper/page.html")), &bundle).unwrap_err();
+        let file = folder.path().join("page.html");
+        for (content, is_good) in [("", true), ("<!doctype html>\n<html>", true), ("{}", false)] {
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(
+                refuse_inside(Some(&file), &bundle).is_ok(),
+                is_good,
+                "{content}"
+            );
+        }
+        refuse_inside(Some(folder.path()), &bundle).unwrap_err();
+    }
+}

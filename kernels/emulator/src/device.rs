@@ -1,0 +1,310 @@
+//! [`Device`] on the CPU: every operation is executed at once, but for captured graphs and asynchronous copies.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
+
+use crate::{
+    Emulator, GraphCapture, Order,
+    graph::{EmulatedGraph, Node, RunningGraph},
+    lock,
+    staging::AsyncCopy,
+};
+
+#[allow(unsafe_code)]
+mod native {
+    use std::ffi::{c_char, c_uint, c_void};
+
+    unsafe extern "C" {
+        pub(crate) fn emulator_allocate(bytes: usize) -> *mut c_void;
+        pub(crate) fn emulator_free(memory: *mut c_void, bytes: usize);
+        pub(crate) fn emulator_find(name: *const c_char) -> *const c_void;
+        pub(crate) fn emulator_launch(
+            kernel: *const c_void,
+            grid: *const c_uint,
+            threads: c_uint,
+            shared_bytes: usize,
+            order: c_uint,
+            arguments: *const c_void,
+            argument_bytes: usize,
+        ) -> *const c_char;
+    }
+}
+
+#[allow(unsafe_code)]
+impl Device for Emulator {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DeviceError> {
+        self.check_lost("allocating memory")?;
+        let take = |left: usize| left.checked_sub(bytes);
+        let taken = self
+            .free_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let no_memory = |_| DeviceError::OutOfMemory {
+            device: self.info.name.clone(),
+            bytes,
+        };
+        taken.map_err(no_memory)?;
+        self.allocate_host(bytes).map(|(_, address)| address)
+    }
+
+    unsafe fn free(&self, address: u64, bytes: usize) {
+        drop(self.running.wait());
+        self.run_copies(|_| true);
+        self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // SAFETY: as the caller guarantees.
+        unsafe { native::emulator_free(address as *mut _, bytes) }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<(*mut u8, u64), DeviceError> {
+        // SAFETY: any size is valid.
+        let memory = unsafe { native::emulator_allocate(bytes) };
+        match memory.is_null() {
+            true => Err(DeviceError::OutOfMemory {
+                device: self.info.name.clone(),
+                bytes,
+            }),
+            false => Ok((memory.cast(), memory as u64)),
+        }
+    }
+
+    unsafe fn free_host(&self, host: *mut u8, bytes: usize) {
+        // SAFETY: as the caller guarantees.
+        unsafe { native::emulator_free(host.cast(), bytes) }
+    }
+
+    unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check_not_capturing("copying to it")?;
+        // SAFETY: as the caller guarantees.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.check_not_capturing("copying from it")?;
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())
+        };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(nodes) = &mut *self.captured() {
+            nodes.push(Node::Copy { to, from, bytes });
+            return Ok(());
+        }
+        self.running.wait()?;
+        self.check_lost("copying within it")?;
+        // SAFETY: as the caller guarantees.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(nodes) = &mut *self.captured() {
+            nodes.push(Node::Clear { address, bytes });
+            return Ok(());
+        }
+        self.running.wait()?;
+        self.check_lost("clearing memory")?;
+        // SAFETY: as the caller guarantees.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        if let Some(nodes) = &mut *self.captured() {
+            nodes.push(Node::Launch {
+                kernel: launch.kernel.to_owned(),
+                grid: launch.grid,
+                threads: launch.threads,
+                shared_bytes: launch.shared_bytes,
+                arguments: launch.arguments.to_vec(),
+            });
+            return Ok(());
+        }
+        self.running.wait()?;
+        let one_less = |left: usize| match left {
+            usize::MAX => Some(left),
+            left => Some(left.saturating_sub(1)),
+        };
+        let _ = self
+            .launches_left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        self.check_lost("launching a kernel")?;
+        let failed = |reason: String| DeviceError::Kernel {
+            device: self.info.name.clone(),
+            kernel: launch.kernel.to_owned(),
+            reason,
+        };
+        let name = std::ffi::CString::new(launch.kernel).map_err(|why| failed(why.to_string()))?;
+        // SAFETY: a C string.
+        let kernel = unsafe { native::emulator_find(name.as_ptr()) };
+        if kernel.is_null() {
+            return Err(failed("there is no such kernel".to_owned()));
+        }
+        let order = match self.order {
+            Order::Forward => 0,
+            Order::Reverse => 1,
+            Order::Shuffled(seed) => 2 + u32::from(seed),
+        };
+        // Aligned for any field of the structure.
+        let mut arguments = vec![0u64; launch.arguments.len().div_ceil(8)];
+        // SAFETY: the kernel exists and checks the size of its arguments; the rest as the caller guarantees.
+        let why = unsafe {
+            std::ptr::copy_nonoverlapping(
+                launch.arguments.as_ptr(),
+                arguments.as_mut_ptr().cast::<u8>(),
+                launch.arguments.len(),
+            );
+            native::emulator_launch(
+                kernel,
+                launch.grid.as_ptr(),
+                launch.threads,
+                launch.shared_bytes,
+                order,
+                arguments.as_ptr().cast(),
+                launch.arguments.len(),
+            )
+        };
+        if why.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a C string that is valid until the next launch on this thread.
+        let why = unsafe { std::ffi::CStr::from_ptr(why) };
+        Err(failed(why.to_string_lossy().into_owned()))
+    }
+
+    fn begin_capture(&self) -> Result<bool, DeviceError> {
+        self.check_not_capturing("capturing a graph")?;
+        if self.capture == GraphCapture::Unsupported {
+            return Ok(false);
+        }
+        *self.captured() = Some(Vec::new());
+        Ok(true)
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn Graph>, DeviceError> {
+        let nodes = self.captured().take();
+        let nodes =
+            nodes.ok_or_else(|| self.failed("capturing a graph", "no capture has begun"))?;
+        if self.capture == GraphCapture::Fails {
+            return Err(self.failed("capturing a graph", "capture was made to fail"));
+        }
+        let device = Emulator {
+            info: self.info.clone(),
+            order: self.order,
+            capture: GraphCapture::Unsupported,
+            captured: Mutex::default(),
+            events: Mutex::default(),
+            free_bytes: AtomicUsize::new(usize::MAX),
+            launches_left: Arc::clone(&self.launches_left),
+            running: RunningGraph::default(),
+            copies: Mutex::default(),
+        };
+        Ok(Box::new(EmulatedGraph {
+            shared: Arc::new((device, nodes)),
+            running: self.running.clone(),
+        }))
+    }
+
+    fn record_event(&self, index: usize) -> Result<(), DeviceError> {
+        self.check_not_capturing("recording an event")?;
+        let mut events = lock(&self.events);
+        let now = Instant::now();
+        if events.len() <= index {
+            events.resize(index + 1, now);
+        }
+        events[index] = now;
+        Ok(())
+    }
+
+    fn elapsed_seconds(&self, earlier: usize, later: usize) -> Result<f64, DeviceError> {
+        let events = lock(&self.events);
+        match (events.get(earlier), events.get(later)) {
+            (Some(earlier), Some(later)) => {
+                Ok(later.saturating_duration_since(*earlier).as_secs_f64())
+            }
+            _ => Err(self.failed("timing events", "the event was not recorded")),
+        }
+    }
+
+    unsafe fn copy_async(
+        &self,
+        staging: usize,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        const DOING: &str = "copying to it asynchronously";
+        self.check_not_capturing(DOING)?;
+        let mut copies = lock(&self.copies);
+        if copies.in_use.contains(&staging) {
+            return Err(self.failed(DOING, "running kernels may still read the destination"));
+        }
+        let start = bytes.as_ptr() as u64;
+        let host = start..start + bytes.len() as u64;
+        let overlaps = |range: &Range<u64>| range.start < host.end && host.start < range.end;
+        if copies
+            .unsynchronised
+            .iter()
+            .any(|(_, range)| overlaps(range))
+        {
+            return Err(self.failed(
+                DOING,
+                "staging memory is overwritten before its copy has finished",
+            ));
+        }
+        copies.unsynchronised.push((staging, host));
+        copies.pending.push_back(AsyncCopy {
+            staging,
+            address,
+            host: bytes.as_ptr() as u64,
+            bytes: bytes.len(),
+        });
+        Ok(())
+    }
+
+    fn make_copies_wait(&self, staging: usize) -> Result<(), DeviceError> {
+        self.check_not_capturing("copying to it asynchronously")?;
+        lock(&self.copies).in_use.retain(|other| *other != staging);
+        Ok(())
+    }
+
+    fn make_kernels_wait(&self, staging: usize) -> Result<(), DeviceError> {
+        self.check_not_capturing("copying to it asynchronously")?;
+        self.run_copies(|copy| copy.staging == staging);
+        lock(&self.copies).in_use.push(staging);
+        Ok(())
+    }
+
+    fn synchronise_copies(&self, staging: usize) -> Result<(), DeviceError> {
+        self.check_not_capturing("copying to it asynchronously")?;
+        self.run_copies(|copy| copy.staging == staging);
+        lock(&self.copies)
+            .unsynchronised
+            .retain(|(of, _)| *of != staging);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.running.is_finished() {
+            true => self.running.wait(),
+            false => self.check_lost("running kernels"),
+        }
+    }
+
+    fn synchronise(&self) -> Result<(), DeviceError> {
+        self.check_not_capturing("synchronising") // launches are synchronous
+    }
+}

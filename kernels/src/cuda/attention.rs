@@ -1,0 +1,154 @@
+//! Attention over the KV cache: the kernels of `attention.cu`.
+
+use powerinfer_tensor::CacheFormat;
+
+use super::{Buffer, DeviceError, Gpu, GpuCache, GpuNorm, arguments, gpu::WARP};
+
+/// Threads per block.
+const ATTENTION_THREADS: usize = 128;
+/// Positions per tile, one per lane.
+const TILE: usize = WARP;
+
+/// Norms of each head's query and key.
+#[derive(Debug)]
+pub struct HeadNorms {
+    /// Norm of queries, over `head_size` elements.
+    pub query: GpuNorm,
+    /// Norm of keys, over `head_size` elements.
+    pub key: GpuNorm,
+}
+
+/// Inputs of the attention of one layer, for one token or several consecutive ones.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// `[tokens, heads, head_size]`.
+    pub query: &'a Buffer<f32>,
+    /// `[tokens, kv_heads, head_size]`.
+    pub key: &'a Buffer<f32>,
+    /// `[tokens, kv_heads, head_size]`.
+    pub value: &'a Buffer<f32>,
+    /// Norms of query and key heads, if the model has them.
+    pub norms: Option<&'a HeadNorms>,
+    /// `[tokens, pairs]`: sine and cosine of the rotary angles; empty without rotary embedding.
+    pub sin_cos: &'a Buffer<[f32; 2]>,
+    /// `[heads]`: ALiBi slopes, if the model uses ALiBi.
+    pub alibi_slopes: Option<&'a Buffer<f32>>,
+    /// Sliding window in positions, including the token's own; `None` means no window.
+    pub window: Option<usize>,
+    /// `[1]`: position of the first token.
+    pub position: &'a Buffer<u32>,
+}
+
+impl Gpu {
+    /// Appends keys and values of the tokens to `cache` and computes their attention: `out` is
+    /// `[tokens, heads, head_size]`.
+    ///
+    /// `partial` holds [`Gpu::attention_scratch_len`] elements, `counters` `tokens * kv_heads` zeros.
+    ///
+    /// # Errors
+    ///
+    /// A launch fails, or a group of heads exceeds the shared memory of a thread block.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
+    pub fn attend(
+        &self,
+        attention: &Attention<'_>,
+        cache: &mut GpuCache,
+        partial: &mut Buffer<f32>,
+        counters: &mut Buffer<u32>,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), DeviceError> {
+        let (kv_heads, size) = (cache.kv_heads, cache.head_size);
+        let tokens = attention.tokens;
+        let heads = attention.query.len() / size / tokens;
+        let group = heads / kv_heads;
+        let splits = self.attention_splits(tokens, kv_heads, cache.context);
+        let words = self.attention_scratch_len(tokens, heads, kv_heads, size, cache.context);
+        assert!(partial.len() >= words && counters.len() >= tokens * kv_heads);
+        assert!(
+            attention.query.len() == tokens * heads * size && out.len() == tokens * heads * size
+        );
+        assert!(attention.key.len() == tokens * kv_heads * size);
+        assert!(attention.value.len() == tokens * kv_heads * size);
+        let pairs = attention.sin_cos.len() / tokens;
+        assert!(2 * pairs <= size && !attention.position.is_empty());
+        let norm = |pick: fn(&HeadNorms) -> &GpuNorm| GpuNorm::argument(attention.norms.map(pick));
+        let arguments = arguments::Attention {
+            query: attention.query.address(),
+            key: attention.key.address(),
+            value: attention.value.address(),
+            query_norm: norm(|norms| &norms.query),
+            key_norm: norm(|norms| &norms.key),
+            sin_cos: attention.sin_cos.address(),
+            pairs: pairs as i32,
+            padding: 0,
+            alibi_slopes: attention.alibi_slopes.map_or(0, Buffer::address),
+            keys: cache.keys.address(),
+            values: cache.values.address(),
+            heads: heads as i32,
+            kv_heads: kv_heads as i32,
+            head_size: size as i32,
+            context: cache.context as i32,
+            window: attention.window.unwrap_or(0) as i32,
+            in_cache: (tokens > 1).into(),
+            position: attention.position.address(),
+            scale: std::f32::consts::LOG2_E / (size as f32).sqrt(),
+            last_padding: 0,
+            partial: partial.address(),
+            counters: counters.address(),
+            out: out.address(),
+        };
+        let floats = |count: usize| (count * 4).next_multiple_of(16);
+        let shared = 2 * floats(group * size)
+            + floats(group * TILE)
+            + 3 * floats(group)
+            + 2 * floats(TILE * (size + 4))
+            + 16;
+        let [append, attend] = match cache.format {
+            CacheFormat::F32 => ["append_kv_f32", "attention_f32"],
+            _ => ["append_kv_f16", "attention_f16"],
+        };
+        if tokens > 1 {
+            // All tokens first: their attention runs in any order.
+            let grid = [kv_heads as u32, tokens as u32, 1];
+            let shared = floats(size);
+            self.launch(append, grid, WARP, shared, "a head", &arguments)?;
+        }
+        let grid = [kv_heads as u32, splits as u32, tokens as u32];
+        self.launch(
+            attend,
+            grid,
+            ATTENTION_THREADS,
+            shared,
+            "attention",
+            &arguments,
+        )
+    }
+
+    /// Elements of the scratch buffer `partial` of [`Gpu::attend`].
+    pub fn attention_scratch_len(
+        &self,
+        tokens: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_size: usize,
+        context: usize,
+    ) -> usize {
+        self.attention_splits(tokens, kv_heads, context) * tokens * heads * (head_size + 2)
+    }
+
+    /// Thread blocks that split the positions of a KV head: enough to fill the device, if the context is long enough.
+    /// Several tokens fill it without splits.
+    fn attention_splits(&self, tokens: usize, kv_heads: usize, context: usize) -> usize {
+        if tokens > 1 {
+            return 1;
+        }
+        let blocks = 2 * self.device().info().multiprocessors;
+        let limit = context.div_ceil(2 * TILE);
+        blocks.div_ceil(kv_heads).clamp(1, limit.max(1))
+    }
+}

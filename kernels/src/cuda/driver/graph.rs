@@ -1,0 +1,53 @@
+//! Captured graphs.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+
+use crate::cuda::{DeviceError, Graph};
+
+/// A graph captured from the stream, and instantiated.
+pub(super) struct CudaGraph {
+    pub(super) graph: sys::CUgraphExec,
+    pub(super) device: String,
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Arc<CudaStream>,
+}
+
+// SAFETY: a driver handle, which any thread may use with the context current; it is launched on one stream, by one
+// thread at a time.
+#[allow(unsafe_code)]
+unsafe impl Send for CudaGraph {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for CudaGraph {}
+
+impl std::fmt::Debug for CudaGraph {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Graph({})", self.device)
+    }
+}
+
+#[allow(unsafe_code)]
+impl Graph for CudaGraph {
+    unsafe fn launch(&self) -> Result<(), DeviceError> {
+        let failed = |DriverError(code): DriverError| DeviceError::Failed {
+            device: self.device.clone(),
+            doing: "launching a graph",
+            reason: format!("{code:?}"),
+        };
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: the graph lives until it is dropped; the rest as the caller guarantees.
+        unsafe { result::graph::launch(self.graph, self.stream.cu_stream()) }.map_err(failed)
+    }
+}
+
+impl Drop for CudaGraph {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: the last use; the driver keeps a running graph until it has finished.
+            let _ = unsafe { result::graph::exec_destroy(self.graph) };
+        }
+    }
+}

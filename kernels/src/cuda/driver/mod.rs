@@ -1,0 +1,249 @@
+//! [`CudaDevice`]: an NVIDIA GPU through the CUDA driver API.
+//!
+//! The driver library is opened at run time, so that neither building nor starting needs it. Every function is looked
+//! up before the first call, since the bindings panic if one is missing.
+
+mod graph;
+mod loader;
+mod operations;
+mod unavailable;
+
+pub use unavailable::CudaUnavailable;
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    sync::{Arc, Mutex},
+};
+
+use cudarc::driver::{
+    CudaContext, CudaStream, DriverError, result,
+    sys::{self, CUdevice_attribute, CUfunction, CUfunction_attribute_enum, CUmodule},
+};
+
+use self::loader::{MODULES, entries, find_functions};
+use super::{DeviceError, DeviceInfo};
+
+/// Oldest driver that compiles PTX ISA 8.4: CUDA 12.4, version 550.
+const MIN_DRIVER: i32 = 12_040;
+/// Compute capability that the PTX targets.
+const MIN_CAPABILITY: (i32, i32) = (8, 0);
+
+/// The operation of asynchronous copies, in errors.
+const COPYING: &str = "copying to it asynchronously";
+
+/// A CUDA device with the kernels loaded.
+///
+/// Kernels run on one stream in issue order, asynchronous copies on a second one; events order the two.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    /// Stream of the asynchronous copies.
+    copy_stream: Arc<CudaStream>,
+    /// Event 0: the last kernel that copies wait for; event `i + 1`: the last copy of staging stream `i`.
+    copy_events: Mutex<Vec<sys::CUevent>>,
+    modules: Vec<CUmodule>,
+    functions: Mutex<HashMap<String, CUfunction>>,
+    /// Timing events, by index.
+    events: Mutex<Vec<sys::CUevent>>,
+}
+
+// SAFETY: modules, functions and events are driver handles, which any thread may use with the context current, as every
+// call here makes it.
+#[allow(unsafe_code)]
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for CudaDevice {}
+
+impl std::fmt::Debug for CudaDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "CudaDevice({})", self.info.name)
+    }
+}
+
+impl CudaDevice {
+    /// Opens device number `index` and loads all kernels.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, it is too old or fails, or the device does not exist or cannot run the kernels.
+    #[allow(unsafe_code)]
+    pub fn open(index: usize) -> Result<Self, CudaUnavailable> {
+        find_functions()?;
+        let broken = |DriverError(code): DriverError| CudaUnavailable::Initialisation {
+            reason: format!("{code:?}"),
+        };
+        result::init().map_err(broken)?;
+        let mut version = 0;
+        // SAFETY: the call writes one integer.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(broken)?;
+        if version < MIN_DRIVER {
+            let cuda = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+            return Err(CudaUnavailable::DriverTooOld {
+                found: cuda(version),
+                needed: cuda(MIN_DRIVER),
+            });
+        }
+        let count = usize::try_from(CudaContext::device_count().map_err(broken)?).unwrap_or(0);
+        if index >= count {
+            return Err(CudaUnavailable::NoDevice { count, index });
+        }
+        let context = CudaContext::new(index).map_err(broken)?;
+        // SAFETY: the streams are ordered by events of this module.
+        unsafe { context.disable_event_tracking() };
+        let name = context.name().map_err(broken)?;
+        let capability = context.compute_capability().map_err(broken)?;
+        if capability < MIN_CAPABILITY {
+            let text = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+            return Err(CudaUnavailable::ComputeCapability {
+                name,
+                found: text(capability),
+                needed: text(MIN_CAPABILITY),
+            });
+        }
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT as WATCHDOG,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+        };
+        let attribute = |which| {
+            let value = context.attribute(which).map_err(broken)?;
+            Ok(usize::try_from(value).unwrap_or(0))
+        };
+        let info = DeviceInfo {
+            multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
+            shared_bytes: attribute(SHARED)?,
+            has_watchdog: attribute(WATCHDOG)? != 0,
+            name,
+        };
+        let stream = context.new_stream().map_err(broken)?;
+        let copy_stream = context.new_stream().map_err(broken)?;
+        let mut device = Self {
+            info,
+            context,
+            stream,
+            copy_stream,
+            copy_events: Mutex::default(),
+            modules: Vec::new(),
+            functions: Mutex::default(),
+            events: Mutex::default(),
+        };
+        for (name, ptx) in MODULES {
+            let module = device.load(name, ptx)?;
+            device.modules.push(module);
+            // Eagerly: lazy loading would allocate memory at the first launch, and is not allowed during a graph capture.
+            for kernel in entries(ptx) {
+                device
+                    .function(kernel)
+                    .map_err(|why| CudaUnavailable::ModuleLoad {
+                        name: device.info.name.clone(),
+                        module: name.to_owned(),
+                        reason: why.to_string(),
+                    })?;
+            }
+        }
+        Ok(device)
+    }
+
+    /// Free and total device memory in bytes.
+    ///
+    /// # Errors
+    ///
+    /// The driver fails.
+    pub fn memory(&self) -> Result<(usize, usize), DeviceError> {
+        self.context
+            .mem_get_info()
+            .map_err(|why| self.failed("querying its memory", why))
+    }
+
+    /// Looks up a kernel by name, with the largest dynamic shared memory allowed.
+    #[allow(unsafe_code)]
+    fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
+        let mut functions = lock(&self.functions);
+        if let Some(function) = functions.get(name) {
+            return Ok(*function);
+        }
+        let missing = |reason: String| DeviceError::Kernel {
+            device: self.info.name.clone(),
+            kernel: name.to_owned(),
+            reason,
+        };
+        let text = CString::new(name).map_err(|why| missing(why.to_string()))?;
+        // SAFETY: the modules stay loaded until the device is dropped.
+        let found = self
+            .modules
+            .iter()
+            .find_map(|module| unsafe { result::module::get_function(*module, text.clone()) }.ok());
+        let function = found.ok_or_else(|| missing("there is no such kernel".to_owned()))?;
+        // SAFETY: the function was just found.
+        unsafe { sys::cuFuncLoad(function) }
+            .result()
+            .map_err(|DriverError(code)| missing(format!("{code:?}")))?;
+        // SAFETY: as above.
+        unsafe {
+            result::function::set_function_attribute(
+                function,
+                CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.info.shared_bytes as i32,
+            )
+        }
+        .map_err(|DriverError(code)| missing(format!("{code:?}")))?;
+        functions.insert(name.to_owned(), function);
+        Ok(function)
+    }
+
+    /// Event `index` of `copy_events`, created on first use.
+    fn copy_event(&self, index: usize) -> Result<sys::CUevent, DeviceError> {
+        self.bind(COPYING)?;
+        let mut events = lock(&self.copy_events);
+        while events.len() <= index {
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            let event = result::event::create(flags);
+            events.push(event.map_err(|why| self.failed(COPYING, why))?);
+        }
+        Ok(events[index])
+    }
+
+    fn failed(&self, doing: &'static str, DriverError(code): DriverError) -> DeviceError {
+        DeviceError::Failed {
+            device: self.info.name.clone(),
+            doing,
+            reason: format!("{code:?}"),
+        }
+    }
+
+    /// Makes the context current on the calling thread.
+    fn bind(&self, doing: &'static str) -> Result<(), DeviceError> {
+        self.context
+            .bind_to_thread()
+            .map_err(|why| self.failed(doing, why))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|broken| broken.into_inner())
+}
+
+impl Drop for CudaDevice {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if self.bind("closing").is_ok() {
+            let events = [&self.events, &self.copy_events];
+            for event in events
+                .into_iter()
+                .flat_map(|events| std::mem::take(&mut *lock(events)))
+            {
+                // SAFETY: created here, and not used again.
+                let _ = unsafe { result::event::destroy(event) };
+            }
+            for module in &self.modules {
+                // SAFETY: loaded here; its kernels have finished.
+                let _ = unsafe { result::module::unload(*module) };
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The FFN of one token over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
+
+use bytemuck::Zeroable;
+use powerinfer_tensor::Format;
+
+use super::{
+    Buffer, DeviceError, Ffn, Gpu, GpuFfnKind, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter,
+    arguments,
+    ffn::neurons,
+    gpu::{THREADS, WARP, WORD, input_bytes, kernel},
+};
+use crate::Arithmetic;
+
+/// Threads per row of the kernel `down`, rows that a block reads in parallel, and rows that it lists at a time.
+const ROW_THREADS: usize = 16;
+const ROW_GROUPS: usize = THREADS / ROW_THREADS;
+const LIST_CAPACITY: usize = 2 * THREADS;
+
+/// Mapped host memory from which the host reads the input of a layer's FFN.
+#[derive(Debug, Clone, Copy)]
+pub struct HostMirror<'a> {
+    /// `[hidden]`, or `[tokens, hidden]` for a prompt: the normalised input.
+    pub input: &'a HostBuffer,
+    /// One word per layer: the last step whose input and mask the host can read.
+    pub flags: &'a HostBuffer,
+    /// Index of the layer's word.
+    pub flag: usize,
+    /// `[1]`: number of the current step.
+    pub step: &'a Buffer<u32>,
+}
+
+/// The sum that the host's cold neurons contribute.
+#[derive(Debug, Clone, Copy)]
+pub struct ColdSum<'a> {
+    /// `[hidden]`: the sum, in mapped host memory.
+    pub sum: &'a HostBuffer,
+    /// Words with the last step whose sum is complete, and the layer's index; `None` if it is complete already.
+    pub flag: Option<(&'a HostBuffer, usize)>,
+    /// `[1]`: number of the current step.
+    pub step: &'a Buffer<u32>,
+    /// `[1]`: set to the step number when a block waited for the sum longer than the timeout.
+    pub timed_out: &'a HostBuffer,
+    /// Longest wait of a block, in nanoseconds.
+    pub timeout_nanoseconds: u64,
+}
+
+/// Scratch memory and neuron counters of [`Gpu::down`], reused from call to call.
+#[derive(Debug)]
+pub struct DownScratch {
+    partial: Buffer<f32>,
+    /// One per tile of columns, all 0 between launches.
+    counters: Buffer<u32>,
+    /// Rows of down, and rows of gate that were read.
+    counted: Buffer<u32>,
+}
+
+/// Running counts of the FFN rows that were read, modulo 2³².
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NeuronCounts {
+    /// Rows of down: neurons with `h != 0`.
+    pub down_rows: u32,
+    /// Rows of gate, in decoding alone.
+    pub gate_rows: u32,
+}
+
+impl NeuronCounts {
+    /// Increments since the `earlier` counts.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            down_rows: self.down_rows.wrapping_sub(earlier.down_rows),
+            gate_rows: self.gate_rows.wrapping_sub(earlier.gate_rows),
+        }
+    }
+}
+
+impl DownScratch {
+    /// Counts since the scratch was allocated. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// The device fails.
+    pub fn counts(&self) -> Result<NeuronCounts, DeviceError> {
+        let counted = self.counted.to_vec()?;
+        Ok(NeuronCounts {
+            down_rows: counted[0],
+            gate_rows: counted[1],
+        })
+    }
+
+    /// Device address of the counter of rows of down.
+    pub(super) fn down_rows_address(&self) -> u64 {
+        self.counted.address()
+    }
+
+    /// Allocated bytes.
+    pub fn bytes(&self) -> usize {
+        self.partial.bytes() + self.counters.bytes() + self.counted.bytes()
+    }
+}
+
+impl Gpu {
+    /// `activations[i] = act(gate[i] · x) * (up[i] · x)` with `x = norm(x)`, for the hot neurons that `mask` selects,
+    /// or for all without a mask.
+    ///
+    /// Neurons outside of the mask keep their activation, those that `filter` drops get 0. If the host has neurons of
+    /// the layer, it receives the normalised input in `host`.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails, or the input exceeds the shared memory of a thread block.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the operands of one fused kernel"
+    )]
+    pub fn gate_up(
+        &self,
+        x: &Buffer<f32>,
+        norm: Option<&GpuNorm>,
+        ffn: &Ffn,
+        filter: NeuronFilter<'_>,
+        mask: Option<&Buffer<u32>>,
+        activations: &mut Buffer<f32>,
+        host: Option<HostMirror<'_>>,
+        scratch: &mut DownScratch,
+    ) -> Result<(), DeviceError> {
+        let gate = &ffn.gate.matrix;
+        let (hot, columns, format) = (gate.rows(), gate.columns(), gate.format());
+        let words = hot.div_ceil(WORD);
+        assert!(x.len() == columns && activations.len() >= hot);
+        assert!(mask.is_none_or(|mask| mask.len() >= words));
+        assert_eq!(
+            ffn.up.is_none(),
+            ffn.kind == GpuFfnKind::Plain,
+            "up exactly if the FFN is gated"
+        );
+        let mut arguments = arguments::GateUp::zeroed();
+        if let Some(up) = &ffn.up {
+            let up_matrix = &up.matrix;
+            assert!(up_matrix.format() == format && up_matrix.columns() == columns);
+            assert_eq!(up_matrix.rows(), hot, "one row of up per row of gate");
+            arguments.up = up_matrix.argument();
+            arguments.up_bias = up.bias.as_ref().map_or(0, Buffer::address);
+        }
+        arguments.ffn = neurons(ffn, filter);
+        if let Some(host) = host {
+            assert!(host.input.len() >= columns && !host.step.is_empty());
+            arguments.host_input = host.input.address(0);
+            arguments.flag = host.flags.address(host.flag);
+            arguments.step = host.step.address();
+        }
+        arguments.x = x.address();
+        arguments.norm = GpuNorm::argument(norm);
+        arguments.gate = gate.argument();
+        arguments.gate_bias = ffn.gate.bias.as_ref().map_or(0, Buffer::address);
+        arguments.mask = mask.map_or(0, Buffer::address);
+        arguments.hot_count = hot as i32;
+        arguments.activations = activations.address();
+        arguments.gate_rows = scratch.counted.address() + size_of::<u32>() as u64;
+        arguments.int8 = (self.arithmetic == Arithmetic::Integer).into();
+        let mask_bytes = match mask {
+            Some(_) => 2 * (words * 4).next_multiple_of(16) + WARP * 4,
+            None => 0,
+        };
+        let shared = input_bytes(columns, self.uses_int8(format)) + mask_bytes;
+        let grid = [self.row_blocks(hot.max(1)), 1, 1];
+        let name = kernel("gate_up", format);
+        self.launch(&name, grid, THREADS, shared, "gate and up", &arguments)
+    }
+
+    /// `hidden += Σ_i activations[i] * down[i] + bias + offset + cold`, over the hot neurons with a non-zero activation.
+    ///
+    /// # Errors
+    ///
+    /// The launch fails.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, or `scratch` was made for a smaller matrix.
+    pub fn down(
+        &self,
+        ffn: &Ffn,
+        activations: &Buffer<f32>,
+        offset: Option<&Buffer<f32>>,
+        cold: Option<ColdSum<'_>>,
+        scratch: &mut DownScratch,
+        hidden: &mut Buffer<f32>,
+    ) -> Result<(), DeviceError> {
+        let DownScratch {
+            partial,
+            counters,
+            counted,
+        } = scratch;
+        let matrix = &ffn.down;
+        let (columns, format) = (matrix.columns(), matrix.format());
+        let (tiles, chunks) = (Self::down_tiles(matrix), self.down_chunks(matrix));
+        assert!(activations.len() >= matrix.rows() && hidden.len() == columns);
+        assert!(partial.len() >= self.partial_len(matrix) && counters.len() >= tiles);
+        assert!(
+            [ffn.bias.as_ref(), offset]
+                .into_iter()
+                .flatten()
+                .all(|added| added.len() == columns)
+        );
+        let mut arguments = arguments::Down::zeroed();
+        if let Some(cold) = cold {
+            assert!(cold.sum.len() >= columns && !cold.step.is_empty());
+            arguments.cold = cold.sum.address(0);
+            arguments.flag = cold.flag.map_or(0, |(flags, index)| flags.address(index));
+            arguments.step = cold.step.address();
+            arguments.timed_out = cold.timed_out.address(0);
+            arguments.timeout_nanoseconds = cold.timeout_nanoseconds;
+        }
+        arguments.down = matrix.argument();
+        arguments.activations = activations.address();
+        arguments.hot_count = matrix.rows() as i32;
+        arguments.partial = partial.address();
+        arguments.counters = counters.address();
+        arguments.bias = ffn.bias.as_ref().map_or(0, Buffer::address);
+        arguments.offset = offset.map_or(0, Buffer::address);
+        arguments.hidden = hidden.address();
+        arguments.down_rows = counted.address();
+        let shared =
+            ROW_GROUPS * ROW_THREADS * width(format) * 4 + 2 * LIST_CAPACITY * 4 + WARP * 4;
+        let grid = [tiles as u32, chunks as u32, 1];
+        let name = kernel("down", format);
+        self.launch(&name, grid, THREADS, shared, "rows of down", &arguments)
+    }
+
+    /// Allocates scratch for [`Gpu::down`] with any of `matrices`.
+    ///
+    /// # Errors
+    ///
+    /// The device is out of memory.
+    pub fn down_scratch<'a>(
+        &self,
+        matrices: impl Iterator<Item = &'a GpuMatrix>,
+    ) -> Result<DownScratch, DeviceError> {
+        let largest = |(partial, tiles): (usize, usize), matrix| {
+            (
+                partial.max(self.partial_len(matrix)),
+                tiles.max(Self::down_tiles(matrix)),
+            )
+        };
+        let (partial, tiles) = matrices.fold((0, 0), largest);
+        Ok(DownScratch {
+            partial: Buffer::new(self.device(), partial)?,
+            counters: Buffer::new(self.device(), tiles)?,
+            counted: Buffer::new(self.device(), 2)?,
+        })
+    }
+
+    /// Thread blocks along the columns of down.
+    fn down_tiles(matrix: &GpuMatrix) -> usize {
+        matrix
+            .columns()
+            .div_ceil(ROW_THREADS * width(matrix.format()))
+            .max(1)
+    }
+
+    /// Elements of the partial sums, `[chunks, hidden]`.
+    fn partial_len(&self, matrix: &GpuMatrix) -> usize {
+        self.down_chunks(matrix) * matrix.columns()
+    }
+
+    /// Thread blocks along the neurons.
+    fn down_chunks(&self, matrix: &GpuMatrix) -> usize {
+        let blocks = 2 * self.device().info().multiprocessors;
+        let limit = matrix.rows().div_ceil(WORD).max(1);
+        blocks.div_ceil(Self::down_tiles(matrix)).clamp(1, limit)
+    }
+}
+
+/// Weights per 16 bytes.
+fn width(format: Format) -> usize {
+    match format {
+        Format::F32 => 4,
+        Format::F16 | Format::Bf16 => 8,
+        Format::Q8_0 => 16,
+        Format::Q4K | Format::Q4_0 => 32,
+    }
+}
