@@ -15,7 +15,10 @@ mod output;
 mod page_file;
 mod plan_table;
 mod predictor_table;
+mod profile_table;
 mod progress;
+mod tracing_arguments;
+mod training_arguments;
 
 use std::{io::ErrorKind, process::ExitCode};
 

@@ -9,18 +9,16 @@ use powerinfer_planner::{Request, Scratch, certify_packed, plan};
 use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard};
 
-use super::{
-    profile::{self, TraceArguments},
-    train_predictors::{self, TrainingArguments},
-};
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_text::{CalibrationArguments, calibration, check_paths},
     certificate_table::say_certificate,
     model_argument,
     output::Output,
-    plan_table::say_result,
+    plan_table, predictor_table, profile_table,
     progress::Bar,
+    tracing_arguments::{TracingArguments, refuse_other_model},
+    training_arguments::TrainingArguments,
 };
 
 /// The flags of all stages.
@@ -39,7 +37,7 @@ pub(crate) struct PrepareArguments {
     #[command(flatten)]
     calibration: CalibrationArguments,
     #[command(flatten)]
-    tracing: TraceArguments,
+    tracing: TracingArguments,
     #[command(flatten)]
     training: TrainingArguments,
     #[command(flatten)]
@@ -75,7 +73,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         output.say(format!("profile: `{}` is up to date", out.display()));
         Profile::open(&out)?
     } else {
-        profile::refuse_other_model(&out, &checkpoint)?;
+        refuse_other_model(&out, &checkpoint)?;
         if out.exists() {
             output.say(format!(
                 "profile: `{}` is of other text or other settings; it is made again",
@@ -84,7 +82,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
         let tracing = &arguments.tracing;
         let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
-        profile::say_result(&profile, output);
+        profile_table::say_result(&profile, output);
         profile
     };
 
@@ -94,7 +92,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         Some(PredictorFile::open(&out)?)
     } else {
         let predictors = make(&checkpoint, &profile, &recipe, Isa::detect()?, &out, &bar)?;
-        train_predictors::say_result(&predictors, &recipe, output);
+        predictor_table::say_result(&predictors, &recipe, output);
         Some(predictors)
     };
 
@@ -114,7 +112,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         None => {
             let scratch = Scratch::Beside(&out);
             let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
-            say_result(placement.plan(), placement.report(), output);
+            plan_table::say_result(placement.plan(), placement.report(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;
             output.say(format!("bundle written to `{}`", bundle.folder().display()));
             let bundle = placement.certify(bundle, &bar)?;
