@@ -102,7 +102,7 @@ def verdict(paired):
     told = "p < 0.001" if paired["p_value"] < 0.001 else f"p = {paired['p_value']:.3f}"
     if paired["p_value"] < 0.05:
         return f"a difference, {told}"
-    return f"no difference shown, {told}; {100 * paired['smallest_visible']:.1f} points could have been"
+    return f"no difference shown, {told}; {100 * paired['minimum_detectable_effect']:.1f} points could have been"
 
 
 def functions(row):
@@ -123,12 +123,12 @@ def hot_threshold():
     """(a)"""
     thresholds = "1,0.5,0.1,0.01,0.001,0"
     halves = Asked(
-        "demo", "hot-threshold", "sweep", "demo", "--level", "exact", "--hot-threshold", thresholds, "--run-placements",
+        "demo", "hot-threshold", "sweep", "demo", "--policy", "exact", "--hot-threshold", thresholds, "--run-placements",
         "--device", "cpu", "--activations", "f32", "--tokens", "16384", "--layer-tokens", "0", "--tasks", "400",
         "--out", "hot-threshold.jsonl",
     )
     emulated = on_emulator(
-        "demo", "hot-threshold-emulated", "sweep", "demo", "--level", "exact,predicted", "--hot-threshold", "0.5,0.01,0",
+        "demo", "hot-threshold-emulated", "sweep", "demo", "--policy", "exact,predicted", "--hot-threshold", "0.5,0.01,0",
         "--device", "emulated", "--activations", "f32", "--tokens", "192", "--audit-tokens", "192", "--layer-tokens", "0",
         "--tasks", "2", "-n", "4", "--repeats", "1", "--context", "16", "--out", "hot-threshold-emulated.jsonl",
     )
@@ -159,7 +159,7 @@ def hot_threshold():
     )
     effects = []
     if emulated:
-        groups = [[row for row in emulated.rows() if row["axes"]["level"] == level] for level in ("exact", "predicted")]
+        groups = [[row for row in emulated.rows() if row["axes"]["setting"] == level] for level in ("exact", "predicted")]
         holds(all(same_completions(group) for group in groups), "completions are the same at every line on the emulated GPU")
         first = groups[0][0]["quality"]
         on_device = max(row["quality"]["largest_logit_difference"] for row in groups[0])
@@ -240,20 +240,20 @@ def skip_threshold():
         ["dense", "exact", *(f"predicted:{by:+d}" if by else "predicted" for by in (-4, -2, 0, 1, 2, 3, 4, 6))]
     )
     asked = Asked(
-        "demo", "skip-threshold", "sweep", "demo", "--level", levels, "--vram", "0G,24G", "--tokens", "16384", "--tasks", "400",
+        "demo", "skip-threshold", "sweep", "demo", "--policy", levels, "--vram", "0G,24G", "--tokens", "16384", "--tasks", "400",
         "--out", "skip-threshold.jsonl", "--html", "skip-threshold.html",
     )
     rows = [row for row in asked.rows() if row["axes"]["vram_bytes"] == 0]
-    named = {row["axes"]["level"]: row for row in rows}
+    named = {row["axes"]["setting"]: row for row in rows}
     usual, dense, exact = named["predicted"], named["dense"], named["exact"]
     holds(same_completions([dense, exact]), "`exact` writes what `dense` writes")
     predicted = [row for row in rows if row["axes"]["policy"] == "predicted"]
-    predicted.sort(key=lambda row: row["axes"]["level_value"])
-    standing = holm({row["axes"]["level"]: functions(row)["p_value"] for row in predicted})
+    predicted.sort(key=lambda row: row["axes"]["parameter_value"])
+    standing = holm({row["axes"]["setting"]: functions(row)["p_value"] for row in predicted})
     # From where on each level, and all that skip more, lose functions.
     first = None
     for row in reversed(predicted):
-        if row["axes"]["level"] not in standing or functions(row)["difference"] >= 0:
+        if row["axes"]["setting"] not in standing or functions(row)["difference"] >= 0:
             break
         first = row
     speed = lambda row: row["speed"]["measured"]["tokens_per_second"]["median"]
@@ -266,7 +266,7 @@ def skip_threshold():
     if first:
         lost = functions(first)
         page += (
-            f"**Code suffers visibly from** `{first['axes']['level']}` on: perplexity {rise(first['quality']['perplexity_rise'])}, and pass@1 {share(lost['pass_at_1'])} beside "
+            f"**Code suffers visibly from** `{first['axes']['setting']}` on: perplexity {rise(first['quality']['perplexity_rise'])}, and pass@1 {share(lost['pass_at_1'])} beside "
             f"{share(functions(dense)['pass_at_1'])}, {lost['lost']} functions lost and {lost['won']} won ({verdict(lost)}; it stands beside the other {len(predicted) - 1} levels by Holm's correction). "
         )
     else:
@@ -284,7 +284,7 @@ def skip_threshold():
         ],
         [
             [
-                f"`{row['axes']['level']}`",
+                f"`{row['axes']['setting']}`",
                 percent(row["sparsity"]["computed_share"]),
                 *(
                     [percent(row["predictor"][name]) for name in ("count_recall", "contribution_recall", "precision")]
@@ -300,7 +300,7 @@ def skip_threshold():
                     next(
                         other["speed"]["planned"]["tokens_per_second"]
                         for other in asked.rows()
-                        if other["axes"]["level"] == row["axes"]["level"] and other["axes"]["vram_bytes"] > 0
+                        if other["axes"]["setting"] == row["axes"]["setting"] and other["axes"]["vram_bytes"] > 0
                     )
                 ),
             ]
@@ -308,9 +308,9 @@ def skip_threshold():
         ],
     )
     told = "; ".join(
-        f"at `{row['axes']['level']}` {percent(row['quality']['perplexity_rise']['value'], 2)} of perplexity and {-100 * functions(row)['difference']:.1f} points of pass@1"
+        f"at `{row['axes']['setting']}` {percent(row['quality']['perplexity_rise']['value'], 2)} of perplexity and {-100 * functions(row)['difference']:.1f} points of pass@1"
         for row in predicted
-        if row["axes"]["level"] in standing
+        if row["axes"]["setting"] in standing
     )
     page += (
         "\nThe [page of this sweep](answers/skip-threshold.html) draws it, with the layers that bear most. A level is what each layer's trained threshold, a logit, is "
@@ -321,21 +321,21 @@ def skip_threshold():
     )
     effects = [
         effect(
-            f"perplexity rise, {row['axes']['level']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
+            f"perplexity rise, {row['axes']['setting']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
             n=row["quality"]["tokens"],
         )
         for row in rows
     ] + [
         effect(
-            f"pass@1 difference, {row['axes']['level']}", functions(row)["difference"], n=functions(row)["items"],
-            p_value=functions(row)["p_value"], smallest_visible=functions(row)["smallest_visible"],
+            f"pass@1 difference, {row['axes']['setting']}", functions(row)["difference"], n=functions(row)["items"],
+            p_value=functions(row)["p_value"], minimum_detectable_effect=functions(row)["minimum_detectable_effect"],
             pass_at_1=functions(row)["pass_at_1"],
         )
         for row in rows
     ]
     answer = {
         "question": "How does the skip threshold trade accuracy, pass@1 and speed?",
-        "verdict": f"as trained {rise(usual['quality']['perplexity_rise'])} of perplexity, pass@1: {verdict(functions(usual))}; visible in pass@1 from {first['axes']['level'] if first else 'no level that was tried'} on",
+        "verdict": f"as trained {rise(usual['quality']['perplexity_rise'])} of perplexity, pass@1: {verdict(functions(usual))}; visible in pass@1 from {first['axes']['setting'] if first else 'no level that was tried'} on",
         "effects": effects,
     }
     return page, answer, [asked]
@@ -351,21 +351,21 @@ def pruning():
     dense = arms[0]
 
     def level(arm):
-        if arm["level"] is None:
+        if arm["parameter"] is None:
             return "–"
-        return f"logit {arm['level']['raised_logit']:+g}" if "raised_logit" in arm["level"] else f"keep {percent(arm['level']['kept'], 0)}"
+        return f"logit {arm['parameter']['raised_logit']:+g}" if "raised_logit" in arm["parameter"] else f"keep {percent(arm['parameter']['kept'], 0)}"
 
     skipped = [arm for arm in arms if arm["arm"] == "skip predicted"]
-    cold = {arm["level"]["kept"]: arm for arm in arms if arm["arm"] == "drop cold"}
-    random = {arm["level"]["kept"]: arm for arm in arms if arm["arm"] == "drop random"}
+    cold = {arm["parameter"]["kept"]: arm for arm in arms if arm["arm"] == "drop cold"}
+    random = {arm["parameter"]["kept"]: arm for arm in arms if arm["arm"] == "drop random"}
     for kept in (0.8, 0.6):
         holds(random[kept]["pass_at_1"]["high"] < cold[kept]["pass_at_1"]["low"], "random neurons are missed more than cold ones")
-    holds(cold[0.6]["pass_at_1"]["beside_dense"]["p_value"] < 0.05, "two fifths of cold neurons are missed")
+    holds(cold[0.6]["pass_at_1"]["relative_to_dense"]["p_value"] < 0.05, "two fifths of cold neurons are missed")
     page = "## (c) What if only cold neurons are pruned: sparsity against code accuracy\n\n"
     page += (
         f"**Cold is not useless.** Token by token, {percent(1 - skipped[0]['ffn_neurons_computed'])} of the neurons can be left out for a rise of perplexity of {rise(skipped[0]['perplexity_rise'])} "
         f"and pass@1 {share(skipped[0]['pass_at_1'])} beside {share(dense['pass_at_1'])}. For good, by how often they fired while the model was profiled, the coldest "
-        f"fifth costs {rise(cold[0.8]['perplexity_rise'])} of perplexity and, of pass@1, {verdict(cold[0.8]['pass_at_1']['beside_dense'])}; the coldest two fifths cost {rise(cold[0.6]['perplexity_rise'])} "
+        f"fifth costs {rise(cold[0.8]['perplexity_rise'])} of perplexity and, of pass@1, {verdict(cold[0.8]['pass_at_1']['relative_to_dense'])}; the coldest two fifths cost {rise(cold[0.6]['perplexity_rise'])} "
         f"and pass@1 falls to {share(cold[0.6]['pass_at_1'])}; as many at random: {share(random[0.6]['pass_at_1'])}. "
         "So a cold neuron is worth less than another, and far more than nothing: the sparsity that counts is that of each token.\n\n"
     )
@@ -376,7 +376,7 @@ def pruning():
                 arm["arm"], level(arm), percent(arm["ffn_neurons_computed"]),
                 "–" if arm is dense else rise(arm["perplexity_rise"]),
                 share(arm["pass_at_1"]),
-                "–" if arm is dense else verdict(arm["pass_at_1"]["beside_dense"]),
+                "–" if arm is dense else verdict(arm["pass_at_1"]["relative_to_dense"]),
             ]
             for arm in arms
         ],
@@ -387,7 +387,7 @@ def pruning():
     )
     answer = {
         "question": "What does pruning only cold neurons cost, against sparsity?",
-        "verdict": f"skipping {percent(1 - skipped[0]['ffn_neurons_computed'])} token by token: {verdict(skipped[0]['pass_at_1']['beside_dense'])}; dropping the coldest two fifths for good: {verdict(cold[0.6]['pass_at_1']['beside_dense'])}; as many at random cost more",
+        "verdict": f"skipping {percent(1 - skipped[0]['ffn_neurons_computed'])} token by token: {verdict(skipped[0]['pass_at_1']['relative_to_dense'])}; dropping the coldest two fifths for good: {verdict(cold[0.6]['pass_at_1']['relative_to_dense'])}; as many at random cost more",
         "effects": [
             effect(
                 f"pass@1, {arm['arm']} {level(arm)}", *(arm["pass_at_1"][end] for end in ("value", "low", "high")),
@@ -449,7 +449,7 @@ def sizes():
             found = row["speed"]["measured"]
             measured.append(
                 [
-                    f"{MODELS[model]}, {layers} layers, `{row['axes']['level']}`", percent(row["sparsity"]["computed_share"]), number(found["decode_microseconds"]["median"] / 1e3),
+                    f"{MODELS[model]}, {layers} layers, `{row['axes']['setting']}`", percent(row["sparsity"]["computed_share"]), number(found["decode_microseconds"]["median"] / 1e3),
                     number(found["decode_microseconds"]["p95"] / 1e3), number(found["predicted_microseconds"] / 1e3), number(found["measured_over_predicted"]),
                     f"{found['bytes_per_token'] / 1e6:.0f} MB", percent(found["bandwidth_share"], 0),
                 ]
@@ -470,7 +470,7 @@ def sizes():
         ]
         + [
             effect(
-                f"measured over predicted step, {MODELS[model]} shape, {row['axes']['level']}", row["speed"]["measured"]["measured_over_predicted"],
+                f"measured over predicted step, {MODELS[model]} shape, {row['axes']['setting']}", row["speed"]["measured"]["measured_over_predicted"],
                 n=row["speed"]["measured"]["decode_microseconds"]["steps"],
             )
             for model, (asked, _) in here.items()
@@ -502,7 +502,7 @@ def synthetic(model):
     """A sweep of a few layers of a model's shape, made where it is first asked for."""
     folder = f"synthetic/{model}"
     question = (
-        folder, "sweep", "sweep", "bundle", "--level", "dense,exact,predicted", "--vram", "0G", "--data", "text.txt", "--tokens", "600", "--audit-tokens", "64",
+        folder, "sweep", "sweep", "bundle", "--policy", "dense,exact,predicted", "--vram", "0G", "--data", "text.txt", "--tokens", "600", "--audit-tokens", "64",
         "--layer-tokens", "0", "--context", "80", "-n", "16", "--out", "sweep.jsonl",
     )
     if not RENDERS and not (WORK / folder / "bundle" / "manifest.json").exists():
@@ -523,14 +523,14 @@ def without_zeros():
     gates = ["30%", "40%", "50%", "60%", "70%"]
     levels = ",".join(["dense", *(f"error:{one}" for one in errors), *(f"gate:{one}" for one in gates)])
     asked = Asked(
-        "silu-work", "magnitude", "sweep", "demo", "--level", levels, "--vram", "0G", "--tokens", "16384", "--tasks", "400", "--out", "magnitude.jsonl",
+        "silu-work", "magnitude", "sweep", "demo", "--policy", levels, "--vram", "0G", "--tokens", "16384", "--tasks", "400", "--out", "magnitude.jsonl",
         "--html", "magnitude.html",
     )
     rows = asked.rows()
     dense = rows[0]
 
     def best(kind):
-        allowed = [row for row in rows if row["axes"]["level"].startswith(kind) and row["quality"]["perplexity_rise"]["high"] <= 0.01]
+        allowed = [row for row in rows if row["axes"]["setting"].startswith(kind) and row["quality"]["perplexity_rise"]["high"] <= 0.01]
         return min(allowed, key=lambda row: row["sparsity"]["computed_share"], default=None)
 
     found = {kind: best(kind) for kind in ("error", "gate")}
@@ -541,7 +541,7 @@ def without_zeros():
             told.append(f"{name}: no level that was tried is shown to stay within 1 %")
             continue
         told.append(
-            f"{name}: {percent(1 - row['sparsity']['computed_share'], 0)} of the neurons left out (`{row['axes']['level']}`), perplexity {rise(row['quality']['perplexity_rise'])}, pass@1 {share(functions(row)['pass_at_1'])}, {verdict(functions(row))}"
+            f"{name}: {percent(1 - row['sparsity']['computed_share'], 0)} of the neurons left out (`{row['axes']['setting']}`), perplexity {rise(row['quality']['perplexity_rise'])}, pass@1 {share(functions(row)['pass_at_1'])}, {verdict(functions(row))}"
         )
     page = "## (e) How sparse are models without ReLU, by magnitude?\n\n"
     most = max((1 - row["sparsity"]["computed_share"] for row in found.values() if row), default=0.0)
@@ -555,7 +555,7 @@ def without_zeros():
         ["level", "FFN neurons computed", "relative FFN error", "perplexity", "pass@1 (95 %)", "beside dense"],
         [
             [
-                f"`{row['axes']['level']}`", percent(row["sparsity"]["computed_share"]), percent(row["sparsity"]["relative_error"]), rise(row["quality"]["perplexity_rise"]),
+                f"`{row['axes']['setting']}`", percent(row["sparsity"]["computed_share"]), percent(row["sparsity"]["relative_error"]), rise(row["quality"]["perplexity_rise"]),
                 share(functions(row)["pass_at_1"]), "–" if row is dense else verdict(functions(row)),
             ]
             for row in rows
@@ -570,7 +570,7 @@ def without_zeros():
         "verdict": "; ".join(told),
         "effects": [
             effect(
-                f"perplexity rise, {row['axes']['level']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
+                f"perplexity rise, {row['axes']['setting']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
                 n=row["quality"]["tokens"], computed=row["sparsity"]["computed_share"], pass_at_1=functions(row)["pass_at_1"],
                 p_value=functions(row)["p_value"], items=functions(row)["items"],
             )

@@ -212,7 +212,7 @@ def check_front(picture, document, rows):
     assert picture["front"] == (len(document["front"]) > 1), f"{picture['name']}: the front"
     if told is not None:
         ring = picture["knee"]
-        level = rows[told]["axes"]["level"]
+        level = rows[told]["axes"]["setting"]
         middle = ring["x"] + ring["width"] / 2, ring["y"] + ring["height"] / 2
         near = [
             mark
@@ -302,7 +302,7 @@ def check_fronts(pictures, document, rows):
         for mark in picture["marks"]:
             for row in rows:
                 speed = speeds[kind](row)
-                if speed is not None and mark["told"].startswith(f"{row['axes']['level']},") and says(mark["told"], row):
+                if speed is not None and mark["told"].startswith(f"{row['axes']['setting']},") and says(mark["told"], row):
                     points.append((mark["told"], speed))
                     break
         check_places(picture, points)

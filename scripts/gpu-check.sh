@@ -104,7 +104,7 @@ sweep_demo() {
   "$powerinfer" -q prepare demo --vram 24G --hardware "$hardware" > /dev/null
   local where=(--device "$device")
   [ "$device" = gpu ] || where+=(--run-placements)
-  "$powerinfer" sweep demo "${where[@]}" --level exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
+  "$powerinfer" sweep demo "${where[@]}" --policy exact,predicted --hot-threshold 1,0.5,0.1,0.01,0 --activations f32 \
     --tokens 4096 --layer-tokens 0 --tasks 20 --out sweep.jsonl
 }
 export -f make_model time_model time_profile sweep_demo

@@ -3,7 +3,7 @@
 //! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`, on one thread. `POWERINFER_ISA`
 //! chooses the instructions, `mib=8` makes the weights fit the caches, so that arithmetic is what takes
 //! time; `columns=192` makes rows end within what kernels take at once. Weights lie in huge pages, as a bundle's do. Results are compared with the scalar code before anything is timed.
-#![allow(clippy::print_stdout, missing_docs)]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::hint::black_box;
 use std::time::Instant;

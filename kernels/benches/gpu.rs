@@ -4,7 +4,8 @@
 //! shapes, whose figures mean nothing; `-- launches attention` runs these sections alone, after the copies. Shapes are
 //! those of a layer of a 70B model: 8192 numbers, 28672 neurons, 64 heads that share 8. Results are compared with the
 //! scalar code before anything is timed. Caches are swept between repeats; figures are medians.
-#![allow(clippy::print_stdout, missing_docs)]
+#![expect(unsafe_code, reason = "launches kernels and calls the CUDA driver")]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::{
     sync::{
@@ -284,7 +285,6 @@ impl Bench {
             for _ in 0..2 * self.repeats + 1 {
                 let to = self.device.allocate(bytes)?;
                 // SAFETY: so many bytes were just taken on both sides, and are given back when the copy is done.
-                #[allow(unsafe_code)]
                 unsafe {
                     host.write_bytes(1, bytes);
                     let from = std::slice::from_raw_parts(host, bytes);
@@ -297,7 +297,6 @@ impl Bench {
                 }
             }
             // SAFETY: nobody uses it any more.
-            #[allow(unsafe_code)]
             unsafe {
                 self.device.free_host(host, bytes);
             }
@@ -341,7 +340,6 @@ impl Bench {
             let recorded = self.device.end_capture()?;
             let replay = |_: &Gpu| -> Outcome<()> {
                 // SAFETY: what was recorded uses what is still here.
-                #[allow(unsafe_code)]
                 unsafe {
                     recorded.launch()?;
                 }
@@ -418,7 +416,6 @@ impl Bench {
             device.synchronise()?;
             let started = Instant::now();
             // SAFETY: what was recorded uses what is still here.
-            #[allow(unsafe_code)]
             unsafe {
                 recorded.launch()?;
             }
@@ -694,7 +691,6 @@ mod by_driver {
 
     const COUNT: usize = 50;
 
-    #[allow(unsafe_code)]
     unsafe extern "C" fn count(word: *mut c_void) {
         // SAFETY: it is the word that was given along, which is atomic and still there.
         let word = unsafe { &*word.cast::<AtomicU32>() };
@@ -702,7 +698,6 @@ mod by_driver {
     }
 
     /// Names, and seconds of a round trip each.
-    #[allow(unsafe_code)]
     pub(super) fn syncs(repeats: usize) -> Outcome<Vec<(&'static str, f64)>> {
         let context = CudaContext::new(0)?;
         let stream = context.new_stream()?;

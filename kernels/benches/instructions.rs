@@ -6,8 +6,7 @@
 //! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process runs a kernel step by step,
 //! and its steps are counted, for tools that translate instructions know no AVX-512. Linux only; skipped
 //! where a process may not follow its child.
-#![allow(
-    missing_docs,
+#![expect(
     unsafe_code,
     clippy::print_stdout,
     reason = "a program of its own, which follows another one by system calls"

@@ -1,6 +1,6 @@
 //! Attention's kernels: the same bits on every instruction set, close to arithmetic in `f64`, and a
 //! cache that gives back what was put in.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "support/noise.rs"]
 mod noise;

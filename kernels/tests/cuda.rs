@@ -1,6 +1,6 @@
 //! Kernels of the GPU against the processor's and against plain formulas: on the emulator, its threads in
 //! three orders, or on a card.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{ops::Range, sync::Arc};
 

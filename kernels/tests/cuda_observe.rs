@@ -1,5 +1,4 @@
 //! Counting who fires: the kernel against a count by hand, on the emulator or on a card.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use powerinfer_kernels::{
 };
 
 #[path = "support/devices.rs"]
-#[allow(dead_code)]
+#[expect(dead_code, reason = "this test uses a part")]
 mod devices;
 #[path = "support/noise.rs"]
 mod noise;

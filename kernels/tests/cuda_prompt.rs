@@ -1,6 +1,6 @@
 //! Kernels of prompts, which take many tokens at once, against the processor's and against those of one token: on the
 //! emulator, its threads in three orders, or on a card.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
 

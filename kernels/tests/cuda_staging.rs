@@ -1,6 +1,5 @@
 //! Numbers that go to the device beside its kernels: they arrive before whoever waits for them, and nothing is
 //! overwritten on its way. On the emulator, which copies as late as it may, or on a card.
-#![allow(clippy::unwrap_used)]
 
 use std::{
     cell::Cell,

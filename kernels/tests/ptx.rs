@@ -1,5 +1,4 @@
 //! The PTX that is shipped was made from the sources that are here.
-#![allow(clippy::unwrap_used)]
 
 use std::{fs, path::Path};
 

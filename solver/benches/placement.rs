@@ -3,7 +3,7 @@
 //! `cargo bench -p powerinfer-solver --bench placement`; a part of a name after `--` selects models. Every
 //! answer is checked before its time is reported.
 
-#![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
+#![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use powerinfer_artifact::{
     hardware,
@@ -39,7 +39,10 @@ const MODELS: [Model; 6] = [
     model("opt-175b", 96, 12288, 49152, 12288, 2, 50272, (0.02, 0.08)),
 ];
 
-#[allow(clippy::too_many_arguments)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument per operand of the kernel"
+)]
 const fn model(
     name: &'static str,
     layers: usize,

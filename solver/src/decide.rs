@@ -30,7 +30,7 @@ pub struct Candidate {
 
 /// Cost of a candidate in a given placement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Price {
+pub struct CandidateCost {
     /// Predicted seconds per token of the layer's FFN, prediction included.
     pub seconds: f64,
     /// Weights that a token reads.
@@ -47,7 +47,7 @@ pub struct Decision {
     /// Per layer, the index of the chosen candidate.
     pub chosen: Vec<usize>,
     /// Per layer and candidate, its cost in this placement.
-    pub prices: Vec<Vec<Price>>,
+    pub costs: Vec<Vec<CandidateCost>>,
 }
 
 /// Chooses a placement for `problem` and an execution mode for each layer among its `candidates`. Of equally
@@ -77,13 +77,13 @@ pub fn decide(
         Objective::Impact => alternate(problem, candidates, options)?,
     };
     let problem = with_modes(problem, candidates, &chosen);
-    let prices = prices(&problem, candidates, &solved.placement);
+    let costs = costs(&problem, candidates, &solved.placement);
     let (plan, report) = write(&problem, options, solved, started);
     Ok(Decision {
         plan,
         report,
         chosen,
-        prices,
+        costs,
     })
 }
 
@@ -139,11 +139,11 @@ fn alternate(
     for _ in 0..ROUNDS {
         let problem = with_modes(problem, candidates, &chosen);
         let solved = solve_impact(&problem, options)?;
-        let prices = prices(&problem, candidates, &solved.placement);
-        let fastest: Vec<usize> = prices
+        let costs = costs(&problem, candidates, &solved.placement);
+        let fastest: Vec<usize> = costs
             .iter()
             .zip(candidates)
-            .map(|(prices, candidates)| fastest(prices, candidates))
+            .map(|(costs, candidates)| fastest(costs, candidates))
             .collect();
         let time = cost::total(&problem, &solved.placement).total;
         if best.as_ref().is_none_or(|(least, ..)| time < *least) {
@@ -175,32 +175,32 @@ pub(crate) fn with_modes(
 }
 
 /// Per layer, the cost of every candidate with the layer's neurons placed as in `placement`.
-fn prices(
+fn costs(
     problem: &Problem,
     candidates: &[Vec<Candidate>],
     placement: &Placement,
-) -> Vec<Vec<Price>> {
+) -> Vec<Vec<CandidateCost>> {
     let layers = placement.layers.iter().zip(candidates);
-    let prices = layers.map(|(place, candidates)| {
-        let price = |candidate: &Candidate| {
+    let costs = layers.map(|(place, candidates)| {
+        let cost = |candidate: &Candidate| {
             let (mode, frequencies) = (&candidate.mode, &candidate.frequencies);
             let active: f64 = frequencies.iter().sum();
-            Price {
+            CandidateCost {
                 seconds: cost::ffn_with_prediction(problem, mode, frequencies, place).total,
                 work: mode.work(frequencies.len() as f64, active),
             }
         };
-        candidates.iter().map(price).collect()
+        candidates.iter().map(cost).collect()
     });
-    prices.collect()
+    costs.collect()
 }
 
 /// Index of the fastest allowed candidate, the first one of several.
-fn fastest(prices: &[Price], candidates: &[Candidate]) -> usize {
-    let mut allowed = (0..prices.len()).filter(|index| candidates[*index].allowed);
+fn fastest(costs: &[CandidateCost], candidates: &[Candidate]) -> usize {
+    let mut allowed = (0..costs.len()).filter(|index| candidates[*index].allowed);
     let first = allowed.next().expect("a layer has an allowed candidate");
     allowed.fold(first, |best, next| {
-        match prices[next].seconds < prices[best].seconds {
+        match costs[next].seconds < costs[best].seconds {
             true => next,
             false => best,
         }
@@ -292,9 +292,9 @@ mod tests {
             problem.budget.vram_bytes = vram;
             let candidates = candidates(&problem, 20_000.0, 300.0);
             let decision = decide(&problem, &candidates, &Options::default()).unwrap();
-            for (prices, chosen) in decision.prices.iter().zip(&decision.chosen) {
-                let chosen = prices[*chosen].seconds;
-                assert!(prices.iter().all(|price| chosen <= price.seconds));
+            for (costs, chosen) in decision.costs.iter().zip(&decision.chosen) {
+                let chosen = costs[*chosen].seconds;
+                assert!(costs.iter().all(|cost| chosen <= cost.seconds));
             }
         }
     }

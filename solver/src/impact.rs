@@ -223,8 +223,8 @@ mod tests {
             let at_least = total - problem.budget.ram_bytes;
             let truth = exhaustive::best_value(&problem, capacity, at_least);
             match (solve(&chain, backend, LIMIT), truth) {
-                (Ok(ChainAnswer { answer, trouble, .. }), Some(truth)) => {
-                    prop_assert_eq!(trouble, None);
+                (Ok(ChainAnswer { answer, failure, .. }), Some(truth)) => {
+                    prop_assert_eq!(failure, None);
                     prop_assert!(agree(-answer.cost, truth), "{} is not {}", answer.cost, truth);
                     prop_assert!(answer.is_optimal() && answer.relaxation_bound <= -truth * (1.0 - 1e-9));
                     let hot = hot_counts(&answer.taken);
@@ -370,12 +370,12 @@ mod tests {
             let best = solved(&chain, Backend::Microlp);
             assert!(hurried.answer.bound <= best.answer.cost * (1.0 - 1e-9));
             assert_eq!(hurried.answer.cost, best.answer.cost);
-            if hurried.trouble.is_some() {
+            if hurried.failure.is_some() {
                 assert_eq!(hurried.backend, Backend::Decomposition);
                 assert_eq!(hurried.answer.bound, hurried.answer.relaxation_bound);
                 open += 1;
             }
-            assert_eq!((best.backend, best.trouble), (Backend::Microlp, None));
+            assert_eq!((best.backend, best.failure), (Backend::Microlp, None));
             assert!(best.answer.is_optimal());
             let greedy = greedy_mass(&problem, &chain);
             better += usize::from(-best.answer.cost > greedy * (1.0 + 1e-6));

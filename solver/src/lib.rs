@@ -45,7 +45,7 @@ mod samples;
 mod solve;
 mod write;
 
-pub use decide::{Candidate, Decision, Price, decide};
+pub use decide::{Candidate, CandidateCost, Decision, decide};
 pub use error::SolveError;
 pub use layer_mode::{LayerMode, NeuronShape, Prediction, Work};
 pub use options::{Backend, Options};

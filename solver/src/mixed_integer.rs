@@ -38,7 +38,7 @@ pub(crate) struct Improved {
     /// Number of binary variables.
     pub(crate) open: usize,
     /// Reason why the solver proved nothing, if it did not.
-    pub(crate) trouble: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 /// Per stage and state, the indices of the choices in the program.
@@ -61,14 +61,14 @@ pub(crate) fn improve(
     let mut improved = Improved {
         answer: known.clone(),
         open: open.iter().flatten().map(Vec::len).sum(),
-        trouble: None,
+        failure: None,
     };
     match solve(&chain, &open, ram_binds, backend, time_limit) {
-        Err(error) => improved.trouble = Some(error.to_string()),
+        Err(error) => improved.failure = Some(error.to_string()),
         Ok((steps, is_proven)) => {
             let cost = chain.cost(&steps);
             if !chain.fits(&steps) {
-                improved.trouble = Some("its solution does not fit".to_owned());
+                improved.failure = Some("its solution does not fit".to_owned());
                 return improved;
             }
             if cost < known.cost - ROUNDING * known.cost.abs() {
@@ -81,9 +81,9 @@ pub(crate) fn improve(
                     improved.answer.bound = improved.answer.cost;
                 }
                 true => {
-                    improved.trouble = Some("its solution is worse than a known one".to_owned())
+                    improved.failure = Some("its solution is worse than a known one".to_owned())
                 }
-                false => improved.trouble = Some(format!("stopped after {time_limit:?}")),
+                false => improved.failure = Some(format!("stopped after {time_limit:?}")),
             }
         }
     }

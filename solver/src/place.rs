@@ -187,7 +187,7 @@ mod tests {
                 ..impact()
             };
             let (plan, report) = place(&problem, &options).unwrap();
-            assert_eq!(report.trouble, None);
+            assert_eq!(report.failure, None);
             assert_eq!(
                 (plan.solver.backend.as_str(), plan.solver.gap),
                 ("microlp", 0.0)

@@ -30,7 +30,7 @@ pub(crate) struct Solved {
     /// Binary variables of the general solver.
     pub(crate) open: usize,
     /// Reason why the general solver proved nothing, if it did not.
-    pub(crate) trouble: Option<String>,
+    pub(crate) failure: Option<String>,
     /// Multiplier of VRAM: seconds per token that one more byte saves.
     pub(crate) vram_multiplier: Option<f64>,
 }
@@ -40,7 +40,7 @@ pub(crate) struct ChainAnswer {
     pub(crate) answer: Answer,
     pub(crate) backend: Backend,
     pub(crate) open: usize,
-    pub(crate) trouble: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 /// Solves `chain` by decomposition, then by a general solver where `options` name one, or where they leave
@@ -67,7 +67,7 @@ pub(crate) fn solve_chain(
             answer,
             backend: Backend::Decomposition,
             open: 0,
-            trouble: None,
+            failure: None,
         });
     };
     if options.backend != Backend::Auto {
@@ -75,7 +75,7 @@ pub(crate) fn solve_chain(
         answer.bound = answer.relaxation_bound;
     }
     let improved = mixed_integer::improve(chain, &answer, general, options.time_limit);
-    let is_general = improved.trouble.is_none() || improved.answer.cost < answer.cost;
+    let is_general = improved.failure.is_none() || improved.answer.cost < answer.cost;
     Ok(ChainAnswer {
         answer: improved.answer,
         backend: if is_general {
@@ -84,7 +84,7 @@ pub(crate) fn solve_chain(
             Backend::Decomposition
         },
         open: improved.open,
-        trouble: improved.trouble,
+        failure: improved.failure,
     })
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn solve_impact(problem: &Problem, options: &Options) -> Result<Solve
         bound,
         relaxation_bound: value.max(-answer.relaxation_bound),
         open: solved.open,
-        trouble: solved.trouble,
+        failure: solved.failure,
         vram_multiplier: None,
     })
 }
@@ -170,7 +170,7 @@ pub(crate) fn solve_latency(
         bound: 1e6 * bound,
         relaxation_bound: 1e6 * answer.relaxation_bound.min(seconds),
         open: solved.open,
-        trouble: solved.trouble,
+        failure: solved.failure,
         vram_multiplier: answer.gpu_multipliers.first().copied(),
     };
     Ok((solved, chosen))

@@ -38,9 +38,9 @@ pub struct SolveReport {
     /// Number of groups of neurons in the model.
     pub group_count: usize,
     /// Number of binary variables of the general solver; 0 where none was used.
-    pub open_groups: usize,
+    pub binary_variables: usize,
     /// Reason why a general solver proved nothing, if it did not.
-    pub trouble: Option<String>,
+    pub failure: Option<String>,
     /// Bytes that the use of a GPU takes before any part is placed on it. A smaller VRAM budget leaves the GPU
     /// unused.
     pub gpu_reserve_bytes: u64,
@@ -86,8 +86,8 @@ pub(crate) fn write(
             .iter()
             .map(|layer| layer.frequencies.len().div_ceil(problem.group_size))
             .sum(),
-        open_groups: solved.open,
-        trouble: solved.trouble,
+        binary_variables: solved.open,
+        failure: solved.failure,
         gpu_reserve_bytes: reserve_bytes(problem),
     };
     (plan, report)

@@ -106,7 +106,7 @@ fn unknown_configuration_keys_and_tensors_are_refused() {
         "\"num_hidden_layers\": 2",
         "\"num_hidden_layers\": 1",
     );
-    let parts = ["model.safetensors", "`model.layers.1.", "left over"];
+    let parts = ["model.safetensors", "`model.layers.1.", "is not used"];
     sandbox.run(&["inspect", "llama-silu"]).bad(1, &parts);
 }
 
@@ -474,7 +474,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     for message in [
         "layer 5 gets no predictor",
         "rank 16",
-        "`--max-bytes`",
+        "the budget leaves",
         "3.3 KiB",
     ] {
         assert!(narrow.contains(message), "`{message}` is not in: {narrow}");

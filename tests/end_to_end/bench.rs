@@ -107,7 +107,7 @@ fn the_table_lists_the_stages_and_accepts_a_prompt() {
         "gate-up",
         "unaccounted",
         "read bandwidth",
-        "µs a token at full context on",
+        "µs per token at full context on",
         "synchronisation",
     ] {
         assert!(text.contains(part), "{part}: {text}");

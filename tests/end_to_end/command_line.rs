@@ -1,66 +1,6 @@
-//! What the program says of itself: `--help` of every command, tables, streams.
+//! The program's tables and streams.
 
 use crate::sandbox::Sandbox;
-
-const COMMANDS: [&str; 17] = [
-    "",
-    "pull",
-    "profile",
-    "merge",
-    "train-predictors",
-    "place",
-    "prepare",
-    "run",
-    "eval",
-    "bench",
-    "inspect",
-    "doctor",
-    "logits",
-    "tokenize",
-    "synth",
-    "simulate",
-    "completions",
-];
-
-#[test]
-fn help_is_as_it_was() {
-    let sandbox = Sandbox::new();
-    let mut help = String::new();
-    for command in COMMANDS {
-        let mut arguments: Vec<&str> = Some(command)
-            .filter(|command| !command.is_empty())
-            .into_iter()
-            .collect();
-        arguments.push("--help");
-        help.push_str(&format!(
-            "$ powerinfer {}\n{}\n",
-            arguments.join(" "),
-            sandbox.run(&arguments).good().text()
-        ));
-    }
-    insta::with_settings!({ snapshot_path => "snapshots", prepend_module_to_snapshot => false }, {
-        insta::assert_snapshot!("help", help);
-    });
-}
-
-#[test]
-fn every_command_has_an_example() {
-    let sandbox = Sandbox::new();
-    for command in COMMANDS
-        .iter()
-        .filter(|command| !["eval"].contains(command))
-    {
-        let arguments: Vec<&str> = Some(*command)
-            .filter(|command| !command.is_empty())
-            .into_iter()
-            .chain(["--help"])
-            .collect();
-        assert!(
-            sandbox.run(&arguments).good().text().contains("Example"),
-            "{command}"
-        );
-    }
-}
 
 #[test]
 fn the_plan_is_as_it_was() {

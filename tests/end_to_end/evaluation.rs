@@ -179,7 +179,12 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
         .bad(1, &["line 1", "another file by `--out`"]);
     let row = &whole.json()["rows"][1];
     assert_eq!(row["name"], "predicted");
-    assert!(row["beside_first"]["smallest_visible"].as_f64().unwrap() > 0.0);
+    assert!(
+        row["relative_to_first"]["minimum_detectable_effect"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
     // Empty completions do not pass.
     let none = sandbox.run(&[
         "eval",
@@ -235,9 +240,9 @@ fn questions_are_answered_by_likelihood_and_by_number() {
     let found = sandbox.run(&[&line[..], &policies].concat()).good().json();
     for row in found["rows"].as_array().unwrap() {
         assert_eq!(row["asked"], 2, "one does not fit");
-        assert_eq!(row["right"]["likeliest a byte"]["value"], 1.0);
+        assert_eq!(row["right"]["acc_norm"]["value"], 1.0);
     }
-    assert_eq!(found["rows"][1]["beside_first"]["p_value"], 1.0);
+    assert_eq!(found["rows"][1]["relative_to_first"]["p_value"], 1.0);
     let table = sandbox.run(&line).good();
     assert!(table.text().contains("too long"), "{}", table.text());
     let problem = json!({ "question": "1 + 1?", "answer": "It is 2.\n#### 2" });
@@ -345,18 +350,18 @@ fn pruning_cold_neurons_costs_less_than_pruning_random_ones_and_more_than_skippi
     ];
     let found = sandbox.run(&line).good().json();
     let arms = found["arms"].as_array().unwrap();
-    let figure = |arm: &str, level: &Value, name: &str| -> f64 {
+    let figure = |arm: &str, parameter: &Value, name: &str| -> f64 {
         let row = arms
             .iter()
-            .find(|row| row["arm"] == arm && row["level"] == *level);
-        let row = row.unwrap_or_else(|| panic!("{arm} {level}"));
+            .find(|row| row["arm"] == arm && row["parameter"] == *parameter);
+        let row = row.unwrap_or_else(|| panic!("{arm} {parameter}"));
         let value = row
             .pointer(name)
             .unwrap_or_else(|| panic!("{name} of {row}"));
         value.as_f64().unwrap()
     };
-    let rise = |arm: &str, level: Value| figure(arm, &level, "/perplexity_rise/value");
-    let computed = |arm: &str, level: Value| figure(arm, &level, "/ffn_neurons_computed");
+    let rise = |arm: &str, parameter: Value| figure(arm, &parameter, "/perplexity_rise/value");
+    let computed = |arm: &str, parameter: Value| figure(arm, &parameter, "/ffn_neurons_computed");
     assert_eq!(rise("dense", Value::Null), 0.0);
     // A model from which nothing is pruned is unchanged, bit for bit.
     for arm in ["drop cold", "drop random"] {

@@ -1,5 +1,5 @@
 //! End-to-end tests of the command line.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod bad_input;
 mod bench;
@@ -11,6 +11,7 @@ mod families;
 mod fidelity;
 mod gguf;
 #[path = "../support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 mod goldens;
 mod hardware;

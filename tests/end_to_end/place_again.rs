@@ -205,7 +205,7 @@ fn other_files_and_damaged_bundles_are_refused() {
     fs::write(sandbox.path("web/manifest.json"), "{\"name\": \"app\"}").unwrap();
     sandbox
         .run(&["place", "web", "--vram", "1G"])
-        .bad(1, &["manifest.json", "without a header of ours"]);
+        .bad(1, &["manifest.json", "without a PowerInfer header"]);
 
     for name in [
         "plan.json",
@@ -247,7 +247,7 @@ fn bundles_of_older_versions_are_refused() {
     assert_ne!(changed, text);
     fs::write(&path, changed).unwrap();
     let older = format!("version {older}");
-    for arguments in [&["run", "demo"][..], &["place", "demo", "--vram", "1G"]] {
+    for arguments in [&["run", "demo"][..], &["place", BUNDLE, "--vram", "1G"]] {
         sandbox.run(arguments).bad(1, &[&older, "make it again"]);
     }
 }

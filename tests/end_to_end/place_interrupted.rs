@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, process::Stdio};
 
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use serde_json::Value;
 
 use crate::place_again::{BUNDLE, demo, files, place};
@@ -108,13 +108,13 @@ fn a_killed_replacement_leaves_a_valid_bundle_and_replacements_exclude_each_othe
         }
         let _ = child.kill(); // fails if it has ended
         child.wait().unwrap();
-        Bundle::open(&bundle, Verification::Full).unwrap();
+        Bundle::open(&bundle, IntegrityCheck::Full).unwrap();
     }
     // A bundle that is opened meanwhile has the old or the new plan.
     for vram in ["0G", "517M", "24G", "0G"] {
         let mut child = start(vram);
         while child.try_wait().unwrap().is_none() {
-            Bundle::open(&bundle, Verification::Quick).unwrap();
+            Bundle::open(&bundle, IntegrityCheck::Quick).unwrap();
         }
     }
     let lock = fs::File::open(&bundle).unwrap();

@@ -151,7 +151,7 @@ fn impossible_budgets_are_refused() {
     for (vram, code, words) in [
         ("-1G", 2, "is not a size"),
         ("24G,0G", 2, "leave out GPUs"),
-        ("20000000T", 2, "more than this program can count"),
+        ("20000000T", 2, "exceeds the largest size"),
         ("16T,16777200T", 1, "adds up to more"),
     ] {
         let option = format!("--vram={vram}");

@@ -49,7 +49,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let grid = [
-        "--level",
+        "--policy",
         "dense,exact,predicted,predicted:+3",
         "--vram",
         "0G,516M",
@@ -66,7 +66,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let found = rows(&out);
     assert_eq!(found.len(), 8);
     for row in &found {
-        let level = row["axes"]["level"].as_str().unwrap();
+        let level = row["axes"]["setting"].as_str().unwrap();
         let [sparsity, quality] = [&row["sparsity"], &row["quality"]];
         let [measured, planned] = [&row["speed"]["measured"], &row["speed"]["planned"]];
         assert_eq!(planned["simulated"], true);
@@ -115,7 +115,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let of = |level: &str| {
         found
             .iter()
-            .find(|row| row["axes"]["level"] == level)
+            .find(|row| row["axes"]["setting"] == level)
             .unwrap()
     };
     let [usual, raised] = ["predicted", "predicted:+3"].map(of);
@@ -165,7 +165,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     fs::write(&out, &text[..kept + 40]).unwrap();
     let again = sweep(&sandbox, &grid).good();
     assert!(
-        again.stderr.contains("3 of 8 points are there already"),
+        again.stderr.contains("3 of 8 points are measured already"),
         "{}",
         again.stderr
     );
@@ -184,7 +184,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         }
     }
     // Another grid is added to the same file, other measurements are refused.
-    let more = ["--level", "exact", "--vram", "517M"];
+    let more = ["--policy", "exact", "--vram", "517M"];
     sweep(&sandbox, &more).good();
     assert_eq!(rows(&out).len(), 9);
     sweep(&sandbox, &["--seed", "7"]).bad(1, &["line 1", "other settings", "`--out`"]);
@@ -195,7 +195,7 @@ fn the_placement_changes_no_token() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let grid = [
-        "--level",
+        "--policy",
         "exact",
         "--hot-threshold",
         "0.5,1%,0",
@@ -230,7 +230,13 @@ fn the_placement_changes_no_token() {
 /// Rows of a sweep of the demo on `text`.
 fn rows_on(sandbox: &Sandbox, text: &str, more: &[&str]) -> Vec<Value> {
     fs::write(sandbox.path("text.txt"), text).unwrap();
-    let line = ["--data", "text.txt", "--level", "exact,predicted", "--json"];
+    let line = [
+        "--data",
+        "text.txt",
+        "--policy",
+        "exact,predicted",
+        "--json",
+    ];
     let found = sweep(sandbox, &[&line[..], more].concat()).good().json();
     found["rows"].as_array().unwrap().clone()
 }
@@ -256,7 +262,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     let few = [
         "--data",
         "text.txt",
-        "--level",
+        "--policy",
         "predicted:+6",
         "--vram",
         "0G",
@@ -265,7 +271,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     ];
     let few = sweep(&sandbox, &few).good();
     assert!(
-        few.stderr.contains("too little text to tell"),
+        few.stderr.contains("too little text for an interval"),
         "{}",
         few.stderr
     );
@@ -279,7 +285,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
     assert!(rows.iter().all(|row| row["axes"]["vram_bytes"] == 0));
     // Settings with raised thresholds run in half precision as well.
     let halves = [
-        "--level",
+        "--policy",
         "predicted:+2",
         "--vram",
         "516M",
@@ -308,7 +314,7 @@ fn functions_of_a_task_file_are_generated_and_judged() {
     let line = [
         "--humaneval",
         "problems.jsonl",
-        "--level",
+        "--policy",
         "exact",
         "--vram",
         "0G",
@@ -341,7 +347,7 @@ fn batches_and_contexts_are_axes() {
     let context = line.iter().position(|part| *part == "--context").unwrap();
     line[context + 1] = "16,48";
     line.extend([
-        "--level", "exact", "--vram", "0G", "--batch", "1,3", "--json",
+        "--policy", "exact", "--vram", "0G", "--batch", "1,3", "--json",
     ]);
     let found = sandbox.run(&line).good().json();
     let rows = found["rows"].as_array().unwrap();
@@ -377,7 +383,7 @@ fn models_without_zeros_have_their_own_settings() {
         let mut line = vec![
             "sweep",
             "llama-silu.powerinfer",
-            "--level",
+            "--policy",
             levels,
             "--json",
         ];
@@ -412,8 +418,8 @@ fn models_without_zeros_have_their_own_settings() {
         1,
         &[
             "thresholds of layer 0",
-            "are known from",
-            "give a level between",
+            "are calibrated from",
+            "give a setting between",
         ],
     );
     run("predicted").bad(1, &["no predictor"]);
@@ -424,12 +430,13 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let sweep = |more: &[&str]| sandbox.run(&[&["sweep", "demo"], more].concat());
-    sweep(&["--level", "warm"]).bad(2, &["`dense`", "`error:10%`"]);
-    sweep(&["--level", "exact,exact"]).bad(1, &["a point twice", "`exact`"]);
-    sweep(&["--level", "error:10%"]).bad(1, &["no thresholds", "`exact` or `predicted`"]);
-    sweep(&["--level", "sign-bit"]).bad(1, &["signs of its gate"]);
-    sweep(&["--context", "20", "-n", "20"]).bad(1, &["`--context` is 20", "21 to the bundle's"]);
-    sweep(&["--context", "100000"]).bad(1, &["`--context` is 100000"]);
+    sweep(&["--policy", "warm"]).bad(2, &["`dense`", "`error:10%`"]);
+    sweep(&["--policy", "exact,exact"]).bad(1, &["a point twice", "`exact`"]);
+    sweep(&["--policy", "error:10%"]).bad(1, &["no thresholds", "`exact` or `predicted`"]);
+    sweep(&["--policy", "sign-bit"]).bad(1, &["signs of its gate"]);
+    sweep(&["--context", "20", "-n", "20"])
+        .bad(1, &["a context of 20 tokens", "21 to", "`--context`"]);
+    sweep(&["--context", "100000"]).bad(1, &["a context of 100000 tokens"]);
     sweep(&["--hot-threshold", "2"]).bad(2, &["from 0 to 1"]);
     sweep(&["--vram", "1G", "--hot-threshold", "0.1"]).bad(2, &["cannot be used with"]);
     sweep(&["--tokens", "1"]).bad(1, &["no tokens to score"]);
@@ -445,12 +452,12 @@ fn invalid_sweeps_are_refused_before_any_measurement() {
     sweep(&["--html", "mine.html"]).bad(1, &["not a page of powerinfer"]);
     sweep(&["--html", "demo.powerinfer/bundle/page.html"]).bad(1, &["bundle's own files"]);
     sweep(&["--html", "a.json"]).bad(1, &["`a.json`", "name another file"]);
-    sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is taken"]);
-    sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is taken"]);
+    sweep(&["--html", "a.html", "--out", "a.html"]).bad(1, &["`a.html`", "is another output"]);
+    sweep(&["--html", "./a.html", "--out", "a.json"]).bad(1, &["a.json`", "is another output"]);
     sweep(&["--out", "demo.powerinfer/../demo.powerinfer/bundle/x"])
         .bad(1, &["bundle's own files", "`--out`"]);
     fs::write(sandbox.path("b.csv"), "my,own").unwrap();
-    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "none of ours"]);
+    sweep(&["--html", "b.html"]).bad(1, &["`b.csv`", "no file of a sweep"]);
     sweep(&["--vram", "0G,0G"]).bad(1, &["a point twice"]);
     fs::write(sandbox.path("bad.jsonl"), "{\"task_id\": \"a\"}\n").unwrap();
     sweep(&["--humaneval", "bad.jsonl"]).bad(1, &["line 1", "no field `prompt`"]);

@@ -174,7 +174,7 @@ fn impossible_synthetic_models_are_refused() {
     fs::create_dir(sandbox.path("there")).unwrap();
     sandbox
         .run(&["synth", "--like", "llama-shape", "--out", "there"])
-        .bad(1, &["`there` is there already", "hint: "]);
+        .bad(1, &["`there` exists already", "hint: "]);
     let path = sandbox.path("llama-shape/config.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("relu", "silu")).unwrap();
@@ -189,7 +189,7 @@ fn impossible_synthetic_models_are_refused() {
         let huge = text.replace(from, to);
         assert_ne!(huge, text);
         fs::write(&path, huge).unwrap();
-        synth(&[]).bad(1, &["1000000000, which no model has"]);
+        synth(&[]).bad(1, &["1000000000, which is larger than supported"]);
     }
     fs::write(&path, text.replace("4000", "100")).unwrap();
     synth(&[]).bad(1, &["100 tokens", "hint: "]);

@@ -1,5 +1,4 @@
 //! The golden checkpoints and the results of the reference implementation for them.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +6,7 @@ use powerinfer_artifact::TensorFile;
 use powerinfer_model::{Checkpoint, Files};
 
 /// Every golden checkpoint.
-pub const MODELS: [&str; 25] = [
+pub(crate) const MODELS: [&str; 25] = [
     "falcon-new-relu",
     "falcon-old-7b",
     "falcon-rw-alibi",
@@ -36,22 +35,22 @@ pub const MODELS: [&str; 25] = [
 ];
 
 /// The models with logits of masked FFNs.
-pub const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
+pub(crate) const SPARSE_MODELS: [&str; 3] = ["falcon-new-relu", "llama-relu-gqa", "opt-preln"];
 
 /// Names of the prompts.
-pub const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
+pub(crate) const PROMPTS: [&str; 3] = ["p1", "p17", "p70"];
 
 /// A golden checkpoint and its expected results.
-pub struct Golden {
-    pub folder: PathBuf,
-    pub expected: TensorFile,
-    pub absolute: f32,
-    pub relative: f32,
+pub(crate) struct Golden {
+    pub(crate) folder: PathBuf,
+    pub(crate) expected: TensorFile,
+    pub(crate) absolute: f32,
+    pub(crate) relative: f32,
 }
 
 impl Golden {
     /// Opens the golden checkpoint `name`.
-    pub fn open(name: &str) -> Self {
+    pub(crate) fn open(name: &str) -> Self {
         // Where the test was built, or is run now: binaries travel to machines that build nothing.
         let own = std::env::var("CARGO_MANIFEST_DIR");
         let own = own.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
@@ -73,18 +72,18 @@ impl Golden {
     }
 
     /// Opens the checkpoint itself.
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
         let files = Files::open(&self.folder).unwrap();
         powerinfer_import::open_checkpoint(files).unwrap()
     }
 
     /// A float32 tensor of the expected results.
-    pub fn floats(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
         floats(&self.expected, name)
     }
 
     /// An int64 tensor of the expected results, as token ids.
-    pub fn ids(&self, name: &str) -> Vec<u32> {
+    pub(crate) fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.expected.find(name).unwrap().bytes;
         bytes
             .chunks_exact(8)
@@ -94,7 +93,7 @@ impl Golden {
 
     /// Fails where the logits of a whole prompt, `[tokens, vocabulary]`, are not those expected; of the longest
     /// prompt, most models have those of the last 38 tokens alone.
-    pub fn assert_logits(&self, got: &[f32], prompt: &str, what: &str) {
+    pub(crate) fn assert_logits(&self, got: &[f32], prompt: &str, what: &str) {
         let want = self.floats(&format!("{prompt}.logits"));
         let tokens = self.ids(&format!("{prompt}.input_ids")).len();
         let row = got.len() / tokens;
@@ -107,7 +106,7 @@ impl Golden {
     }
 
     /// Fails where `got` is further from `want` than the stated tolerance.
-    pub fn assert_close(&self, got: &[f32], want: &[f32], what: &str) {
+    pub(crate) fn assert_close(&self, got: &[f32], want: &[f32], what: &str) {
         assert_eq!(got.len(), want.len(), "{what}: lengths");
         for (index, (got, want)) in got.iter().zip(want).enumerate() {
             assert!(
@@ -119,7 +118,7 @@ impl Golden {
 }
 
 /// A float32 tensor of `file`.
-pub fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
+pub(crate) fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
     let bytes = file.find(name).unwrap_or_else(|| panic!("{name}")).bytes;
     bytes
         .chunks_exact(4)

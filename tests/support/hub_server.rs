@@ -1,5 +1,4 @@
 //! A small server of the hub's protocol, for models in memory, with configurable faults.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test uses a part
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,53 +16,53 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// The commit of `main`.
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Files of at least this many bytes are on the storage server.
 const LARGE: usize = 2048;
 
 /// Faults and requirements of the server.
 #[derive(Debug, Clone, Default)]
-pub struct Behaviour {
+pub(crate) struct Behaviour {
     /// Token that all requests to the hub must have.
-    pub token: Option<String>,
+    pub(crate) token: Option<String>,
     /// Whether access to the model is gated.
-    pub gated: bool,
+    pub(crate) gated: bool,
     /// Lengths to which the next bodies of large files are truncated, one entry per body.
-    pub cuts: Vec<usize>,
+    pub(crate) cuts: Vec<usize>,
     /// Whether range requests are answered with the whole file.
-    pub ignores_ranges: bool,
+    pub(crate) ignores_ranges: bool,
     /// Whether range requests are answered with another range.
-    pub wrong_ranges: bool,
+    pub(crate) wrong_ranges: bool,
     /// Whether the first byte of large files is changed.
-    pub damages: bool,
+    pub(crate) damages: bool,
     /// Whether large files have additional bytes.
-    pub sends_too_much: bool,
+    pub(crate) sends_too_much: bool,
     /// Parts of paths for which one request is answered with HTTP 503.
-    pub unavailable: Vec<&'static str>,
+    pub(crate) unavailable: Vec<&'static str>,
     /// `ETag` of every file.
-    pub etag: Option<String>,
+    pub(crate) etag: Option<String>,
     /// Commit of the listing.
-    pub commit: Option<String>,
+    pub(crate) commit: Option<String>,
     /// Additional names in the listing.
-    pub also_listed: Vec<String>,
+    pub(crate) also_listed: Vec<String>,
     /// Whether small files are redirected to a path on the hub.
-    pub redirects_small_files: bool,
+    pub(crate) redirects_small_files: bool,
     /// Whether requests for the hub are redirected to the storage server.
-    pub redirects_listing: bool,
+    pub(crate) redirects_listing: bool,
 }
 
 /// A parsed request.
 #[derive(Debug, Clone)]
-pub struct Request {
-    pub method: String,
-    pub path: String,
-    pub authorization: Option<String>,
-    pub range: Option<String>,
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) authorization: Option<String>,
+    pub(crate) range: Option<String>,
     /// Bytes of the body of the response.
-    pub sent: usize,
+    pub(crate) sent: usize,
     /// Whether the storage server received it.
-    pub storage: bool,
+    pub(crate) storage: bool,
 }
 
 struct State {
@@ -77,8 +76,8 @@ struct State {
 }
 
 /// A hub with one model, and the storage server of its large files.
-pub struct HubServer {
-    pub endpoint: String,
+pub(crate) struct HubServer {
+    pub(crate) endpoint: String,
     addresses: [SocketAddr; 2],
     state: Arc<State>,
     threads: Vec<JoinHandle<()>>,
@@ -86,7 +85,7 @@ pub struct HubServer {
 
 impl HubServer {
     /// Serves `files` as the model `repository`.
-    pub fn start(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
+    pub(crate) fn start(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Self {
         let [hub, storage] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [hub.local_addr().unwrap(), storage.local_addr().unwrap()];
         let state = Arc::new(State {
@@ -120,7 +119,7 @@ impl HubServer {
     }
 
     /// Serves the files of a folder as the model `repository`.
-    pub fn of_folder(repository: &str, folder: &Path) -> Self {
+    pub(crate) fn of_folder(repository: &str, folder: &Path) -> Self {
         let files = std::fs::read_dir(folder).unwrap().map(|entry| {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -130,24 +129,24 @@ impl HubServer {
     }
 
     /// Sets the behaviour for all further requests.
-    pub fn behave(&self, behaviour: Behaviour) {
+    pub(crate) fn behave(&self, behaviour: Behaviour) {
         *self.state.behaviour.lock().unwrap() = behaviour;
     }
 
     /// All requests so far.
-    pub fn log(&self) -> Vec<Request> {
+    pub(crate) fn log(&self) -> Vec<Request> {
         self.state.log.lock().unwrap().clone()
     }
 
     /// Requests so far for bodies of a path that contains `part`.
-    pub fn bodies(&self, part: &str) -> Vec<Request> {
+    pub(crate) fn bodies(&self, part: &str) -> Vec<Request> {
         let mut log = self.log();
         log.retain(|request| request.method == "GET" && request.path.contains(part));
         log
     }
 
     /// Stops both servers and frees their addresses.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.state.stopped.store(true, Ordering::SeqCst);
         for address in self.addresses {
             drop(TcpStream::connect(address)); // ends the wait for a connection
@@ -165,12 +164,12 @@ impl Drop for HubServer {
 }
 
 /// SHA-256 in hexadecimal digits.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
 /// Git's object id of a file.
-pub fn git_sha1(bytes: &[u8]) -> String {
+pub(crate) fn git_sha1(bytes: &[u8]) -> String {
     let hasher = Sha1::new_with_prefix(format!("blob {}\0", bytes.len()));
     hex(&hasher.chain_update(bytes).finalize())
 }

@@ -1,20 +1,19 @@
 //! Writes files in the format of `torch.save`: a zip of a pickle and one storage per tensor.
-#![allow(dead_code, missing_docs, unreachable_pub)] // each test uses a part
 
 use half::f16;
 
 /// Number type of a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
+pub(crate) enum Element {
     F32,
     F16,
 }
 
 /// A tensor: name, rows and columns, values row by row.
-pub type Tensor<'a> = (&'a str, [usize; 2], &'a [f32]);
+pub(crate) type Tensor<'a> = (&'a str, [usize; 2], &'a [f32]);
 
 /// A file with a dictionary of `tensors`.
-pub fn save(tensors: &[Tensor<'_>], element: Element) -> Vec<u8> {
+pub(crate) fn save(tensors: &[Tensor<'_>], element: Element) -> Vec<u8> {
     let storages = tensors.iter().map(|(_, _, values)| match element {
         Element::F32 => values
             .iter()

@@ -26,6 +26,25 @@ pub struct Estimate {
     pub margin: f64,
 }
 
+/// A value with its 95 % confidence interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interval {
+    /// The estimate.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Interval {
+    /// Distance from the value to the farther end: the minimum detectable effect of the sample.
+    pub fn half_width(self) -> f64 {
+        (self.high - self.value).max(self.value - self.low)
+    }
+}
+
 /// Text that was scored, and the windows it was scored in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,7 +78,7 @@ pub struct Certificate {
     /// Perplexity under the planned policies.
     pub perplexity: f64,
     /// Increase of perplexity over `dense`, as a share of it.
-    pub perplexity_rise: Estimate,
+    pub perplexity_rise: Interval,
     /// Mean over tokens of KL(dense ‖ planned), in nats.
     pub kl_divergence_mean: Estimate,
     /// 99th percentile over tokens of KL(dense ‖ planned), in nats.
@@ -98,15 +117,14 @@ pub struct LayerCertificate {
 impl Certificate {
     /// Returns whether the increase of perplexity is within the budget, with 97.5 % confidence.
     pub fn holds(&self) -> bool {
-        let Estimate { value, margin } = self.perplexity_rise;
-        value + margin <= self.perplexity_budget
+        self.perplexity_rise.high <= self.perplexity_budget
     }
 
     /// Estimates the number of tokens needed to show that the increase is within the budget. `None` if the
     /// point estimate exceeds the budget.
     pub fn tokens_needed(&self) -> Option<u64> {
-        let Estimate { value, margin } = self.perplexity_rise;
-        let slack = self.perplexity_budget - value;
+        let Interval { value, high, .. } = self.perplexity_rise;
+        let (slack, margin) = (self.perplexity_budget - value, high - value);
         (slack > 0.0).then(|| {
             let times = (margin / slack).powi(2).max(1.0);
             (self.scoring.tokens as f64 * times).ceil() as u64
@@ -151,7 +169,11 @@ mod tests {
             perplexity_budget: 0.01,
             dense_perplexity: 2.0,
             perplexity: 2.0 * (1.0 + value),
-            perplexity_rise: Estimate { value, margin },
+            perplexity_rise: Interval {
+                value,
+                low: value - margin,
+                high: value + margin,
+            },
             kl_divergence_mean: Estimate {
                 value: 0.0,
                 margin: 0.0,

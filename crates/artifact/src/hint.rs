@@ -34,6 +34,8 @@ pub enum Hint {
     NoInputSparsity,
     /// Place with a KV cache of 16-bit floats.
     HalfPrecisionKvCache,
+    /// Give another context, or decode fewer tokens.
+    OtherContext,
     /// Place with fewer tokens of context.
     ShorterContext,
     /// Place with more VRAM or fewer tokens of context.
@@ -54,6 +56,8 @@ pub enum Hint {
     DensePolicyOrTrain,
     /// Delete the prompt cache, or name another file.
     OtherPromptCache,
+    /// Download one file of the model and open it.
+    PullOneFile,
     /// Make a profile.
     Profile,
     /// Remove the profile and make it again.

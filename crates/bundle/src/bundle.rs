@@ -1,4 +1,4 @@
-//! A bundle on disk, opened by mapping.
+//! Open bundles, memory-mapped.
 
 use std::path::{Path, PathBuf};
 
@@ -22,20 +22,20 @@ use crate::{
     manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
 };
 
-/// How far to trust the files of a bundle.
+/// Extent of the integrity check when a bundle is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verification {
-    /// Small files are compared with their digests, and large ones too while the whole bundle
-    /// is below a gibibyte, where that takes no noticeable time.
+pub enum IntegrityCheck {
+    /// Compares the digests of small files, and of all files while they take no noticeable time (below a
+    /// gibibyte each).
     Quick,
-    /// Every byte.
+    /// Compares the digests of all files.
     Full,
 }
 
-/// Files up to this size are always verified.
-const SMALL: u64 = 1 << 30;
+/// Size up to which the digest of a file is always compared.
+const ALWAYS_CHECKED_BYTES: u64 = 1 << 30;
 
-/// An open bundle.
+/// Open bundle.
 #[derive(Debug)]
 pub struct Bundle {
     folder: PathBuf,
@@ -47,12 +47,16 @@ pub struct Bundle {
     certificate: Option<Document<Certificate>>,
 }
 
-/// How often a bundle is opened anew that somebody places again meanwhile.
+/// Attempts to open a bundle while other runs replace its plan.
 const ATTEMPTS: usize = 4;
 
 impl Bundle {
     /// Opens the bundle in `folder`.
-    pub fn open(folder: &Path, verification: Verification) -> Result<Self, BundleError> {
+    ///
+    /// # Errors
+    ///
+    /// There is no bundle, or one of its files cannot be read, is damaged or does not belong to it.
+    pub fn open(folder: &Path, check: IntegrityCheck) -> Result<Self, BundleError> {
         let path = folder.join(MANIFEST);
         if !path.exists() {
             return Err(BundleError::Missing {
@@ -62,22 +66,22 @@ impl Bundle {
         let state = || (std::fs::read(&path).ok(), folder.join(NEXT_PLAN).exists());
         let mut before = state();
         for _ in 1..ATTEMPTS {
-            let found = Self::open_once(folder, verification);
+            let found = Self::open_once(folder, check);
             let now = state();
             if found.is_ok() || now == before {
                 return found;
             }
             before = now;
         }
-        Self::open_once(folder, verification)
+        Self::open_once(folder, check)
     }
 
-    fn open_once(folder: &Path, verification: Verification) -> Result<Self, BundleError> {
+    fn open_once(folder: &Path, check: IntegrityCheck) -> Result<Self, BundleError> {
         let path = folder.join(MANIFEST);
         let manifest = read_manifest(&path)?;
         check_seal(&path, &manifest)?;
         let plan_path = plan_path(folder, &manifest.body);
-        verify(folder, &manifest.body, &plan_path, verification)?;
+        check_files(folder, &manifest.body, &plan_path, check)?;
         let quant = manifest
             .body
             .quant
@@ -85,7 +89,7 @@ impl Bundle {
             .map_err(|_| ArtifactError::WrongFormat {
                 path: path.clone(),
                 expected: format!(
-                    "bundle with weights this program knows ({})",
+                    "bundle with weights in one of the formats {}",
                     Format::names()
                 ),
                 found: format!("a bundle with `{}` weights", manifest.body.quant),
@@ -123,7 +127,11 @@ impl Bundle {
         })
     }
 
-    /// Adds `certificate` and the texts it was measured on, and opens the bundle anew.
+    /// Adds `certificate` and the token ids of the texts it was measured on, and reopens the bundle.
+    ///
+    /// # Errors
+    ///
+    /// Another run changes the bundle, or a file cannot be written.
     pub fn certify(
         self,
         certificate: Certificate,
@@ -131,7 +139,7 @@ impl Bundle {
     ) -> Result<Self, BundleError> {
         let folder = self.folder;
         let lock = FolderLock::of(&folder)?;
-        check_still_here(&folder, &self.manifest)?;
+        check_unchanged(&folder, &self.manifest)?;
         token_texts::write(&folder.join(certificate::TEXT_FILE), texts)?;
         let mut header = Header::new(
             certificate::FORMAT,
@@ -145,33 +153,37 @@ impl Bundle {
             body: certificate,
         };
         document.write(&folder.join(certificate::FILE))?;
-        check_still_here(&folder, &self.manifest)?;
+        check_unchanged(&folder, &self.manifest)?;
         let mut manifest = self.manifest.clone();
         manifest.body.certificate = true;
         for name in [certificate::FILE, certificate::TEXT_FILE] {
             let digest = Digest::of_file(&folder.join(name))?;
             manifest.body.files.insert(name.to_owned(), digest);
         }
-        // The manifest comes last: until it is there, the bundle is what it was.
+        // The manifest is written last: until then the bundle is unchanged.
         sealed(manifest).write(&folder.join(MANIFEST))?;
         drop(lock);
-        Self::open(&folder, Verification::Quick)
+        Self::open(&folder, IntegrityCheck::Quick)
     }
 
-    /// What the policies were shown to do, where that was measured.
+    /// Returns the certificate, if the bundle was certified.
     pub fn certificate(&self) -> Option<&Certificate> {
         self.certificate.as_ref().map(|document| &document.body)
     }
 
-    /// The texts that the certificate was measured on, token ids each.
+    /// Reads the token ids of the texts that the certificate was measured on.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or is damaged.
     pub fn certificate_texts(&self) -> Result<Vec<Vec<u32>>, BundleError> {
         Ok(token_texts::read(
             &self.folder.join(certificate::TEXT_FILE),
         )?)
     }
 
-    /// Whether the certificate is of the text and of the decisions that are here.
-    pub fn certificate_is_of_this(&self) -> bool {
+    /// Returns whether there is a certificate and it matches the bundle's texts, policies and thresholds.
+    pub fn certificate_matches(&self) -> bool {
         self.certificate().is_some_and(|certificate| {
             let texts = self.certificate_texts();
             certificate.layers.len() == self.plan().layers.len()
@@ -180,10 +192,14 @@ impl Bundle {
         })
     }
 
-    /// Per layer, what placing this again takes.
-    pub fn placing(&self) -> Result<Vec<LayerInputs>, BundleError> {
-        if !self.manifest.body.placing {
-            return Err(BundleError::PlacedForGood {
+    /// Reads the planner inputs of each layer, with which the bundle can be placed again.
+    ///
+    /// # Errors
+    ///
+    /// [`BundleError::NoPlacementInputs`], or the file cannot be read or does not belong to the bundle.
+    pub fn placement_inputs(&self) -> Result<Vec<LayerInputs>, BundleError> {
+        if !self.manifest.body.placement_inputs {
+            return Err(BundleError::NoPlacementInputs {
                 folder: self.folder.clone(),
             });
         }
@@ -194,44 +210,46 @@ impl Bundle {
         Ok(layers)
     }
 
-    /// Version of the bundle's format.
+    /// Returns the version of the bundle format.
     pub fn version(&self) -> u32 {
         self.manifest.header.version
     }
 
-    /// Whether `folder` holds a bundle, whole or not.
+    /// Returns whether `folder` has a bundle's manifest; the bundle may be damaged.
     pub fn is_bundle(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 
-    /// Where it is.
+    /// Returns the folder of the bundle.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Sizes and constants of the model.
+    /// Returns the model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.manifest.body.config
     }
 
-    /// Who made it, from what.
+    /// Returns the header of the manifest.
     pub fn header(&self) -> &Header {
         &self.manifest.header
     }
 
-    /// The manifest.
+    /// Returns the manifest with its header.
     pub fn manifest_document(&self) -> &Document<Manifest> {
         &self.manifest
     }
 
-    /// Where everything lives.
+    /// Returns the plan.
     pub fn plan(&self) -> &Plan {
         &self.plan.body
     }
 
-    /// Follows `plan` from now on, here alone: the files stay as they are.
+    /// Replaces the plan in memory; the files are unchanged.
     ///
-    /// Fails for a plan that cannot be, or that is of another number of layers or neurons.
+    /// # Errors
+    ///
+    /// `plan` is inconsistent or for another number of layers or neurons.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, BundleError> {
         let path = self.folder.join(PLAN);
         check_plan(&path, &plan, self.config())?;
@@ -239,18 +257,23 @@ impl Bundle {
         Ok(self)
     }
 
-    /// Format of the weights.
+    /// Returns the format of the weights.
     pub fn quant(&self) -> Format {
         self.quant
     }
 
-    /// The weights.
+    /// Returns the file with the weights.
     pub fn weights(&self) -> &TensorFile {
         &self.weights
     }
 
-    /// Holds weights and predictors as `residence` says, for who is going to read them again and again.
-    pub fn hold(&mut self, residence: Residence) -> Result<(), BundleError> {
+    /// Sets where weights and predictors reside, see
+    /// [`FileBytes::set_residence`](powerinfer_artifact::mapped_file::FileBytes::set_residence).
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the lock limit is too low.
+    pub fn set_residence(&mut self, residence: Residence) -> Result<(), BundleError> {
         self.weights.set_residence(residence)?;
         if let Some(predictors) = &mut self.predictors {
             predictors.set_residence(residence)?;
@@ -258,7 +281,11 @@ impl Bundle {
         Ok(())
     }
 
-    /// Reads weights and predictors into memory, which has room for them; see [`FileBytes::read_ahead`].
+    /// Reads weights and predictors into memory, see [`FileBytes::read_ahead`].
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`] if `progress` stops the work.
     ///
     /// [`FileBytes::read_ahead`]: powerinfer_artifact::mapped_file::FileBytes::read_ahead
     pub fn read_ahead(&self, progress: &dyn Progress) -> Result<(), Interrupted> {
@@ -271,19 +298,19 @@ impl Bundle {
         Ok(())
     }
 
-    /// Bytes of weights and predictors.
+    /// Returns the size of weights and predictors in bytes.
     pub fn bytes(&self) -> u64 {
         let predictors = self.predictors.as_ref();
         let predictors = predictors.map_or(0, |found| found.tensors().bytes().len());
         (self.weights.bytes().len() + predictors) as u64
     }
 
-    /// The predictors, where there are any.
+    /// Returns the predictors, if the bundle has any.
     pub fn predictors(&self) -> Option<&PredictorFile> {
         self.predictors.as_ref()
     }
 
-    /// The files beside the weights: tokenizer, templates, generation settings.
+    /// Returns the files next to the weights: tokenizer, templates, generation settings.
     pub fn files(&self) -> Files {
         Files::Folder(self.folder.clone())
     }
@@ -293,7 +320,7 @@ fn read_manifest(path: &Path) -> Result<Document<Manifest>, ArtifactError> {
     Document::read(path, FORMAT, VERSION)
 }
 
-/// Fails where `plan`, which is in `path`, cannot be, or is not of the model of `config`.
+/// Checks that `plan`, read from `path`, is consistent and fits `config`.
 fn check_plan(path: &Path, plan: &Plan, config: &ModelConfig) -> Result<(), BundleError> {
     plan.validate().map_err(|source| BundleError::Plan {
         path: path.to_owned(),
@@ -317,8 +344,8 @@ fn check_plan(path: &Path, plan: &Plan, config: &ModelConfig) -> Result<(), Bund
     Ok(())
 }
 
-/// Fails where `folder` has another manifest by now: somebody else may have put another bundle there.
-pub(crate) fn check_still_here(
+/// Checks that the manifest in `folder` is still `manifest`: another run may have replaced the bundle.
+pub(crate) fn check_unchanged(
     folder: &Path,
     manifest: &Document<Manifest>,
 ) -> Result<(), BundleError> {
@@ -331,23 +358,23 @@ pub(crate) fn check_still_here(
     }
 }
 
-/// The plan that the manifest speaks of: a run that was killed just after it had written the manifest
-/// left it under the name of the next one.
+/// Returns the path of the plan that `manifest` refers to: a run killed right after writing the manifest
+/// leaves it under the name of the next plan.
 pub(crate) fn plan_path(folder: &Path, manifest: &Manifest) -> PathBuf {
-    let [usual, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
-    let is_meant = |path: &Path| Digest::of_file(path).ok().as_ref() == manifest.files.get(PLAN);
-    match !is_meant(&usual) && next.exists() && is_meant(&next) {
+    let [current, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
+    let matches = |path: &Path| Digest::of_file(path).ok().as_ref() == manifest.files.get(PLAN);
+    match !matches(&current) && next.exists() && matches(&next) {
         true => next,
-        false => usual,
+        false => current,
     }
 }
 
-/// Compares files with the manifest's digests.
-fn verify(
+/// Compares the digests of files with those in the manifest.
+fn check_files(
     folder: &Path,
     manifest: &Manifest,
     plan: &Path,
-    verification: Verification,
+    check: IntegrityCheck,
 ) -> Result<(), BundleError> {
     for (name, expected) in &manifest.files {
         let path = match name.as_str() {
@@ -357,7 +384,7 @@ fn verify(
         let length = std::fs::metadata(&path)
             .map_err(ArtifactError::read(&path))?
             .len();
-        if verification == Verification::Quick && length > SMALL {
+        if check == IntegrityCheck::Quick && length > ALWAYS_CHECKED_BYTES {
             continue;
         }
         let found = Digest::of_file(&path)?;

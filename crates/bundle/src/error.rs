@@ -1,46 +1,46 @@
-//! What can go wrong with a bundle.
+//! Errors of making, opening and changing bundles.
 
 use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, Hint, plan::PlanError, progress::Interrupted};
 use powerinfer_model::ModelError;
 
-/// A bundle that cannot be made or opened.
+/// Error of making, opening or changing a bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// There is no bundle at this place.
+    /// The folder contains no bundle.
     #[error("there is no bundle in `{path}`")]
     Missing {
         /// The folder.
         path: PathBuf,
     },
-    /// A plan that contradicts itself or its bundle.
+    /// The plan is inconsistent or does not fit the bundle.
     #[error("the plan in `{path}` cannot be used: {source}")]
     Plan {
-        /// The plan's file.
+        /// Path of the plan.
         path: PathBuf,
-        /// The contradiction.
+        /// The inconsistency.
         source: PlanError,
     },
-    /// A plan for other dimensions than the bundle's.
+    /// The plan is for other dimensions than the bundle's.
     #[error("the plan in `{path}` is for {found}, the bundle has {expected}")]
     PlanShape {
-        /// The plan's file.
+        /// Path of the plan.
         path: PathBuf,
         /// Layers and neurons of the bundle.
         expected: String,
         /// Layers and neurons of the plan.
         found: String,
     },
-    /// A bundle without what placing it again takes.
+    /// The bundle has no placement inputs, so it cannot be placed again.
     #[error(
         "the bundle in `{folder}` does not carry the activation frequencies that placing it again takes"
     )]
-    PlacedForGood {
-        /// The bundle.
+    NoPlacementInputs {
+        /// Folder of the bundle.
         folder: PathBuf,
     },
-    /// A neuron order that is none.
+    /// The order of a layer's neurons is not a permutation.
     #[error(
         "the order of neurons of layer {layer} in `{path}` is not a permutation; make the profile or bundle again"
     )]
@@ -59,13 +59,13 @@ pub enum BundleError {
 }
 
 impl BundleError {
-    /// Remedy that takes a command or a flag.
+    /// Returns the remedy, if it is a command or flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::Missing { .. } => Some(Hint::MakeBundle),
             Self::Plan { source, .. } => source.hint(),
             Self::PlanShape { .. } => Some(Hint::PlaceAgain),
-            Self::PlacedForGood { .. } => Some(Hint::MakeBundleAgain),
+            Self::NoPlacementInputs { .. } => Some(Hint::MakeBundleAgain),
             Self::Model(error) => error.hint(),
             Self::Artifact(error) => error.hint(),
             Self::NotAPermutation { .. } => None,

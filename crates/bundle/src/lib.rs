@@ -1,5 +1,7 @@
-//! Packs a model for running: neurons permuted hottest first, weights quantised, predictors and
-//! plan beside them, every file's digest in one manifest. And opens what it packed.
+//! Bundles: packed models for running, with neurons permuted hottest first, quantised weights, predictors,
+//! plan, and a manifest with the digest of every file.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod bundle;
 mod error;
@@ -9,7 +11,7 @@ mod pack;
 mod place_again;
 mod weights;
 
-pub use bundle::{Bundle, Verification};
+pub use bundle::{Bundle, IntegrityCheck};
 pub use error::BundleError;
 pub use manifest::{FORMAT, Manifest, VERSION};
 pub use pack::{PackInputs, REQUEST, pack};

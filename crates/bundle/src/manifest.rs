@@ -1,4 +1,4 @@
-//! `manifest.json`: what the bundle is, and the digest of every file in it.
+//! `manifest.json`: the model's configuration and the digest of every file of the bundle.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 
 /// Format name in a bundle's headers.
 pub const FORMAT: &str = "powerinfer-bundle";
-/// Version of the bundles that are written and read here.
+/// Version of the bundles that this program reads and writes.
 pub const VERSION: u32 = 5;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
 pub(crate) const PLAN: &str = "plan.json";
-/// What the next plan is called until the manifest speaks of it.
+/// Name of a new plan until the manifest refers to it.
 pub(crate) const NEXT_PLAN: &str = "plan.next.json";
 pub(crate) const PLAN_FORMAT: &str = "powerinfer-plan";
 pub(crate) const PLAN_VERSION: u32 = 3;
 
-/// The body of `manifest.json`.
+/// Body of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Sizes and constants of the model.
@@ -28,27 +28,27 @@ pub struct Manifest {
     pub quant: String,
     /// Whether the bundle has `predictors.safetensors`.
     pub predictors: bool,
-    /// Whether the bundle has a certificate.
+    /// Whether the bundle is certified.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub certificate: bool,
-    /// Whether the bundle carries what placing it again takes.
+    /// Whether the bundle has the planner inputs with which it can be placed again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub placing: bool,
+    pub placement_inputs: bool,
     /// Digests of the other files, by name.
     pub files: BTreeMap<String, Digest>,
-    /// Digest of this file as it is without this entry.
+    /// Digest of this file without this entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<Digest>,
 }
 
-/// The document with its seal.
+/// Sets the digest of the manifest itself.
 pub(crate) fn sealed(mut document: Document<Manifest>) -> Document<Manifest> {
     document.body.seal = None;
     document.body.seal = Some(Digest::of(&document.to_bytes()));
     document
 }
 
-/// Refuses a manifest that is not as it was written.
+/// Checks the digest of the manifest itself.
 pub(crate) fn check_seal(path: &Path, document: &Document<Manifest>) -> Result<(), ArtifactError> {
     let (found, expected) = (document.body.seal, sealed(document.clone()).body.seal);
     if found == expected {
@@ -56,7 +56,6 @@ pub(crate) fn check_seal(path: &Path, document: &Document<Manifest>) -> Result<(
     }
     let text =
         |seal: Option<Digest>| seal.map_or_else(|| "missing".to_owned(), |seal| seal.to_string());
-    // The seal in the file is the promise, the recomputed one is what is there.
     Err(ArtifactError::Damaged {
         path: path.to_owned(),
         expected: text(found),

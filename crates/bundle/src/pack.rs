@@ -1,4 +1,4 @@
-//! Makes a bundle out of a checkpoint, an order of neurons, predictors and a plan.
+//! Packing: makes a bundle from a checkpoint, neuron orders, predictors and a plan.
 
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
@@ -17,39 +17,43 @@ use powerinfer_model::{Checkpoint, LayerWeight, ModelError, Weight};
 use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
-    Bundle, BundleError, FORMAT, Manifest, VERSION, Verification,
+    Bundle, BundleError, FORMAT, IntegrityCheck, Manifest, VERSION,
     manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, sealed},
     weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
-/// What goes into a bundle.
+/// Inputs of [`pack`].
 pub struct PackInputs<'a> {
-    /// The weights.
+    /// Model to pack.
     pub checkpoint: &'a Checkpoint,
-    /// Per layer, neurons from the hottest to the coldest.
+    /// Per layer, neuron indices in descending order of activation frequency.
     pub orders: &'a [Vec<u32>],
-    /// The predictors, where there are any.
+    /// Predictors, if any.
     pub predictors: Option<&'a PredictorFile>,
-    /// Where everything lives.
+    /// Placement.
     pub plan: Plan,
-    /// Per layer, what placing the bundle again takes; without it, it never will be.
-    pub placing: Option<&'a [LayerInputs]>,
+    /// Planner inputs of each layer, without which the bundle cannot be placed again.
+    pub placement_inputs: Option<&'a [LayerInputs]>,
     /// Format of the weights.
     pub quant: Format,
-    /// Files of the checkpoint to carry along where they exist.
+    /// Names of files to copy from the checkpoint if they exist.
     pub companions: &'a [&'a str],
-    /// Digests of what the bundle was made from, by name.
+    /// Digests of the inputs, by name.
     pub inputs: BTreeMap<String, Digest>,
-    /// What was asked for, recorded in the header as [`REQUEST`].
+    /// Request recorded in the header as [`REQUEST`].
     pub request: serde_json::Value,
     /// Seed recorded in the header.
     pub seed: u64,
 }
 
-/// The header's setting that says what was asked for: the same again would give the same bundle.
+/// Header setting with the request; an equal request gives an equal bundle.
 pub const REQUEST: &str = "request";
 
-/// Writes the bundle into the folder `out`, all or nothing, and opens it.
+/// Writes the bundle into the folder `out` atomically and opens it.
+///
+/// # Errors
+///
+/// An order is not a permutation, the checkpoint cannot be read, or the folder cannot be written.
 pub fn pack(
     inputs: &PackInputs<'_>,
     out: &Path,
@@ -73,7 +77,7 @@ pub fn pack(
         header
     };
     let folder = PartialFolder::open(out, MANIFEST)?;
-    folder.clear()?; // packing is quick beside profiling; it starts afresh
+    folder.clear()?; // packing is fast, so it starts over
 
     let mut files = BTreeMap::new();
     let mut record = |name: &str| -> Result<(), BundleError> {
@@ -90,7 +94,7 @@ pub fn pack(
         )?;
         record(predictor_file::FILE)?;
     }
-    if let Some(layers) = inputs.placing {
+    if let Some(layers) = inputs.placement_inputs {
         let header = header(placement_inputs::FORMAT, placement_inputs::VERSION);
         placement_inputs::write(&folder.path().join(placement_inputs::FILE), &header, layers)?;
         record(placement_inputs::FILE)?;
@@ -112,7 +116,7 @@ pub fn pack(
         quant: inputs.quant.to_string(),
         predictors: inputs.predictors.is_some(),
         certificate: false,
-        placing: inputs.placing.is_some(),
+        placement_inputs: inputs.placement_inputs.is_some(),
         files,
         seal: None,
     };
@@ -122,14 +126,14 @@ pub fn pack(
     })
     .write(&folder.path().join(MANIFEST))?;
     folder.finish()?;
-    Bundle::open(out, Verification::Quick)
+    Bundle::open(out, IntegrityCheck::Quick)
 }
 
-/// Numbers that are packed and written at a time.
-const PIECE: usize = 1 << 20;
+/// Elements that are packed and written at a time.
+const CHUNK: usize = 1 << 20;
 
-/// Streams every weight through memory: matrices whose rows move, one at a time; the others, among
-/// them tables larger than any layer, a few rows at a time.
+/// Writes all weights: matrices with permuted rows one at a time, others, such as large embeddings, in
+/// chunks of rows.
 fn write_weights(
     inputs: &PackInputs<'_>,
     path: &Path,
@@ -168,10 +172,10 @@ fn write_weights(
     Ok(())
 }
 
-/// Gives some rows of a weight as they are stored, one after the other.
+/// Reads a range of a weight's rows as the bundle stores them, row-major.
 type ReadRows<'a> = dyn Fn(Range<usize>) -> Result<Vec<f32>, ModelError> + 'a;
 
-/// Packs one weight, its neurons in their order.
+/// Packs one weight, with neurons in the layer's order.
 fn write_weight(
     inputs: &PackInputs<'_>,
     weight: Weight,
@@ -203,7 +207,7 @@ fn write_weight(
         ) => {
             let values = inputs.checkpoint.read(weight)?;
             let order = &inputs.orders[layer];
-            // A bias is stored as one row, of one number a neuron.
+            // A bias is stored as one row with one element per neuron.
             let (width, per_row) = if rows == 1 {
                 (1, columns)
             } else {
@@ -225,19 +229,19 @@ fn write_weight(
         }
         _ => Box::new(move |rows| inputs.checkpoint.read_rows(weight, rows)),
     };
-    let per_piece = (PIECE / columns.max(1)).clamp(1, rows);
-    for start in (0..rows).step_by(per_piece) {
-        let piece = start..rows.min(start + per_piece);
-        let count = piece.len();
-        let packed = powerinfer_tensor::pack(format, count, columns, &read(piece)?);
+    let rows_per_chunk = (CHUNK / columns.max(1)).clamp(1, rows);
+    for start in (0..rows).step_by(rows_per_chunk) {
+        let chunk = start..rows.min(start + rows_per_chunk);
+        let count = chunk.len();
+        let packed = powerinfer_tensor::pack(format, count, columns, &read(chunk)?);
         append_rows(writer, &name(weight, layout), &packed)?;
         progress.advance((count * columns) as u64)?;
     }
     Ok(())
 }
 
-/// Writes a matrix by output with its neurons in their order and the checkpoint's own numbers, where
-/// that has them in Q4_K; says whether it does.
+/// Writes a matrix by output without requantising if the checkpoint has it in Q4_K; returns whether it
+/// does.
 fn write_q4_k(
     inputs: &PackInputs<'_>,
     weight: Weight,
@@ -249,39 +253,39 @@ fn write_q4_k(
         Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up) => inputs.orders[layer].clone(),
         _ => indices(0..rows),
     };
-    let per_piece = (PIECE / columns.max(1)).clamp(1, rows);
-    for piece in order.chunks(per_piece) {
-        let Some(blocks) = inputs.checkpoint.read_q4_k(weight, piece)? else {
+    let rows_per_chunk = (CHUNK / columns.max(1)).clamp(1, rows);
+    for chunk in order.chunks(rows_per_chunk) {
+        let Some(blocks) = inputs.checkpoint.read_q4_k(weight, chunk)? else {
             return Ok(false);
         };
-        let packed = repack_q4_k(piece.len(), columns, &blocks);
+        let packed = repack_q4_k(chunk.len(), columns, &blocks);
         append_rows(writer, &name(weight, Layout::ByOutput), &packed)?;
-        progress.advance((piece.len() * columns) as u64)?;
+        progress.advance((chunk.len() * columns) as u64)?;
     }
     Ok(true)
 }
 
-/// What a layer's tensor is to a bundle.
+/// Role of a layer's predictor tensor in a bundle.
 enum Role {
-    /// As long as the layer has neurons: its rows move with them.
+    /// One row per neuron, permuted with the neurons.
     PerNeuron,
-    /// The same whatever the order of neurons.
+    /// Independent of the order of neurons.
     Shared,
-    /// B, which a bundle has by units and not by neurons.
-    Turned,
-    /// Signs of gates.
+    /// B, which bundles store transposed.
+    Transposed,
+    /// Gate signs.
     Signs,
-    /// Only of use for placing.
+    /// Used by the planner only.
     Statistics,
 }
 
 impl Role {
-    /// The role of the tensor called `part` within its layer.
-    fn of(part: &str) -> Self {
-        let mut names = part.split('.');
-        match (names.next(), names.next()) {
+    /// Returns the role of the tensor called `name` within its layer.
+    fn of(name: &str) -> Self {
+        let mut parts = name.split('.');
+        match (parts.next(), parts.next()) {
             (Some("predictor"), Some("a")) | (Some("threshold"), Some("offset")) => Self::Shared,
-            (Some("predictor"), Some("b")) => Self::Turned,
+            (Some("predictor"), Some("b")) => Self::Transposed,
             (Some("threshold"), Some("kept")) => Self::Statistics,
             (Some("sign_bit"), _) => Self::Signs,
             _ => Self::PerNeuron,
@@ -289,7 +293,7 @@ impl Role {
     }
 }
 
-/// The predictors with their outputs in the order of the neurons.
+/// Writes the predictors with their outputs in the order of the neurons.
 fn write_predictors(
     inputs: &PackInputs<'_>,
     predictors: &PredictorFile,
@@ -300,17 +304,17 @@ fn write_predictors(
     let mut tensors: BTreeMap<String, TensorSource<'_>> = BTreeMap::new();
     let signs_of = |layer: usize| inputs.plan.layers[layer].policy == Policy::SignBit;
     let mut summaries = predictors.layers().to_vec();
-    let mut turned: Vec<(usize, Transposed)> = Vec::new();
+    let mut transposed: Vec<(usize, Transposed)> = Vec::new();
     for layer in 0..config.layer_count {
-        // Finding them checks the shapes before rows are moved.
+        // Finding the tensors checks their shapes before rows are permuted.
         let (hidden, neurons) = (config.hidden_size, config.ffn_size);
         if let Some(stored) = predictors.find(layer, hidden, neurons)? {
             let b = stored.b.view(predictors.tensors());
-            turned.push((layer, transpose(&b, &inputs.orders[layer])));
+            transposed.push((layer, transpose(&b, &inputs.orders[layer])));
         }
         predictors.signs(layer, hidden, neurons)?;
         predictors.scores(layer, hidden, neurons)?;
-        // Signs are large, and known from the gate: they come along only where they are used.
+        // Signs are large and follow from the gate: they are stored only for layers that use them.
         if !signs_of(layer)
             && let Some(summary) = summaries.get_mut(layer)
         {
@@ -318,7 +322,7 @@ fn write_predictors(
         }
         let prefix = format!("layers.{layer}.");
         for tensor in file.names() {
-            let Some(part) = tensor.strip_prefix(&prefix) else {
+            let Some(name) = tensor.strip_prefix(&prefix) else {
                 continue;
             };
             let Some(view) = file.find(&tensor) else {
@@ -331,17 +335,17 @@ fn write_predictors(
                 let rows = order.flat_map(|neuron| &view.bytes[*neuron as usize * row..][..row]);
                 TensorSource::owned(dtype, shape.clone(), rows.copied().collect())
             };
-            let source = match Role::of(part) {
+            let source = match Role::of(name) {
                 Role::Shared => TensorSource::borrowed(dtype, shape, view.bytes),
                 Role::PerNeuron => rows_of_neurons(),
                 Role::Signs if signs_of(layer) => rows_of_neurons(),
-                Role::Turned | Role::Signs | Role::Statistics => continue,
+                Role::Transposed | Role::Signs | Role::Statistics => continue,
             };
             tensors.insert(tensor, source);
         }
     }
-    for (layer, Transposed { units, scales }) in &turned {
-        let name = |part| predictor_file::tensor_name(*layer, part);
+    for (layer, Transposed { units, scales }) in &transposed {
+        let name = |tensor| predictor_file::tensor_name(*layer, tensor);
         insert_matrix(&mut tensors, &name("units"), units);
         if !scales.is_empty() {
             let shape = vec![scales.len() / config.ffn_size, config.ffn_size];
@@ -361,12 +365,12 @@ fn write_predictors(
     Ok(write_tensors(path, Some(&header), &tensors)?)
 }
 
-/// Rows as they are counted in an order.
+/// Converts a range of rows to an order.
 fn indices(rows: Range<usize>) -> Vec<u32> {
     rows.map(|row| row as u32).collect()
 }
 
-/// Row `i` of the result is row `order[i]` of `values`.
+/// Permutes rows: row `i` of the result is row `order[i]` of `values`.
 fn permute_rows(values: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
     order
         .iter()
@@ -375,7 +379,8 @@ fn permute_rows(values: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
         .collect()
 }
 
-/// Row `i` of the result, of length `rows`, is column `order[i]` of `values [rows, columns]`.
+/// Transposes selected columns: row `i` of the result, of length `rows`, is column `order[i]` of
+/// `values [rows, columns]`.
 fn columns_as_rows(values: &[f32], rows: usize, order: &[u32]) -> Vec<f32> {
     let columns = values.len() / rows;
     order

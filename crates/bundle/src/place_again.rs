@@ -1,9 +1,9 @@
-//! Gives a bundle another plan: the neurons lie hottest first whatever the plan, so nothing but the
-//! plan and the manifest changes.
+//! Replacing the plan of a bundle: neurons are stored hottest first under every plan, so only plan and
+//! manifest change.
 //!
 //! ```text
 //! plan.next.json is written ──▶ manifest.json is replaced ──▶ plan.next.json becomes plan.json
-//!        the old bundle                 the new bundle, whichever name its plan has
+//!        old bundle                     new bundle, under either name of its plan
 //! ```
 
 use std::fs;
@@ -19,35 +19,39 @@ use serde_json::Value;
 
 use crate::{
     Bundle, BundleError, REQUEST,
-    bundle::{check_still_here, plan_path},
+    bundle::{check_unchanged, plan_path},
     manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION, sealed},
 };
 
-/// The header's setting that says, of a bundle that was placed again, by what request it was made.
+/// Header setting with the request that a bundle was made by, if it was placed again since.
 pub const FIRST_REQUEST: &str = "first_request";
 
 impl Bundle {
-    /// Replaces the plan by one that decides the same and was asked for by `request`. Killed at any
-    /// point, it leaves the bundle as it was or as it is to be.
+    /// Replaces the plan by one with the same policies and thresholds, made for `request`. If the program is
+    /// killed, the bundle has either the old or the new plan.
+    ///
+    /// # Errors
+    ///
+    /// `plan` is inconsistent, another run changes the bundle, or a file cannot be written.
     ///
     /// # Panics
     ///
-    /// When `plan` computes other neurons than the present one: it would need other files.
+    /// If `plan` has other policies or thresholds than the present one, which would need other files.
     pub fn place_again(mut self, plan: Plan, request: Value) -> Result<Self, BundleError> {
         assert_eq!(
             decisions(&plan.layers),
             decisions(&self.plan().layers),
-            "placing again moves neurons and decides nothing"
+            "the new plan has the same policies and thresholds"
         );
         let folder = self.folder().to_owned();
-        let [usual, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
+        let [current, next] = [PLAN, NEXT_PLAN].map(|name| folder.join(name));
         plan.validate().map_err(|source| BundleError::Plan {
-            path: usual.clone(),
+            path: current.clone(),
             source,
         })?;
         let lock = FolderLock::of(&folder)?;
-        check_still_here(&folder, &self.manifest)?;
-        let settle = || fs::rename(&next, &usual).map_err(ArtifactError::write(&usual));
+        check_unchanged(&folder, &self.manifest)?;
+        let settle = || fs::rename(&next, &current).map_err(ArtifactError::write(&current));
         // The last run may have been killed before this.
         if plan_path(&folder, &self.manifest.body) == next {
             settle()?;

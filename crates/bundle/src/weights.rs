@@ -1,9 +1,9 @@
-//! How the weights of a bundle lie in `weights.safetensors`.
+//! Tensors of `weights.safetensors`.
 //!
-//! Every matrix is packed in the bundle's format. The FFN's three matrices have one row a
-//! neuron (down is transposed), in one order, hottest first; `neurons` says which neuron of the
-//! checkpoint each row is. Matrices whose inputs the plan skips are transposed too, one row an
-//! input, and say so in their names. Norms, biases and learned positions are float32.
+//! Every matrix is packed in the bundle's format. The three FFN matrices have one row per neuron (down is
+//! transposed) in one order, hottest first; `neurons` maps each row to the checkpoint's neuron. Matrices
+//! with input thresholds are transposed too, one row per input, which their names state. Norms, biases and
+//! learned positions are F32.
 
 use std::collections::HashSet;
 
@@ -15,49 +15,49 @@ use powerinfer_tensor::Format;
 
 use crate::BundleError;
 
-/// How a matrix lies.
+/// Memory layout of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// A row an output.
+    /// One row per output.
     ByOutput,
-    /// A row an input: one that is not multiplied need not be read.
+    /// One row per input: rows of skipped inputs are not read.
     ByInput,
 }
 
 impl Layout {
-    /// How `weight` lies where nothing asks for another layout.
-    fn usual(weight: Weight) -> Self {
+    /// Returns the layout of `weight` without input thresholds.
+    fn default_for(weight: Weight) -> Self {
         match weight {
             Weight::Layer(_, LayerWeight::Down) => Self::ByInput,
             _ => Self::ByOutput,
         }
     }
 
-    /// How `weight` lies where layers are run as `layers` say.
+    /// Returns the layout of `weight` under the plans of all layers.
     pub(crate) fn planned(weight: Weight, layers: &[LayerPlan]) -> Self {
         use LayerWeight::{Gate, Key, Output, Query, Up, Value};
-        let Weight::Layer(layer, part) = weight else {
-            return Self::usual(weight);
+        let Weight::Layer(layer, layer_weight) = weight else {
+            return Self::default_for(weight);
         };
         let thresholds = layers.get(layer).and_then(|plan| plan.input_thresholds);
-        match (part, thresholds) {
+        match (layer_weight, thresholds) {
             (Query | Key | Value | Output, Some(_)) => Self::ByInput,
             (Gate | Up, Some(thresholds)) if thresholds.ffn.is_some() => Self::ByInput,
-            _ => Self::usual(weight),
+            _ => Self::default_for(weight),
         }
     }
 }
 
-/// A weight's name in the bundle.
+/// Name of a weight's tensor.
 pub(crate) fn name(weight: Weight, layout: Layout) -> String {
-    let mut name = usual_name(weight);
-    if layout != Layout::usual(weight) {
+    let mut name = base_name(weight);
+    if layout != Layout::default_for(weight) {
         name += ".by_input";
     }
     name
 }
 
-fn usual_name(weight: Weight) -> String {
+fn base_name(weight: Weight) -> String {
     let (layer, weight) = match weight {
         Weight::Embedding => return "embedding".to_owned(),
         Weight::Positions => return "positions".to_owned(),
@@ -96,12 +96,12 @@ fn usual_name(weight: Weight) -> String {
     format!("layers.{layer}.{part}")
 }
 
-/// Name of the order of a layer's neurons.
+/// Name of the tensor with the order of a layer's neurons.
 pub(crate) fn order_name(layer: usize) -> String {
     format!("layers.{layer}.neurons")
 }
 
-/// Rows and columns of a weight as the bundle stores it.
+/// Rows and columns of a weight in its stored layout.
 pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout) -> (usize, usize) {
     match (layout, &config.shape(weight)[..]) {
         (Layout::ByInput, [outputs, inputs]) => (*inputs, *outputs),
@@ -110,7 +110,7 @@ pub(crate) fn stored_shape(config: &ModelConfig, weight: Weight, layout: Layout)
     }
 }
 
-/// Format a weight is stored in: norms, biases and positions, small as they are, stay in float32.
+/// Format of a stored weight: norms, biases and positions are F32, matrices `quant`.
 pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format) -> Format {
     if config.shape(weight).len() == 1 || weight == Weight::Positions {
         Format::F32
@@ -119,12 +119,12 @@ pub(crate) fn stored_format(config: &ModelConfig, weight: Weight, quant: Format)
     }
 }
 
-/// Bytes of a weight in a bundle whose matrices are in the format `quant`.
+/// Bytes of a weight in a bundle with matrices in `quant`, in its default layout.
 pub fn weight_bytes(config: &ModelConfig, weight: Weight, quant: Format) -> u64 {
-    bytes_as(config, weight, Layout::usual(weight), quant)
+    bytes_as(config, weight, Layout::default_for(weight), quant)
 }
 
-/// The same where it has a row an input.
+/// Bytes of a weight in a bundle with matrices in `quant`, in the layout by input.
 pub fn weight_bytes_by_input(config: &ModelConfig, weight: Weight, quant: Format) -> u64 {
     bytes_as(config, weight, Layout::ByInput, quant)
 }
@@ -144,7 +144,7 @@ pub fn neuron_bytes(config: &ModelConfig, quant: Format) -> u64 {
     (rows + biases * size_of::<f32>()) as u64
 }
 
-/// Whether `order` names each of 0, 1, 2, … once.
+/// Returns whether `order` contains each of 0, 1, 2, … exactly once.
 pub fn is_permutation(order: &[u32]) -> bool {
     let mut seen = vec![false; order.len()];
     order.iter().all(|index| {
@@ -156,28 +156,28 @@ pub fn is_permutation(order: &[u32]) -> bool {
 /// Weight and bias of a norm.
 #[derive(Debug, Clone)]
 pub struct StoredNorm {
-    /// The weight.
+    /// Scale, `[hidden]` or `[head_size]`.
     pub weight: Vec<f32>,
-    /// The bias, where the kind of norm has one.
+    /// Bias of the same shape, if the norm has one.
     pub bias: Option<Vec<f32>>,
 }
 
 /// A matrix and its bias.
 #[derive(Debug, Clone)]
 pub struct StoredLinear {
-    /// Where the matrix lies.
+    /// Location of the matrix.
     pub matrix: StoredMatrix,
-    /// What its rows are.
+    /// Layout of the matrix.
     pub layout: Layout,
-    /// One number an output, where there is one.
+    /// Bias `[outputs]`, if any.
     pub bias: Option<Vec<f32>>,
 }
 
-/// Where a layer's weights lie. Shapes are `[outputs, inputs]`, and turned round where the matrix is
+/// Locations of a layer's weights. Shapes are `[outputs, inputs]`; they are transposed in the layout
 /// [by input](Layout::ByInput).
 #[derive(Debug, Clone)]
 pub struct StoredLayer {
-    /// Norm of attention.
+    /// Norm before attention.
     pub attention_norm: StoredNorm,
     /// `[heads·head_size, hidden]`.
     pub query: StoredLinear,
@@ -185,40 +185,40 @@ pub struct StoredLayer {
     pub key: StoredLinear,
     /// `[kv_heads·head_size, hidden]`.
     pub value: StoredLinear,
-    /// Norms of each query and each key head.
+    /// Norms of query and key heads, if any.
     pub head_norms: Option<[StoredNorm; 2]>,
     /// `[hidden, heads·head_size]`.
     pub output: StoredLinear,
-    /// Norm of the FFN, where it has its own.
+    /// Norm before the FFN, if separate.
     pub ffn_norm: Option<StoredNorm>,
     /// `[neurons, hidden]`, hottest first.
     pub gate: StoredLinear,
-    /// `[neurons, hidden]`, hottest first, where the FFN is gated.
+    /// `[neurons, hidden]`, hottest first; `None` if the FFN is not gated.
     pub up: Option<StoredLinear>,
     /// `[hidden, neurons]`, always by input, hottest first.
     pub down: StoredLinear,
 }
 
-/// Where all weights lie.
+/// Locations of all weights.
 #[derive(Debug, Clone)]
 pub struct StoredWeights {
     /// `[vocabulary, embedding]`.
     pub embedding: StoredMatrix,
-    /// `[hidden, embedding]`, where they differ.
+    /// `[hidden, embedding]`, if the sizes differ.
     pub project_in: Option<StoredLinear>,
-    /// `[positions, hidden]`, where they are learned.
+    /// `[positions, hidden]`, if positions are learned.
     pub positions: Option<StoredMatrix>,
-    /// One entry a layer.
+    /// One entry per layer.
     pub layers: Vec<StoredLayer>,
-    /// Norm before the head.
+    /// Final norm, before the head.
     pub final_norm: Option<StoredNorm>,
-    /// `[embedding, hidden]`, where they differ.
+    /// `[embedding, hidden]`, if the sizes differ.
     pub project_out: Option<StoredLinear>,
-    /// `[vocabulary, embedding]`; the embedding where they are tied.
+    /// `[vocabulary, embedding]`; the embedding itself if tied.
     pub head: StoredLinear,
 }
 
-/// Finds weights of one model in one file.
+/// Lookup of a model's weights in a file.
 struct Finder<'a> {
     file: &'a TensorFile,
     config: &'a ModelConfig,
@@ -228,7 +228,7 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn matrix(&self, weight: Weight) -> Result<StoredMatrix, ArtifactError> {
-        self.matrix_as(weight, Layout::usual(weight))
+        self.matrix_as(weight, Layout::default_for(weight))
     }
 
     fn matrix_as(&self, weight: Weight, layout: Layout) -> Result<StoredMatrix, ArtifactError> {
@@ -237,13 +237,13 @@ impl Finder<'_> {
         StoredMatrix::find(self.file, &name(weight, layout), format, rows, columns)
     }
 
-    /// The layout that `weight` is there in.
+    /// Returns the layout in which the file has `weight`.
     fn layout(&self, weight: Weight) -> Layout {
         let by_input = name(weight, Layout::ByInput);
         let has = |tensor: &str| self.file.find(tensor).is_some();
         match has(&by_input) || has(&format!("{by_input}.quants")) {
             true => Layout::ByInput,
-            false => Layout::usual(weight),
+            false => Layout::default_for(weight),
         }
     }
 
@@ -278,8 +278,8 @@ impl Finder<'_> {
         })
     }
 
-    /// A matrix without bias, where the model has it.
-    fn plain(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
+    /// Finds a matrix without bias, if the model has it.
+    fn linear_without_bias(&self, weight: Weight) -> Result<Option<StoredLinear>, ArtifactError> {
         let matrix = self.matrix_if(weight)?;
         Ok(matrix.map(|matrix| StoredLinear {
             matrix,
@@ -307,7 +307,7 @@ impl Finder<'_> {
         let up = self.config.is_gated();
         Ok(StoredLayer {
             attention_norm: norm(LayerWeight::AttentionNorm, LayerWeight::AttentionNormBias)?
-                .expect("every layer has a norm of attention"),
+                .expect("every layer has a norm before attention"),
             query: linear(LayerWeight::Query, LayerWeight::QueryBias)?,
             key: linear(LayerWeight::Key, LayerWeight::KeyBias)?,
             value: linear(LayerWeight::Value, LayerWeight::ValueBias)?,
@@ -326,7 +326,15 @@ impl Finder<'_> {
 }
 
 impl StoredWeights {
-    /// Finds every weight of a model like `config` in `file`.
+    /// Finds all weights of a model with `config` in `file`; matrices are in `quant`.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another type or shape, or a neuron order is not a permutation.
+    ///
+    /// # Panics
+    ///
+    /// If `config` has a layer without a norm before attention.
     pub fn find(
         file: &TensorFile,
         config: &ModelConfig,
@@ -340,13 +348,13 @@ impl StoredWeights {
         };
         let embedding = finder.matrix(Weight::Embedding)?;
         Ok(Self {
-            project_in: finder.plain(Weight::ProjectIn)?,
+            project_in: finder.linear_without_bias(Weight::ProjectIn)?,
             positions: finder.matrix_if(Weight::Positions)?,
             layers: (0..config.layer_count)
                 .map(|layer| finder.layer(layer))
                 .collect::<Result<_, _>>()?,
             final_norm: finder.norm(Weight::FinalNorm, Weight::FinalNormBias)?,
-            project_out: finder.plain(Weight::ProjectOut)?,
+            project_out: finder.linear_without_bias(Weight::ProjectOut)?,
             head: StoredLinear {
                 matrix: finder
                     .matrix_if(Weight::Head)?
@@ -364,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permutation_names_each_index_once() {
+    fn a_permutation_contains_each_index_once() {
         assert!(is_permutation(&[2, 0, 1]));
         assert!(is_permutation(&[]));
         assert!(!is_permutation(&[0, 0, 1]));

@@ -43,7 +43,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         "policy",
         "FFN error",
         "99 %",
-        "band",
+        "error bound",
         "contributions",
     ]);
     for layer in &certificate.layers {
@@ -58,9 +58,9 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
     }
     format!(
         "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
-         perplexity        {:.4} as planned, {:.4} dense: {:+.3} ± {:.3} % (95 % confidence), {verdict}\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
          KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
-         likeliest token   the same for {}; first another one {divergence}\n\
+         top-1 agreement   {}; first other token {divergence}\n\
          FFN neurons       {} computed\n{table}",
         scoring.tokens,
         scoring.texts,
@@ -69,7 +69,8 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         certificate.perplexity,
         certificate.dense_perplexity,
         100.0 * perplexity_rise.value,
-        100.0 * perplexity_rise.margin,
+        100.0 * perplexity_rise.low,
+        100.0 * perplexity_rise.high,
         certificate.kl_divergence_mean.value,
         certificate.kl_divergence_p99,
         percent(certificate.top1_agreement),
@@ -86,10 +87,11 @@ fn share(share: f64) -> String {
 pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     if let Some(certificate) = bundle.certificate() {
         output.say(format!(
-            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} ± {:.2} % over `dense`, the same likeliest token for {}, {} of the FFN neurons computed",
+            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} % ({:+.2} to {:+.2}) over `dense`, top-1 agreement {}, {} of the FFN neurons computed",
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
-            100.0 * certificate.perplexity_rise.margin,
+            100.0 * certificate.perplexity_rise.low,
+            100.0 * certificate.perplexity_rise.high,
             percent(certificate.top1_agreement),
             percent(certificate.ffn_neurons_computed),
         ));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::{
     cuda::{CudaUnavailable, Device},
     environment,
@@ -191,7 +191,7 @@ pub(crate) fn open_runtime(
     engine: &EngineArguments,
     output: Output,
 ) -> Result<Runtime> {
-    let bundle = Bundle::open(&bundle_folder(argument), Verification::Quick)?;
+    let bundle = Bundle::open(&bundle_folder(argument), IntegrityCheck::Quick)?;
     let (policy, execution) = (engine.policy(), engine.execution()?);
     Ok(Runtime::open(
         bundle,

@@ -5,6 +5,7 @@ use std::error::Error;
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
+use powerinfer_hub::HubError;
 use powerinfer_import::ImportError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
@@ -29,6 +30,7 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, PlanError::hint))
         .or_else(|| hint(cause, BundleError::hint))
         .or_else(|| hint(cause, EvalError::hint))
+        .or_else(|| hint(cause, HubError::hint))
         .or_else(|| hint(cause, ImportError::hint))
         .or_else(|| hint(cause, PredictorError::hint))
         .or_else(|| hint(cause, ProfileError::hint))
@@ -54,6 +56,7 @@ fn sentence(hint: Hint) -> &'static str {
         Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
+        Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
         Hint::ShorterContext => "place the bundle again with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
             "place the bundle again with a larger `--vram` or a shorter `--context`"
@@ -70,6 +73,9 @@ fn sentence(hint: Hint) -> &'static str {
             "use `dense`, or run `powerinfer train-predictors` and place again"
         }
         Hint::OtherPromptCache => "delete it, or name another file by `--prompt-cache`",
+        Hint::PullOneFile => {
+            "download one by `powerinfer pull MODEL --file NAME` and give the path it prints"
+        }
         Hint::Profile => "make one with `powerinfer profile`",
         Hint::ProfileAgain => "remove the profile and run `powerinfer profile` again",
         Hint::GiveText => "give files with text by `--data`",

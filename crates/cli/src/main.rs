@@ -1,14 +1,17 @@
 //! The `powerinfer` command: parses, calls, prints.
 
-// Doc comments are help texts here, with `<placeholders>`.
-#![allow(rustdoc::invalid_html_tags)]
+#![expect(
+    rustdoc::invalid_html_tags,
+    reason = "doc comments are help texts with `<placeholders>`"
+)]
 
 mod budget_arguments;
 mod calibration_text;
 mod certificate_table;
 mod commands;
-mod contention;
 mod engine;
+#[cfg(test)]
+mod help_test;
 mod hint;
 mod model_argument;
 mod output;

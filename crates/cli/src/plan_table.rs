@@ -208,9 +208,9 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
         report.backend,
         report.solve_seconds,
     ));
-    if let Some(trouble) = &report.trouble {
+    if let Some(failure) = &report.failure {
         output.say(format!(
-            "the integer program was not solved to the end: {trouble}"
+            "the integer program was not solved to the end: {failure}"
         ));
     }
     if plan.budget.vram_bytes > 0 && plan.totals.gpu_bytes == 0 {

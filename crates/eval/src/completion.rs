@@ -1,44 +1,47 @@
-//! Completions of prompts.
+//! Completion of prompts.
 
 use std::time::{Duration, Instant};
 
 use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{HostDecoder, Sampler, StopConditions, generate};
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 
 use crate::EvalError;
 
-/// What a model wrote after a prompt.
+/// Generated continuation of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// The text.
     pub text: String,
     /// Its tokens, without the one that ended it.
     pub tokens: Vec<u32>,
-    /// Time for generating, the prompt's own time not counted.
+    /// Decode time, without the prompt's.
     pub decode: Duration,
 }
 
-/// Where a completion ends, if the model does not end it.
+/// Limits of a completion that the model does not end itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Ends<'a> {
-    /// Tokens that it may have.
+    /// Most tokens generated.
     pub max_tokens: usize,
-    /// Tokens that prompt and completion have room for together.
+    /// Most tokens of prompt and completion together.
     pub context: usize,
-    /// Texts behind which nothing counts.
+    /// Texts that end the completion.
     pub texts: &'a [&'a str],
 }
 
-/// Continues `prompt` with the tokens that `choose` takes by their logits, until the text ends; `prompt_done` runs
-/// between prompt and generation.
+/// Continues `prompt` with the tokens that `sampler` chooses, until the text ends; `prompt_done` runs between prefill and
+/// decoding.
 ///
-/// Fails for a prompt that has no room, or no tokens.
+/// # Errors
+///
+/// Fails with [`EvalError::PromptLength`] if the prompt has no tokens or more than the context, and if the model fails.
 pub fn complete<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
     prompt: &str,
     ends: Ends<'_>,
-    mut choose: impl FnMut(&[f32]) -> u32,
+    sampler: &mut Sampler,
     prompt_done: impl FnOnce(&mut Model),
 ) -> Result<Completion, EvalError> {
     let ids = tokenizer.encode(prompt, SpecialTokens::Add)?;
@@ -48,19 +51,21 @@ pub fn complete<Model: LanguageModel + ?Sized>(
             room: ends.context,
         });
     }
-    let stops = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
-    let room = ends.context - ids.len();
-    // Rows of the head beyond the tokenizer's vocabulary are padding and mean nothing.
-    let known = tokenizer.vocabulary_size();
-    model.reset();
-    let mut logits = model.forward_last(&ids)?;
-    prompt_done(model);
+    let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
+    let stop = StopConditions {
+        max_tokens: ends.max_tokens.min(ends.context - ids.len()),
+        stop_tokens: &stop_tokens,
+        vocabulary: tokenizer.vocabulary_size(),
+    };
+    let mut decoder = HostDecoder::new(model, ends.context);
+    let (mut generation, _) = generate(&mut decoder, sampler, &ids, stop, || false)?;
+    prompt_done(generation.decoder().model());
     let started = Instant::now();
     let (mut tokens, mut text) = (Vec::new(), String::new());
     let mut stream = tokenizer.decode_stream(SpecialText::Skip);
-    while tokens.len() < ends.max_tokens.min(room) {
-        let token = choose(&logits[..known.min(logits.len())]);
-        if stops.contains(&token) {
+    for token in &mut generation {
+        let token = token?;
+        if stop_tokens.contains(&token) {
             break;
         }
         tokens.push(token);
@@ -72,7 +77,6 @@ pub fn complete<Model: LanguageModel + ?Sized>(
                 break;
             }
         }
-        logits = model.forward_last(&[token])?;
     }
     let decode = started.elapsed();
     Ok(Completion {
@@ -86,7 +90,7 @@ pub fn complete<Model: LanguageModel + ?Sized>(
 mod tests {
     use std::path::Path;
 
-    use powerinfer_model::{Checkpoint, ModelConfig, ModelError, greedy_token};
+    use powerinfer_model::{Checkpoint, ModelConfig, ModelError};
 
     use super::*;
     use crate::{
@@ -94,7 +98,7 @@ mod tests {
         human_eval::{Judge, Problem, Verdict},
     };
 
-    /// A model that holds one token for certain, whatever it reads.
+    /// A model that gives one token probability 1 after any text.
     struct Certain {
         config: ModelConfig,
         token: u32,
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_only_ends_writes_nothing_and_is_judged() {
+    fn a_model_that_only_ends_generates_nothing_and_is_judged() {
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
         let tokenizer =
             Tokenizer::from_directory(&goldens.join("tokenizers/tok-sp-legacy")).unwrap();
@@ -141,7 +145,8 @@ mod tests {
             texts: &[],
         };
         let prompt = "def f(x):\n";
-        let found = complete(&mut model, &tokenizer, prompt, ends, greedy_token, |_| ()).unwrap();
+        let mut sampler = Sampler::greedy();
+        let found = complete(&mut model, &tokenizer, prompt, ends, &mut sampler, |_| ()).unwrap();
         assert_eq!((found.text.as_str(), found.tokens.len()), ("", 0));
         let problem = Problem {
             task_id: "T/0".to_owned(),
@@ -152,7 +157,7 @@ mod tests {
         };
         let verdict = problem.judge(&found.text, &Judge::Embedded);
         assert!(matches!(verdict, Verdict::Error(_)), "{verdict:?}");
-        // Beside another one it has figures, if terrible ones.
+        // Compared with another such model, all figures are finite.
         let texts = [tokenizer.encode("a b c d", SpecialTokens::Add).unwrap()];
         let windows = Windows {
             length: 8,
@@ -167,8 +172,8 @@ mod tests {
             Ok::<_, EvalError>(())
         })
         .unwrap();
-        assert_eq!(found.agreement(), 0.0);
+        assert_eq!(found.top1_agreement(), 0.0);
         assert!(found.mean_divergence().value > 1e4);
-        assert!(found.rise_interval(0).low.is_finite());
+        assert!(found.perplexity_rise().low.is_finite());
     }
 }

@@ -1,4 +1,4 @@
-//! Files of one JSON object a line, plain or compressed with gzip, and what is wrong with them.
+//! JSON-lines files, plain or compressed with gzip.
 
 use std::{
     fs::File,
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::EvalError;
 
-/// Bytes that a data file may have, packed or not.
+/// Size limit of a data file in bytes, before and after decompression.
 const LARGEST: u64 = 1 << 30;
 
 /// A line of a data file.
@@ -23,17 +23,17 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// What is wrong with the row.
+    /// Error about this row.
     pub(crate) fn wrong(&self, reason: impl Into<String>) -> EvalError {
         wrong(&self.path, self.line, reason)
     }
 
-    /// All of it.
-    pub(crate) fn into_value(self) -> Value {
-        self.value
+    /// The whole object.
+    pub(crate) fn value(&self) -> &Value {
+        &self.value
     }
 
-    /// A field, where it is there.
+    /// A field, if the row has it.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.value.get(field)
     }
@@ -43,7 +43,7 @@ impl Row {
             .ok_or_else(|| self.wrong(format!("there is no field `{field}`")))
     }
 
-    /// A field that is text.
+    /// A field that is a string.
     pub(crate) fn text(&self, field: &'static str) -> Result<String, EvalError> {
         match self.field(field)? {
             Value::String(text) => Ok(text.clone()),
@@ -51,7 +51,7 @@ impl Row {
         }
     }
 
-    /// A field that is a list of texts.
+    /// A field that is a list of strings.
     pub(crate) fn texts(&self, field: &'static str) -> Result<Vec<String>, EvalError> {
         let found = self.field(field)?;
         let items = found.as_array().map(|items| {
@@ -98,13 +98,13 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The rows of the file at `path`; empty lines count as none.
+/// Rows of the file at `path`, without empty lines.
 pub(crate) fn read(path: &Path) -> Result<Vec<Row>, EvalError> {
     let unreadable = |source| EvalError::Unreadable {
         path: path.to_owned(),
         source,
     };
-    // Bounded, for what is named may be no file, or unpack to more than there is memory for.
+    // Bounded: `path` may name a device, or decompress to more than the memory holds.
     let read = |from: &mut dyn Read| {
         let mut bytes = Vec::new();
         from.take(LARGEST + 1)
@@ -124,7 +124,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Row>, EvalError> {
     parse(path, &unpacked)
 }
 
-/// The rows of `bytes`, which are what the file at `path` has.
+/// Rows of `bytes`, the content of the file at `path`.
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Row>, EvalError> {
     let mut rows = Vec::new();
     for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {

@@ -1,5 +1,4 @@
-//! How close a sparse model stays to the dense one of the same weights, on text that neither has
-//! been fitted to.
+//! Fidelity of a sparse model to the dense one of the same weights: perplexity, KL divergence, top-1 agreement.
 
 use powerinfer_artifact::certificate::Estimate;
 use powerinfer_model::{LanguageModel, greedy_token};
@@ -10,26 +9,39 @@ use crate::{
     statistics::{Interval, bootstrap_rise},
 };
 
-/// Tokens of a text that follow each other and are drawn together, at most.
+/// Largest block of the bootstrap, in consecutive tokens of a text.
 const BLOCK: usize = 64;
-/// As many blocks there are at least, where there are as many tokens: fewer tell little of how they vary.
+/// Fewest blocks of the bootstrap, where there are as many tokens.
 const BLOCKS: usize = 32;
+/// Seed of the bootstrap: the same losses give the same interval everywhere.
+const BOOTSTRAP_SEED: u64 = 1;
 
-/// Token windows that a text is scored in.
+/// Fewest tokens whose perplexity has a meaningful interval.
+pub const MIN_INTERVAL_TOKENS: u64 = 32;
+
+/// Sliding windows that a text is scored in.
 ///
-/// Windows begin `stride` tokens apart; of each, those tokens are scored that no earlier window
-/// scored, given everything before them in the window. A text's first token is given, not scored.
+/// Windows begin `stride` tokens apart. Each scores the tokens that no earlier window scored, given those before them in
+/// the window. A text's first token is not scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens that a model sees at once.
+    /// Tokens of a window.
     pub length: usize,
-    /// Tokens from one window's beginning to the next one's, at most `length`.
+    /// Tokens between the beginnings of two windows, at most `length`.
     pub stride: usize,
 }
 
 impl Windows {
-    /// The windows over a text of `tokens` tokens: where each begins and ends, and how many of its
-    /// last tokens it scores.
+    /// Default windows of a model with room for `context_tokens`: 512 tokens at most, overlapping by half.
+    pub fn for_context(context_tokens: usize) -> Self {
+        let length = context_tokens.min(512);
+        Self {
+            length,
+            stride: (length / 2).max(1),
+        }
+    }
+
+    /// Begin, end and number of scored tokens of every window over a text of `tokens` tokens.
     pub fn over(self, tokens: usize) -> Vec<(usize, usize, usize)> {
         let mut windows = Vec::new();
         let mut scored = 1; // the first token has nothing before it
@@ -46,64 +58,104 @@ impl Windows {
     }
 }
 
-/// What a comparison found, token by token.
-#[derive(Debug, Clone, Default)]
-pub struct Fidelity {
-    /// Per token, −ln p of the text under the dense model.
-    dense: Vec<f64>,
-    /// The same under the other one.
-    other: Vec<f64>,
-    /// Per token, KL(dense ‖ other) in nats.
-    divergence: Vec<f64>,
-    /// Tokens for which both hold the same one for the likeliest.
-    agreed: u64,
-    /// The largest difference of two logits of the same token.
-    largest_difference: f32,
-    /// Per text, how many tokens were scored before it.
-    begins: Vec<usize>,
-    /// Per text, how many tokens they agreed on before they first did not, and whether they did not.
-    agreements: Vec<(u64, bool)>,
+/// Losses of the scored tokens of some texts: −ln p of each, in nats.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TokenLosses {
+    losses: Vec<f64>,
+    /// Per text, index of its first loss.
+    text_starts: Vec<usize>,
 }
 
-/// By how much of itself perplexity rises from the −ln p of some tokens to others of the same tokens.
-pub fn rise(from: &[f64], to: &[f64]) -> Estimate {
-    let log = mean(to.iter().zip(from).map(|(to, from)| to - from));
-    let ratio = log.value.exp();
-    Estimate {
-        value: ratio - 1.0,
-        margin: ratio * log.margin,
+impl TokenLosses {
+    fn begin_text(&mut self) {
+        self.text_starts.push(self.losses.len());
+    }
+
+    /// Sum of the losses with their number.
+    pub fn likelihood(&self) -> Likelihood {
+        Likelihood {
+            negative_log: self.losses.iter().sum(),
+            tokens: self.losses.len() as u64,
+        }
     }
 }
 
-/// −ln p of every token of `texts` that [`Windows`] score, under `model`; `between` as in
-/// [`fidelity`].
-pub fn likelihoods<Model, Failure>(
+/// Relative rise of perplexity from `dense` to `other`, losses of the same tokens, with its 95 % interval.
+///
+/// The interval is that of the paired block bootstrap over the tokens' differences. Blocks are spans of at most 64 tokens
+/// of one text, shorter where there would be fewer than 32 blocks.
+///
+/// # Panics
+///
+/// Panics if the two have other numbers of tokens or texts.
+pub fn perplexity_rise(dense: &TokenLosses, other: &TokenLosses) -> Interval {
+    assert_eq!(dense.losses.len(), other.losses.len(), "the same tokens");
+    assert_eq!(dense.text_starts, other.text_starts, "the same texts");
+    let block = (dense.losses.len() / BLOCKS).clamp(1, BLOCK);
+    let ends = dense.text_starts.iter().skip(1).copied();
+    let ends = ends.chain([dense.losses.len()]);
+    let mut blocks = Vec::new();
+    for (begin, end) in dense.text_starts.iter().copied().zip(ends) {
+        let (dense, other) = (&dense.losses[begin..end], &other.losses[begin..end]);
+        for (dense, other) in dense.chunks(block).zip(other.chunks(block)) {
+            let difference = other.iter().zip(dense).map(|(other, dense)| other - dense);
+            blocks.push((difference.sum(), dense.len()));
+        }
+    }
+    bootstrap_rise(&blocks, BOOTSTRAP_SEED)
+}
+
+/// Comparison of two models, token by token.
+#[derive(Debug, Clone, Default)]
+pub struct Fidelity {
+    /// Losses under the dense model.
+    dense: TokenLosses,
+    /// Losses under the other one.
+    other: TokenLosses,
+    /// Per token, KL(dense ‖ other) in nats.
+    divergence: Vec<f64>,
+    /// Tokens with the same arg max.
+    agreed: u64,
+    /// Largest absolute difference of two logits.
+    largest_difference: f32,
+    /// Per text, tokens before the first other arg max, and whether there is one.
+    agreements: Vec<(u64, bool)>,
+}
+
+/// Losses of `texts`, token ids each, under `model`; `between` as in [`fidelity`].
+///
+/// # Errors
+///
+/// Fails if the model does, or `between`.
+pub fn token_losses<Model, Failure>(
     model: &mut Model,
     texts: &[Vec<u32>],
     windows: Windows,
     mut between: impl FnMut(u64) -> Result<(), Failure>,
-) -> Result<Vec<f64>, Failure>
+) -> Result<TokenLosses, Failure>
 where
     Model: LanguageModel + ?Sized,
     Failure: From<EvalError>,
 {
     let vocabulary = model.config().vocabulary_size;
-    let mut found = Vec::new();
+    let mut found = TokenLosses::default();
     for text in texts {
+        found.begin_text();
         for (begin, end, scored) in windows.over(text.len()) {
             let given = &text[begin..end - 1];
             model.reset();
             let logits = model.forward(given).map_err(EvalError::from)?;
             let pairs = logits.chunks_exact(vocabulary).zip(&text[begin + 1..end]);
             let scored_pairs = pairs.skip(given.len() - scored);
-            found.extend(scored_pairs.map(|(row, target)| negative_log_probability(row, *target)));
+            let losses = scored_pairs.map(|(row, target)| negative_log_probability(row, *target));
+            found.losses.extend(losses);
             between(scored as u64)?;
         }
     }
     Ok(found)
 }
 
-/// Mean of `values` and 1.96 standard errors of it.
+/// Mean of `values` with 1.96 standard errors.
 fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Estimate {
     let count = values.len().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -115,11 +167,11 @@ fn mean(values: impl ExactSizeIterator<Item = f64> + Clone) -> Estimate {
 }
 
 impl Fidelity {
-    /// Takes in the logits of both models at one token, and the token that follows.
+    /// Adds the logits of both models at one token; `target` is the token that follows.
     fn observe(&mut self, dense: &[f32], other: &[f32], target: u32) {
         let found = [dense, other].map(Softmax::of);
-        self.dense.push(found[0].negative_log(dense, target));
-        self.other.push(found[1].negative_log(other, target));
+        self.dense.losses.push(found[0].negative_log(dense, target));
+        self.other.losses.push(found[1].negative_log(other, target));
         self.divergence.push(divergence(dense, other, &found));
         let differences = dense.iter().zip(other).map(|(a, b)| (a - b).abs());
         self.largest_difference = differences.fold(self.largest_difference, f32::max);
@@ -132,76 +184,53 @@ impl Fidelity {
         }
     }
 
-    /// What follows is of another text.
+    /// Begins another text.
     fn begin_text(&mut self) {
-        self.begins.push(self.dense.len());
+        self.dense.begin_text();
+        self.other.begin_text();
         self.agreements.push((0, false));
     }
 
-    /// Share of texts for which both hold the same token for the likeliest all along.
-    pub fn undiverged(&self) -> f64 {
+    /// Share of texts with the same arg max at every token.
+    pub fn texts_without_divergence(&self) -> f64 {
         let undiverged = self.agreements.iter().filter(|(_, diverged)| !diverged);
         undiverged.count() as f64 / self.agreements.len().max(1) as f64
     }
 
-    /// Tokens until they first do not, the median of the other texts.
-    pub fn first_divergence(&self) -> Option<u64> {
+    /// Tokens before the first other arg max, median of the texts that have one.
+    pub fn tokens_to_first_divergence(&self) -> Option<u64> {
         let diverged = self.agreements.iter().filter(|(_, diverged)| *diverged);
         let mut tokens: Vec<u64> = diverged.map(|(tokens, _)| *tokens).collect();
         tokens.sort_unstable();
         tokens.get(tokens.len() / 2).copied()
     }
 
-    /// Tokens that were scored.
+    /// Scored tokens.
     pub fn tokens(&self) -> u64 {
-        self.dense.len() as u64
+        self.dense.losses.len() as u64
     }
 
-    fn likelihood(values: &[f64]) -> Likelihood {
-        Likelihood {
-            negative_log: values.iter().sum(),
-            tokens: values.len() as u64,
-        }
-    }
-
-    /// The text under the dense model.
+    /// Likelihood under the dense model.
     pub fn dense(&self) -> Likelihood {
-        Self::likelihood(&self.dense)
+        self.dense.likelihood()
     }
 
-    /// The text under the other model.
+    /// Likelihood under the other model.
     pub fn other(&self) -> Likelihood {
-        Self::likelihood(&self.other)
+        self.other.likelihood()
     }
 
-    /// By how much of itself perplexity rises, from the paired differences of the tokens.
-    pub fn rise(&self) -> Estimate {
-        rise(&self.dense, &self.other)
+    /// Relative rise of perplexity with its 95 % interval, by [`perplexity_rise`].
+    pub fn perplexity_rise(&self) -> Interval {
+        perplexity_rise(&self.dense, &self.other)
     }
 
-    /// The same with the interval of the paired bootstrap, of blocks of 64 tokens at most, and
-    /// fewer where there were less than 32 blocks; drawn with `seed`.
-    pub fn rise_interval(&self, seed: u64) -> Interval {
-        let block = (self.dense.len() / BLOCKS).clamp(1, BLOCK);
-        let ends = self.begins.iter().skip(1).copied();
-        let ends = ends.chain([self.dense.len()]);
-        let mut blocks = Vec::new();
-        for (begin, end) in self.begins.iter().copied().zip(ends) {
-            let (dense, other) = (&self.dense[begin..end], &self.other[begin..end]);
-            for (dense, other) in dense.chunks(block).zip(other.chunks(block)) {
-                let difference = other.iter().zip(dense).map(|(other, dense)| other - dense);
-                blocks.push((difference.sum(), dense.len()));
-            }
-        }
-        bootstrap_rise(&blocks, seed)
-    }
-
-    /// Mean of KL(dense ‖ other), in nats.
+    /// Mean of KL(dense ‖ other) over tokens, in nats.
     pub fn mean_divergence(&self) -> Estimate {
         mean(self.divergence.iter().copied())
     }
 
-    /// The divergence that 99 % of the tokens stay below, in nats.
+    /// 99th percentile of KL(dense ‖ other) over tokens, in nats.
     pub fn divergence_p99(&self) -> f64 {
         let mut sorted = self.divergence.clone();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -209,18 +238,18 @@ impl Fidelity {
         sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
     }
 
-    /// The largest difference of any two logits.
+    /// Largest absolute difference of two logits.
     pub fn largest_difference(&self) -> f32 {
         self.largest_difference
     }
 
-    /// Share of tokens for which both hold the same token for the likeliest.
-    pub fn agreement(&self) -> f64 {
+    /// Share of tokens whose arg max is the same.
+    pub fn top1_agreement(&self) -> f64 {
         self.agreed as f64 / self.tokens().max(1) as f64
     }
 }
 
-/// The softmax of some logits, in float64.
+/// Softmax of logits, in float64.
 struct Softmax {
     /// `exp(logit − largest)`.
     powers: Vec<f64>,
@@ -254,11 +283,15 @@ fn divergence(dense: &[f32], other: &[f32], [p, q]: &[Softmax; 2]) -> f64 {
     let shift = q.log_sum - p.log_sum;
     let logits = dense.iter().zip(other).zip(&p.powers);
     let terms = logits.map(|((p, q), power)| power * (f64::from(*p) - f64::from(*q) + shift));
-    (terms.sum::<f64>() / p.sum).max(0.0) // what is negative is rounding
+    (terms.sum::<f64>() / p.sum).max(0.0) // below zero by rounding alone
 }
 
-/// Compares `other` with `dense` on `texts`, token ids each, in `windows`; `between` runs after
-/// every window with the tokens it scored, and may stop the work.
+/// Compares `other` with `dense` on `texts`, token ids each, in `windows`; `between` runs after every window with the
+/// number of tokens it scored.
+///
+/// # Errors
+///
+/// Fails if a model does, or `between`.
 pub fn fidelity<Dense, Other, Failure>(
     dense: &mut Dense,
     other: &mut Other,
@@ -317,7 +350,7 @@ mod tests {
         }
 
         #[test]
-        fn divergence_is_that_of_the_definition(
+        fn divergence_follows_its_definition(
             logits in prop::collection::vec((-9.0f32..9.0, -9.0f32..9.0), 2..20),
         ) {
             let (p, q): (Vec<f32>, Vec<f32>) = logits.into_iter().unzip();
@@ -355,9 +388,7 @@ mod tests {
             fidelity.observe(&dense, &other, token % 3);
         }
         let rise = fidelity.other().perplexity() / fidelity.dense().perplexity() - 1.0;
-        assert!((fidelity.rise().value - rise).abs() < 1e-12);
-        assert!(fidelity.rise().margin > 0.0);
-        let interval = fidelity.rise_interval(1);
+        let interval = fidelity.perplexity_rise();
         assert!((interval.value - rise).abs() < 1e-12);
         assert!(interval.low < rise && rise < interval.high);
         assert_eq!(fidelity.tokens(), 50);

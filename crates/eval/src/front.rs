@@ -1,8 +1,8 @@
-//! The best that can be had of two things that cost each other: a Pareto front, and its knee.
+//! Pareto front of two objectives, and its knee.
 
-/// Places of the points that no other one beats: none is at least as good in both ways and better in one. `points` are a
-/// gain, the higher the better, and a loss, the lower the better; what comes back is in the order of the gains, from the
-/// lowest on, equals once.
+/// Indices of the points that no other point dominates, by ascending gain, equal points once.
+///
+/// `points` are pairs of a gain (higher is better) and a loss (lower is better); those that are not finite are left out.
 pub fn front(points: &[(f64, f64)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..points.len())
         .filter(|place| points[*place].0.is_finite() && points[*place].1.is_finite())
@@ -23,8 +23,9 @@ pub fn front(points: &[(f64, f64)]) -> Vec<usize> {
     order
 }
 
-/// The knee of a front: which of its points is furthest from the line between its ends, both axes scaled to the front's
-/// own extent. None where the front has no point between its ends, or none on the better side of that line.
+/// Knee of a front: the index of its point farthest from the line between its ends, both axes scaled to the front's range.
+///
+/// None if no point lies between the ends, or none on the better side of that line.
 pub fn knee(points: &[(f64, f64)], front: &[usize]) -> Option<usize> {
     let [first, .., last] = front else {
         return None;
@@ -51,7 +52,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_beats_the_front_and_the_front_beats_the_rest(
+        fn the_front_is_what_no_point_dominates(
             points in prop::collection::vec((0u8..20, 0u8..20), 0..40),
         ) {
             let points: Vec<(f64, f64)> = points.into_iter().map(|(a, b)| (f64::from(a), f64::from(b))).collect();
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_knee_is_where_more_gain_begins_to_cost() {
+    fn the_knee_is_farthest_from_the_line_between_the_ends() {
         let points = [
             (1.0, 0.0),
             (2.0, 0.1),

@@ -1,4 +1,4 @@
-//! Judges functions that a model has written: they pass if they behave like the reference.
+//! Held-out function tasks of the demo: a generated function passes if it behaves like the reference.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use powerinfer_datasets::minipython::{Argument, Task};
 
 use crate::interpreter::{self, Fault, Limits};
 
-/// How many calls a completion has to get right.
+/// Calls on which a completion is compared with the reference.
 pub const CASES: usize = 24;
 
-/// What a completion is worth.
+/// Outcome of a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It returned what the reference returns, every time.
+    /// Every call returned the reference's result.
     Passed,
-    /// It ran, but returned something else.
+    /// A call returned another result.
     Failed {
-        /// The first call that went wrong, as Python.
+        /// First such call, as Python source.
         call: String,
-        /// What the reference returns, as `repr` shows it.
+        /// Result of the reference, as `repr` shows it.
         expected: String,
-        /// What the completion returns.
+        /// Result of the completion.
         found: String,
     },
-    /// It is not Python, raised an exception or needed too much memory; says which.
+    /// A syntax error, an exception or too much memory, in words.
     Error(String),
-    /// It did not come to an end.
+    /// The time limit was exceeded.
     Timeout,
 }
 
@@ -39,14 +39,14 @@ pub fn cut_completion(completion: &str) -> &str {
         .map_or(completion, |start| &completion[..start])
 }
 
-/// Compares the function that `completion` makes of the task's prompt with the reference, on
-/// [`CASES`] inputs drawn from `seed`.
+/// Compares the function that the task's prompt and `completion` define with the reference, on [`CASES`] inputs drawn
+/// from `seed`.
 ///
-/// The two run as separate programs, so nothing that a completion defines reaches the reference.
+/// The two run as separate programs: definitions of the completion cannot affect the reference.
 ///
 /// # Panics
 ///
-/// If the reference does not run, which is a defect of the task file.
+/// Panics if the reference does not run, which is a defect of the task file.
 pub fn judge(task: &Task, completion: &str, seed: u64) -> Verdict {
     let calls: Vec<String> = task
         .arguments(seed, CASES)
@@ -83,7 +83,7 @@ fn call(function: &str, arguments: &[Argument]) -> String {
     format!("{function}({})", arguments.join(", "))
 }
 
-/// What the calls return, one `repr` for each.
+/// Results of the calls, one `repr` each.
 fn results(
     task: &Task,
     body: &str,

@@ -4,24 +4,28 @@ use std::path::Path;
 
 use crate::{EvalError, data_file};
 
-/// What stands before the number at the end of an answer.
+/// Mark before the number at the end of an answer.
 const MARK: &str = "####";
 
-/// Text behind which an answer is over.
+/// Texts that end a generated answer.
 pub const STOPS: [&str; 2] = ["\nQuestion:", "\n\n"];
 
-/// A question, and how it is solved.
+/// A question with its solution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WordProblem {
     /// The question.
     pub question: String,
-    /// The way to the number, which stands at its end.
+    /// Solution in words, with the number at its end.
     pub answer: String,
     /// The number.
     pub number: String,
 }
 
-/// The problems of the file at `path`, JSON by lines: `question`, and `answer` with `#### number` at its end.
+/// Reads the problems of the file at `path`: JSON lines with `question`, and `answer` with `#### number` at its end.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, or if a line has other fields.
 pub fn read_word_problems(path: &Path) -> Result<Vec<WordProblem>, EvalError> {
     let rows = data_file::read(path)?;
     rows.iter()
@@ -40,7 +44,7 @@ pub fn read_word_problems(path: &Path) -> Result<Vec<WordProblem>, EvalError> {
         .collect()
 }
 
-/// What the model sees: `examples` with their answers, then the question.
+/// Prompt of `problem`: `examples` with their answers, then the question.
 pub fn prompt(examples: &[WordProblem], problem: &WordProblem) -> String {
     let solved = examples.iter().map(|example| {
         format!(
@@ -52,7 +56,7 @@ pub fn prompt(examples: &[WordProblem], problem: &WordProblem) -> String {
     format!("{solved}Question: {}\nAnswer:", problem.question)
 }
 
-/// Whether `completion` comes to the right number: the one behind the mark, or the last one where there is no mark.
+/// Whether `completion` has the right number: the one after the mark, or the last one if there is no mark.
 pub fn is_right(problem: &WordProblem, completion: &str) -> bool {
     let ends = STOPS.iter().filter_map(|stop| completion.find(stop));
     let answer = &completion[..ends.min().unwrap_or(completion.len())];
@@ -63,7 +67,7 @@ pub fn is_right(problem: &WordProblem, completion: &str) -> bool {
     found.as_deref() == Some(problem.number.as_str())
 }
 
-/// Numbers of `text` as they are written, without the commas within.
+/// Numbers of `text`, without thousands separators and trailing zeros.
 fn numbers(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut number = String::new();

@@ -1,5 +1,9 @@
-//! HumanEval (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"): functions to be completed, and the
-//! tests that judge them.
+//! HumanEval (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"): functions to complete, judged by
+//! their unit tests.
+
+mod results;
+
+pub use results::{Results, SolveOptions, solve};
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -10,44 +14,44 @@ use crate::{
     python_sandbox::PythonSandbox,
 };
 
-/// Texts behind which a completion is none of the function any more, as the field's harness has them.
+/// Texts that end a completion, those of the original harness.
 pub const STOPS: [&str; 5] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"];
 
-/// How long a program may run.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+/// Time limit of a program.
+pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 
-/// A function to be completed.
+/// A function to complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Its name, such as `HumanEval/0`.
+    /// Name, such as `HumanEval/0`.
     pub task_id: String,
-    /// Imports, signature and description.
+    /// Imports, signature and docstring.
     pub prompt: String,
-    /// The function's name.
+    /// Name of the function.
     pub entry_point: String,
-    /// A body that passes.
+    /// Body that passes.
     pub canonical_solution: String,
-    /// A function `check` that asserts.
+    /// Source of a function `check` with assertions.
     pub test: String,
 }
 
-/// What a completion is worth.
+/// Outcome of a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// All assertions hold.
+    /// All assertions held.
     Passed,
-    /// One does not.
+    /// An assertion failed.
     Failed(String),
-    /// It is not Python, raises an exception, or takes too much memory.
+    /// A syntax error, an exception or too much memory.
     Error(String),
-    /// It did not come to an end.
+    /// The time limit was exceeded.
     Timeout,
-    /// The judge lacks what it takes; says what.
+    /// The judge cannot run the program, for this reason.
     Unjudged(String),
 }
 
 impl Verdict {
-    /// In a word.
+    /// Name in one word.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -58,7 +62,7 @@ impl Verdict {
         }
     }
 
-    /// What there is to say beside.
+    /// Message of the failure, if there is one.
     pub fn detail(&self) -> Option<&str> {
         match self {
             Self::Failed(detail) | Self::Error(detail) | Self::Unjudged(detail) => {
@@ -68,7 +72,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict with this name.
+    /// Verdict of the given name.
     pub fn from_name(name: &str, detail: Option<&str>) -> Option<Self> {
         let detail = || detail.unwrap_or_default().to_owned();
         Some(match name {
@@ -82,12 +86,12 @@ impl Verdict {
     }
 }
 
-/// Who runs the programs.
+/// Interpreter that runs the programs.
 #[derive(Debug)]
 pub enum Judge {
-    /// The interpreter inside this process.
+    /// The embedded interpreter, inside this process.
     Embedded,
-    /// CPython in a child process that can do nothing but compute.
+    /// CPython in a sandboxed child process.
     Python(PythonSandbox),
 }
 
@@ -102,7 +106,7 @@ impl Problem {
         })
     }
 
-    /// The program that judges `completion`.
+    /// Program that tests `completion`.
     pub fn program(&self, completion: &str) -> String {
         let Self {
             prompt,
@@ -113,17 +117,21 @@ impl Problem {
         format!("{prompt}{completion}\n{test}\ncheck({entry_point})\n")
     }
 
-    /// Judges `completion`, of which what follows a stop is left out.
+    /// Judges `completion` up to the first of [`STOPS`].
     pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
         let program = self.program(cut(completion));
         match judge {
             Judge::Embedded => embedded(&program),
-            Judge::Python(sandbox) => sandbox.judge(&program, PATIENCE),
+            Judge::Python(sandbox) => sandbox.judge(&program, TIME_LIMIT),
         }
     }
 }
 
-/// The problems of the file at `path`, JSON by lines, plain or compressed with gzip.
+/// Reads the problems of the file at `path`: JSON lines, plain or compressed with gzip.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, if a line lacks a field, or if a `task_id` appears twice.
 pub fn read_problems(path: &Path) -> Result<Vec<Problem>, EvalError> {
     let rows = data_file::read(path)?;
     let mut seen = BTreeMap::new();
@@ -138,9 +146,12 @@ pub fn read_problems(path: &Path) -> Result<Vec<Problem>, EvalError> {
     Ok(problems)
 }
 
-/// Completions made elsewhere: of each problem, those that the file at `path` has, in its order.
+/// Reads completions of `problems` from the file at `path`, JSON lines with `task_id` and `completion`; one list per
+/// problem, in the file's order.
 ///
-/// Fails for a `task_id` that no problem has.
+/// # Errors
+///
+/// Fails if the file cannot be read, if a line lacks a field, or if no problem has its `task_id`.
 pub fn read_completions(path: &Path, problems: &[Problem]) -> Result<Vec<Vec<String>>, EvalError> {
     let places: BTreeMap<&str, usize> = problems
         .iter()
@@ -167,7 +178,7 @@ pub fn cut(completion: &str) -> &str {
 /// Runs `program` in the embedded interpreter.
 fn embedded(program: &str) -> Verdict {
     let limits = Limits {
-        duration: PATIENCE,
+        duration: TIME_LIMIT,
         value_bytes: 64 << 20,
         ..Limits::default()
     };

@@ -1,5 +1,5 @@
-//! Runs untrusted Python inside this process: a sandboxed interpreter without files or network,
-//! bounded in time, in the size of a value and in the depth of calls.
+//! Untrusted Python inside this process: an interpreter without files or network, with limits on time, on the size of a
+//! value and on the depth of calls.
 
 use std::thread;
 use std::time::Duration;
@@ -10,17 +10,16 @@ use monty_types::{
     ResourceTracker,
 };
 
-/// What a program may use.
+/// Limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Wall-clock time of the program. Growing memory step by step also takes time, so this is
-    /// what bounds the memory that many values take together.
+    /// Wall-clock time. It also bounds the memory of many values together, which takes time to fill.
     pub duration: Duration,
-    /// Bytes that one value may need; checked before it is built.
+    /// Bytes of one value, checked before it is built.
     ///
-    /// It also keeps single operations short, between which alone the time is checked.
+    /// It also keeps single operations short: time is checked between them.
     pub value_bytes: usize,
-    /// How deeply calls may nest.
+    /// Depth of nested calls.
     pub call_depth: usize,
 }
 
@@ -34,32 +33,32 @@ impl Default for Limits {
     }
 }
 
-/// Why a program has no value.
+/// Reason why a program has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The source is not Python that the interpreter knows.
+    /// The source is no Python that the interpreter supports.
     #[error("syntax error: {0}")]
     Syntax(String),
-    /// An exception that nothing caught; too deep a recursion is one.
+    /// An uncaught exception; recursion beyond the limit is one.
     #[error("{kind}: {message}")]
     Raised {
         /// Name of the exception's class.
         kind: String,
-        /// What it says; may be empty.
+        /// Its message; may be empty.
         message: String,
     },
-    /// The time was up.
+    /// The time limit was exceeded.
     #[error("time limit exceeded")]
     Timeout,
-    /// A value would have been too large.
+    /// A value would have exceeded its limit.
     #[error("memory limit exceeded")]
     Memory,
-    /// The interpreter itself gave up; a defect of the interpreter, not of this process.
+    /// The interpreter panicked: a defect of its own.
     #[error("the interpreter panicked")]
     Panicked,
 }
 
-/// What the last expression of a program evaluates to.
+/// Value of the last expression of a program.
 #[derive(Debug, Clone)]
 pub struct Value(MontyObject);
 
@@ -69,7 +68,7 @@ impl Value {
         self.0.py_repr()
     }
 
-    /// The elements of a list; nothing for any other value.
+    /// Elements of a list; none for any other value.
     pub fn elements(&self) -> Option<Vec<Value>> {
         match &self.0 {
             MontyObject::List(elements) => Some(elements.iter().cloned().map(Self).collect()),
@@ -78,13 +77,20 @@ impl Value {
     }
 }
 
-/// Deep enough for every recursion of parser and interpreter that [`Limits`] lets through.
+/// Stack size for every recursion of parser and interpreter within [`Limits`].
 const STACK_BYTES: usize = 64 << 20;
 
 /// Executes `source` and returns the value of its last expression.
 ///
-/// Never panics because of the program: the interpreter is young, so it runs in a thread of its
-/// own whose panic is a [`Fault`]. What the program prints is discarded.
+/// The interpreter runs in a thread of its own, whose panic becomes a [`Fault`]. The program's output is discarded.
+///
+/// # Errors
+///
+/// Fails if the program raises an exception, exceeds a limit, or cannot be parsed.
+///
+/// # Panics
+///
+/// Panics if the system cannot start a thread.
 pub fn run(source: &str, limits: &Limits) -> Result<Value, Fault> {
     let source = source.to_owned();
     let limits = *limits;
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn deeply_nested_values_and_sources_do_not_overflow_the_stack() {
         let nested = "x = []\nfor i in range(20000):\n    x = [x]\nx";
-        // Any outcome will do, as long as there is one.
+        // Any outcome but a crash.
         let _ = repr(nested);
         for brackets in [50, 500, 5000, 50000] {
             let source = "(".repeat(brackets) + "1" + &")".repeat(brackets);

@@ -1,4 +1,4 @@
-//! Rows of one run, a JSON object a line, written as they come: a run that was stopped goes on where it was.
+//! A file of rows of one run, one JSON object per line, appended as they come, so that a stopped run can resume.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -13,29 +13,30 @@ use crate::{
     data_file::{self, Row},
 };
 
-/// What tells a run's rows from those of others.
+/// Properties that all rows of a run share.
 #[derive(Debug, Clone, Copy)]
-pub struct RunName<'a> {
-    /// How every line begins, such as `{"point":`.
+pub(crate) struct RunName<'a> {
+    /// First characters of every line, such as `{"point":`.
     pub beginning: &'static str,
-    /// What a line is, such as `line of completions`.
+    /// Name of a line in messages, such as `line of completions`.
     pub what: &'static str,
-    /// The settings, digested; the field `run` of every row.
+    /// Digest of the settings: the field `run` of every row.
     pub run: &'a str,
 }
 
-/// A file of rows of one run, open for more.
+/// A file of rows of one run, open for appending.
 #[derive(Debug)]
-pub struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     file: File,
 }
 
 impl Journal {
-    /// Opens the file at `path`, or begins it, and returns the rows that are there, as read by `read`.
+    /// Opens or creates the file at `path` and returns its rows, converted by `read`. An incomplete last line is dropped.
     ///
-    /// Fails where it has rows of another run, or is none of ours. A last line that was not written to its end is
-    /// dropped.
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written, is open in another process, or has other content than rows of this run.
     pub(crate) fn open_rows<Item>(
         path: &Path,
         name: RunName<'_>,
@@ -54,7 +55,7 @@ impl Journal {
             .append(true)
             .open(path)
             .map_err(unwritable)?;
-        // Who is alone with it reads it: nobody adds a row between that and the first of ours.
+        // Locked before it is read, so that no other run can append in between.
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => EvalError::Busy {
                 path: path.to_owned(),
@@ -95,7 +96,7 @@ impl Journal {
                 found.push(read(row)?);
             }
         }
-        // Only what is known for ours is shortened.
+        // Truncated only now that it is known for a file of this run.
         file.set_len(whole as u64).map_err(unwritable)?;
         let journal = Self {
             path: path.to_owned(),
@@ -104,17 +105,9 @@ impl Journal {
         Ok((journal, found))
     }
 
-    /// Opens the file at `path`, or begins it, and returns the rows that are there.
-    ///
-    /// Fails where it has rows of another run, or is none of ours. A last line that was not written to its end is
-    /// dropped.
-    pub fn open(path: &Path, name: RunName<'_>) -> Result<(Self, Vec<Value>), EvalError> {
-        Self::open_rows(path, name, |row| Ok(row.into_value()))
-    }
-
-    /// Adds a row, which begins as the file's rows do and has the field `run`.
-    pub fn push(&mut self, row: &Value) -> Result<(), EvalError> {
-        // In one piece, so that nobody reads half of it but where the system itself stopped.
+    /// Appends `row`, which has the field `run`.
+    pub(crate) fn push(&mut self, row: &Value) -> Result<(), EvalError> {
+        // In one write, so that only a crash of the system can leave half a line.
         let written = self.file.write_all(format!("{row}\n").as_bytes());
         written.map_err(|source| EvalError::Unwritable {
             path: self.path.clone(),

@@ -1,10 +1,15 @@
-//! Measures what a language model can do: functions it writes are run and judged, and the
-//! probability it gives to the right text is taken.
+//! Quality and speed of language models: perplexity, fidelity to `dense`, pass@k of generated functions, sweeps and
+//! benchmarks.
 
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
+pub mod bench;
 mod completion;
+mod contention;
 mod data_file;
 mod error;
 mod fidelity;
+pub mod format;
 pub mod front;
 pub mod function_tasks;
 pub mod grade_school;
@@ -17,11 +22,16 @@ pub mod pruning;
 mod python_sandbox;
 mod sample_file;
 pub mod statistics;
+pub mod sweep;
+mod texts;
 
 pub use completion::{Completion, Ends, complete};
+pub use contention::{Contention, CpuTimes};
 pub use error::EvalError;
-pub use fidelity::{Fidelity, Windows, fidelity, likelihoods, rise};
-pub use journal::{Journal, RunName};
+pub use fidelity::{
+    Fidelity, MIN_INTERVAL_TOKENS, TokenLosses, Windows, fidelity, perplexity_rise, token_losses,
+};
 pub use likelihood::{Likelihood, continuation_likelihood};
 pub use python_sandbox::PythonSandbox;
 pub use sample_file::{Sample, SampleFile};
+pub use texts::{TextSize, leading_tokens, scored_tokens};

@@ -1,4 +1,4 @@
-//! The likelihood a model gives to a text.
+//! Likelihood of a text under a model.
 
 use std::ops::AddAssign;
 
@@ -7,27 +7,27 @@ use powerinfer_text::{SpecialTokens, Tokenizer};
 
 use crate::EvalError;
 
-/// The sum of −log p over some tokens, in nats.
+/// Negative log-likelihood of some tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Likelihood {
-    /// Σ −ln p.
+    /// Σ −ln p, in nats.
     pub negative_log: f64,
-    /// Tokens summed over.
+    /// Number of tokens.
     pub tokens: u64,
 }
 
 impl Likelihood {
-    /// `exp` of the mean: perplexity per token.
+    /// Perplexity per token: `exp` of the mean.
     pub fn perplexity(&self) -> f64 {
         (self.negative_log / self.tokens.max(1) as f64).exp()
     }
 
-    /// The same per word, of which the text has so many: comparable between tokenizers.
+    /// Perplexity per word of a text with `words` words: comparable between tokenizers.
     pub fn word_perplexity(&self, words: u64) -> f64 {
         (self.negative_log / words.max(1) as f64).exp()
     }
 
-    /// Bits that each byte of the text takes, of which there are so many.
+    /// Bits per byte of a text with `bytes` bytes.
     pub fn bits_per_byte(&self, bytes: u64) -> f64 {
         self.negative_log / std::f64::consts::LN_2 / bytes.max(1) as f64
     }
@@ -40,10 +40,13 @@ impl AddAssign for Likelihood {
     }
 }
 
-/// The likelihood of `continuation`, and of the text's end after it, given `prompt`.
+/// Likelihood of `continuation` and of the end-of-text token after it, given `prompt`.
 ///
-/// The sequence begins with whatever the tokenizer puts first; no window slides, the whole text
-/// must fit the context.
+/// The sequence begins with the tokenizer's special tokens. The whole text must fit the context.
+///
+/// # Errors
+///
+/// Fails with [`EvalError::Boundary`] if the prompt's tokens are no prefix of the text's, and if the model fails.
 pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -61,7 +64,7 @@ pub fn continuation_likelihood<Model: LanguageModel + ?Sized>(
     likelihood_from(model, &ids, given.len())
 }
 
-/// The likelihood of the tokens of `ids` from number `first` on, which is not 0, given those before.
+/// Likelihood of `ids[first..]` given the tokens before; `first` is at least 1.
 pub(crate) fn likelihood_from<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     ids: &[u32],
@@ -108,13 +111,12 @@ mod tests {
     }
 
     #[test]
-    fn perplexity_of_equal_chances_is_their_number() {
+    fn perplexity_of_equal_probabilities_is_their_number() {
         let likelihood = Likelihood {
             negative_log: 3.0 * 7f64.ln(),
             tokens: 3,
         };
         assert!((likelihood.perplexity() - 7.0).abs() < 1e-9);
-        // Of one word, and of so many bits as its bytes share.
         assert!((likelihood.word_perplexity(1) - 343.0).abs() < 1e-6);
         let bits = 3.0 * 7f64.log2();
         assert!((likelihood.bits_per_byte(6) - bits / 6.0).abs() < 1e-9);

@@ -1,4 +1,4 @@
-//! Questions whose answers are given: the model takes the one it holds for the likeliest.
+//! Multiple-choice questions, answered by the log-likelihood of each choice.
 
 use std::path::Path;
 
@@ -7,27 +7,31 @@ use powerinfer_text::{SpecialTokens, Tokenizer};
 
 use crate::{EvalError, data_file, likelihood::likelihood_from};
 
-/// A question with its answers.
+/// A question with its choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// What comes before the answer.
+    /// Text before the choice.
     pub context: String,
-    /// The answers.
+    /// The choices.
     pub choices: Vec<String>,
-    /// Which of them is right.
+    /// Index of the right one.
     pub label: usize,
 }
 
-/// What a model takes for the answer.
+/// Choices that a model answers with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// The likeliest.
-    pub likeliest: usize,
-    /// The likeliest a byte: long answers are not at a disadvantage.
-    pub likeliest_by_length: usize,
+    /// Choice with the highest log-likelihood (`acc`).
+    pub best: usize,
+    /// Choice with the highest log-likelihood per byte (`acc_norm`).
+    pub best_by_length: usize,
 }
 
-/// The questions of the file at `path`, JSON by lines: `context`, `choices`, `label`.
+/// Reads the questions of the file at `path`: JSON lines with `context`, `choices` and `label`.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, if a line lacks a field, or if its label is no index of a choice.
 pub fn read_questions(path: &Path) -> Result<Vec<Question>, EvalError> {
     let rows = data_file::read(path)?;
     let question = |row: &data_file::Row| {
@@ -51,9 +55,11 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>, EvalError> {
     rows.iter().map(question).collect()
 }
 
-/// Lets `model` answer, by the log-likelihood of each choice after the context.
+/// Answers `question` by the log-likelihood of each choice after the context.
 ///
-/// Fails where context and choice are more than `room` tokens.
+/// # Errors
+///
+/// Fails with [`EvalError::PromptLength`] if context and choice have more than `room` tokens, and if the model fails.
 pub fn answer<Model: LanguageModel + ?Sized>(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -69,7 +75,7 @@ pub fn answer<Model: LanguageModel + ?Sized>(
             let tokens = ids.len();
             return Err(EvalError::PromptLength { tokens, room });
         }
-        // Where a token reaches across the end of the context, the choice begins with it.
+        // A token across the end of the context counts to the choice.
         let common = given.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         let first = common.clamp(1, ids.len() - 1);
         let found = likelihood_from(model, &ids, first)?;
@@ -85,7 +91,7 @@ pub fn answer<Model: LanguageModel + ?Sized>(
         best
     };
     Ok(Answer {
-        likeliest: best(&|(score, _)| *score),
-        likeliest_by_length: best(&|(score, length)| score / *length as f64),
+        best: best(&|(score, _)| *score),
+        best_by_length: best(&|(score, length)| score / *length as f64),
     })
 }

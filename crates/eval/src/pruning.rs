@@ -1,26 +1,83 @@
-//! Which neurons are kept where the cold ones are dropped for good, and which where as many are dropped at random.
+//! Neurons to keep when a model is pruned: the hottest, or as many at random.
 
-use powerinfer_artifact::random::Random;
+use powerinfer_artifact::{plan::Policy, random::Random};
+use powerinfer_runtime::Runtime;
 
-/// Neurons of each layer that are kept, in ascending order, and the lowest frequency among them.
+/// An arm of the pruning study: a way to compute fewer neurons.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arm {
+    /// All neurons are computed.
+    Dense,
+    /// Neurons that are not predicted are skipped, token by token, with the predictors' thresholds raised by this logit.
+    SkipPredicted(f32),
+    /// All but the hottest share of the neurons are dropped for good.
+    DropCold(f64),
+    /// As many neurons of each layer are dropped, at random.
+    DropRandom(f64),
+}
+
+impl Arm {
+    /// Name of the arm.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::SkipPredicted(_) => "skip predicted",
+            Self::DropCold(_) => "drop cold",
+            Self::DropRandom(_) => "drop random",
+        }
+    }
+
+    /// Policy that the model is opened with.
+    pub fn policy(self) -> Policy {
+        match self {
+            Self::SkipPredicted(_) => Policy::Predicted,
+            _ => Policy::Dense,
+        }
+    }
+
+    /// Applies the arm to `model`, whose layers have these activation `frequencies`; returns the lowest frequency of a
+    /// kept neuron where cold ones are dropped.
+    pub fn apply(self, model: &mut Runtime, frequencies: &[&[f32]], seed: u64) -> Option<f32> {
+        match self {
+            Self::Dense => None,
+            Self::SkipPredicted(by) => {
+                model.raise_predictors(by);
+                None
+            }
+            Self::DropCold(share) => {
+                let kept = hottest(frequencies, share);
+                model.keep_only(Some(&kept.layers));
+                Some(kept.coldest)
+            }
+            Self::DropRandom(share) => {
+                let neurons = frequencies.first().map_or(0, |layer| layer.len());
+                let kept = random(&hottest(frequencies, share), neurons, seed);
+                model.keep_only(Some(&kept));
+                None
+            }
+        }
+    }
+}
+
+/// Kept neurons of each layer, ascending, with the lowest activation frequency among them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
-    /// One list a layer.
+    /// One list of neurons per layer.
     pub layers: Vec<Vec<u32>>,
-    /// Share of tokens on which the coldest of them fires; 0 where none is kept.
+    /// Activation frequency of the coldest of them; 0 if none is kept.
     pub coldest: f32,
 }
 
 impl Kept {
-    /// Share of all neurons of layers with so many neurons each.
+    /// Share of all neurons, of layers with `neurons` neurons each.
     pub fn share(&self, neurons: usize) -> f64 {
         let kept: usize = self.layers.iter().map(Vec::len).sum();
         kept as f64 / (self.layers.len() * neurons).max(1) as f64
     }
 }
 
-/// The hottest `share` of the neurons of all layers together, by the share of tokens on which each fires; of equals the
-/// first.
+/// Hottest `share` of the neurons of all layers together, by activation frequency (one list per layer); of equal neurons
+/// the first.
 pub fn hottest(frequencies: &[&[f32]], share: f64) -> Kept {
     let mut all: Vec<(f32, u32, u32)> = frequencies
         .iter()
@@ -43,7 +100,7 @@ pub fn hottest(frequencies: &[&[f32]], share: f64) -> Kept {
     }
 }
 
-/// As many neurons of each layer as `like` keeps, any of the `neurons` there are, by a stream from `seed`.
+/// As many random neurons of each layer as `like` keeps, of `neurons` each, drawn with `seed`.
 pub fn random(like: &Kept, neurons: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut random = Random::new(seed);
     let draw = |kept: &Vec<u32>| {
@@ -66,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_who_is_dropped_is_hotter_than_who_is_kept(
+        fn kept_neurons_are_at_least_as_hot_as_dropped_ones(
             layers in prop::collection::vec(prop::collection::vec(0.0f32..1.0, 7), 1..5), share in 0.0f64..=1.0, seed in 0u64..9,
         ) {
             let views: Vec<&[f32]> = layers.iter().map(Vec::as_slice).collect();

@@ -1,8 +1,7 @@
-//! CPython that can do nothing but compute: in namespaces of its own, without network, with nothing of the machine's files but
-//! what Python itself is made of, an empty environment, limits on time, memory, files and processes, and a clock beside.
+//! CPython in a sandbox: own namespaces, no network, no files but Python's own, an empty environment, and limits on time,
+//! memory, files and processes.
 //!
-//! The system's own tools set it up (`unshare`, `mount`, `pivot_root`, `prlimit`, `setpriv`). Where they cannot, nothing
-//! is run at all.
+//! Linux's tools set it up (`unshare`, `mount`, `pivot_root`, `prlimit`, `setpriv`). If they cannot, no program is run.
 
 use std::{
     collections::hash_map::RandomState,
@@ -17,20 +16,20 @@ use std::{
 
 use crate::{EvalError, human_eval::Verdict};
 
-/// Bytes of address space that a process may have, of which there are six at most.
+/// Limit on the address space of a process; there are six processes at most.
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Bytes at the end of what a program says that are kept.
+/// Bytes kept of the end of a program's output.
 const OUTPUT_BYTES: usize = 64 << 10;
 
-/// What a program says first.
+/// First line of a program's output.
 const BEGUN: &str = "begun\n";
 
-/// What the namespaces and the limits take to be set up, beside the program's own time.
+/// Time to set up namespaces and limits, added to the program's own.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Builds a root of what Python is made of, goes there, gives up all rights, and starts it. Its arguments are the
-/// seconds of processor time, the bytes of memory, the program, and folders that it needs.
+/// Shell script that builds a root folder with Python's files, changes to it, drops all privileges and starts Python.
+/// Its arguments: seconds of processor time, bytes of memory, the program, and the folders that it needs.
 const SCRIPT: &str = r#"
 set -eu
 seconds=$1 memory=$2 python=$3
@@ -67,21 +66,25 @@ prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0
   "$python" -I -S -B -X utf8 - || exit $?
 "#;
 
-/// Asks a Python where it lies and what it is made of.
+/// Python program that prints its own folders.
 const ASK: &str = "import os, sys; print(os.path.realpath(sys.executable)); print(os.path.realpath(sys.base_prefix))";
 
-/// A Python, and the folders it needs.
+/// A Python interpreter with the folders that it needs.
 #[derive(Debug)]
 pub struct PythonSandbox {
     python: PathBuf,
     folders: Vec<PathBuf>,
-    /// Whether this process runs as the system's administrator, whom limits on processes do not bind.
+    /// Whether this process runs as root, to which limits on processes do not apply.
     is_root: bool,
 }
 
 impl PythonSandbox {
-    /// Makes sure that the Python at `python` runs in a sandbox here: that it computes there, and that files, network
-    /// and processes are out of its reach.
+    /// Sandbox of the Python interpreter at `python`, after checking that programs run in it and reach no files, network
+    /// or processes.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`EvalError::NoSandbox`] if the interpreter does not run, or if the sandbox does not hold.
     pub fn new(python: &Path) -> Result<Self, EvalError> {
         let refused = |reason: String| EvalError::NoSandbox {
             python: python.to_owned(),
@@ -94,9 +97,9 @@ impl PythonSandbox {
         let text = String::from_utf8_lossy(&asked.stdout);
         let mut lines = text.lines().map(PathBuf::from);
         let (Some(real), Some(base)) = (lines.next(), lines.next()) else {
-            return Err(refused("it does not tell where it lies".to_owned()));
+            return Err(refused("it does not report its folders".to_owned()));
         };
-        // What is bound anyway, and what would be everything.
+        // Folders that are bound anyway, and the root.
         let is_system = base == Path::new("/usr") || base == Path::new("/");
         let folders = if is_system { vec![] } else { vec![base] };
         let sandbox = Self {
@@ -121,34 +124,34 @@ impl PythonSandbox {
         Ok(sandbox)
     }
 
-    /// Runs `program` to its end, or until `patience` is over.
-    pub fn judge(&self, program: &str, patience: Duration) -> Verdict {
-        // What comes behind the last line tells that it was reached, for a program may end early without an error. Who looks
-        // for it finds it: a judge of models, not of adversaries.
-        let sign = sign();
+    /// Runs `program` for at most `time_limit`.
+    pub fn judge(&self, program: &str, time_limit: Duration) -> Verdict {
+        // A mark after the last line shows that it was reached: a program may exit early without an error. A program could
+        // look for the mark; this judges models, not adversaries.
+        let mark = end_mark();
         let program = format!(
-            "import sys\nsys.stdout.write('begun\\n')\nsys.stdout.flush()\ntry:\n    exec(compile({}, 'program', 'exec'), {{'__name__': '__main__'}})\nexcept AssertionError as error:\n    sys.stdout.write('assertion ' + str(error)[:200])\nexcept BaseException as error:\n    sys.stdout.write('error ' + type(error).__name__ + ': ' + str(error)[:200])\nelse:\n    sys.stdout.write('{sign}')\n",
+            "import sys\nsys.stdout.write('begun\\n')\nsys.stdout.flush()\ntry:\n    exec(compile({}, 'program', 'exec'), {{'__name__': '__main__'}})\nexcept AssertionError as error:\n    sys.stdout.write('assertion ' + str(error)[:200])\nexcept BaseException as error:\n    sys.stdout.write('error ' + type(error).__name__ + ': ' + str(error)[:200])\nelse:\n    sys.stdout.write('{mark}')\n",
             quoted(program)
         );
-        let mut child = match self.command(patience).spawn() {
+        let mut child = match self.command(time_limit).spawn() {
             Ok(child) => child,
             Err(error) => return Verdict::Unjudged(format!("`setpriv` does not start: {error}")),
         };
-        let Some(said) = watch(&mut child, program, patience) else {
+        let Some(output) = watch(&mut child, program, time_limit) else {
             return Verdict::Unjudged("the sandbox cannot be watched".to_owned());
         };
-        if !said.begun {
-            let reason = said.stderr.lines().last().unwrap_or("it did not start");
+        if !output.begun {
+            let reason = output.stderr.lines().last().unwrap_or("it did not start");
             return Verdict::Unjudged(format!("the sandbox was not set up: {reason}"));
         }
-        if said.is_over {
+        if output.is_over {
             return Verdict::Timeout;
         }
-        let stdout = &said.stdout;
-        if stdout.contains(&sign) {
+        let stdout = &output.stdout;
+        if stdout.contains(&mark) {
             return Verdict::Passed;
         }
-        // What the program itself has printed may come before.
+        // The program's own output may come before.
         let last = |mark: &str| {
             let at = stdout.rfind(mark)?;
             Some(stdout[at + mark.len()..].to_owned())
@@ -157,16 +160,16 @@ impl PythonSandbox {
             (Some(detail), None) => Verdict::Failed(detail),
             (_, Some(detail)) => Verdict::Error(detail),
             (None, None) => {
-                let reason = said.stderr.lines().last().unwrap_or("it ended early");
+                let reason = output.stderr.lines().last().unwrap_or("it ended early");
                 Verdict::Error(reason.to_owned())
             }
         }
     }
 
-    fn command(&self, patience: Duration) -> Command {
+    fn command(&self, time_limit: Duration) -> Command {
         let mut line: Vec<String> = Vec::new();
         if self.is_root {
-            // As nobody, whom limits on processes bind.
+            // As user nobody, to which limits on processes apply.
             line.extend(
                 [
                     "setpriv",
@@ -197,7 +200,7 @@ impl PythonSandbox {
             ]
             .map(str::to_owned),
         );
-        line.push((patience.as_secs() + 1).to_string());
+        line.push((time_limit.as_secs() + 1).to_string());
         line.push(MEMORY_BYTES.to_string());
         let paths = std::iter::once(&self.python).chain(&self.folders);
         line.extend(paths.map(|path| path.display().to_string()));
@@ -207,7 +210,7 @@ impl PythonSandbox {
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
-            // Signals to a group of processes do not reach this one.
+            // A group of its own, so that signals to it do not reach this process.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -216,17 +219,17 @@ impl PythonSandbox {
     }
 }
 
-/// What a program has said, and how it ended.
-struct Said {
-    /// Whether it was started at all.
+/// Output of a program, and how it ended.
+struct ProgramOutput {
+    /// Whether it was started.
     begun: bool,
-    /// Whether its time was over.
+    /// Whether it exceeded the time limit.
     is_over: bool,
     stdout: String,
     stderr: String,
 }
 
-/// The beginning and the end of what comes from `from`, all of which is read.
+/// Reads all of `from`; returns whether it begins with the first line, and its end.
 fn drain(mut from: impl Read) -> (bool, String) {
     let (mut head, mut tail, mut piece) = (Vec::new(), Vec::new(), [0; 8192]);
     while let Ok(count @ 1..) = from.read(&mut piece) {
@@ -241,15 +244,15 @@ fn drain(mut from: impl Read) -> (bool, String) {
     (head == BEGUN.as_bytes(), text)
 }
 
-/// Gives `child` its program, and stops it where its time is over.
-fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said> {
+/// Writes `program` to `child`, and kills it after the time limit.
+fn watch(child: &mut Child, program: String, time_limit: Duration) -> Option<ProgramOutput> {
     let (mut input, stdout, stderr) = (
         child.stdin.take()?,
         child.stdout.take()?,
         child.stderr.take()?,
     );
     let writer = thread::spawn(move || {
-        // A program that ends early does not read all of it.
+        // A program that exits early does not read all of it.
         let _ = input.write_all(program.as_bytes());
     });
     let stdout = thread::spawn(move || drain(stdout));
@@ -258,7 +261,7 @@ fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said>
     let code = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Some(status.code()),
-            Ok(None) if started.elapsed() < patience + SET_UP => {
+            Ok(None) if started.elapsed() < time_limit + SET_UP => {
                 thread::sleep(Duration::from_millis(3));
             }
             Ok(None) | Err(_) => break None,
@@ -270,9 +273,9 @@ fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said>
     }
     let _ = writer.join();
     let ((begun, stdout), (_, stderr)) = (stdout.join().ok()?, stderr.join().ok()?);
-    // What is killed for its processor time ends with one of these.
-    let is_killed = matches!(code, Some(Some(137 | 152))) && started.elapsed() >= patience;
-    Some(Said {
+    // Signals of the limit on processor time.
+    let is_killed = matches!(code, Some(Some(137 | 152))) && started.elapsed() >= time_limit;
+    Some(ProgramOutput {
         begun,
         is_over: code.is_none() || is_killed,
         stdout,
@@ -280,7 +283,7 @@ fn watch(child: &mut Child, program: String, patience: Duration) -> Option<Said>
     })
 }
 
-/// What must not be possible, and programs that pass where it is.
+/// Forbidden actions, with programs that pass if they are possible.
 const ESCAPES: [(&str, &str); 4] = [
     ("the file system", "open('/etc/passwd').read()\n"),
     ("writing files", "open('/scratch/x', 'w').write('x')\n"),
@@ -294,7 +297,7 @@ const ESCAPES: [(&str, &str); 4] = [
     ),
 ];
 
-/// `text` as a literal of Python.
+/// `text` as a Python string literal.
 fn quoted(text: &str) -> String {
     let escaped: String = text
         .chars()
@@ -309,13 +312,13 @@ fn quoted(text: &str) -> String {
     format!("'{escaped}'")
 }
 
-/// What no program prints by chance.
-fn sign() -> String {
+/// Mark that no program prints by chance.
+fn end_mark() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("passed-{:016x}{:016x}", word(), word())
 }
 
-/// Whether this process runs as the system's administrator.
+/// Whether this process runs as root.
 fn is_root() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
@@ -326,14 +329,13 @@ fn is_root() -> bool {
 mod tests {
     use super::*;
 
-    /// A sandbox, where one can be had.
+    /// A sandbox, if the system allows one.
     fn sandbox() -> Option<PythonSandbox> {
         let found = PythonSandbox::new(Path::new("/usr/bin/python3"))
             .or_else(|_| PythonSandbox::new(Path::new("python3")));
         match found {
             Ok(sandbox) => Some(sandbox),
             Err(reason) => {
-                #[allow(clippy::print_stdout)] // whoever reads the tests is to see it
                 {
                     println!("skipped: {reason}");
                 }
@@ -343,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn texts_become_literals() {
+    fn texts_become_string_literals() {
         assert_eq!(quoted("a'b\\\n"), "'a\\U00000027b\\U0000005c\\U0000000a'");
     }
 
     #[test]
-    fn programs_have_the_end_they_deserve() {
+    fn programs_get_the_verdict_of_how_they_end() {
         let Some(sandbox) = sandbox() else { return };
         let judge = |program: &str| sandbox.judge(program, Duration::from_secs(1));
         assert_eq!(
@@ -364,7 +366,7 @@ mod tests {
             "raise ValueError('x')\n",
             "x = [0] * 10 ** 11\n",
             "x = 'a'\nwhile True: x = x + x\n",
-            // Ends early, and says that all went well.
+            // Exits early with success.
             "import sys\nsys.exit(0)\n",
             "import os\nos._exit(0)\n",
             "raise SystemExit\n",
@@ -375,10 +377,10 @@ mod tests {
                 "{program}: {verdict:?}"
             );
         }
-        // Much of it, and something behind the end.
+        // Long output, and output after the end.
         let loud = "print('x' * 10 ** 6)\nimport atexit\natexit.register(print, 'bye')\n";
         assert_eq!(judge(loud), Verdict::Passed);
-        // It does not outlive its time, whatever it does about who looks after it.
+        // It cannot outlive the time limit.
         let clinging =
             "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(100)\n";
         assert_eq!(judge(clinging), Verdict::Timeout);
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gets_out() {
+    fn programs_reach_nothing_outside() {
         let Some(sandbox) = sandbox() else { return };
         for program in [
             "open('/etc/passwd').read()\n",
@@ -410,7 +412,7 @@ mod tests {
             let verdict = sandbox.judge(program, Duration::from_secs(1));
             assert_ne!(verdict, Verdict::Passed, "{program}");
         }
-        // It goes on as before.
+        // The sandbox still works.
         let verdict = sandbox.judge("assert True\n", Duration::from_secs(1));
         assert_eq!(verdict, Verdict::Passed);
     }

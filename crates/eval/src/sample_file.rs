@@ -1,4 +1,4 @@
-//! Completions and their verdicts, a line each, written as they come: a run that was stopped goes on where it was.
+//! Completions with their verdicts, one per line, appended as they come, so that a stopped run can resume.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,16 +10,16 @@ use crate::{
     journal::{Journal, RunName},
 };
 
-/// A completion, and what it is worth.
+/// A completion with its verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// The problem's name.
+    /// Name of the problem.
     pub task_id: String,
-    /// Which of the problem's completions, from 0 on.
+    /// Index among the problem's completions.
     pub sample: usize,
-    /// What the model wrote.
+    /// Generated text.
     pub completion: String,
-    /// What it is worth.
+    /// Verdict on it.
     pub verdict: Verdict,
 }
 
@@ -32,10 +32,12 @@ pub struct SampleFile {
 }
 
 impl SampleFile {
-    /// Opens the file at `path`, or begins it; `run` tells the settings of this run from those of others.
-    ///
-    /// Fails where it has samples of another run, or is none of ours. A last line that was not written to its end is
+    /// Opens or creates the file at `path` for the run whose settings have the digest `run`. An incomplete last line is
     /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written, is open in another process, or has anything but samples of this run.
     pub fn open(path: &Path, run: &str) -> Result<Self, EvalError> {
         let name = RunName {
             beginning: "{\"task_id\":",
@@ -63,22 +65,26 @@ impl SampleFile {
         })
     }
 
-    /// A sample that is there.
+    /// Sample of `task_id` with the index `sample`, if the file has it.
     pub fn find(&self, task_id: &str, sample: usize) -> Option<&Sample> {
         self.found.get(&(task_id.to_owned(), sample))
     }
 
-    /// How many are there.
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// Whether none is there.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
 
-    /// Adds a sample.
+    /// Appends `sample`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written.
     pub fn push(&mut self, sample: Sample) -> Result<(), EvalError> {
         let row = json!({
             "task_id": sample.task_id,
@@ -109,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_come_back_and_half_a_line_is_forgotten() {
+    fn samples_are_read_back_without_an_incomplete_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("samples.jsonl");
         let all = [
@@ -140,7 +146,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(none.contains("it is no file"), "{none}");
-        // What is not ours stays what it is.
+        // Foreign files stay unchanged.
         for foreign in ["{\"task_id\": 3}\n", "{\"a\": 1}", "x", "1\n2\n3"] {
             std::fs::write(&path, foreign).unwrap();
             assert!(SampleFile::open(&path, "a").is_err(), "{foreign}");

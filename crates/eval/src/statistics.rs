@@ -1,32 +1,15 @@
-//! What a sample can tell: intervals, paired tests, and the smallest effect that would have shown.
+//! Intervals, paired tests and minimum detectable effects of samples.
 
+pub use powerinfer_artifact::certificate::Interval;
 use powerinfer_artifact::random::Random;
 
-/// The normal distribution's 97.5 % point.
+/// 97.5 % quantile of the standard normal distribution.
 const Z: f64 = 1.959_963_984_540_054;
 
-/// The level that tests are held against.
-pub const LEVEL: f64 = 0.05;
+/// Significance level of all tests.
+pub const SIGNIFICANCE: f64 = 0.05;
 
-/// A figure with its interval of 95 %.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
-    /// The figure.
-    pub value: f64,
-    /// Where the interval begins.
-    pub low: f64,
-    /// Where it ends.
-    pub high: f64,
-}
-
-impl Interval {
-    /// The longer way from the figure to an end: the smallest effect that would have shown.
-    pub fn half_width(self) -> f64 {
-        (self.high - self.value).max(self.value - self.low)
-    }
-}
-
-/// The share of `passed` among `all`, with Wilson's interval (Wilson 1927, JASA 22).
+/// Share `passed / all` with Wilson's 95 % interval (Wilson 1927, JASA 22).
 pub fn share(passed: u64, all: u64) -> Interval {
     let (count, share) = (all.max(1) as f64, passed as f64 / all.max(1) as f64);
     let square = Z * Z;
@@ -40,22 +23,24 @@ pub fn share(passed: u64, all: u64) -> Interval {
     }
 }
 
-/// Two ways to do the same items, told apart by the items that only one of them gets right: McNemar's test with the
-/// exact binomial distribution.
+/// Outcomes of two methods on the same items, compared by McNemar's exact test: the items that only one of them gets
+/// right follow a binomial distribution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Paired {
-    /// Items that the first alone gets right.
+    /// Items that only the first gets right.
     pub first_only: u64,
-    /// Items that the second alone does.
+    /// Items that only the second gets right.
     pub second_only: u64,
-    /// All items.
+    /// Number of items.
     pub items: u64,
 }
 
 impl Paired {
-    /// Compares outcomes item by item.
+    /// Counts the outcomes of `first` and `second`, item by item.
     ///
-    /// Panics where there are not as many.
+    /// # Panics
+    ///
+    /// Panics if the two differ in length.
     pub fn of(first: &[bool], second: &[bool]) -> Self {
         assert_eq!(first.len(), second.len(), "an outcome of each per item");
         let count = |of: [bool; 2]| {
@@ -69,12 +54,12 @@ impl Paired {
         }
     }
 
-    /// By how much the second's share is larger.
+    /// Share of the second minus share of the first.
     pub fn difference(self) -> f64 {
         (self.second_only as f64 - self.first_only as f64) / self.items.max(1) as f64
     }
 
-    /// How likely a difference as large as this one would be if there were none, two-sided.
+    /// Two-sided p-value.
     pub fn p_value(self) -> f64 {
         let discordant = self.first_only + self.second_only;
         let fewer = self.first_only.min(self.second_only);
@@ -84,16 +69,16 @@ impl Paired {
         (2.0 * tail).min(1.0)
     }
 
-    /// The smallest difference of shares that this test would have told from none at [`LEVEL`], with as many items
-    /// that only one gets right as there were, or with no more than it takes where those are too few.
-    pub fn smallest_visible(self) -> f64 {
+    /// Minimum detectable effect: the smallest difference of shares with a p-value below [`SIGNIFICANCE`], given the
+    /// number of discordant items found, or the fewest that can be significant. Above 1 where no difference can be.
+    pub fn minimum_detectable_effect(self) -> f64 {
         let shows = |discordant: u64, fewer: u64| {
             let test = Self {
                 first_only: fewer,
                 second_only: discordant - fewer,
                 items: self.items,
             };
-            test.p_value() < LEVEL
+            test.p_value() < SIGNIFICANCE
         };
         let mut discordant = self.first_only + self.second_only;
         while !shows(discordant, 0) {
@@ -107,7 +92,7 @@ impl Paired {
     }
 }
 
-/// The probability of `successes` in `trials` of a fair coin.
+/// Binomial probability of `successes` in `trials` at p = ½.
 fn half_binomial(trials: u64, successes: u64) -> f64 {
     let logs: f64 = (0..successes)
         .map(|i| ((trials - i) as f64).ln() - ((i + 1) as f64).ln())
@@ -115,8 +100,7 @@ fn half_binomial(trials: u64, successes: u64) -> f64 {
     (logs - trials as f64 * std::f64::consts::LN_2).exp()
 }
 
-/// The mean of `values`, with the interval of the percentile bootstrap (Efron 1979): means of `values` drawn again and
-/// again, with a stream of its own from `seed`.
+/// Mean of `values` with the 95 % interval of the percentile bootstrap (Efron 1979), resampled with `seed`.
 pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
     let count = values.len().max(1);
     let mean = values.iter().sum::<f64>() / count as f64;
@@ -137,10 +121,11 @@ pub fn bootstrap_mean(values: &[f64], seed: u64) -> Interval {
     percentiles(mean, means)
 }
 
-/// By how much of itself perplexity rises, with the interval of the paired bootstrap by blocks (Künsch 1989): what
-/// tokens that follow each other lose is alike, so blocks of them are drawn again and again, whole, with a stream from
-/// `seed`. A block is its sum of differences of −ln p, and its tokens.
-pub fn bootstrap_rise(blocks: &[(f64, usize)], seed: u64) -> Interval {
+/// Relative rise of perplexity with the 95 % interval of the paired block bootstrap (Künsch 1989), resampled with `seed`.
+///
+/// Losses of consecutive tokens are correlated, so whole blocks are resampled. A block is the sum of its differences of
+/// −ln p, and its number of tokens.
+pub(crate) fn bootstrap_rise(blocks: &[(f64, usize)], seed: u64) -> Interval {
     let rise = |sum: f64, tokens: usize| (sum / tokens.max(1) as f64).exp() - 1.0;
     let all = |blocks: &[(f64, usize)]| {
         let sums = blocks.iter().map(|block| block.0).sum();
@@ -169,10 +154,10 @@ pub fn bootstrap_rise(blocks: &[(f64, usize)], seed: u64) -> Interval {
     percentiles(value, rises)
 }
 
-/// How often the bootstrap draws.
+/// Resamples of a bootstrap.
 const DRAWS: usize = 2000;
 
-/// The middle 95 % of `drawn`, around `value`.
+/// `value` with the middle 95 % of `drawn`.
 fn percentiles(value: f64, mut drawn: Vec<f64>) -> Interval {
     drawn.sort_unstable_by(f64::total_cmp);
     let at = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];
@@ -183,10 +168,9 @@ fn percentiles(value: f64, mut drawn: Vec<f64>) -> Interval {
     }
 }
 
-/// The probability that at least one of `k` samples passes, where `passed` of `samples` did, without bias: 1 − C(n−c, k) /
-/// C(n, k) (Chen et al. 2021, §2.1).
+/// Unbiased estimate of pass@k: 1 − C(n−c, k) / C(n, k), where c of n samples passed (Chen et al. 2021, §2.1).
 ///
-/// None where there are fewer than `k` samples.
+/// None if there are fewer than `k` samples.
 pub fn pass_at(k: u64, passed: u64, samples: u64) -> Option<f64> {
     if k == 0 || k > samples || passed > samples {
         return None;
@@ -212,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pass_at_is_that_of_the_definition(samples in 1u64..60, share in 0.0f64..=1.0, k in 1u64..60) {
+        fn pass_at_k_follows_its_definition(samples in 1u64..60, share in 0.0f64..=1.0, k in 1u64..60) {
             let passed = (share * samples as f64) as u64;
             match pass_at(k, passed, samples) {
                 None => prop_assert!(k > samples),
@@ -227,9 +211,9 @@ mod tests {
         }
 
         #[test]
-        fn mcnemars_test_is_that_of_all_outcomes_of_so_many_coins(a in 0u64..12, b in 0u64..12) {
+        fn mcnemars_p_value_equals_enumeration(a in 0u64..12, b in 0u64..12) {
             let found = Paired { first_only: a, second_only: b, items: 40 }.p_value();
-            // Every outcome that is as far from the middle or further.
+            // Every outcome at least as far from the middle.
             let trials = a + b;
             let far = a.abs_diff(b);
             let outcomes = 1u64 << trials;
@@ -244,16 +228,16 @@ mod tests {
         }
 
         #[test]
-        fn what_is_visible_shows_and_less_does_not(a in 0u64..30, b in 0u64..30) {
+        fn differences_from_the_minimum_detectable_effect_on_are_significant(a in 0u64..30, b in 0u64..30) {
             let paired = Paired { first_only: a, second_only: b, items: 100 };
-            let seen = paired.p_value() < LEVEL;
-            let smallest = paired.smallest_visible();
+            let seen = paired.p_value() < SIGNIFICANCE;
+            let smallest = paired.minimum_detectable_effect();
             prop_assert_eq!(seen, paired.difference().abs() >= smallest - 1e-12);
             prop_assert!(smallest > 0.0);
         }
 
         #[test]
-        fn intervals_hold_their_figure(passed in 0u64..200, more in 0u64..200, seed in 0u64..9) {
+        fn intervals_contain_their_value(passed in 0u64..200, more in 0u64..200, seed in 0u64..9) {
             let found = share(passed, passed + more);
             prop_assert!(0.0 <= found.low && found.low <= found.value && found.value <= found.high && found.high <= 1.0);
             let values: Vec<f64> = (0..passed + 1).map(|i| (i % 5) as f64).collect();
@@ -267,7 +251,7 @@ mod tests {
         }
 
         #[test]
-        fn blocks_of_one_token_give_what_independent_tokens_do(seed in 0u64..50) {
+        fn blocks_of_one_token_give_the_interval_of_independent_tokens(seed in 0u64..50) {
             let mut random = Random::new(seed);
             let losses: Vec<f64> = (0..400).map(|_| 0.05 + 0.3 * random.normal()).collect();
             let found = bootstrap_rise(&losses.iter().map(|loss| (*loss, 1)).collect::<Vec<_>>(), seed);
@@ -282,7 +266,7 @@ mod tests {
 
     #[test]
     fn known_figures() {
-        // Wilson's interval of 15 of 50, as tables have it.
+        // Wilson's interval of 15 of 50, from published tables.
         let found = share(15, 50);
         assert!(
             (found.low - 0.191).abs() < 1e-3 && (found.high - 0.438).abs() < 1e-3,
@@ -302,8 +286,8 @@ mod tests {
             items: 164,
         };
         assert_eq!(none.p_value(), 1.0);
-        // Six that only one gets right are the fewest that tell.
-        assert!((none.smallest_visible() - 6.0 / 164.0).abs() < 1e-12);
+        // Six discordant items are the fewest that can be significant.
+        assert!((none.minimum_detectable_effect() - 6.0 / 164.0).abs() < 1e-12);
         assert!((pass_at(1, 3, 10).unwrap() - 0.3).abs() < 1e-12);
         assert_eq!(pass_at(11, 3, 10), None);
         assert_eq!(pass_at(8, 3, 10), Some(1.0));

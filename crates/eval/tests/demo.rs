@@ -1,5 +1,5 @@
 //! The demo's tokenizer, tasks and checkpoint fit each other.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use powerinfer_datasets::{
     demo,

@@ -1,19 +1,21 @@
-//! CUDA graph segments: launches between two synchronisations with the host, recorded once and replayed for every token.
+//! Graph segments: the launches of a token between two synchronisations with the host, captured once and replayed for
+//! every token.
 //!
-//! The launches of all tokens are equal, because position and step are in the device's memory. A segment costs the driver
-//! one launch instead of one per kernel. If the device cannot record, kernels are launched one by one.
+//! The launches of all tokens are equal, as position and step are in device memory. A segment costs one launch of the
+//! driver instead of one per kernel. Without graph capture, kernels are launched one by one.
+#![expect(unsafe_code, reason = "launches graphs whose memory the segment holds")]
 
 use std::sync::Arc;
 
 use powerinfer_kernels::cuda::{Device, DeviceError, Graph};
 
-/// Number of sequences whose graphs are kept, the most recent ones.
+/// Sequences whose graphs are kept.
 const MOST_SEQUENCES: usize = 64;
 
-/// Graph segments of a token, by sequence.
+/// The graph segments of a token, for each sequence.
 #[derive(Debug)]
 pub(crate) struct GraphSegments {
-    /// Most recent sequence last: the one that runs.
+    /// Sequences; that of the current token is the last.
     known: Vec<Known>,
     device: Arc<dyn Device>,
     /// Index of the open segment, or of the next one.
@@ -21,25 +23,25 @@ pub(crate) struct GraphSegments {
     is_open: bool,
     /// Whether kernels are launched one by one.
     is_eager: bool,
-    /// Whether it is known that the device records.
+    /// Whether graph capture has been tried.
     is_tried: bool,
-    /// Whether kernels are launched one by one for the time being.
+    /// Whether kernels are launched one by one for now.
     is_paused: bool,
-    /// Layer in which each segment of the pass ended; `None` if segments are not timed.
+    /// Layer in which each segment of the current token ended; none where segments are not timed.
     ends: Option<Vec<usize>>,
 }
 
-/// Graphs of a sequence.
+/// The graphs of a sequence.
 #[derive(Debug)]
 struct Known {
     /// Addresses of its keys and values on the device.
     places: Vec<u64>,
-    /// Segments of its tokens, in order.
+    /// The segments of its tokens, in order.
     segments: Vec<Box<dyn Graph>>,
 }
 
 impl GraphSegments {
-    /// No segments yet.
+    /// No graphs yet.
     pub(crate) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
             device: Arc::clone(device),
@@ -53,7 +55,7 @@ impl GraphSegments {
         }
     }
 
-    /// Begins a token of the sequence whose keys and values are at `places`.
+    /// Starts a token of the sequence whose keys and values are at `places`.
     pub(crate) fn start(&mut self, places: Vec<u64>) {
         self.next = 0;
         let found = self.known.iter().position(|known| known.places == places);
@@ -70,12 +72,12 @@ impl GraphSegments {
         self.known.push(entry);
     }
 
-    /// Segments of the sequence that runs.
+    /// The segments of the current sequence.
     fn segments(&mut self) -> &mut Vec<Box<dyn Graph>> {
         &mut self.known.last_mut().expect("a token has begun").segments
     }
 
-    /// Whether launches are recorded; the first call tries it.
+    /// Whether launches are captured; tries it on the first call.
     pub(crate) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
             let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
@@ -84,7 +86,7 @@ impl GraphSegments {
         Ok(!self.is_eager && !self.is_paused)
     }
 
-    /// Launches kernels one by one until this is called again.
+    /// Launches kernels one by one until the next call, or no longer.
     pub(crate) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         (self.next, self.is_open) = (0, false);
@@ -93,14 +95,14 @@ impl GraphSegments {
         }
     }
 
-    /// Measures the device's time for every segment from now on, or no longer.
+    /// Measures the device's time of every segment from now on, or no longer.
     pub(crate) fn set_timed(&mut self, is_timed: bool) {
-        // Timed tokens end their segments where others may not.
+        // Timed tokens end their segments at other launches.
         self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
-    /// Layers in which the segments of the last pass ended, and seconds of each; the pass is complete.
+    /// Layer in which each segment of the last token ended, and its seconds on the device, which is idle.
     pub(crate) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         let Some(ends) = &mut self.ends else {
             return Ok(Vec::new());
@@ -113,7 +115,7 @@ impl GraphSegments {
         .collect()
     }
 
-    /// Marks the beginning or the end of the next segment for timing.
+    /// Records an event at the start or the end of the next segment.
     fn mark(&self, is_end: bool) -> Result<(), DeviceError> {
         match self.ends {
             Some(_) => self
@@ -123,7 +125,8 @@ impl GraphSegments {
         }
     }
 
-    /// Whether the caller has to launch the next kernel: not if it is part of a segment that is replayed.
+    /// Whether the caller is to launch what comes next; not so in a segment that was captured, which has been
+    /// replayed.
     pub(crate) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
         if self.is_eager || self.is_paused {
             if !std::mem::replace(&mut self.is_open, true) {
@@ -139,13 +142,12 @@ impl GraphSegments {
             if let Some(segment) = self.segments().get(next) {
                 // SAFETY: it was recorded with the vectors and weights that this executor still has, and with
                 // keys and values at the same places, of a sequence that the caller holds.
-                #[allow(unsafe_code)]
                 unsafe {
                     segment.launch()?;
                 }
             } else if !self.device.begin_capture()? {
                 if self.is_tried {
-                    // Whoever has asked before counts on it.
+                    // An earlier call has promised capture.
                     return Err(DeviceError::Failed {
                         device: self.device.info().name.clone(),
                         doing: "recording",
@@ -160,7 +162,8 @@ impl GraphSegments {
         Ok(next >= self.segments().len())
     }
 
-    /// Ends the segment, before the host reads its results or changes its inputs; `layer` is the layer of the last launch.
+    /// Ends the segment, as the host is about to read its results or to change what follows. `layer` is that of the
+    /// last launches.
     pub(crate) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
@@ -170,7 +173,6 @@ impl GraphSegments {
             let segment = self.device.end_capture()?;
             self.mark(false)?;
             // SAFETY: as above; all of it was just borrowed for launches.
-            #[allow(unsafe_code)]
             unsafe {
                 segment.launch()?;
             }
@@ -184,8 +186,8 @@ impl GraphSegments {
         Ok(())
     }
 
-    /// Drops the graphs of the sequence that runs, after an error. Returns whether recording may have been the cause; it is
-    /// not tried again then.
+    /// Drops the capture of a failed token and the graphs of its sequence. Returns whether capture may be the cause;
+    /// it is not tried again then.
     pub(crate) fn fail(&mut self) -> bool {
         let was_recorded = self
             .known

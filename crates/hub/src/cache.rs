@@ -19,7 +19,7 @@ use powerinfer_artifact::{ArtifactError, Progress, write::write_file};
 
 use crate::{HubError, ModelName, checksum::Etag, file_name::FileName};
 
-/// Pause between looks at a lock that another process holds.
+/// Pause between attempts to take a lock that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
 /// A model's folder in the cache.
@@ -29,12 +29,12 @@ pub(crate) struct ModelCache {
     locks: PathBuf,
 }
 
-/// A commit, as 40 hexadecimal digits: safe as a name, and the same whatever the branch does.
+/// A commit: 40 hexadecimal digits, safe as a file name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Commit(String);
 
 impl Commit {
-    /// Reads a commit; none where it is something else.
+    /// Parses a commit; none if `text` is something else.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let is_commit = text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -48,7 +48,7 @@ impl Commit {
 }
 
 impl ModelCache {
-    /// The folder of `model` in `cache`; it need not be there.
+    /// The folder of `model` in `cache`; it need not exist.
     pub(crate) fn new(cache: &Path, model: &ModelName) -> Self {
         let name = format!("models--{}", model.repository().replace('/', "--"));
         Self {
@@ -62,33 +62,33 @@ impl ModelCache {
         self.folder.join("snapshots").join(commit.as_str())
     }
 
-    /// Where the contents called `etag` are.
+    /// Path of the content with this tag.
     pub(crate) fn blob(&self, etag: &Etag) -> PathBuf {
         self.folder.join("blobs").join(etag.as_str())
     }
 
-    /// Where the contents called `etag` are while they arrive.
+    /// Path of the content with this tag while it is downloaded.
     pub(crate) fn partial(&self, etag: &Etag) -> PathBuf {
         let name = format!("{}.incomplete", etag.as_str());
         self.folder.join("blobs").join(name)
     }
 
-    /// Whether the contents called `etag` are there, `size` bytes of them.
+    /// Whether the content with this tag is complete, with `size` bytes.
     pub(crate) fn has_blob(&self, etag: &Etag, size: u64) -> bool {
         fs::metadata(self.blob(etag)).is_ok_and(|metadata| metadata.len() == size)
     }
 
-    /// Bytes of the contents called `etag`, `size` in all, that are there already.
-    pub(crate) fn length_there(&self, etag: &Etag, size: u64) -> u64 {
+    /// Bytes of the content with this tag, `size` in all, that were downloaded already.
+    pub(crate) fn downloaded(&self, etag: &Etag, size: u64) -> u64 {
         if self.has_blob(etag, size) {
             return size;
         }
         let partial = fs::metadata(self.partial(etag)).map_or(0, |metadata| metadata.len());
-        // One that is too long is thrown away.
+        // A file that is too long will be discarded.
         if partial <= size { partial } else { 0 }
     }
 
-    /// The commit that `revision` was at when it was last fetched.
+    /// Commit of `revision` at its last download.
     pub(crate) fn commit(&self, revision: &str) -> Option<Commit> {
         let known = fs::read_to_string(self.folder.join("refs").join(revision)).ok();
         known
@@ -96,7 +96,7 @@ impl ModelCache {
             .or_else(|| Commit::parse(revision))
     }
 
-    /// Remembers that `revision` is at `commit`.
+    /// Records that `revision` is at `commit`.
     pub(crate) fn remember(&self, revision: &str, commit: &Commit) -> Result<(), HubError> {
         let path = self.folder.join("refs").join(revision);
         if revision == commit.as_str() || self.commit(revision).as_ref() == Some(commit) {
@@ -105,7 +105,7 @@ impl ModelCache {
         Ok(write_file(&path, commit.as_str().as_bytes())?)
     }
 
-    /// Makes the contents called `etag` the file `name` of `commit`.
+    /// Links the file `name` of `commit` to the content with this tag.
     pub(crate) fn link(
         &self,
         commit: &Commit,
@@ -119,20 +119,20 @@ impl ModelCache {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(ArtifactError::write(folder))?;
         }
-        // Relative, so that the cache can be moved: out of the folders of the name, the commit
-        // and `snapshots`.
+        // Relative, so that the cache can be moved: one `..` per folder of the name, for the commit
+        // and for `snapshots`.
         let mut target: PathBuf = name.components().map(|_| "..").collect();
         target.push("../blobs");
         target.push(etag.as_str());
         match make_link(&target, &self.blob(etag), &path) {
-            // Another process was quicker.
+            // Another process made the link first.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             result => Ok(result.map_err(ArtifactError::write(&path))?),
         }
     }
 
-    /// Waits until no other process fetches the contents called `etag`. Dropping the result lets
-    /// the next one in.
+    /// Waits until no other process downloads the content with this tag, and locks it until the
+    /// result is dropped.
     pub(crate) fn lock(
         &self,
         etag: &Etag,
@@ -156,15 +156,15 @@ impl ModelCache {
                     progress.advance(0)?;
                     std::thread::sleep(LOCK_PAUSE);
                 }
-                // Some network file systems know no locks. Two writers at once would then be found
-                // out by the digest.
+                // Some network file systems have no locks. The digest then reveals two concurrent
+                // writers.
                 Err(TryLockError::Error(_)) => return Ok(file),
             }
         }
     }
 }
 
-/// A symbolic link, or where there are none, another name or a copy.
+/// Makes a symbolic link, or where that fails a hard link or a copy.
 fn make_link(target: &Path, blob: &Path, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     let linked = std::os::unix::fs::symlink(target, path);

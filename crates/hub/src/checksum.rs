@@ -1,15 +1,15 @@
-//! Whether the bytes that arrive are those the hub means.
+//! Comparison of downloaded bytes with the digest that the hub promises.
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// What the hub calls the contents of a file: the SHA-256 of a large file, git's SHA-1 of a small
-/// one; others mean nothing to us.
+/// The hub's tag for the content of a file: the SHA-256 of a large file, git's SHA-1 of a small
+/// one; other tags are opaque.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Etag(String);
 
 impl Etag {
-    /// Reads the header; none where it is empty or could not be a file's name.
+    /// Parses the header; none if it is empty or not safe as a file name.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let text = header.strip_prefix("W/").unwrap_or(header);
         let text = text.trim_matches('"');
@@ -18,13 +18,13 @@ impl Etag {
         is_name.then(|| Self(text.to_owned()))
     }
 
-    /// The tag, which is the name of the blob in the cache.
+    /// The tag, also the name of the blob in the cache.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Counts and digests bytes as they arrive.
+/// Running count and digest of downloaded bytes.
 #[derive(Debug)]
 pub(crate) struct Checksum {
     etag: Etag,
@@ -40,7 +40,7 @@ enum Hasher {
     Unknown,
 }
 
-/// Bytes that are not the right ones.
+/// A difference between the expected and the downloaded bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) kind: &'static str,
@@ -49,12 +49,12 @@ pub(crate) struct Mismatch {
 }
 
 impl Checksum {
-    /// For a file of `size` bytes that the hub calls `etag`.
+    /// A checksum of no bytes, to be compared with `etag` and `size` bytes in the end.
     pub(crate) fn new(etag: &Etag, size: u64) -> Self {
         let digits = etag.as_str().bytes().all(|byte| byte.is_ascii_hexdigit());
         let hasher = match etag.as_str().len() {
             64 if digits => Hasher::Sha256(Sha256::new()),
-            // Git digests a file after a header that says how long it is.
+            // Git digests a header with the length before the file.
             40 if digits => Hasher::GitSha1(Sha1::new_with_prefix(format!("blob {size}\0"))),
             _ => Hasher::Unknown,
         };
@@ -66,7 +66,7 @@ impl Checksum {
         }
     }
 
-    /// Takes the next bytes in.
+    /// Adds the next bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         match &mut self.hasher {
@@ -76,12 +76,12 @@ impl Checksum {
         }
     }
 
-    /// Bytes taken in.
+    /// Number of bytes added.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether everything is there and right.
+    /// Compares length and digest with those expected.
     pub(crate) fn finish(self) -> Result<(), Mismatch> {
         let mismatch = |kind, expected: String, found: String| {
             if expected.eq_ignore_ascii_case(&found) {

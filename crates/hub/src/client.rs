@@ -1,4 +1,4 @@
-//! Requests to the hub: who asks, through which proxy, and where a redirect may lead.
+//! HTTP requests to the hub: authorization, proxies, redirects, retries.
 
 use std::{io::Read, time::Duration};
 
@@ -10,30 +10,30 @@ use crate::{HubError, ModelName, Settings};
 
 /// Most redirects of one request.
 const REDIRECTS: usize = 10;
-/// Longest time to wait for a connection.
+/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(15);
-/// Longest silence of a server.
+/// Time limit for each read and write.
 const SILENCE: Duration = Duration::from_secs(60);
 /// How often a request is repeated before giving up.
 pub(crate) const RETRIES: u32 = 5;
-/// Most characters of a server's own words that are printed.
-const WORDS: usize = 300;
+/// Most characters of a server's message that are printed.
+const MESSAGE_LENGTH: usize = 300;
 
-/// How far redirects are followed.
+/// Which redirects are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Follow {
-    /// To wherever they lead; the token stays behind.
+    /// All of them; only the hub gets the token.
     Anywhere,
-    /// On the hub alone; one that leads elsewhere is the answer.
+    /// Those within the hub; one that leads elsewhere is returned.
     OnHub,
 }
 
-/// Why there is no answer to use.
+/// Why a request gave no usable response.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Trying again may help.
+    /// Retrying may help.
     Passing(HubError),
-    /// It will not.
+    /// Retrying will not help.
     Lasting(HubError),
 }
 
@@ -63,7 +63,7 @@ impl From<Failure> for HubError {
     }
 }
 
-/// Asks the hub, in the name of whoever owns the token.
+/// HTTP client for one hub, with the token of an account.
 #[derive(Debug)]
 pub(crate) struct Client {
     settings: Settings,
@@ -75,7 +75,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A client for the hub that `settings` name.
+    /// A client for the hub in `settings`.
     pub(crate) fn new(settings: &Settings) -> Result<Self, HubError> {
         let bad = |reason: String| HubError::BadAddress {
             variable: "HF_ENDPOINT",
@@ -98,7 +98,7 @@ impl Client {
         })
     }
 
-    /// The address of `path` on the hub, whose `components` are escaped where they need it.
+    /// Address of `path` on the hub followed by `components`, which are percent-encoded.
     pub(crate) fn address<'a>(
         &self,
         path: &str,
@@ -118,8 +118,8 @@ impl Client {
         Ok(address)
     }
 
-    /// Asks for `address`, from byte `start` on where one is given. Answers with a status from 400
-    /// on are answers too, except those that time may cure.
+    /// Sends a request for `address`, from byte `start` on if given. Responses with a status of 400
+    /// and above are returned too, except temporary failures.
     pub(crate) fn send(
         &self,
         method: &str,
@@ -161,7 +161,7 @@ impl Client {
         start: Option<u64>,
     ) -> Result<Response, Failure> {
         let agent = match address.scheme() {
-            _ if self.settings.proxies.spare(address) => &self.direct,
+            _ if self.settings.proxies.bypass(address) => &self.direct,
             "https" => &self.https,
             _ => &self.http,
         };
@@ -171,7 +171,7 @@ impl Client {
                 "User-Agent",
                 concat!("powerinfer/", env!("CARGO_PKG_VERSION")),
             )
-            // Lengths and ranges are those of the file, not of a packed form of it.
+            // Lengths and ranges are those of the file, not of a compressed form.
             .set("Accept-Encoding", "identity");
         if let Some(authorization) = &self.authorization
             && address.origin() == self.endpoint.origin()
@@ -191,20 +191,20 @@ impl Client {
                 _ => Ok(response),
             },
             Err(ureq::Error::Transport(transport)) => {
-                // Its own words begin with the address, signatures and all.
+                // The message of the error begins with the address and its signature.
                 let mut reason = transport.kind().to_string();
                 if let Some(source) = std::error::Error::source(&transport) {
                     reason = format!("{reason}: {source}");
                 }
                 Err(Failure::Passing(HubError::Unreachable {
                     address: shown(address),
-                    reason: tamed(&reason),
+                    reason: printable(&reason),
                 }))
             }
         }
     }
 
-    /// Calls `ask` until it succeeds, fails for good, or has failed too often.
+    /// Retries `ask` after temporary failures, up to [`RETRIES`] times.
     pub(crate) fn persist<Answer>(
         &self,
         progress: &dyn Progress,
@@ -220,7 +220,7 @@ impl Client {
         }
     }
 
-    /// Waits before the next attempt, longer each time; Ctrl-C ends it.
+    /// Waits before the next attempt, twice as long each time; Ctrl-C interrupts.
     pub(crate) fn pause(&self, failed: u32, progress: &dyn Progress) -> Result<(), HubError> {
         const STEP: Duration = Duration::from_millis(100);
         let mut left = self.settings.retry_pause * 2u32.pow(failed.min(RETRIES));
@@ -232,24 +232,24 @@ impl Client {
         Ok(())
     }
 
-    /// What is meant by an answer with a status from 300 on to a request about `model`.
+    /// The error behind a response with a status of 300 and above to a request for `model`.
     pub(crate) fn refusal(&self, model: &ModelName, address: &Url, response: &Response) -> Failure {
         let status = response.status();
         let came_from = Url::parse(response.get_url()).unwrap_or_else(|_| address.clone());
         if came_from.origin() != self.endpoint.origin() {
-            // Where large files lie; the next request to the hub gets another permit for it.
+            // The storage of large files; the next request to the hub gets a new signed address.
             return Failure::Passing(HubError::Status {
                 address: shown(&came_from),
                 status,
-                reason: tamed(response.status_text()),
+                reason: printable(response.status_text()),
             });
         }
         let code = response
             .header("X-Error-Code")
             .unwrap_or_default()
             .to_owned();
-        let words = response.header("X-Error-Message").map(tamed);
-        let reason = words.unwrap_or_else(|| tamed(response.status_text()));
+        let message = response.header("X-Error-Message").map(printable);
+        let reason = message.unwrap_or_else(|| printable(response.status_text()));
         let endpoint = self.settings.endpoint.clone();
         let asks_with_token = self.authorization.is_some();
         Failure::Lasting(match (status, code.as_str()) {
@@ -263,7 +263,7 @@ impl Client {
                 model: model.repository(),
                 revision: model.revision().to_owned(),
             },
-            // Whether a private model exists is told to nobody who may not read it.
+            // The hub hides private models from accounts that may not read them.
             (404, _) | (401, "RepoNotFound") => self.no_such_model(model),
             (401, _) if !asks_with_token => self.no_such_model(model),
             (401 | 403, _) => HubError::Refused {
@@ -293,7 +293,7 @@ impl Client {
     }
 }
 
-/// An agent that leaves redirects to us.
+/// An agent that does not follow redirects.
 fn agent(proxy: Option<&str>, variable: &'static str) -> Result<Agent, HubError> {
     let mut builder = AgentBuilder::new()
         .redirects(0)
@@ -304,7 +304,7 @@ fn agent(proxy: Option<&str>, variable: &'static str) -> Result<Agent, HubError>
     if let Some(proxy) = proxy {
         builder = builder.proxy(Proxy::new(proxy).map_err(|error| HubError::BadAddress {
             variable,
-            // What stands before the `@` is a password.
+            // The part before the `@` is a password.
             value: proxy.rsplit('@').next().unwrap_or_default().to_owned(),
             reason: error.to_string(),
         })?);
@@ -312,7 +312,7 @@ fn agent(proxy: Option<&str>, variable: &'static str) -> Result<Agent, HubError>
     Ok(builder.build())
 }
 
-/// An answer that cannot be used.
+/// An error for a response that cannot be used.
 pub(crate) fn protocol(address: &Url, reason: impl Into<String>) -> HubError {
     HubError::Protocol {
         address: shown(address),
@@ -320,35 +320,35 @@ pub(crate) fn protocol(address: &Url, reason: impl Into<String>) -> HubError {
     }
 }
 
-/// An address without what may be secret in it.
+/// An address without query, fragment, user and password, which may be secret.
 pub(crate) fn shown(address: &Url) -> String {
     let mut address = address.clone();
     address.set_query(None);
     address.set_fragment(None);
-    let _ = address.set_password(None); // there is none where there cannot be one
+    let _ = address.set_password(None); // fails only where there can be none
     let _ = address.set_username("");
     address.to_string()
 }
 
-/// Somebody else's words, harmless to print.
-fn tamed(words: &str) -> String {
-    let words: String = words
+/// A server's message, shortened and without control characters.
+fn printable(message: &str) -> String {
+    let message: String = message
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
-        .take(WORDS)
+        .take(MESSAGE_LENGTH)
         .collect();
-    // A hint is what follows the last `; `, and this is none.
-    words.trim().replace("; ", ", ")
+    // The command line prints the text after the last `; ` as a hint.
+    message.trim().replace("; ", ", ")
 }
 
-/// The body of an answer that has at most `limit` bytes.
+/// The body of a response, at most `limit` bytes.
 pub(crate) fn body(address: &Url, response: Response, limit: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let mut reader = response.into_reader().take(limit + 1);
     reader.read_to_end(&mut bytes).map_err(|error| {
         Failure::Passing(HubError::Unreachable {
             address: shown(address),
-            reason: tamed(&error.to_string()),
+            reason: printable(&error.to_string()),
         })
     })?;
     if bytes.len() as u64 > limit {

@@ -1,4 +1,4 @@
-//! One file: fetched beside its place, taken up where it stopped, checked, and only then named.
+//! Download of one file: to a temporary name, resumed, checked, then renamed.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,10 +19,10 @@ use crate::{
 
 /// Bytes read at once.
 const CHUNK: usize = 1 << 16;
-/// Bytes an attempt must have brought for the count of failures to begin anew.
-const WORTH: u64 = 1 << 20;
+/// Bytes an attempt must have received to reset the count of failures.
+const PROGRESS: u64 = 1 << 20;
 
-/// Puts the contents of `remote` among the blobs, unless they are there.
+/// Downloads the content of `remote` unless the cache has it.
 pub(crate) fn fetch_blob(
     client: &Client,
     model: &ModelName,
@@ -47,7 +47,7 @@ pub(crate) fn fetch_blob(
             Ok(()) => break,
             Err(Failure::Lasting(error)) => return Err(error),
             Err(Failure::Passing(error)) => {
-                if partial.checksum.length() >= before.saturating_add(WORTH) {
+                if partial.checksum.length() >= before.saturating_add(PROGRESS) {
                     failed = 0;
                 }
                 if failed == RETRIES {
@@ -61,17 +61,17 @@ pub(crate) fn fetch_blob(
     partial.finish(&blob)
 }
 
-/// A file that is arriving.
+/// A partly downloaded file.
 struct Partial<'a> {
     remote: &'a RemoteFile,
     path: &'a Path,
     file: File,
-    /// Of the bytes in `file`.
+    /// Checksum of the bytes in `file`.
     checksum: Checksum,
 }
 
 impl<'a> Partial<'a> {
-    /// Takes up what an earlier fetch left.
+    /// Opens the file and reads the bytes of an earlier attempt.
     fn open(
         path: &'a Path,
         remote: &'a RemoteFile,
@@ -101,7 +101,7 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Forgets everything that has arrived.
+    /// Discards all bytes.
     fn start_over(&mut self) -> Result<(), HubError> {
         let emptied = self.file.set_len(0);
         emptied
@@ -111,7 +111,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Asks for what is missing and writes it down, for as long as it comes.
+    /// Requests the missing bytes and appends them until the connection ends.
     fn fetch_rest(
         &mut self,
         client: &Client,
@@ -126,11 +126,11 @@ impl<'a> Partial<'a> {
                 Some((first, total))
                     if first == have && total.is_none_or(|total| total == remote.size) => {}
                 _ => {
-                    let reason = "it sends another part of the file than was asked for";
+                    let reason = "it sends another part of the file than was requested";
                     return Err(protocol(&remote.address, reason).into());
                 }
             },
-            // The server does not resume, or does not know this part: from the beginning then.
+            // The server does not resume, or does not have this range: start over.
             200 if have == 0 => {}
             200 => self.start_over()?,
             416 if have > 0 => {
@@ -149,7 +149,7 @@ impl<'a> Partial<'a> {
         self.take(response, progress)
     }
 
-    /// Writes down what the server sends.
+    /// Appends the body of `response`.
     fn take(&mut self, response: Response, progress: &dyn Progress) -> Result<(), Failure> {
         let cut = |reason: String| {
             Failure::Passing(HubError::Unreachable {
@@ -181,7 +181,7 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// What is told when no attempt brings any more.
+    /// The error after the last attempt.
     fn broke_off(&self, error: HubError) -> HubError {
         HubError::BrokeOff {
             file: self.remote.name.to_string(),
@@ -195,7 +195,7 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Gives the file its name if it is what it should be, and removes it if not.
+    /// Renames the file to `blob` if its checksum is right; removes it otherwise.
     fn finish(self, blob: &Path) -> Result<(), HubError> {
         if let Err(mismatch) = self.checksum.finish() {
             drop(self.file);

@@ -1,23 +1,23 @@
-//! Why a model could not be fetched.
+//! [`HubError`].
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 
-/// A model that is not to be had, or an answer of the hub that cannot be used.
+/// Why a model could not be downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// No name of a model on the hub.
+    /// A text that is not the name of a model on the hub.
     #[error(
         "`{text}` is not the name of a model on the hub: {reason}; write `organization/name` or `organization/name@revision`"
     )]
     BadName {
-        /// What was given.
+        /// The text.
         text: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// An address that is none.
+    /// An invalid address.
     #[error(
         "`{variable}` is `{value}`, which is not an address ({reason}); write one such as `https://huggingface.co`"
     )]
@@ -29,15 +29,15 @@ pub enum HubError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A token that cannot be sent.
+    /// A token with characters that HTTP headers cannot hold.
     #[error(
         "the token for the hub has characters that no token has; set `HF_TOKEN` to the token alone"
     )]
     BadToken,
-    /// There is no home folder, and no variable that names the cache.
+    /// No variable leads to a cache folder.
     #[error("there is no home folder to keep models in; set `HF_HOME` to a folder")]
     NoCacheFolder,
-    /// The hub does not know the model, or does not admit to knowing it.
+    /// The model does not exist or is hidden from this account.
     #[error(
         "`{endpoint}` knows no public model `{model}`, and no file or folder here has that name; {hint}"
     )]
@@ -69,19 +69,19 @@ pub enum HubError {
         /// Files that it has.
         known: String,
     },
-    /// The model's terms have to be accepted first.
+    /// The model's terms must be accepted first.
     #[error(
         "access to `{model}` is restricted: {reason}; accept its terms at {address} and set `HF_TOKEN` to a token of that account"
     )]
     Gated {
         /// The model.
         model: String,
-        /// What the hub says.
+        /// The hub's message.
         reason: String,
-        /// Where its terms are.
+        /// Address of the terms.
         address: String,
     },
-    /// The hub does not let this token do that.
+    /// The token may not read the model.
     #[error(
         "`{endpoint}` refuses access to `{model}` (HTTP {status}): {reason}; set `HF_TOKEN` to a token that may read it"
     )]
@@ -92,17 +92,17 @@ pub enum HubError {
         model: String,
         /// 401 or 403.
         status: u16,
-        /// What the hub says.
+        /// The hub's message.
         reason: String,
     },
-    /// The hub answers with an error of its own.
+    /// Another error status.
     #[error("`{address}` answers HTTP {status}: {reason}; try again later")]
     Status {
-        /// What was asked for.
+        /// The requested address.
         address: String,
         /// The status.
         status: u16,
-        /// What the hub says.
+        /// The hub's message.
         reason: String,
     },
     /// The hub cannot be reached.
@@ -110,36 +110,36 @@ pub enum HubError {
         "cannot reach `{address}`: {reason}; check the connection and `HF_ENDPOINT`, or give a folder on this machine"
     )]
     Unreachable {
-        /// What was asked for.
+        /// The requested address.
         address: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The transfer broke off again and again.
+    /// The transfer broke off repeatedly.
     #[error(
         "`{file}` broke off after {received} of {size} bytes: {reason}; run the same command again to go on where it stopped"
     )]
     BrokeOff {
         /// The file.
         file: String,
-        /// Bytes that are here.
+        /// Bytes received.
         received: u64,
         /// Bytes in all.
         size: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// An answer that makes no sense.
-    #[error("the answer of `{address}` cannot be used: {reason}; check `HF_ENDPOINT`")]
+    /// An invalid response.
+    #[error("the response of `{address}` cannot be used: {reason}; check `HF_ENDPOINT`")]
     Protocol {
-        /// What was asked for.
+        /// The requested address.
         address: String,
-        /// What is wrong with the answer.
+        /// What is wrong with the response.
         reason: String,
     },
-    /// The bytes are not those that the hub promised.
+    /// The content has another length or digest than the hub promised.
     #[error(
-        "`{file}` arrived damaged: its {kind} is {found}, the hub says {expected}; it was removed, run the same command again to fetch it anew"
+        "`{file}` arrived damaged: its {kind} is {found} instead of {expected}; it was removed, run the same command again to fetch it anew"
     )]
     Damaged {
         /// The file.
@@ -151,13 +151,13 @@ pub enum HubError {
         /// The digest found.
         found: String,
     },
-    /// A file name that would leave the folder it belongs to.
+    /// A file name that would leave its folder.
     #[error("the hub names a file `{file}`, which is not a path inside a folder; refusing it")]
     HostileName {
-        /// The name, harmless to print.
+        /// The name, without control characters.
         file: String,
     },
-    /// An index that cannot be used.
+    /// An invalid index of shards.
     #[error("`{model}`: `{index}` {reason}; the model cannot be used as it is on the hub")]
     BadIndex {
         /// The model.
@@ -167,7 +167,7 @@ pub enum HubError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The repository holds no weights in a form that is read.
+    /// The repository has no weights in a supported format.
     #[error(
         "`{model}` has no weights that can be read; `model.safetensors`, `pytorch_model.bin` or a GGUF file are"
     )]
@@ -175,28 +175,39 @@ pub enum HubError {
         /// The model.
         model: String,
     },
-    /// Several GGUF files, none of which is meant more than the others.
-    #[error("`{model}` holds several GGUF files: {}; name one with `powerinfer pull {model} --file NAME` and give the path it prints", files.join(", "))]
+    /// The repository has several GGUF files and no other weights.
+    #[error("`{model}` holds several GGUF files: {}", files.join(", "))]
     SeveralGguf {
         /// The model.
         model: String,
         /// The files.
         files: Vec<String>,
     },
-    /// The network is not to be used, and the cache does not have it all.
+    /// The network is forbidden and the cache is incomplete.
     #[error(
         "`{model}` is not completely in `{cache}`, and `HF_HUB_OFFLINE` forbids the network; unset it, or pull the model where there is one"
     )]
     NotCached {
-        /// The model or the file of it.
+        /// The model, or a file of it.
         model: String,
         /// The cache.
         cache: PathBuf,
     },
-    /// A file of the cache cannot be read or written.
+    /// A file of the cache that cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
     /// The user asked to stop.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
+}
+
+impl HubError {
+    /// Remedy that a command or a flag gives.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::SeveralGguf { .. } => Some(Hint::PullOneFile),
+            Self::Artifact(error) => error.hint(),
+            _ => None,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The files of a model, one after another.
+//! Download of the files of a model, one after another.
 
 use std::{collections::BTreeSet, fs};
 
@@ -18,7 +18,7 @@ use crate::{
 /// Most names that an error lists.
 const NAMES_IN_AN_ERROR: usize = 20;
 
-/// A commit on its way into the cache.
+/// Download of one commit into the cache.
 pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client,
     pub(crate) model: &'a ModelName,
@@ -28,7 +28,7 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Fetches what is wanted of the files called `names`.
+    /// Downloads the requested files among those called `names`.
     pub(crate) fn wish(
         &self,
         wish: Wish<'_>,
@@ -83,7 +83,7 @@ impl Fetch<'_> {
         })
     }
 
-    /// Fetches those of `wanted` that are not in the snapshot.
+    /// Downloads the files in `wanted` that the snapshot lacks.
     fn files(&self, wanted: Vec<FileName>) -> Result<Vec<SnapshotFile>, HubError> {
         let folder = self.cache.snapshot(self.commit);
         let mut files = Vec::new();
@@ -109,10 +109,8 @@ impl Fetch<'_> {
         if missing.is_empty() {
             return Ok(files);
         }
-        let left = |remote: &RemoteFile| {
-            let there = self.cache.length_there(&remote.etag, remote.size);
-            remote.size - there
-        };
+        let left =
+            |remote: &RemoteFile| remote.size - self.cache.downloaded(&remote.etag, remote.size);
         let total = missing.iter().map(left).fold(0, u64::saturating_add);
         self.progress.begin(&self.model.to_string(), total, "bytes");
         let result = missing.iter().try_for_each(|remote| {
@@ -123,9 +121,9 @@ impl Fetch<'_> {
         result.map(|()| files)
     }
 
-    /// What the hub says of the file called `name`.
+    /// Requests the hub's description of the file called `name`.
     fn describe(&self, name: &FileName) -> Result<RemoteFile, HubError> {
-        // The commit rather than the branch, which may move meanwhile.
+        // The commit rather than the branch, which may move during the download.
         let path = format!(
             "{}/resolve/{}",
             self.model.repository(),

@@ -1,19 +1,19 @@
-//! Names of files in a repository, which a server says and a path is made of.
+//! Names of files in a repository: untrusted input that becomes a path.
 
 use std::{fmt, path::PathBuf};
 
 use crate::HubError;
 
-/// Most bytes of a name; file systems take no more in a component either.
+/// Most bytes of a name, the limit of file systems for one component.
 const LONGEST: usize = 255;
 
-/// A relative path of plain components, such as `config.json` or `Q4_K_M/model.gguf`: it stays in
-/// whatever folder it is joined to.
+/// A relative path of plain components, such as `config.json` or `Q4_K_M/model.gguf`: it never leaves
+/// the folder it is joined to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FileName(String);
 
 impl FileName {
-    /// Checks a name that somebody else gave.
+    /// Parses an untrusted name.
     pub(crate) fn parse(text: &str) -> Result<Self, HubError> {
         let plain = |component: &str| {
             !["", ".", ".."].contains(&component)
@@ -25,13 +25,13 @@ impl FileName {
             Ok(Self(text.to_owned()))
         } else {
             Err(HubError::HostileName {
-                // A terminal obeys control characters.
+                // Control characters would reach the terminal.
                 file: text.escape_debug().take(LONGEST).collect(),
             })
         }
     }
 
-    /// The name as the server writes it.
+    /// The name with `/` between components.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! A model of the hub as a folder on this machine.
+//! [`Hub`]: a model of the hub as a local folder.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::{
     offline::cached,
 };
 
-/// The hub, and the cache it is fetched into.
+/// A hub and the local cache of its models.
 #[derive(Debug)]
 pub struct Hub {
     settings: Settings,
@@ -23,13 +23,13 @@ pub struct Hub {
 /// A model, or a file of one, in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The folder of the commit; more files of it may be there than were asked for.
+    /// The folder of the commit; it may hold more files than were requested.
     pub folder: PathBuf,
-    /// What to open: the folder, or the file where a single one was asked for or is the model.
+    /// Path to open: the folder, or the file if a single one was requested or is the whole model.
     pub path: PathBuf,
-    /// The commit that the revision is at.
+    /// Commit of the revision, 40 hexadecimal digits.
     pub commit: String,
-    /// The files that were asked for.
+    /// The requested files.
     pub files: Vec<SnapshotFile>,
 }
 
@@ -40,11 +40,11 @@ pub struct SnapshotFile {
     pub name: String,
     /// Its length in bytes.
     pub bytes: u64,
-    /// Whether it was not in the cache before.
+    /// Whether it was downloaded, rather than found in the cache.
     pub fetched: bool,
 }
 
-/// What is wanted of a model.
+/// Part of a model to fetch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Wish<'a> {
     /// Everything needed to run it.
@@ -54,26 +54,38 @@ pub(crate) enum Wish<'a> {
 }
 
 impl Hub {
-    /// The hub that `settings` describe.
+    /// A hub with the address, token and cache in `settings`.
     pub fn new(settings: Settings) -> Self {
         Self { settings }
     }
 
-    /// The hub that the environment describes.
+    /// A hub configured by the environment; see [`Settings::from_lookup`].
+    ///
+    /// # Errors
+    ///
+    /// If no variable leads to a cache folder.
     pub fn from_environment() -> Result<Self, HubError> {
         Settings::from_environment().map(Self::new)
     }
 
-    /// Fetches what `model` needs to be run and is not in the cache yet: configuration, tokenizer,
-    /// and weights in one form. An interrupted fetch goes on where it stopped.
+    /// Downloads the files that running `model` needs and the cache lacks: configuration, tokenizer,
+    /// and weights in one format. An interrupted download resumes where it stopped.
     ///
-    /// Where the network is not to be used, or the hub cannot be reached, a complete model in the
-    /// cache is taken instead.
+    /// Offline, or if the hub cannot be reached, a complete model in the cache is used.
+    ///
+    /// # Errors
+    ///
+    /// If the hub refuses or lacks the model, the model has no readable weights, a download fails
+    /// repeatedly or has the wrong digest, the cache cannot be written, or `progress` interrupts.
     pub fn pull(&self, model: &ModelName, progress: &dyn Progress) -> Result<Snapshot, HubError> {
         self.pull_wish(model, Wish::Model, progress)
     }
 
-    /// Like [`Self::pull`], for the file called `file` alone.
+    /// Like [`Self::pull`], for the single file called `file`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::pull`], and if the revision has no such file.
     pub fn pull_file(
         &self,
         model: &ModelName,
@@ -130,7 +142,7 @@ impl Hub {
             progress,
         };
         let snapshot = fetch.wish(wish, &listing.names)?;
-        // Only now, so that an older complete snapshot is not forgotten for one half fetched.
+        // Only now, so that an incomplete download never replaces an older complete snapshot.
         cache.remember(model.revision(), &listing.commit)?;
         Ok(snapshot)
     }

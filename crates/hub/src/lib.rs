@@ -1,13 +1,9 @@
-//! Models of the Hugging Face hub: fetched into the cache that its Python client uses, checked,
-//! and taken up again where a fetch stopped.
+//! Downloads models of the Hugging Face hub into the cache that its Python client uses: with digests
+//! checked, and resumed after an interruption.
 //!
 //! ```text
 //! org/name@revision ── listing ── selection ── one file after another ──▶ snapshots/<commit>/
 //! ```
-//!
-//! The crate `hf-hub` names things: addresses, answers, the folders of the cache. Its downloads
-//! are not used: they check neither size nor digest, take any answer to a request for the rest
-//! of a file for that rest, and send the token to wherever the hub redirects.
 
 mod cache;
 mod checksum;

@@ -1,4 +1,4 @@
-//! What the hub says a revision consists of.
+//! The list of files of a revision.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ struct Sibling {
     rfilename: String,
 }
 
-/// The commit that a revision is at, and the names of its files, unchecked.
+/// Commit of a revision and the names of its files, not validated.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) commit: Commit,
@@ -34,7 +34,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Asks the hub.
+    /// Requests the list.
     pub(crate) fn ask(client: &Client, model: &ModelName) -> Result<Self, Failure> {
         let revision = model.revision().replace('/', "%2F");
         let path = format!("api/models/{}/revision/{revision}", model.repository());

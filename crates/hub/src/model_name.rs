@@ -1,17 +1,17 @@
-//! What a model is called on the hub: `organization/name`, and which revision of it.
+//! Name and revision of a model on the hub.
 
 use std::fmt;
 
 use crate::HubError;
 
-/// The revision meant where none is given.
+/// The default revision.
 const MAIN: &str = "main";
 /// Most characters of an organisation or a name.
 const LONGEST_NAME: usize = 96;
 /// Most characters of a revision.
 const LONGEST_REVISION: usize = 255;
 
-/// `organization/name@revision`, in the characters that the hub allows; safe as a part of a path.
+/// `organization/name@revision` in the characters that the hub allows; safe in a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelName {
     organization: String,
@@ -22,6 +22,10 @@ pub struct ModelName {
 impl ModelName {
     /// Reads `organization/name` or `organization/name@revision`; a revision is a branch, a tag,
     /// a commit, or a reference such as `refs/pr/3`.
+    ///
+    /// # Errors
+    ///
+    /// If the text is not such a name.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let (repository, revision) = match text.split_once('@') {
             Some((repository, revision)) => (repository, revision),
@@ -55,7 +59,7 @@ impl ModelName {
         &self.name
     }
 
-    /// Branch, tag, commit or reference; `main` where none was given.
+    /// Branch, tag, commit or reference; `main` by default.
     pub fn revision(&self) -> &str {
         &self.revision
     }
@@ -71,7 +75,7 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// The hub's rules for organisations and names.
+/// Checks the hub's rules for organisations and names.
 fn check_part(part: &str) -> Result<(), &'static str> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if part.is_empty() || part.len() > LONGEST_NAME {
@@ -92,7 +96,7 @@ fn check_part(part: &str) -> Result<(), &'static str> {
     }
 }
 
-/// What git and a file system take for a reference.
+/// Checks that a revision is valid for git and for a file system.
 fn check_revision(revision: &str) -> Result<(), &'static str> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let good_part = |part: &str| {
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_other_things_are_no_names() {
+    fn paths_and_addresses_are_not_names() {
         let long = format!("org/{}", "n".repeat(97));
         for text in [
             "",

@@ -1,4 +1,4 @@
-//! What the cache holds without anybody being asked.
+//! Lookup of models in the cache without a network.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -10,10 +10,10 @@ use crate::{
     selection::{Selection, Weights, shards},
 };
 
-/// Deepest folder in a snapshot that is looked into.
+/// Greatest depth of folders in a snapshot.
 const DEEPEST: usize = 8;
 
-/// What is wanted of `model`, where all of it is in the cache.
+/// The requested files of `model` if the cache has all of them.
 pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> Option<Snapshot> {
     let commit = cache.commit(model.revision())?;
     let folder = cache.snapshot(&commit);
@@ -60,7 +60,7 @@ pub(crate) fn cached(cache: &ModelCache, model: &ModelName, wish: Wish<'_>) -> O
     })
 }
 
-/// Adds the names of the files in `folder`, as the hub writes them, after `prefix`.
+/// Adds the names of the files in `folder` with `/` between components and `prefix` before them.
 fn add_names(folder: &Path, prefix: &str, depth: usize, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -1,4 +1,4 @@
-//! Through which proxies requests go, as `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` say.
+//! Proxies from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`.
 
 use url::Url;
 
@@ -9,12 +9,12 @@ pub(crate) struct Proxies {
     pub(crate) https: Option<String>,
     /// For addresses of `http`.
     pub(crate) http: Option<String>,
-    /// Hosts that are asked directly, with everything below them; `*` for all.
+    /// Hosts that are reached directly, with their subdomains; `*` for all.
     except: Vec<String>,
 }
 
 impl Proxies {
-    /// The proxies that follow from the variables `lookup` knows, in small letters or capitals.
+    /// Proxies from the variables in `lookup`, lower-case names first.
     pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
         let either = |name: &str| lookup(&name.to_ascii_lowercase()).or_else(|| lookup(name));
         let all = either("ALL_PROXY");
@@ -30,8 +30,8 @@ impl Proxies {
         }
     }
 
-    /// Whether `address` is asked directly whatever its scheme.
-    pub(crate) fn spare(&self, address: &Url) -> bool {
+    /// Whether `address` is reached directly.
+    pub(crate) fn bypass(&self, address: &Url) -> bool {
         let host = address.host_str().unwrap_or_default().to_ascii_lowercase();
         self.except.iter().any(|except| {
             except == "*"
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_that_are_named_are_asked_directly() {
+    fn hosts_in_no_proxy_are_reached_directly() {
         let variables = |name: &str| match name {
             "ALL_PROXY" => Some("http://all:1".to_owned()),
             "https_proxy" => Some("http://secure:2".to_owned()),
@@ -57,7 +57,7 @@ mod tests {
         let proxies = Proxies::from_lookup(variables);
         assert_eq!(proxies.https.as_deref(), Some("http://secure:2"));
         assert_eq!(proxies.http.as_deref(), Some("http://all:1"));
-        for (address, spared) in [
+        for (address, direct) in [
             ("http://localhost:80/x", true),
             ("https://hub.intern.org", true),
             ("https://intern.org", true),
@@ -65,7 +65,7 @@ mod tests {
             ("http://127.0.0.1:9", true),
             ("https://huggingface.co", false),
         ] {
-            assert_eq!(proxies.spare(&Url::parse(address).unwrap()), spared);
+            assert_eq!(proxies.bypass(&Url::parse(address).unwrap()), direct);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One file of a commit as the hub describes it.
+//! The hub's description of one file.
 
 use ureq::Response;
 use url::Url;
@@ -10,7 +10,7 @@ use crate::{
     file_name::FileName,
 };
 
-/// A file that can be fetched.
+/// A file that can be downloaded.
 #[derive(Debug)]
 pub(crate) struct RemoteFile {
     pub(crate) name: FileName,
@@ -20,10 +20,9 @@ pub(crate) struct RemoteFile {
 }
 
 impl RemoteFile {
-    /// Asks the hub for length and digest of the file called `name` at `address`.
+    /// Requests length and digest of the file called `name` at `address`.
     ///
-    /// Large files lie elsewhere; the hub says what is to be known about them in the headers of
-    /// the redirect that leads there.
+    /// Large files are stored elsewhere; the hub describes them in the headers of the redirect.
     pub(crate) fn describe(
         client: &Client,
         model: &ModelName,
@@ -48,13 +47,13 @@ impl RemoteFile {
                 etag,
                 size,
             }),
-            (None, _) => Err(protocol(&address, "it does not say which contents it has").into()),
-            (_, None) => Err(protocol(&address, "it does not say how long it is").into()),
+            (None, _) => Err(protocol(&address, "it has no `ETag`").into()),
+            (_, None) => Err(protocol(&address, "it has no length").into()),
         }
     }
 }
 
-/// First byte and total length, where it is known, of the part of a file in `response`.
+/// First byte and, if known, total length of the range in a response.
 pub(crate) fn content_range(response: &Response) -> Option<(u64, Option<u64>)> {
     let range = response.header("Content-Range")?.strip_prefix("bytes ")?;
     let (part, total) = range.split_once('/')?;

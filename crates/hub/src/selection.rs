@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{HubError, ModelName, file_name::FileName};
 
-/// What is read beside the weights, where it is there.
+/// Files that are read in addition to the weights, if the repository has them.
 const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -21,17 +21,17 @@ const COMPANIONS: [&str; 11] = [
     "chat_template.json",
 ];
 
-/// Files with all weights, in the order they are preferred in; `<file>.index.json` lists shards.
+/// Files of weights, the preferred one first; `<file>.index.json` lists shards.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
 /// Where the weights of a repository are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Weights {
-    /// In one file.
+    /// One file.
     Single(FileName),
-    /// In the files that this index lists.
+    /// The files in this index.
     Sharded(FileName),
-    /// In a GGUF file, which holds everything else too.
+    /// A GGUF file, which holds configuration and tokenizer too.
     Gguf(FileName),
 }
 
@@ -45,8 +45,7 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Chooses among the files called `names`: safetensors rather than pickles, these rather than
-    /// GGUF, of which there may be one alone then.
+    /// Chooses among the files called `names`: safetensors before pickles before a single GGUF file.
     pub(crate) fn of(model: &ModelName, names: &BTreeSet<String>) -> Result<Self, HubError> {
         let present = |name: &str| {
             let is_there = names.contains(name);
@@ -93,7 +92,7 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The shards that the index called `index` with the contents `bytes` lists, sorted.
+/// Names of the shards in an index file with the content `bytes`, sorted.
 pub(crate) fn shards(
     model: &ModelName,
     index: &FileName,
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_fetched_in_one_form_alone() {
+    fn weights_are_fetched_in_one_format_only() {
         let all = [
             "README.md",
             "config.json",
@@ -174,13 +173,16 @@ mod tests {
         let error = select(&["config.json", "flax_model.msgpack"]).unwrap_err();
         assert!(matches!(error, HubError::NoWeights { .. }), "{error}");
         let error = select(&["a.gguf", "b.gguf"]).unwrap_err().to_string();
-        assert!(error.contains("a.gguf, b.gguf; name one"), "{error}");
+        assert!(
+            error.contains("several GGUF files: a.gguf, b.gguf"),
+            "{error}"
+        );
         let error = select(&["a.gguf", "../b.gguf"]).unwrap_err();
         assert!(matches!(error, HubError::HostileName { .. }), "{error}");
     }
 
     #[test]
-    fn an_index_names_files_beside_itself() {
+    fn an_index_names_files_in_its_own_folder() {
         let read = |text: &str| {
             let model = ModelName::parse("org/name").unwrap();
             shards(

@@ -1,4 +1,4 @@
-//! Where the hub and its cache are, as the environment variables of its Python client say.
+//! Address, cache and token, from the environment variables of the hub's Python client.
 
 use std::{
     ffi::OsString,
@@ -9,9 +9,9 @@ use std::{
 
 use crate::{HubError, proxies::Proxies};
 
-/// The hub, unless `HF_ENDPOINT` names another.
+/// Address of the hub without `HF_ENDPOINT`.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Pause before a failed request is made again, unless told otherwise.
+/// Default pause before the first retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// A token of an account; never printed.
@@ -19,14 +19,14 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub struct Token(String);
 
 impl Token {
-    /// A token as a person or a file gives it, without the space round it; none where it is empty.
+    /// A token from typed text or a file, with white space removed around it; none if empty.
     pub fn new(text: &str) -> Option<Self> {
         let token: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
         let token = token.trim();
         (!token.is_empty()).then(|| Self(token.to_owned()))
     }
 
-    /// The header that proves who asks.
+    /// Value of the `Authorization` header.
     pub(crate) fn authorization(&self) -> Result<String, HubError> {
         if self.0.chars().all(|c| c.is_ascii_graphic()) {
             Ok(format!("Bearer {}", self.0))
@@ -42,20 +42,20 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What the environment says about the hub.
+/// Configuration of the hub and its cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Address of the hub, without a slash at its end.
     pub endpoint: String,
     /// Folder that holds `models--<organization>--<name>`.
     pub cache: PathBuf,
-    /// Who asks.
+    /// Token of an account.
     pub token: Option<Token>,
-    /// Whether the network is not to be used.
+    /// Whether the network is forbidden.
     pub offline: bool,
-    /// Through which proxies.
+    /// Proxies for requests.
     pub(crate) proxies: Proxies,
-    /// Pause before the first repetition of a failed request; later ones are longer.
+    /// Pause before the first retry of a failed request; it doubles with each further one.
     pub retry_pause: Duration,
 }
 
@@ -72,20 +72,28 @@ impl Settings {
         }
     }
 
-    /// The settings of this process.
+    /// Settings from the environment of this process.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::from_lookup`].
     pub fn from_environment() -> Result<Self, HubError> {
         Self::from_lookup(|variable| std::env::var_os(variable))
     }
 
-    /// The settings that follow from the variables `lookup` knows:
+    /// Settings from the variables in `lookup`:
     ///
     /// * cache: `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in `huggingface` in
     ///   `XDG_CACHE_HOME`, else in `~/.cache/huggingface`;
     /// * token: `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else the file `token` in `HF_HOME` or
-    ///   what stands for it;
+    ///   its default;
     /// * endpoint: `HF_ENDPOINT`;
     /// * offline: `HF_HUB_OFFLINE` is 1, on, yes or true;
     /// * proxies: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`.
+    ///
+    /// # Errors
+    ///
+    /// If no variable leads to a cache folder.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         // A variable that is set to nothing is not set.
         let variable = |name: &str| lookup(name).filter(|value| !value.is_empty());
@@ -142,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_particular_variable_wins() {
+    fn the_more_specific_variable_wins() {
         let mut variables = vec![("HOME", "/home/p")];
         let cache = |variables: &[(&str, &str)]| settings(variables).cache;
         assert_eq!(

@@ -1,7 +1,8 @@
 //! Pulling models from a server that speaks the hub's protocol, well or badly.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/hub_server.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod hub_server;
 
 use std::{
@@ -249,7 +250,7 @@ fn a_single_gguf_file_is_the_model_and_one_of_several_is_named() {
     assert_eq!(snapshot.files.len(), 1);
 
     let mut place = gguf(&["a.gguf", "q4/b c.gguf"]);
-    place.refused(&["a.gguf, q4/b c.gguf", "--file"]);
+    place.refused(&["a.gguf, q4/b c.gguf"]);
     let pull = |place: &Place, file: &str| place.hub().pull_file(&name(MODEL), file, &Silent);
     let snapshot = pull(&place, "q4/b c.gguf").unwrap();
     assert_eq!(fs::read(&snapshot.path).unwrap(), noise(3000));
@@ -265,7 +266,7 @@ fn a_single_gguf_file_is_the_model_and_one_of_several_is_named() {
 }
 
 #[test]
-fn the_token_is_for_the_hub_alone() {
+fn only_the_hub_gets_the_token() {
     let mut place = Place::behaving(Behaviour {
         token: Some("hf_secret".to_owned()),
         ..Behaviour::default()
@@ -294,7 +295,7 @@ fn the_token_is_for_the_hub_alone() {
 }
 
 #[test]
-fn what_the_hub_refuses_is_told_apart() {
+fn refusals_of_the_hub_have_different_errors() {
     let gated = Behaviour {
         gated: true,
         ..Behaviour::default()
@@ -314,7 +315,7 @@ fn what_the_hub_refuses_is_told_apart() {
 }
 
 #[test]
-fn a_cut_connection_is_taken_up_where_it_was_cut() {
+fn a_cut_connection_is_resumed() {
     let place = Place::behaving(Behaviour {
         cuts: vec![100_000, 150_000, 0],
         ..Behaviour::default()
@@ -336,7 +337,7 @@ fn a_cut_connection_is_taken_up_where_it_was_cut() {
 }
 
 #[test]
-fn a_connection_that_is_always_cut_is_given_up_and_goes_on_later() {
+fn after_too_many_cuts_the_next_run_resumes() {
     let place = Place::behaving(Behaviour {
         cuts: [&[123_456][..], &[0; 5]].concat(),
         ..Behaviour::default()
@@ -358,7 +359,7 @@ fn a_connection_that_is_always_cut_is_given_up_and_goes_on_later() {
 }
 
 #[test]
-fn an_interruption_keeps_what_has_arrived() {
+fn an_interruption_keeps_the_bytes_received() {
     let place = Place::new(model());
     let stopped = place.hub().pull(&name(MODEL), &Listener::new(200_000));
     assert!(matches!(stopped, Err(HubError::Interrupted(_))));
@@ -386,7 +387,7 @@ fn a_server_that_cannot_resume_sends_it_all_again() {
 }
 
 #[test]
-fn another_part_than_was_asked_for_is_an_error() {
+fn a_part_that_was_not_requested_is_an_error() {
     let place = Place::behaving(Behaviour {
         cuts: vec![100_000],
         wrong_ranges: true,
@@ -442,7 +443,7 @@ fn more_bytes_than_promised_are_not_kept() {
 }
 
 #[test]
-fn hostile_names_lead_nowhere() {
+fn hostile_names_are_refused() {
     for file in [
         "../../../evil.gguf",
         "/evil.gguf",
@@ -479,7 +480,7 @@ fn hostile_names_lead_nowhere() {
 }
 
 #[test]
-fn a_hub_that_is_busy_is_asked_again() {
+fn requests_to_a_busy_hub_are_retried() {
     let place = Place::behaving(Behaviour {
         unavailable: vec!["/resolve/", "config.json", "/blobs/", "/blobs/"],
         ..Behaviour::default()
@@ -495,7 +496,7 @@ fn a_hub_that_is_busy_is_asked_again() {
 }
 
 #[test]
-fn without_a_network_the_cache_is_taken() {
+fn without_a_network_the_cache_is_used() {
     let mut place = Place::new(model());
     place.settings.offline = true;
     place.refused(&["org/tiny", "not completely in", "HF_HUB_OFFLINE"]);
@@ -549,7 +550,7 @@ fn two_at_once_fetch_each_byte_once() {
 }
 
 #[test]
-fn addresses_that_are_none_are_told() {
+fn invalid_addresses_are_errors() {
     for endpoint in ["huggingface.co", "ftp://huggingface.co", ""] {
         let settings = Settings::new(endpoint, Path::new("unused"));
         let error = Hub::new(settings).pull(&name(MODEL), &Silent).unwrap_err();

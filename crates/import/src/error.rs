@@ -1,32 +1,32 @@
-//! Errors of importing.
+//! Errors of imports.
 
 use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, Hint};
 use powerinfer_model::ModelError;
 
-/// Why a pickled checkpoint or predictors of the original PowerInfer cannot be used.
+/// Error of reading a pickled checkpoint or predictors of the original PowerInfer.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// A pickle that is damaged or holds more than tensors.
+    /// The pickle is damaged or contains more than tensors.
     #[error("`{path}` cannot be read as PyTorch weights: {reason}")]
     BadPickle {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         reason: String,
     },
-    /// Nothing that could be the predictors of the original PowerInfer.
+    /// The path contains no predictors of the original PowerInfer.
     #[error(
         "there are no predictors of the original PowerInfer at `{path}`: {reason}; give a `*.powerinfer.gguf` file, or a folder with `model_0.pt`, `model_1.pt`, …"
     )]
     NoPredictors {
-        /// What was asked for.
+        /// The path given.
         path: PathBuf,
-        /// What it is instead.
+        /// What was found instead.
         reason: String,
     },
-    /// Layers without a predictor.
+    /// Some layers have no predictor.
     #[error(
         "`{path}` has no predictor of layer(s) {}; the original has one in every layer, download it again",
         missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -34,10 +34,10 @@ pub enum ImportError {
     MissingPredictors {
         /// The file or folder.
         path: PathBuf,
-        /// The layers.
+        /// Layers without predictor.
         missing: Vec<usize>,
     },
-    /// Predictors of a deeper model.
+    /// The predictors are for a model with more layers.
     #[error(
         "`{path}` has a predictor of layer {layer}, the model has {layers} layers; the predictors are another model's"
     )]
@@ -46,10 +46,10 @@ pub enum ImportError {
         path: PathBuf,
         /// The last layer with a predictor.
         layer: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
     },
-    /// A matrix of a predictor that does not fit the model.
+    /// A matrix does not fit the model.
     #[error(
         "tensor `{tensor}` in `{path}` has shape {found:?}, the model needs {expected}; the predictors are another model's"
     )]
@@ -58,16 +58,16 @@ pub enum ImportError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The shape that would fit.
+        /// Shape that would fit.
         expected: String,
-        /// The shape there.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor that predictors of the original do not have.
+    /// A tensor does not belong to a predictor of the original.
     #[error(
-        "tensor `{tensor}` in `{path}` is left over: a predictor of the original PowerInfer is one `fc1.weight` and one `fc2.weight`; it would predict otherwise without it"
+        "tensor `{tensor}` in `{path}` is not part of a predictor of the original PowerInfer, which has one `fc1.weight` and one `fc2.weight`; ignoring it would change the predictions"
     )]
-    PredictorLeftOver {
+    UnusedPredictorTensor {
         /// The file.
         path: PathBuf,
         /// The tensor.
@@ -82,7 +82,7 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// Remedy that takes a command or a flag.
+    /// Returns the remedy, if it is a command or flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::Model(error) => error.hint(),

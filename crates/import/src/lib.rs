@@ -1,5 +1,7 @@
-//! Imports from other programs: checkpoints that `torch.save` wrote, and the predictors of the original
+//! Imports from other programs: checkpoints written by `torch.save`, and the predictors of the original
 //! PowerInfer.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod error;
 mod original_predictors;
@@ -12,13 +14,12 @@ use powerinfer_model::{Checkpoint, Files, container::Container};
 
 use pickle::Pickles;
 
-/// Opens the checkpoint that consists of `files`, whose weights are in a GGUF file, in safetensors or, if there
+/// Opens the checkpoint that consists of `files`, with weights in a GGUF file, in safetensors or, if there
 /// are neither, in `pytorch_model.bin`.
 ///
 /// # Errors
 ///
-/// Returns an error if a file is missing, damaged or contradicts the configuration, or if a pickle names anything but
-/// tensors.
+/// A file is missing, damaged or contradicts the configuration, or a pickle names anything but tensors.
 pub fn open_checkpoint(files: Files) -> Result<Checkpoint, ImportError> {
     Checkpoint::from_files_or(files, |files| {
         let pickles = Pickles::open(files)?;

@@ -1,8 +1,8 @@
-//! The predictors of the original PowerInfer: two matrices a layer, in a `*.powerinfer.gguf` or in
-//! a folder of `model_0.pt`, `model_1.pt`, ….
+//! Predictors of the original PowerInfer: two matrices per layer, in a `*.powerinfer.gguf` or in a folder of
+//! `model_0.pt`, `model_1.pt`, ….
 //!
-//! A neuron is active where `fc2 · relu(fc1 · x)` is at least a threshold; x is the hidden state
-//! that goes into the FFN's norm.
+//! A neuron is predicted active if `fc2 · relu(fc1 · x)` is at least a threshold; x is the hidden state before
+//! the FFN's norm.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,30 +15,30 @@ use serde_json::Value as Json;
 
 use crate::{ImportError, pickle::Pickles};
 
-/// The threshold where nothing states one.
+/// Threshold if none is stated.
 const DEFAULT_THRESHOLD: f32 = 0.0;
 
-/// The predictors of a model, found and checked but not read.
+/// Predictors of a model, located and checked but not read.
 #[derive(Debug)]
 pub struct OriginalPredictors {
     path: PathBuf,
     threshold: f32,
-    layers: Vec<Found>,
+    layers: Vec<Location>,
 }
 
-/// Where a layer's predictor is.
+/// Location of a layer's predictor.
 #[derive(Debug)]
-struct Found {
+struct Location {
     container: Arc<dyn Container>,
     fc1: String,
     fc2: String,
     rank: usize,
 }
 
-/// A layer's predictor.
+/// Predictor of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OriginalPredictor {
-    /// Width of the hidden layer.
+    /// Number of hidden units.
     pub rank: usize,
     /// `[rank, hidden]`, row-major.
     pub fc1: Vec<f32>,
@@ -49,16 +49,20 @@ pub struct OriginalPredictor {
 /// Sizes of the model that predictors must fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PredictedSizes {
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Numbers of the hidden state.
+    /// Hidden size.
     pub hidden: usize,
-    /// Neurons of a layer.
+    /// Neurons per layer.
     pub neurons: usize,
 }
 
 impl OriginalPredictors {
-    /// Finds at `path` a predictor for every layer of a model of these `sizes`.
+    /// Locates a predictor for every layer of a model of these `sizes` at `path`.
+    ///
+    /// # Errors
+    ///
+    /// There are no predictors, layers are missing, or matrices do not fit the model.
     pub fn open(path: &Path, sizes: PredictedSizes) -> Result<Self, ImportError> {
         if !path.exists() {
             return Err(ImportError::NoPredictors {
@@ -85,7 +89,7 @@ impl OriginalPredictors {
         }
     }
 
-    /// A folder of one pickle a layer.
+    /// Opens a folder with one pickle per layer.
     fn open_folder(
         path: &Path,
         numbers: &[usize],
@@ -103,8 +107,8 @@ impl OriginalPredictors {
             let names = container.names();
             let [fc1, fc2] = ["fc1.weight", "fc2.weight"].map(|name| only(&file, &names, name));
             let (fc1, fc2) = (fc1?, fc2?);
-            check_left_over(&file, &names, &[&fc1, &fc2])?;
-            Found::check(container, fc1, fc2, sizes)
+            check_unused(&file, &names, &[&fc1, &fc2])?;
+            Location::check(container, fc1, fc2, sizes)
         });
         Ok(Self {
             path: path.to_owned(),
@@ -113,7 +117,7 @@ impl OriginalPredictors {
         })
     }
 
-    /// A GGUF file with predictors beside the weights.
+    /// Opens a GGUF file with predictors next to the weights.
     fn open_gguf(path: &Path, sizes: PredictedSizes) -> Result<Self, ImportError> {
         let file = Arc::new(GgufFile::open(path)?);
         let bad = |reason: String| ModelError::BadGguf {
@@ -123,9 +127,8 @@ impl OriginalPredictors {
         const KEY: &str = "powerinfer.sparse_threshold";
         let threshold = match file.value(KEY) {
             None => DEFAULT_THRESHOLD,
-            Some(value) => {
-                finite(value.as_f64()).ok_or_else(|| bad(format!("`{KEY}` is no finite number")))?
-            }
+            Some(value) => finite(value.as_f64())
+                .ok_or_else(|| bad(format!("`{KEY}` is not a finite number")))?,
         };
         let names = file.names();
         let of_predictors = |name: &&String| name.contains(".fc1.") || name.contains(".fc2.");
@@ -145,15 +148,16 @@ impl OriginalPredictors {
         check_layers(path, &numbers, sizes.layers)?;
         let layers = (0..sizes.layers)
             .map(|layer| {
-                let [fc1, fc2] = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
-                Found::check(Arc::clone(&file) as Arc<dyn Container>, fc1, fc2, sizes)
+                let [fc1, fc2] =
+                    ["fc1", "fc2"].map(|matrix| format!("blk.{layer}.{matrix}.weight"));
+                Location::check(Arc::clone(&file) as Arc<dyn Container>, fc1, fc2, sizes)
             })
             .collect::<Result<Vec<_>, _>>()?;
         let used: Vec<&str> = layers
             .iter()
             .flat_map(|found| [&found.fc1[..], &found.fc2[..]])
             .collect();
-        check_left_over(path, &names, &used)?;
+        check_unused(path, &names, &used)?;
         Ok(Self {
             path: path.to_owned(),
             threshold,
@@ -161,22 +165,30 @@ impl OriginalPredictors {
         })
     }
 
-    /// Where they are.
+    /// Returns the path given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A neuron is active where its logit is at least this, in all layers.
+    /// Returns the threshold on logits, common to all layers.
     pub fn threshold(&self) -> f32 {
         self.threshold
     }
 
-    /// How many layers there are, each with a predictor.
+    /// Returns the number of layers.
     pub fn layer_count(&self) -> usize {
         self.layers.len()
     }
 
-    /// Reads the predictor of `layer`; a NaN or infinite weight is an error.
+    /// Reads the predictor of `layer`.
+    ///
+    /// # Errors
+    ///
+    /// The matrices cannot be read, or have NaN or infinite values.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer.
     pub fn read(&self, layer: usize) -> Result<OriginalPredictor, ImportError> {
         let found = &self.layers[layer];
         let read = |name: &str| {
@@ -198,7 +210,11 @@ impl OriginalPredictors {
         })
     }
 
-    /// A digest of threshold and, as for fingerprints, of samples of every matrix.
+    /// Digest of the threshold and of samples of every matrix, as in model fingerprints.
+    ///
+    /// # Errors
+    ///
+    /// A matrix cannot be read.
     pub fn digest(&self) -> Result<Digest, ImportError> {
         let mut parts = vec![self.threshold.to_le_bytes().to_vec()];
         for found in &self.layers {
@@ -211,8 +227,8 @@ impl OriginalPredictors {
     }
 }
 
-impl Found {
-    /// Checks that the matrices are there in shapes that fit each other and a model of `sizes`.
+impl Location {
+    /// Checks that the matrices exist and that their shapes fit each other and the model.
     fn check(
         container: Arc<dyn Container>,
         fc1: String,
@@ -237,7 +253,7 @@ impl Found {
             hidden, neurons, ..
         } = sizes;
         let rank = match shape(&fc1)?[..] {
-            // A predictor wider than what it predicts is a mistake, and would save nothing.
+            // A predictor wider than the layer saves nothing and is a mistake.
             [rank, columns] if columns == hidden && (1..=neurons).contains(&rank) => rank,
             ref other => {
                 let expected = format!("[1 to {neurons}, {hidden}]");
@@ -259,19 +275,19 @@ impl Found {
 
 const CONFIG: &str = "config.json";
 
-/// The file of a layer in a folder of predictors.
+/// File name of a layer's predictor.
 fn file_name(layer: usize) -> String {
     format!("model_{layer}.pt")
 }
 
-/// Numbers of the files `model_<number>.pt` in `folder`, in order; none where it is no folder.
+/// Lists the numbers of the files `model_<number>.pt` in `folder`, sorted; empty if it is not a folder.
 fn numbered_files(folder: &Path) -> Vec<usize> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut numbers: Vec<usize> = entries
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             let number = name.strip_prefix("model_")?.strip_suffix(".pt")?;
-            // By number, not by name: `model_10.pt` comes after `model_9.pt`.
+            // Sorted by number, not by name: `model_10.pt` comes after `model_9.pt`.
             number.parse().ok().filter(|it| file_name(*it) == name)
         })
         .collect();
@@ -279,7 +295,7 @@ fn numbered_files(folder: &Path) -> Vec<usize> {
     numbers
 }
 
-/// Refuses sorted `numbers` of layers that are not 0 to `layers` - 1.
+/// Checks that the sorted `numbers` are exactly the layers 0 to `layers` - 1.
 fn check_layers(path: &Path, numbers: &[usize], layers: usize) -> Result<(), ImportError> {
     let missing: Vec<usize> = (0..layers)
         .filter(|layer| numbers.binary_search(layer).is_err())
@@ -300,7 +316,7 @@ fn check_layers(path: &Path, numbers: &[usize], layers: usize) -> Result<(), Imp
     }
 }
 
-/// The one name among `names` that is `wanted`, whatever modules stand before it.
+/// Finds the only name among `names` that is `wanted`, after any module prefix.
 fn only(path: &Path, names: &[String], wanted: &str) -> Result<String, ImportError> {
     let is_wanted = |name: &&String| {
         let before = name.strip_suffix(wanted);
@@ -314,20 +330,20 @@ fn only(path: &Path, names: &[String], wanted: &str) -> Result<String, ImportErr
             tensor: wanted.to_owned(),
         }
         .into()),
-        [_, second, ..] => Err(left_over(path, second)),
+        [_, second, ..] => Err(unused_tensor(path, second)),
     }
 }
 
-/// Refuses what would change the predictions and is not read, such as a bias.
-fn check_left_over(path: &Path, names: &[String], used: &[&str]) -> Result<(), ImportError> {
+/// Checks that every tensor is used: others, such as biases, would change the predictions.
+fn check_unused(path: &Path, names: &[String], used: &[&str]) -> Result<(), ImportError> {
     match names.iter().find(|name| !used.contains(&name.as_str())) {
         None => Ok(()),
-        Some(name) => Err(left_over(path, name)),
+        Some(name) => Err(unused_tensor(path, name)),
     }
 }
 
-fn left_over(path: &Path, tensor: &str) -> ImportError {
-    ImportError::PredictorLeftOver {
+fn unused_tensor(path: &Path, tensor: &str) -> ImportError {
+    ImportError::UnusedPredictorTensor {
         path: path.to_owned(),
         tensor: tensor.to_owned(),
     }
@@ -338,7 +354,7 @@ fn finite(number: Option<f64>) -> Option<f32> {
     number.is_finite().then_some(number)
 }
 
-/// The threshold that a predictor folder's `config.json` states.
+/// Reads the threshold from a predictor folder's `config.json`.
 fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ImportError> {
     const KEY: &str = "sparse_threshold";
     let config: Json = serde_json::from_slice(bytes).map_err(|source| ArtifactError::NotJson {
@@ -348,7 +364,7 @@ fn stated_threshold(path: &Path, bytes: &[u8]) -> Result<f32, ImportError> {
     match config.get(KEY) {
         None => Ok(DEFAULT_THRESHOLD),
         Some(value) => finite(value.as_f64()).ok_or_else(|| {
-            let reason = format!("`{KEY}` is no finite number");
+            let reason = format!("`{KEY}` is not a finite number");
             let path = path.to_owned();
             ModelError::BadConfig { path, reason }.into()
         }),

@@ -1,5 +1,5 @@
 //! Damaged checkpoints of every container: an error or a model, never a panic.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::path::{Path, PathBuf};
 

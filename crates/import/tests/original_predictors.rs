@@ -1,5 +1,5 @@
-//! The predictors of the original PowerInfer, found, checked, read and refused.
-#![allow(clippy::unwrap_used)]
+//! Predictors of the original PowerInfer: located, checked, read and refused.
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/torch.rs"]
 mod torch;
@@ -15,14 +15,14 @@ const SIZES: PredictedSizes = PredictedSizes {
     neurons: 6,
 };
 
-/// Some matrix with halves in it, so that every number type holds it.
+/// Matrix of multiples of 0.5, which all float types represent exactly.
 fn values(count: usize, layer: usize) -> Vec<f32> {
     (0..count)
         .map(|index| (index % 7) as f32 * 0.5 - layer as f32)
         .collect()
 }
 
-/// The file of a layer whose predictor has `rank`.
+/// Contents of a layer's file with a predictor of `rank`.
 fn layer_file(layer: usize, rank: usize, prefix: &str) -> Vec<u8> {
     let (fc1, fc2) = (values(rank * 4, layer), values(6 * rank, layer));
     let names = ["fc1.weight", "fc2.weight"].map(|name| format!("{prefix}{name}"));
@@ -33,7 +33,7 @@ fn layer_file(layer: usize, rank: usize, prefix: &str) -> Vec<u8> {
     save(&tensors, Element::F16)
 }
 
-/// A folder with a predictor in every layer, of ranks 1, 2 and 3.
+/// Folder with a predictor in every layer, of ranks 1, 2 and 3.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for layer in 0..3 {
@@ -49,7 +49,7 @@ fn golden(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What is wrong with the predictors at `path`, in words that have all `parts`.
+/// Checks that the predictors at `path` are refused with a message that contains all `parts`.
 #[track_caller]
 fn refused(path: &Path, sizes: PredictedSizes, parts: &[&str]) {
     let predictors = OriginalPredictors::open(path, sizes);
@@ -63,7 +63,7 @@ fn refused(path: &Path, sizes: PredictedSizes, parts: &[&str]) {
 }
 
 #[test]
-fn a_folder_has_a_file_a_layer() {
+fn a_folder_has_one_file_per_layer() {
     let folder = folder();
     let predictors = OriginalPredictors::open(folder.path(), SIZES).unwrap();
     assert_eq!(predictors.threshold(), 0.0);
@@ -80,7 +80,7 @@ fn a_folder_has_a_file_a_layer() {
 }
 
 #[test]
-fn names_may_say_in_which_module_a_matrix_is() {
+fn tensor_names_may_have_a_module_prefix() {
     let folder = folder();
     let plain = OriginalPredictors::open(folder.path(), SIZES).unwrap();
     let plain = plain.read(1).unwrap();
@@ -92,7 +92,7 @@ fn names_may_say_in_which_module_a_matrix_is() {
 }
 
 #[test]
-fn the_threshold_is_the_stated_one() {
+fn the_stated_threshold_is_used() {
     let folder = folder();
     let digest = |threshold: &str| {
         std::fs::write(folder.path().join("config.json"), threshold).unwrap();
@@ -112,7 +112,7 @@ fn the_threshold_is_the_stated_one() {
 }
 
 #[test]
-fn layers_go_by_number_and_none_may_be_missing() {
+fn layers_are_sorted_by_number_and_complete() {
     let folder = folder();
     let file = |layer: usize| folder.path().join(format!("model_{layer}.pt"));
     std::fs::rename(file(1), file(10)).unwrap();
@@ -162,7 +162,7 @@ fn matrices_must_fit_the_model_and_each_other() {
 }
 
 #[test]
-fn what_would_change_predictions_is_not_passed_over() {
+fn unused_tensors_are_refused() {
     let folder = folder();
     let path = folder.path().join("model_0.pt");
     let (fc1, fc2, bias) = (values(4, 0), values(6, 0), values(6, 0));
@@ -175,13 +175,13 @@ fn what_would_change_predictions_is_not_passed_over() {
     refused(
         folder.path(),
         SIZES,
-        &["model_0.pt", "`fc2.bias`", "left over"],
+        &["model_0.pt", "`fc2.bias`", "is not part of"],
     );
     std::fs::write(&path, save(&tensors[..1], Element::F32)).unwrap();
     refused(folder.path(), SIZES, &["model_0.pt", "`fc2.weight`"]);
     let twice = [tensors[0], tensors[1], ("a.fc1.weight", [1, 4], &fc1[..])];
     std::fs::write(&path, save(&twice, Element::F32)).unwrap();
-    refused(folder.path(), SIZES, &["`fc1.weight`", "left over"]);
+    refused(folder.path(), SIZES, &["`fc1.weight`", "is not part of"]);
     let nan = [f32::NAN; 4];
     let tensors = [("fc1.weight", [1, 4], &nan[..]), tensors[1]];
     std::fs::write(&path, save(&tensors, Element::F32)).unwrap();
@@ -209,7 +209,7 @@ fn a_pickle_that_names_more_than_tensors_is_refused() {
 }
 
 #[test]
-fn a_gguf_file_has_them_beside_the_weights() {
+fn a_gguf_file_with_predictors_is_read() {
     let sizes = PredictedSizes {
         layers: 2,
         hidden: 64,

@@ -1,5 +1,4 @@
 //! Rows of a weight are the same rows of the whole weight, in every container.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 

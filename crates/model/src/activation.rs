@@ -1,30 +1,30 @@
-//! The nonlinearity that decides whether a neuron fires.
+//! Activation functions of the FFN.
 
 use serde::{Deserialize, Serialize};
 
-/// The nonlinearity of the FFN's gate.
+/// Activation function of the FFN's gate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// `max(0, x)`: exactly zero for a silent neuron.
+    /// `max(0, x)`: exactly zero for an inactive neuron.
     Relu,
     /// `max(0, x)²` (Primer; So et al. 2021).
     SquaredRelu,
-    /// `x` from the threshold on, else 0 (FATReLU; ProSparse, Song et al. 2024, §3.2).
+    /// `x` if at least `threshold`, else 0 (FATReLU; ProSparse, Song et al. 2024, §3.2).
     FatRelu {
-        /// The smallest input that passes.
+        /// Smallest input that passes.
         threshold: f32,
     },
     /// `x / (1 + e^−x)`: small, never exactly zero.
     Silu,
-    /// `x·Φ(x)` with the exact normal distribution.
+    /// `x·Φ(x)` with the exact normal CDF (GELU).
     GeluErf,
-    /// GELU by its hyperbolic tangent.
+    /// GELU in its tanh approximation.
     GeluTanh,
 }
 
 impl Activation {
-    /// The function's value at `x`.
+    /// Returns the function's value at `x`.
     #[inline]
     pub fn apply(self, x: f32) -> f32 {
         match self {
@@ -46,13 +46,13 @@ impl Activation {
         }
     }
 
-    /// Whether a silent neuron contributes exactly nothing, so that skipping it is exact.
+    /// Returns whether inactive neurons contribute exactly zero, so that skipping them is exact.
     pub fn has_exact_zeros(self) -> bool {
         matches!(self, Self::Relu | Self::SquaredRelu | Self::FatRelu { .. })
     }
 
-    /// The function that checkpoints call `name`; one that has a parameter takes it from `parameter`.
-    pub(crate) fn named(name: &str, parameter: Option<f32>) -> Option<Self> {
+    /// Returns the function that checkpoints call `name`, with its `parameter` if it takes one.
+    pub(crate) fn from_name(name: &str, parameter: Option<f32>) -> Option<Self> {
         Some(match name {
             "relu" => Self::Relu,
             "relu2" | "squared_relu" => Self::SquaredRelu,
@@ -66,7 +66,7 @@ impl Activation {
         })
     }
 
-    /// The names [`Activation::named`] knows, for messages.
+    /// Names accepted by [`Activation::from_name`], for messages.
     pub(crate) const NAMES: &'static str = "relu, relu2, fatrelu (with `hidden_act_param`), silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast";
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_of_the_formulas() {
+    fn values_match_the_formulas() {
         // Computed in double precision.
         for (activation, x, expected) in [
             (Activation::Relu, -1.0, 0.0),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_with_exact_zeros_are_zero_for_what_is_negative() {
+    fn functions_with_exact_zeros_are_zero_for_negative_inputs() {
         for activation in [
             Activation::Relu,
             Activation::SquaredRelu,

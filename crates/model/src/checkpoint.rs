@@ -1,4 +1,4 @@
-//! A checkpoint: a configuration, and tensors in some container.
+//! Checkpoints: a configuration, and tensors in a container.
 
 use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
@@ -11,10 +11,10 @@ use crate::{
     container::{Container, Safetensors},
     families,
     gguf::{self, Layout},
-    source::Source,
+    source::WeightSource,
 };
 
-/// An open checkpoint whose tensors are all there, in the shapes the configuration asks for.
+/// Open checkpoint; all tensors exist with the shapes that the configuration requires.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Files,
@@ -24,17 +24,17 @@ pub struct Checkpoint {
     identity: ModelIdentity,
 }
 
-/// Who says where a weight is.
+/// Tensor naming scheme of a checkpoint.
 #[derive(Debug, Clone, Copy)]
 enum Naming {
-    /// The model's family.
-    Family(fn(&ModelConfig, Weight) -> Source),
-    /// The conventions of GGUF.
+    /// Names of the model's family.
+    Family(fn(&ModelConfig, Weight) -> WeightSource),
+    /// Names of GGUF.
     Gguf(Layout),
 }
 
 impl Naming {
-    fn source(self, config: &ModelConfig, weight: Weight) -> Source {
+    fn source(self, config: &ModelConfig, weight: Weight) -> WeightSource {
         match self {
             Self::Family(source) => source(config, weight),
             Self::Gguf(layout) => layout.source(config, weight),
@@ -50,7 +50,7 @@ enum OneOrMany {
     Many(Vec<u32>),
 }
 
-/// What generation takes from `generation_config.json`.
+/// The keys of `generation_config.json` that are used.
 #[derive(Deserialize)]
 struct GenerationConfig {
     eos_token_id: Option<OneOrMany>,
@@ -58,6 +58,10 @@ struct GenerationConfig {
 
 impl Checkpoint {
     /// Opens the checkpoint at `path`: a folder, or a GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing, damaged or contradicts the configuration.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         Self::from_files(Files::open(path)?)
     }
@@ -91,7 +95,7 @@ impl Checkpoint {
             folder: folder.clone(),
             file: file.to_owned(),
         };
-        // What is wrong with the configuration is said before what is wrong with the weights.
+        // Errors in the configuration are reported before errors in the weights.
         let config = files.read("config.json").map_err(ModelError::from)?;
         let config = config.ok_or_else(|| missing("config.json"))?;
         ModelConfig::parse(&config, &files.path("config.json"))?;
@@ -102,8 +106,8 @@ impl Checkpoint {
         Ok(Self::from_container(files, container, None)?)
     }
 
-    /// Opens the checkpoint whose weights are in `container`, under the names that its family
-    /// gives them unless there is another `naming`, and whose other parts are in `files`.
+    /// Opens the checkpoint with weights in `container` and all else in `files`. Tensors are named by
+    /// `naming`, or as in the model's family.
     fn from_container(
         files: Files,
         container: Box<dyn Container>,
@@ -138,49 +142,57 @@ impl Checkpoint {
             naming: naming.unwrap_or(Naming::Family(family.source)),
             identity,
         };
-        let spare = match checkpoint.naming {
-            Naming::Family(_) => family.spare,
-            Naming::Gguf(_) => gguf::SPARE,
+        let ignored = match checkpoint.naming {
+            Naming::Family(_) => family.ignored,
+            Naming::Gguf(_) => gguf::IGNORED,
         };
-        checkpoint.check(spare)?;
+        checkpoint.check(ignored)?;
         Ok(checkpoint)
     }
 
-    /// Sizes, constants and structure.
+    /// Returns the model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Name and fingerprint.
+    /// Returns name and fingerprint of the model.
     pub fn identity(&self) -> &ModelIdentity {
         &self.identity
     }
 
-    /// The files beside the weights: tokenizer, templates, generation settings.
+    /// Returns the files next to the weights: tokenizer, templates, generation settings.
     pub fn files(&self) -> &Files {
         &self.files
     }
 
-    /// Reads one weight as float32, row-major; a NaN or infinite value is an error.
+    /// Reads one weight as f32, row-major.
+    ///
+    /// # Errors
+    ///
+    /// The tensor cannot be read, or has a NaN or infinite value.
     pub fn read(&self, weight: Weight) -> Result<Vec<f32>, ModelError> {
-        let wanted = self.config.shape(weight);
+        let shape = self.config.shape(weight);
         let source = self.naming.source(&self.config, weight);
         let name = match &source {
-            Source::Constant(value) => return Ok(vec![*value; wanted.iter().product()]),
-            Source::Tensor { name, .. } => self.resolve(name)?,
+            WeightSource::Constant(value) => return Ok(vec![*value; shape.iter().product()]),
+            WeightSource::Tensor { name, .. } => self.resolve(name)?,
         };
         let values = self.container.read(&name)?;
         self.check_finite(&name, 0, &values)?;
-        Ok(source.apply(values, &wanted))
+        Ok(source.apply(values, &shape))
     }
 
-    /// Reads some rows of a weight as [`read`](Self::read) reads all; what has one dimension is one
-    /// row. Tables, which may be larger than any layer, are not read whole for it.
+    /// Reads a range of a weight's rows; a weight with one dimension is a single row. Large matrices, such as
+    /// embeddings, are not read as a whole.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
     pub fn read_rows(&self, weight: Weight, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
         let shape = self.config.shape(weight);
         let width: usize = shape.last().copied().unwrap_or(1);
         let source = self.naming.source(&self.config, weight);
-        match source.as_stored() {
+        match source.stored_name() {
             Some(name) if shape.len() > 1 => {
                 let name = self.resolve(name)?;
                 let values = self.container.read_rows(&name, rows.clone())?;
@@ -197,12 +209,16 @@ impl Checkpoint {
         }
     }
 
-    /// The rows `rows` of a matrix as ggml's super-blocks of 144 bytes, in their order, where the
-    /// checkpoint stores it as Q4_K and by rows; a NaN or infinite scale is an error.
+    /// Reads the given rows of a matrix as ggml's Q4_K super-blocks of 144 bytes; `None` if the checkpoint
+    /// does not store the matrix as Q4_K by rows.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing, or a scale is NaN or infinite.
     pub fn read_q4_k(&self, weight: Weight, rows: &[u32]) -> Result<Option<Vec<u8>>, ModelError> {
         let source = self.naming.source(&self.config, weight);
         let shape = self.config.shape(weight);
-        let (Source::Tensor { name, .. }, [count, width]) = (&source, &shape[..]) else {
+        let (WeightSource::Tensor { name, .. }, [count, width]) = (&source, &shape[..]) else {
             return Ok(None);
         };
         let name = self.resolve(name)?;
@@ -216,7 +232,7 @@ impl Checkpoint {
             let row = order[*row as usize];
             let of_row = &stored[row * row_bytes..][..row_bytes];
             for (block, bytes) in of_row.chunks_exact(Q4_K_BYTES).enumerate() {
-                // All else in a block is small whole numbers.
+                // All other fields of a block are small integers.
                 let scales = [
                     f16::from_le_bytes([bytes[0], bytes[1]]),
                     f16::from_le_bytes([bytes[2], bytes[3]]),
@@ -235,9 +251,13 @@ impl Checkpoint {
         Ok(Some(blocks))
     }
 
-    /// The rows of the embedding that `tokens` name, in their order: `[tokens, embedding]`.
+    /// Reads the rows of the embedding for `tokens`: `[tokens, embedding]`.
     ///
-    /// The table of a large vocabulary is larger than any layer; this never holds it whole.
+    /// The embedding is never held in memory as a whole.
+    ///
+    /// # Errors
+    ///
+    /// A token is outside the vocabulary, or as [`read`](Self::read).
     pub fn embedding_rows(&self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let vocabulary = self.config.vocabulary_size;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -254,7 +274,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Fails on a NaN or an infinity; `first` is where in the tensor the values begin.
+    /// Checks that `values` are finite; `first` is the index of the first value within the tensor.
     fn check_finite(&self, name: &str, first: usize, values: &[f32]) -> Result<(), ModelError> {
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
@@ -267,8 +287,8 @@ impl Checkpoint {
         }
     }
 
-    /// The name under which the container has the tensor that a family calls `name`: checkpoints
-    /// of a bare decoder leave out the first part, the name of the model around it.
+    /// Returns the container's name of the tensor that a family calls `name`: checkpoints of a bare decoder
+    /// omit the first component, the name of the enclosing model.
     fn resolve(&self, name: &str) -> Result<String, ModelError> {
         let bare = name.split_once('.').map_or(name, |(_, bare)| bare);
         [name, bare]
@@ -281,13 +301,13 @@ impl Checkpoint {
             })
     }
 
-    /// Checks that every weight is there in the right shape, and that nothing is left over but
-    /// tensors whose names end as in `spare`.
-    fn check(&self, spare: &[&str]) -> Result<(), ModelError> {
+    /// Checks that every weight exists with the right shape, and that no tensor is unused except those whose
+    /// names end in one of `ignored`.
+    fn check(&self, ignored: &[&str]) -> Result<(), ModelError> {
         let mut used = BTreeSet::new();
         for weight in self.config.weights() {
             let source = self.naming.source(&self.config, weight);
-            let Source::Tensor { name, .. } = &source else {
+            let WeightSource::Tensor { name, .. } = &source else {
                 continue;
             };
             let name = self.resolve(name)?;
@@ -303,18 +323,18 @@ impl Checkpoint {
             }
             used.insert(name);
         }
-        // Where embeddings are tied, a stored head repeats them.
-        if let Source::Tensor { name, .. } = self.naming.source(&self.config, Weight::Head) {
+        // With tied embeddings, a stored head duplicates them.
+        if let WeightSource::Tensor { name, .. } = self.naming.source(&self.config, Weight::Head) {
             used.extend(self.resolve(&name).ok());
         }
         let mut names = self.container.names();
         names.sort();
-        let left = names.into_iter().find(|name| {
-            !used.contains(name) && !spare.iter().any(|ending| name.ends_with(ending))
+        let unused = names.into_iter().find(|name| {
+            !used.contains(name) && !ignored.iter().any(|suffix| name.ends_with(suffix))
         });
-        match left {
+        match unused {
             None => Ok(()),
-            Some(tensor) => Err(ModelError::LeftOver {
+            Some(tensor) => Err(ModelError::UnusedTensor {
                 path: self.container.path(&tensor),
                 family: self.config.family.clone(),
                 tensor,
@@ -328,7 +348,7 @@ const Q4_K_BYTES: usize = 144;
 /// Weights of a super-block of Q4_K.
 const Q4_K_LENGTH: usize = 256;
 
-/// Opens `model.safetensors`, or its shards; none where there is neither.
+/// Opens `model.safetensors`, or its shards; `None` if there is neither.
 fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {
     let Some(shards) = files.shards("model.safetensors")? else {
         return Ok(None);
@@ -340,11 +360,10 @@ fn open_shards(files: &Files) -> Result<Option<Vec<TensorFile>>, ModelError> {
     Ok(Some(files))
 }
 
-/// A digest that tells models apart without reading hundreds of gigabytes: the configuration,
-/// every tensor's name, type and shape, and samples of its data. The bundle's manifest has
-/// digests of every byte.
+/// Fingerprint of a model without reading all of its weights: the configuration, every tensor's name, type
+/// and shape, and samples of its data. A bundle's manifest has the digests of all bytes.
 fn fingerprint(config: &[u8], container: &dyn Container) -> Result<Digest, ModelError> {
-    // By name, so that sharding the same weights differently does not make another model.
+    // Sorted by name, so that the fingerprint does not depend on sharding.
     let mut names = container.names();
     names.sort();
     let digests = names

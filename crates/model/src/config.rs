@@ -1,7 +1,7 @@
-//! What a model computes: sizes, constants and structure, whichever family it is from.
+//! Model configuration: sizes, constants and structure, independent of the family.
 //!
-//! A [`ModelConfig`] says all that the two engines need to know. It is made by a family's
-//! description (`families/`) out of a `config.json`, or out of a GGUF file's metadata.
+//! A [`ModelConfig`] is all that the engines know of a model. A family's description (`families/`) makes it
+//! from a `config.json`, or from the metadata of a GGUF file.
 
 use std::path::Path;
 
@@ -9,27 +9,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Activation, LayerWeight, ModelError, Rotary, Weight, families, keys::Keys};
 
-/// How positions enter.
+/// Position encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Positions {
-    /// Queries and keys are rotated.
+    /// Rotary embedding of queries and keys.
     Rotary(Rotary),
     /// A learned vector is added to each embedding.
     Learned {
-        /// Row of the table that position 0 takes.
+        /// Row of the embedding of position 0.
         offset: usize,
     },
-    /// Each head prefers near keys by its own slope (ALiBi): [`alibi_bias`](crate::alibi_bias)
-    /// of the key's position is added to a score before it is divided by √head_size, as Falcon
-    /// has it.
+    /// ALiBi: [`alibi_bias`](crate::alibi_bias) of the key's position is added to an attention score before
+    /// the division by √head_size, as in Falcon.
     Alibi {
-        /// One slope a head.
+        /// One slope per head.
         slopes: Vec<f32>,
     },
 }
 
-/// How a layer's attention and FFN stand to each other and to their norms.
+/// Arrangement of attention, FFN and norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Block {
@@ -43,7 +42,7 @@ pub enum Block {
     ParallelSharedNorm,
 }
 
-/// What a norm computes.
+/// Kind of the norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
@@ -53,11 +52,11 @@ pub enum NormKind {
     Layer,
 }
 
-/// What an FFN computes; a neuron's contribution is `h_i · down_i`.
+/// Kind of the FFN; a neuron contributes `h_i · down_i`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FfnKind {
-    /// `h_i = act(gate_i·x)`: two matrices.
+    /// `h_i = act(gate_i·x)`, with two matrices.
     Plain,
     /// `h_i = act(gate_i·x) · (up_i·x)`.
     Gated,
@@ -65,72 +64,77 @@ pub enum FfnKind {
     DoublyGated,
 }
 
-/// Which projections have a bias.
+/// Projections that have a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Biases {
-    /// Queries, keys and values.
+    /// Query, key and value projections.
     pub query_key_value: bool,
-    /// What attention adds.
+    /// Output projection of attention.
     pub attention_output: bool,
-    /// The FFN's matrices.
+    /// Projections of the FFN.
     pub ffn: bool,
-    /// The head.
+    /// Output head.
     pub head: bool,
 }
 
-/// Sizes, constants and structure of a dense decoder.
+/// Configuration of a dense decoder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Name of the family the checkpoint is from.
+    /// Name of the checkpoint's family.
     pub family: String,
-    /// Numbers per token between layers (d_model).
+    /// Elements of the hidden state (d_model).
     pub hidden_size: usize,
-    /// Numbers per token in the embedding table; projected where it differs from `hidden_size`.
+    /// Elements per token of the embedding; projected if different from `hidden_size`.
     pub embedding_size: usize,
-    /// What embeddings are multiplied by.
+    /// Factor on the embeddings.
     pub embedding_scale: f32,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layer_count: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub head_count: usize,
-    /// Key and value heads; divides `head_count`.
+    /// Number of key and value heads; divides `head_count`.
     pub kv_head_count: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub head_size: usize,
-    /// FFN neurons per layer (d_ff).
+    /// Number of FFN neurons per layer (d_ff).
     pub ffn_size: usize,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary_size: usize,
-    /// Longest sequence the positions are made for.
+    /// Longest sequence that the model supports.
     pub context_length: usize,
-    /// How positions enter.
+    /// Position encoding.
     pub positions: Positions,
-    /// Per layer, how many positions a token sees, itself among them; none means all before it.
+    /// Sliding window of each layer: the number of positions attended to, including the token's own; `None`
+    /// for full attention.
     pub attention_windows: Vec<Option<usize>>,
-    /// How attention, FFN and norms stand to each other.
+    /// Arrangement of attention, FFN and norms.
     pub block: Block,
-    /// What norms compute.
+    /// Kind of the norms.
     pub norm: NormKind,
     /// ε of the norms.
     pub norm_epsilon: f32,
-    /// Queries and keys are normalised head by head before positions enter.
+    /// Whether queries and keys are normalised per head before the position encoding.
     pub query_key_norm: bool,
-    /// A norm stands before the head.
+    /// Whether there is a norm before the head.
     pub final_norm: bool,
-    /// What FFNs compute.
+    /// Kind of the FFN.
     pub ffn: FfnKind,
-    /// Nonlinearity of the gate.
+    /// Activation function of the gate.
     pub activation: Activation,
-    /// Which projections have a bias.
+    /// Projections that have a bias.
     pub biases: Biases,
-    /// The output head is the embedding matrix.
+    /// Whether the output head is the embedding matrix.
     pub tied_embeddings: bool,
-    /// Tokens that end a text.
+    /// Tokens that end a text (EOS).
     pub end_of_text: Vec<u32>,
 }
 
 impl ModelConfig {
-    /// Parses `config.json`; `path` is for messages.
+    /// Parses a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// The file is not JSON, contradicts itself, or describes a model that is not supported.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, ModelError> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(bytes)
             .map_err(|source| powerinfer_artifact::ArtifactError::NotJson {
@@ -153,7 +157,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Fails where sizes contradict each other.
+    /// Checks that sizes do not contradict each other.
     fn check(&self, keys: &Keys<'_>) -> Result<(), ModelError> {
         let (heads, kv_heads) = (self.head_count, self.kv_head_count);
         if !heads.is_multiple_of(kv_heads) {
@@ -166,17 +170,17 @@ impl ModelConfig {
             (self.ffn_size, self.hidden_size, "FFN neurons"),
             (self.vocabulary_size, self.embedding_size, "embeddings"),
         ] {
-            // A matrix of a trillion numbers would be larger than any model.
+            // No model has a matrix of more than 2^40 elements.
             if a.checked_mul(b).is_none_or(|product| product > 1 << 40) {
                 return Err(keys.bad(format!(
-                    "{a} {what} of {b} numbers are more than any model has"
+                    "{a} {what} of {b} elements exceed the largest supported matrix"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Rows and columns of a weight; a norm or a bias has one dimension.
+    /// Returns rows and columns of a weight; a norm or a bias has one dimension.
     pub fn shape(&self, weight: Weight) -> Vec<usize> {
         let hidden = self.hidden_size;
         let queries = self.head_count * self.head_size;
@@ -211,7 +215,7 @@ impl ModelConfig {
         }
     }
 
-    /// Rows of the table of learned positions.
+    /// Returns the rows of the learned position embedding.
     fn position_rows(&self) -> usize {
         match self.positions {
             Positions::Learned { offset } => self.context_length + offset,
@@ -219,17 +223,17 @@ impl ModelConfig {
         }
     }
 
-    /// Matrices that each neuron has a row or column of.
+    /// Returns the number of FFN matrices: each neuron has a row or column in each.
     pub fn matrices_per_neuron(&self) -> usize {
         if self.is_gated() { 3 } else { 2 }
     }
 
-    /// Whether the FFN has an up projection beside the gate.
+    /// Returns whether the FFN has an up projection in addition to the gate.
     pub fn is_gated(&self) -> bool {
         self.ffn != FfnKind::Plain
     }
 
-    /// Every weight of the model, in the order of the forward pass.
+    /// Lists all weights in the order of the forward pass.
     pub fn weights(&self) -> Vec<Weight> {
         let projected = self.embedding_size != self.hidden_size;
         let biased_norm = self.norm == NormKind::Layer;
@@ -256,7 +260,7 @@ impl ModelConfig {
         weights
     }
 
-    /// The weights that every layer has.
+    /// Lists the weights of each layer.
     pub fn layer_weights(&self) -> Vec<LayerWeight> {
         let biased_norm = self.norm == NormKind::Layer;
         let own_norm = self.block != Block::ParallelSharedNorm;
@@ -296,7 +300,7 @@ impl ModelConfig {
         .collect()
     }
 
-    /// Whether every layer has `weight`.
+    /// Returns whether each layer has `weight`.
     pub fn has(&self, weight: LayerWeight) -> bool {
         self.layer_weights().contains(&weight)
     }

@@ -1,4 +1,4 @@
-//! What holds a checkpoint's tensors, whatever the file format.
+//! Containers of tensors, independent of the file format.
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
@@ -7,36 +7,47 @@ use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
 
 use crate::ModelError;
 
-/// Named tensors that can be read as float32.
+/// Named tensors that can be read as f32.
 ///
-/// The safetensors and GGUF containers are in this crate; formats whose readers are heavy
-/// implement it elsewhere.
+/// Safetensors and GGUF implement it in this crate; other formats implement it elsewhere.
 pub trait Container: std::fmt::Debug + Send + Sync {
-    /// Names of all tensors, in no particular order.
+    /// Returns the names of all tensors, in no particular order.
     fn names(&self) -> Vec<String>;
 
-    /// Shape of the tensor called `name`, rows first; none where there is no such tensor.
+    /// Returns the shape of the tensor called `name`, rows first; `None` if it does not exist.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// The file that the tensor called `name` is in.
+    /// Returns the file that contains the tensor called `name`.
     fn path(&self, name: &str) -> PathBuf;
 
-    /// The values of the tensor called `name`, row-major.
+    /// Reads the tensor called `name`, row-major.
+    ///
+    /// # Errors
+    ///
+    /// The tensor does not exist, or its type is not supported.
     fn read(&self, name: &str) -> Result<Vec<f32>, ModelError>;
 
-    /// The values of some rows of the tensor called `name`, which has two dimensions.
+    /// Reads a range of rows of the two-dimensional tensor called `name`.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
         let width = self.shape(name).and_then(|shape| shape.last().copied());
         let width = width.unwrap_or(0);
         Ok(self.read(name)?[rows.start * width..rows.end * width].to_vec())
     }
 
-    /// The super-blocks of the tensor called `name`, as ggml has them, where it is stored as Q4_K.
+    /// Returns the ggml super-blocks of the tensor called `name` if it is stored as Q4_K.
     fn q4_k(&self, _name: &str) -> Option<&[u8]> {
         None
     }
 
-    /// A digest of the tensor's name, type, shape and samples of its data, for fingerprints.
+    /// Returns a digest of the tensor's name, type, shape and samples of its data, for fingerprints.
+    ///
+    /// # Errors
+    ///
+    /// The tensor does not exist.
     fn digest(&self, name: &str) -> Result<Digest, ModelError>;
 }
 
@@ -70,8 +81,8 @@ impl<Inner: Container + ?Sized> Container for Arc<Inner> {
     }
 }
 
-/// A digest of `kind` (name, type, shape) and sixteen evenly spread samples of 4 KiB of `bytes`,
-/// or all of it where it is smaller.
+/// Digest of `kind` (name, type, shape) and of sixteen evenly spaced samples of 4 KiB of `bytes`, or of all
+/// bytes if there are fewer.
 pub fn sampled_digest(kind: &str, bytes: &[u8]) -> Digest {
     const SAMPLE: usize = 4096;
     const SAMPLES: usize = 16;
@@ -92,12 +103,12 @@ pub(crate) struct Safetensors {
 }
 
 impl Safetensors {
-    /// The shard that has `name`.
+    /// Returns the shard with the tensor called `name`.
     fn shard(&self, name: &str) -> Option<&TensorFile> {
         self.shards.iter().find(|shard| shard.find(name).is_some())
     }
 
-    /// Stored numbers as float32.
+    /// Converts stored elements to f32.
     fn values(&self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
         Ok(match dtype {
             Dtype::F32 => bytes
@@ -149,7 +160,7 @@ impl Container for Safetensors {
         let shard = self.shard(name).ok_or_else(|| self.missing(name))?;
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let values = self.values(name, view.dtype, view.bytes);
-        shard.release(name); // a model may be larger than memory, and is read once
+        shard.release(name); // models may be larger than memory and are read once
         values
     }
 
@@ -168,7 +179,7 @@ impl Container for Safetensors {
         let view = shard.find(name).ok_or_else(|| self.missing(name))?;
         let kind = format!("{name} {:?} {:?}", view.dtype, view.shape);
         let digest = sampled_digest(&kind, view.bytes);
-        shard.release(name); // a touch may map far more than it reads
+        shard.release(name); // a page fault may map far more than was read
         Ok(digest)
     }
 }

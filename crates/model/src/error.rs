@@ -1,21 +1,21 @@
-//! What can be wrong with a checkpoint.
+//! Errors of checkpoints and models.
 
 use std::path::PathBuf;
 
 use powerinfer_artifact::ArtifactError;
 
-/// A checkpoint that cannot be used, or a request to a model that it cannot serve.
+/// Error of opening a checkpoint or running a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// There is no such folder or file.
+    /// The folder or file does not exist.
     #[error(
-        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, `org/name` on the hub, or the word `demo`"
+        "there is no model at `{path}`; a model is a folder with `config.json`, weights and `tokenizer.json`, a GGUF file, `org/name` on the hub, or `demo`"
     )]
     NoSuchFolder {
-        /// What was asked for.
+        /// The path given.
         path: PathBuf,
     },
-    /// A file that every checkpoint has is missing.
+    /// A required file is missing.
     #[error(
         "`{folder}` is not a checkpoint: it has no `{file}`; point to a Hugging Face model folder"
     )]
@@ -25,8 +25,8 @@ pub enum ModelError {
         /// The file.
         file: String,
     },
-    /// A shard named by the index is missing.
-    #[error("`{folder}` lacks the shard `{shard}` that `{index}` names; download it again")]
+    /// A shard listed in the index is missing.
+    #[error("`{folder}` has no shard `{shard}`, which `{index}` lists; download it again")]
     MissingShard {
         /// The folder.
         folder: PathBuf,
@@ -35,7 +35,7 @@ pub enum ModelError {
         /// The shard.
         shard: String,
     },
-    /// A shard name that leaves the folder.
+    /// A shard name in the index is a path outside the folder.
     #[error(
         "`{path}` places tensor `{tensor}` in `{shard}`, which is not a file name inside the folder; refusing to open it"
     )]
@@ -47,7 +47,7 @@ pub enum ModelError {
         /// The name given.
         shard: String,
     },
-    /// A configuration this program cannot run.
+    /// A value in the configuration is not supported.
     #[error("`{path}`: {key} is {value}, which is not supported; {supported}")]
     Unsupported {
         /// The configuration.
@@ -56,10 +56,10 @@ pub enum ModelError {
         key: String,
         /// Its value.
         value: String,
-        /// What would be.
+        /// Supported values.
         supported: String,
     },
-    /// A key that no family description reads and that may change what is computed.
+    /// A key in the configuration is unknown and may change the result.
     #[error(
         "`{path}`: the key `{key}` ({value}) is unknown and may change what the model computes; remove it if it does not"
     )]
@@ -71,11 +71,11 @@ pub enum ModelError {
         /// Its value.
         value: String,
     },
-    /// A tensor that the model has no use for.
+    /// The model does not use a tensor.
     #[error(
-        "tensor `{tensor}` in `{path}` is left over: a model of the family {family} with this `config.json` does not have it; the files do not belong together"
+        "tensor `{tensor}` in `{path}` is not used by a model of the family {family} with this `config.json`; the files do not belong together"
     )]
-    LeftOver {
+    UnusedTensor {
         /// The file.
         path: PathBuf,
         /// The family.
@@ -83,7 +83,7 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A configuration that contradicts itself.
+    /// The configuration contradicts itself.
     #[error("`{path}`: {reason}")]
     BadConfig {
         /// The configuration.
@@ -91,7 +91,7 @@ pub enum ModelError {
         /// The contradiction.
         reason: String,
     },
-    /// A tensor that must be there is in none of the files.
+    /// A required tensor is in none of the files.
     #[error("`{path}` has no tensor `{tensor}`; the checkpoint is incomplete, download it again")]
     MissingTensor {
         /// The folder or file.
@@ -99,41 +99,39 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that contradicts the configuration.
+    /// The shape of a tensor contradicts the configuration.
     #[error(
-        "tensor `{tensor}` in `{path}` has shape {found:?}, `config.json` asks for {expected:?}; the files do not belong together"
+        "tensor `{tensor}` in `{path}` has shape {found:?}, `config.json` requires {expected:?}; the files do not belong together"
     )]
     WrongShape {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The shape the configuration asks for.
+        /// Shape required by the configuration.
         expected: Vec<usize>,
-        /// The shape there.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor in an element type we cannot read.
-    #[error(
-        "tensor `{tensor}` in `{path}` is stored as {found}; only F32, F16 and BF16 weights can be read"
-    )]
+    /// The element type of a tensor is not supported.
+    #[error("tensor `{tensor}` in `{path}` is stored as {found}; supported are F32, F16 and BF16")]
     WrongType {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The element type.
+        /// Element type.
         found: String,
     },
-    /// A GGUF file that is damaged or of a kind that is not read.
+    /// The GGUF file is damaged or of an unsupported kind.
     #[error("`{path}` cannot be read as GGUF: {reason}")]
     BadGguf {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Description and location of the problem.
         reason: String,
     },
-    /// A weight that is no number.
+    /// A weight is NaN or infinite.
     #[error(
         "tensor `{tensor}` in `{path}` has the value {value} at index {index}; the checkpoint is damaged, download or train it again"
     )]
@@ -142,35 +140,35 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Where in the tensor.
+        /// Index in the tensor.
         index: usize,
-        /// NaN or an infinity.
+        /// The value.
         value: f32,
     },
-    /// A token id past the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error(
         "token id {token} is not in the vocabulary of {vocabulary} tokens; the tokenizer belongs to another model"
     )]
     TokenOutside {
         /// The id.
         token: u32,
-        /// How many there are.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// More tokens than the context holds.
+    /// The sequence would exceed the context.
     #[error(
-        "{asked} tokens do not fit the context of {limit}; shorten the prompt or generate fewer tokens"
+        "{tokens} tokens do not fit the context of {limit}; shorten the prompt or generate fewer tokens"
     )]
     ContextFull {
-        /// Tokens in all.
-        asked: usize,
-        /// Tokens that fit.
+        /// Length of the sequence in tokens.
+        tokens: usize,
+        /// Size of the context in tokens.
         limit: usize,
     },
-    /// The forward pass failed inside the tensor library.
+    /// The tensor library of the reference engine failed.
     #[error("the reference engine failed: {0}")]
     Reference(String),
-    /// The forward pass failed on a device.
+    /// A device failed.
     #[error("{0}")]
     Device(String),
     /// A file of the checkpoint cannot be read.
@@ -179,7 +177,7 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Remedy that takes a command or a flag.
+    /// Returns the remedy, if it is a command or flag.
     pub fn hint(&self) -> Option<powerinfer_artifact::Hint> {
         match self {
             Self::Artifact(error) => error.hint(),

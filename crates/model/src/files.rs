@@ -1,4 +1,4 @@
-//! Where a checkpoint's files come from: a folder, a GGUF file, or the program itself.
+//! Files of a checkpoint: in a folder, in a GGUF file, or embedded in the program.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,23 +9,23 @@ use powerinfer_artifact::{ArtifactError, mapped_file::FileBytes};
 
 use crate::{ModelError, gguf::Gguf};
 
-/// A set of named files.
+/// Set of named files.
 #[derive(Debug, Clone)]
 pub enum Files {
     /// The files of a folder.
     Folder(PathBuf),
-    /// Files embedded in the program, under a name for messages.
+    /// Files embedded in the program.
     Embedded {
-        /// What the set is called.
+        /// Name of the set.
         name: &'static str,
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
     },
-    /// A GGUF file, whose metadata are read as the files they stand for.
+    /// GGUF file, whose metadata are converted to the files of a Hugging Face folder.
     Gguf(Arc<Gguf>),
-    /// Others, under a name of their own: where they are does not say what they are.
+    /// Another set under a name given by the user.
     Named {
-        /// What the set is called.
+        /// Name of the set.
         name: String,
         /// The files.
         files: Box<Files>,
@@ -33,7 +33,11 @@ pub enum Files {
 }
 
 impl Files {
-    /// The files at `path`: a folder, a GGUF file, or a folder with nothing but one.
+    /// Opens the files at `path`: a folder, a GGUF file, or a folder that contains only a GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// `path` does not exist, or the GGUF file is damaged.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         if path.is_file() {
             return Ok(Self::Gguf(Arc::new(Gguf::open(path)?)));
@@ -52,7 +56,7 @@ impl Files {
         }
     }
 
-    /// The same files under the name that a person gave.
+    /// Renames the set to the name given by the user.
     pub fn named(self, name: &str) -> Self {
         Self::Named {
             name: name.to_owned(),
@@ -60,7 +64,7 @@ impl Files {
         }
     }
 
-    /// The GGUF file, where they are one.
+    /// Returns the GGUF file, if the set is one.
     pub(crate) fn gguf(&self) -> Option<&Arc<Gguf>> {
         match self {
             Self::Gguf(gguf) => Some(gguf),
@@ -69,7 +73,7 @@ impl Files {
         }
     }
 
-    /// The folder, where they are the files of one.
+    /// Returns the folder, if the set is one.
     pub fn as_folder(&self) -> Option<&Path> {
         match self {
             Self::Folder(folder) => Some(folder),
@@ -78,7 +82,11 @@ impl Files {
         }
     }
 
-    /// The file called `name`, or `None` where there is none.
+    /// Reads the file called `name`; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
     pub fn read(&self, name: &str) -> Result<Option<FileBytes>, ArtifactError> {
         match self {
             Self::Folder(folder) => {
@@ -98,7 +106,7 @@ impl Files {
         }
     }
 
-    /// Where the file called `name` is, for messages.
+    /// Returns the path of the file called `name`, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
             Self::Gguf(gguf) => gguf.path().to_owned(),
@@ -107,7 +115,7 @@ impl Files {
         }
     }
 
-    /// Folder of the files, for messages.
+    /// Returns the folder of the files, for messages.
     pub fn folder(&self) -> &Path {
         match self {
             Self::Folder(folder) => folder,
@@ -117,7 +125,7 @@ impl Files {
         }
     }
 
-    /// What a person calls the set: the folder's own name unless another was given.
+    /// Returns the display name of the set: the given name, or that of the folder or file.
     pub fn name(&self) -> String {
         match self {
             Self::Embedded { name, .. } => (*name).to_owned(),

@@ -1,8 +1,7 @@
-//! The keys of a `config.json`, read so that none goes unnoticed.
+//! Keys of a `config.json`, read such that unknown ones are detected.
 //!
-//! A key that nobody asked for may change what the model computes; guessing that it does not
-//! would give wrong answers without a word. So every key is either used, known to be harmless,
-//! neutral in value, or an error.
+//! A key that no family reads may change what the model computes; ignoring it would give wrong_type results
+//! silently. So every key is either read, known to be harmless, neutral in value, or an error.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
@@ -10,8 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
-/// Keys that say nothing about what a forward pass computes: provenance, training, and the
-/// generation settings that older files kept here.
+/// Keys that do not affect the forward pass: provenance, training, and generation settings of older files.
 const HARMLESS: &[&str] = &[
     "architectures",
     "attn_implementation",
@@ -78,8 +76,8 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
-/// The largest number that a size may be. No model has a dimension of a billion, and a product of
-/// such numbers would overflow; layers and tokens are counted out one by one.
+/// Largest accepted size. Products of larger ones could overflow; layers and tokens have lower limits since
+/// they are iterated over.
 fn largest(key: &str) -> u64 {
     if key.contains("layer") {
         1 << 14
@@ -90,7 +88,7 @@ fn largest(key: &str) -> u64 {
     }
 }
 
-/// Whether a key is harmless in whatever family.
+/// Returns whether a key is harmless in every family.
 fn is_harmless(key: &str) -> bool {
     HARMLESS.contains(&key)
         || key.starts_with('_')
@@ -102,7 +100,7 @@ fn is_harmless(key: &str) -> bool {
         || key.starts_with("unsloth")
 }
 
-/// Whether a value is what an absent key means: nothing, no, none.
+/// Returns whether a value means the same as an absent key.
 fn is_neutral(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -114,7 +112,7 @@ fn is_neutral(value: &Value) -> bool {
     }
 }
 
-/// The object in a configuration file, and which of its keys were asked for.
+/// JSON object of a configuration, and the keys read so far.
 #[derive(Debug)]
 pub(crate) struct Keys<'a> {
     path: &'a Path,
@@ -131,28 +129,27 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The keys of an object inside this one, under their own names.
+    /// Returns the nested object under `key`, whose keys are tracked separately.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(Keys::new(self.path, map))),
-            Some(other) => Err(self.wrong(key, other, "an object")),
+            Some(other) => Err(self.wrong_type(key, other, "an object")),
         }
     }
 
-    /// The value of `key`; a null is no value.
+    /// Returns the value of `key`; null counts as absent.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         self.used.borrow_mut().insert(key.to_owned());
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, even as null, which says "none" where an absent key says
-    /// "as usual".
+    /// Returns whether the key exists, even as null, which means "none" where an absent key means the default.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// A size: at least one, and no larger than any model has.
+    /// Returns the size under `key`: an integer from 1 to the largest accepted.
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -160,14 +157,14 @@ impl<'a> Keys<'a> {
         match value.as_u64() {
             Some(0) => Err(self.bad(format!("`{key}` is 0"))),
             Some(size) if size > largest(key) => {
-                Err(self.bad(format!("`{key}` is {size}, which no model has")))
+                Err(self.bad(format!("`{key}` is {size}, which is larger than supported")))
             }
             Some(size) => Ok(Some(size as usize)),
-            None => Err(self.wrong(key, value, "a whole number")),
+            None => Err(self.wrong_type(key, value, "an integer")),
         }
     }
 
-    /// A size, under the first of its names that is there.
+    /// Returns the size under the first of `names` that exists, else `default`.
     pub(crate) fn size_or(&self, names: &[&str], default: usize) -> Result<usize, ModelError> {
         for name in names {
             if let Some(size) = self.size(name)? {
@@ -177,47 +174,47 @@ impl<'a> Keys<'a> {
         Ok(default)
     }
 
-    /// A truth value.
+    /// Returns the Boolean under `key`, else `default`.
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
         match self.value(key) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.wrong(key, other, "true or false")),
+            Some(other) => Err(self.wrong_type(key, other, "true or false")),
         }
     }
 
-    /// A finite number.
+    /// Returns the finite number under `key`.
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.value(key) {
             None => Ok(None),
             Some(value) => match value.as_f64().filter(|number| number.is_finite()) {
                 Some(number) => Ok(Some(number)),
-                None => Err(self.wrong(key, value, "a number")),
+                None => Err(self.wrong_type(key, value, "a number")),
             },
         }
     }
 
-    /// A list.
+    /// Returns the array under `key`.
     pub(crate) fn list(&self, key: &str) -> Result<Option<&'a [Value]>, ModelError> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => Err(self.wrong(key, other, "a list")),
+            Some(other) => Err(self.wrong_type(key, other, "a list")),
         }
     }
 
-    /// A list of finite numbers; an absent one is empty.
+    /// Returns the numbers under `key`; an absent key is an empty list.
     pub(crate) fn numbers(&self, key: &str) -> Result<Vec<f64>, ModelError> {
         match self.value(key) {
             None => Ok(Vec::new()),
             Some(value) => value
                 .as_array()
                 .and_then(|items| items.iter().map(Value::as_f64).collect())
-                .ok_or_else(|| self.wrong(key, value, "a list of numbers")),
+                .ok_or_else(|| self.wrong_type(key, value, "a list of numbers")),
         }
     }
 
-    /// A number greater than zero.
+    /// Returns the number under `key`, which must be positive.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {
             Some(number) if number <= 0.0 => {
@@ -227,22 +224,22 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A text.
+    /// Returns the string under `key`.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.wrong(key, other, "a text")),
+            Some(other) => Err(self.wrong_type(key, other, "a string")),
         }
     }
 
-    /// Token ids: one, or a list.
+    /// Returns the token ids under `key`: one, or a list.
     pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
         let id = |value: &Value| {
             value
                 .as_u64()
                 .and_then(|id| u32::try_from(id).ok())
-                .ok_or_else(|| self.wrong(key, value, "a token id, or a list of them"))
+                .ok_or_else(|| self.wrong_type(key, value, "a token id, or a list of them"))
         };
         match self.value(key) {
             None => Ok(Vec::new()),
@@ -251,7 +248,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Fails on a key that was never asked for and could matter.
+    /// Checks that every key was read, is harmless or has a neutral value.
     pub(crate) fn finish(&self) -> Result<(), ModelError> {
         let used = self.used.borrow();
         let unknown = self
@@ -263,12 +260,12 @@ impl<'a> Keys<'a> {
             Some((key, value)) => Err(ModelError::UnknownKey {
                 path: self.path.to_owned(),
                 key: key.clone(),
-                value: shown(value),
+                value: truncated(value),
             }),
         }
     }
 
-    /// A configuration that contradicts itself.
+    /// Creates the error of a configuration that contradicts itself.
     pub(crate) fn bad(&self, reason: String) -> ModelError {
         ModelError::BadConfig {
             path: self.path.to_owned(),
@@ -276,7 +273,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A value that this program cannot serve.
+    /// Creates the error of an unsupported value.
     pub(crate) fn unsupported(&self, key: &str, value: &str, supported: &str) -> ModelError {
         ModelError::Unsupported {
             path: self.path.to_owned(),
@@ -286,13 +283,16 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
-        self.bad(format!("`{key}` is {}, expected {expected}", shown(value)))
+    fn wrong_type(&self, key: &str, value: &Value, expected: &str) -> ModelError {
+        self.bad(format!(
+            "`{key}` is {}, expected {expected}",
+            truncated(value)
+        ))
     }
 }
 
-/// A value, cut short for a message.
-fn shown(value: &Value) -> String {
+/// Formats a value for a message, truncated to 60 characters.
+fn truncated(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(LONGEST) {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_nobody_asked_for_is_an_error_unless_it_says_nothing() {
+    fn unread_keys_are_errors_unless_harmless_or_neutral() {
         let path = Path::new("config.json");
         let harmless = map(
             r#"{"model_type":"x","resid_pdrop":0.1,"bos_token_id":4,"scale":null,"softcap":0.0,"experts":false,"_x":3}"#,
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_the_wrong_kind_are_named() {
+    fn values_of_the_wrong_type_are_reported_by_key() {
         let map = map(r#"{"a":"x","b":0,"c":99999999999,"d":-1,"e":1.5,"f":[1,"x"],"g":-2.0}"#);
         let keys = Keys::new(Path::new("config.json"), &map);
         for key in ["a", "b", "c", "d", "e"] {

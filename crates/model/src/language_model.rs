@@ -1,34 +1,38 @@
-//! What a language model is to generation and evaluation, whichever engine runs it.
+//! Interface of a language model to generation and evaluation, independent of the engine.
 
 use crate::{ModelConfig, ModelError};
 
-/// A decoder over one growing sequence.
+/// Decoder with one growing sequence.
 pub trait LanguageModel {
-    /// Sizes and constants.
+    /// Returns the model's configuration.
     fn config(&self) -> &ModelConfig;
 
-    /// Appends `tokens` to the sequence; returns the logits at each of them, `[tokens, vocabulary]`.
+    /// Appends `tokens` to the sequence and returns the logits after each of them, `[tokens, vocabulary]`.
     ///
-    /// Fails on a token outside the vocabulary and when the context is full; the sequence is
-    /// then as before.
+    /// # Errors
+    ///
+    /// A token is outside the vocabulary, the context is full, or the engine fails; the sequence is then
+    /// unchanged.
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError>;
 
-    /// Appends `tokens`; returns the logits at the last of them alone, `[vocabulary]`.
+    /// Appends `tokens`, which must not be empty, and returns the logits after the last one, `[vocabulary]`.
     ///
-    /// `tokens` must not be empty.
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let logits = self.forward(tokens)?;
         Ok(logits[logits.len() - self.config().vocabulary_size..].to_vec())
     }
 
-    /// Forgets the sequence.
+    /// Clears the sequence.
     fn reset(&mut self);
 
-    /// Tokens in the sequence.
+    /// Returns the length of the sequence in tokens.
     fn position(&self) -> usize;
 }
 
-/// The token of the largest logit; the lowest id among equals.
+/// Returns the token with the largest logit; the lowest id among equals.
 pub fn greedy_token(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {

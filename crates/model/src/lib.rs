@@ -1,5 +1,7 @@
-//! Checkpoints that others own: `config.json`, safetensors, tensor names; and what a language
-//! model is to the rest of the program.
+//! Checkpoints in other projects' formats (Hugging Face folders and GGUF), the model configuration they
+//! describe, and the interface of a language model.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod activation;
 mod alibi;

@@ -1,4 +1,4 @@
-//! Rotary positions: the frequencies of the pairs, after whatever stretching the checkpoint asks for.
+//! Rotary embedding (RoPE): frequencies of the pairs, after context-extension scaling.
 
 use std::f64::consts::TAU;
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ModelError, keys::Keys};
 
-/// Rotary positions (Su et al. 2021): of each head's first `2·pairs` numbers, number i turns
-/// with number i + pairs.
+/// Rotary embedding (RoPE, Su et al. 2021): within the first `2·pairs` elements of each head, element i is
+/// rotated with element i + pairs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rotary {
     /// Angle per position of each pair.
     pub frequencies: Vec<f64>,
-    /// Factor on sines and cosines (YaRN's attention factor); 1 for all else.
+    /// Factor on sines and cosines (YaRN's attention factor); otherwise 1.
     pub magnitude: f32,
 }
 
 impl Rotary {
-    /// How many numbers of each head are rotated.
+    /// Returns the number of rotated elements per head.
     pub fn width(&self) -> usize {
         2 * self.frequencies.len()
     }
@@ -31,7 +31,7 @@ impl Rotary {
         })
     }
 
-    /// θ^(−i/pairs) for every pair of `width` numbers.
+    /// Frequencies θ^(−i/pairs) of a head with `width` rotated elements.
     fn plain(theta: f64, width: usize) -> Self {
         let pairs = width / 2;
         Self {
@@ -43,18 +43,18 @@ impl Rotary {
     }
 }
 
-/// What a family says about its rotary positions where `config.json` is silent.
+/// Rotary settings of a family for keys absent from `config.json`.
 pub(crate) struct RotaryDefaults {
     pub(crate) theta: f64,
     pub(crate) theta_key: &'static str,
-    /// Share of each head that is rotated, and the key that may say so.
+    /// Share of each head that is rotated, and the key that may set it.
     pub(crate) share: f64,
     pub(crate) share_key: Option<&'static str>,
 }
 
 impl RotaryDefaults {
     /// θ = 10,000 under `rope_theta`, whole heads.
-    pub(crate) const USUAL: Self = Self {
+    pub(crate) const STANDARD: Self = Self {
         theta: 10_000.0,
         theta_key: "rope_theta",
         share: 1.0,
@@ -62,8 +62,8 @@ impl RotaryDefaults {
     };
 }
 
-/// Reads the rotary settings in both layouts: keys at the top beside `rope_scaling`, or all in
-/// one object `rope_parameters`. What is stated twice must be stated alike.
+/// Reads the rotary settings from either layout: top-level keys with `rope_scaling`, or one object
+/// `rope_parameters`. Values stated twice must agree.
 pub(crate) fn rotary(
     keys: &Keys<'_>,
     head_size: usize,
@@ -73,12 +73,14 @@ pub(crate) fn rotary(
     let newer = keys.object("rope_parameters")?;
     let older = keys.object("rope_scaling")?;
     let objects: Vec<&Keys<'_>> = newer.iter().chain(&older).collect();
-    let places: Vec<&Keys<'_>> = [keys].into_iter().chain(objects.iter().copied()).collect();
-    let theta = agreed(&places, &[defaults.theta_key, "rope_theta"])?.unwrap_or(defaults.theta);
+    let objects_and_top: Vec<&Keys<'_>> =
+        [keys].into_iter().chain(objects.iter().copied()).collect();
+    let theta = consistent_value(&objects_and_top, &[defaults.theta_key, "rope_theta"])?
+        .unwrap_or(defaults.theta);
     let share_key = defaults.share_key.unwrap_or("partial_rotary_factor");
-    let share = match agreed(&places, &[share_key, "partial_rotary_factor"])? {
+    let share = match consistent_value(&objects_and_top, &[share_key, "partial_rotary_factor"])? {
         Some(share) if defaults.share_key.is_none() && share != 1.0 => {
-            let whole = "1, as this family rotates whole heads";
+            let whole = "1, since this family rotates whole heads";
             return Err(keys.unsupported(share_key, &share.to_string(), whole));
         }
         stated => stated.unwrap_or(defaults.share),
@@ -86,14 +88,14 @@ pub(crate) fn rotary(
     let width = (head_size as f64 * share) as usize;
     if share > 1.0 || width == 0 || !width.is_multiple_of(2) {
         return Err(keys.bad(format!(
-            "{width} of a head's {head_size} numbers cannot be rotated in pairs"
+            "{width} of a head's {head_size} elements cannot be rotated in pairs"
         )));
     }
-    let stretched = objects
+    let scaled = objects
         .iter()
-        .map(|scaling| stretched(theta, width, scaling, context_length))
+        .map(|scaling| scaled(theta, width, scaling, context_length))
         .collect::<Result<Vec<Rotary>, ModelError>>()?;
-    match stretched.as_slice() {
+    match scaled.as_slice() {
         [newer, older] if newer != older => {
             Err(keys.bad("`rope_parameters` and `rope_scaling` contradict each other".to_owned()))
         }
@@ -102,10 +104,13 @@ pub(crate) fn rotary(
     }
 }
 
-/// The number that stands under any of `names` in any of `places`.
-fn agreed(places: &[&Keys<'_>], names: &[&str]) -> Result<Option<f64>, ModelError> {
+/// Returns the value under any of `names` in any of `objects_and_top`, which must agree.
+fn consistent_value(
+    objects_and_top: &[&Keys<'_>],
+    names: &[&str],
+) -> Result<Option<f64>, ModelError> {
     let mut found: Option<(&str, f64)> = None;
-    for (keys, name) in places
+    for (keys, name) in objects_and_top
         .iter()
         .flat_map(|keys| names.iter().map(move |name| (keys, *name)))
     {
@@ -122,8 +127,8 @@ fn agreed(places: &[&Keys<'_>], names: &[&str]) -> Result<Option<f64>, ModelErro
     Ok(found.map(|(_, number)| number))
 }
 
-/// The frequencies as `scaling` wants them.
-fn stretched(
+/// Applies the scaling described by `scaling` to the frequencies.
+fn scaled(
     theta: f64,
     width: usize,
     scaling: &Keys<'_>,
@@ -141,7 +146,7 @@ fn stretched(
         None | Some("default") => Rotary::plain(theta, width),
         Some("linear") => linear(theta, width, factor(scaling)?),
         Some("llama3") => llama3(theta, width, scaling, context_length)?,
-        Some(DIVISORS) => divided(theta, width, scaling)?,
+        Some(DIVISORS) => with_divisors(theta, width, scaling)?,
         Some("yarn") => yarn(theta, width, scaling, context_length)?,
         Some(other) => {
             return Err(scaling.unsupported(
@@ -161,11 +166,11 @@ fn factor(scaling: &Keys<'_>) -> Result<f64, ModelError> {
         .ok_or_else(|| scaling.bad("the key `factor` of `rope_scaling` is missing".to_owned()))
 }
 
-/// The `rope_type` under which a GGUF file's own divisors are passed on.
+/// Internal `rope_type` for the frequency divisors of a GGUF file.
 pub(crate) const DIVISORS: &str = "divisors";
 
-/// Each frequency divided by a number of its own.
-fn divided(theta: f64, width: usize, scaling: &Keys<'_>) -> Result<Rotary, ModelError> {
+/// Divides each frequency by its own divisor.
+fn with_divisors(theta: f64, width: usize, scaling: &Keys<'_>) -> Result<Rotary, ModelError> {
     let divisors = scaling.numbers("divisors")?;
     let mut rotary = Rotary::plain(theta, width);
     if divisors.len() != rotary.frequencies.len() || divisors.contains(&0.0) {
@@ -181,7 +186,7 @@ fn divided(theta: f64, width: usize, scaling: &Keys<'_>) -> Result<Rotary, Model
     Ok(rotary)
 }
 
-/// Positions pressed together (Chen et al. 2023).
+/// Position interpolation (Chen et al. 2023).
 fn linear(theta: f64, width: usize, factor: f64) -> Rotary {
     let mut rotary = Rotary::plain(theta, width);
     rotary
@@ -191,7 +196,7 @@ fn linear(theta: f64, width: usize, factor: f64) -> Rotary {
     rotary
 }
 
-/// Llama 3.1: slow pairs are slowed by the factor, fast ones left, those between blended.
+/// Llama 3.1 scaling: divides low frequencies by the factor, keeps high ones and blends in between.
 fn llama3(
     theta: f64,
     width: usize,
@@ -211,15 +216,15 @@ fn llama3(
     }
     let mut rotary = Rotary::plain(theta, width);
     for frequency in &mut rotary.frequencies {
-        let turns = original * *frequency / TAU;
-        let blend = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        let rotations = original * *frequency / TAU;
+        let blend = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
         *frequency = (1.0 - blend) * *frequency / factor + blend * *frequency;
     }
     Ok(rotary)
 }
 
-/// YaRN (Peng et al. 2023, §3.2): interpolation below `beta_slow` turns over the original
-/// context, none above `beta_fast`, a ramp over the pairs between.
+/// YaRN (Peng et al. 2023, §3.2): interpolation below `beta_slow` rotations over the original context, none
+/// above `beta_fast`, a linear ramp in between.
 fn yarn(
     theta: f64,
     width: usize,
@@ -251,21 +256,22 @@ fn yarn(
         (None, (Some(scale), Some(all))) => magnitude(scale) / magnitude(all),
         (None, _) => magnitude(1.0),
     };
-    // The pair that turns so many times over the original context.
-    let pair_of = |turns: f64| width as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
+    // Index of the pair with the given number of rotations over the original context.
+    let pair_of =
+        |rotations: f64| width as f64 * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
     let (mut first, mut last) = (pair_of(fast), pair_of(slow));
     if scaling.flag("truncate", true)? {
         (first, last) = (first.floor(), last.ceil());
     }
     let (first, mut last) = (first.max(0.0), last.min(width as f64 - 1.0));
     if first == last {
-        last += 0.001; // a ramp needs some length
+        last += 0.001; // avoids a ramp of length 0
     }
     let mut rotary = Rotary::plain(theta, width);
     rotary.magnitude = attention as f32;
     for (pair, frequency) in rotary.frequencies.iter_mut().enumerate() {
-        let pressed = ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0);
-        *frequency = pressed * *frequency / factor + (1.0 - pressed) * *frequency;
+        let interpolation = ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0);
+        *frequency = interpolation * *frequency / factor + (1.0 - interpolation) * *frequency;
     }
     Ok(rotary)
 }
@@ -279,13 +285,13 @@ mod tests {
     fn read(text: &str) -> Result<Rotary, ModelError> {
         let map = serde_json::from_str(text).unwrap();
         let keys = Keys::new(Path::new("config.json"), &map);
-        let rotary = rotary(&keys, 8, 4096, &RotaryDefaults::USUAL)?;
+        let rotary = rotary(&keys, 8, 4096, &RotaryDefaults::STANDARD)?;
         keys.finish()?;
         Ok(rotary)
     }
 
     #[test]
-    fn both_layouts_say_the_same() {
+    fn both_layouts_are_equivalent() {
         let older = read(r#"{"rope_theta":5e5,"rope_scaling":{"type":"linear","factor":4.0}}"#);
         let newer =
             read(r#"{"rope_parameters":{"rope_theta":5e5,"rope_type":"linear","factor":4.0}}"#);
@@ -300,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn fast_pairs_keep_their_frequency_and_slow_ones_are_pressed() {
+    fn high_frequencies_are_kept_and_low_ones_interpolated() {
         for kind in [
             r#"{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":1024}"#,
             r#"{"rope_type":"yarn","factor":8.0,"original_max_position_embeddings":1024}"#,
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn unsupported_and_contradictory_settings_are_refused_by_name() {
         for (text, named) in [
             (
                 r#"{"rope_scaling":{"type":"dynamic","factor":2.0}}"#,

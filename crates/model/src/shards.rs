@@ -1,4 +1,4 @@
-//! Weights in one file, or in several that an index lists.
+//! Weights in a single file, or in shards listed by an index.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,110 +1,117 @@
-//! Where a checkpoint keeps a weight, and what has to be done to its values.
+//! Mapping of weights to checkpoint tensors: which rows, and which transformation.
 
-/// Where a weight's values come from.
+/// Origin of a weight's values in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Source {
-    /// Every value is this one; the checkpoint leaves such a weight out.
+pub(crate) enum WeightSource {
+    /// All elements have this value; the checkpoint does not store the weight.
     Constant(f32),
     /// Rows of a tensor.
     Tensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Which of its rows.
+        /// Rows that belong to the weight.
         rows: Rows,
-        /// What is done to them.
-        change: Change,
+        /// Transformation of the rows.
+        transform: Transform,
     },
 }
 
-/// Rows of a tensor that make a weight.
+/// Selection of a tensor's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// All of them.
+    /// All rows.
     All,
-    /// Runs of rows at even distances: a part of a fused matrix.
-    Runs {
-        /// Row that the first run begins at.
+    /// Evenly spaced runs of rows: one projection of a fused matrix.
+    Strided {
+        /// First row of the first run.
         first: usize,
-        /// Rows of each run.
+        /// Number of rows per run.
         length: usize,
-        /// Rows from one run's beginning to the next one's.
+        /// Distance between the starts of consecutive runs.
         step: usize,
-        /// Rows of the whole tensor.
+        /// Number of rows of the tensor.
         total: usize,
     },
 }
 
-/// What is done to the rows.
+/// Transformation of a tensor's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// Nothing.
+pub(crate) enum Transform {
+    /// None.
     None,
-    /// One is added: Gemma stores its norms' distance from one.
+    /// Adds one: Gemma stores `weight − 1` for its norms.
     AddOne,
-    /// Within each of so many heads, rows 2i and 2i+1 become rows i and i + half: from rotation
-    /// of neighbours to rotation of halves.
-    PairsToHalves {
-        /// Heads in the tensor.
+    /// Within each of `heads` heads, moves rows 2i and 2i+1 to rows i and i + size/2: from interleaved to
+    /// split rotary pairs.
+    Deinterleave {
+        /// Number of heads in the tensor.
         heads: usize,
     },
-    /// The tensor is stored transposed.
+    /// Transposes the tensor.
     Transposed,
 }
 
-impl Source {
-    /// All of the tensor called `name`, as it is.
-    pub(crate) fn whole(name: impl Into<String>) -> Self {
+impl WeightSource {
+    /// Creates the source of a weight that is the whole tensor called `name`.
+    pub(crate) fn tensor(name: impl Into<String>) -> Self {
         Self::Tensor {
             name: name.into(),
             rows: Rows::All,
-            change: Change::None,
+            transform: Transform::None,
         }
     }
 
-    /// The same with `change`.
-    pub(crate) fn changed(self, change: Change) -> Self {
+    /// Replaces the transformation.
+    pub(crate) fn with(self, transform: Transform) -> Self {
         match self {
-            Self::Tensor { name, rows, .. } => Self::Tensor { name, rows, change },
+            Self::Tensor { name, rows, .. } => Self::Tensor {
+                name,
+                rows,
+                transform,
+            },
             constant => constant,
         }
     }
 
-    /// The tensor's name, where the weight is all of it as it is.
-    pub(crate) fn as_stored(&self) -> Option<&str> {
+    /// Returns the tensor's name if the weight is the whole tensor without transformation.
+    pub(crate) fn stored_name(&self) -> Option<&str> {
         match self {
             Self::Tensor {
                 name,
                 rows: Rows::All,
-                change: Change::None,
+                transform: Transform::None,
             } => Some(name),
             _ => None,
         }
     }
 
-    /// Shape that the tensor must have for a weight of shape `wanted`.
-    pub(crate) fn tensor_shape(&self, wanted: &[usize]) -> Vec<usize> {
-        let mut shape = wanted.to_vec();
-        if let Self::Tensor { rows, change, .. } = self {
-            if let Rows::Runs { total, .. } = rows {
+    /// Returns the shape that the tensor must have for a weight of `shape`.
+    pub(crate) fn tensor_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let Self::Tensor {
+            rows, transform, ..
+        } = self
+        {
+            if let Rows::Strided { total, .. } = rows {
                 shape[0] = *total;
             }
-            if *change == Change::Transposed {
+            if *transform == Transform::Transposed {
                 shape.reverse();
             }
         }
         shape
     }
 
-    /// Which of the tensor's rows make the `count` rows of a matrix, in their order; none where a row
-    /// is not one of the tensor's as it is.
+    /// Returns the tensor rows that are the `count` rows of a matrix, in order; `None` if the transformation
+    /// changes the content of rows.
     pub(crate) fn stored_rows(&self, count: usize) -> Option<Vec<usize>> {
         match self {
             Self::Tensor {
-                change: Change::None | Change::PairsToHalves { .. },
+                transform: Transform::None | Transform::Deinterleave { .. },
                 ..
             } => {
                 let total = self.tensor_shape(&[count])[0];
-                // Below 2^24 floats count exactly; no matrix has as many rows.
+                // Integers below 2^24 are exact in f32; no matrix has that many rows.
                 let numbered = (0..total).map(|row| row as f32).collect();
                 let rows = self.apply(numbered, &[count, 1]);
                 (total < 1 << 24).then(|| rows.into_iter().map(|row| row as usize).collect())
@@ -113,44 +120,47 @@ impl Source {
         }
     }
 
-    /// The weight of shape `wanted` from its tensor's `values`, row-major.
-    pub(crate) fn apply(&self, values: Vec<f32>, wanted: &[usize]) -> Vec<f32> {
-        let Self::Tensor { rows, change, .. } = self else {
+    /// Computes the weight of `shape` from the `values` of its tensor, row-major.
+    pub(crate) fn apply(&self, values: Vec<f32>, shape: &[usize]) -> Vec<f32> {
+        let Self::Tensor {
+            rows, transform, ..
+        } = self
+        else {
             return values;
         };
-        let width: usize = wanted[1..].iter().product();
+        let width: usize = shape[1..].iter().product();
         let values = match *rows {
             Rows::All => values,
-            Rows::Runs {
+            Rows::Strided {
                 first,
                 length,
                 step,
                 ..
             } => {
-                let runs = wanted[0] / length;
-                let mut out = Vec::with_capacity(wanted[0] * width);
+                let runs = shape[0] / length;
+                let mut out = Vec::with_capacity(shape[0] * width);
                 for run in 0..runs {
                     out.extend(&values[(first + run * step) * width..][..length * width]);
                 }
                 out
             }
         };
-        match *change {
-            Change::None => values,
-            Change::AddOne => values.into_iter().map(|value| value + 1.0).collect(),
-            Change::PairsToHalves { heads } => {
-                let size = wanted[0] / heads;
+        match *transform {
+            Transform::None => values,
+            Transform::AddOne => values.into_iter().map(|value| value + 1.0).collect(),
+            Transform::Deinterleave { heads } => {
+                let size = shape[0] / heads;
                 let half = size / 2;
                 let mut out = Vec::with_capacity(values.len());
-                for row in 0..wanted[0] {
+                for row in 0..shape[0] {
                     let (head, place) = (row / size, row % size);
                     let from = head * size + 2 * (place % half) + place / half;
                     out.extend(&values[from * width..][..width]);
                 }
                 out
             }
-            Change::Transposed => {
-                let (rows, columns) = (wanted[0], width);
+            Transform::Transposed => {
+                let (rows, columns) = (shape[0], width);
                 let mut out = vec![0.0; values.len()];
                 for (column, stored) in values.chunks_exact(rows).enumerate() {
                     for (row, value) in stored.iter().enumerate() {
@@ -163,7 +173,7 @@ impl Source {
     }
 }
 
-/// The part of a fused query, key and value matrix that one of the three is.
+/// Projection within a fused query, key and value matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fused {
     Query,
@@ -171,19 +181,24 @@ pub(crate) enum Fused {
     Value,
 }
 
-/// Rows of `part` in a matrix that lists, for every key and value head, its query heads, its key
-/// and its value.
+/// Rows of `projection` in a fused matrix with groups of the query heads of a key/value head, its key and
+/// its value.
 ///
-/// With one key and value head that is all queries, then key, then value; with as many as there
-/// are query heads, it is query, key and value of each head in turn.
-pub(crate) fn fused_by_group(part: Fused, heads: usize, kv_heads: usize, head_size: usize) -> Rows {
+/// With one key/value head that is all queries, the key, the value; with as many as query heads, query, key
+/// and value of each head.
+pub(crate) fn fused_by_group(
+    projection: Fused,
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+) -> Rows {
     let group = heads / kv_heads;
-    let (first, length) = match part {
+    let (first, length) = match projection {
         Fused::Query => (0, group),
         Fused::Key => (group, 1),
         Fused::Value => (group + 1, 1),
     };
-    Rows::Runs {
+    Rows::Strided {
         first: first * head_size,
         length: length * head_size,
         step: (group + 2) * head_size,
@@ -191,15 +206,20 @@ pub(crate) fn fused_by_group(part: Fused, heads: usize, kv_heads: usize, head_si
     }
 }
 
-/// Rows of `part` in a matrix that lists all queries, then all keys, then all values.
-pub(crate) fn fused_in_turn(part: Fused, heads: usize, kv_heads: usize, head_size: usize) -> Rows {
-    let (first, count) = match part {
+/// Rows of `projection` in a fused matrix with all queries, then all keys, then all values.
+pub(crate) fn fused_concatenated(
+    projection: Fused,
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+) -> Rows {
+    let (first, count) = match projection {
         Fused::Query => (0, heads),
         Fused::Key => (heads, kv_heads),
         Fused::Value => (heads + kv_heads, kv_heads),
     };
     let length = count * head_size;
-    Rows::Runs {
+    Rows::Strided {
         first: first * head_size,
         length,
         step: length,
@@ -212,10 +232,10 @@ mod tests {
     use super::*;
 
     fn taken(rows: Rows, count: usize) -> Vec<usize> {
-        let source = Source::Tensor {
+        let source = WeightSource::Tensor {
             name: String::new(),
             rows,
-            change: Change::None,
+            transform: Transform::None,
         };
         let total = source.tensor_shape(&[count])[0];
         source
@@ -226,16 +246,18 @@ mod tests {
     }
 
     #[test]
-    fn fused_rows_are_taken_once_each() {
+    fn fused_layouts_cover_every_row_once() {
         for (heads, kv_heads) in [(4, 4), (4, 2), (6, 1), (8, 2)] {
-            for layout in [fused_by_group, fused_in_turn] {
+            for layout in [fused_by_group, fused_concatenated] {
                 let mut all: Vec<usize> = [
                     (Fused::Query, heads),
                     (Fused::Key, kv_heads),
                     (Fused::Value, kv_heads),
                 ]
                 .into_iter()
-                .flat_map(|(part, count)| taken(layout(part, heads, kv_heads, 3), count * 3))
+                .flat_map(|(projection, count)| {
+                    taken(layout(projection, heads, kv_heads, 3), count * 3)
+                })
                 .collect();
                 all.sort_unstable();
                 let expected: Vec<usize> = (0..(heads + 2 * kv_heads) * 3).collect();
@@ -245,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_list_queries_then_key_then_value() {
+    fn groups_are_queries_then_key_then_value() {
         assert_eq!(
             taken(fused_by_group(Fused::Query, 4, 2, 1), 4),
             [0, 1, 4, 5]
@@ -255,24 +277,24 @@ mod tests {
     }
 
     #[test]
-    fn changes_move_rows_as_they_say() {
+    fn transforms_move_rows() {
         let rows: Vec<f32> = (0..8).map(|row| row as f32).collect();
-        let halves = Source::whole("q").changed(Change::PairsToHalves { heads: 2 });
+        let halves = WeightSource::tensor("q").with(Transform::Deinterleave { heads: 2 });
         assert_eq!(
             halves.apply(rows, &[8, 1]),
             [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
         );
         assert_eq!(halves.stored_rows(4), Some(vec![0, 1, 2, 3]));
-        let halves = Source::whole("q").changed(Change::PairsToHalves { heads: 1 });
+        let halves = WeightSource::tensor("q").with(Transform::Deinterleave { heads: 1 });
         assert_eq!(halves.stored_rows(4), Some(vec![0, 2, 1, 3]));
-        let turned = Source::whole("t").changed(Change::Transposed);
-        assert_eq!(turned.tensor_shape(&[2, 3]), [3, 2]);
+        let transposed = WeightSource::tensor("t").with(Transform::Transposed);
+        assert_eq!(transposed.tensor_shape(&[2, 3]), [3, 2]);
         assert_eq!(
-            turned.apply(vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0], &[2, 3]),
+            transposed.apply(vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0], &[2, 3]),
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         );
-        assert_eq!(turned.stored_rows(2), None);
-        let norm = Source::whole("n").changed(Change::AddOne);
+        assert_eq!(transposed.stored_rows(2), None);
+        let norm = WeightSource::tensor("n").with(Transform::AddOne);
         assert_eq!(norm.apply(vec![0.5], &[1]), [1.5]);
     }
 }

@@ -1,27 +1,31 @@
-//! What a checkpoint stores, for whoever writes one.
+//! Tensors that a checkpoint of a model stores, for writing one.
 
 use std::collections::BTreeSet;
 
 use crate::{
     ModelConfig, Weight, families,
-    source::{Change, Source},
+    source::{Transform, WeightSource},
 };
 
-/// A tensor of a checkpoint.
+/// Tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredTensor {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Rows first.
+    /// Shape, rows first.
     pub shape: Vec<usize>,
-    /// The weight in it; the first one, where several are fused.
+    /// Weight in the tensor; the first one if several are fused.
     pub weight: Weight,
-    /// What is stored for a one: zero where the family stores the distance from one.
+    /// Stored value that represents one: 0 if the family stores `weight − 1`.
     pub one: f32,
 }
 
 impl ModelConfig {
-    /// The tensors that a checkpoint of this model has, in the order of the forward pass.
+    /// Lists the tensors of a checkpoint of this model, in the order of the forward pass.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "every configuration has a known family"
+    )]
     pub fn stored_tensors(&self) -> Vec<StoredTensor> {
         let family = families::named(&self.family).expect("a configuration names its family");
         let mut seen = BTreeSet::new();
@@ -29,7 +33,10 @@ impl ModelConfig {
         for weight in self.weights() {
             let source = (family.source)(self, weight);
             let shape = source.tensor_shape(&self.shape(weight));
-            let Source::Tensor { name, change, .. } = source else {
+            let WeightSource::Tensor {
+                name, transform, ..
+            } = source
+            else {
                 continue;
             };
             if seen.insert(name.clone()) {
@@ -37,7 +44,11 @@ impl ModelConfig {
                     name,
                     shape,
                     weight,
-                    one: if change == Change::AddOne { 0.0 } else { 1.0 },
+                    one: if transform == Transform::AddOne {
+                        0.0
+                    } else {
+                        1.0
+                    },
                 });
             }
         }

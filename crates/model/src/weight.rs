@@ -1,74 +1,74 @@
-//! The weights of a decoder.
+//! Weights of a decoder.
 
-/// One tensor of the model.
+/// Weight of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Weight {
     /// Token embeddings, `[vocabulary, embedding]`.
     Embedding,
-    /// Learned positions, `[positions, hidden]`.
+    /// Learned position embedding, `[positions, hidden]`.
     Positions,
-    /// From the embedding's width to the hidden one, `[hidden, embedding]`.
+    /// Projection from embedding to hidden size, `[hidden, embedding]`.
     ProjectIn,
-    /// From the hidden width to the embedding's, `[embedding, hidden]`.
+    /// Projection from hidden to embedding size, `[embedding, hidden]`.
     ProjectOut,
-    /// Weight of the norm before the head, `[hidden]`.
+    /// Scale of the norm before the head, `[hidden]`.
     FinalNorm,
-    /// Bias of that norm, `[hidden]`.
+    /// Bias of the norm before the head, `[hidden]`.
     FinalNormBias,
-    /// Output head, `[vocabulary, embedding]`; absent where embeddings are tied.
+    /// Output head, `[vocabulary, embedding]`; absent if embeddings are tied.
     Head,
     /// Bias of the head, `[vocabulary]`.
     HeadBias,
-    /// A tensor of a layer.
+    /// Weight of a layer.
     Layer(usize, LayerWeight),
 }
 
-/// One tensor of a layer.
+/// Weight of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerWeight {
-    /// Norm of attention, `[hidden]`.
+    /// Scale of the norm before attention, `[hidden]`.
     AttentionNorm,
-    /// Its bias, `[hidden]`.
+    /// Bias of the norm before attention, `[hidden]`.
     AttentionNormBias,
     /// Query projection, `[heads·head_size, hidden]`.
     Query,
-    /// Its bias.
+    /// Query bias, `[heads·head_size]`.
     QueryBias,
     /// Key projection, `[kv_heads·head_size, hidden]`.
     Key,
-    /// Its bias.
+    /// Key bias, `[kv_heads·head_size]`.
     KeyBias,
-    /// Value projection, like the key's.
+    /// Value projection, `[kv_heads·head_size, hidden]`.
     Value,
-    /// Its bias.
+    /// Value bias, `[kv_heads·head_size]`.
     ValueBias,
-    /// Norm of each query head, `[head_size]`.
+    /// Scale of the query heads' norm, `[head_size]`.
     QueryNorm,
-    /// Its bias, `[head_size]`.
+    /// Bias of the query heads' norm, `[head_size]`.
     QueryNormBias,
-    /// Norm of each key head, `[head_size]`.
+    /// Scale of the key heads' norm, `[head_size]`.
     KeyNorm,
-    /// Its bias, `[head_size]`.
+    /// Bias of the key heads' norm, `[head_size]`.
     KeyNormBias,
     /// Output projection of attention, `[hidden, heads·head_size]`.
     Output,
-    /// Its bias, `[hidden]`.
+    /// Bias of the output projection, `[hidden]`.
     OutputBias,
-    /// Norm of the FFN, `[hidden]`.
+    /// Scale of the norm before the FFN, `[hidden]`.
     FfnNorm,
-    /// Its bias, `[hidden]`.
+    /// Bias of the norm before the FFN, `[hidden]`.
     FfnNormBias,
-    /// The projection that the activation function is applied to, one row a neuron,
-    /// `[ffn, hidden]`: the gate, or an ungated FFN's first matrix.
+    /// Projection followed by the activation function, one row per neuron, `[ffn, hidden]`: the gate, or the
+    /// first matrix of an FFN without gate.
     Gate,
-    /// Its bias, `[ffn]`.
+    /// Gate bias, `[ffn]`.
     GateBias,
-    /// Up projection of a gated FFN, one row a neuron, `[ffn, hidden]`.
+    /// Up projection of a gated FFN, one row per neuron, `[ffn, hidden]`.
     Up,
-    /// Its bias, `[ffn]`.
+    /// Up bias, `[ffn]`.
     UpBias,
-    /// Down projection, one column a neuron, `[hidden, ffn]`.
+    /// Down projection, one column per neuron, `[hidden, ffn]`.
     Down,
-    /// Its bias, `[hidden]`.
+    /// Down bias, `[hidden]`.
     DownBias,
 }

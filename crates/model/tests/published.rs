@@ -1,6 +1,5 @@
-//! Published sparse models by name: their configurations as their authors publish them, and tiny
-//! checkpoints with the tensor names they have. The weights themselves are not here.
-#![allow(clippy::unwrap_used)]
+//! Published sparse models: their `config.json` as published, and tiny checkpoints with their tensor names.
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -11,14 +10,14 @@ use powerinfer_artifact::{
 use powerinfer_model::{Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, Weight};
 use serde_json::{Value, json};
 
-/// A published model: its configuration, what makes it tiny, and its tensors.
+/// Published model: configuration, changes for a tiny version, tensors.
 struct Published {
     name: &'static str,
     config: Value,
     tiny: Value,
-    /// Names and shapes of what is there once.
+    /// Names and shapes of tensors outside layers.
     top: Tensors,
-    /// Names and shapes of what every layer has, `#` for its number.
+    /// Names and shapes of each layer's tensors, with `#` for the layer.
     layer: Tensors,
 }
 
@@ -29,7 +28,7 @@ const LLAMA_TOP: Tensors = &[
     ("model.norm.weight", &[16]),
     ("lm_head.weight", &[32, 16]),
 ];
-/// Four heads on two key and value heads of four numbers, 24 neurons.
+/// Four heads and two key/value heads of size four, 24 neurons.
 const LLAMA_LAYER: Tensors = &[
     ("model.layers.#.input_layernorm.weight", &[16]),
     ("model.layers.#.self_attn.q_proj.weight", &[16, 16]),
@@ -61,7 +60,7 @@ const FALCON_LAYER: Tensors = &[
     ("transformer.h.#.mlp.dense_h_to_4h.weight", &[64, 16]),
     ("transformer.h.#.mlp.dense_4h_to_h.weight", &[16, 64]),
 ];
-/// As some of facebook/opt-* store them: without the name of the model around the decoder.
+/// Names of some facebook/opt-* checkpoints, without the name of the enclosing model.
 const OPT_TOP: Tensors = &[
     ("decoder.embed_tokens.weight", &[32, 16]),
     ("decoder.embed_positions.weight", &[32, 16]),
@@ -87,7 +86,7 @@ const OPT_LAYER: Tensors = &[
     ("decoder.layers.#.final_layer_norm.bias", &[16]),
 ];
 
-/// `config` with the keys of `changes`.
+/// Overrides keys of `config`.
 fn with(mut config: Value, changes: &Value) -> Value {
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();
@@ -237,7 +236,7 @@ fn write(model: &Published, folder: &Path) {
 }
 
 #[test]
-fn configurations_and_tensor_names_are_understood() {
+fn published_configurations_and_tensor_names_are_supported() {
     for model in published() {
         parse(&model.config);
         let folder = tempfile::tempdir().unwrap();
@@ -250,7 +249,7 @@ fn configurations_and_tensor_names_are_understood() {
             let count: usize = config.shape(weight).iter().product();
             assert_eq!(checkpoint.read(weight).unwrap().len(), count);
         }
-        // The first number of the first query row is the first of its tensor.
+        // The first element of the first query row is the first of its tensor.
         let query = Weight::Layer(1, LayerWeight::Query);
         let query = checkpoint.read(query).unwrap();
         assert_eq!(query[0].fract(), 0.0, "{}", model.name);
@@ -258,7 +257,7 @@ fn configurations_and_tensor_names_are_understood() {
 }
 
 #[test]
-fn what_makes_each_of_them_special_is_read() {
+fn distinctive_settings_of_each_model_are_read() {
     let find = |name: &str| {
         let found = published().into_iter().find(|model| model.name == name);
         parse(&found.unwrap().config)
@@ -282,7 +281,7 @@ fn what_makes_each_of_them_special_is_read() {
 }
 
 #[test]
-fn contradictions_name_the_tensor_or_key() {
+fn contradictions_are_reported_by_tensor_or_key() {
     for (changes, named) in [
         (json!({ "vocab_size": 33 }), "model.embed_tokens.weight"),
         (

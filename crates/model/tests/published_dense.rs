@@ -1,13 +1,13 @@
-//! Published dense models by name: their configurations with the keys their authors left in them,
-//! as `published_dense.json` lists them, and how many parameters their authors count.
-#![allow(clippy::unwrap_used)]
+//! Published dense models, listed in `published_dense.json`: their `config.json` as published, and their number
+//! of parameters.
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::path::Path;
 
 use powerinfer_model::{ModelConfig, ModelError};
 use serde_json::{Value, json};
 
-/// The keys that models of a family share, and what each of them adds.
+/// Reads the list: keys shared by the models of a family, and the keys of each model.
 fn listed() -> Value {
     serde_json::from_str(include_str!("published_dense.json")).unwrap()
 }
@@ -16,7 +16,7 @@ fn parse(config: &Value) -> Result<ModelConfig, ModelError> {
     ModelConfig::parse(config.to_string().as_bytes(), Path::new("config.json"))
 }
 
-/// `config` with the keys of `changes`.
+/// Overrides keys of `config`.
 fn with(config: &Value, changes: &Value) -> Value {
     let mut config = config.clone();
     let changes = changes.as_object().unwrap().clone();
@@ -24,7 +24,7 @@ fn with(config: &Value, changes: &Value) -> Value {
     config
 }
 
-/// The published configuration called `name`, with the keys of `changes`.
+/// Returns the published configuration called `name` with overridden keys.
 fn published(name: &str, changes: &Value) -> Value {
     let listed = listed();
     let mut models = listed["models"].as_array().unwrap().iter();
@@ -34,7 +34,7 @@ fn published(name: &str, changes: &Value) -> Value {
 }
 
 #[test]
-fn configurations_are_understood_to_the_last_parameter() {
+fn parameter_counts_of_published_configurations_match() {
     for model in listed()["models"].as_array().unwrap() {
         let name = model["name"].as_str().unwrap();
         let config = parse(&published(name, &json!({})));
@@ -46,7 +46,7 @@ fn configurations_are_understood_to_the_last_parameter() {
 }
 
 #[test]
-fn what_would_change_the_model_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     let llama = "meta-llama/Llama-2-7b-hf";
     let neox = "EleutherAI/pythia-70m";
     for (name, changes, named) in [
@@ -122,8 +122,8 @@ fn what_would_change_the_model_is_refused_by_name() {
 }
 
 #[test]
-fn windows_of_qwen_are_there_where_they_are_asked_for() {
-    let asked = json!({
+fn sliding_windows_of_qwen_follow_the_configuration() {
+    let enabled = json!({
         "num_hidden_layers": 3, "sliding_window": 16, "use_sliding_window": true,
         "max_window_layers": 1,
     });
@@ -134,7 +134,7 @@ fn windows_of_qwen_are_there_where_they_are_asked_for() {
         (json!({ "sliding_window": null }), [None; 3]),
         (json!({ "use_sliding_window": false }), [None; 3]),
     ] {
-        let config = published("Qwen/Qwen2.5-0.5B", &with(&asked, &changes));
+        let config = published("Qwen/Qwen2.5-0.5B", &with(&enabled, &changes));
         assert_eq!(parse(&config).unwrap().attention_windows, windows);
     }
 }

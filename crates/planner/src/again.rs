@@ -70,7 +70,7 @@ fn candidate(layer: &LayerInputs) -> Candidate {
 /// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
 /// are ignored.
 pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision> {
-    let layers = bundle.placing()?;
+    let layers = bundle.placement_inputs()?;
     let problem = stated(bundle, &layers, options)?;
     solved(bundle, &problem, &layers, &options.solver())
 }
@@ -139,18 +139,18 @@ fn solved(
     let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
     let (config, quant) = (bundle.config(), bundle.quant());
     forecast::predict(&mut decision.plan, problem, config, quant, &chosen);
-    for ((layer, before), prices) in decision
+    for ((layer, before), costs) in decision
         .plan
         .layers
         .iter_mut()
         .zip(&before.layers)
-        .zip(&decision.prices)
+        .zip(&decision.costs)
     {
         (layer.threshold, layer.input_thresholds) = (before.threshold, before.input_thresholds);
         layer.reason = format!(
             "{:.1} µs, {}; placed again, so the policy is as it was",
-            1e6 * prices[0].seconds,
-            ByteSize(prices[0].work.bytes as u64)
+            1e6 * costs[0].seconds,
+            ByteSize(costs[0].work.bytes as u64)
         );
         if let Some(read) = inputs::reason(layer) {
             layer.reason += &format!("; {read}");

@@ -90,7 +90,7 @@ fn measure_in(
 ) -> Result<Certificate> {
     let execution = Execution::on_cpu(usable_cores());
     let open = |policy: Option<Policy>| -> Result<Runtime> {
-        let again = Bundle::open(bundle.folder(), powerinfer_bundle::Verification::Quick)?;
+        let again = Bundle::open(bundle.folder(), powerinfer_bundle::IntegrityCheck::Quick)?;
         Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
     let mut dense = open(Some(Policy::Dense))?;
@@ -119,12 +119,12 @@ fn measure_in(
         perplexity_budget,
         dense_perplexity: found.dense().perplexity(),
         perplexity: found.other().perplexity(),
-        perplexity_rise: found.rise(),
+        perplexity_rise: found.perplexity_rise(),
         kl_divergence_mean: found.mean_divergence(),
         kl_divergence_p99: found.divergence_p99(),
-        top1_agreement: found.agreement(),
-        texts_without_divergence: found.undiverged(),
-        tokens_to_first_divergence: found.first_divergence(),
+        top1_agreement: found.top1_agreement(),
+        texts_without_divergence: found.texts_without_divergence(),
+        tokens_to_first_divergence: found.tokens_to_first_divergence(),
         ffn_neurons_computed: computed,
         layers: layers
             .map(|(drift, layer)| LayerCertificate {

@@ -21,6 +21,7 @@ mod request;
 pub mod search;
 pub mod simulate;
 mod solver;
+pub mod sweep;
 
 pub use again::{place_again, rewrite};
 pub use pins::{Part, Pin};

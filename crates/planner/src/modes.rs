@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
-use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Price, Work};
+use powerinfer_solver::{Candidate, CandidateCost, LayerMode, NeuronShape, Prediction, Work};
 use powerinfer_tensor::{BLOCK, Format};
 
 /// What a placement is of.
@@ -295,11 +295,11 @@ impl<'a> Subject<'a> {
         &self,
         layer: usize,
         modes: &LayerCandidates,
-        prices: &[Price],
+        costs: &[CandidateCost],
         chosen: usize,
     ) -> String {
         let told = |place: usize| {
-            let price = prices[place];
+            let cost = costs[place];
             let name = match modes.candidates[place].mode.policy {
                 Policy::Predicted => {
                     let rank = self.summary(layer).map_or(0, |summary| summary.rank);
@@ -315,8 +315,8 @@ impl<'a> Subject<'a> {
                 name,
                 format!(
                     "{:.1} µs, {}",
-                    1e6 * price.seconds,
-                    ByteSize(price.work.bytes as u64)
+                    1e6 * cost.seconds,
+                    ByteSize(cost.work.bytes as u64)
                 ),
             )
         };
@@ -332,18 +332,18 @@ impl<'a> Subject<'a> {
                 100.0 * threshold.error
             );
         }
-        for other in (0..prices.len()).filter(|place| *place != chosen) {
-            let (name, price) = told(other);
-            let is_quicker = prices[other].seconds < prices[chosen].seconds;
+        for other in (0..costs.len()).filter(|place| *place != chosen) {
+            let (name, cost) = told(other);
+            let is_quicker = costs[other].seconds < costs[chosen].seconds;
             let but = match modes.candidates[other].allowed || self.forced.is_some() {
                 false if is_quicker => ", but raises perplexity too much",
                 _ => "",
             };
-            reason += &format!("; {name} would take {price}{but}");
+            reason += &format!("; {name} would take {cost}{but}");
         }
         if let Some(forced) = self.forced {
             reason = format!("as `--policy {forced}` says; {reason}");
-        } else if prices.len() == 1 {
+        } else if costs.len() == 1 {
             reason += "; no other way is known";
         }
         reason

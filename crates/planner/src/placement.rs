@@ -207,7 +207,7 @@ impl Placement {
             orders: &self.orders,
             predictors: self.predictors.as_ref(),
             plan: self.plan.clone(),
-            placing: Some(&self.placing),
+            placement_inputs: Some(&self.placing),
             quant: self.quant,
             companions: &companions,
             inputs: self.request.inputs.clone(),

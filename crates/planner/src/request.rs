@@ -224,7 +224,7 @@ impl Request {
 
     /// The bundle in `out`, where it was made from the same inputs and by the same request.
     pub fn packed(&self, checkpoint: &Checkpoint, quant: Format, out: &Path) -> Option<Bundle> {
-        let bundle = Bundle::open(out, powerinfer_bundle::Verification::Quick).ok()?;
+        let bundle = Bundle::open(out, powerinfer_bundle::IntegrityCheck::Quick).ok()?;
         let header = bundle.header();
         let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
             && header.inputs == self.inputs

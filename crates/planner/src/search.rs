@@ -3,13 +3,12 @@
 use anyhow::Result;
 use powerinfer_artifact::{
     Progress,
-    certificate::Estimate,
     plan::{LayerPlan, Policy},
     progress::Silent,
     threshold_curve::ERRORS,
 };
 use powerinfer_bundle::Bundle;
-use powerinfer_eval::{Windows, likelihoods, rise};
+use powerinfer_eval::{TokenLosses, Windows, perplexity_rise, statistics::Interval, token_losses};
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, Runtime};
 
@@ -66,8 +65,8 @@ pub(crate) struct Judge<'a> {
     model: Runtime,
     texts: Vec<Vec<u32>>,
     windows: Windows,
-    /// Per token, −ln p under `dense`.
-    dense: Vec<f64>,
+    /// Losses under `dense`.
+    dense: TokenLosses,
     progress: &'a dyn Progress,
 }
 
@@ -85,29 +84,29 @@ impl<'a> Judge<'a> {
             model,
             texts,
             windows,
-            dense: Vec::new(),
+            dense: TokenLosses::default(),
             progress,
         };
-        judge.dense = judge.likelihoods("perplexity of dense")?;
+        judge.dense = judge.losses("perplexity of dense")?;
         Ok(judge)
     }
 
     /// By how much of itself perplexity rises under the decisions of `layers`.
-    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Estimate> {
+    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval> {
         for layer in layers {
             self.model
                 .set_policy(layer.layer, layer.policy, layer.threshold)?;
             self.model
                 .set_input_thresholds(layer.layer, layer.input_thresholds);
         }
-        let found = self.likelihoods("perplexity of policies")?;
-        Ok(rise(&self.dense, &found))
+        let found = self.losses("perplexity of policies")?;
+        Ok(perplexity_rise(&self.dense, &found))
     }
 
-    fn likelihoods(&mut self, doing: &str) -> Result<Vec<f64>> {
+    fn losses(&mut self, doing: &str) -> Result<TokenLosses> {
         let bar = self.progress;
         bar.begin(doing, scored(&self.texts) as u64, "tokens");
-        let found = likelihoods(&mut self.model, &self.texts, self.windows, |tokens| {
+        let found = token_losses(&mut self.model, &self.texts, self.windows, |tokens| {
             bar.advance(tokens).map_err(anyhow::Error::from)
         })?;
         bar.end();
@@ -115,13 +114,9 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The windows that texts are scored in, as `eval` takes them unless told otherwise.
+/// Default windows of `bundle`'s texts.
 pub fn windows(bundle: &Bundle) -> Windows {
-    let length = (bundle.plan().budget.context_tokens as usize).min(512);
-    Windows {
-        length,
-        stride: (length / 2).max(1),
-    }
+    Windows::for_context(bundle.plan().budget.context_tokens as usize)
 }
 
 /// Tokens of `texts` that are scored: all but each one's first.

@@ -209,12 +209,13 @@ impl Solver<'_> {
             }
             let rise = judge.rise(&solved.plan.layers)?;
             self.progress.detail(&format!(
-                "{}: perplexity {:+.3} ± {:.3} %",
+                "{}: perplexity {:+.3} % ({:+.3} to {:+.3})",
                 describe(allowed),
                 100.0 * rise.value,
-                100.0 * rise.margin
+                100.0 * rise.low,
+                100.0 * rise.high
             ));
-            Ok(rise.value + CAUTION * rise.margin <= self.perplexity_budget)
+            Ok(rise.value + CAUTION * (rise.high - rise.value) <= self.perplexity_budget)
         })?;
         drop((judge, folder));
         if found == 0 {
@@ -240,8 +241,8 @@ impl Solver<'_> {
         forecast::predict(&mut plan, &self.problem, config, quant, &chosen);
         let (mut savings, mut placing) = (Vec::new(), Vec::new());
         for (index, (layer, modes)) in plan.layers.iter_mut().zip(&modes).enumerate() {
-            let (prices, chosen) = (&decision.prices[index], decision.chosen[index]);
-            layer.reason = self.subject.reason(index, modes, prices, chosen);
+            let (costs, chosen) = (&decision.costs[index], decision.chosen[index]);
+            layer.reason = self.subject.reason(index, modes, costs, chosen);
             layer.threshold = modes.threshold;
             layer.input_thresholds = self.inputs.as_ref().map(|inputs| InputThresholds {
                 ffn: inputs[index].ffn.filter(|_| layer.policy == Policy::Dense),
@@ -252,12 +253,12 @@ impl Solver<'_> {
             }
             let read = self.problem.layers[index].attention_read_bytes;
             placing.push(again::placing(&modes.candidates[chosen], read));
-            let lossless = modes.candidates.iter().zip(prices);
+            let lossless = modes.candidates.iter().zip(costs);
             let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
             let least = lossless
-                .map(|(_, price)| price.seconds)
+                .map(|(_, cost)| cost.seconds)
                 .fold(f64::INFINITY, f64::min);
-            savings.push(1e6 * (least - prices[chosen].seconds));
+            savings.push(1e6 * (least - costs[chosen].seconds));
         }
         Ok(Solved {
             plan,
@@ -289,7 +290,7 @@ impl Solver<'_> {
             orders: &solved.orders,
             predictors: self.subject.predictors,
             plan,
-            placing: None,
+            placement_inputs: None,
             quant: self.subject.quant,
             companions: &[],
             inputs: self.request.inputs.clone(),

@@ -1,53 +1,55 @@
-//! A slice whose parts are written by different threads.
+//! Parallel writes to disjoint parts of a slice.
 
 use crate::Pool;
 
-/// Where a slice starts, for threads that each write another part of it.
+/// Start of a slice whose disjoint parts are written by different threads.
 struct Start<T>(*mut T);
 
-// SAFETY: what lies there is handed out in parts that do not overlap, each to one thread, which may
-// have it because it is `Send`.
-#[allow(unsafe_code)] // the only way to give parts chosen at run time to threads chosen at run time
+// SAFETY: the slice is handed out in parts that do not overlap, each to one thread; `T: Send` allows that.
+#[expect(
+    unsafe_code,
+    reason = "disjoint parts chosen at run time go to threads chosen at run time"
+)]
 unsafe impl<T: Send> Sync for Start<T> {}
 
 impl<T> Start<T> {
-    /// The `length` values from `first` on.
+    /// Returns the `length` values from `first` on.
     ///
     /// # Safety
     ///
-    /// They lie in the slice, which is borrowed for `'a`, and nobody else has them meanwhile.
-    #[allow(unsafe_code)]
-    #[allow(clippy::mut_from_ref)] // the contract above is what makes it unique
+    /// The range is within the slice, the slice is borrowed for `'a`, and no other reference to the range exists.
+    #[expect(unsafe_code, reason = "see above")]
     unsafe fn part<'a>(&self, first: usize, length: usize) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(first), length) }
     }
 }
 
 impl Pool {
-    /// Calls `work` with parts of `out` and where they start, as [`Pool::run`] does with numbers: with
-    /// `out[bounds[i]..bounds[i + 1]]` for every i, or, where sharing does not pay, with all of these
-    /// as one.
+    /// Calls `work` with disjoint parts of `out` and the index of their first value, as [`Pool::run`] does: with
+    /// `out[bounds[i]..bounds[i + 1]]` for every `i`, or with all of these as one part where sharing does not
+    /// pay. Values outside the bounds are not touched.
     ///
-    /// Panics where bounds descend or pass the end of `out`; what lies before the first bound or from
-    /// the last one on is left alone.
+    /// # Panics
+    ///
+    /// If `bounds` are not ascending or exceed `out`, or as [`Pool::run`].
     pub fn run_chunks<T: Send>(
         &self,
         out: &mut [T],
         bounds: &[usize],
         work: &(impl Fn(usize, &mut [T]) + Sync),
     ) {
-        assert!(bounds.is_sorted(), "bounds in ascending order");
+        assert!(bounds.is_sorted(), "bounds are ascending");
         let [first, .., end] = *bounds else {
             return;
         };
         assert!(end <= out.len(), "a bound at {end} of {} values", out.len());
         let start = Start(out.as_mut_ptr());
         let part = |first: usize, end: usize| {
-            // SAFETY: bounds ascend up to the length of `out`, so parts lie in it and do not overlap.
-            // One call has all of them, or each call another one, and `run_or` returns after all
-            // calls, while `out` is borrowed.
-            #[allow(unsafe_code)]
+            // SAFETY: bounds ascend up to the length of `out`, so parts are within it and disjoint. Either one call
+            // has all of them, or each call has a different one, and `run_or` returns after all calls, while `out` is
+            // borrowed.
+            #[expect(unsafe_code, reason = "see above")]
             let values = unsafe { start.part(first, end - first) };
             work(first, values);
         };

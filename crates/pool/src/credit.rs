@@ -1,98 +1,97 @@
-//! Whether sharing pays at the moment: what it has saved lately less what it has cost.
+//! Decision whether to share jobs: recent time saved by sharing, minus its cost.
 //!
-//! Where other processes want the processors, a thread may be set aside for milliseconds with a part
-//! in its hands. Sharing may cost what it has saved before; when it has cost more, jobs are done by
-//! their callers alone until a small share of their time has paid for it. So a pool is hardly ever
-//! slower than one thread, and where its threads run undisturbed it is not held back.
+//! Under contention a thread may be preempted for milliseconds within a part. Sharing may cost as much as it
+//! has saved; beyond that, jobs run on their callers alone until a small share of their time has repaid the
+//! cost. So a pool is hardly ever slower than one thread, and is not limited where its threads run
+//! undisturbed.
 
 use std::{
     sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
-/// Most savings that are remembered, so that it does not take long to see that times have changed.
-const MOST: Duration = Duration::from_millis(10);
-/// Most debts, so that one long interruption is not paid for all day.
-const LEAST: Duration = Duration::from_millis(20);
-/// Share of the time alone that pays debts off, and so about what trying to share may cost: 1 in so
-/// many. Twice as many whenever debts are made again before much has been saved.
-const INSTALMENTS: [u32; 4] = [16, 32, 64, 128];
-/// Time in parts that is remembered, to see how much longer they take for being interrupted.
-const REMEMBERED: Duration = Duration::from_millis(200);
-/// More than so many times longer they take for other reasons than that others want the processor.
-const MOST_STRETCH: f64 = 2.0;
+/// Maximum credit, so that a change is noticed soon.
+const MAX_CREDIT: Duration = Duration::from_millis(10);
+/// Maximum debt, so that one long interruption is soon repaid.
+const MAX_DEBT: Duration = Duration::from_millis(20);
+/// Divisor of the time spent alone that repays debt, which bounds the overhead of trying to share; it doubles
+/// whenever sharing fails again before the credit was full.
+const REPAYMENT_DIVISORS: [u32; 4] = [16, 32, 64, 128];
+/// Time in parts that is averaged to estimate the slowdown by preemption.
+const AVERAGED_TIME: Duration = Duration::from_millis(200);
+/// Maximum slowdown attributed to preemption; a larger one has other causes.
+const MAX_SLOWDOWN: f64 = 2.0;
 
-/// Nanoseconds saved by sharing. Only the caller that has the pool touches it.
+/// Balance of sharing in nanoseconds. Modified only by the caller that uses the pool.
 pub(crate) struct Credit {
     saved: AtomicI64,
-    /// How many times debts were made since savings were last at their most, as far as that counts.
-    doubt: AtomicUsize,
-    /// What the caller's parts took lately.
-    taken: AtomicI64,
-    /// What they would have taken had each been as fast as the fastest of its job.
-    least: AtomicI64,
+    /// Number of consecutive failures of sharing, an index into [`REPAYMENT_DIVISORS`] plus one.
+    failures: AtomicUsize,
+    /// Recent time of the caller's parts.
+    part_time: AtomicI64,
+    /// The same if each part had taken as long as the fastest of its job.
+    min_part_time: AtomicI64,
 }
 
-/// What a caller did of a job that was shared.
+/// Work that a thread did in a shared job.
 #[derive(Default)]
-pub(crate) struct Own {
-    /// Parts that it did.
+pub(crate) struct ThreadWork {
+    /// Number of parts.
     pub(crate) parts: usize,
-    /// What these took.
+    /// Their total time.
     pub(crate) time: Duration,
-    /// What the fastest part took.
-    pub(crate) least: Duration,
+    /// Time of the fastest part.
+    pub(crate) min_time: Duration,
 }
 
 impl Credit {
-    /// As much as can be, for nothing speaks against sharing yet.
+    /// Creates a full credit.
     pub(crate) fn new() -> Self {
         Self {
-            saved: AtomicI64::new(nanoseconds(MOST)),
-            doubt: AtomicUsize::new(0),
-            taken: AtomicI64::new(0),
-            least: AtomicI64::new(0),
+            saved: AtomicI64::new(nanoseconds(MAX_CREDIT)),
+            failures: AtomicUsize::new(0),
+            part_time: AtomicI64::new(0),
+            min_part_time: AtomicI64::new(0),
         }
     }
 
-    /// Whether jobs are to be shared.
+    /// Returns whether jobs are to be shared.
     pub(crate) fn allows_sharing(&self) -> bool {
         self.saved.load(Relaxed) >= 0
     }
 
-    /// A job was shared, which took `elapsed`: the caller did `own`, and `others` parts were done by
-    /// other threads.
-    pub(crate) fn shared(&self, own: &Own, others: usize, elapsed: Duration) {
-        let least = nanoseconds(own.least);
-        let mut taken = self.taken.load(Relaxed) + nanoseconds(own.time);
-        let mut all_least = self.least.load(Relaxed) + least * own.parts as i64;
-        if taken > nanoseconds(REMEMBERED) {
-            (taken, all_least) = (taken / 2, all_least / 2);
+    /// Records a shared job that took `elapsed`: the caller did `own`, other threads `others` parts.
+    pub(crate) fn record_shared(&self, own: &ThreadWork, others: usize, elapsed: Duration) {
+        let least = nanoseconds(own.min_time);
+        let mut part_time = self.part_time.load(Relaxed) + nanoseconds(own.time);
+        let mut all_least = self.min_part_time.load(Relaxed) + least * own.parts as i64;
+        if part_time > nanoseconds(AVERAGED_TIME) {
+            (part_time, all_least) = (part_time / 2, all_least / 2);
         }
-        self.taken.store(taken, Relaxed);
-        self.least.store(all_least, Relaxed);
-        // Alone the caller would have been interrupted in the others' parts as in its own.
-        let stretch = (taken as f64 / all_least.max(1) as f64).min(MOST_STRETCH);
-        let saved = least as f64 * others as f64 * stretch;
+        self.part_time.store(part_time, Relaxed);
+        self.min_part_time.store(all_least, Relaxed);
+        // Alone, the caller would have been preempted in the other parts as often as in its own.
+        let slowdown = (part_time as f64 / all_least.max(1) as f64).min(MAX_SLOWDOWN);
+        let saved = least as f64 * others as f64 * slowdown;
         let lost = nanoseconds(elapsed.saturating_sub(own.time));
-        let doubt = match self.add(saved as i64 - lost) {
-            credit if credit >= nanoseconds(MOST) => 0,
+        let failures = match self.add(saved as i64 - lost) {
+            credit if credit >= nanoseconds(MAX_CREDIT) => 0,
             0.. => return,
-            _ => (self.doubt.load(Relaxed) + 1).min(INSTALMENTS.len()),
+            _ => (self.failures.load(Relaxed) + 1).min(REPAYMENT_DIVISORS.len()),
         };
-        self.doubt.store(doubt, Relaxed);
+        self.failures.store(failures, Relaxed);
     }
 
-    /// A job was done alone in `elapsed`.
-    pub(crate) fn alone(&self, elapsed: Duration) {
-        let doubt = self.doubt.load(Relaxed).max(1) - 1;
-        self.add(nanoseconds(elapsed / INSTALMENTS[doubt]));
+    /// Records a job that its caller did alone in `elapsed`.
+    pub(crate) fn record_alone(&self, elapsed: Duration) {
+        let failures = self.failures.load(Relaxed).max(1) - 1;
+        self.add(nanoseconds(elapsed / REPAYMENT_DIVISORS[failures]));
     }
 
-    /// Adds to what was saved; returns what that comes to.
+    /// Adds to the credit and returns it.
     fn add(&self, gain: i64) -> i64 {
         let credit = self.saved.load(Relaxed).saturating_add(gain);
-        let credit = credit.clamp(-nanoseconds(LEAST), nanoseconds(MOST));
+        let credit = credit.clamp(-nanoseconds(MAX_DEBT), nanoseconds(MAX_CREDIT));
         self.saved.store(credit, Relaxed);
         credit
     }
@@ -108,23 +107,23 @@ mod tests {
 
     const JOB: Duration = Duration::from_micros(100);
 
-    /// Share of the time lost when every shared job loses `lost` of it after saving `saved`.
+    /// Share of the time lost if every shared job loses `lost` after saving `saved`.
     fn loss(saved: Duration, lost: Duration) -> f64 {
         let credit = Credit::new();
         let (mut time, mut lost_time) = (0.0, 0.0);
         for _ in 0..1_000_000 {
             if credit.allows_sharing() {
-                let own = Own {
+                let own = ThreadWork {
                     parts: 1,
                     time: JOB - saved,
-                    least: JOB - saved,
+                    min_time: JOB - saved,
                 };
-                let others = saved.as_secs_f64() / own.least.as_secs_f64();
-                credit.shared(&own, others.round() as usize, JOB - saved + lost);
+                let others = saved.as_secs_f64() / own.min_time.as_secs_f64();
+                credit.record_shared(&own, others.round() as usize, JOB - saved + lost);
                 time += (JOB + lost).saturating_sub(saved).as_secs_f64();
                 lost_time += lost.as_secs_f64() - saved.as_secs_f64();
             } else {
-                credit.alone(JOB);
+                credit.record_alone(JOB);
                 time += JOB.as_secs_f64();
             }
         }
@@ -132,31 +131,31 @@ mod tests {
     }
 
     #[test]
-    fn sharing_that_never_pays_costs_little() {
+    fn unprofitable_sharing_costs_little() {
         for lost in [1, 100, 3_000, 20_000].map(Duration::from_micros) {
             assert!(loss(Duration::ZERO, lost) < 0.011, "{lost:?}");
         }
     }
 
     #[test]
-    fn one_interruption_is_soon_forgotten() {
+    fn one_interruption_is_repaid_soon() {
         let credit = Credit::new();
-        let own = Own {
+        let own = ThreadWork {
             parts: 1,
             time: JOB / 2,
-            least: JOB / 2,
+            min_time: JOB / 2,
         };
-        credit.shared(&own, 1, Duration::from_secs(1));
+        credit.record_shared(&own, 1, Duration::from_secs(1));
         let mut alone = Duration::ZERO;
         while !credit.allows_sharing() {
-            credit.alone(JOB);
+            credit.record_alone(JOB);
             alone += JOB;
         }
         assert!(alone < Duration::from_millis(400), "{alone:?}");
     }
 
     #[test]
-    fn sharing_that_pays_goes_on() {
+    fn profitable_sharing_continues() {
         let (saved, lost) = (JOB / 2, JOB / 10);
         assert!(loss(saved, lost) < -0.6);
     }

@@ -1,20 +1,21 @@
-//! A pool of threads that takes the parts of a job within microseconds.
+//! Thread pool whose threads start a job within microseconds.
 //!
-//! Parts are taken one by one, by the caller too, so a thread that the system has set aside holds up
-//! the part it is in and no other. Threads without work look out for more for a few microseconds and
-//! then sleep, so that a pool at rest takes nothing from other processes.
+//! The parts of a job are taken one at a time, also by the caller, so a preempted thread delays only the part
+//! it is in. Idle threads spin for a few microseconds and then sleep, so an idle pool uses no CPU time.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
 //! let pool = powerinfer_pool::Pool::new(2)?;
 //! let mut squares = [0, 1, 2, 3, 4, 5, 6];
-//! pool.run_chunks(&mut squares, &[0, 3, 7], &|_first, numbers: &mut [i32]| {
-//!     numbers.iter_mut().for_each(|number| *number *= *number);
+//! pool.run_chunks(&mut squares, &[0, 3, 7], &|_first, values: &mut [i32]| {
+//!     values.iter_mut().for_each(|value| *value *= *value);
 //! });
 //! assert_eq!(squares, [0, 1, 4, 9, 16, 25, 36]);
 //! # Ok(())
 //! # }
 //! ```
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod chunks;
 mod cores;
@@ -31,16 +32,18 @@ use std::{
 pub use cores::usable_cores;
 use shared::Shared;
 
-/// Threads that wait for jobs; dropping it ends them.
+/// Thread pool; its threads end when it is dropped.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// Starts a pool of `threads` threads, of which the caller of [`Pool::run`] is one; 0 stands for 1.
+    /// Starts a pool of `threads` threads, including the caller of [`Pool::run`]; 0 counts as 1.
     ///
-    /// Fails where the system starts no more threads.
+    /// # Errors
+    ///
+    /// The system cannot start that many threads.
     pub fn new(threads: usize) -> io::Result<Self> {
         let workers = threads.max(1) - 1;
         let mut pool = Self {
@@ -56,23 +59,25 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Number of threads, the caller's included.
+    /// Returns the number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `work` with every number below `parts`, each once, in any order and on any thread;
-    /// returns when all calls have. Calls must not wait for each other: where sharing does not pay,
-    /// they come one after the other.
+    /// Calls `work` once with every number below `parts`, in any order and on any thread, and returns when all
+    /// calls have returned. Calls must not wait for each other, since they may run sequentially.
     ///
-    /// A call that panics makes this panic alike, once no call is running any more; some may then not
-    /// have been made, and the pool stays fit for use. While a job runs, another one, from inside it
-    /// or from another thread, is done by its caller alone.
+    /// A call of `run` within a job, or while another thread runs one, runs on its caller alone.
+    ///
+    /// # Panics
+    ///
+    /// If a call panics, with its payload, after all running calls have ended. Some parts may then not have been
+    /// called; the pool remains usable.
     pub fn run(&self, parts: usize, work: &(impl Fn(usize) + Sync)) {
         self.run_or(parts, work, || (0..parts).for_each(work));
     }
 
-    /// Shares out `work`, or does it by `alone` where sharing does not pay.
+    /// Runs `work` on all threads, or `alone` where sharing does not pay.
     fn run_or(&self, parts: usize, work: &(impl Fn(usize) + Sync), alone: impl FnOnce()) {
         if self.workers.is_empty() || parts < 2 {
             alone();
@@ -87,7 +92,7 @@ impl Drop for Pool {
         self.shared.stop();
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // Panics of parts are caught where they happen, so there is none to pass on.
+            // Panics of parts are caught in the worker, so there is none to propagate.
             let _ = worker.join();
         }
     }

@@ -1,20 +1,19 @@
-//! What the threads of a pool share: one job at a time, whose parts are taken by counting down.
+//! State shared by the threads of a pool: one job at a time, whose parts are taken by counting down.
 //!
 //! ```text
 //!  caller   job = …   unfinished = n   remaining = n   take parts …   wait for unfinished = 0
 //!  worker              wait for remaining > 0          take parts …   unfinished -= parts taken
 //! ```
 //!
-//! **A job outlives whoever looks at it.** `run` borrows it until `unfinished` is 0. Only who has
-//! lowered `remaining` looks at the job, and lowers `unfinished` when it looks no more; between the
-//! two `unfinished` is above 0. A worker that comes late finds `remaining` at 0 and looks at nothing;
-//! should there be a next job by then, it takes a part of that one, for what it knows of the job it
-//! reads after it took the part.
+//! **A job outlives its readers.** `run` borrows it until `unfinished` is 0. A thread reads the job only after
+//! it has lowered `remaining`, and lowers `unfinished` when it is done with it; in between `unfinished` is
+//! above 0. A late worker finds `remaining` at 0 and reads nothing; if the next job has started, it takes a
+//! part of that one, since it reads the job after taking the part.
 //!
-//! **No thread sleeps for good.** A worker says that it sleeps and then looks for work; the caller
-//! puts work there and then looks for sleepers. Both are sequentially consistent, so at least one of
-//! them sees the other. So it is with a caller that sleeps until the last part is done. Besides, the
-//! caller takes parts until there are none: workers that stay asleep cost time only.
+//! **No wake-up is lost.** A worker announces that it sleeps and then checks for work; the caller publishes
+//! work and then checks for sleepers. Both are sequentially consistent, so at least one of them sees the
+//! other. The same holds for a caller that sleeps until the last part is done. Since the caller takes parts
+//! until there are none, workers that stay asleep cost only time.
 
 use std::{
     any::Any,
@@ -28,24 +27,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::credit::{Credit, Own};
+use crate::credit::{Credit, ThreadWork};
 
-/// How long a worker looks out for the next job: about what waking it costs, so that looking out
-/// never costs much more than sleeping would have.
-const LOOK_OUT: Duration = Duration::from_micros(50);
-/// How long a caller looks out for the last part, at least and at most: in between as long as a part
-/// of this job takes, for a thread that takes longer has been set aside by the system.
-const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
-/// Looks between two readings of the clock.
-const LOOKS: usize = 32;
-/// Sleepers that one thread wakes. Each of them wakes as many, so no thread spends long on it.
+/// Time that a worker spins for the next job: about the cost of waking it, so that spinning never costs much
+/// more than sleeping.
+const WORKER_SPIN: Duration = Duration::from_micros(50);
+/// Minimum and maximum time that a caller spins for the last part; in between it is the time of a part of this
+/// job, since a thread that takes longer has been preempted.
+const CALLER_SPIN: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
+/// Checks between two readings of the clock.
+const CHECKS_PER_CLOCK_READ: usize = 32;
+/// Sleeping workers that one thread wakes; each of them wakes as many, so no thread spends long on it.
 const WAKES: usize = 2;
 
-/// Keeps a value apart from what other threads write: processors fetch cache lines in pairs.
+/// Pads a value to avoid false sharing: processors fetch cache lines in pairs.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
-/// A closure that is called with the numbers of parts, without its type and lifetime.
+/// Type-erased closure that is called with part numbers.
 #[derive(Clone, Copy)]
 struct Job {
     closure: *const (),
@@ -54,58 +53,58 @@ struct Job {
 }
 
 pub(crate) struct Shared {
-    /// Parts that nobody has taken. Raised by a caller, lowered by those who take.
-    remaining: Apart<AtomicUsize>,
-    /// Parts that are not known to be done.
-    unfinished: Apart<AtomicUsize>,
-    /// Nanoseconds of the part of this job that took least, of those that are finished.
-    least: AtomicU64,
-    /// Written by the caller that holds `taken`, while `remaining` and `unfinished` are 0.
-    job: Apart<UnsafeCell<Job>>,
-    /// Whether a caller has the pool.
-    taken: AtomicBool,
+    /// Parts that no thread has taken. Raised by a caller, lowered by threads that take parts.
+    remaining: CachePadded<AtomicUsize>,
+    /// Parts that are not yet finished.
+    unfinished: CachePadded<AtomicUsize>,
+    /// Time of the fastest finished part of this job, in nanoseconds.
+    min_part_nanos: AtomicU64,
+    /// Written by the caller that has set `in_use`, while `remaining` and `unfinished` are 0.
+    job: CachePadded<UnsafeCell<Job>>,
+    /// Whether a caller uses the pool.
+    in_use: AtomicBool,
     credit: Credit,
-    /// Workers that look out for a job.
-    looking: AtomicUsize,
-    /// Most workers that may: on more processors than there are, they would be in each other's way.
-    may_look: usize,
-    /// A bit for every worker, set while it sleeps or is about to.
+    /// Number of workers that spin for a job.
+    spinning: AtomicUsize,
+    /// Maximum number of spinning workers: more than the processors would delay each other.
+    max_spinning: usize,
+    /// One bit per worker, set while it sleeps or is about to.
     asleep: Box<[AtomicU64]>,
     handles: Box<[OnceLock<Thread>]>,
     stopped: AtomicBool,
-    /// Whether the caller sleeps until `finished`, or is about to.
+    /// Whether the caller sleeps on `finished`, or is about to.
     caller_sleeps: AtomicBool,
     lock: Mutex<()>,
     finished: Condvar,
-    /// What the first part to panic in a job panicked with.
+    /// Payload of the first part of a job that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: what is not `Send` and `Sync` already is `job`. It points to a closure that is `Sync`, and
-// the module's first lines say why nobody reads it while it is written or after the closure is gone.
-#[allow(unsafe_code)] // a job borrows from its caller's stack
+// SAFETY: only `job` is not already `Send` and `Sync`. It points to a closure that is `Sync`, and the module
+// documentation explains why it is never read while it is written or after the closure is gone.
+#[expect(unsafe_code, reason = "a job borrows from its caller's stack")]
 unsafe impl Send for Shared {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "a job borrows from its caller's stack")]
 unsafe impl Sync for Shared {}
 
 impl Shared {
     pub(crate) fn new(workers: usize) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let nothing = Job {
+        let no_job = Job {
             closure: std::ptr::null(),
             call: call::<fn(usize)>,
             parts: 0,
         };
         Self {
-            remaining: Apart(AtomicUsize::new(0)),
-            unfinished: Apart(AtomicUsize::new(0)),
-            least: AtomicU64::new(0),
-            job: Apart(UnsafeCell::new(nothing)),
-            taken: AtomicBool::new(false),
+            remaining: CachePadded(AtomicUsize::new(0)),
+            unfinished: CachePadded(AtomicUsize::new(0)),
+            min_part_nanos: AtomicU64::new(0),
+            job: CachePadded(UnsafeCell::new(no_job)),
+            in_use: AtomicBool::new(false),
             credit: Credit::new(),
-            looking: AtomicUsize::new(0),
-            may_look: processors - 1,
+            spinning: AtomicUsize::new(0),
+            max_spinning: processors - 1,
             asleep: (0..workers.div_ceil(64))
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -118,57 +117,55 @@ impl Shared {
         }
     }
 
-    /// Shares out the parts of `work`, or does them by `alone` where that is better or the pool is in
-    /// use.
+    /// Runs `work` on all threads, or `alone` if that is faster or the pool is in use.
     pub(crate) fn run<F: Fn(usize) + Sync>(&self, parts: usize, work: &F, alone: impl FnOnce()) {
-        if self.taken.swap(true, Acquire) {
+        if self.in_use.swap(true, Acquire) {
             return alone();
         }
         let started = Instant::now();
         let panic = if self.credit.allows_sharing() {
             let own = self.share(parts, work);
             self.credit
-                .shared(&own, parts - own.parts, started.elapsed());
+                .record_shared(&own, parts - own.parts, started.elapsed());
             lock(&self.panic).take()
         } else {
             let result = catch_unwind(AssertUnwindSafe(alone));
-            self.credit.alone(started.elapsed());
+            self.credit.record_alone(started.elapsed());
             result.err()
         };
-        self.taken.store(false, Release);
+        self.in_use.store(false, Release);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
 
-    /// Shares out the parts of `work` and waits for them; the caller has the pool. Returns what the
-    /// caller did, and what a part took at least, whoever did it.
-    fn share<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> Own {
+    /// Shares the parts of `work` and waits for them; the caller uses the pool. Returns the caller's work, with the
+    /// time of the fastest part of any thread.
+    fn share<F: Fn(usize) + Sync>(&self, parts: usize, work: &F) -> ThreadWork {
         let job = Job {
             closure: std::ptr::from_ref(work).cast(),
             call: call::<F>,
             parts,
         };
-        // SAFETY: this thread alone has the pool, whose last job is finished: `unfinished` was 0, so
-        // whoever took a part has looked at the job for the last time, and the next part to be taken
-        // is one of this job.
-        #[allow(unsafe_code)]
+        // SAFETY: only this thread uses the pool, whose last job is finished: `unfinished` was 0, so every thread
+        // that took a part has read the job for the last time, and the next part taken belongs to this job.
+        #[expect(unsafe_code, reason = "see above")]
         unsafe {
             *self.job.0.get() = job;
         }
-        self.least.store(u64::MAX, Relaxed);
+        self.min_part_nanos.store(u64::MAX, Relaxed);
         self.unfinished.0.store(parts, Relaxed);
-        // Publishes them all: who takes a part reads this value or one that was made of it.
+        // Publishes the above: a thread that takes a part reads this value or one derived from it.
         self.remaining.0.store(parts, SeqCst);
         self.wake(parts - 1);
         let mut own = self.take_parts();
         self.finish(&own);
-        self.wait(own.least.clamp(PATIENCE[0], PATIENCE[1]));
-        own.least = Duration::from_nanos(self.least.load(Relaxed));
+        self.wait(own.min_time.clamp(CALLER_SPIN[0], CALLER_SPIN[1]));
+        own.min_time = Duration::from_nanos(self.min_part_nanos.load(Relaxed));
         own
     }
 
-    /// The life of a worker.
+    /// Main loop of a worker thread.
     pub(crate) fn serve(&self, worker: usize) {
         self.handles[worker].get_or_init(thread::current);
         while self.wait_for_job(worker) {
@@ -179,37 +176,36 @@ impl Shared {
         }
     }
 
-    /// Tells workers to end, once they are awake.
+    /// Asks the workers to end; sleeping ones must be woken.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, SeqCst);
     }
 
-    /// Does parts until nobody has any left to take.
-    fn take_parts(&self) -> Own {
-        let mut own = Own::default();
+    /// Takes and runs parts until none are left.
+    fn take_parts(&self) -> ThreadWork {
+        let mut own = ThreadWork::default();
         let mut before = Instant::now();
         let take = |left: usize| left.checked_sub(1);
         while let Ok(left) = self.remaining.0.fetch_update(Acquire, Relaxed, take) {
-            // SAFETY: a part was taken and is not yet counted as finished, so the caller is in `run`
-            // and leaves the job as it is; taking the part synchronised with the job's writing.
-            #[allow(unsafe_code)]
+            // SAFETY: a part was taken and is not yet finished, so the caller is in `run` and does not change the job;
+            // taking the part synchronised with the writing of the job.
+            #[expect(unsafe_code, reason = "see above")]
             let job = unsafe { *self.job.0.get() };
             let part = job.parts - left;
-            // SAFETY: as above, the closure is borrowed until this part is finished; `call` is the
-            // one for its type.
-            #[allow(unsafe_code)]
+            // SAFETY: as above, the closure is borrowed until this part is finished; `call` matches its type.
+            #[expect(unsafe_code, reason = "see above")]
             let call = || unsafe { (job.call)(job.closure, part) };
-            // What a closure leaves behind when it panics is seen by the caller alone, which panics.
+            // State that a panicking closure leaves behind is seen only by the caller, which panics too.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-                self.keep(panic);
+                self.keep_panic(panic);
             }
             let now = Instant::now();
             let time = now.duration_since(before);
             before = now;
-            own.least = if own.parts == 0 {
+            own.min_time = if own.parts == 0 {
                 time
             } else {
-                own.least.min(time)
+                own.min_time.min(time)
             };
             own.time += time;
             own.parts += 1;
@@ -217,35 +213,35 @@ impl Shared {
         own
     }
 
-    /// Keeps what the first part to panic panicked with, for the caller.
-    fn keep(&self, panic: Box<dyn Any + Send>) {
+    /// Keeps the first panic payload of a job for the caller.
+    fn keep_panic(&self, panic: Box<dyn Any + Send>) {
         let mut first = lock(&self.panic);
         if first.is_none() {
             *first = Some(panic);
         } else if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-            // It panics whenever it is dropped, so it is not.
+            // Its destructor panics, so it is leaked.
             std::mem::forget(panic);
         }
     }
 
-    /// Counts parts as finished; this thread does not look at their job again.
-    fn finish(&self, own: &Own) {
+    /// Counts parts as finished; this thread does not read their job again.
+    fn finish(&self, own: &ThreadWork) {
         if own.parts > 0 {
-            let least = u64::try_from(own.least.as_nanos()).unwrap_or(u64::MAX);
-            self.least.fetch_min(least, Relaxed);
+            let least = u64::try_from(own.min_time.as_nanos()).unwrap_or(u64::MAX);
+            self.min_part_nanos.fetch_min(least, Relaxed);
         }
         let last = self.unfinished.0.fetch_sub(own.parts, SeqCst) == own.parts;
         if last && self.caller_sleeps.load(SeqCst) {
-            // Between its looking and its sleeping the caller holds the lock.
+            // The caller holds the lock between checking and sleeping.
             drop(lock(&self.lock));
             self.finished.notify_one();
         }
     }
 
-    /// Waits until all parts are finished, at first without sleeping.
-    fn wait(&self, patience: Duration) {
+    /// Waits until all parts are finished, spinning for `spin_time` before sleeping.
+    fn wait(&self, spin_time: Duration) {
         let finished = || self.unfinished.0.load(SeqCst) == 0;
-        if finished() || (self.may_look > 0 && look_out(patience, finished)) {
+        if finished() || (self.max_spinning > 0 && spin_until(spin_time, finished)) {
             return;
         }
         let mut guard = lock(&self.lock);
@@ -257,15 +253,15 @@ impl Shared {
         self.caller_sleeps.store(false, SeqCst);
     }
 
-    /// Waits for parts to take, at first without sleeping; `false` where the worker is to end.
+    /// Waits for parts to take, spinning before sleeping; returns `false` if the worker is to end.
     fn wait_for_job(&self, worker: usize) -> bool {
         let awaited = || self.remaining.0.load(SeqCst) > 0 || self.stopped.load(SeqCst);
         let (word, bit) = (&self.asleep[worker / 64], 1 << (worker % 64));
         loop {
-            if self.looking.fetch_add(1, SeqCst) < self.may_look {
-                look_out(LOOK_OUT, awaited);
+            if self.spinning.fetch_add(1, SeqCst) < self.max_spinning {
+                spin_until(WORKER_SPIN, awaited);
             }
-            self.looking.fetch_sub(1, SeqCst);
+            self.spinning.fetch_sub(1, SeqCst);
             if awaited() {
                 return !self.stopped.load(SeqCst);
             }
@@ -278,10 +274,10 @@ impl Shared {
         }
     }
 
-    /// Wakes some sleepers, where parts are for more workers than look out for them.
+    /// Wakes sleeping workers if there are more parts than spinning ones.
     fn wake(&self, parts: usize) {
         let mut wanted = parts
-            .saturating_sub(self.looking.load(SeqCst).min(self.may_look))
+            .saturating_sub(self.spinning.load(SeqCst).min(self.max_spinning))
             .min(WAKES);
         for (word, handles) in self.asleep.iter().zip(self.handles.chunks(64)) {
             while wanted > 0 {
@@ -289,11 +285,11 @@ impl Shared {
                 if sleepers == 0 {
                     break;
                 }
-                // Who clears the bit wakes the worker, and nobody else.
+                // The thread that clears the bit wakes the worker.
                 let bit = sleepers & sleepers.wrapping_neg();
                 if word.fetch_and(!bit, SeqCst) & bit != 0 {
                     let handle = handles[bit.trailing_zeros() as usize].get();
-                    handle.expect("set before the bit").unpark();
+                    handle.expect("the handle is set before the bit").unpark();
                     wanted -= 1;
                 }
             }
@@ -305,31 +301,31 @@ impl Shared {
 ///
 /// # Safety
 ///
-/// There is one, and it is borrowed for the time of the call.
-#[allow(unsafe_code)]
+/// `closure` points to a live `F` for the time of the call.
+#[expect(unsafe_code, reason = "type erasure")]
 unsafe fn call<F: Fn(usize) + Sync>(closure: *const (), part: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let closure = unsafe { &*closure.cast::<F>() };
     closure(part);
 }
 
-/// Looks whether something `is_so`, for so long at most, without giving up the processor.
-fn look_out(at_most: Duration, is_so: impl Fn() -> bool) -> bool {
+/// Spins until `condition` holds, at most for `spin_time`; returns whether it holds.
+fn spin_until(spin_time: Duration, condition: impl Fn() -> bool) -> bool {
     let mut started = None;
     loop {
-        for _ in 0..LOOKS {
-            if is_so() {
+        for _ in 0..CHECKS_PER_CLOCK_READ {
+            if condition() {
                 return true;
             }
             std::hint::spin_loop();
         }
-        if started.get_or_insert_with(Instant::now).elapsed() >= at_most {
+        if started.get_or_insert_with(Instant::now).elapsed() >= spin_time {
             return false;
         }
     }
 }
 
-/// Locks; that a thread panicked with the lock says nothing about what is in it.
+/// Locks a mutex, ignoring poisoning: its content is valid in any case.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -343,12 +339,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_threads_take_part_whether_they_wait_or_sleep() {
+    fn spinning_and_sleeping_threads_take_parts() {
         for threads in [2, 5, 40, 70] {
             let pool = Pool::new(threads).unwrap();
             for gap in [0, 20, 300, 3_000] {
                 thread::sleep(Duration::from_micros(gap));
-                // Nobody passes before everybody is there, so each part needs a thread of its own.
+                // The barrier needs all threads, so each part runs on a thread of its own.
                 let barrier = Barrier::new(threads);
                 let own = pool.shared.share(threads, &|_| {
                     barrier.wait();

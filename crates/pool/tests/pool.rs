@@ -1,5 +1,4 @@
-//! Every part once, panics carried over, nesting, and threads that come and go.
-#![allow(clippy::unwrap_used)]
+//! Every part runs once; panics are propagated; jobs nest; pools start and stop.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,7 +9,7 @@ use std::{
 
 use powerinfer_pool::Pool;
 
-/// A chain of numbers that look random.
+/// Xorshift generator.
 fn next(state: &mut u64) -> usize {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -18,16 +17,16 @@ fn next(state: &mut u64) -> usize {
     (*state >> 16) as usize
 }
 
-/// Sleeps for about as long as a pool looks out for work, or does not.
+/// Sleeps or spins for about as long as idle threads spin, or does nothing.
 fn pause(state: &mut u64) {
     match next(state) % 16 {
         0 => thread::sleep(Duration::from_micros(next(state) as u64 % 200)),
         1..4 => {
-            let (started, long) = (
+            let (started, time) = (
                 Instant::now(),
                 Duration::from_micros(next(state) as u64 % 120),
             );
-            while started.elapsed() < long {
+            while started.elapsed() < time {
                 std::hint::spin_loop();
             }
         }
@@ -52,13 +51,13 @@ fn every_part_is_run_once_on_any_number_of_threads() {
 }
 
 #[test]
-fn thousands_of_tiny_jobs_leave_nothing_out_and_nothing_behind() {
+fn thousands_of_tiny_jobs_run_every_part_in_time() {
     for (threads, jobs) in [(2, 40_000), (3, 20_000), (16, 3_000)] {
         let pool = Pool::new(threads).unwrap();
         let mut state = 88_172_645_463_325_252;
         for job in 0..jobs {
             let parts = next(&mut state) % 9;
-            // On this stack: a part that ran late would write to a frame that is gone.
+            // On the stack: a part that ran late would write to a dead frame.
             let mut numbers = [0; 8];
             let bounds: Vec<usize> = (0..=parts).collect();
             pool.run_chunks(&mut numbers, &bounds, &|first, numbers| {
@@ -77,7 +76,7 @@ fn thousands_of_tiny_jobs_leave_nothing_out_and_nothing_behind() {
 }
 
 #[test]
-fn chunks_are_those_between_the_bounds() {
+fn chunks_follow_the_bounds() {
     let pool = Pool::new(3).unwrap();
     let mut out = vec![0; 20];
     pool.run_chunks(&mut out, &[2, 2, 7, 19], &|first, values| {
@@ -101,7 +100,7 @@ fn chunks_are_those_between_the_bounds() {
 }
 
 #[test]
-fn a_panic_reaches_the_caller_and_leaves_the_pool_fit() {
+fn a_panic_reaches_the_caller_and_the_pool_remains_usable() {
     for threads in [1, 2, 8] {
         let pool = Pool::new(threads).unwrap();
         for round in 0..200 {
@@ -124,7 +123,7 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_fit() {
 }
 
 #[test]
-fn a_job_in_a_job_is_done() {
+fn nested_jobs_run() {
     let pool = Pool::new(4).unwrap();
     let calls = AtomicUsize::new(0);
     pool.run(10, &|_| {
@@ -138,7 +137,7 @@ fn a_job_in_a_job_is_done() {
 }
 
 #[test]
-fn callers_on_many_threads_share_a_pool() {
+fn callers_on_many_threads_can_share_a_pool() {
     let pool = Pool::new(3).unwrap();
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -158,7 +157,7 @@ fn callers_on_many_threads_share_a_pool() {
 }
 
 #[test]
-fn a_pool_ends_whether_its_threads_wait_or_sleep() {
+fn a_pool_stops_whether_its_threads_spin_or_sleep() {
     for round in 0..200 {
         let pool = Pool::new(1 + round % 5).unwrap();
         if round % 2 == 0 {

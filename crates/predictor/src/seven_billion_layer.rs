@@ -5,7 +5,6 @@
 //! ```
 //!
 //! The samples are planted.
-#![allow(clippy::print_stderr)]
 
 use std::time::Instant;
 

@@ -12,7 +12,7 @@ use powerinfer_artifact::{Header, Progress, write::PartialFolder};
 use powerinfer_gpu::LayerWeights;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::Beginning;
+use powerinfer_reference::Embedding;
 
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
@@ -361,7 +361,7 @@ impl Run<'_> {
                 Some(_) => None,
                 None => {
                     let tokens = sequences.iter().flat_map(|sequence| &sequence.tokens);
-                    Some(Beginning::load_for(self.checkpoint, tokens)?)
+                    Some(Embedding::load_for(self.checkpoint, tokens)?)
                 }
             };
             let watch = Watch {

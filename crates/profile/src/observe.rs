@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, Device as CandleDevice, Storage, Tensor, bail};
 use powerinfer_gpu::{LayerWeights, ObservedLayer};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
-use powerinfer_reference::{FfnObservation, FfnTap, Layer};
+use powerinfer_reference::{FfnObservation, FfnObserver, Layer};
 
 use crate::{
     LayerActivity, ProfileError, Traces,
@@ -179,8 +179,8 @@ fn with_values<Output>(
     }
 }
 
-impl FfnTap for Observer {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Observer {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let started = Instant::now();
         let (tokens, hidden) = observation.input.dims2()?;
         let neurons = self.sampler.contribution_norms.len();

@@ -1,7 +1,8 @@
 //! Profiles that are counted on a device against those of the processor: on the emulator, or on a card.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 
 use std::{

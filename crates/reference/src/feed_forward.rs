@@ -1,4 +1,4 @@
-//! The FFN of one layer, which can be loaded and run without the rest.
+//! FFN of one layer, which can be loaded and run on its own.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use powerinfer_model::{Activation, Checkpoint, FfnKind, LayerWeight, ModelError,
 
 use crate::operations::{activate, failed, linear, load};
 
-/// The weights that belong to an FFN.
+/// Weights of an FFN.
 const WEIGHTS: [LayerWeight; 6] = [
     LayerWeight::Gate,
     LayerWeight::GateBias,
@@ -17,7 +17,7 @@ const WEIGHTS: [LayerWeight; 6] = [
     LayerWeight::DownBias,
 ];
 
-/// The weights of one layer's FFN.
+/// FFN of one layer.
 #[derive(Debug)]
 pub struct FeedForward {
     kind: FfnKind,
@@ -25,19 +25,23 @@ pub struct FeedForward {
     weights: HashMap<LayerWeight, Tensor>,
 }
 
-/// What an FFN's neurons make of some tokens.
+/// Intermediate values of an FFN.
 #[derive(Debug)]
 pub struct Neurons {
     /// `act(gate·x)`: `[tokens, ffn]`.
     pub activation: Tensor,
-    /// `up·x` where the FFN is gated, through the activation where that goes on both: `[tokens, ffn]`.
+    /// `[tokens, ffn]`: `up·x`, after the activation function if it applies to both; `None` without gate.
     pub up: Option<Tensor>,
-    /// The input of the down projection: `[tokens, ffn]`.
+    /// Input of the down projection: `[tokens, ffn]`.
     pub product: Tensor,
 }
 
 impl FeedForward {
     /// Loads the FFN of layer `index`.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read.
     pub fn load(checkpoint: &Checkpoint, index: usize) -> std::result::Result<Self, ModelError> {
         let config = checkpoint.config();
         let weights = config.layer_weights().into_iter();
@@ -51,12 +55,16 @@ impl FeedForward {
         })
     }
 
-    /// Whether `weight` belongs to FFNs.
+    /// Returns whether `weight` belongs to FFNs.
     pub(crate) fn has(weight: LayerWeight) -> bool {
         WEIGHTS.contains(&weight)
     }
 
-    /// The neurons for `x [tokens, hidden]`, the FFN's input after its norm.
+    /// Computes the neurons for `x [tokens, hidden]`, the FFN's input after its norm.
+    ///
+    /// # Errors
+    ///
+    /// `x` has another shape.
     pub fn neurons(&self, x: &Tensor) -> Result<Neurons> {
         let gate = self.linear(x, LayerWeight::Gate, LayerWeight::GateBias)?;
         let activation = activate(self.activation, &gate)?;
@@ -79,18 +87,30 @@ impl FeedForward {
         })
     }
 
-    /// What the FFN adds for `product [tokens, ffn]`: `[tokens, hidden]`.
+    /// Computes the FFN's output `[tokens, hidden]` from `product [tokens, ffn]`.
+    ///
+    /// # Errors
+    ///
+    /// `product` has another shape.
     pub fn down(&self, product: &Tensor) -> Result<Tensor> {
         self.linear(product, LayerWeight::Down, LayerWeight::DownBias)
     }
 
-    /// The same without the bias, which no neuron's silence changes.
+    /// Computes the FFN's output without the output bias.
+    ///
+    /// # Errors
+    ///
+    /// `product` has another shape.
     pub fn down_unbiased(&self, product: &Tensor) -> Result<Tensor> {
         linear(product, &self.weights[&LayerWeight::Down], None)
     }
 
-    /// L2 norm of every neuron's column of the down projection, `[ffn]`: what a unit of its
-    /// activation contributes.
+    /// Computes the L2 norm of each neuron's column of the down projection, `[ffn]`: its contribution per unit
+    /// of activation.
+    ///
+    /// # Errors
+    ///
+    /// The tensor library failed.
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
         let norms = self.weights[&LayerWeight::Down]
             .sqr()

@@ -1,5 +1,5 @@
-//! One decoder layer, loaded and run on its own, so that a model larger than memory can be
-//! streamed through it.
+//! One decoder layer, which can be loaded and run on its own, so that a model larger than memory can be
+//! run layer by layer.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use powerinfer_model::{
 };
 
 use crate::{
-    FeedForward, FfnObservation, FfnTap, Neurons,
+    FeedForward, FfnObservation, FfnObserver, Neurons,
     operations::{failed, linear, load, norm},
 };
 
-/// The weights of one decoder layer.
+/// Decoder layer.
 #[derive(Debug)]
 pub struct Layer {
     index: usize,
@@ -25,6 +25,10 @@ pub struct Layer {
 
 impl Layer {
     /// Loads layer `index`.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read.
     pub fn load(checkpoint: &Checkpoint, index: usize) -> std::result::Result<Self, ModelError> {
         let weights = checkpoint
             .config()
@@ -41,16 +45,20 @@ impl Layer {
         })
     }
 
-    /// Runs one sequence, `[tokens, hidden]`, from its first position.
+    /// Runs the layer on a whole sequence `[tokens, hidden]`.
+    ///
+    /// # Errors
+    ///
+    /// The tensor library or the observer failed.
     pub fn forward(
         &self,
         hidden: &Tensor,
-        tap: &mut dyn FfnTap,
+        observer: &mut dyn FfnObserver,
     ) -> std::result::Result<Tensor, ModelError> {
-        self.run(hidden, tap).map_err(failed)
+        self.run(hidden, observer).map_err(failed)
     }
 
-    fn run(&self, hidden: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
+    fn run(&self, hidden: &Tensor, observer: &mut dyn FfnObserver) -> Result<Tensor> {
         let attention_norm = |x: &Tensor| {
             self.norm(
                 x,
@@ -62,24 +70,24 @@ impl Layer {
         match self.config.block {
             Block::PreNorm => {
                 let hidden = (hidden + self.attention(&attention_norm(hidden)?)?)?;
-                &hidden + self.ffn(&hidden, &ffn_norm(&hidden)?, tap)?
+                &hidden + self.ffn(&hidden, &ffn_norm(&hidden)?, observer)?
             }
             Block::PostNorm => {
                 let hidden = attention_norm(&(hidden + self.attention(hidden)?)?)?;
-                ffn_norm(&(&hidden + self.ffn(&hidden, &hidden, tap)?)?)
+                ffn_norm(&(&hidden + self.ffn(&hidden, &hidden, observer)?)?)
             }
             Block::Parallel => {
                 let attended = self.attention(&attention_norm(hidden)?)?;
-                (hidden + attended)? + self.ffn(hidden, &ffn_norm(hidden)?, tap)?
+                (hidden + attended)? + self.ffn(hidden, &ffn_norm(hidden)?, observer)?
             }
             Block::ParallelSharedNorm => {
                 let normed = attention_norm(hidden)?;
-                (hidden + self.attention(&normed)?)? + self.ffn(hidden, &normed, tap)?
+                (hidden + self.attention(&normed)?)? + self.ffn(hidden, &normed, observer)?
             }
         }
     }
 
-    /// `x` through a norm over its last dimension.
+    /// Normalises `x` over its last dimension.
     fn norm(&self, x: &Tensor, weight: LayerWeight, bias: LayerWeight) -> Result<Tensor> {
         let bias = self.weights.get(&bias);
         norm(&self.config, x, &self.weights[&weight], bias)
@@ -119,7 +127,7 @@ impl Layer {
         if let Positions::Rotary(rotary) = &self.config.positions {
             (query, key) = (rotate(rotary, &query)?, rotate(rotary, &key)?);
         }
-        // Every key and value head serves `group` query heads side by side.
+        // Each key/value head serves `group` consecutive query heads.
         let group = head_count / kv_head_count;
         let query = query.reshape((kv_head_count, group * tokens, head_size))?;
         let scores = query
@@ -143,8 +151,8 @@ impl Layer {
         self.linear(&mixed, LayerWeight::Output, LayerWeight::OutputBias)
     }
 
-    /// The FFN: `down · h`, with a neuron's `h` as [`FfnKind`] says; `x` is `residual` normed.
-    fn ffn(&self, residual: &Tensor, x: &Tensor, tap: &mut dyn FfnTap) -> Result<Tensor> {
+    /// Computes the FFN for `x`, the norm of `residual`, and calls the observer.
+    fn ffn(&self, residual: &Tensor, x: &Tensor, observer: &mut dyn FfnObserver) -> Result<Tensor> {
         let Neurons {
             activation,
             product,
@@ -157,18 +165,21 @@ impl Layer {
             activation: &activation,
             product: &product,
         };
-        let product = tap.tap(&observation)?.unwrap_or(product);
+        let product = observer.observe(&observation)?.unwrap_or(product);
         self.ffn.down(&product)
     }
 
-    /// L2 norm of every neuron's column of the down projection, as
-    /// [`FeedForward::contribution_norms`].
+    /// Computes [`FeedForward::contribution_norms`] of the layer's FFN.
+    ///
+    /// # Errors
+    ///
+    /// The tensor library failed.
     pub fn contribution_norms(&self) -> std::result::Result<Vec<f32>, ModelError> {
         self.ffn.contribution_norms()
     }
 }
 
-/// Rotates `heads [heads, tokens, head_size]` from position 0 on.
+/// Applies the rotary embedding to `heads [heads, tokens, head_size]` from position 0.
 fn rotate(rotary: &Rotary, heads: &Tensor) -> Result<Tensor> {
     let (tokens, size) = (heads.dim(1)?, heads.dim(2)?);
     let pairs = rotary.frequencies.len();
@@ -185,17 +196,17 @@ fn rotate(rotary: &Rotary, heads: &Tensor) -> Result<Tensor> {
     let (cosine, sine) = ((angles.cos()? * magnitude)?, (angles.sin()? * magnitude)?);
     let first = heads.narrow(D::Minus1, 0, pairs)?;
     let second = heads.narrow(D::Minus1, pairs, pairs)?;
-    let mut parts = vec![
+    let mut rotated = vec![
         (first.broadcast_mul(&cosine)? - second.broadcast_mul(&sine)?)?,
         (first.broadcast_mul(&sine)? + second.broadcast_mul(&cosine)?)?,
     ];
     if 2 * pairs < size {
-        parts.push(heads.narrow(D::Minus1, 2 * pairs, size - 2 * pairs)?);
+        rotated.push(heads.narrow(D::Minus1, 2 * pairs, size - 2 * pairs)?);
     }
-    Tensor::cat(&parts, D::Minus1)
+    Tensor::cat(&rotated, D::Minus1)
 }
 
-/// ALiBi's bias of every key position: `[heads, 1, tokens]`.
+/// ALiBi bias of each key position: `[heads, 1, tokens]`.
 fn alibi(slopes: &[f32], tokens: usize) -> Result<Tensor> {
     let biases = slopes
         .iter()
@@ -204,13 +215,13 @@ fn alibi(slopes: &[f32], tokens: usize) -> Result<Tensor> {
     Tensor::from_vec(biases, (slopes.len(), 1, tokens), &Device::Cpu)
 }
 
-/// 0 where a query may look, −∞ at later positions and before its window: `[tokens, tokens]`.
+/// Causal mask `[tokens, tokens]`: 0 for visible keys, −∞ for later ones and those before the window.
 fn causal_mask(tokens: usize, window: Option<usize>) -> Result<Tensor> {
     let mask = (0..tokens * tokens)
         .map(|index| {
             let (query, key) = (index / tokens, index % tokens);
-            let seen = key <= query && window.is_none_or(|window| query < key + window);
-            if seen { 0.0 } else { f32::NEG_INFINITY }
+            let visible = key <= query && window.is_none_or(|window| query < key + window);
+            if visible { 0.0 } else { f32::NEG_INFINITY }
         })
         .collect();
     Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)

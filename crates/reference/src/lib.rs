@@ -1,15 +1,19 @@
-//! The dense forward in candle: the oracle that the sparse runtime answers to, and the engine
-//! that profiles a model one layer at a time.
+//! Reference engine: a dense forward pass in candle. The sparse runtime is tested against it, and profiling
+//! runs it one layer at a time.
 
-mod ends;
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
+mod embedding;
 mod feed_forward;
+mod head;
 mod layer;
 mod model;
+mod observer;
 mod operations;
-mod tap;
 
-pub use ends::{Beginning, Head};
+pub use embedding::Embedding;
 pub use feed_forward::{FeedForward, Neurons};
+pub use head::Head;
 pub use layer::Layer;
 pub use model::ReferenceModel;
-pub use tap::{FfnObservation, FfnTap, NoTap};
+pub use observer::{FfnObservation, FfnObserver, NoObserver};

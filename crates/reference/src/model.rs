@@ -1,30 +1,33 @@
-//! The whole model in memory, as a [`LanguageModel`].
+//! The whole model as a [`LanguageModel`].
 
 use candle_core::Tensor;
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 
-use crate::{Beginning, FfnTap, Head, Layer, NoTap, operations::failed};
+use crate::{Embedding, FfnObserver, Head, Layer, NoObserver, operations::failed};
 
-/// A dense model without a cache: each call runs the whole sequence again, which is slow and
-/// leaves little to get wrong.
+/// Dense model without a KV cache: each call recomputes the whole sequence, which is slow and simple.
 #[derive(Debug)]
 pub struct ReferenceModel {
     config: ModelConfig,
-    beginning: Beginning,
+    embedding: Embedding,
     layers: Vec<Layer>,
     head: Head,
     sequence: Vec<u32>,
 }
 
 impl ReferenceModel {
-    /// Loads every weight.
+    /// Loads all weights.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let layers = (0..config.layer_count)
             .map(|index| Layer::load(checkpoint, index))
             .collect::<Result<_, _>>()?;
         Ok(Self {
-            beginning: Beginning::load(checkpoint)?,
+            embedding: Embedding::load(checkpoint)?,
             layers,
             head: Head::load(checkpoint)?,
             sequence: Vec::new(),
@@ -32,11 +35,19 @@ impl ReferenceModel {
         })
     }
 
-    /// Logits of a whole sequence, `[tokens, vocabulary]`, with every FFN going past `tap`.
-    pub fn run(&self, tokens: &[u32], tap: &mut dyn FfnTap) -> Result<Tensor, ModelError> {
-        let mut hidden = self.beginning.embed(tokens)?;
+    /// Computes the logits `[tokens, vocabulary]` of a whole sequence; `observer` observes every FFN.
+    ///
+    /// # Errors
+    ///
+    /// A token is outside the vocabulary, or the tensor library or the observer failed.
+    pub fn run(
+        &self,
+        tokens: &[u32],
+        observer: &mut dyn FfnObserver,
+    ) -> Result<Tensor, ModelError> {
+        let mut hidden = self.embedding.embed(tokens)?;
         for layer in &self.layers {
-            hidden = layer.forward(&hidden, tap)?;
+            hidden = layer.forward(&hidden, observer)?;
         }
         self.head.logits(&hidden)
     }
@@ -48,10 +59,10 @@ impl LanguageModel for ReferenceModel {
     }
 
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let asked = self.sequence.len() + tokens.len();
-        if asked > self.config.context_length {
+        let length = self.sequence.len() + tokens.len();
+        if length > self.config.context_length {
             return Err(ModelError::ContextFull {
-                asked,
+                tokens: length,
                 limit: self.config.context_length,
             });
         }
@@ -59,7 +70,7 @@ impl LanguageModel for ReferenceModel {
             return Ok(Vec::new());
         }
         let sequence = [&self.sequence, tokens].concat();
-        let logits = self.run(&sequence, &mut NoTap)?;
+        let logits = self.run(&sequence, &mut NoObserver)?;
         let new = logits
             .narrow(0, self.sequence.len(), tokens.len())
             .and_then(|new| new.flatten_all()?.to_vec1());

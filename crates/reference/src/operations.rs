@@ -1,20 +1,29 @@
-//! The operations that layers and ends share.
+//! Operations shared by embedding, layers and head.
 
 use candle_core::{D, Device, Result, Tensor};
 use powerinfer_model::{Activation, Checkpoint, ModelConfig, ModelError, NormKind, Weight};
 
-/// candle's errors as ours.
+/// Converts an error of candle.
 pub(crate) fn failed(error: candle_core::Error) -> ModelError {
     ModelError::Reference(error.to_string())
 }
 
-/// Reads a weight as a float32 tensor.
+/// Loads a weight as an F32 tensor.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     weight: Weight,
 ) -> std::result::Result<Tensor, ModelError> {
     let values = checkpoint.read(weight)?;
     Tensor::from_vec(values, checkpoint.config().shape(weight), &Device::Cpu).map_err(failed)
+}
+
+/// Loads a weight if the model has it.
+pub(crate) fn load_if(
+    present: bool,
+    checkpoint: &Checkpoint,
+    weight: Weight,
+) -> std::result::Result<Option<Tensor>, ModelError> {
+    present.then(|| load(checkpoint, weight)).transpose()
 }
 
 /// `x · Wᵀ + b`, with or without bias.
@@ -26,7 +35,7 @@ pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
     }
 }
 
-/// The model's kind of norm over the last dimension.
+/// Applies the model's kind of norm over the last dimension.
 pub(crate) fn norm(
     config: &ModelConfig,
     x: &Tensor,
@@ -47,7 +56,7 @@ pub(crate) fn norm(
     }
 }
 
-/// The activation function, element by element.
+/// Applies the activation function elementwise.
 pub(crate) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
     match activation {
         Activation::Relu => x.relu(),

@@ -1,5 +1,5 @@
-//! The reference engine against the goldens: logits, activations, greedy ids, masked logits.
-#![allow(clippy::unwrap_used)]
+//! Reference engine against the goldens: logits, activations, greedy ids, masked logits.
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
@@ -10,7 +10,7 @@ use candle_core::{Device, Tensor};
 use golden::{Golden, MODELS, PROMPTS, SPARSE_MODELS, floats};
 use powerinfer_artifact::TensorFile;
 use powerinfer_model::{LanguageModel, greedy_token};
-use powerinfer_reference::{FfnObservation, FfnTap, NoTap, ReferenceModel};
+use powerinfer_reference::{FfnObservation, FfnObserver, NoObserver, ReferenceModel};
 
 fn load(golden: &Golden) -> ReferenceModel {
     ReferenceModel::load(&golden.checkpoint()).unwrap()
@@ -20,12 +20,12 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Keeps what passes by.
+/// Records activations and products.
 #[derive(Default)]
 struct Recorder(BTreeMap<String, Vec<f32>>);
 
-impl FfnTap for Recorder {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Recorder {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let layer = observation.layer;
         self.0.insert(
             format!("layers.{layer}.ffn_act"),
@@ -40,7 +40,7 @@ impl FfnTap for Recorder {
 }
 
 #[test]
-fn logits_and_activations_are_those_of_the_standard_implementation() {
+fn logits_and_activations_match_transformers() {
     for name in MODELS {
         let golden = Golden::open(name);
         let model = load(&golden);
@@ -52,7 +52,7 @@ fn logits_and_activations_are_those_of_the_standard_implementation() {
             let what = format!("{name} {prompt}");
             golden.assert_logits(&flat(&logits), prompt, &what);
             for (key, got) in &recorder.0 {
-                // Products stand there for gated models, all of them for one prompt.
+                // The goldens have products of gated models only, and all of them for one prompt.
                 if golden.expected.find(&format!("{prompt}.{key}")).is_none() {
                     assert!(prompt != "p17" || key.ends_with("prod"), "{what} {key}");
                     continue;
@@ -90,11 +90,11 @@ fn greedy_ids_are_exact() {
     }
 }
 
-/// Multiplies every product by a mask.
+/// Multiplies each product by a mask.
 struct Mask(Vec<Tensor>);
 
-impl FfnTap for Mask {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Mask {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         observation
             .product
             .broadcast_mul(&self.0[observation.layer])
@@ -103,7 +103,7 @@ impl FfnTap for Mask {
 }
 
 #[test]
-fn masked_logits_are_those_of_the_standard_implementation() {
+fn masked_logits_match_transformers() {
     for name in SPARSE_MODELS {
         let golden = Golden::open(name);
         let model = load(&golden);
@@ -122,9 +122,9 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             ("p17", "p17.active", "p17.logits"),
         ] {
             let masks = |layer| mask(format!("{masks}.layers.{layer}.mask"));
-            let mut tap = Mask((0..layers).map(masks).collect());
+            let mut observer = Mask((0..layers).map(masks).collect());
             let got = model
-                .run(&golden.ids(&format!("{prompt}.input_ids")), &mut tap)
+                .run(&golden.ids(&format!("{prompt}.input_ids")), &mut observer)
                 .unwrap();
             let want = if sparse.find(logits).is_some() {
                 floats(&sparse, logits)
@@ -133,7 +133,9 @@ fn masked_logits_are_those_of_the_standard_implementation() {
             };
             golden.assert_close(&flat(&got), &want, &format!("{name} {logits}"));
         }
-        let dense = model.run(&golden.ids("p17.input_ids"), &mut NoTap).unwrap();
+        let dense = model
+            .run(&golden.ids("p17.input_ids"), &mut NoObserver)
+            .unwrap();
         golden.assert_close(&flat(&dense), &golden.floats("p17.logits"), "unmasked");
     }
 }

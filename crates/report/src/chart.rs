@@ -183,10 +183,10 @@ impl Chart {
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(14 * UNITS)
-            .margin_left(6 * UNITS)
+            .margin_left(4 * UNITS)
             .margin_right(26 * UNITS)
             .x_label_area_size(46 * UNITS)
-            .y_label_area_size(72 * UNITS)
+            .y_label_area_size(74 * UNITS)
             .build_cartesian_2d(
                 self.x.coordinates(points().flat_map(|point| point.x)),
                 self.y.coordinates(points().flat_map(|point| point.y)),
@@ -200,7 +200,7 @@ impl Chart {
             .light_line_style(TRANSPARENT)
             .axis_style(TRANSPARENT)
             .axis_desc_style(("sans-serif", 15 * UNITS, FontStyle::Italic))
-            .set_all_tick_mark_size(3 * UNITS)
+            .set_all_tick_mark_size(2 * UNITS)
             .x_label_formatter(&|value| (self.x.format)(*value))
             .y_label_formatter(&|value| (self.y.format)(*value))
             .x_desc(&*self.x.label)

@@ -14,7 +14,7 @@ const SIZE: (u32, u32) = (480, 300);
 const SIGNIFICANCE: f64 = 0.05;
 /// Largest rise of perplexity, as a share, that the summary allows.
 const ALLOWED_RISE: f64 = 0.01;
-const SETTING: &str = "/axes/level";
+const SETTING: &str = "/axes/setting";
 const BATCH: &str = "/axes/batch";
 const CONTEXT: &str = "/axes/context_tokens";
 
@@ -406,9 +406,9 @@ impl Sweep<'_> {
     /// Quality and shares of neurons along the settings of each policy that has several.
     fn along_settings(&self) -> Vec<Chart> {
         let mut charts = Vec::new();
-        for kind in distinct(self.rows, "/axes/level_of") {
+        for kind in distinct(self.rows, "/axes/parameter") {
             let mut rows = self.first_of_settings();
-            rows.retain(|row| text(&self.rows[*row], "/axes/level_of") == kind);
+            rows.retain(|row| text(&self.rows[*row], "/axes/parameter") == kind);
             if rows.len() < 2 {
                 continue;
             }
@@ -416,7 +416,7 @@ impl Sweep<'_> {
                 "raised logit" => |value| format!("{value:+.1}"),
                 _ => short_percent,
             };
-            let x = |row: &Value| number(row, "/axes/level_value");
+            let x = |row: &Value| number(row, "/axes/parameter_value");
             let curve = |colour: usize, name: String, path: &str| Series {
                 name,
                 shape: Shape::Line,

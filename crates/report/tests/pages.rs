@@ -1,5 +1,4 @@
 //! Pages are the same every time, show what the documents say, and no name breaks out of the HTML.
-#![allow(clippy::unwrap_used)]
 
 use powerinfer_artifact::{
     Digest, ModelIdentity,
@@ -91,11 +90,12 @@ fn a_profile_shows_its_layers_and_no_name_breaks_out() {
 /// A row of a sweep whose speed and rise of perplexity are given.
 fn row(level: &str, speed: f64, rise: f64, p_value: f64) -> Value {
     json!({
-        "axes": {"vram_bytes": 1u64 << 30, "hot_threshold": null, "level": level, "policy": "x", "level_of": "raised logit",
-            "level_value": rise, "batch": 1, "context_tokens": 64},
+        "axes": {"vram_bytes": 1u64 << 30, "hot_threshold": null, "setting": level, "policy": "x", "parameter": "raised logit",
+            "parameter_value": rise, "batch": 1, "context_tokens": 64},
         "placement": {"neuron_share": 0.5, "activation_share": 0.75, "gpu_bytes": 1 << 20},
         "sparsity": {"true_share": 0.5, "computed_share": 0.25, "layers": [
-            {"true_share": 0.5, "computed_share": 0.25, "relative_error": rise, "perplexity_rise_alone": rise / 2.0}]},
+            {"true_share": 0.5, "computed_share": 0.25, "relative_error": rise, "perplexity_rise_alone": rise / 2.0},
+            {"true_share": 0.5, "computed_share": 0.25, "relative_error": rise / 4.0, "perplexity_rise_alone": rise}]},
         "predictor": {"count_recall": 0.9, "contribution_recall": 0.95, "precision": 0.5},
         "speed": {
             "measured": {"device": "cpu", "placement_ran": false, "emulated": false, "threads": 2, "disturbed": false,
@@ -134,6 +134,12 @@ fn a_sweep_shows_its_rows_and_no_name_breaks_out() {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert_eq!(page.matches("<circle class=\"knee\"").count(), 2);
+    let warmth = page.split("--warmth:").skip(1);
+    let warmth = warmth.map(|rest| rest[..rest.find('"').unwrap()].parse::<f64>().unwrap());
+    let warmth: Vec<f64> = warmth.collect();
+    assert_eq!(warmth.len(), 8, "two maps of two settings and two layers");
+    assert_eq!(warmth.iter().copied().fold(0.0, f64::max), 100.0);
+    assert_eq!(warmth.iter().filter(|one| **one == 100.0).count(), 2);
 }
 
 #[test]

@@ -1,23 +1,24 @@
-//! What a policy chose, beside what fired: token by token, layer by layer, on the inputs that the policy itself made.
+//! Counts of selected and active neurons, token by token and layer by layer, on the inputs that the policy itself
+//! produces.
 
 use crate::verification::{Observation, relative_error, row_norms};
 
-/// What was counted of a layer.
+/// Counts of one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LayerAudit {
-    /// Tokens that went through.
+    /// Tokens observed.
     pub tokens: u64,
-    /// Neurons there are.
+    /// Neurons of the layer.
     pub neurons: u64,
-    /// Neurons with `h_i ≠ 0`, of all tokens.
+    /// Active neurons (`h_i ≠ 0`), summed over tokens.
     pub fired: u64,
-    /// Neurons that were looked at because something predicted them, of all tokens; none where nothing predicts.
+    /// Predicted neurons, summed over tokens; none where the policy does not predict.
     pub predicted: Option<u64>,
-    /// Neurons that were predicted and fired; where nothing predicts, that were computed and fired.
+    /// Predicted neurons that are active; where the policy does not predict, computed ones that are.
     pub found: u64,
-    /// Per neuron, in the order of the bundle, tokens for which it was computed to its end.
+    /// Per neuron, in the order of the bundle, the tokens for which it was computed.
     pub computed: Vec<u32>,
-    /// Sum over tokens of the shares of `Σ|h_i|·‖down_i‖` that came from neurons that were computed.
+    /// Sum over tokens of the share of `Σ|h_i|·‖down_i‖` of the computed neurons.
     recalled: f64,
     /// Sum over tokens of `‖policy's output − exact output‖ / ‖exact output‖`.
     errors: f64,
@@ -26,7 +27,7 @@ pub struct LayerAudit {
 }
 
 impl LayerAudit {
-    /// Takes in what the layer gave for some tokens; `predicted` lists neurons of a token, where any were predicted.
+    /// Adds the counts of some tokens; `predicted` lists the predicted neurons of a token, where the policy predicts.
     pub(crate) fn observe<Listed: IntoIterator<Item = u32>>(
         &mut self,
         observation: &Observation<'_>,
@@ -82,24 +83,24 @@ impl LayerAudit {
         (self.tokens * self.neurons).max(1) as f64
     }
 
-    /// Share of neurons that did not fire.
+    /// Share of inactive neurons.
     pub fn sparsity(&self) -> f64 {
         1.0 - self.fired as f64 / self.places()
     }
 
-    /// Share of neurons that were not predicted; none where nothing predicts.
+    /// Share of neurons that are not predicted; none where the policy does not predict.
     pub fn predicted_sparsity(&self) -> Option<f64> {
         let predicted = self.predicted?;
         Some(1.0 - predicted as f64 / self.places())
     }
 
-    /// Share of neurons that were computed to their end.
+    /// Share of computed neurons.
     pub fn computed_share(&self) -> f64 {
         let computed: u64 = self.computed.iter().copied().map(u64::from).sum();
         computed as f64 / self.places()
     }
 
-    /// Share of the neurons that fired that were found.
+    /// Share of the active neurons that are predicted, or computed where the policy does not predict.
     pub fn recall(&self) -> f64 {
         match self.fired {
             0 => 1.0,
@@ -107,7 +108,7 @@ impl LayerAudit {
         }
     }
 
-    /// Share of the predicted neurons that fired; none where nothing predicts.
+    /// Share of the predicted neurons that are active; none where the policy does not predict.
     pub fn precision(&self) -> Option<f64> {
         let predicted = self.predicted?;
         Some(if predicted == 0 {
@@ -117,7 +118,7 @@ impl LayerAudit {
         })
     }
 
-    /// Mean share of `Σ|h_i|·‖down_i‖` that came from neurons that were computed.
+    /// Mean share of `Σ|h_i|·‖down_i‖` of the computed neurons.
     pub fn contribution_recall(&self) -> f64 {
         match self.tokens {
             0 => 1.0,
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn choices_are_counted_beside_what_fired() {
-        // Four neurons whose rows of down have the lengths 1, 2, 1 and 1.
+        // Four neurons whose rows of down have the norms 1, 2, 1 and 1.
         let down = pack(Format::F32, 4, 2, &[1.0, 0.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]);
         let observation = Observation {
             before: &[0.0; 4],
@@ -166,7 +167,7 @@ mod tests {
         close(audit.precision().unwrap(), 2.0 / 3.0);
         // 4 of 7, and all.
         close(audit.contribution_recall(), (4.0 / 7.0 + 1.0) / 2.0);
-        // 3 of a length of 5, and nothing.
+        // 3 of a norm of 5, and 0.
         close(audit.relative_error(), 0.3);
         let mut plain = LayerAudit::default();
         plain.observe(&observation, None::<fn(usize) -> Vec<u32>>);

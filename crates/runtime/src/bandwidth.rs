@@ -1,4 +1,4 @@
-//! How fast memory can be read in a stream: what a decode step is held against.
+//! Probe of the read bandwidth of memory, the limit that decoding is compared with.
 
 use std::{
     hint::black_box,
@@ -8,7 +8,7 @@ use std::{
 
 use powerinfer_kernels::Isa;
 
-/// Words that a thread takes at a time. A thread that is held up leaves the rest to the others.
+/// Words that a thread takes at a time; a delayed thread leaves the rest to the others.
 const PIECE: usize = (4 << 20) / size_of::<u64>();
 
 /// Memory to read, best many times as large as the caches.
@@ -17,7 +17,7 @@ pub struct ReadProbe {
 }
 
 impl ReadProbe {
-    /// Memory of about `bytes`, every page of it written.
+    /// Allocates about `bytes` and writes every page.
     pub fn new(bytes: usize) -> Self {
         let count = (bytes / size_of::<u64>()).max(1);
         Self {
@@ -30,7 +30,7 @@ impl ReadProbe {
         size_of_val(&*self.words)
     }
 
-    /// Reads everything once on `threads` threads; returns bytes per second.
+    /// Reads all of it once on `threads` threads; returns bytes per second.
     pub fn pass(&self, isa: Isa, threads: usize) -> f64 {
         let next = AtomicUsize::new(0);
         let pieces = || {

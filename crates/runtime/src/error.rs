@@ -1,4 +1,4 @@
-//! What keeps a bundle from running.
+//! Errors of loading and running a bundle.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use powerinfer_kernels::{
 };
 use powerinfer_model::ModelError;
 
-/// A bundle that cannot be run as asked.
+/// A bundle that cannot be loaded or run.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// A policy without what it needs.
+    /// The bundle lacks what a policy needs.
     #[error(
         "the bundle in `{folder}` has no {what} for layer {layer}, which the policy `{policy}` needs"
     )]
@@ -24,86 +24,86 @@ pub enum RuntimeError {
         layer: usize,
         /// The policy.
         policy: Policy,
-        /// What it needs.
+        /// The missing part.
         what: &'static str,
         /// The remedy.
         hint: Hint,
     },
-    /// A plan that accounts for other memory than running takes.
+    /// The plan accounts for other memory than running takes.
     #[error("the plan in `{folder}` has {planned} bytes for `{line}`, but running takes {held}")]
     OtherMemory {
         /// The bundle.
         folder: PathBuf,
         /// The line of the plan.
         line: &'static str,
-        /// What it says.
+        /// Bytes in the plan.
         planned: u64,
-        /// What is held.
+        /// Bytes that running takes.
         held: u64,
     },
-    /// The KV cache finds no room.
+    /// Memory for the KV cache is missing.
     #[error(
             "there is no memory for the KV cache of {tokens} tokens, {} in all",
         ByteSize(*bytes)
     )]
     NoRoom {
-        /// Tokens that the plan makes room for.
+        /// Tokens of the plan's context.
         tokens: usize,
         /// Bytes of all layers.
         bytes: u64,
     },
-    /// A batch of nothing, or one whose sequences have not got a token each.
+    /// A batch is empty, or does not have one token per sequence.
     #[error(
         "a batch has {sequences} sequences and {tokens} tokens; give one token for each of at least one sequence"
     )]
     BatchSize {
-        /// Sequences given.
+        /// Number of sequences.
         sequences: usize,
-        /// Tokens given.
+        /// Number of tokens.
         tokens: usize,
     },
-    /// A sequence of a batch that cannot go on, or finds no room.
+    /// A sequence of a batch fails.
     #[error("sequence {sequence} of the batch: {source}")]
     InBatch {
-        /// Its number, from 0 on.
+        /// Index of the sequence.
         sequence: usize,
         /// The reason.
         source: Box<RuntimeError>,
     },
-    /// A token that the model cannot take.
+    /// A token is outside the vocabulary, or the context is full.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A prompt cache of something that computes other numbers.
+    /// The prompt cache belongs to another model, bundle or policy.
     #[error("the prompt cache `{path}` is of other {what}: {found}; expected {expected}")]
     OtherPromptCache {
         /// The file.
         path: PathBuf,
         /// What differs.
         what: &'static str,
-        /// What the file is of.
+        /// Value in the file.
         found: String,
-        /// What runs.
+        /// Value of the model.
         expected: String,
     },
     /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
-        /// Threads asked for.
+        /// Number of threads.
         threads: usize,
         /// The reason.
         source: std::io::Error,
     },
-    /// A sampling setting out of its range.
+    /// A sampling setting is out of range.
     #[error("`--{setting}` is {value}; {expected}")]
     Sampling {
         /// The setting.
         setting: &'static str,
         /// Its value.
         value: f32,
-        /// What it may be.
+        /// The valid range.
         expected: &'static str,
     },
-    /// A layer whose place the GPU's kernels cannot take.
+    /// The plan puts a part on the GPU that no GPU kernel supports.
     #[error(
         "the plan in `{folder}` puts {what} of layer {layer} on the GPU, which no GPU kernel supports"
     )]
@@ -112,52 +112,52 @@ pub enum RuntimeError {
         folder: PathBuf,
         /// The layer.
         layer: usize,
-        /// What it is.
+        /// The part.
         what: &'static str,
         /// The remedy.
         hint: Hint,
     },
-    /// More on the GPU than the plan has room for.
+    /// The GPU holds more than the plan accounts for.
     #[error(
             "running takes {} of the GPU's memory, but the plan has a budget of {}",
         ByteSize(*held), ByteSize(*budget)
     )]
     OverBudget {
-        /// Bytes that are taken.
+        /// Bytes on the GPU.
         held: u64,
-        /// Bytes that the plan has.
+        /// Bytes of the plan's budget.
         budget: u64,
     },
-    /// A GPU was asked for and there is none.
+    /// A GPU was requested and none is available.
     #[error("no GPU can be used: {0}")]
     NoGpu(CudaUnavailable),
-    /// A GPU was asked for and the plan has no use for it.
+    /// A GPU was requested and the plan does not use one.
     #[error("the plan puts nothing on a GPU")]
     NothingOnGpu,
-    /// More of the GPU's memory is taken than the plan has for it.
+    /// More of the GPU's memory is in use than the plan's budget.
     #[error(
         "{} of the GPU's memory are taken, but the plan has a budget of {}",
         ByteSize(*taken), ByteSize(*budget)
     )]
     TakesMore {
-        /// Bytes taken, as the driver reports them.
+        /// Bytes in use, as the driver reports them.
         taken: u64,
         /// Bytes of the budget.
         budget: u64,
     },
-    /// The user stopped it.
+    /// The user has interrupted it.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
-    /// Something that only the CPU does.
+    /// Only the CPU supports this.
     #[error("{what} is not supported on a GPU")]
     CpuOnly {
-        /// What.
+        /// The operation.
         what: &'static str,
     },
     /// The GPU fails.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The instruction set asked for is not here.
+    /// The requested instruction set is not available.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The bundle cannot be opened.

@@ -130,6 +130,11 @@ impl<'a, M: LanguageModel + ?Sized> HostDecoder<'a, M> {
             logits: Vec::new(),
         }
     }
+
+    /// The model.
+    pub fn model(&mut self) -> &mut M {
+        self.model
+    }
 }
 
 impl<M: LanguageModel + ?Sized> Decoder for HostDecoder<'_, M> {

@@ -1,14 +1,13 @@
-//! How large the inputs of a layer's projections are on some text: counts by magnitude, from which
-//! follows below what a share of them lies.
+//! Histograms of the magnitudes of a layer's inputs, and thresholds below which a share of them lies.
 
 use powerinfer_artifact::plan::InputThresholds;
 
-/// Bits of a number that its bin does not tell apart: bins are less than 0.8 % wide.
+/// Low bits of a float32 that a bin ignores: bins are less than 0.8 % wide.
 const SHIFT: u32 = 16;
 /// Bins of all magnitudes: a float32 without its sign, in its upper bits.
 const BINS: usize = 1 << (31 - SHIFT);
 
-/// Counts of magnitudes, in bins that grow with them.
+/// Histogram of magnitudes, with bins of equal relative width.
 #[derive(Debug, Clone)]
 pub struct Magnitudes {
     counts: Vec<u64>,
@@ -30,7 +29,7 @@ impl Magnitudes {
         }
     }
 
-    /// The edge of a bin that comes nearest to having `share` of the magnitudes below it.
+    /// Edge of the bin below which the share of magnitudes is closest to `share`.
     pub fn below(&self, share: f64) -> f32 {
         let total: u64 = self.counts.iter().sum();
         let wanted = share * total as f64;
@@ -46,19 +45,19 @@ impl Magnitudes {
     }
 }
 
-/// The inputs of a layer's projections.
+/// Histograms of the inputs of a layer's projections.
 #[derive(Debug, Clone, Default)]
 pub struct InputMagnitudes {
-    /// Of query, key and value.
+    /// Inputs of query, key and value.
     pub attention: Magnitudes,
-    /// Of the output projection.
+    /// Inputs of attention's output projection.
     pub output: Magnitudes,
-    /// Of gate and up.
+    /// Inputs of gate and up.
     pub ffn: Magnitudes,
 }
 
 impl InputMagnitudes {
-    /// Thresholds that `share` of the inputs stay below, everywhere.
+    /// Thresholds below which `share` of the inputs lies.
     pub fn thresholds(&self, share: f64) -> InputThresholds {
         InputThresholds {
             share,

@@ -1,9 +1,9 @@
-//! Norms, in float32, summed in order.
+//! LayerNorm and RMSNorm in float32, summed in order.
 
 use powerinfer_bundle::StoredNorm;
 use powerinfer_model::NormKind;
 
-/// Normalises each run of `x` that is as long as the norm, in place.
+/// Normalises each vector of `x [vectors, size]` in place.
 pub(crate) fn norm_all(kind: NormKind, epsilon: f32, norm: &StoredNorm, x: &mut [f32]) {
     let size = norm.weight.len();
     for x in x.chunks_exact_mut(size) {

@@ -1,4 +1,4 @@
-//! From an open bundle to a model that is ready to run: its memory, its threads, its GPU.
+//! Opens a bundle to run it: memory, threads and GPU.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use powerinfer_pool::{system, usable_cores};
 
 use crate::{ActivationFormat, Options, Runtime, RuntimeError, Threads};
 
-/// What runs the parts that a plan puts on a GPU.
+/// Device of the parts that a plan puts on a GPU.
 #[derive(Clone)]
 pub enum DeviceChoice {
     /// The CPU.
     Cpu,
-    /// The GPU, or the CPU where there is none.
+    /// The GPU, or the CPU without one.
     Auto,
-    /// The GPU; an error where there is none.
+    /// The GPU; an error without one.
     Gpu,
-    /// This device, such as an emulator.
+    /// A given device, such as an emulator.
     Given(Arc<dyn Gpu>),
 }
 
@@ -34,16 +34,16 @@ pub enum DeviceChoice {
 pub struct Execution {
     /// Threads of the CPU.
     pub threads: usize,
-    /// Format of what quantised weights are multiplied with.
+    /// Format of the vectors that quantised weights are multiplied with.
     pub activations: ActivationFormat,
-    /// How the weights are held in memory.
+    /// How the weights reside in memory.
     pub residence: Residence,
-    /// What runs the parts that the plan puts on a GPU.
+    /// Device of the parts that the plan puts on a GPU.
     pub device: DeviceChoice,
 }
 
 impl Execution {
-    /// On `threads` threads of the CPU, and on no GPU.
+    /// On `threads` threads of the CPU, without a GPU.
     pub fn on_cpu(threads: usize) -> Self {
         Self {
             threads,
@@ -54,19 +54,18 @@ impl Execution {
     }
 }
 
-/// A device that is open.
+/// An open device.
 enum Opened {
     Cuda(CudaDevice),
     Given(Arc<dyn Gpu>),
 }
 
 impl DeviceChoice {
-    /// Opens the GPU; none where the choice is the CPU, or where it is open and there is no GPU: then
-    /// `missing` is called with the reason.
+    /// Opens the GPU; none for the CPU, and for `Auto` without a GPU, where `missing` is called with the reason.
     ///
     /// # Errors
     ///
-    /// When a GPU is asked for and there is none.
+    /// Fails for `Gpu` without a GPU.
     pub fn open(
         &self,
         missing: impl FnOnce(&CudaUnavailable),
@@ -98,13 +97,13 @@ impl DeviceChoice {
 }
 
 impl Runtime {
-    /// Makes `bundle` ready to run: reads it ahead where it fits into memory, starts the threads, and copies
-    /// what the plan puts on a GPU to it.
+    /// Opens `bundle` to run it: reads it ahead where it fits into memory, starts the threads, and copies what the
+    /// plan puts on a GPU to it.
     ///
     /// # Errors
     ///
-    /// As [`Runtime::new`] and [`Runtime::with_device`]; where a GPU is asked for and there is none, or the
-    /// plan puts nothing on it; where more of its memory is taken than the plan has for it.
+    /// Fails as [`Runtime::new`] and [`Runtime::with_device`] do, where a GPU is requested and missing or unused by
+    /// the plan, and where more of its memory is in use than the plan's budget.
     pub fn open(
         mut bundle: Bundle,
         policy: Option<Policy>,
@@ -115,7 +114,7 @@ impl Runtime {
         if fits && execution.residence != Residence::Loaded {
             bundle.read_ahead(progress)?;
         }
-        bundle.hold(execution.residence)?;
+        bundle.set_residence(execution.residence)?;
         let gpus = bundle.plan().budget.vram_split.len();
         if gpus > 1 {
             progress.note(&format!(
@@ -148,7 +147,7 @@ pub fn warn_of_too_many_threads(threads: usize, progress: &dyn Progress) {
     }
 }
 
-/// Whether memory has room for all of a bundle; notes where it has not.
+/// Whether a bundle fits into memory; notes where it does not.
 fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
     let bytes = bundle.bytes();
     let Some((_, free)) = system::memory() else {
@@ -163,7 +162,7 @@ fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
     bytes <= free
 }
 
-/// The device for what `plan` puts on one; none where that is nothing, or where it runs on the CPU.
+/// The device of the parts that `plan` puts on a GPU; none without such parts, and where they run on the CPU.
 fn device(
     plan: &Plan,
     choice: &DeviceChoice,
@@ -181,11 +180,11 @@ fn device(
     }
 }
 
-/// Makes `bundle` ready on `card` and the CPU, and notes what is where.
+/// Loads `bundle` for `card` and the CPU, and notes what is where.
 ///
 /// # Errors
 ///
-/// When more of the card's memory is taken than the plan has for it.
+/// Fails where more of the card's memory is in use than the plan's budget.
 fn run_on(
     card: CudaDevice,
     bundle: Bundle,
@@ -214,7 +213,7 @@ fn run_on(
     Ok(runtime)
 }
 
-/// What `plan` puts on a GPU, in words.
+/// Names the parts that `plan` puts on a GPU.
 fn describe(plan: &Plan) -> String {
     let layers = plan.layers.len();
     let attention = plan

@@ -1,4 +1,4 @@
-//! Sequences kept in a file, so that a prompt that begins like an earlier one is not read again.
+//! Sequences in a file, so that the common prefix of two prompts is computed once.
 
 use std::path::Path;
 
@@ -19,9 +19,13 @@ const POLICIES: &str = "policies";
 const DECISIONS: &str = "decisions";
 
 impl Runtime {
-    /// Writes the tokens that were run, with their keys and values, to `path`.
+    /// Writes the current sequence, tokens with keys and values, to `path`.
     ///
-    /// The same sequence of the same bundle gives the same bytes.
+    /// Equal sequences of the same bundle give equal bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails where keys and values are on a device, and where the file cannot be written.
     pub fn save_prompt_cache(&self, path: &Path) -> Result<(), RuntimeError> {
         let sequence = self.sequence();
         cpu_only(sequence)?;
@@ -39,10 +43,13 @@ impl Runtime {
         Ok(write(path, self.stamp(), tokens, format, blocks, &layers)?)
     }
 
-    /// Takes over what `file` has of the beginning of `prompt`, instead of the sequence that is here;
-    /// returns how many tokens that is, never all of `prompt`. What is left of it can be run then.
+    /// Replaces the current sequence by the longest common prefix of `file` and `prompt`, except the last token of
+    /// `prompt`; returns its length. The remaining tokens can be run then.
     ///
-    /// Fails where the file is of something that would have computed other numbers.
+    /// # Errors
+    ///
+    /// Fails where the file belongs to another bundle or other policies, where it is damaged, and where keys and
+    /// values are on a device.
     pub fn load_prompt_cache(
         &mut self,
         path: &Path,
@@ -57,7 +64,7 @@ impl Runtime {
             .min(prompt.len().saturating_sub(1))
             .min(self.context_limit());
         let (heads, blocks) = (self.bundle().config().kv_head_count, self.blocks());
-        // All of it is looked at before any of it is taken over.
+        // All planes are checked before any is copied.
         let layers = self.bundle().config().layer_count;
         let layers = (0..layers).map(|layer| file.layer(layer, heads, blocks));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
@@ -78,7 +85,7 @@ impl Runtime {
         self.bundle().config().head_size.div_ceil(BLOCK)
     }
 
-    /// Who computes, and all that the numbers depend on beside the tokens.
+    /// Header that identifies the model and everything else that keys and values depend on.
     fn stamp(&self) -> Header {
         let bundle = self.bundle();
         let header = Header::new(FORMAT, VERSION, bundle.header().model.clone(), 0);
@@ -92,7 +99,7 @@ impl Runtime {
         header
     }
 
-    /// A digest of what else decides which neurons are computed, and in which order they are added up.
+    /// Digest of the thresholds and the order of additions.
     fn decisions(&self) -> Digest {
         let plans = self.bundle().plan().layers.iter();
         let layers: Vec<_> = plans
@@ -106,7 +113,7 @@ impl Runtime {
         Digest::of(json!(layers).to_string().as_bytes())
     }
 
-    /// Refuses a file of something else.
+    /// Refuses a file of another model, bundle or policy.
     fn check_prompt_cache(&self, path: &Path, file: &PromptCacheFile) -> Result<(), RuntimeError> {
         let (own, found) = (self.stamp(), file.header());
         let differs = |what, found: String, expected: String| {
@@ -146,7 +153,7 @@ impl Runtime {
     }
 }
 
-/// The digest that the bundle's manifest has of the file at `path`.
+/// Digest of the file at `path` in the bundle's manifest.
 fn file_digest(bundle: &Bundle, path: &Path) -> Digest {
     let files = &bundle.manifest_document().body.files;
     let name = path.file_name().and_then(|name| name.to_str());
@@ -164,7 +171,7 @@ fn cpu_only(sequence: &Sequence) -> Result<(), RuntimeError> {
     }
 }
 
-/// Policies and how many layers each has.
+/// Policies, with the number of layers of each.
 fn summary(policies: Option<&Value>) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for policy in policies.and_then(Value::as_array).into_iter().flatten() {

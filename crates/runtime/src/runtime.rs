@@ -310,7 +310,10 @@ impl Runtime {
         }
         let (asked, limit) = (position + tokens.len(), self.context_limit());
         if asked > limit {
-            return Err(ModelError::ContextFull { asked, limit });
+            return Err(ModelError::ContextFull {
+                tokens: asked,
+                limit,
+            });
         }
         Ok(())
     }

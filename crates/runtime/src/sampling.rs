@@ -113,6 +113,16 @@ impl Sampler {
         })
     }
 
+    /// A sampler of the token with the largest logit.
+    pub fn greedy() -> Self {
+        Self {
+            random: Random::new(0),
+            settings: SamplingSettings::default(),
+            recent: Vec::new(),
+            buffers: Buffers::default(),
+        }
+    }
+
     /// Whether the token with the largest logit is always chosen.
     pub fn takes_the_largest(&self) -> bool {
         self.settings.temperature == 0.0 && self.settings.repeat_penalty == 1.0

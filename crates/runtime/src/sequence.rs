@@ -1,4 +1,4 @@
-//! A sequence of tokens, and what attention keeps of them.
+//! A sequence of tokens with its KV cache.
 
 use powerinfer_kernels::cuda::GpuCache;
 use powerinfer_model::ModelConfig;
@@ -6,21 +6,21 @@ use powerinfer_tensor::{CacheFormat, CacheLayout, CachePlane};
 
 use crate::RuntimeError;
 
-/// Tokens that were run, with their keys and values in every layer.
+/// The tokens so far, with their keys and values in every layer.
 ///
-/// It belongs to no [`Runtime`](crate::Runtime) in particular: any of the same bundle goes on with it.
+/// A sequence can be continued by any [`Runtime`](crate::Runtime) of the same bundle.
 #[derive(Debug, Default)]
 pub struct Sequence {
-    /// With no room in those layers whose keys and values are on a device.
+    /// KV caches on the host; without capacity in layers whose cache is on a device.
     pub(crate) layers: Vec<LayerCache>,
-    /// What is on a device, layer by layer; empty where nothing is.
+    /// KV caches on a device, by layer; empty without a device.
     pub(crate) on_device: Vec<Option<GpuCache>>,
     pub(crate) tokens: Vec<u32>,
 }
 
 impl Sequence {
-    /// An empty sequence with room for `context` tokens, `on_device` in those layers that have some there;
-    /// none where memory has not got it. What is not used yet is not touched.
+    /// An empty sequence for up to `context` tokens, with the caches `on_device`; none where memory is missing.
+    /// Unused memory is reserved but not touched.
     pub(crate) fn new(
         config: &ModelConfig,
         format: CacheFormat,
@@ -46,18 +46,18 @@ impl Sequence {
         &self.tokens
     }
 
-    /// How many there are.
+    /// Number of tokens.
     pub fn position(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Tokens that it begins with like `tokens` does.
+    /// Length of the common prefix with `tokens`.
     pub fn common_prefix(&self, tokens: &[u32]) -> usize {
         let both = self.tokens.iter().zip(tokens);
         both.take_while(|(own, other)| own == other).count()
     }
 
-    /// Forgets all tokens from number `tokens` on.
+    /// Removes all tokens from index `tokens` on.
     pub fn truncate(&mut self, tokens: usize) {
         self.tokens.truncate(tokens);
         self.layers
@@ -65,16 +65,21 @@ impl Sequence {
             .for_each(|layer| layer.truncate(tokens));
     }
 
-    /// Takes over the first `tokens` tokens of `other`, a sequence of the same bundle, instead of what
-    /// is here.
+    /// Replaces the tokens by the first `tokens` ones of `other`, a sequence of the same bundle.
     ///
-    /// Fails where a device does; panics where `other` has fewer.
+    /// # Errors
+    ///
+    /// Fails where a device does.
+    ///
+    /// # Panics
+    ///
+    /// Panics where `other` has fewer tokens.
     pub fn copy_from(&mut self, other: &Sequence, tokens: usize) -> Result<(), RuntimeError> {
         self.tokens.clear();
         self.tokens.extend(&other.tokens[..tokens]);
         for (layer, other) in self.layers.iter_mut().zip(&other.layers) {
             for (plane, other) in layer.planes_mut().zip(other.planes()) {
-                // Where keys and values are on a device, there are none here.
+                // Caches on a device have no positions here.
                 plane.copy_from(other, tokens.min(other.positions()));
             }
         }
@@ -86,7 +91,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Bytes that are reserved for keys and values.
+    /// Bytes reserved for keys and values.
     pub(crate) fn bytes(&self) -> usize {
         let on_device = self.on_device.iter().flatten().map(GpuCache::bytes);
         self.layers
@@ -97,7 +102,7 @@ impl Sequence {
     }
 }
 
-/// Keys and values of one layer, a plane of each per head.
+/// Keys and values of one layer, one plane of each per head.
 #[derive(Debug)]
 pub(crate) struct LayerCache {
     pub(crate) keys: Vec<CachePlane>,
@@ -105,8 +110,7 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    /// A cache with room for `positions`; none where memory has not got it. What is not used yet is
-    /// not touched.
+    /// A cache for up to `positions` tokens; none where memory is missing. Unused memory is reserved but not touched.
     pub(crate) fn new(
         kv_heads: usize,
         head_size: usize,
@@ -123,17 +127,17 @@ impl LayerCache {
         })
     }
 
-    /// All planes, those of keys first.
+    /// All planes, keys first.
     pub(crate) fn planes(&self) -> impl Iterator<Item = &CachePlane> {
         self.keys.iter().chain(&self.values)
     }
 
-    /// The same, to be changed.
+    /// All planes, keys first, mutably.
     pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut CachePlane> {
         self.keys.iter_mut().chain(&mut self.values)
     }
 
-    /// Bytes that are reserved.
+    /// Bytes reserved.
     pub(crate) fn bytes(&self) -> usize {
         self.planes().map(CachePlane::bytes).sum()
     }
@@ -149,7 +153,7 @@ impl LayerCache {
         }
     }
 
-    /// Forgets all positions from `positions` on.
+    /// Removes all positions from `positions` on.
     pub(crate) fn truncate(&mut self, positions: usize) {
         self.planes_mut()
             .for_each(|plane| plane.truncate(positions));

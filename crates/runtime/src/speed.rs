@@ -1,5 +1,5 @@
-//! How fast this machine runs what decoding is made of, in just the way that a decode step runs it:
-//! through the same splitting over threads, over weights in a mapped file larger than the caches.
+//! Speed of the kernels of a decode step on this machine, measured as a decode step runs them: split over threads in
+//! the same way, over weights in a mapped file that exceeds the caches.
 
 use std::{
     hint::black_box,
@@ -22,31 +22,30 @@ use crate::{
     threads::add,
 };
 
-/// Every byte of the weights. As float32, bfloat16 and float16 it is an ordinary number, so nothing is
-/// slowed down by what is none.
+/// Every byte of the weights. As float32, bfloat16 and float16 it is a normal number, so no kernel is slowed down.
 pub const WEIGHT_BYTE: u8 = 0x3c;
-/// Share of rows that are read where some are: what sparse models have, and what leaves rows alone.
+/// Share of the rows that sparse kernels read, typical of sparse models and isolated from one another.
 const DENSITY: f64 = 0.1;
-/// Share of the weights that some rows are taken from: the rest has been read last and is in a cache.
+/// Share of the weights that sparse kernels read: the rest has been read last and is in a cache.
 const FIRST: f64 = 0.75;
-/// Bytes that one kernel reads of a whole matrix, and of some rows, about as in models: with several
-/// threads a short kernel waits longer for the last of them than a long one does for its size.
+/// Bytes that one kernel reads of a matrix, and of listed rows, about as in models: with several threads a short
+/// kernel waits relatively longer for the last one.
 const PIECES: [usize; 2] = [8 << 20, 1 << 20];
-/// What one thread does between kernels, about: a norm, an activation.
+/// Time between two kernels, about: a norm, an activation.
 const BETWEEN_KERNELS: Duration = Duration::from_micros(20);
-/// Tokens of a prompt that go through a matrix together.
+/// Tokens of a prompt that run together.
 const PROMPT_TOKENS: usize = 64;
 
-/// What a decode step takes beside matrices.
+/// Time of a decode step outside matrix products.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BesideMatrices {
     /// Starting a kernel and waiting for all threads.
     pub kernel_seconds: f64,
-    /// A layer, per number of the hidden state.
+    /// Time per layer and element of the hidden state.
     pub hidden_seconds: f64,
-    /// A layer, per neuron.
+    /// Time per layer and neuron.
     pub neuron_seconds: f64,
-    /// A token, per entry of the vocabulary.
+    /// Time per token and entry of the vocabulary.
     pub vocabulary_seconds: f64,
 }
 
@@ -57,17 +56,20 @@ pub struct SpeedTest {
 }
 
 impl SpeedTest {
-    /// Kernels will read the file at `path`, which holds [`WEIGHT_BYTE`]s alone; it is best many times
-    /// as large as the caches.
+    /// Opens the file at `path`, which holds [`WEIGHT_BYTE`]s only and should exceed the caches many times.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the file cannot be mapped.
     pub fn open(path: &Path) -> Result<Self, ArtifactError> {
         let weights = FileBytes::open(path)?;
-        // Mapped pages are entered on their first reading; that happens once in a run, so not here.
+        // Page faults of the first access belong to no measurement.
         let pages = weights.iter().step_by(4096);
         black_box(pages.map(|byte| u64::from(*byte)).sum::<u64>());
         Ok(Self { weights })
     }
 
-    /// As many rows of `columns` weights as there are bytes for.
+    /// A matrix of as many rows of `columns` weights as there are bytes for.
     fn matrix(&self, format: Format, columns: usize) -> Matrix<'_> {
         let rows = self.weights.len() / format.row_bytes(columns);
         let blocks = rows * columns.div_ceil(BLOCK);
@@ -99,8 +101,8 @@ impl SpeedTest {
         Matrix::new(rows, columns, data).expect("the planes were cut for this shape")
     }
 
-    /// Runs every kind of kernel over the weights as rows of `columns`, `passes` times each in turn. What
-    /// starting a kernel takes, `kernel_seconds`, is left out of the time.
+    /// Measures every kind of kernel over rows of `columns` weights, `passes` times each in turn; `kernel_seconds`,
+    /// the time to start a kernel, is subtracted.
     pub fn kernels(
         &self,
         threads: &Threads,
@@ -122,12 +124,12 @@ impl SpeedTest {
         let mut some = || -> Vec<u32> { (0..first).filter(|_| random.unit() < DENSITY).collect() };
         let mut seconds: [Vec<f64>; 4] = Default::default();
         for _ in 0..passes.max(1) {
-            // Per byte; other rows each time, after a pass over all, so that no cache has them.
+            // Seconds per byte; rows differ from pass to pass and follow a pass over all, so that no cache has them.
             let mut time = |kind: usize, rows: usize, kernels: usize, act: &mut dyn FnMut()| {
                 let started = Instant::now();
                 act();
                 let elapsed = started.elapsed().as_secs_f64();
-                // At least half of it is what is read, whatever the figure for starting says.
+                // Reading takes at least half of the time, whatever the estimate of the start.
                 let reading = (elapsed - kernels as f64 * kernel_seconds).max(elapsed / 2.0);
                 let bytes = (rows * matrix.row_bytes()).max(1) as f64;
                 seconds[kind].push(reading / bytes);
@@ -169,8 +171,8 @@ impl SpeedTest {
         }
     }
 
-    /// Bytes per second that `threads` threads read of rows of `row_bytes`, with plain loads: every
-    /// tenth row at random, or all of them where they are as good as a stream.
+    /// Bytes per second that `threads` threads read with plain loads in rows of `row_bytes`: a random tenth of the
+    /// rows, or all as a stream.
     pub fn read(&self, threads: usize, row_bytes: usize, passes: usize) -> f64 {
         let rows = self.weights.len() / row_bytes;
         let is_stream = rows < 1024;
@@ -206,7 +208,7 @@ impl SpeedTest {
         (1.0 / usual(seconds)).round()
     }
 
-    /// Multiplications and additions per second in the matrix products of prompts.
+    /// Operations per second of the matrix products of prompts.
     pub fn operations(&self, threads: &Threads) -> f64 {
         const ROWS: usize = 2048;
         const COLUMNS: usize = 2048;
@@ -221,7 +223,7 @@ impl SpeedTest {
         ((2 * PROMPT_TOKENS * ROWS * COLUMNS) as f64 / seconds).round()
     }
 
-    /// What a decode step takes beside matrices.
+    /// Measures the time of a decode step outside matrix products.
     pub fn beside_matrices(&self, threads: &Threads) -> Result<BesideMatrices, RuntimeError> {
         Ok(BesideMatrices {
             kernel_seconds: self.kernel_seconds(threads)?,
@@ -231,9 +233,9 @@ impl SpeedTest {
         })
     }
 
-    /// What handing a kernel to all threads takes, beside what is done.
+    /// Time to start a kernel on all threads and to wait for it.
     pub fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
-        // Enough for parts on some threads. It stays in the caches, so that its own time is small.
+        // Large enough to be shared, and small enough to stay in the caches, so that its own time is small.
         const COLUMNS: usize = 1024;
         const ROWS: usize = 512;
         let matrix = self.matrix(Format::Q8_0, COLUMNS).rows_range(0..ROWS);
@@ -243,7 +245,7 @@ impl SpeedTest {
         let input = Input::new(threads, &x[..], COLUMNS, &matrix, &mut buffers);
         let mut time = |threads: &Threads| {
             let times = (0..301).map(|_| {
-                // What lies between kernels, so that threads have to be woken as they are there.
+                // Work between kernels, after which threads have to be woken as in a decode step.
                 let gap = Instant::now();
                 while gap.elapsed() < BETWEEN_KERNELS {
                     std::hint::spin_loop();
@@ -265,8 +267,7 @@ impl SpeedTest {
     }
 }
 
-/// Norms twice, rotation of queries and keys, and the sums and copies around attention and FFN, per
-/// number of the hidden state.
+/// Two norms, rotary embedding, and the copies and residual additions of a layer, per element of the hidden state.
 fn hidden_seconds() -> f64 {
     const SIZE: usize = 4096;
     const HEAD: usize = 128;
@@ -285,7 +286,7 @@ fn hidden_seconds() -> f64 {
         for _ in 0..2 {
             let mut input = hidden.clone();
             norm_all(NormKind::RootMeanSquare, 1e-5, &norm, &mut input);
-            // Queries, or keys; and what was computed of them added up.
+            // Queries or keys, and a residual addition.
             rotate(&rotations, &mut input, HEAD);
             let partial = black_box(input);
             add(&mut hidden, &partial);
@@ -296,7 +297,7 @@ fn hidden_seconds() -> f64 {
     seconds / SIZE as f64
 }
 
-/// Listing the neurons, their activation, and keeping those that are active.
+/// Listing neurons, their activations, and keeping the active ones.
 fn neuron_seconds() -> f64 {
     const NEURONS: usize = 8192;
     let mut random = Random::new(3);
@@ -317,7 +318,7 @@ fn neuron_seconds() -> f64 {
     seconds / NEURONS as f64
 }
 
-/// Choosing the likeliest token.
+/// Greedy sampling.
 fn vocabulary_seconds() -> Result<f64, RuntimeError> {
     const VOCABULARY: usize = 32_000;
     let mut random = Random::new(4);
@@ -329,7 +330,7 @@ fn vocabulary_seconds() -> Result<f64, RuntimeError> {
     Ok(seconds / VOCABULARY as f64)
 }
 
-/// The usual time of `act`.
+/// Typical time of `act`.
 fn usual_seconds(passes: usize, mut act: impl FnMut()) -> f64 {
     usual(
         (0..passes.max(1))
@@ -342,8 +343,8 @@ fn usual_seconds(passes: usize, mut act: impl FnMut()) -> f64 {
     )
 }
 
-/// The mean of all but the slowest tenth, never 0. What is predicted is a mean over tokens, and on
-/// machines that are shared it lies well above the best of some passes.
+/// Mean of all but the slowest tenth, never 0. Predicted times are means over tokens, and on shared machines the mean
+/// is well above the minimum.
 fn usual(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.truncate(times.len() - times.len() / 10);

@@ -1,45 +1,44 @@
-//! Where the time of a forward pass goes, stage by stage.
+//! Time and bytes of a forward pass by stage.
 //!
-//! The clock counts laps: at the end of a stage, the time and the bytes since the last mark are that
-//! stage's. So nothing between the first mark and the last is left out, and a mark is one reading of
-//! the system's clock.
+//! The end of a stage is a mark: the time and the bytes since the last mark are that stage's. So nothing between two
+//! marks is missed, and a mark costs one reading of the clock.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
-/// A part of a decode step.
+/// A part of a token's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Rows of the embedding.
+    /// Rows of the token embedding.
     Embedding,
-    /// Norms, and the copies and sums around attention and FFN.
+    /// Norms, copies, and residual additions.
     Norms,
-    /// Projections to query, key and value.
+    /// Query, key and value projections.
     QueryKeyValue,
-    /// Rotation, the KV cache, and attention over it.
+    /// Rotary embedding, KV cache and attention.
     Attention,
-    /// The projection of what attention mixed.
+    /// The output projection of attention.
     AttentionOutput,
-    /// Whatever predicts which neurons fire.
+    /// Prediction of active neurons.
     Prediction,
-    /// Gate and up of the neurons computed, and their activations.
+    /// Gate and up of the computed neurons, and their activations.
     GateUp,
-    /// What the neurons add to the hidden state.
+    /// Down.
     Down,
     /// Logits.
     Head,
-    /// Choosing a token.
+    /// Sampling.
     Sampling,
-    /// Asking a device for what it is to do, and handing it what it needs.
+    /// Launches on a device, and copies to it.
     Launching,
     /// Waiting for a device.
     Waiting,
 }
 
 impl Stage {
-    /// Every stage, in the order of a token.
+    /// All stages, in the order of a token.
     pub const ALL: [Self; 12] = [
         Self::Embedding,
         Self::Norms,
@@ -55,7 +54,7 @@ impl Stage {
         Self::Waiting,
     ];
 
-    /// What the stage reads, mostly.
+    /// What the stage mostly reads.
     pub fn reads(self) -> Reads {
         match self {
             Self::Attention => Reads::KvCache,
@@ -84,18 +83,18 @@ impl fmt::Display for Stage {
     }
 }
 
-/// A kind of bytes.
+/// A kind of memory that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reads {
-    /// Of the model.
+    /// Weights of the model.
     Weights,
-    /// Of what predicts.
+    /// Predictors.
     Predictors,
-    /// Of keys and values.
+    /// Keys and values.
     KvCache,
 }
 
-/// What one stage took.
+/// Time and bytes of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lap {
     /// Time.
@@ -104,7 +103,7 @@ pub struct Lap {
     pub bytes: u64,
 }
 
-/// What every stage took, and the clock that goes on counting it.
+/// Time and bytes of every stage, and the running clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageTimes {
     laps: [Lap; Stage::ALL.len()],
@@ -113,7 +112,7 @@ pub struct StageTimes {
     last_bytes: u64,
 }
 
-/// Nothing counted yet, and the clock starts.
+/// Starts the clock.
 impl Default for StageTimes {
     fn default() -> Self {
         Self::start(0)
@@ -121,7 +120,7 @@ impl Default for StageTimes {
 }
 
 impl StageTimes {
-    /// Nothing counted yet; the first lap begins now, when `bytes` have been read.
+    /// Starts the clock when `bytes` have been read.
     pub(crate) fn start(bytes: u64) -> Self {
         Self {
             laps: Default::default(),
@@ -131,13 +130,13 @@ impl StageTimes {
         }
     }
 
-    /// The next lap begins now; what lies before it counts to no stage.
+    /// Restarts the clock; the time since the last mark belongs to no stage.
     pub(crate) fn skip(&mut self, bytes: u64) {
         self.last = Instant::now();
         self.last_bytes = bytes;
     }
 
-    /// Ends a lap of `stage`.
+    /// Ends a part of `stage` when `bytes` have been read.
     pub(crate) fn mark(&mut self, stage: Stage, bytes: u64) {
         let now = Instant::now();
         let lap = &mut self.laps[stage as usize];
@@ -147,22 +146,22 @@ impl StageTimes {
         (self.last, self.last_bytes) = (now, bytes);
     }
 
-    /// What `stage` took.
+    /// Time and bytes of `stage`.
     pub fn lap(&self, stage: Stage) -> Lap {
         self.laps[stage as usize]
     }
 
-    /// The time of all stages.
+    /// Time of all stages.
     pub fn total(&self) -> Duration {
         self.laps.iter().map(|lap| lap.time).sum()
     }
 
-    /// How often the clock was read.
+    /// Readings of the clock.
     pub fn marks(&self) -> u64 {
         self.marks
     }
 
-    /// What one mark takes on this machine.
+    /// Time of one mark on this machine.
     pub fn mark_cost() -> Duration {
         const MARKS: u32 = 20_000;
         let mut clock = Self::start(0);

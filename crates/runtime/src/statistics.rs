@@ -1,30 +1,31 @@
-//! What a forward pass read and computed.
+//! Counts of a forward pass.
 
 use std::ops::AddAssign;
 
 use crate::{Stage, StageTimes};
 
-/// Counted over some tokens.
+/// Neurons, bytes and time of some tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Statistics {
-    /// Tokens that went through.
+    /// Tokens.
     pub tokens: u64,
-    /// FFN neurons computed, all layers.
+    /// FFN neurons computed, summed over layers and tokens.
     pub neurons_computed: u64,
-    /// The same, those that several tokens of a pass have counted once: whose rows of down are read.
+    /// FFN neurons computed for at least one token of a pass, summed over layers and passes: rows of down that are
+    /// read.
     pub neurons_in_union: u64,
-    /// FFN neurons there are, all layers, each token.
+    /// FFN neurons of all layers, for each token.
     pub neurons: u64,
-    /// FFN neurons there are, all layers, each pass.
+    /// FFN neurons of all layers, for each pass.
     pub neurons_passed: u64,
-    /// Bytes of weights and of the KV cache read.
+    /// Bytes of weights and of the KV cache that were read.
     pub bytes_read: u64,
-    /// What every stage took, where a clock runs.
+    /// Time and bytes of every stage, where the clock runs.
     pub stages: Option<StageTimes>,
 }
 
 impl Statistics {
-    /// From now on time counts to stages; what lies before counts to none.
+    /// Starts the clock; time before this call belongs to no stage.
     pub(crate) fn start_clock(&mut self) {
         let read = self.bytes_read;
         self.stages
@@ -32,14 +33,14 @@ impl Statistics {
             .skip(read);
     }
 
-    /// What was done since the last mark was `stage`, where a clock runs.
+    /// Attributes the time since the last mark to `stage`, where the clock runs.
     pub(crate) fn mark(&mut self, stage: Stage) {
         if let Some(stages) = &mut self.stages {
             stages.mark(stage, self.bytes_read);
         }
     }
 
-    /// Share of neurons that were computed.
+    /// Share of the neurons that were computed.
     pub fn computed_share(&self) -> f64 {
         if self.neurons == 0 {
             0.0
@@ -48,7 +49,7 @@ impl Statistics {
         }
     }
 
-    /// Share of neurons that any token of a pass had computed.
+    /// Share of the neurons that were computed for at least one token of a pass.
     pub fn union_share(&self) -> f64 {
         match self.neurons_passed {
             0 => 0.0,
@@ -56,7 +57,7 @@ impl Statistics {
         }
     }
 
-    /// Mean bytes read for a token.
+    /// Mean bytes read per token.
     pub fn bytes_per_token(&self) -> f64 {
         if self.tokens == 0 {
             0.0
@@ -66,7 +67,7 @@ impl Statistics {
     }
 }
 
-/// Counts add up; stages are those of the left side.
+/// Adds the counts; the stages of the left side are kept.
 impl AddAssign for Statistics {
     fn add_assign(&mut self, other: Self) {
         self.tokens += other.tokens;

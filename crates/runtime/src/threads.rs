@@ -1,5 +1,5 @@
-//! Splits kernels over threads. Rows are independent and sums are split by columns, so a result
-//! never depends on the number of threads.
+//! Splits kernels over threads. Rows are independent, and sums are split at fixed rows or by columns, so results do
+//! not depend on the number of threads.
 
 use std::{cell::Cell, ops::Range};
 
@@ -10,43 +10,42 @@ use powerinfer_tensor::{BLOCK, Matrix};
 
 use crate::{ActivationFormat, RuntimeError, ffn::Active, input::Input, scratch::ThreadBuffer};
 
-/// Bytes of weights below which handing work over costs more than it saves.
+/// Bytes of weights below which sharing costs more than it saves.
 const WORTH_SPLITTING: usize = 64 << 10;
-/// Bytes of a part, about and at least: its start, some 200 ns, is next to nothing.
+/// Bytes of a part, at least: starting one takes some 200 ns.
 const PART_BYTES: usize = 32 << 10;
-/// Most parts for each thread, so that what one does not get done the others do.
+/// Parts per thread, at most, so that other threads can take over from a delayed one.
 const PARTS_PER_THREAD: usize = 4;
-/// Most parts of any work.
+/// Parts of one call, at most.
 const MAX_PARTS: usize = 512;
-/// Parts that rows are added up in, whatever the number of threads, for the order of additions is not to
-/// depend on it.
+/// Parts into which rows of a sum are divided whatever the number of threads, so that the order of additions is
+/// fixed.
 const SUM_PARTS: usize = 8;
-/// The same for sums by columns, whose parts are pieces of all rows: half as long, they are read a tenth slower.
+/// Parts per thread of sums that are split by columns: half as long stripes are read a tenth slower.
 const SUMS_PER_THREAD: usize = 1;
-/// Rows that kernels take at once, or a multiple.
+/// Rows that kernels process together, or a multiple.
 const ROW_GROUP: usize = 8;
 
-/// Bytes of rows that stay in the second-level cache while one token after the other takes them.
+/// Bytes of rows that stay in the second-level cache while several tokens use them.
 const CACHED_BYTES: usize = 256 << 10;
 
-/// Rows that products with many vectors take at once, or a multiple.
+/// Rows that a GEMM processes together, or a multiple.
 const GEMM_ROWS: usize = 48;
 
-/// Columns of a sum over many tokens that a thread takes, or a multiple.
+/// Columns that a thread takes of a sum over many tokens, or a multiple.
 const STRIPE_COLUMNS: usize = 512;
-/// The most that it takes at once where tokens come one after the other: rows are read a quarter faster
-/// in long pieces.
+/// Columns that a thread takes at most where tokens are processed one by one: rows are read a quarter faster in long
+/// pieces.
 const LONG_STRIPE_COLUMNS: usize = 2048;
-/// Rows of a stripe that stay in the second-level cache: those whose factors are rounded together are
-/// not parted.
+/// Rows of a stripe that stay in the second-level cache: whole groups whose coefficients are rounded together.
 const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
 
 thread_local! {
-    /// Sums of the parts of rows that [`Threads::axpy_rows`] adds, `[parts, columns]`.
+    /// Partial sums of [`Threads::axpy_rows`], `[parts, columns]`.
     static PARTIAL_SUMS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Kernels on a number of threads.
+/// Kernels that run on several threads.
 #[derive(Debug)]
 pub struct Threads {
     isa: Isa,
@@ -54,17 +53,21 @@ pub struct Threads {
     pool: Pool,
 }
 
-/// What is shared: `out`, which is made of a number of bytes of weights.
+/// Work to share: `out`, and the bytes of weights that are read for it.
 struct Work<'a, T> {
     out: &'a mut [T],
     bytes: usize,
-    /// Values of `out` that a part has a multiple of.
+    /// Parts are multiples of this number of values of `out`.
     step: usize,
     most_parts: usize,
 }
 
 impl Threads {
-    /// Kernels of `isa` on `count` threads; 0 stands for 1.
+    /// Kernels of `isa` on `count` threads; 0 means 1.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the system starts no more threads.
     pub fn new(isa: Isa, count: usize) -> Result<Self, RuntimeError> {
         let pool = Pool::new(count).map_err(|source| RuntimeError::Threads {
             threads: count,
@@ -77,7 +80,7 @@ impl Threads {
         })
     }
 
-    /// The same with another format of what matrices are multiplied with.
+    /// Sets the number format of the vectors that matrices are multiplied with.
     pub fn with_activations(self, activations: ActivationFormat) -> Self {
         Self {
             activations,
@@ -85,12 +88,12 @@ impl Threads {
         }
     }
 
-    /// How what matrices are multiplied with is stored.
+    /// Number format of the vectors that matrices are multiplied with.
     pub fn activations(&self) -> ActivationFormat {
         self.activations
     }
 
-    /// The instruction set in use.
+    /// Instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
@@ -100,7 +103,7 @@ impl Threads {
         self.pool.threads()
     }
 
-    /// Fills `out`, one value per row of `row_bytes`: `kernel` does a range of them.
+    /// Sets `out`, one value per row of `row_bytes`: `kernel` computes a range of rows.
     fn by_rows<T: Send>(
         &self,
         out: &mut [T],
@@ -116,8 +119,7 @@ impl Threads {
         self.share_values(work, kernel);
     }
 
-    /// Calls `kernel` with parts of the work and where they lie in it, on all threads where that is
-    /// worth it.
+    /// Calls `kernel` with ranges of `work.out` and their values, on all threads where that pays.
     fn share_values<T: Send>(
         &self,
         work: Work<'_, T>,
@@ -164,7 +166,7 @@ impl Threads {
         });
     }
 
-    /// Parts of work during which a thread holds memory of its own.
+    /// Parts of work for which a thread takes buffers, at most.
     fn most_parts(&self) -> usize {
         match self.count() {
             count if count > BATCH_THREADS => BATCH_THREADS,
@@ -172,7 +174,7 @@ impl Threads {
         }
     }
 
-    /// Copies bytes, on all threads where that is worth it.
+    /// Copies bytes, on all threads where that pays.
     pub(crate) fn copy(&self, to: &mut [u8], from: &[u8]) {
         self.by_rows(to, 1, |range, to| to.copy_from_slice(&from[range]));
     }
@@ -201,8 +203,8 @@ impl Threads {
         });
     }
 
-    /// Calls `act` with ranges of rows, of which each takes up to `row_bytes`, a multiple of `step` but
-    /// for the last, and with `width` places a row.
+    /// Calls `act` with ranges of rows, multiples of `step` except for the last, and `width` slots per row; a row
+    /// takes up to `row_bytes`.
     pub(crate) fn by_row_groups<T: Send>(
         &self,
         places: &mut [T],
@@ -222,8 +224,7 @@ impl Threads {
         });
     }
 
-    /// Calls `act` with ranges of groups of columns, for sums of rows that take `bytes` in all, and with
-    /// `tokens` places a group.
+    /// Calls `act` with ranges of column groups and `tokens` slots per group, for sums that read `bytes` in all.
     pub(crate) fn by_column_groups<T: Send>(
         &self,
         places: &mut [T],
@@ -245,10 +246,10 @@ impl Threads {
         });
     }
 
-    /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in the order given, which ascends.
+    /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Threads take rows, not columns, for whole rows come from memory faster than pieces: what rows of a
-    /// part add is summed up by itself, whoever does it, and then part after part.
+    /// Threads share rows, not columns, as whole rows are read faster than pieces: each part of the rows is summed by
+    /// itself, and the partial sums are added in order.
     pub(crate) fn axpy_rows(
         &self,
         matrix: &Matrix<'_>,
@@ -262,7 +263,7 @@ impl Threads {
             return self.add_rows(matrix, rows, coefficients, 0..columns, out);
         }
         let of_part = |part: usize| of_part(rows, part, part_rows);
-        // Where there are more threads than parts, several share one.
+        // With more threads than parts, several share one.
         let pieces = self.count().div_ceil(parts);
         let step = match columns.is_multiple_of(BLOCK * pieces) {
             true => columns / pieces,
@@ -291,7 +292,7 @@ impl Threads {
         });
     }
 
-    /// How rows of `matrix` are added up.
+    /// Arithmetic of sums of rows of `matrix`.
     fn sum_product(&self, matrix: &Matrix<'_>) -> Arithmetic {
         match self.activations {
             ActivationFormat::Int8 if matrix.format().has_nibbles() => Arithmetic::Integer,
@@ -315,8 +316,8 @@ impl Threads {
         }
     }
 
-    /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens,
-    /// columns]`, each with the bits of [`Self::axpy_rows`]; returns how many rows that needs in all.
+    /// `out[t] += Σ_i coefficients[t][i] · matrix[rows[t][i]]` for every token t of `out [tokens, columns]`,
+    /// bit-identical to [`Self::axpy_rows`]; returns the number of distinct rows.
     pub(crate) fn axpy_rows_batch(
         &self,
         matrix: &Matrix<'_>,
@@ -344,7 +345,7 @@ impl Threads {
         needed
     }
 
-    /// The same for the rows of a part, which are summed up by themselves unless they are the only ones.
+    /// [`Self::axpy_rows_batch`] for one part of the rows, which is summed by itself unless `is_only`.
     fn axpy_part_batch(
         &self,
         matrix: &Matrix<'_>,
@@ -355,12 +356,13 @@ impl Threads {
         let (tokens, columns) = (active.len(), matrix.columns());
         let union = union(active, matrix.rows());
         let listed: usize = active.iter().map(|active| active.rows.len()).sum();
-        // Where tokens share most rows, all are added for every token, those that it lacks times 0.
+        // Where tokens share most rows, all rows are added for every token, with coefficient 0 where a token lacks
+        // one.
         let product = self.sum_product(matrix);
         let share = relative_axpy_cost(matrix.format(), tokens, product);
         let is_dense = listed as f64 >= share * (tokens * union.len()) as f64;
         let most = match is_dense {
-            // Sums of a stripe stay in the cache: the fewer tokens, the longer it may be.
+            // The sums of a stripe stay in the cache: the fewer tokens, the longer the stripe.
             true => STRIPE_COLUMNS * (PREFILL_BATCH / tokens).max(1),
             false => LONG_STRIPE_COLUMNS,
         };
@@ -372,7 +374,7 @@ impl Threads {
             true => spread(active, &union),
             false => Vec::new(),
         };
-        // Stripes of columns one after the other, of each `[tokens, columns of the stripe]`.
+        // Stripes of columns, each `[tokens, columns of the stripe]`.
         let mut stripes = vec![0.0; out.len()];
         let starts = || (0..columns).step_by(stripe_columns);
         if is_only {
@@ -413,8 +415,7 @@ impl Threads {
                     }
                     continue;
                 }
-                // Few of the rows count for a token. Those of a chunk stay in the cache until every
-                // token has taken its own.
+                // Tokens share few rows. Rows of a chunk stay in the cache until every token has added its own.
                 let mut left: Vec<usize> = vec![0; tokens];
                 let chunk = |row: &u32| *row as usize / CHUNK_ROWS;
                 for chunk in union.chunk_by(|a, b| chunk(a) == chunk(b)) {
@@ -458,18 +459,18 @@ impl Threads {
             return;
         }
         let rows = matrix.rows();
-        // Few tokens cost less one after the other, for taking rows apart costs as much as some products; a
-        // group's rows are in the cache for all but the first of them.
+        // A GEMM of few tokens takes longer than GEMVs, as dequantising rows costs as much as some products; the rows
+        // of a group are in the cache for all tokens but the first.
         let is_dense = x.relative_gemm_cost(matrix) <= 1.0;
         let group_rows = match is_dense {
             true => GEMM_ROWS,
             false => (CACHED_BYTES / (ROW_GROUP * matrix.row_bytes()).max(1)).max(1) * ROW_GROUP,
         };
-        // Groups of rows one after the other, of each `[tokens, rows of the group]`.
+        // Groups of rows, each `[tokens, rows of the group]`.
         let mut groups = vec![0.0; rows * tokens];
         let work = Work {
             out: &mut groups,
-            // A row is used once per token.
+            // A row is used for every token.
             bytes: rows * matrix.row_bytes() * tokens,
             step: group_rows * tokens,
             most_parts: self.most_parts(),
@@ -498,7 +499,7 @@ impl Threads {
     }
 }
 
-/// The rows that any token has, of `count`, in ascending order.
+/// Rows below `count` that any token lists, in ascending order.
 fn union(active: &[Listed<'_>], count: usize) -> Vec<u32> {
     let mut is_listed = vec![false; count];
     for row in active.iter().flat_map(|active| active.rows) {
@@ -509,26 +510,25 @@ fn union(active: &[Listed<'_>], count: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Rows of a token, in ascending order, and what they are multiplied by.
+/// Rows of a token in ascending order, and their coefficients.
 struct Listed<'a> {
     rows: &'a [u32],
     coefficients: &'a [f32],
 }
 
-/// Rows of `matrix` that are added up by themselves.
+/// Rows of one part of a sum over rows of `matrix`.
 fn part_rows(matrix: &Matrix<'_>) -> usize {
     let rows = matrix.rows().div_ceil(SUM_PARTS).max(1);
     rows.next_multiple_of(CHUNK_ROWS)
 }
 
-/// Those of ascending `rows` that are of part `part`.
+/// Range of the ascending `rows` that belong to part `part`.
 fn of_part(rows: &[u32], part: usize, part_rows: usize) -> Range<usize> {
     let before = |end: usize| rows.partition_point(|row| (*row as usize) < end);
     before(part * part_rows)..before((part + 1) * part_rows)
 }
 
-/// The coefficients of all rows of `union` for every token, 0 for those that it lacks: `[tokens,
-/// union]`.
+/// Coefficients of all rows of `union` for every token, 0 where a token lacks one: `[tokens, union]`.
 fn spread(active: &[Listed<'_>], union: &[u32]) -> Vec<f32> {
     let mut coefficients = vec![0.0; active.len() * union.len()];
     for (active, out) in active

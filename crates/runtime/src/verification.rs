@@ -1,73 +1,73 @@
-//! A net at run time: some tokens' FFNs are computed in full too, and the difference is told; a
-//! layer whose difference leaves the band that it was certified for is computed in full from then on.
+//! Comparison with dense at run time: the FFNs of some tokens are also computed densely. A layer whose error exceeds
+//! the bound that it was certified for changes to a fallback policy.
 
 use std::collections::VecDeque;
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_tensor::Matrix;
 
-/// Verified tokens whose mean error is compared with the band: one odd token is no drift.
+/// Verified tokens whose mean error is compared with the error bound, so that one outlier is no drift.
 pub const WINDOW: usize = 16;
 
-/// By how much of itself the mean may leave the band.
+/// Share of the error bound by which the mean may exceed it.
 const SLACK: f64 = 0.1;
 
-/// Which tokens are verified.
+/// Tokens to verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// One in so many of those decoded alone, by position.
+    /// Tokens decoded alone whose position is a multiple of this.
     Decoded(usize),
-    /// Every token of every pass.
+    /// All tokens of all passes.
     All,
 }
 
-/// What recomputing found, over the tokens that were verified.
+/// Differences from dense of the verified tokens.
 #[derive(Debug, Clone)]
 pub struct Verification {
     which: Which,
     layers: Vec<Drift>,
-    /// Per layer, `‖down_i‖` of every neuron; filled when it is first needed.
+    /// Per layer, `‖down_i‖` of every neuron; computed on first use.
     norms: Vec<Vec<f32>>,
-    /// Per layer, what the mean error of [`WINDOW`] tokens may be.
-    bands: Vec<f64>,
-    /// What layers fall back to.
+    /// Per layer, the error bound on the mean of [`WINDOW`] tokens.
+    bounds: Vec<f64>,
+    /// Policy of layers that have exceeded their bound.
     fallback: Policy,
     alarms: Vec<Alarm>,
 }
 
-/// A layer that left its band.
+/// A layer that exceeded its error bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Alarm {
     /// The layer.
     pub layer: usize,
     /// Position of the token at which it did.
     pub position: usize,
-    /// Mean relative error over the last [`WINDOW`] verified tokens.
+    /// Mean relative error of the last [`WINDOW`] verified tokens.
     pub error: f64,
-    /// The largest that was certified.
+    /// The error bound.
     pub certified: f64,
-    /// What the layer follows from now on.
+    /// The layer's policy from then on.
     pub fallback: Policy,
 }
 
-/// How far a layer's FFN output was from the exact one, and what was missed of it.
+/// Relative errors of a layer's FFN output, and its contribution recall.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Drift {
-    /// Relative error `‖sparse − exact‖ / ‖exact‖` of every token verified.
+    /// Relative error `‖sparse − exact‖ / ‖exact‖` of every verified token.
     errors: Vec<f32>,
-    /// The last of them.
+    /// The last [`WINDOW`] of them.
     recent: VecDeque<f64>,
-    /// Sum of the shares of `Σ|h_i|·‖down_i‖` that came from neurons that were computed.
+    /// Sum over tokens of the share of `Σ|h_i|·‖down_i‖` of the computed neurons.
     recalled: f64,
 }
 
 impl Drift {
-    /// Tokens verified.
+    /// Verified tokens.
     pub fn tokens(&self) -> usize {
         self.errors.len()
     }
 
-    /// Relative errors, token after token.
+    /// Relative error of every token.
     pub fn errors(&self) -> &[f32] {
         &self.errors
     }
@@ -83,7 +83,7 @@ impl Drift {
         self.errors.iter().copied().fold(0.0, f32::max).into()
     }
 
-    /// The error that 99 % of the tokens stay below.
+    /// The 99th percentile of the relative errors.
     pub fn p99(&self) -> f64 {
         let mut sorted = self.errors.clone();
         sorted.sort_unstable_by(f32::total_cmp);
@@ -95,7 +95,7 @@ impl Drift {
             .into()
     }
 
-    /// The largest mean over [`WINDOW`] consecutive tokens, or over all where there are fewer.
+    /// The largest mean over [`WINDOW`] consecutive tokens, or over all of fewer tokens.
     pub fn worst_window(&self) -> f64 {
         let mean = |errors: &[f32]| {
             let sum: f64 = errors.iter().copied().map(f64::from).sum();
@@ -112,7 +112,7 @@ impl Drift {
         )
     }
 
-    /// Mean share of `Σ|h_i|·‖down_i‖` that came from neurons that were computed.
+    /// Mean share of `Σ|h_i|·‖down_i‖` of the computed neurons.
     pub fn contribution_recall(&self) -> f64 {
         match self.tokens() {
             0 => 1.0,
@@ -121,24 +121,24 @@ impl Drift {
     }
 }
 
-/// One layer's FFN, as the policy has it and in full.
+/// One layer's FFN under its policy and under dense, for some tokens.
 pub(crate) struct Observation<'a> {
-    /// Hidden states before, `[tokens, hidden]`.
+    /// Hidden states before the FFN, `[tokens, hidden]`.
     pub(crate) before: &'a [f32],
-    /// And after: the policy's.
+    /// Hidden states after the policy's FFN.
     pub(crate) sparse: &'a [f32],
-    /// And in full.
+    /// Hidden states after the dense FFN.
     pub(crate) exact: &'a [f32],
-    /// Per token, neurons that the policy computed.
+    /// Per token, the neurons that the policy computed, with their `h_i`.
     pub(crate) computed: &'a [Vec<(u32, f32)>],
     /// Per token, all neurons with their `h_i`.
     pub(crate) products: &'a [Vec<(u32, f32)>],
-    /// Row i is what neuron i adds.
+    /// Rows of down, `[neurons, hidden]`.
     pub(crate) down: &'a Matrix<'a>,
 }
 
 impl Verification {
-    /// Verifies one decoded token in `every`.
+    /// Verifies one of `every` tokens that are decoded alone.
     pub fn of_decoded(every: usize, layers: usize) -> Self {
         Self::new(Which::Decoded(every.max(1)), layers)
     }
@@ -153,21 +153,21 @@ impl Verification {
             which,
             layers: vec![Drift::default(); layers],
             norms: vec![Vec::new(); layers],
-            bands: vec![f64::INFINITY; layers],
+            bounds: vec![f64::INFINITY; layers],
             fallback: Policy::Dense,
             alarms: Vec::new(),
         }
     }
 
-    /// From now on a layer follows `fallback` once the mean error of [`WINDOW`] verified tokens
-    /// is more than its entry of `bands` allows.
+    /// Changes the policy of a layer to `fallback` once the mean error of [`WINDOW`] verified tokens exceeds its
+    /// entry of `bounds`.
     #[must_use]
-    pub fn within(mut self, bands: Vec<f64>, fallback: Policy) -> Self {
-        (self.bands, self.fallback) = (bands, fallback);
+    pub fn within(mut self, bounds: Vec<f64>, fallback: Policy) -> Self {
+        (self.bounds, self.fallback) = (bounds, fallback);
         self
     }
 
-    /// Whether a pass over the tokens at `positions` is verified.
+    /// Whether a pass over the tokens at `positions` is to be verified.
     pub(crate) fn wants(&self, positions: &[usize]) -> bool {
         match self.which {
             Which::Decoded(every) => {
@@ -177,8 +177,8 @@ impl Verification {
         }
     }
 
-    /// Takes in what `layer` gave for the tokens at `positions`; returns what the layer is to
-    /// follow from now on, where that changes.
+    /// Adds the errors of `layer` for the tokens at `positions`; returns the layer's new policy where it exceeds its
+    /// bound.
     pub(crate) fn observe(
         &mut self,
         layer: usize,
@@ -217,9 +217,9 @@ impl Verification {
                 drift.recent.pop_front();
             }
             let mean = drift.recent.iter().sum::<f64>() / WINDOW as f64;
-            let certified = self.bands[layer];
+            let certified = self.bounds[layer];
             if drift.recent.len() == WINDOW && mean > certified * (1.0 + SLACK) {
-                self.bands[layer] = f64::INFINITY; // told once
+                self.bounds[layer] = f64::INFINITY; // reported once
                 fallback = Some(self.fallback);
                 self.alarms.push(Alarm {
                     layer,
@@ -233,17 +233,17 @@ impl Verification {
         fallback
     }
 
-    /// Tokens that were verified.
+    /// Verified tokens.
     pub fn tokens(&self) -> usize {
         self.layers.iter().map(Drift::tokens).max().unwrap_or(0)
     }
 
-    /// The layers, by index.
+    /// Drift of every layer.
     pub fn layers(&self) -> &[Drift] {
         &self.layers
     }
 
-    /// Layers that left their band, in the order in which they did.
+    /// Layers that exceeded their error bound, in order.
     pub fn alarms(&self) -> &[Alarm] {
         &self.alarms
     }
@@ -253,7 +253,7 @@ impl Verification {
         self.layers.iter().map(Drift::mean).sum::<f64>() / self.layers.len().max(1) as f64
     }
 
-    /// Mean over the layers of the relative errors of the token verified last; none before that.
+    /// Mean over the layers of the relative error of the token verified last; none before the first.
     pub fn latest(&self) -> Option<f64> {
         let last = self.layers.iter().map(|drift| drift.errors.last().copied());
         let errors: Vec<f64> = last.flatten().map(f64::from).collect();
@@ -266,7 +266,7 @@ impl Verification {
         recalls.sum::<f64>() / self.layers.len().max(1) as f64
     }
 
-    /// The layer that is furthest off on average; none where nothing was verified.
+    /// The layer with the largest mean error; none before the first verified token.
     pub fn worst_layer(&self) -> Option<usize> {
         let mean = |layer: &usize| self.layers[*layer].mean();
         (0..self.layers.len())
@@ -289,8 +289,7 @@ pub(crate) fn relative_error(before: &[f32], sparse: &[f32], exact: &[f32]) -> f
     }
 }
 
-/// Share of `Σ|h_i|·‖down_i‖` of `products` that is of neurons in `computed`, both in order within
-/// each side of the layer.
+/// Share of `Σ|h_i|·‖down_i‖` of `products` that belongs to neurons in `computed`.
 fn recalled(computed: &[(u32, f32)], products: &[(u32, f32)], norms: &[f32]) -> f64 {
     let mut is_computed = vec![false; norms.len()];
     for (neuron, _) in computed {
@@ -322,12 +321,12 @@ mod tests {
 
     use super::*;
 
-    /// Two neurons whose rows of down have the lengths 1 and 2.
+    /// Two neurons whose rows of down have the norms 1 and 2.
     fn down() -> OwnedMatrix {
         pack(Format::F32, 2, 2, &[1.0, 0.0, 0.0, 2.0])
     }
 
-    /// Shows layer 1 a token whose FFN adds `[3, 4]`, of which the policy leaves out `missed`.
+    /// Verifies a token of layer 1 whose dense FFN adds `[3, 4]`, of which the policy misses `missed`.
     fn observe(verification: &mut Verification, position: usize, missed: f32) -> Option<Policy> {
         let down = down();
         verification.observe(
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_relative_to_what_the_ffn_adds() {
+    fn errors_are_relative_to_the_output_of_the_ffn() {
         let mut verification = Verification::of_decoded(3, 2);
         assert!(verification.wants(&[6]) && !verification.wants(&[7]));
         assert!(!verification.wants(&[6, 7]), "a prompt");
@@ -355,14 +354,14 @@ mod tests {
         observe(&mut verification, 9, 0.0);
         let drift = &verification.layers()[1];
         assert!((drift.worst() - 0.1).abs() < 1e-7 && (drift.mean() - 0.05).abs() < 1e-7);
-        // |3|·1 of |3|·1 + |2|·2 was left out.
+        // |3|·1 of |3|·1 + |2|·2 was skipped.
         assert!((drift.contribution_recall() - 4.0 / 7.0).abs() < 1e-7);
         let found = (verification.tokens(), verification.worst_layer());
         assert_eq!(found, (2, Some(1)));
     }
 
     #[test]
-    fn a_layer_that_leaves_its_band_falls_back_once() {
+    fn a_layer_that_exceeds_its_error_bound_falls_back_once() {
         let verification = Verification::of_decoded(1, 2);
         let mut verification = verification.within(vec![0.05, 0.05], Policy::Exact);
         for token in 0..WINDOW {
@@ -372,12 +371,12 @@ mod tests {
                 "5 % is within"
             );
         }
-        let mut told = Vec::new();
+        let mut fallbacks = Vec::new();
         for token in WINDOW..3 * WINDOW {
-            told.extend(observe(&mut verification, token, 1.0).map(|policy| (token, policy)));
+            fallbacks.extend(observe(&mut verification, token, 1.0).map(|policy| (token, policy)));
         }
         assert_eq!(
-            told,
+            fallbacks,
             [(WINDOW, Policy::Exact)],
             "one token of 20 % among 16"
         );
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_a_drift_are_those_of_its_errors() {
+    fn drift_summarises_its_errors() {
         let drift = Drift {
             errors: (0..200).map(|token| (token % 100) as f32 / 100.0).collect(),
             ..Drift::default()

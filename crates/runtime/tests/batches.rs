@@ -1,11 +1,13 @@
 //! Sequences decoded together: each has the bits that it has alone, whatever the others are.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};

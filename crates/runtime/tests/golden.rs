@@ -1,11 +1,12 @@
 //! The runtime against the goldens and against the reference engine, on bundles packed here.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::path::Path;
@@ -22,7 +23,7 @@ use powerinfer_artifact::{
 use powerinfer_bundle::{Bundle, StoredWeights, neuron_bytes};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight, greedy_token};
-use powerinfer_reference::{FfnObservation, FfnTap, ReferenceModel};
+use powerinfer_reference::{FfnObservation, FfnObserver, ReferenceModel};
 use powerinfer_runtime::{Options, Runtime, Threads};
 use powerinfer_tensor::Format;
 use predictor_files::{Network, write_networks};
@@ -220,8 +221,8 @@ struct Predicting<'a> {
     input: PredictorInput,
 }
 
-impl FfnTap for Predicting<'_> {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Predicting<'_> {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let network = &self.networks[observation.layer];
         let x = match self.input {
             PredictorInput::Normed => observation.input,
@@ -281,11 +282,11 @@ fn predictors_see_what_the_file_says_they_see() {
             };
             let mut model = Runtime::new(bundle, options).unwrap();
             let logits = model.forward(&prompt).unwrap();
-            let mut tap = Predicting {
+            let mut observer = Predicting {
                 networks: &networks,
                 input,
             };
-            let want = reference.run(&prompt, &mut tap).unwrap();
+            let want = reference.run(&prompt, &mut observer).unwrap();
             let want: Vec<f32> = want.flatten_all().unwrap().to_vec1().unwrap();
             golden.assert_close(&logits, &want, &format!("{name} {input:?}"));
             seen.push(logits);

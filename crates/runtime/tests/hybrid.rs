@@ -1,7 +1,8 @@
 //! A GPU and the CPU together against the goldens and against the CPU alone, whatever lives where.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
@@ -20,7 +21,7 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_emulator::{GraphCapture, Order, test_device, test_emulator};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, greedy_token};
@@ -770,7 +771,7 @@ fn prompts_take_the_room_that_is_left() {
         };
         let memory = 4e6 * 0.97f64.powi(round);
         let device = Arc::new(device.with_memory(memory as usize));
-        let bundle = Bundle::open(&out, Verification::Quick).unwrap();
+        let bundle = Bundle::open(&out, IntegrityCheck::Quick).unwrap();
         let mut model = match Runtime::with_device(bundle, options(), device) {
             Ok(model) => model,
             Err(error) => {

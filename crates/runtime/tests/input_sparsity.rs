@@ -1,8 +1,9 @@
 //! Inputs of projections that are left out: nothing left out is the dense model, and what is left
 //! out is neither read nor seen.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;

@@ -1,39 +1,35 @@
 //! What running holds is what the plan's lines say, to the byte, and while tokens are computed no
 //! more is taken than the line for scratch says: an allocator counts.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
-use std::{alloc::System, collections::BTreeMap, io::Write, path::Path};
+use std::{alloc::System, collections::BTreeMap, io::Write};
 
 use cap::Cap;
 use golden::{Golden, MODELS};
 use packing::pack_bundle;
 use powerinfer_artifact::{
     TensorFile,
-    matrix_planes::insert_matrix,
     plan::{
         ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS,
-        InputThresholds, KV_CACHE, PREDICTORS, Plan, Policy, SCRATCH, Score,
+        InputThresholds, KV_CACHE, PREDICTORS, Plan, Policy, SCRATCH,
     },
-    predictor_file::{
-        self, PredictorFile, PredictorSummary, WEIGHTS_SETTING, score_names, signs_name,
-        tensor_name,
-    },
-    tensor_file::Dtype,
-    tensor_writer::TensorSource,
+    predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{Bundle, Verification, memory};
+use powerinfer_bundle::{Bundle, IntegrityCheck, memory};
 use powerinfer_kernels::Isa;
-use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig};
+use powerinfer_model::{LanguageModel, ModelConfig};
 use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
-use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix};
-use predictor_files::{summary, write_predictors};
+use powerinfer_tensor::Format;
+use predictor_files::{RANK, full_predictors};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
@@ -86,46 +82,6 @@ fn cases() -> Vec<Case> {
         policy(Policy::SignBit, Format::Q4_0),
         policy(Policy::Threshold, Format::Q4_0),
     ]
-}
-
-const RANK: usize = 40;
-
-/// Predictors that have whatever predictors can have.
-fn predictors(checkpoint: &Checkpoint, weights: Format, folder: &Path) -> PredictorFile {
-    let config = checkpoint.config();
-    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
-    let ones = |length: usize| {
-        let bytes = vec![0.01f32; length].into_iter().flat_map(f32::to_le_bytes);
-        TensorSource::owned(Dtype::F32, vec![length], bytes.collect())
-    };
-    let matrix = |format, rows: usize, columns: usize| {
-        powerinfer_tensor::pack(format, rows, columns, &vec![0.01; rows * columns])
-    };
-    let parts: [(&str, OwnedMatrix); 3] = [
-        ("a", matrix(weights, RANK, hidden)),
-        ("b", matrix(weights, neurons, RANK)),
-        ("bias", matrix(predictor_file::BIAS, neurons, 1)),
-    ];
-    let mut tensors = BTreeMap::new();
-    let mut summaries = Vec::new();
-    for layer in 0..config.layer_count {
-        for (part, matrix) in &parts {
-            insert_matrix(&mut tensors, &tensor_name(layer, part), matrix);
-        }
-        let lengths = [neurons, neurons, neurons, hidden];
-        for (name, length) in score_names(layer).into_iter().zip(lengths) {
-            tensors.insert(name, ones(length));
-        }
-        let row = SignMatrix::row_bytes(hidden);
-        let signs = TensorSource::owned(Dtype::U8, vec![neurons, row], vec![0; neurons * row]);
-        tensors.insert(signs_name(layer), signs);
-        summaries.push(PredictorSummary {
-            rank: RANK,
-            ..summary(layer, 0, Score::Contribution, true)
-        });
-    }
-    let settings = [(WEIGHTS_SETTING, weights.name())];
-    write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }
 
 /// A plan whose lines are those of the arithmetic that placing uses, some neurons hot.
@@ -224,7 +180,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
             let folder = tempfile::tempdir().unwrap();
             let file = case
                 .predictors
-                .map(|format| predictors(&checkpoint, format, folder.path()));
+                .map(|format| full_predictors(&checkpoint, format, folder.path()));
             let plan = plan(config, case, file.as_ref());
             let out = folder.path().join("bundle");
             let bundle = pack_bundle(
@@ -293,7 +249,7 @@ fn running_holds_what_the_plan_says_and_no_more() {
             model.reset();
             assert_eq!(
                 model.memory(),
-                runtime(Bundle::open(&out, Verification::Quick).unwrap())
+                runtime(Bundle::open(&out, IntegrityCheck::Quick).unwrap())
                     .unwrap()
                     .memory()
             );

@@ -1,12 +1,14 @@
 //! Thresholds and sign bits against the reference engine, whose neurons are masked by the
 //! definitions; and the fall back of layers that leave their band.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path};
@@ -23,7 +25,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
-use powerinfer_reference::{FeedForward, FfnObservation, FfnTap, ReferenceModel};
+use powerinfer_reference::{FeedForward, FfnObservation, FfnObserver, ReferenceModel};
 use powerinfer_runtime::{Options, Runtime, Threads, Verification, WINDOW};
 use powerinfer_tensor::Format;
 use predictor_files::{insert_signs, summary, write_predictors};
@@ -149,8 +151,8 @@ struct Masking<'a> {
     counts: (usize, usize),
 }
 
-impl FfnTap for Masking<'_> {
-    fn tap(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
+impl FfnObserver for Masking<'_> {
+    fn observe(&mut self, observation: &FfnObservation<'_>) -> candle_core::Result<Option<Tensor>> {
         let Layer {
             vectors,
             negative,
@@ -234,14 +236,14 @@ fn policies_are_what_their_definitions_say() {
             (Policy::SignBit, None),
         ];
         for (policy, threshold) in cases {
-            let mut tap = Masking {
+            let mut observer = Masking {
                 layers: &layers,
                 threshold,
                 counts: (0, 0),
             };
-            let want = reference.run(&prompt, &mut tap).unwrap();
+            let want = reference.run(&prompt, &mut observer).unwrap();
             let want: Vec<f32> = want.flatten_all().unwrap().to_vec1().unwrap();
-            let share = tap.counts.1 as f64 / tap.counts.0 as f64;
+            let share = observer.counts.1 as f64 / observer.counts.0 as f64;
             let what = format!("{name} {policy} {threshold:?} {share:.2}");
             assert!(
                 (0.02..0.98).contains(&share),

@@ -1,8 +1,9 @@
 //! Sequences that are cut, copied, and kept in files go on as if they had been run from the start, in
 //! every format of the KV cache; and the formats are as close to each other as they ought to be.
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod golden;
 #[path = "support/packing.rs"]
 mod packing;
@@ -207,7 +208,7 @@ fn a_prompt_cache_of_something_else_is_refused_by_what_differs() {
             runtime_of(&golden, Format::Q4_0, CacheFormat::F16, Policy::Dense),
         ),
         (
-            "of other KV cache format: f16; here it is q8_0;",
+            "of other KV cache format: f16; expected q8_0",
             runtime(&golden, CacheFormat::Q8_0),
         ),
         (
@@ -218,7 +219,6 @@ fn a_prompt_cache_of_something_else_is_refused_by_what_differs() {
     for (what, mut model) in cases {
         let said = refusal(&mut model, &path);
         assert!(said.contains(what), "{said}");
-        assert!(said.contains("delete it, or name another file"), "{said}");
         assert_eq!(model.position(), 0);
     }
 }

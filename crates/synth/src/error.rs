@@ -1,4 +1,4 @@
-//! What can go wrong when a checkpoint is made.
+//! Errors of making a checkpoint.
 
 use std::path::PathBuf;
 
@@ -6,57 +6,57 @@ use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_kernels::KernelError;
 use powerinfer_model::ModelError;
 
-/// A checkpoint that cannot be made.
+/// Error of making a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// No shape of this name.
+    /// The shape is neither built in nor a folder.
     #[error(
         "no shape is called `{name}`; known are {known}, or give a folder with a `config.json`"
     )]
     UnknownShape {
-        /// What was asked for.
+        /// Name given.
         name: String,
-        /// What there is.
+        /// Built-in names.
         known: String,
     },
-    /// The configuration asks for something that cannot be made.
+    /// The configuration has a feature that is not supported.
     #[error("{reason}")]
-    Unsuited {
-        /// What, and what to do.
+    Unsupported {
+        /// The feature, and the remedy.
         reason: String,
     },
-    /// Sparsity and skew contradict each other.
+    /// No power law has the given sparsity and skew.
     #[error(
-        "no power law leaves {zeros:.1} % zeros and has {skew:.1} % of the neurons carry 80 % of the activations; with this sparsity the skew can be from {lowest:.1} % to {highest:.1} %"
+        "no power law has {zeros:.1} % zeros and {skew:.1} % of the neurons carrying 80 % of the activations; with this sparsity the skew can be from {lowest:.1} % to {highest:.1} %"
     )]
-    Impossible {
-        /// Zeros asked for, in percent.
+    NoPowerLaw {
+        /// Requested share of zeros, in percent.
         zeros: f64,
-        /// Skew asked for, in percent.
+        /// Requested skew, in percent.
         skew: f64,
-        /// Smallest skew there is, in percent.
+        /// Smallest possible skew, in percent.
         lowest: f64,
-        /// Largest skew there is, in percent.
+        /// Largest possible skew, in percent.
         highest: f64,
     },
-    /// The folder is there already.
+    /// The folder exists already.
     #[error("`{path}` exists already")]
     Exists {
         /// The folder.
         path: PathBuf,
     },
-    /// A gate of low rank, where a second ReLU decides which neurons are active too.
+    /// A low-rank gate does not determine the active neurons, since up has a ReLU too.
     #[error(
         "where up has a ReLU too, a gate of low rank does not predict which neurons are active"
     )]
     LowRankGate,
-    /// The user asked to stop.
+    /// The user interrupted the work.
     #[error("interrupted; run the same command again to start over")]
     Interrupted,
-    /// The kernels do not run here.
+    /// The kernels do not support this machine.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The configuration cannot be read, or the checkpoint made cannot be opened.
+    /// The configuration cannot be read, or the new checkpoint cannot be opened.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A file cannot be written.
@@ -65,7 +65,7 @@ pub enum SynthError {
 }
 
 impl SynthError {
-    /// Remedy that takes a command or a flag.
+    /// Returns the remedy, if it is a command or flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::Exists { .. } => Some(Hint::OtherFolder),

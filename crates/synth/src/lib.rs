@@ -1,10 +1,12 @@
-//! Checkpoints of real shapes with random weights: an honest stand-in for work on speed and
-//! memory, marked as such in their configuration.
+//! Synthetic checkpoints: published shapes with random weights, for work on speed and memory; their
+//! configuration marks them as synthetic.
 //!
-//! A random FFN fires half of its neurons. Here channel 0 of the hidden state holds a constant
-//! that no layer changes, and every neuron's gate weighs it by an offset: with `x` normalised,
-//! `gate_i·x` is normal around that offset, and the offset is chosen so that the neuron fires as
-//! often as it should. How often each should follows a power law.
+//! With random weights half of the FFN neurons would be active. Here channel 0 of the hidden state holds a
+//! constant that no layer changes, and every neuron's gate weighs it by an offset: with normalised `x`,
+//! `gate_i·x` is normally distributed around that offset, which is chosen to give the neuron its activation
+//! frequency. Frequencies follow a power law.
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod error;
 mod noise;

@@ -1,15 +1,15 @@
-//! Random rows, each from its own stream, so that the bytes do not depend on the threads.
+//! Random rows, each from its own stream, so that the result does not depend on the number of threads.
 
 use powerinfer_artifact::{Digest, random::Random};
 
-/// The streams of one tensor.
+/// Random streams of one tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Noise {
     seed: u64,
 }
 
 impl Noise {
-    /// The streams of the tensor called `name`.
+    /// Creates the streams of the tensor called `name`.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
         let digest = Digest::of_parts([&seed.to_le_bytes()[..], name.as_bytes()]);
         Self {
@@ -17,11 +17,11 @@ impl Noise {
         }
     }
 
-    /// Fills row `row` with evenly distributed numbers of mean zero and deviation `deviation`:
-    /// sums of thousands of them are normal, and they cost a quarter of a draw each.
+    /// Fills row `row` with uniformly distributed values of mean zero and standard deviation `deviation`: sums of
+    /// thousands of them are normal, and four share one draw.
     pub(crate) fn fill(self, row: usize, deviation: f32, out: &mut [f32]) {
         let mut random = Random::new(self.seed ^ (row as u64).wrapping_mul(0xd134_2543_de82_ef95));
-        // Of the 2¹⁶ numbers ±1, ±3, …, ±65535 the mean square is (2³² − 1)/3.
+        // The 2¹⁶ values ±1, ±3, …, ±65535 have the mean square (2³² − 1)/3.
         let scale = deviation * (3.0f32 / 4_294_967_295.0).sqrt();
         for four in out.chunks_mut(4) {
             let mut bits = random.next_bits();
@@ -32,7 +32,7 @@ impl Noise {
         }
     }
 
-    /// A permutation of 0, 1, …, `count` − 1.
+    /// Returns a random permutation of `0..count`.
     pub(crate) fn permutation(self, count: usize) -> Vec<u32> {
         let mut random = Random::new(self.seed);
         let mut order: Vec<u32> = (0..count as u32).collect();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_the_asked_deviation_and_differ() {
+    fn rows_are_independent_with_the_requested_deviation() {
         let noise = Noise::new(7, "t");
         let (mut a, mut b) = (vec![0.0; 40_001], vec![0.0; 40_001]);
         noise.fill(0, 0.5, &mut a);

@@ -1,8 +1,8 @@
-//! Gates of low rank, and the predictors that exist for them by construction.
+//! Low-rank gates, and the predictors that follow from them by construction.
 //!
-//! Where `gate = U·V` but for channel 0, `relu(V·x) − relu(−V·x) = V·x` gives a predictor of the
-//! form `B·relu(A·x)` with `A = [V; −V; e_0]` and `B = [U, −U, offsets]`: it predicts exactly who
-//! fires, up to the rounding of its numbers.
+//! If `gate = U·V` except for channel 0, `relu(V·x) − relu(−V·x) = V·x` gives a predictor of the form
+//! `B·relu(A·x)` with `A = [V; −V; e_0]` and `B = [U, −U, offsets]`, which predicts the active neurons exactly
+//! up to rounding.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ use rayon::prelude::*;
 
 use crate::{SynthError, write::Plan};
 
-/// Share of the neurons that fire that a predictor is to predict.
+/// Target recall of the predictors.
 const RECALL: f64 = 0.99;
-/// Inputs that a threshold is set on, and as many that it is judged on.
+/// Number of inputs to set the threshold on, and of others to measure the predictor on.
 const SAMPLES: usize = 24;
-/// Format of predictors' weights.
+/// Format of the predictors' weights.
 const WEIGHTS: Format = predictor_file::DEFAULT_WEIGHTS;
 
-/// The factors of one layer's gate, without channel 0.
+/// Factors of one layer's gate, without channel 0.
 pub(crate) struct LowRank<'a> {
     plan: &'a Plan<'a>,
     rank: usize,
@@ -34,17 +34,17 @@ pub(crate) struct LowRank<'a> {
     v: Vec<f32>,
     /// `v` transposed.
     v_columns: Vec<f32>,
-    /// `[neurons, rank]`, rows of length one.
+    /// `[neurons, rank]`, rows of unit length.
     u: Vec<f32>,
 }
 
 impl<'a> LowRank<'a> {
-    /// Fails where the asked predictors cannot be built.
+    /// Checks that the requested predictors can be built.
     pub(crate) fn check(plan: &Plan<'_>) -> Result<(), SynthError> {
         let Some(rank) = plan.settings.predictor_rank else {
             return Ok(());
         };
-        let unsuited = |reason: String| Err(SynthError::Unsuited { reason });
+        let unsupported = |reason: String| Err(SynthError::Unsupported { reason });
         if plan.config.ffn == FfnKind::DoublyGated {
             return Err(SynthError::LowRankGate);
         }
@@ -52,7 +52,7 @@ impl<'a> LowRank<'a> {
             || !rank.is_multiple_of(BLOCK)
             || gate_rank(rank) > plan.config.hidden_size
         {
-            return unsuited(format!(
+            return unsupported(format!(
                 "a predictor of rank {rank} cannot be built; take a multiple of {BLOCK} from {} to {}",
                 2 * BLOCK,
                 2 * plan.config.hidden_size + BLOCK
@@ -61,7 +61,7 @@ impl<'a> LowRank<'a> {
         Ok(())
     }
 
-    /// The factors of the gate of `layer`, where predictors are asked for.
+    /// Computes the factors of the gate of `layer`; `None` if no predictors are requested.
     pub(crate) fn new(plan: &'a Plan<'a>, layer: usize) -> Option<Self> {
         let rank = gate_rank(plan.settings.predictor_rank?);
         let (hidden, neurons) = (plan.config.hidden_size, plan.config.ffn_size);
@@ -69,7 +69,7 @@ impl<'a> LowRank<'a> {
             plan.noise(&format!("layers.{layer}.v")),
             plan.noise(&format!("layers.{layer}.u")),
         );
-        // V·x has deviation one where x has that of the other channels; so has U·(V·x).
+        // V·x has unit variance if the other channels of x have; so has U·(V·x).
         let deviation = (2.0 / hidden as f64).sqrt() as f32;
         let mut v = vec![0.0; rank * hidden];
         v.par_chunks_mut(hidden).enumerate().for_each(|(row, out)| {
@@ -100,7 +100,7 @@ impl<'a> LowRank<'a> {
         })
     }
 
-    /// Makes rows of `U·V` from `start` on.
+    /// Computes rows of `U·V` from row `start`.
     pub(crate) fn fill(&self, start: usize, columns: usize, out: &mut [f32]) {
         const ROWS: usize = 48;
         out.par_chunks_mut(ROWS * columns)
@@ -115,7 +115,7 @@ impl<'a> LowRank<'a> {
             });
     }
 
-    /// A and B of the predictor.
+    /// Computes the predictor's A and B.
     fn network(&self, offsets: &[f32]) -> (OwnedMatrix, OwnedMatrix) {
         let hidden = self.plan.config.hidden_size;
         let neurons = self.plan.config.ffn_size;
@@ -140,7 +140,7 @@ impl<'a> LowRank<'a> {
         )
     }
 
-    /// Who fires on the input `x`: the gate's values.
+    /// Computes the gate's values for the input `x`.
     fn gate(&self, offsets: &[f32], x: &[f32]) -> Vec<f32> {
         let isa = self.plan.isa;
         let hidden = self.plan.config.hidden_size;
@@ -157,12 +157,12 @@ impl<'a> LowRank<'a> {
     }
 }
 
-/// Rank of the gate whose predictor has this rank.
+/// Rank of the gate for a predictor of this rank.
 fn gate_rank(predictor_rank: usize) -> usize {
     (predictor_rank - BLOCK) / 2
 }
 
-/// Writes the predictors of all layers, with what they predict of random inputs.
+/// Writes the predictors of all layers, with their quality on random inputs.
 pub(crate) fn write_predictors(
     plan: &Plan<'_>,
     model: ModelIdentity,
@@ -172,28 +172,28 @@ pub(crate) fn write_predictors(
     let config = plan.config;
     let layers = config.layer_count;
     progress.begin("writing predictors", 2 * layers as u64, "layers");
-    // The header stands first and says how good they are, so they are made twice: it is quick
-    // beside the weights, and holds one layer at a time.
+    // The header comes first and states their quality, so predictors are computed twice: that is fast compared
+    // with the weights, and needs the memory of one layer only.
     let mut summaries = Vec::new();
     for layer in 0..layers {
-        summaries.push(judge(plan, layer));
+        summaries.push(measure(plan, layer));
         progress.advance(1)?;
     }
     let rank = summaries.first().map_or(0, |summary| summary.rank);
     let mut shapes = TensorShapes::new();
     for layer in 0..layers {
-        let mut announce = |part, format, rows, columns| {
+        let mut declare = |tensor, format, rows, columns| {
             declare_matrix(
                 &mut shapes,
-                &tensor_name(layer, part),
+                &tensor_name(layer, tensor),
                 format,
                 rows,
                 columns,
             );
         };
-        announce("a", WEIGHTS, rank, config.hidden_size);
-        announce("b", WEIGHTS, config.ffn_size, rank);
-        announce("bias", Format::F32, config.ffn_size, 1);
+        declare("a", WEIGHTS, rank, config.hidden_size);
+        declare("b", WEIGHTS, config.ffn_size, rank);
+        declare("bias", Format::F32, config.ffn_size, 1);
     }
     let summaries = serde_json::to_value(summaries).expect("summaries are plain JSON");
     let header = Header::new(FORMAT, VERSION, model, plan.settings.seed)
@@ -202,7 +202,7 @@ pub(crate) fn write_predictors(
     fill_tensors(&folder.join(FILE), Some(&header), &shapes, |writer| {
         for layer in 0..layers {
             let offsets = plan.gate_offsets(layer);
-            let low_rank = LowRank::new(plan, layer).expect("predictors are asked for");
+            let low_rank = LowRank::new(plan, layer).expect("predictors are requested");
             let (a, b) = low_rank.network(&offsets);
             let zeros = vec![0.0; config.ffn_size];
             let bias = pack(Format::F32, config.ffn_size, 1, &zeros);
@@ -217,12 +217,12 @@ pub(crate) fn write_predictors(
     Ok(())
 }
 
-/// Sets a layer's threshold on random inputs, distributed as the model's are, and counts on others.
-fn judge(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
+/// Sets a layer's threshold on random inputs with the model's distribution, and measures it on others.
+fn measure(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
     let config = plan.config;
     let recipe = &plan.layers[layer];
     let offsets = plan.gate_offsets(layer);
-    let low_rank = LowRank::new(plan, layer).expect("predictors are asked for");
+    let low_rank = LowRank::new(plan, layer).expect("predictors are requested");
     let (a, b) = low_rank.network(&offsets);
     let rank = a.as_view().rows();
     let samples: Vec<(Vec<f32>, Vec<f32>)> = (0..2 * SAMPLES)
@@ -241,27 +241,27 @@ fn judge(plan: &Plan<'_>, layer: usize) -> PredictorSummary {
             (low_rank.gate(&offsets, &x), logits)
         })
         .collect();
-    let fires = |gate: f32| config.activation.apply(gate) != 0.0;
-    let (setting, judging) = samples.split_at(SAMPLES);
-    let of_active = setting
+    let is_active = |gate: f32| config.activation.apply(gate) != 0.0;
+    let (calibration, held_out) = samples.split_at(SAMPLES);
+    let of_active = calibration
         .iter()
         .flat_map(|(gate, logits)| gate.iter().zip(logits));
     let mut of_active: Vec<f32> = of_active
-        .filter(|(gate, _)| fires(**gate))
+        .filter(|(gate, _)| is_active(**gate))
         .map(|(_, logit)| *logit)
         .collect();
     of_active.sort_unstable_by(f32::total_cmp);
     let below = (of_active.len() as f64 * (1.0 - RECALL) * 0.8) as usize;
     let threshold = of_active.get(below).copied().unwrap_or(f32::MAX);
     let (mut active, mut predicted, mut both) = (0usize, 0usize, 0usize);
-    for (gate, logit) in judging
+    for (gate, logit) in held_out
         .iter()
         .flat_map(|(gate, logits)| gate.iter().zip(logits))
     {
-        let (fires, is_predicted) = (fires(*gate), *logit >= threshold);
-        active += usize::from(fires);
+        let (is_active, is_predicted) = (is_active(*gate), *logit >= threshold);
+        active += usize::from(is_active);
         predicted += usize::from(is_predicted);
-        both += usize::from(fires && is_predicted);
+        both += usize::from(is_active && is_predicted);
     }
     let all = (SAMPLES * config.ffn_size) as f64;
     let rows = |format: Format, rows: usize, columns| rows * format.row_bytes(columns);

@@ -1,41 +1,45 @@
-//! How often each neuron fires: a power law with a given mean and a given skew.
+//! Activation frequencies: a power law with a given mean and skew.
 
 use crate::SynthError;
 
-/// No neuron fires more often than this: in real models hardly one always does.
-const MOST: f64 = 0.98;
+/// Maximum activation frequency: in real models hardly any neuron is always active.
+const MAX_RATE: f64 = 0.98;
 
-/// Share of the activations that the skew speaks of.
+/// Share of the activations that the skew refers to.
 const CARRIED: f64 = 0.8;
 
-/// Firing rates of `neurons` neurons, highest first: `min(0.98, a·rank^−α)`, with `a` and `α` such
-/// that a share `sparsity` of the activations is zero and the hottest `skew` of the neurons carry
-/// 80 % of the others.
+/// Computes the activation frequencies of `neurons` neurons in descending order: `min(0.98, a·rank^−α)` with
+/// `a` and `α` such that the share `sparsity` of the activations is zero and the most active share `skew` of
+/// the neurons carries 80 % of the others.
+///
+/// # Errors
+///
+/// [`SynthError::NoPowerLaw`] if no such `a` and `α` exist.
 pub fn rates(neurons: usize, sparsity: f64, skew: f64) -> Result<Vec<f64>, SynthError> {
     const STEEPEST: f64 = 8.0;
     let density = 1.0 - sparsity;
     let ranks: Vec<f64> = (0..neurons).map(|rank| (rank as f64 + 0.5).ln()).collect();
     let [flat, steep] =
         [0.0, STEEPEST].map(|exponent| neurons_for(&law(&ranks, exponent, density)));
-    let possible = density > 0.0 && density <= MOST;
+    let possible = density > 0.0 && density <= MAX_RATE;
     if !possible || !(steep..=flat).contains(&skew) {
-        return Err(SynthError::Impossible {
+        return Err(SynthError::NoPowerLaw {
             zeros: 100.0 * sparsity,
             skew: 100.0 * skew,
             lowest: 100.0 * steep,
             highest: 100.0 * flat,
         });
     }
-    // A steeper law has fewer neurons carry more.
+    // A steeper law concentrates the activations on fewer neurons.
     let exponent = bisect(0.0, STEEPEST, |exponent| {
         neurons_for(&law(&ranks, exponent, density)) > skew
     });
     Ok(law(&ranks, exponent, density))
 }
 
-/// The power law with this exponent and this mean.
+/// Computes the power law with this exponent and mean.
 fn law(ranks: &[f64], exponent: f64, density: f64) -> Vec<f64> {
-    let rate = |scale: f64, rank: &f64| (scale - exponent * rank).exp().min(MOST);
+    let rate = |scale: f64, rank: &f64| (scale - exponent * rank).exp().min(MAX_RATE);
     let mean = |scale: f64| {
         let sum: f64 = ranks.iter().map(|rank| rate(scale, rank)).sum();
         sum / ranks.len().max(1) as f64
@@ -47,7 +51,7 @@ fn law(ranks: &[f64], exponent: f64, density: f64) -> Vec<f64> {
     ranks.iter().map(|rank| rate(scale, rank)).collect()
 }
 
-/// Where, between `low` and `high`, `is_below` turns from true to false.
+/// Finds the point between `low` and `high` where `is_below` turns from true to false, by bisection.
 fn bisect(mut low: f64, mut high: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..48 {
         let middle = (low + high) / 2.0;
@@ -60,7 +64,7 @@ fn bisect(mut low: f64, mut high: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     (low + high) / 2.0
 }
 
-/// Smallest share of neurons that carries 80 % of the activations, of rates sorted downwards.
+/// Smallest share of neurons that carries 80 % of the activations; `rates` are in descending order.
 fn neurons_for(rates: &[f64]) -> f64 {
     let wanted = CARRIED * rates.iter().sum::<f64>();
     let mut carried = 0.0;
@@ -72,7 +76,7 @@ fn neurons_for(rates: &[f64]) -> f64 {
     needed.count() as f64 / rates.len().max(1) as f64
 }
 
-/// The `z` with `P(normal > z) = rate`.
+/// Computes the `z` with `P(normal > z) = rate`.
 pub(crate) fn upper_quantile(rate: f64) -> f64 {
     bisect(-9.0, 9.0, |z| {
         0.5 * libm::erfc(z / std::f64::consts::SQRT_2) > rate
@@ -88,17 +92,17 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn mean_and_skew_are_as_asked(neurons in 200usize..3000, sparsity in 0.6f64..0.97, skew in 0.1f64..0.7) {
+        fn mean_and_skew_are_as_requested(neurons in 200usize..3000, sparsity in 0.6f64..0.97, skew in 0.1f64..0.7) {
             match rates(neurons, sparsity, skew) {
                 Ok(rates) => {
                     let mean = rates.iter().sum::<f64>() / neurons as f64;
                     prop_assert!((mean - (1.0 - sparsity)).abs() < 1e-6, "{}", mean);
                     prop_assert!((neurons_for(&rates) - skew).abs() < 2.0 / neurons as f64);
                     prop_assert!(rates.windows(2).all(|pair| pair[0] >= pair[1]));
-                    prop_assert!(rates[0] <= MOST);
+                    prop_assert!(rates[0] <= MAX_RATE);
                 }
-                Err(SynthError::Impossible { lowest, .. }) => {
-                    // What carries 80 % must be able to carry it.
+                Err(SynthError::NoPowerLaw { lowest, .. }) => {
+                    // Fewer neurons cannot carry 80 %.
                     prop_assert!(100.0 * skew < lowest + 1e-9);
                 }
                 Err(other) => panic!("{other}"),
@@ -107,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_tables() {
+    fn quantiles_match_tables() {
         for (rate, z) in [
             (0.5, 0.0),
             (0.1, 1.281_551_6),
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn impossible_requests_are_errors() {
         let error = rates(1000, 0.5, 0.2).unwrap_err().to_string();
         assert!(
             error.contains("50.0 % zeros") && error.contains("can be from"),

@@ -1,69 +1,68 @@
-//! What random weights must look like for neurons to fire at given rates.
+//! Distribution of random weights that gives neurons their activation frequencies.
 //!
-//! Write `x` for an FFN's input after its norm, `H` for the hidden size. Channel 0 of the hidden
-//! state is the constant `√H`; the other channels have mean square `ε`, which grows from layer to
-//! layer by what attention and FFN add. After the norm, `x_0 = √(H/(1+ε))` and the others have
-//! mean square `ε/(1+ε)`. With gate weights of variance `2/H`, `gate_i·x` without channel 0 is
-//! normal with deviation `s = √(2ε/(1+ε))`. The neuron fires where `gate_i·x` exceeds `θ`, the
-//! threshold of the activation, so it fires at rate `p` if channel 0 weighs `(θ − z·s)/x_0` with
-//! `P(normal > z) = p`.
+//! Let `x` be an FFN's input after its norm and `H` the hidden size. Channel 0 of the hidden state is the
+//! constant `√H`; the other channels have mean square `ε`, which grows from layer to layer by what attention
+//! and FFN add. After the norm, `x_0 = √(H/(1+ε))` and the others have mean square `ε/(1+ε)`. With gate
+//! weights of variance `2/H`, `gate_i·x` without channel 0 is normal with standard deviation
+//! `s = √(2ε/(1+ε))`. A neuron is active if `gate_i·x` exceeds the activation function's threshold `θ`, so its
+//! frequency is `p` if channel 0 has the weight `(θ − z·s)/x_0` with `P(normal > z) = p`.
 
 use powerinfer_model::{Activation, Block, FfnKind, ModelConfig, Positions};
 
 use crate::{SynthError, rates::upper_quantile};
 
-/// Mean square of what all FFNs together add to a channel.
+/// Mean square that all FFNs together add to a channel.
 const FFN_ENERGY: f64 = 0.25;
-/// Mean square of what attention adds to a channel, were it to look at one token: in the first
-/// layer, where it makes hidden states differ by context, and in all others together.
+/// Mean square that attention would add to a channel if it attended to one token: in the first layer, where
+/// it makes hidden states context-dependent, and in all others together.
 const ATTENTION_ENERGY: (f64, f64) = (1.0, 0.25);
-/// Variance of queries, keys and values, so large that attention looks at few tokens.
+/// Variance of queries, keys and values, large enough that attention is concentrated on few tokens.
 const HEAD_VARIANCE: f64 = 8.0;
-/// Mean square of attention's weights that follows from it; heads that are normalised look around.
+/// Resulting mean square of the attention weights, without and with normalised heads.
 const CONCENTRATION: (f64, f64) = (0.6, 0.05);
-/// Deviation of learned positions.
+/// Standard deviation of learned positions.
 pub(crate) const POSITIONS: f64 = 0.1;
 
-/// Deviations and offsets of the weights of one layer.
+/// Standard deviations and offsets of the weights of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerRecipe {
     /// Value of channel 0 of the FFN's input.
     pub(crate) constant: f64,
-    /// Deviation of the other channels of the FFN's input.
+    /// Standard deviation of the other channels of the FFN's input.
     pub(crate) deviation: f64,
-    /// Deviation of the rows of the attention's output projection.
+    /// Standard deviation of the attention output projection.
     pub(crate) output: f64,
-    /// Deviation of the rows of down.
+    /// Standard deviation of the down projection.
     pub(crate) down: f64,
-    /// What channel 0 weighs in the gate, per rate.
+    /// Gate weight of channel 0, by activation frequency.
     pub(crate) gate_offsets: Vec<f64>,
-    /// The same for up, where it has a ReLU of its own.
+    /// The same for up, if it has a ReLU too.
     pub(crate) up_offsets: Option<Vec<f64>>,
 }
 
-/// Deviation of gate and up.
+/// Standard deviation of gate and up.
 pub(crate) fn projection_deviation(config: &ModelConfig) -> f64 {
     (2.0 / config.hidden_size as f64).sqrt()
 }
 
-/// Deviation of queries, keys and values.
+/// Standard deviation of the query, key and value projections.
 pub(crate) fn head_deviation(config: &ModelConfig) -> f64 {
     HEAD_VARIANCE.sqrt() * projection_deviation(config)
 }
 
-/// The recipe of every layer, for neurons that fire at these rates.
+/// Computes the recipe of every layer for the given activation frequencies.
 pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRecipe>, SynthError> {
-    let unsuited = |reason: &str| SynthError::Unsuited {
+    let unsupported = |reason: &str| SynthError::Unsupported {
         reason: reason.to_owned(),
     };
     if !config.activation.has_exact_zeros() {
-        return Err(unsuited(
+        return Err(unsupported(
             "the activation of this configuration is never exactly zero, so it has no sparsity to set; change it to `relu`",
         ));
     }
     if config.block == Block::PostNorm || config.embedding_size != config.hidden_size {
-        return Err(unsuited(
-            "models with norms after their parts, or with embeddings of another width, are not made; take another shape",
+        return Err(unsupported(
+            "post-norm models and embeddings of another size than the hidden state are not supported; take another shape",
         ));
     }
     let hidden = config.hidden_size as f64;
@@ -72,7 +71,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         Activation::FatRelu { threshold } => f64::from(threshold),
         _ => 0.0,
     };
-    // With a ReLU on both, a neuron fires where both pass.
+    // With a ReLU on both, a neuron is active if both are positive.
     let passing = |rate: f64| match config.ffn {
         FfnKind::DoublyGated => rate.sqrt(),
         FfnKind::Plain | FfnKind::Gated => rate,
@@ -107,7 +106,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         };
         let constant = (hidden / (1.0 + seen)).sqrt();
         let deviation = scale(seen);
-        // What each neuron passes on, on average over the neurons.
+        // Mean square of the neurons' activations.
         let moment = quantiles
             .iter()
             .step_by(quantiles.len().div_ceil(512))
@@ -139,14 +138,14 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
     Ok(recipes)
 }
 
-/// The mean of `activation(z)²` over normal `z`, by the midpoint rule.
+/// Computes the mean of `activation(z)²` over normal `z` by the midpoint rule.
 fn second_moment(activation: Activation, mean: f64, deviation: f64) -> f64 {
     const STEPS: i32 = 160;
-    const REACH: f64 = 8.0;
-    let step = 2.0 * REACH / f64::from(STEPS);
+    const RANGE: f64 = 8.0;
+    let step = 2.0 * RANGE / f64::from(STEPS);
     let sum: f64 = (0..STEPS)
         .map(|index| {
-            let z = -REACH + (f64::from(index) + 0.5) * step;
+            let z = -RANGE + (f64::from(index) + 0.5) * step;
             let value = f64::from(activation.apply((mean + deviation * z) as f32));
             value * value * (-z * z / 2.0).exp()
         })
@@ -159,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_those_of_the_formula() {
+    fn moments_match_the_formula() {
         // E[relu(N(0, 1))²] = 1/2; E[relu(N(m, 1))²] = (1 + m²)Φ(m) + mφ(m).
         assert!((second_moment(Activation::Relu, 0.0, 1.0) - 0.5).abs() < 1e-3);
         let (m, cumulative, density) = (-1.0, 0.158_655_25, 0.241_970_72);

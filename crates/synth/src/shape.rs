@@ -1,4 +1,4 @@
-//! Shapes to make checkpoints of: published models by name, or any configuration.
+//! Shapes of synthetic checkpoints: published models by name, or any configuration.
 
 use std::path::Path;
 
@@ -8,19 +8,19 @@ use serde_json::{Map, Value, json};
 
 use crate::SynthError;
 
-/// A configuration that a checkpoint will have.
+/// Configuration of a checkpoint to make.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// What it is like, for people.
+    /// Name of the model it resembles.
     pub name: String,
     config: Map<String, Value>,
 }
 
-/// A named shape, and the keys that tell it from its family's others.
+/// Built-in shape: name and `config.json`.
 type Named = (&'static str, fn() -> Value);
 
-/// The shapes known by name. Where the published model's activation is never exactly zero, the
-/// stand-in has a ReLU, as the ReLU versions of these models have.
+/// Built-in shapes. Models whose activation function is never exactly zero have a ReLU instead, like the
+/// published ReLU versions of these models.
 pub const SHAPES: [Named; 17] = [
     ("llama-1b", || llama(2048, 22, 32, 4, 5632, 32000)),
     ("llama-7b", || llama(4096, 32, 32, 32, 11008, 32000)),
@@ -89,7 +89,11 @@ fn falcon(hidden: usize, layers: usize, heads: usize, kv_heads: usize, new: bool
 }
 
 impl Shape {
-    /// The shape called `name`, or that of the `config.json` in the folder of that name.
+    /// Finds the built-in shape called `name`, or reads the `config.json` in the folder of that name.
+    ///
+    /// # Errors
+    ///
+    /// There is no such shape or folder, or its `config.json` cannot be read.
     pub fn find(name: &str) -> Result<Self, SynthError> {
         let known = SHAPES.iter().find(|(known, _)| *known == name);
         let folder = Path::new(name);
@@ -118,7 +122,7 @@ impl Shape {
         }
     }
 
-    /// The same with another number of layers.
+    /// Sets the number of layers.
     #[must_use]
     pub fn with_layers(mut self, layers: usize) -> Self {
         let keys = ["num_hidden_layers", "n_layer"];
@@ -128,7 +132,7 @@ impl Shape {
         self
     }
 
-    /// The configuration file, with `marks` in it.
+    /// Serialises the `config.json`, with `marks` that identify the checkpoint as synthetic.
     pub(crate) fn file(&self, dtype: &str, end_of_text: u32, marks: Value) -> Vec<u8> {
         let mut config = self.config.clone();
         config.insert("torch_dtype".to_owned(), dtype.into());
@@ -141,9 +145,14 @@ impl Shape {
         bytes
     }
 
-    /// The configuration as models are described here.
+    /// Parses the configuration.
+    ///
+    /// # Errors
+    ///
+    /// The model is not supported.
+    #[expect(clippy::missing_panics_doc, reason = "a JSON map is valid JSON")]
     pub fn describe(&self) -> Result<ModelConfig, SynthError> {
-        let bytes = serde_json::to_vec(&self.config).expect("a map of JSON is JSON");
+        let bytes = serde_json::to_vec(&self.config).expect("a JSON map is valid JSON");
         Ok(ModelConfig::parse(&bytes, Path::new("config.json"))?)
     }
 }
@@ -153,16 +162,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_is_a_model_of_about_its_name() {
+    fn parameter_counts_match_the_names_of_shapes() {
         for (name, _) in SHAPES {
             let config = Shape::find(name).unwrap().describe().unwrap();
-            let numbers = |weight| config.shape(weight).iter().product::<usize>();
-            let parameters: usize = config.weights().into_iter().map(numbers).sum();
-            let (_, said) = name.rsplit_once('-').unwrap();
-            let said: f64 = said.trim_end_matches('b').parse().unwrap();
+            let elements = |weight| config.shape(weight).iter().product::<usize>();
+            let parameters: usize = config.weights().into_iter().map(elements).sum();
+            let (_, stated) = name.rsplit_once('-').unwrap();
+            let stated: f64 = stated.trim_end_matches('b').parse().unwrap();
             let found = parameters as f64 / 1e9;
             assert!(
-                (found / said - 1.0).abs() < 0.17,
+                (found / stated - 1.0).abs() < 0.17,
                 "{name}: {found:.2} billion"
             );
             assert!(config.activation.has_exact_zeros());
@@ -170,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_can_be_left_out() {
+    fn the_number_of_layers_can_be_reduced() {
         let shape = Shape::find("falcon-40b").unwrap().with_layers(2);
         assert_eq!(shape.describe().unwrap().layer_count, 2);
         assert!(

@@ -1,23 +1,22 @@
-//! A tokenizer for a synthetic checkpoint: bytes, and as many groups of letters as the vocabulary
-//! has room for, so that ordinary text becomes about as many different tokens as it would with a
-//! learned vocabulary.
+//! Tokenizer of a synthetic checkpoint: bytes, and as many groups of letters as the vocabulary has room for, so
+//! that text gives about as many distinct tokens as with a trained vocabulary.
 
 use serde_json::{Map, Value, json};
 
 use crate::SynthError;
 
-/// Bytes, a few merges, and the end of text need at least this many tokens.
-pub(crate) const SMALLEST: usize = 260;
+/// Minimum size of the vocabulary: bytes, a few merges, and the end of text.
+pub(crate) const MIN_SIZE: usize = 260;
 
-/// Written before a word that follows a space, in the spelling of GPT-2.
+/// Marks a preceding space, in the alphabet of GPT-2.
 const SPACE: char = 'Ġ';
 
-/// `tokenizer.json` for a vocabulary of this size; its last token ends a text.
+/// Creates a `tokenizer.json` for a vocabulary of `size` tokens; the last token ends a text.
 pub(crate) fn tokenizer(size: usize) -> Result<Vec<u8>, SynthError> {
-    if size < SMALLEST {
-        return Err(SynthError::Unsuited {
+    if size < MIN_SIZE {
+        return Err(SynthError::Unsupported {
             reason: format!(
-                "a vocabulary of {size} tokens has no room for bytes; it takes at least {SMALLEST}"
+                "a vocabulary of {size} tokens has no room for all bytes; at least {MIN_SIZE} are needed"
             ),
         });
     }
@@ -74,8 +73,7 @@ pub(crate) fn tokenizer(size: usize) -> Result<Vec<u8>, SynthError> {
     Ok(serde_json::to_vec(&file).expect("a map of JSON is JSON"))
 }
 
-/// The letters that byte-level tokenizers since GPT-2 write bytes with: printable ones as they
-/// are, the others from U+0100 on.
+/// Alphabet of byte-level tokenizers since GPT-2: printable bytes are themselves, others start at U+0100.
 fn byte_letters() -> Vec<char> {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 0x100;
@@ -98,10 +96,10 @@ mod tests {
 
     #[test]
     fn every_id_has_one_token() {
-        for size in [SMALLEST, 1000, 32_000] {
+        for size in [MIN_SIZE, 1000, 32_000] {
             let file: Value = serde_json::from_slice(&tokenizer(size).unwrap()).unwrap();
             let vocabulary = file["model"]["vocab"].as_object().unwrap();
-            assert_eq!(vocabulary.len(), size, "no token is there twice");
+            assert_eq!(vocabulary.len(), size, "tokens are distinct");
             let merges = file["model"]["merges"].as_array().unwrap();
             assert!(merges.iter().all(|merge| {
                 let joined = format!(

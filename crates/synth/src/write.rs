@@ -1,4 +1,4 @@
-//! Writing a synthetic checkpoint, tensor after tensor and a few rows at a time.
+//! Writing a synthetic checkpoint in chunks of rows.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -23,27 +23,27 @@ use crate::{
     tokenizer::tokenizer,
 };
 
-/// Bytes of a shard, above which another begins.
+/// Size of a shard beyond which a new one starts.
 const SHARD_BYTES: usize = 4 << 30;
-/// Numbers that are made and written at a time.
-const PIECE: usize = 4 << 20;
+/// Elements that are generated and written at a time.
+const CHUNK: usize = 4 << 20;
 
-/// What shapes a synthetic checkpoint, beside its configuration.
+/// Settings of a synthetic checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Share of FFN activations that are exactly zero.
     pub sparsity: f64,
     /// Share of a layer's neurons that carry 80 % of its activations.
     pub skew: f64,
-    /// Type of the numbers: F32, F16 or BF16.
+    /// Element type: F32, F16 or BF16.
     pub dtype: Dtype,
-    /// Width of the predictors to write beside the model, whose gates are then built for them.
+    /// Rank of predictors to write along with the model, whose gates are then of low rank.
     pub predictor_rank: Option<usize>,
-    /// Seed of every random choice.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
-/// Everything that the weights follow from.
+/// Inputs that determine all weights.
 pub(crate) struct Plan<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) settings: Settings,
@@ -52,18 +52,18 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// The random numbers of the tensor called `name`.
+    /// Creates the random streams of the tensor called `name`.
     pub(crate) fn noise(&self, name: &str) -> Noise {
         Noise::new(self.settings.seed, name)
     }
 
-    /// Which place in the list of rates each neuron of `layer` has.
+    /// Returns the rank of each neuron of `layer` in the list of activation frequencies.
     pub(crate) fn ranks(&self, layer: usize) -> Vec<u32> {
         self.noise(&format!("layers.{layer}.ranks"))
             .permutation(self.config.ffn_size)
     }
 
-    /// What channel 0 weighs in each neuron's gate.
+    /// Returns the weight of channel 0 in each neuron's gate.
     pub(crate) fn gate_offsets(&self, layer: usize) -> Vec<f32> {
         let offsets = &self.layers[layer].gate_offsets;
         let ranks = self.ranks(layer).into_iter();
@@ -71,9 +71,12 @@ impl Plan<'_> {
     }
 }
 
-/// Writes a checkpoint of this `shape` into the folder `out`, all or nothing, and opens it.
+/// Writes a checkpoint of this `shape` into the folder `out` atomically and opens it; predictors, if
+/// requested, are in its subfolder `predictors`.
 ///
-/// Predictors, where they are asked for, are in `predictors` in it.
+/// # Errors
+///
+/// `out` exists, the shape or the settings are not supported, or a file cannot be written.
 pub fn synthesise(
     shape: &Shape,
     settings: Settings,
@@ -134,7 +137,7 @@ pub fn synthesise(
     Ok(Checkpoint::open(out)?)
 }
 
-/// Writes all tensors, in one file or in several with an index.
+/// Writes all tensors, into one file or into shards with an index.
 fn write_weights(
     plan: &Plan<'_>,
     folder: &Path,
@@ -152,7 +155,10 @@ fn write_weights(
         }
         filled += size;
         total += size;
-        shards.last_mut().expect("there is a shard").push(tensor);
+        shards
+            .last_mut()
+            .expect("there is always a shard")
+            .push(tensor);
     }
     progress.begin("writing weights", total as u64, "bytes");
     let count = shards.len();
@@ -189,7 +195,7 @@ fn write_weights(
     Ok(())
 }
 
-/// Makes the rows of a tensor, and writes them.
+/// Generates and writes the rows of a tensor.
 fn write_tensor(
     plan: &Plan<'_>,
     tensor: &StoredTensor,
@@ -198,12 +204,12 @@ fn write_tensor(
 ) -> Result<(), SynthError> {
     let columns = tensor.shape.last().copied().unwrap_or(1);
     let rows = tensor.shape.iter().product::<usize>() / columns.max(1);
-    let maker = RowMaker::new(plan, tensor);
-    let per_piece = (PIECE / columns.max(1)).clamp(1, rows);
-    for start in (0..rows).step_by(per_piece) {
-        let count = per_piece.min(rows - start);
+    let generator = RowGenerator::new(plan, tensor);
+    let rows_per_chunk = (CHUNK / columns.max(1)).clamp(1, rows);
+    for start in (0..rows).step_by(rows_per_chunk) {
+        let count = rows_per_chunk.min(rows - start);
         let mut values = vec![0.0f32; count * columns];
-        maker.fill(start, columns, &mut values);
+        generator.fill(start, columns, &mut values);
         let bytes = encode(plan.settings.dtype, &values);
         writer.append(&tensor.name, &bytes)?;
         progress.advance(bytes.len() as u64)?;
@@ -211,7 +217,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// The numbers in their type.
+/// Converts values to `dtype`, little-endian.
 fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     fn with<const N: usize>(values: &[f32], bytes: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
         let mut out = vec![0; values.len() * N];
@@ -231,69 +237,69 @@ fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Makes rows of one tensor.
-struct RowMaker<'a> {
+/// Generator of one tensor's rows.
+struct RowGenerator<'a> {
     noise: Noise,
-    kind: Kind,
+    distribution: Distribution,
     low_rank: Option<LowRank<'a>>,
 }
 
-/// What a tensor's rows are like.
-enum Kind {
-    /// All the same number.
+/// Distribution of a tensor.
+enum Distribution {
+    /// Constant.
     Constant(f32),
-    /// One row of `one` with random signs, but for channel 0, which is to count for nothing.
+    /// One row of `one` with random signs, and zero for channel 0, which must not contribute.
     Signs { one: f32 },
-    /// Noise, with this in column 0, the same in every row or a number a row.
-    Noise { deviation: f32, first: First },
-    /// Noise whose row 0 is zero: what adds to the hidden state and must leave channel 0 alone.
+    /// Noise with given values in column 0.
+    Noise { deviation: f32, first: Column0 },
+    /// Noise with row 0 zero, for projections that add to the hidden state and must not modify channel 0.
     Update { deviation: f32 },
 }
 
-/// What stands in column 0.
-enum First {
+/// Values of column 0.
+enum Column0 {
     Same(f32),
     PerRow(Vec<f32>),
 }
 
-impl<'a> RowMaker<'a> {
+impl<'a> RowGenerator<'a> {
     fn new(plan: &'a Plan<'a>, tensor: &StoredTensor) -> Self {
         let config = plan.config;
         let hidden = config.hidden_size as f64;
         let scale = f64::from(config.embedding_scale);
-        let noise = |deviation: f64, first: f64| Kind::Noise {
+        let noise = |deviation: f64, first: f64| Distribution::Noise {
             deviation: deviation as f32,
-            first: First::Same(first as f32),
+            first: Column0::Same(first as f32),
         };
         let projection = projection_deviation(config);
         let mut low_rank = None;
-        let kind = match tensor.weight {
+        let distribution = match tensor.weight {
             Weight::Embedding => noise(1.0 / scale, hidden.sqrt() / scale),
             Weight::Positions => noise(POSITIONS, 0.0),
             Weight::Head => noise(1.0 / hidden.sqrt(), 0.0),
-            Weight::FinalNorm => Kind::Signs { one: tensor.one },
+            Weight::FinalNorm => Distribution::Signs { one: tensor.one },
             Weight::ProjectIn | Weight::ProjectOut => {
                 unreachable!("embeddings are as wide as the hidden state")
             }
-            Weight::FinalNormBias | Weight::HeadBias => Kind::Constant(0.0),
+            Weight::FinalNormBias | Weight::HeadBias => Distribution::Constant(0.0),
             Weight::Layer(layer, weight) => {
                 let recipe = &plan.layers[layer];
                 match weight {
                     LayerWeight::AttentionNorm
                     | LayerWeight::FfnNorm
                     | LayerWeight::QueryNorm
-                    | LayerWeight::KeyNorm => Kind::Constant(tensor.one),
+                    | LayerWeight::KeyNorm => Distribution::Constant(tensor.one),
                     LayerWeight::Query | LayerWeight::Key | LayerWeight::Value => {
                         noise(head_deviation(config), 0.0)
                     }
-                    LayerWeight::Output => Kind::Update {
+                    LayerWeight::Output => Distribution::Update {
                         deviation: recipe.output as f32,
                     },
                     LayerWeight::Gate => {
                         low_rank = LowRank::new(plan, layer);
-                        Kind::Noise {
+                        Distribution::Noise {
                             deviation: projection as f32,
-                            first: First::PerRow(plan.gate_offsets(layer)),
+                            first: Column0::PerRow(plan.gate_offsets(layer)),
                         }
                     }
                     LayerWeight::Up => match &recipe.up_offsets {
@@ -301,13 +307,13 @@ impl<'a> RowMaker<'a> {
                         Some(offsets) => {
                             let ranks = plan.ranks(layer).into_iter();
                             let offsets = ranks.map(|rank| offsets[rank as usize] as f32);
-                            Kind::Noise {
+                            Distribution::Noise {
                                 deviation: projection as f32,
-                                first: First::PerRow(offsets.collect()),
+                                first: Column0::PerRow(offsets.collect()),
                             }
                         }
                     },
-                    LayerWeight::Down => Kind::Update {
+                    LayerWeight::Down => Distribution::Update {
                         deviation: recipe.down as f32,
                     },
                     LayerWeight::AttentionNormBias
@@ -320,51 +326,51 @@ impl<'a> RowMaker<'a> {
                     | LayerWeight::FfnNormBias
                     | LayerWeight::GateBias
                     | LayerWeight::UpBias
-                    | LayerWeight::DownBias => Kind::Constant(0.0),
+                    | LayerWeight::DownBias => Distribution::Constant(0.0),
                 }
             }
         };
         Self {
             noise: plan.noise(&tensor.name),
-            kind,
+            distribution,
             low_rank,
         }
     }
 
-    /// Makes the rows from `start` on.
+    /// Generates rows from row `start`.
     fn fill(&self, start: usize, columns: usize, out: &mut [f32]) {
         let rows =
-            |out: &mut [f32], deviation: f32, change: &(dyn Fn(usize, &mut [f32]) + Sync)| {
+            |out: &mut [f32], deviation: f32, modify: &(dyn Fn(usize, &mut [f32]) + Sync)| {
                 out.par_chunks_mut(columns)
                     .enumerate()
                     .for_each(|(index, row)| {
                         self.noise.fill(start + index, deviation, row);
-                        change(start + index, row);
+                        modify(start + index, row);
                     });
             };
-        match &self.kind {
-            Kind::Constant(value) => out.fill(*value),
-            Kind::Signs { one } => {
+        match &self.distribution {
+            Distribution::Constant(value) => out.fill(*value),
+            Distribution::Signs { one } => {
                 self.noise.fill(start, 1.0, out);
                 for value in out.iter_mut() {
                     *value = value.signum() - 1.0 + one;
                 }
                 out[0] = one - 1.0;
             }
-            Kind::Update { deviation } => rows(out, *deviation, &|row, values| {
+            Distribution::Update { deviation } => rows(out, *deviation, &|row, values| {
                 if row == 0 {
                     values.fill(0.0);
                 }
             }),
-            Kind::Noise { deviation, first } => {
+            Distribution::Noise { deviation, first } => {
                 match &self.low_rank {
                     Some(low_rank) => low_rank.fill(start, columns, out),
                     None => rows(out, *deviation, &|_, _| {}),
                 }
                 for (index, row) in out.chunks_mut(columns).enumerate() {
                     row[0] = match first {
-                        First::Same(value) => *value,
-                        First::PerRow(values) => values[start + index],
+                        Column0::Same(value) => *value,
+                        Column0::PerRow(values) => values[start + index],
                     };
                 }
             }

@@ -1,4 +1,4 @@
-//! [`ChatTemplate`]: turns a conversation into the text the model was trained on.
+//! [`ChatTemplate`]: formats a conversation as the prompt format that the model was trained on.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -14,30 +14,30 @@ use crate::TextError;
 use crate::python_json::to_json;
 use crate::settings::TemplateSource;
 
-/// One turn of a conversation.
+/// Message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// Role of the speaker: `system`, `user`, `assistant`, or another one that the template supports.
     pub role: String,
-    /// What they say.
+    /// Text of the message.
     pub content: String,
 }
 
-/// Whether the rendered text ends where the assistant is to speak.
+/// Whether the rendered text ends with the header of an assistant message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationPrompt {
-    /// The header of an assistant turn follows the last message.
+    /// End with the header of an assistant message, for generation.
     Add,
-    /// The text ends with the last message.
+    /// End with the last message.
     Omit,
 }
 
-/// A checkpoint's chat template, in Jinja as transformers runs it.
+/// Chat template of a checkpoint: Jinja, with the extensions of transformers.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     origin: String,
     source: String,
-    /// `bos_token`, `eos_token` and the other named tokens.
+    /// Texts of `bos_token`, `eos_token` and other special tokens, by key.
     variables: BTreeMap<String, String>,
 }
 
@@ -50,15 +50,17 @@ impl ChatTemplate {
         }
     }
 
-    /// The template as it is written in the checkpoint.
+    /// Returns the template's source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The text of a conversation, special tokens included: encode it with
+    /// Renders a conversation, including special tokens: encode the text with
     /// [`SpecialTokens::Omit`](crate::SpecialTokens::Omit).
     ///
-    /// Fails when the template cannot be parsed, refuses the messages, or trips over them.
+    /// # Errors
+    ///
+    /// The template cannot be parsed, calls `raise_exception`, or fails.
     pub fn render(
         &self,
         messages: &[Message],
@@ -99,12 +101,12 @@ impl ChatTemplate {
     }
 }
 
-/// What a template said when it called `raise_exception`.
+/// Message of a template's `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
 
-/// The Jinja that `apply_chat_template` of transformers offers.
+/// Creates a Jinja environment like that of transformers' `apply_chat_template`.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
@@ -129,13 +131,13 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// Formats a time in UTC with English names; a directive that `strftime` lacks stays as written.
+/// Formats a time in UTC with English names; unknown directives are kept as they are.
 fn format_time(time: DateTime<Utc>, pattern: &str) -> String {
     time.format_with_items(StrftimeItems::new_lenient(pattern))
         .to_string()
 }
 
-/// Turns `{% generation %}` blocks, an extension that marks what to train on, into plain scopes.
+/// Replaces `{% generation %}` blocks, an extension that marks training targets, by plain scopes.
 fn without_generation_blocks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;

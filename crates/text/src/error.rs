@@ -1,68 +1,68 @@
-//! What can be wrong with a tokenizer, a chat template, or the ids and text given to them.
+//! Errors of tokenizers and chat templates.
 
 use std::path::PathBuf;
 
-/// Why text could not be turned into ids or back; the message names the file and what to do.
+/// Error of reading a tokenizer, encoding, decoding or rendering.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// There is no `tokenizer.json`, nor anything it could be made from.
+    /// There is no `tokenizer.json` and no older file to convert.
     #[error("no tokenizer: `{path}` does not exist; copy it from the original checkpoint")]
     NoTokenizer {
-        /// Where `tokenizer.json` was expected.
+        /// Expected path of `tokenizer.json`.
         path: PathBuf,
     },
 
-    /// There is no `tokenizer.json`, only an older form of it.
+    /// There are only files in an older format.
     #[error(
-        "no tokenizer: `{path}` does not exist; {found} cannot be read in its place, convert it \
+        "no tokenizer: `{path}` does not exist, and {found} cannot be read; convert it \
          once with transformers: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
     )]
     UnconvertedTokenizer {
-        /// Where `tokenizer.json` was expected.
+        /// Expected path of `tokenizer.json`.
         path: PathBuf,
-        /// The older files that are there.
+        /// The older files found.
         found: &'static str,
     },
 
-    /// A file is there but reading it failed.
+    /// A file cannot be read.
     #[error("cannot read `{path}`")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 
-    /// A file that must be text is not; it is damaged or another kind of file.
+    /// A text file is not UTF-8.
     #[error("`{path}` is not UTF-8; fetch it again")]
     NotUtf8 {
         /// The file.
         path: PathBuf,
-        /// Where the first bad byte is.
+        /// Position of the first invalid byte.
         source: std::str::Utf8Error,
     },
 
-    /// A settings file is not the JSON it should be.
-    #[error("`{path}` is not valid JSON of its kind; fetch it again")]
+    /// A settings file is not JSON of the expected structure.
+    #[error("`{path}` is not valid JSON of the expected structure; fetch it again")]
     BadJson {
         /// The file.
         path: PathBuf,
-        /// Line, column and reason.
+        /// Parse error with line and column.
         source: serde_json::Error,
     },
 
-    /// `tokenizer.json` does not describe a tokenizer this version knows.
+    /// `tokenizer.json` is invalid or uses unsupported features.
     #[error("`{path}` does not describe a tokenizer; it is damaged or newer than this program")]
     BadTokenizer {
         /// The file.
         path: PathBuf,
-        /// The reason, from the tokenizers library.
+        /// Error of the tokenizers library.
         source: tokenizers::Error,
     },
 
-    /// A settings file names a special token that the vocabulary lacks.
+    /// A settings file names a special token that is not in the vocabulary.
     #[error(
-        "`{path}` says `{key}` is `{token}`, which `tokenizer.json` does not contain; take both \
+        "`{path}` sets `{key}` to `{token}`, which `tokenizer.json` does not contain; take both \
          files from the same checkpoint"
     )]
     UnknownSpecialToken {
@@ -70,29 +70,29 @@ pub enum TextError {
         path: PathBuf,
         /// `bos_token` or `eos_token`.
         key: &'static str,
-        /// The token it names.
+        /// The token.
         token: String,
     },
 
-    /// The tokenizer's splitting rules failed on this text.
-    #[error("the tokenizer cannot split a text of {bytes} bytes")]
+    /// The tokenizer failed to encode a text.
+    #[error("the tokenizer failed to encode a text of {bytes} bytes")]
     Encode {
-        /// Length of the text.
+        /// Length of the text in bytes.
         bytes: usize,
-        /// The reason, from the tokenizers library.
+        /// Error of the tokenizers library.
         source: tokenizers::Error,
     },
 
-    /// The tokenizer's decoder failed on these ids.
-    #[error("the tokenizer cannot decode a sequence of {count} ids")]
+    /// The tokenizer failed to decode a sequence of ids.
+    #[error("the tokenizer failed to decode a sequence of {count} ids")]
     Decode {
-        /// How many ids there were.
+        /// Number of ids.
         count: usize,
-        /// The reason, from the tokenizers library.
+        /// Error of the tokenizers library.
         source: tokenizers::Error,
     },
 
-    /// An id stands for no token, so model and tokenizer do not belong together.
+    /// An id is not in the vocabulary: model and tokenizer do not match.
     #[error(
         "token id {id} is not in the vocabulary of {vocabulary_size} tokens; use the tokenizer \
          that came with the model"
@@ -100,34 +100,34 @@ pub enum TextError {
     UnknownId {
         /// The id.
         id: u32,
-        /// How many tokens there are.
+        /// Size of the vocabulary.
         vocabulary_size: usize,
     },
 
-    /// The chat template is not valid Jinja, or uses an extension of it.
+    /// The chat template is not valid Jinja, or uses unsupported extensions.
     #[error("chat template `{origin}` cannot be parsed; repair it, or prompt without a template")]
     TemplateSyntax {
-        /// The file (and name) the template came from.
+        /// File (and name) of the template.
         origin: String,
-        /// Line and reason.
+        /// Error with line number.
         source: minijinja::Error,
     },
 
     /// The chat template called `raise_exception`.
     #[error("chat template `{origin}` refuses the messages: {reason}")]
     TemplateRefused {
-        /// The file (and name) the template came from.
+        /// File (and name) of the template.
         origin: String,
-        /// What the template said.
+        /// Message of the template.
         reason: String,
     },
 
-    /// The chat template failed while it ran.
+    /// The chat template failed to render.
     #[error("chat template `{origin}` failed on these messages")]
     TemplateFailed {
-        /// The file (and name) the template came from.
+        /// File (and name) of the template.
         origin: String,
-        /// Line and reason.
+        /// Error with line number.
         source: minijinja::Error,
     },
 }

@@ -1,13 +1,15 @@
-//! Text in, token ids out, and back: Hugging Face tokenizers, chat templates, streaming decode.
+//! Tokenizers, chat templates and streaming decode, in the formats of Hugging Face.
 //!
 //! ```text
 //! messages ──ChatTemplate::render──▶ text ──Tokenizer::encode──▶ ids
 //!                                    text ◀─Tokenizer::decode─── ids
-//!                          text, piece by piece ◀─StreamDecoder── ids, one by one
+//!                   text, in pieces ◀──StreamDecoder── ids, one at a time
 //! ```
 //!
-//! A rendered conversation already contains the special tokens its template writes, the
-//! beginning-of-text token among them: encode it with [`SpecialTokens::Omit`].
+//! A rendered conversation already contains the special tokens that its template writes, including BOS:
+//! encode it with [`SpecialTokens::Omit`].
+
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod chat;
 mod error;

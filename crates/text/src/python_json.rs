@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, which is what chat templates were written against.
+//! JSON formatted like Python's `json.dumps`, which chat templates expect.
 
 use std::io::{self, Write};
 
@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-/// The `tojson` filter: `", "` and `": "` between items, or one item per line with `indent`.
+/// The `tojson` filter: separators `", "` and `": "`, or one item per line with `indent`.
 ///
-/// Characters stay as they are; minijinja's own filter would escape `<` and `'` for HTML.
+/// Characters are not escaped for HTML, unlike in minijinja's own filter.
 pub(crate) fn to_json(
     value: Value,
     indent: Option<usize>,
@@ -20,7 +20,7 @@ pub(crate) fn to_json(
         Some(indent) => Some(indent),
         None => options.get("indent")?,
     };
-    // Already how we write; templates pass it to undo the default of Python.
+    // Always false here; templates pass it to override Python's default.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
 
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_has_spaces_and_no_html_escapes() {
+    fn single_line_output_has_spaces_and_no_html_escapes() {
         assert_eq!(
             render(r#"{{ {"a": [1, "<é'>", true], "b": {}, "c": none} | tojson }}"#),
             r#"{"a": [1, "<é'>", true], "b": {}, "c": null}"#
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn indent_puts_one_item_on_a_line() {
+    fn indented_output_has_one_item_per_line() {
         let expected = "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": []\n}";
         assert_eq!(
             render(r#"{{ {"a": [1, 2], "b": []} | tojson(indent=2) }}"#),

@@ -1,4 +1,4 @@
-//! What the files beside `tokenizer.json` say: special tokens, chat template, stop ids.
+//! Settings from the files next to `tokenizer.json`: special tokens, chat template, stop ids.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,24 +9,24 @@ use serde::de::DeserializeOwned;
 
 use crate::TextError;
 
-/// A token with a role, as text and as id.
+/// Special token, as text and id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecialToken {
-    /// The token as it is written in text.
+    /// Text of the token.
     pub text: String,
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
 }
 
-/// Reads one file by its name; `None` when it does not exist.
+/// Reads a file by name; `None` if it does not exist.
 pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Cow<'a, [u8]>>, TextError> + 'a;
 
-/// The optional files of a tokenizer, merged; what is absent is empty.
+/// Merged settings of the optional files; absent ones are empty.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
-    /// `bos_token`, `eos_token`, `pad_token`, … and the file that says so.
+    /// `bos_token`, `eos_token`, `pad_token`, …: text of the token and the file that sets it.
     pub(crate) special_tokens: BTreeMap<String, (String, PathBuf)>,
-    /// Source of the chat template and where it comes from.
+    /// Chat template, if any.
     pub(crate) chat_template: Option<TemplateSource>,
     /// `bos_token_id` of `generation_config.json`.
     pub(crate) bos_id: Option<u32>,
@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     pub(crate) eos_ids: Vec<u32>,
 }
 
-/// A chat template before it is parsed.
+/// Unparsed chat template and its origin, for messages.
 #[derive(Debug, Clone)]
 pub(crate) struct TemplateSource {
     pub(crate) origin: String,
@@ -42,13 +42,13 @@ pub(crate) struct TemplateSource {
 }
 
 impl Settings {
-    /// Reads the optional files; `directory` only serves to name them in errors.
+    /// Reads the optional files; `directory` is for messages.
     pub(crate) fn read(directory: &Path, read: &ReadFile<'_>) -> Result<Self, TextError> {
         let mut settings = Self::default();
 
-        // The later file wins: `tokenizer_config.json` is the one people edit.
+        // Later files override: `tokenizer_config.json` is the one that users edit.
         if let Some(map) = read_json::<TokenMap>(directory, "special_tokens_map.json", read)? {
-            settings.take_special_tokens(map, &directory.join("special_tokens_map.json"));
+            settings.set_special_tokens(map, &directory.join("special_tokens_map.json"));
         }
         if let Some(config) =
             read_json::<TokenizerConfig>(directory, "tokenizer_config.json", read)?
@@ -57,7 +57,7 @@ impl Settings {
             settings.chat_template = config
                 .chat_template
                 .and_then(|template| template.into_default(&path));
-            settings.take_special_tokens(config.tokens, &path);
+            settings.set_special_tokens(config.tokens, &path);
         }
         if let Some(bytes) = read("chat_template.jinja")? {
             let path = directory.join("chat_template.jinja");
@@ -75,9 +75,9 @@ impl Settings {
         Ok(settings)
     }
 
-    fn take_special_tokens(&mut self, tokens: TokenMap, path: &Path) {
+    fn set_special_tokens(&mut self, tokens: TokenMap, path: &Path) {
         for (key, entry) in tokens {
-            // Other keys are settings of all kinds; only `…_token` names a token.
+            // Only keys that end in `_token` name a token.
             if let (true, Some(text)) = (key.ends_with("_token"), entry.into_text()) {
                 self.special_tokens.insert(key, (text, path.to_owned()));
             }
@@ -85,7 +85,7 @@ impl Settings {
     }
 }
 
-/// The text of a file that must be UTF-8; a byte order mark in front is dropped.
+/// Decodes a file as UTF-8, without a byte order mark.
 pub(crate) fn text_of<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str, TextError> {
     let text = std::str::from_utf8(bytes).map_err(|source| TextError::NotUtf8 {
         path: path.to_owned(),
@@ -111,7 +111,7 @@ fn read_json<T: DeserializeOwned>(
 
 type TokenMap = BTreeMap<String, TokenEntry>;
 
-/// A token is a string, or an object that carries how it is matched; anything else is no token.
+/// A token is a string, or an object with matching options; other values are not tokens.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum TokenEntry {
@@ -137,7 +137,7 @@ struct TokenizerConfig {
     tokens: TokenMap,
 }
 
-/// One template, or several by name, of which `default` is the one for plain conversations.
+/// One template, or several by name; `default` is used for plain conversations.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum TemplateEntry {

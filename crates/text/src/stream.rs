@@ -1,31 +1,31 @@
-//! [`StreamDecoder`]: text as soon as no later token can change it.
+//! [`StreamDecoder`]: emits text as soon as no later token can change it.
 
 use tokenizers::DecoderWrapper;
 
 use crate::{SpecialText, TextError, Tokenizer};
 
-/// Decodes ids one at a time; the pieces it gives, joined, are [`Tokenizer::decode`] of them all.
+/// Streaming decoder of token ids; the pieces it emits, concatenated, equal [`Tokenizer::decode`] of all ids.
 ///
-/// Tokens are cut at *boundaries*, places where the text of what follows no longer depends on
-/// what came before. Everything since the last boundary is decoded again with each token:
+/// The ids are split at *boundaries*, positions where the text of later ids does not depend on earlier ones.
+/// Only the ids since the last boundary are decoded again with each new id:
 ///
 /// ```text
-/// opening │ … given away … │ pending                   opening: what takes the prefix space
-///         ▲                ▲      ▲ given so far       pending: a few tokens
-///         └── boundaries ──┘
+/// opening │ … emitted … │ pending                   opening: tokens whose prefix space is stripped
+///         ▲             ▲      ▲ emitted so far      pending: a few tokens
+///         └─ boundaries ┘
 /// ```
 #[derive(Debug)]
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
     special: SpecialText,
     boundaries: Boundaries,
-    /// The first tokens that have any text, decoded in front of all others: whatever the
-    /// decoder does to the beginning of a text, it does to them.
+    /// First ids that produce text, decoded before all others, so that what the decoder does at the start of a
+    /// text is done to them.
     opening: Vec<u32>,
     opening_text: String,
     pending: Vec<u32>,
-    /// Bytes of the text of `pending` that were given away.
-    given: usize,
+    /// Bytes of the text of `pending` that were emitted.
+    emitted: usize,
 }
 
 impl<'a> StreamDecoder<'a> {
@@ -37,13 +37,15 @@ impl<'a> StreamDecoder<'a> {
             opening: Vec::new(),
             opening_text: String::new(),
             pending: Vec::new(),
-            given: 0,
+            emitted: 0,
         }
     }
 
-    /// Takes the next id; gives the text that became final with it, if any did.
+    /// Appends an id and returns the text that became final, if any.
     ///
-    /// Fails on an id outside the vocabulary, which leaves the stream as it was.
+    /// # Errors
+    ///
+    /// [`TextError::UnknownId`], which leaves the stream unchanged, or a failure of the decoder.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         let token = self.tokenizer.token(id)?;
         let vocabulary = self.tokenizer.inner.get_added_vocabulary();
@@ -59,20 +61,24 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// Ends the stream; gives what was held back, an unfinished character as U+FFFD.
+    /// Ends the stream and returns the remaining text; an incomplete character becomes U+FFFD.
+    ///
+    /// # Errors
+    ///
+    /// The decoder failed.
     pub fn finish(self) -> Result<Option<String>, TextError> {
         let mut ids = self.opening;
         ids.extend(self.pending);
         let text = self.tokenizer.decode_known(&ids, self.special)?;
-        Ok(piece(&text[self.opening_text.len() + self.given..]))
+        Ok(non_empty(&text[self.opening_text.len() + self.emitted..]))
     }
 
-    /// After a token that ends at a boundary.
+    /// Emits text after a token that ends at a boundary.
     fn push_text(&mut self) -> Result<Option<String>, TextError> {
         let opening_length = self.opening.len();
         self.opening.append(&mut self.pending);
         let text = self.tokenizer.decode_known(&self.opening, self.special)?;
-        let new = piece(&text[self.opening_text.len()..]);
+        let new = non_empty(&text[self.opening_text.len()..]);
         if self.opening_text.is_empty() {
             self.opening_text = text;
         } else {
@@ -81,22 +87,22 @@ impl<'a> StreamDecoder<'a> {
         Ok(new)
     }
 
-    /// After a token of bytes, which may end inside a character.
+    /// Emits text after a token of bytes, which may end within a character.
     fn push_bytes(&mut self) -> Result<Option<String>, TextError> {
         let decode = |ids: &[u32]| self.tokenizer.decode_known(ids, self.special);
         let text = decode(&self.pending)?;
         let Some(whole) = text.strip_suffix(char::REPLACEMENT_CHARACTER) else {
-            let new = piece(&text[self.given..]);
+            let new = non_empty(&text[self.emitted..]);
             self.pending.clear();
-            self.given = 0;
+            self.emitted = 0;
             return Ok(new);
         };
-        // Unfinished bytes show as exactly one U+FFFD, so all before it is final.
-        let new = piece(&whole[self.given..]);
-        self.given = whole.len();
+        // An incomplete character decodes to exactly one U+FFFD, so all text before it is final.
+        let new = non_empty(&whole[self.emitted..]);
+        self.emitted = whole.len();
 
-        // Keeps `pending` short when the bytes never become characters. Cutting a character
-        // in two gives more U+FFFD than it had, so equal texts prove a boundary.
+        // Bound `pending` if the bytes never form a character. Splitting within a character gives more U+FFFD
+        // than before, so equal texts prove a boundary.
         if let [before @ .., last] = self.pending.as_slice()
             && !before.is_empty()
         {
@@ -107,23 +113,23 @@ impl<'a> StreamDecoder<'a> {
                 && text.ends_with(&after)
             {
                 self.pending = vec![*last];
-                self.given -= before.len();
+                self.emitted -= before.len();
             }
         }
         Ok(new)
     }
 }
 
-/// Where a decoder's text can be cut so that the parts, decoded after the opening, are the whole.
+/// Boundaries of a decoder: where ids can be split such that the parts, decoded after `opening`, concatenate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Boundaries {
-    /// Tokens are bytes (byte-level BPE): between tokens that do not share a character.
+    /// Byte-level BPE: between tokens that do not share a character.
     BetweenCharacters,
-    /// Runs of `<0x41>` tokens are decoded together: after any other token.
+    /// Byte fallback: after any token other than `<0x41>`, since runs of those are decoded together.
     AfterText,
-    /// Every token is decoded by itself.
+    /// Every token is decoded independently.
     Everywhere,
-    /// A decoder that looks further, of no language model we know: only at the end.
+    /// Other decoders: only at the end.
     AtTheEnd,
 }
 
@@ -144,7 +150,7 @@ impl Boundaries {
                 Self::AtTheEnd
             };
         }
-        // Before the tokens are fused a step sees one token, afterwards all of the text.
+        // Steps before fusing see one token, later ones the whole text.
         let fuse = steps.iter().position(|step| matches!(step, Step::Fuse(_)));
         let (before, after) = steps.split_at(fuse.unwrap_or(steps.len()));
         let local = before.iter().all(|step| {
@@ -180,7 +186,7 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, steps: &mut Vec<&'a DecoderWrapper>)
     }
 }
 
-/// Whether the byte-fallback decoder takes the token for a byte; the test is the library's.
+/// Returns whether the byte-fallback decoder treats the token as a byte, like the library.
 fn is_byte_token(token: &str) -> bool {
     token.len() == 6
         && token.starts_with("<0x")
@@ -188,7 +194,7 @@ fn is_byte_token(token: &str) -> bool {
         && u8::from_str_radix(&token[3..5], 16).is_ok()
 }
 
-fn piece(text: &str) -> Option<String> {
+fn non_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
@@ -199,11 +205,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_never_become_characters_do_not_pile_up() {
+    fn pending_ids_are_bounded_if_bytes_never_form_characters() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../tests/golden/tokenizers/tok-bpe-gpt2-512");
         let tokenizer = Tokenizer::from_directory(&directory).unwrap();
-        // Bytes F0, 9F and A1 in every order that can begin a character or fail to.
+        // Bytes F0, 9F and A1 in orders that start a character or fail to.
         for pattern in [&["ð"][..], &["¡"], &["ð", "Ł"], &["ð", "Ł", "¡", "ð"]] {
             let mut stream = tokenizer.decode_stream(SpecialText::Keep);
             for token in pattern.iter().cycle().take(100) {

@@ -7,29 +7,29 @@ use std::path::Path;
 use crate::settings::{ReadFile, Settings, text_of};
 use crate::{ChatTemplate, SpecialToken, StreamDecoder, TextError};
 
-/// Whether encoding puts the model's special tokens around the text.
+/// Whether encoding adds the model's special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// As the model was trained: usually the beginning-of-text token in front.
+    /// Add them as in training: usually BOS at the start.
     Add,
-    /// Only what the text itself says, for a rendered chat template or the middle of a text.
+    /// Add none, for a rendered chat template or a continuation.
     Omit,
 }
 
-/// What decoding makes of special tokens among the ids.
+/// Treatment of special tokens in decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialText {
-    /// They appear as they are written, `<s>` for instance.
+    /// Include their text, such as `<s>`.
     Keep,
-    /// They leave no trace.
+    /// Omit them.
     Skip,
 }
 
-/// A Hugging Face tokenizer: `tokenizer.json` and what the files beside it say.
+/// Hugging Face tokenizer: `tokenizer.json` and the settings of the files next to it.
 ///
-/// `tokenizer.json` alone decides how text becomes ids; `special_tokens_map.json`,
-/// `tokenizer_config.json` and `generation_config.json` name the special tokens, and
-/// `chat_template.jinja` or `tokenizer_config.json` bring the chat template.
+/// `tokenizer.json` alone determines the ids of a text; `special_tokens_map.json`, `tokenizer_config.json` and
+/// `generation_config.json` name the special tokens; `chat_template.jinja` or `tokenizer_config.json` contain
+/// the chat template.
 #[derive(Debug)]
 pub struct Tokenizer {
     pub(crate) inner: tokenizers::Tokenizer,
@@ -40,7 +40,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The files a tokenizer is read from, the required one first.
+    /// Names of the files that are read, the required one first.
     pub const FILES: [&str; 5] = [
         "tokenizer.json",
         "tokenizer_config.json",
@@ -49,7 +49,11 @@ impl Tokenizer {
         "generation_config.json",
     ];
 
-    /// Reads the tokenizer of the checkpoint in a directory; only `tokenizer.json` must be there.
+    /// Reads the tokenizer in `directory`; only `tokenizer.json` is required.
+    ///
+    /// # Errors
+    ///
+    /// `tokenizer.json` is missing, or a file is unreadable or invalid.
     pub fn from_directory(directory: &Path) -> Result<Self, TextError> {
         Self::load(directory, &|name| {
             let path = directory.join(name);
@@ -61,14 +65,22 @@ impl Tokenizer {
         })
     }
 
-    /// Reads the same files from wherever `read` finds them; it answers `None` for an absent one.
+    /// Reads the tokenizer from files provided by `read`, which returns `None` for an absent file.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_directory`](Self::from_directory).
     pub fn from_files<'a>(
         read: impl Fn(&str) -> Option<Cow<'a, [u8]>> + 'a,
     ) -> Result<Self, TextError> {
         Self::load(Path::new(""), &|name| Ok(read(name)))
     }
 
-    /// Reads a `tokenizer.json` that has nothing beside it: no named tokens, no chat template.
+    /// Parses a `tokenizer.json` without settings: no special tokens by name, no chat template.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are not a valid tokenizer.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TextError> {
         Self::from_files(|name| (name == "tokenizer.json").then_some(Cow::Borrowed(tokenizer_json)))
     }
@@ -86,7 +98,7 @@ impl Tokenizer {
         stop_ids.sort_unstable();
         stop_ids.dedup();
 
-        // Templates write these without asking whether the model has them.
+        // Templates use these without checking whether they exist.
         let text_of = |token: &Option<SpecialToken>| {
             token
                 .as_ref()
@@ -111,7 +123,11 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of a text; special tokens written in the text count as such either way.
+    /// Encodes a text; special tokens written in it are recognised in either case.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::Encode`].
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
         let encoding = self
             .inner
@@ -123,7 +139,11 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of a sequence of ids, spaces as they are; bytes that are no UTF-8 become U+FFFD.
+    /// Decodes ids without cleaning up spaces; invalid UTF-8 becomes U+FFFD.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::UnknownId`] or [`TextError::Decode`].
     pub fn decode(&self, ids: &[u32], special: SpecialText) -> Result<String, TextError> {
         for &id in ids {
             self.token(id)?;
@@ -131,42 +151,42 @@ impl Tokenizer {
         self.decode_known(ids, special)
     }
 
-    /// Decodes ids as they arrive.
+    /// Creates a streaming decoder.
     pub fn decode_stream(&self, special: SpecialText) -> StreamDecoder<'_> {
         StreamDecoder::new(self, special)
     }
 
-    /// How many tokens there are; ids can have gaps, and a model's output layer can be wider.
+    /// Returns the number of tokens; ids may have gaps, and the model's head may be larger.
     pub fn vocabulary_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// The id of a token in its surface form (`Ġthe`, `▁the`, `<s>`).
+    /// Returns the id of a token in its vocabulary form (`Ġthe`, `▁the`, `<s>`).
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The token that begins a text.
+    /// Returns the token that starts a text (BOS).
     pub fn bos(&self) -> Option<&SpecialToken> {
         self.bos.as_ref()
     }
 
-    /// The token that ends a text.
+    /// Returns the token that ends a text (EOS).
     pub fn eos(&self) -> Option<&SpecialToken> {
         self.eos.as_ref()
     }
 
-    /// The ids after which generation stops, ascending: `eos` and those of `generation_config.json`.
+    /// Returns the ids that stop generation, ascending: EOS and those of `generation_config.json`.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
 
-    /// The template that turns a conversation into a prompt, where the model has one.
+    /// Returns the chat template, if there is one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
     }
 
-    /// The surface form of an id.
+    /// Returns the vocabulary form of an id.
     pub(crate) fn token(&self, id: u32) -> Result<String, TextError> {
         self.inner
             .id_to_token(id)
@@ -176,7 +196,7 @@ impl Tokenizer {
             })
     }
 
-    /// As [`Tokenizer::decode`], for ids known to be in the vocabulary.
+    /// Decodes ids that are known to be in the vocabulary.
     pub(crate) fn decode_known(
         &self,
         ids: &[u32],
@@ -216,14 +236,14 @@ fn read_tokenizer(
         .parse()
         .map_err(|source| TextError::BadTokenizer { path, source })?;
 
-    // Some files were saved with the truncation and padding of a training run in them.
+    // Some files contain truncation and padding settings of a training run.
     let untruncated = inner.with_truncation(None);
     untruncated.expect("removing truncation cannot fail");
     inner.with_padding(None);
     Ok(inner)
 }
 
-/// The token a settings file names, or else the one with the id `generation_config.json` gives.
+/// Looks up the special token that a settings file names, else the one with the `fallback` id.
 fn special_token(
     inner: &tokenizers::Tokenizer,
     settings: &Settings,

@@ -1,6 +1,6 @@
-//! Which files a tokenizer is read from, and what is said when they are not as they should be.
+//! Files that a tokenizer is read from, and errors of missing and invalid ones.
 
-#![allow(clippy::unwrap_used)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,14 +30,14 @@ const TOKENIZER: &str = r#"{
             "unk_token": "?"}
 }"#;
 
-/// A tokenizer of `TOKENIZER` and the files given.
+/// Reads `TOKENIZER` with the given additional files.
 fn tokenizer_with(files: &[(&str, &str)]) -> Result<Tokenizer, TextError> {
     let mut all = BTreeMap::from([("tokenizer.json", TOKENIZER)]);
     all.extend(files.iter().copied());
     Tokenizer::from_files(|name| all.get(name).map(|text| Cow::Borrowed(text.as_bytes())))
 }
 
-/// The message of the error and its causes, a line each.
+/// Formats an error and its causes, one per line.
 fn message(error: &dyn Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}\n{}", message(cause)),
@@ -81,7 +81,7 @@ fn truncation_and_padding_of_a_training_run_are_ignored() {
 }
 
 #[test]
-fn a_missing_tokenizer_is_named_and_older_forms_are_recognised() {
+fn a_missing_tokenizer_is_reported_and_older_formats_recognised() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let error = Tokenizer::from_directory(directory).unwrap_err();
     assert!(matches!(error, TextError::NoTokenizer { .. }));
@@ -94,12 +94,12 @@ fn a_missing_tokenizer_is_named_and_older_forms_are_recognised() {
         message(&error.unwrap_err())
     };
     assert!(only(&["vocab.json", "merges.txt"]).contains("`vocab.json` with `merges.txt`"));
-    assert!(only(&["tokenizer.model"]).contains("`tokenizer.model` cannot be read in its place"));
+    assert!(only(&["tokenizer.model"]).contains("`tokenizer.model` cannot be read"));
     assert!(only(&["vocab.json"]).contains("copy it from the original checkpoint"));
 }
 
 #[test]
-fn a_damaged_file_is_named() {
+fn invalid_files_are_reported_by_name() {
     let error = Tokenizer::from_bytes(b"{\"version\": \"1.0\"").unwrap_err();
     assert!(message(&error).starts_with("`tokenizer.json` does not describe a tokenizer"));
     let error = Tokenizer::from_bytes(b"{\"\xff\"}").unwrap_err();
@@ -109,21 +109,22 @@ fn a_damaged_file_is_named() {
         "special_tokens_map.json",
         "generation_config.json",
     ] {
-        let said = failure(&[(file, "{\"bos_token\": ")]);
+        let message_text = failure(&[(file, "{\"bos_token\": ")]);
         assert!(
-            said.starts_with(&format!("`{file}` is not valid JSON")),
-            "{said}"
+            message_text.starts_with(&format!("`{file}` is not valid JSON")),
+            "{message_text}"
         );
     }
-    let said = failure(&[("tokenizer_config.json", r#"{"chat_template": 7}"#)]);
+    let message_text = failure(&[("tokenizer_config.json", r#"{"chat_template": 7}"#)]);
     assert!(
-        said.starts_with("`tokenizer_config.json` is not valid JSON of its kind"),
-        "{said}"
+        message_text
+            .starts_with("`tokenizer_config.json` is not valid JSON of the expected structure"),
+        "{message_text}"
     );
 }
 
 #[test]
-fn special_tokens_come_as_text_object_or_id() {
+fn special_tokens_are_read_from_text_object_or_id() {
     let tokenizer = tokenizer_with(&[
         (
             "special_tokens_map.json",
@@ -154,10 +155,10 @@ fn special_tokens_come_as_text_object_or_id() {
 
 #[test]
 fn a_special_token_outside_the_vocabulary_is_refused() {
-    let said = failure(&[("tokenizer_config.json", r#"{"eos_token": "<end>"}"#)]);
+    let message_text = failure(&[("tokenizer_config.json", r#"{"eos_token": "<end>"}"#)]);
     assert!(
-        said.starts_with("`tokenizer_config.json` says `eos_token` is `<end>`"),
-        "{said}"
+        message_text.starts_with("`tokenizer_config.json` sets `eos_token` to `<end>`"),
+        "{message_text}"
     );
 }
 
@@ -193,7 +194,7 @@ fn the_chat_template_file_wins_over_the_configuration() {
 }
 
 #[test]
-fn of_several_chat_templates_the_default_is_taken() {
+fn the_default_of_several_chat_templates_is_used() {
     let named = r#"{"chat_template": [{"name": "rag", "template": "no"},
                                       {"name": "default", "template": "yes"}]}"#;
     assert_eq!(render(&[("tokenizer_config.json", named)]).unwrap(), "yes");
@@ -203,7 +204,7 @@ fn of_several_chat_templates_the_default_is_taken() {
 }
 
 #[test]
-fn templates_find_what_transformers_gives_them() {
+fn templates_have_the_environment_of_transformers() {
     let rendered = render(&[
         (
             "tokenizer_config.json",
@@ -224,33 +225,36 @@ fn templates_find_what_transformers_gives_them() {
 }
 
 #[test]
-fn generation_blocks_render_what_is_in_them() {
+fn generation_blocks_render_their_content() {
     let template = "a {%- generation -%} {% set x = 1 %}b{{ x }} {% endgeneration %} c{{ x }}";
     assert_eq!(render_template(template).unwrap(), "ab1  c");
 }
 
 #[test]
-fn a_template_that_fails_is_named_with_the_reason() {
-    let said = message(&render_template("{% for %}").unwrap_err());
+fn template_errors_name_the_file_and_the_reason() {
+    let message_text = message(&render_template("{% for %}").unwrap_err());
     assert!(
-        said.starts_with("chat template `chat_template.jinja` cannot be parsed"),
-        "{said}"
+        message_text.starts_with("chat template `chat_template.jinja` cannot be parsed"),
+        "{message_text}"
     );
-    assert!(said.contains("chat_template:1"), "{said}");
+    assert!(message_text.contains("chat_template:1"), "{message_text}");
 
-    let said = message(&render_template("{{ raise_exception('no ' + 'users') }}").unwrap_err());
+    let message_text =
+        message(&render_template("{{ raise_exception('no ' + 'users') }}").unwrap_err());
     assert_eq!(
-        said,
+        message_text,
         "chat template `chat_template.jinja` refuses the messages: no users"
     );
 
-    let said = message(&render_template("{{ messages[0] + 1 }}").unwrap_err());
-    assert!(said.starts_with("chat template `chat_template.jinja` failed on these messages"));
+    let message_text = message(&render_template("{{ messages[0] + 1 }}").unwrap_err());
+    assert!(
+        message_text.starts_with("chat template `chat_template.jinja` failed on these messages")
+    );
 
     let config = ("tokenizer_config.json", r#"{"chat_template": "{% if %}"}"#);
-    let said = message(&render(&[config]).unwrap_err());
+    let message_text = message(&render(&[config]).unwrap_err());
     assert!(
-        said.starts_with("chat template `tokenizer_config.json (chat_template)`"),
-        "{said}"
+        message_text.starts_with("chat template `tokenizer_config.json (chat_template)`"),
+        "{message_text}"
     );
 }

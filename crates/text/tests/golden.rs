@@ -1,14 +1,19 @@
-//! Every tokenizer does what Python's `tokenizers` and `transformers` were seen to do.
+//! Tokenizers compared with the outputs of Python's `tokenizers` and `transformers`.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends at its first failure and prints what it skips"
+)]
 
+#[expect(dead_code, reason = "shared by several tests")]
 mod support;
 
 use powerinfer_text::{GenerationPrompt, SpecialText, SpecialTokens};
 use support::golden_tokenizers;
 
 #[test]
-fn text_becomes_the_known_ids() {
+fn encoding_matches_the_expected_ids() {
     for golden in golden_tokenizers() {
         for case in &golden.expected.cases {
             let encode = |special| golden.tokenizer.encode(&case.text, special).unwrap();
@@ -20,7 +25,7 @@ fn text_becomes_the_known_ids() {
 }
 
 #[test]
-fn ids_become_the_known_text() {
+fn decoding_matches_the_expected_text() {
     for golden in golden_tokenizers() {
         let check = |ids: &[u32], special, expected: &str| {
             let text = golden.tokenizer.decode(ids, special).unwrap();
@@ -40,7 +45,7 @@ fn ids_become_the_known_text() {
 }
 
 #[test]
-fn conversations_become_the_known_text_and_ids() {
+fn chat_templates_match_the_expected_text_and_ids() {
     let mut templates = 0;
     for golden in golden_tokenizers() {
         let tokenizer = &golden.tokenizer;
@@ -68,7 +73,7 @@ fn conversations_become_the_known_text_and_ids() {
 }
 
 #[test]
-fn the_vocabulary_has_its_size_and_the_special_tokens_their_ids() {
+fn vocabulary_size_and_special_tokens_match() {
     for golden in golden_tokenizers() {
         let tokenizer = &golden.tokenizer;
         assert_eq!(tokenizer.vocabulary_size(), golden.expected.vocab_size);

@@ -1,7 +1,12 @@
-//! What a stream decoder gives piece by piece is what decoding everything at once gives.
+//! Streaming decode equals decoding all ids at once.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends at its first failure and prints what it skips"
+)]
 
+#[expect(dead_code, reason = "shared by several tests")]
 mod support;
 
 use std::cell::RefCell;
@@ -30,7 +35,7 @@ fn runner(cases: u32) -> TestRunner {
     })
 }
 
-fn assert_streams_as_a_whole(tokenizer: &Tokenizer, ids: &[u32]) {
+fn assert_stream_equals_decode(tokenizer: &Tokenizer, ids: &[u32]) {
     for special in [SpecialText::Keep, SpecialText::Skip] {
         let whole = tokenizer.decode(ids, special).unwrap();
         assert_eq!(pieces(tokenizer, ids, special).concat(), whole, "{ids:?}");
@@ -38,29 +43,29 @@ fn assert_streams_as_a_whole(tokenizer: &Tokenizer, ids: &[u32]) {
 }
 
 #[test]
-fn known_ids_stream_as_a_whole() {
+fn streaming_known_ids_equals_decoding() {
     for golden in golden_tokenizers() {
         for case in &golden.expected.cases {
-            assert_streams_as_a_whole(&golden.tokenizer, &case.ids);
-            assert_streams_as_a_whole(&golden.tokenizer, &case.ids_no_special);
+            assert_stream_equals_decode(&golden.tokenizer, &case.ids);
+            assert_stream_equals_decode(&golden.tokenizer, &case.ids_no_special);
         }
         for case in &golden.expected.decode_cases {
-            assert_streams_as_a_whole(&golden.tokenizer, &case.ids);
+            assert_stream_equals_decode(&golden.tokenizer, &case.ids);
         }
     }
 }
 
 #[test]
-fn random_ids_stream_as_a_whole() {
+fn streaming_random_ids_equals_decoding() {
     for golden in golden_tokenizers() {
         // The first few hundred ids of every vocabulary are special tokens and single bytes,
-        // where characters are cut and begun anew.
+        // so that characters are split and restarted.
         let size = golden.expected.vocab_size as u32;
         let id = prop_oneof![0..size, 0..size.min(300), Just(3), 172..180_u32];
         let ids = prop::collection::vec(id, 0..40);
         runner(250)
             .run(&ids, |ids| {
-                assert_streams_as_a_whole(&golden.tokenizer, &ids);
+                assert_stream_equals_decode(&golden.tokenizer, &ids);
                 Ok(())
             })
             .unwrap_or_else(|failure| panic!("{}: {failure}", golden.name));
@@ -68,13 +73,13 @@ fn random_ids_stream_as_a_whole() {
 }
 
 #[test]
-fn random_text_streams_as_a_whole() {
+fn streaming_random_text_equals_decoding() {
     for golden in golden_tokenizers() {
         let longest = RefCell::new(0);
         runner(120)
             .run(&"[ a-z\n\u{e9}\u{4e2d}\u{1f600}]{0,60}", |text| {
                 let ids = golden.tokenizer.encode(&text, SpecialTokens::Omit).unwrap();
-                assert_streams_as_a_whole(&golden.tokenizer, &ids);
+                assert_stream_equals_decode(&golden.tokenizer, &ids);
                 let count = pieces(&golden.tokenizer, &ids, SpecialText::Keep).len();
                 let mut longest = longest.borrow_mut();
                 *longest = count.max(*longest);
@@ -86,7 +91,7 @@ fn random_text_streams_as_a_whole() {
 }
 
 #[test]
-fn text_arrives_with_the_token_that_completes_it() {
+fn text_is_emitted_with_the_token_that_completes_it() {
     for golden in golden_tokenizers() {
         let ids = golden
             .tokenizer
@@ -95,7 +100,7 @@ fn text_arrives_with_the_token_that_completes_it() {
         let mut stream = golden.tokenizer.decode_stream(SpecialText::Skip);
         for (index, &id) in ids.iter().enumerate() {
             let piece = stream.push(id).unwrap();
-            // Only a prefix space that decoding takes away leaves nothing.
+            // Only a stripped prefix space emits nothing.
             assert!(piece.is_some() || index == 0, "{}", golden.name);
         }
         assert_eq!(stream.finish().unwrap(), None);
@@ -103,19 +108,19 @@ fn text_arrives_with_the_token_that_completes_it() {
 }
 
 #[test]
-fn a_byte_repeated_for_long_streams_as_a_whole() {
+fn streaming_a_repeated_byte_equals_decoding() {
     for golden in golden_tokenizers() {
         let tokenizer = &golden.tokenizer;
         for byte_token in ["å", "<0xE5>", "¡", "<0xA1>", "<0x0A>"] {
             if let Some(id) = tokenizer.token_id(byte_token) {
-                assert_streams_as_a_whole(tokenizer, &vec![id; 2_000]);
+                assert_stream_equals_decode(tokenizer, &vec![id; 2_000]);
             }
         }
     }
 }
 
 #[test]
-fn an_unknown_id_is_refused_and_leaves_the_stream_as_it_was() {
+fn an_unknown_id_leaves_the_stream_unchanged() {
     for golden in golden_tokenizers() {
         let tokenizer = &golden.tokenizer;
         let ids = tokenizer.encode("né", SpecialTokens::Omit).unwrap();
@@ -134,7 +139,7 @@ fn an_unknown_id_is_refused_and_leaves_the_stream_as_it_was() {
     }
 }
 
-/// Decoders as `tokenizer.json` writes them, beyond those of the golden tokenizers.
+/// Decoders of `tokenizer.json` beyond those of the golden tokenizers.
 const DECODERS: [&str; 11] = [
     "null",
     r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}"#,
@@ -160,7 +165,7 @@ const DECODERS: [&str; 11] = [
 ];
 
 #[test]
-fn every_kind_of_decoder_streams_as_a_whole() {
+fn streaming_with_every_kind_of_decoder_equals_decoding() {
     let path = workspace().join("tests/golden/tokenizers/tok-sp-legacy/tokenizer.json");
     let original: serde_json::Value =
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -169,12 +174,12 @@ fn every_kind_of_decoder_streams_as_a_whole() {
         description["decoder"] = serde_json::from_str(decoder).unwrap();
         let tokenizer = Tokenizer::from_bytes(description.to_string().as_bytes()).unwrap();
         let id = prop_oneof![3..640_u32, 250..300_u32, Just(0)];
-        // Never empty: the library's `Strip` cannot cut the end off an empty text.
+        // Never empty: the library's `Strip` fails to strip the end of an empty text.
         let ids = (300..640_u32, prop::collection::vec(id, 0..30));
         runner(200)
             .run(&ids, |(first, mut ids)| {
                 ids.insert(ids.len() / 2, first);
-                assert_streams_as_a_whole(&tokenizer, &ids);
+                assert_stream_equals_decode(&tokenizer, &ids);
                 Ok(())
             })
             .unwrap_or_else(|failure| panic!("{decoder}: {failure}"));
@@ -182,8 +187,8 @@ fn every_kind_of_decoder_streams_as_a_whole() {
 }
 
 #[test]
-fn tokens_that_hold_parts_of_characters_stream_as_a_whole() {
-    // F0 9F 98 80 is one character and E2 80 93 another, cut in every way between ASCII.
+fn streaming_tokens_with_parts_of_characters_equals_decoding() {
+    // F0 9F 98 80 and E2 80 93 are one character each, split in every way between ASCII.
     let tokens = [
         "a", "ð", "Ł", "ĺ", "Ģ", "Ġð", "aðŁ", "ðŁĺ", "ŁĺĢ", "ĺĢb", "Ģâ", "âĢĵ", "câ", "câĢ", "Ģĵd",
         "ĵeð", "ÿ", "aÿ",
@@ -209,7 +214,7 @@ fn tokens_that_hold_parts_of_characters_stream_as_a_whole() {
     let ids = prop::collection::vec(prop::sample::select(known), 0..20);
     runner(2_000)
         .run(&ids, |ids| {
-            assert_streams_as_a_whole(&tokenizer, &ids);
+            assert_stream_equals_decode(&tokenizer, &ids);
             Ok(())
         })
         .unwrap();

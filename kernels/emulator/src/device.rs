@@ -1,4 +1,5 @@
 //! [`Device`] on the CPU: every operation is executed at once, but for captured graphs and asynchronous copies.
+#![expect(unsafe_code, reason = "runs kernels compiled as C++")]
 
 use std::{
     ops::Range,
@@ -18,7 +19,6 @@ use crate::{
     staging::AsyncCopy,
 };
 
-#[allow(unsafe_code)]
 mod native {
     use std::ffi::{c_char, c_uint, c_void};
 
@@ -38,7 +38,6 @@ mod native {
     }
 }
 
-#[allow(unsafe_code)]
 impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info

@@ -1,4 +1,5 @@
 //! Captured graphs, which run on a thread of their own, concurrently with the host as on a GPU.
+#![expect(unsafe_code, reason = "runs kernels compiled as C++")]
 
 use std::{
     sync::{
@@ -14,7 +15,7 @@ use crate::{Emulator, lock};
 
 /// A captured operation.
 #[derive(Debug)]
-#[cfg_attr(not(emulated), allow(dead_code, reason = "no graph is captured"))]
+#[cfg_attr(not(emulated), expect(dead_code, reason = "no graph is captured"))]
 pub(crate) enum Node {
     Launch {
         kernel: String,
@@ -39,7 +40,6 @@ impl Node {
     ///
     /// # Safety
     /// All memory that it accesses is still allocated.
-    #[allow(unsafe_code)]
     unsafe fn run(&self, device: &Emulator) -> Result<(), DeviceError> {
         // SAFETY: as the caller guarantees.
         unsafe {
@@ -81,7 +81,7 @@ impl RunningGraph {
     }
 
     /// Whether no graph runs.
-    #[cfg_attr(not(emulated), allow(dead_code, reason = "no graph is launched"))]
+    #[cfg_attr(not(emulated), expect(dead_code, reason = "no graph is launched"))]
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.thread)
             .as_ref()
@@ -101,13 +101,12 @@ impl RunningGraph {
 
 /// An instantiated graph, with a device of its own that shares the process's memory.
 #[derive(Debug)]
-#[cfg_attr(not(emulated), allow(dead_code, reason = "no graph is captured"))]
+#[cfg_attr(not(emulated), expect(dead_code, reason = "no graph is captured"))]
 pub(crate) struct EmulatedGraph {
     pub(crate) shared: Arc<(Emulator, Vec<Node>)>,
     pub(crate) running: RunningGraph,
 }
 
-#[allow(unsafe_code)]
 impl Graph for EmulatedGraph {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         self.running.wait()?;

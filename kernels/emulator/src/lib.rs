@@ -97,7 +97,7 @@ pub fn test_emulator(multiprocessors: usize, order: Order) -> Option<Emulator> {
 #[derive(Debug)]
 #[cfg_attr(
     not(emulated),
-    allow(dead_code, reason = "without the kernels there is no emulator")
+    expect(dead_code, reason = "without the kernels there is no emulator")
 )]
 pub struct Emulator {
     info: DeviceInfo,
@@ -165,7 +165,7 @@ impl Emulator {
 
 #[cfg_attr(
     not(emulated),
-    allow(dead_code, reason = "without the kernels there is no emulator")
+    expect(dead_code, reason = "without the kernels there is no emulator")
 )]
 impl Emulator {
     /// Fails once the device is lost.

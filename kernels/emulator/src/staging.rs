@@ -1,6 +1,6 @@
 //! Asynchronous copies, each executed as late as the synchronisation allows, and the races that would be undefined on a
 //! GPU.
-#![cfg_attr(not(emulated), allow(dead_code, reason = "nothing is copied"))]
+#![cfg_attr(not(emulated), expect(dead_code, reason = "nothing is copied"))]
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -28,7 +28,7 @@ pub(crate) struct AsyncCopy {
 
 impl Emulator {
     /// Executes the pending copies up to the last one that satisfies `is_last`.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "copies between raw addresses")]
     pub(crate) fn run_copies(&self, is_last: impl Fn(&AsyncCopy) -> bool) {
         let pending = &mut lock(&self.copies).pending;
         let last = pending.iter().rposition(is_last);

@@ -4,7 +4,7 @@ use powerinfer_kernels::cuda::{Device, DeviceError, DeviceInfo, Graph, Launch};
 
 use crate::Emulator;
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "implements the unsafe methods of a device")]
 impl Device for Emulator {
     fn info(&self) -> &DeviceInfo {
         &self.info

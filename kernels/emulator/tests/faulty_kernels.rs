@@ -1,5 +1,6 @@
 //! Faulty kernels, and the errors that the emulator reports for them.
-#![allow(clippy::unwrap_used)]
+#![expect(unsafe_code, reason = "launches kernels")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
 
@@ -22,7 +23,6 @@ fn run(kernel: &str, blocks: u32, order: Order) -> Option<Result<Vec<f32>, Strin
     };
     let mut out = vec![0.0f32; 100];
     // SAFETY: both buffers hold 100 elements; accesses beyond them are what the emulator has to catch.
-    #[allow(unsafe_code)]
     let outcome = unsafe {
         device.write(x_address, bytemuck::cast_slice(&x)).unwrap();
         device.clear(out_address, 400).unwrap();
@@ -100,7 +100,6 @@ fn errors_name_the_fault_and_its_place() {
 }
 
 #[test]
-#[allow(unsafe_code)]
 fn a_captured_graph_runs_when_it_is_launched_and_not_before() {
     let Some(device) = test_emulator(1, Order::Forward) else {
         return;

@@ -6,7 +6,7 @@
 //! the one function per instruction set that has the target features. Closures cannot be, and
 //! where the compiler does not inline one of its own accord, its instructions become calls: around
 //! instructions, loops stand instead of `map`.
-#![allow(
+#![expect(
     unsafe_code,
     reason = "vector instructions exist only behind a processor check that the compiler cannot see"
 )]
@@ -88,7 +88,7 @@ pub(crate) trait Operation {
 /// Lane `i` of a block is column `i` of a block of 32 columns.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(
+    expect(
         dead_code,
         reason = "without vector instructions only the scalar code runs"
     )

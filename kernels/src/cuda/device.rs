@@ -1,4 +1,5 @@
 //! [`Device`]: memory, launches, graphs and copies, as a CUDA device or an emulator provides them.
+#![expect(unsafe_code, reason = "launches kernels")]
 
 use std::fmt;
 
@@ -38,7 +39,6 @@ pub struct Launch<'a> {
 /// # Errors
 ///
 /// Every method that returns a [`DeviceError`] does so if the device or its driver fails, or has failed before.
-#[allow(unsafe_code)]
 pub trait Device: fmt::Debug + Send + Sync {
     /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
@@ -134,7 +134,6 @@ pub trait Device: fmt::Debug + Send + Sync {
 }
 
 /// A captured graph, instantiated for launches.
-#[allow(unsafe_code)]
 pub trait Graph: fmt::Debug + Send + Sync {
     /// Launches the graph after the operations before.
     ///

@@ -1,4 +1,5 @@
 //! [`Buffer`]: typed device memory. [`HostBuffer`]: pinned host memory mapped into a device.
+#![expect(unsafe_code, reason = "device and pinned memory are raw addresses")]
 
 use std::{
     fmt,
@@ -46,7 +47,6 @@ impl<T: Pod> Buffer<T> {
             values: PhantomData,
         };
         // SAFETY: allocated with this size.
-        #[allow(unsafe_code)]
         unsafe {
             device.clear(buffer.address, bytes)?;
         }
@@ -68,7 +68,6 @@ impl<T: Pod> Buffer<T> {
             values: PhantomData,
         };
         // SAFETY: allocated with this size.
-        #[allow(unsafe_code)]
         unsafe {
             device.write(buffer.address, bytes)?;
         }
@@ -87,7 +86,6 @@ impl<T: Pod> Buffer<T> {
     pub fn write(&mut self, values: &[T]) -> Result<(), DeviceError> {
         assert!(values.len() <= self.length, "values fit into the buffer");
         // SAFETY: the range lies within the allocation.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .write(self.address, bytemuck::cast_slice(values))
@@ -111,10 +109,7 @@ impl<T: Pod> Buffer<T> {
     ) -> Result<(), DeviceError> {
         assert!(values.len() <= self.length, "values fit into the buffer");
         // SAFETY: the range lies within the allocation, which is freed only after the operations before.
-        #[allow(unsafe_code)]
-        unsafe {
-            staging.write(self.address, bytemuck::cast_slice(values), copy)
-        }
+        unsafe { staging.write(self.address, bytemuck::cast_slice(values), copy) }
     }
 
     /// Copies elements `from..from + count` of `other` to the same positions here.
@@ -138,7 +133,6 @@ impl<T: Pod> Buffer<T> {
         );
         let (skipped, bytes) = ((from * size_of::<T>()) as u64, count * size_of::<T>());
         // SAFETY: the range lies within both allocations, which do not overlap.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .copy(self.address + skipped, other.address + skipped, bytes)
@@ -184,7 +178,6 @@ impl<T: Pod> Buffer<T> {
         assert!(from + values.len() <= self.length, "a range of the buffer");
         let address = self.address + (from * size_of::<T>()) as u64;
         // SAFETY: the range lies within the allocation.
-        #[allow(unsafe_code)]
         unsafe {
             let bytes = bytemuck::cast_slice_mut(values);
             self.device.read(address, bytes)
@@ -199,10 +192,7 @@ impl<T: Pod> Buffer<T> {
     pub fn clear(&mut self) -> Result<(), DeviceError> {
         let bytes = self.length * size_of::<T>();
         // SAFETY: the range lies within the allocation.
-        #[allow(unsafe_code)]
-        unsafe {
-            self.device.clear(self.address, bytes)
-        }
+        unsafe { self.device.clear(self.address, bytes) }
     }
 
     /// Copies all elements to the host. Waits for the device.
@@ -257,7 +247,6 @@ impl<T> Buffer<T> {
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         // SAFETY: allocated with this size; the device frees it after the operations before.
-        #[allow(unsafe_code)]
         unsafe {
             self.device
                 .free(self.address, self.capacity * size_of::<T>());
@@ -274,10 +263,8 @@ pub struct HostBuffer {
 }
 
 // SAFETY: the memory belongs to this buffer and is accessed as atomic words.
-#[allow(unsafe_code)]
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for HostBuffer {}
 
 impl fmt::Debug for HostBuffer {
@@ -309,17 +296,13 @@ impl HostBuffer {
     /// The words. A release store of one side synchronises with an acquire load of the other.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: allocated with this length and 16-byte alignment; every access is atomic.
-        #[allow(unsafe_code)]
-        unsafe {
-            std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length)
-        }
+        unsafe { std::slice::from_raw_parts(self.host.cast::<AtomicU32>(), self.length) }
     }
 
     /// The memory as bytes.
     ///
     /// # Safety
     /// No kernel and no copy accesses it during the borrow.
-    #[allow(unsafe_code)]
     pub(super) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.length * size_of::<u32>();
         // SAFETY: allocated with this length; `&mut self` and the caller exclude other accesses.
@@ -360,7 +343,6 @@ impl HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated with this size; all kernels have finished before it is freed.
-        #[allow(unsafe_code)]
         unsafe {
             drop(self.device.synchronise());
             self.device

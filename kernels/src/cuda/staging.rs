@@ -79,7 +79,7 @@ impl StagingStream {
     ///
     /// # Safety
     /// The range at `address` is allocated, and stays so until kernels after [`StagingStream::end`] have finished.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "copies from pinned memory")]
     pub(super) unsafe fn write(
         &mut self,
         address: u64,

@@ -300,7 +300,7 @@ fn decomposition_and_microlp_agree_on_models_of_several_layers() {
         problem.budget.vram_bytes = reserve + all * share / 10;
         let time = |backend| {
             let (plan, report) = crate::place(&problem, &options(backend)).unwrap();
-            assert_eq!(report.trouble, None, "{backend}");
+            assert_eq!(report.failure, None, "{backend}");
             plan.solver
         };
         let ours = time(Backend::Decomposition);
@@ -325,7 +325,7 @@ fn no_time_for_a_general_solver_leaves_the_known_plan_and_the_gap_of_the_relaxat
     let (best, _) = crate::place(&problem, &options(Backend::Decomposition)).unwrap();
     assert_eq!(plan.solver.objective, best.solver.objective);
     assert!(plan.solver.bound <= best.solver.bound * (1.0 + 1e-12));
-    if report.trouble.is_some() {
+    if report.failure.is_some() {
         assert_eq!(plan.solver.backend, "decomposition");
         assert!(
             report.gap > 0.0,

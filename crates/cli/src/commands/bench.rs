@@ -1,17 +1,15 @@
-//! `powerinfer bench`: how fast a bundle runs here, and where the time goes.
+//! `powerinfer bench`: times a bundle on this machine, stage by stage.
 
-mod batches;
-mod check;
-mod densities;
-mod measure;
 mod report;
-mod sides;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_eval::bench::{
+    BatchBench, Bench, CHECKED_TOKENS, Work, check, kv_cache_bytes, time_ffns, time_hybrid,
+};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_planner::machine::speed_test;
@@ -25,36 +23,34 @@ use crate::{
     output::{Output, print, print_json},
     progress::Bar,
 };
-use batches::Batches;
-use measure::{Bench, Work};
 use report::Report;
 
-/// What to time, and how often.
+/// Work to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The result is checked against the dense path before anything is timed. Figures are medians of the repeats; beside each repeat it is measured how fast memory can be read.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
+    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Lengths of the prompts to read, 0 for none [default: 128 and 512, as far as the context goes; none
+    /// Lengths of the prompts, 0 for none [default: 128 and 512, as far as the context goes; none
     /// with `--batch`]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     prompt_tokens: Option<Vec<usize>>,
-    /// Tokens to decode one by one, 0 for none [default: 64, as far as the context goes]
+    /// Tokens to decode, 0 for none [default: 64, as far as the context goes]
     #[arg(short = 'n', long, value_name = "N")]
     decode_tokens: Option<usize>,
-    /// Tokens that come before those that are decoded
+    /// Tokens in the context before the decoded ones
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Decode so many sequences at once instead of one, under the policy and with every neuron
+    /// Decode N sequences at once instead of one, under the policy and under `dense`
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     batch: Vec<u32>,
-    /// How often to time each
+    /// Repeats of each time measurement
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
-    /// Time FFNs alone too, with these shares of their neurons, in percent
+    /// Also time single FFNs with these percentages of their neurons
     #[arg(long, value_name = "P", value_delimiter = ',', value_parser = parse_density)]
     ffn_densities: Vec<f64>,
     /// Take the tokens from this text [default: random tokens]
@@ -82,9 +78,9 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     }
     let mut works = works(arguments, model.context_limit())?;
     let longest = works.iter().map(|work| work.context()).max().unwrap_or(0);
-    let checked = check::TOKENS.min(model.context_limit());
+    let checked = CHECKED_TOKENS.min(model.context_limit());
     let ids = tokens(arguments, &model, longest.max(checked))?;
-    // With batches, what decoding asks for is each sequence's.
+    // With batches, the decoded tokens are those of each sequence.
     let batched = match works.last() {
         Some(Work::Decode { tokens, depth }) if !arguments.batch.is_empty() => {
             Some((*tokens, *depth))
@@ -103,24 +99,27 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         }
         None => Vec::new(),
     };
-    let sizes = arguments.batch.iter().map(|size| *size as usize).collect();
+    let sizes: Vec<usize> = arguments.batch.iter().map(|size| *size as usize).collect();
     let mut batches = match batched {
-        Some(each) => Some(Batches::new(&mut model, sizes, each, &batch_ids)?),
+        Some(each) => {
+            check_room(&model, &sizes, each.0 + each.1)?;
+            Some(BatchBench::new(&mut model, sizes, each, &batch_ids)?)
+        }
         None => None,
     };
 
     let bar = Bar::new(output);
     bar.begin("checking", 1, "comparisons");
-    // On the CPU, whatever the other runs on.
+    // On the CPU, whatever device the other runs on.
     let mut dense = {
-        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), Verification::Quick)?;
+        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), IntegrityCheck::Quick)?;
         let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
         Runtime::open(bundle, dense, &execution, &Silent)?
     };
-    let mut found = check::check(&mut model, &mut dense, &ids[..checked])?;
+    let mut found = check(&mut model, &mut dense, &ids[..checked], &bar)?;
     if let Some(batches) = &mut batches {
-        found.sequences = batches.check(&mut model)?;
+        found.sequences = batches.check(&mut model, &bar)?;
     }
     let is_dense = model.policies() == dense.policies() && !model.skips_inputs();
     let models = if is_dense { 1 } else { 2 };
@@ -142,12 +141,11 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         .as_ref()
         .map_or(0, |batches| batches.steps(bench.repeats, models));
     bar.begin("timing", steps + batch_steps, "tokens");
-    let measured: Result<Vec<_>> = works
-        .iter()
-        .map(|work| bench.measure(&mut model, *work))
-        .collect();
-    let measured = measured?;
-    let sides = sides::measure(&mut model, &ids, bench.read())?;
+    let mut measured = Vec::new();
+    for work in works {
+        measured.push(bench.measure(&mut model, work)?);
+    }
+    let hybrid = time_hybrid(&mut model, &ids, bench.read())?;
     let batches = match &mut batches {
         Some(batches) => {
             let dense = (!is_dense).then_some(&mut dense);
@@ -157,7 +155,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     };
     let densities = match arguments.ffn_densities.is_empty() {
         true => Vec::new(),
-        false => densities::measure(&mut model, &arguments.ffn_densities, bench.repeats)?,
+        false => time_ffns(&mut model, &arguments.ffn_densities, bench.repeats, &bar)?,
     };
     let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();
@@ -174,7 +172,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
         measured: &measured,
         batches: &batches,
         densities: &densities,
-        sides: sides.as_ref(),
+        hybrid: hybrid.as_ref(),
         sync_microseconds: 1e6 * sync,
     };
     match arguments.json {
@@ -183,7 +181,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     }
 }
 
-/// What to time, prompts first. Fails where it does not fit the context, or is nothing.
+/// Work to time, prompts first. Fails if there is none, or if it exceeds the context.
 fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     let depth = arguments.depth;
     let prompts = arguments.prompt_tokens.clone().unwrap_or_else(|| {
@@ -215,12 +213,12 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
         };
         if asked > limit {
             bail!(
-                "`{what}` ask for {asked} tokens and the bundle has room for {limit}; ask for fewer, or place it again with a longer `--context`"
+                "`{what}` take {asked} tokens and the bundle has room for {limit}; give fewer, or place it again with a longer `--context`"
             );
         }
     }
     if works.is_empty() && arguments.ffn_densities.is_empty() {
-        bail!("there is nothing to time; give `--prompt-tokens` or `--decode-tokens`");
+        bail!("nothing to time; give `--prompt-tokens` or `--decode-tokens`");
     }
     if tokens == 0 && !arguments.batch.is_empty() {
         bail!("`--batch` decodes, and `--decode-tokens` is 0; give more, or leave one out");
@@ -228,7 +226,7 @@ fn works(arguments: &BenchArguments, limit: usize) -> Result<Vec<Work>> {
     Ok(works)
 }
 
-/// `count` tokens: of the text, or random ones.
+/// `count` tokens of the text, or random ones.
 fn tokens(arguments: &BenchArguments, model: &Runtime, count: usize) -> Result<Vec<u32>> {
     let mut ids = batch_tokens(arguments, model, count)?;
     if let Some(path) = arguments.prompt.as_ref().filter(|_| ids.len() < count) {
@@ -260,7 +258,7 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
 }
 
-/// A share of neurons, given in percent.
+/// A share, given in percent.
 fn parse_density(text: &str) -> Result<f64, String> {
     let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match percent > 0.0 && percent <= 100.0 {
@@ -269,10 +267,24 @@ fn parse_density(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What was asked for, if it fits beside the model.
+/// Fails if KV caches of `tokens` tokens for the largest of `batches` do not fit the free memory.
+fn check_room(model: &Runtime, batches: &[usize], tokens: usize) -> Result<()> {
+    let sequences = batches.iter().max().copied().unwrap_or(0);
+    let needed = kv_cache_bytes(model, sequences, tokens);
+    if let Some((_, free)) = system::memory().filter(|(_, free)| needed > *free) {
+        bail!(
+            "`--batch {sequences}` takes {} for the KV caches of {sequences} sequences of {tokens} tokens, and {} of memory are free; ask for smaller batches or fewer tokens, or place the bundle again with a smaller `--kv-cache`",
+            ByteSize(needed),
+            ByteSize(free)
+        );
+    }
+    Ok(())
+}
+
+/// Bytes of the read probe, if they fit the free memory next to the model.
 fn probe_bytes(asked: ByteSize) -> Result<usize> {
     if asked.0 < 1 << 20 {
-        bail!("`--probe` is {asked}, which is read in no time; give at least 1MiB");
+        bail!("`--probe` is {asked}, too little to time; give at least 1MiB");
     }
     if let Some((_, free)) = system::memory().filter(|(_, free)| asked.0 > free / 2) {
         bail!(

@@ -1,24 +1,29 @@
-//! `powerinfer eval`: what a bundle can do, and how fast.
+//! `powerinfer eval`: quality of a bundle or a model.
+
+mod code;
+mod prune;
+mod questions;
+mod text;
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, Progress, plan::Policy};
+use powerinfer_artifact::{ByteSize, Progress, certificate::Estimate, plan::Policy};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
-    Ends, Likelihood, complete, continuation_likelihood,
+    Ends, Fidelity, Likelihood, complete, continuation_likelihood,
     function_tasks::{CASES, Verdict, judge},
+    statistics::Paired,
 };
-use powerinfer_model::greedy_token;
-use powerinfer_runtime::Statistics;
+use powerinfer_runtime::{Sampler, Statistics};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{
-    eval_code::{self, CodeArguments},
-    eval_prune::{self, PruneArguments},
-    eval_questions::{self, ChoiceArguments, WordProblemArguments},
-    eval_text::{self, Shown, TextArguments},
+use self::{
+    code::CodeArguments,
+    prune::PruneArguments,
+    questions::{ChoiceArguments, WordProblemArguments},
+    text::{Shown, TextArguments},
 };
 use crate::{
     engine::{
@@ -29,7 +34,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What to measure.
+/// Measure to take.
 #[derive(Debug, clap::Args)]
 pub(crate) struct EvalArguments {
     #[command(subcommand)]
@@ -40,21 +45,21 @@ pub(crate) struct EvalArguments {
 enum Measure {
     /// Held-out function tasks: pass@1, perplexity and speed under each policy
     Tasks(TasksArguments),
-    /// Functions completed as HumanEval has them: pass@k under each policy, or of completions made elsewhere
+    /// HumanEval: pass@k under each policy, or of completions made elsewhere
     Humaneval(CodeArguments),
-    /// Questions with choices, answered by log-likelihood
+    /// Multiple-choice questions, answered by log-likelihood
     MultipleChoice(ChoiceArguments),
-    /// Word problems whose answer is a number
+    /// Word problems with a number as answer
     Gsm8k(WordProblemArguments),
-    /// Fewer neurons in three ways: predictors skip them, cold ones are dropped, or as many at random
+    /// The cost of fewer neurons: skipped by predictors, cold ones dropped, or as many dropped at random
     Prune(PruneArguments),
     /// Perplexity of text under each policy
     Perplexity(TextArguments),
-    /// How far from `dense` each policy is: perplexity, KL divergence, likeliest tokens
+    /// Fidelity of each policy to `dense`: perplexity, KL divergence, top-1 agreement
     Fidelity(TextArguments),
 }
 
-/// Which tasks, under which policies.
+/// Tasks and policies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer eval tasks demo --count 200")]
 struct TasksArguments {
@@ -77,7 +82,7 @@ struct TasksArguments {
     json: bool,
 }
 
-/// What one policy does.
+/// Results of one policy.
 struct Row {
     policy: Policy,
     passed: usize,
@@ -91,13 +96,40 @@ struct Row {
 pub(crate) fn run(arguments: &EvalArguments, output: Output) -> Result<()> {
     match &arguments.measure {
         Measure::Tasks(arguments) => tasks(arguments, output),
-        Measure::Humaneval(arguments) => eval_code::run(arguments, output),
-        Measure::MultipleChoice(arguments) => eval_questions::multiple_choice(arguments, output),
-        Measure::Gsm8k(arguments) => eval_questions::word_problems(arguments, output),
-        Measure::Prune(arguments) => eval_prune::run(arguments, output),
-        Measure::Perplexity(arguments) => eval_text::run(arguments, Shown::Perplexity, output),
-        Measure::Fidelity(arguments) => eval_text::run(arguments, Shown::Fidelity, output),
+        Measure::Humaneval(arguments) => code::run(arguments, output),
+        Measure::MultipleChoice(arguments) => questions::multiple_choice(arguments, output),
+        Measure::Gsm8k(arguments) => questions::word_problems(arguments, output),
+        Measure::Prune(arguments) => prune::run(arguments, output),
+        Measure::Perplexity(arguments) => text::run(arguments, Shown::Perplexity, output),
+        Measure::Fidelity(arguments) => text::run(arguments, Shown::Fidelity, output),
     }
+}
+
+/// Policies to compare, with their names; the plan's where none is given.
+fn choices(asked: &[PolicyArgument]) -> Vec<(String, Option<Policy>)> {
+    if asked.is_empty() {
+        return vec![("planned".to_owned(), None)];
+    }
+    asked
+        .iter()
+        .map(|policy| Policy::from(*policy))
+        .map(|policy| (policy.to_string(), Some(policy)))
+        .collect()
+}
+
+/// Mean KL divergence with 1.96 standard errors, as JSON.
+fn divergence_json(fidelity: &Fidelity) -> Value {
+    let Estimate { value, margin } = fidelity.mean_divergence();
+    json!({ "value": value, "margin_95_percent": margin })
+}
+
+/// A paired comparison as JSON.
+fn paired_json(paired: Paired) -> Value {
+    json!({
+        "items": paired.items, "first_only": paired.first_only, "this_only": paired.second_only,
+        "difference": paired.difference(), "p_value": paired.p_value(),
+        "minimum_detectable_effect": paired.minimum_detectable_effect(),
+    })
 }
 
 fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
@@ -160,13 +192,13 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     }
     print(table.to_string())?;
     output.say(format!(
-        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the true one on {CASES} inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
+        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
         arguments.count, subject.threads(), rows[0].likelihood.tokens, rows[0].policy
     ));
     Ok(())
 }
 
-/// Lets the model solve every task.
+/// Solves every task.
 fn measure(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -197,7 +229,7 @@ fn measure(
             tokenizer,
             task.prompt(),
             ends,
-            greedy_token,
+            &mut Sampler::greedy(),
             |model| {
                 model.take_statistics();
             },
@@ -220,7 +252,7 @@ impl Row {
         tokens as f64 / self.decode.as_secs_f64().max(1e-9)
     }
 
-    /// Share of FFN neurons that were computed: all, where the reference engine counts none.
+    /// Share of FFN neurons computed; 1 for the reference engine, which counts none.
     fn computed_share(&self) -> f64 {
         match self.decoded.neurons {
             0 => 1.0,
@@ -228,7 +260,7 @@ impl Row {
         }
     }
 
-    /// Completions that are equal to those of `other`.
+    /// Number of completions equal to those of `other`.
     fn same_as(&self, other: &Self) -> usize {
         self.completions
             .iter()

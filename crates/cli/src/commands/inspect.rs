@@ -15,7 +15,7 @@ use powerinfer_artifact::{
     prompt_cache::{self, PromptCacheFile},
     write::write_file,
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_import::open_checkpoint;
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, Files, Weight};
@@ -220,9 +220,9 @@ fn predictors(path: &Path) -> Result<Report> {
 
 fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let verification = if verify {
-        Verification::Full
+        IntegrityCheck::Full
     } else {
-        Verification::Quick
+        IntegrityCheck::Quick
     };
     let bundle = Bundle::open(path, verification)?;
     let manifest = &bundle.manifest_document().body;
@@ -249,7 +249,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
         ));
     }
     let certificate = bundle.certificate();
-    if verify && certificate.is_some() && !bundle.certificate_is_of_this() {
+    if verify && certificate.is_some() && !bundle.certificate_matches() {
         bail!(
             "the certificate in `{}` is of another plan or of another text than are here; run `powerinfer place` again",
             path.display()

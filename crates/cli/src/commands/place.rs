@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{certificate::Certificate, plan::Plan, predictor_file::PredictorFile};
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_planner::{Scratch, place_again, plan, rewrite};
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Decision, SolveReport};
@@ -130,7 +130,7 @@ fn print_answer(plan: &Plan, report: &SolveReport, certificate: Option<Certifica
 fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()> {
     refuse_decisions(arguments)?;
     refuse_inside(arguments.html.as_deref(), folder)?;
-    let bundle = Bundle::open(folder, Verification::Quick)?;
+    let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
     let Decision { plan, report, .. } = place_again(&bundle, &arguments.budget.options()?)?;
     if !arguments.json {
         print(describe(&plan))?;

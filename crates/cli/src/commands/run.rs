@@ -352,7 +352,7 @@ fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
 fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> Verification {
     let bundle = model.bundle();
     match bundle.certificate() {
-        Some(certificate) if !is_forced && bundle.certificate_is_of_this() => {
+        Some(certificate) if !is_forced && bundle.certificate_matches() => {
             let layers = certificate.layers.iter();
             let bands = layers.map(|layer| layer.error_bound).collect();
             let fallback = match model.config().activation.has_exact_zeros() {

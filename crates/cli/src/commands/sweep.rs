@@ -1,43 +1,38 @@
 //! `powerinfer sweep`: quality and speed over a grid of placements, policies, batches and contexts.
 
-mod csv;
-mod grid;
-mod levels;
-mod measure;
-mod placing;
-mod quality;
+mod arguments;
 mod report;
-mod rows;
-mod speed;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
-    placement_inputs::LayerInputs,
-    plan::{Policy, Threshold},
 };
-use powerinfer_bundle::{Bundle, Verification};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
-use powerinfer_eval::{Journal, RunName, human_eval::read_problems};
+use powerinfer_eval::{
+    TextSize, Windows,
+    human_eval::read_problems,
+    leading_tokens, scored_tokens,
+    sweep::{
+        BatchShape, Grid, Identity, PlacementTarget, Point, PolicySetting, Sweep, SweepFile,
+        SweepItems, SweepOptions, SweepRow, document,
+    },
+};
 use powerinfer_kernels::Isa;
-use powerinfer_planner::{read_hardware, search::windows};
+use powerinfer_planner::{
+    machine::{Thoroughness, measure},
+    read_hardware,
+    sweep::{BundlePlanner, default_budgets, thresholds},
+};
 use powerinfer_pool::{system, usable_cores};
-use powerinfer_runtime::{Execution, Runtime};
+use powerinfer_runtime::Execution;
 use powerinfer_text::Tokenizer;
-use serde::Deserialize;
 use serde_json::json;
 
-pub(super) use self::report::{FEW_TOKENS, told_rise};
-use self::{
-    grid::{GridArguments, MeasureArguments},
-    levels::Level,
-    quality::{Items, beginning},
-    rows::{Identity, Row},
-};
-use super::eval_text::Extent;
+use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::DeviceArgument,
@@ -46,10 +41,10 @@ use crate::{
     progress::Bar,
 };
 
-/// Which grid, and what is measured at its points.
+/// Bundle, grid and measures.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`, and a sweep that was stopped goes on where it was; more points can be asked for with the same file. What a placement would do on `--hardware` is predicted by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --level exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --level dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -59,11 +54,10 @@ pub(crate) struct SweepArguments {
     grid: GridArguments,
     #[command(flatten)]
     measures: MeasureArguments,
-    /// File for what is found, a line a point; it is gone on with where it is there [default: sweep.jsonl
-    /// beside the bundle]
+    /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Draw what was found as a page that needs nothing from elsewhere, with `.csv` and `.json` beside it
+    /// Write a self-contained page with charts, and `.csv` and `.json` files next to it
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print one JSON document
@@ -71,60 +65,85 @@ pub(crate) struct SweepArguments {
     json: bool,
 }
 
-/// Everything that points have in common.
-struct Sweep<'a> {
-    arguments: &'a SweepArguments,
-    folder: PathBuf,
-    bundle: Bundle,
-    layers: Vec<LayerInputs>,
-    tokenizer: Tokenizer,
-    items: Items,
-    /// The machine that placements are for, as the model finds it.
-    hardware: Hardware,
-    threads: usize,
-    /// What runs what is on a GPU; none where that is predicted.
-    device: Option<String>,
-    output: Output,
-}
-
 pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
-    let sweep = Sweep::of(arguments, output)?;
-    let points = arguments.grid.points(
-        &sweep.bundle,
-        &sweep.layers,
-        &sweep.hardware,
-        arguments.measures.decode_tokens as usize,
-        sweep.device.is_some(),
-    )?;
-    let out = sweep.out();
-    report::check_places(arguments.html.as_deref(), &out, &sweep.folder)?;
-    sweep.check_levels(&points)?;
-    let run = sweep.run_digest()?;
-    let name = RunName {
-        beginning: "{\"point\":",
-        what: "line of a sweep",
-        run: &run,
+    let measures = &arguments.measures;
+    let folder = bundle_folder(&arguments.model);
+    let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
+    let tokenizer = model_argument::tokenizer(&bundle.files())?;
+    let items = items(measures, &bundle, &tokenizer)?;
+    let hardware = match &arguments.grid.hardware {
+        Some(name) => for_model(&read_hardware(name)?, &bundle),
+        // A plan's machine is measured for the model already.
+        None => bundle.plan().hardware.clone(),
     };
-    let (mut journal, found) = Journal::open(&out, name)?;
-    let mut rows = Vec::new();
-    for (line, row) in found.into_iter().enumerate() {
-        let row: Row = serde_json::from_value(row).with_context(|| {
-            format!(
-                "`{}`, line {}, is no point of a sweep; name another file by `--out`",
-                out.display(),
-                line + 1
-            )
-        })?;
-        rows.push(row);
+    let device = measures
+        .device
+        .open("placements are not run, but predicted", output)?;
+    let options = SweepOptions {
+        isa: Isa::detect()?,
+        threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
+        repeats: measures.repeats as usize,
+        probe_bytes: measures.probe.0.clamp(1 << 20, 1 << 34) as usize,
+        device: device.map(|device| device.info().name.clone()),
+        emulated: is_emulated(measures.device),
+        run_placements: measures.run_placements,
+    };
+    let layers = bundle.placement_inputs()?;
+    let mut grid = Grid {
+        settings: arguments.grid.settings(&bundle),
+        shapes: arguments.grid.shapes(
+            measures.decode_tokens as usize,
+            bundle.plan().budget.context_tokens as usize,
+            options.device.is_some(),
+        )?,
+        targets: arguments.grid.targets(),
+    };
+    if grid.targets.is_empty() {
+        grid.targets = default_budgets(&bundle, &layers, &hardware, grid.shapes[0])?;
     }
-    sweep.measure(&points, &run, &mut rows, &mut |row| {
-        let row = serde_json::to_value(row)?;
-        // What is no number is written as nothing, and could not be read back.
-        Row::deserialize(&row).context("a figure of this point is no number")?;
-        Ok(journal.push(&row)?)
-    })?;
-    // The grid that was asked for, in its order, whoever measured it.
-    let asked: Vec<Row> = points
+    let points = grid.points()?;
+    let out = arguments.out.clone().unwrap_or_else(|| {
+        let parent = folder.parent().unwrap_or(Path::new("."));
+        parent.join("sweep.jsonl")
+    });
+    report::check_paths(arguments.html.as_deref(), &out, &folder)?;
+    let bar = Bar::new(output);
+    let sweep = Sweep {
+        identity: identity(&bundle, &items, options.isa),
+        run: run_digest(measures, &bundle, &items, &options, &hardware)?,
+        execution: Execution {
+            activations: measures.activations.into(),
+            ..measures.device.execution(options.threads)?
+        },
+        bundle: &bundle,
+        tokenizer: &tokenizer,
+        items,
+        options,
+        progress: &bar,
+    };
+    sweep.check(&points, |setting| thresholds(&bundle, setting))?;
+    note_raised(&points, sweep.options.device.as_deref(), output);
+    let (mut file, mut rows) = SweepFile::open(&out, &sweep.run)?;
+    let missing = sweep.missing(&points, &rows);
+    if !missing.is_empty() {
+        if missing.len() < points.len() {
+            let found = points.len() - missing.len();
+            output.say(format!(
+                "{found} of {} points are measured already",
+                points.len()
+            ));
+        }
+        let (here, _) = measure(sweep.options.threads, Thoroughness::Quick, &bar)?;
+        let planner = BundlePlanner {
+            bundle: &bundle,
+            layers: &layers,
+            hardware: &hardware,
+            here: for_model(&here, &bundle),
+        };
+        sweep.measure(&missing, &planner, &mut rows, &mut file)?;
+    }
+    // The grid of this call, in its order: the file may have other points too.
+    let asked: Vec<SweepRow> = points
         .iter()
         .filter_map(|point| rows.iter().find(|row| row.axes == point.axes()).cloned())
         .collect();
@@ -132,168 +151,161 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         report::write(html, &asked, output)?;
     }
     match arguments.json {
-        true => print_json(&report::document(&asked)),
+        true => print_json(&document(&asked)),
         false => {
             print(report::table(&asked))?;
-            report::say(&asked, &out, output);
+            report::report(&asked, &out, output);
             Ok(())
         }
     }
 }
 
-impl<'a> Sweep<'a> {
-    /// Resolves what was asked for.
-    fn of(arguments: &'a SweepArguments, output: Output) -> Result<Self> {
-        let measures = &arguments.measures;
-        check_paths(&measures.data)?;
-        let problems = match &measures.humaneval {
-            Some(path) => {
-                let mut problems = read_problems(path)?;
-                problems.truncate(measures.problems.unwrap_or(usize::MAX));
-                problems
-            }
-            None => Vec::new(),
-        };
-        let folder = bundle_folder(&arguments.model);
-        let bundle = Bundle::open(&folder, Verification::Quick)?;
-        let tokenizer = model_argument::tokenizer(&bundle.files())?;
-        let is_demo = bundle.header().model.name == DEMO;
-        let mut texts = match bundle.certificate() {
-            Some(_) if measures.data.is_empty() && !is_demo => bundle.certificate_texts()?,
-            _ => texts(
-                &measures.data,
-                is_demo,
-                bundle.config(),
-                &tokenizer,
-                measures.tokens,
-            )?,
-        };
-        texts = beginning(&texts, measures.tokens);
-        if quality::scored(&texts) < 2 {
-            bail!(
-                "the text has no tokens to score; give more text by `--data`, or raise `--tokens`"
-            );
+impl GridArguments {
+    fn settings(&self, bundle: &Bundle) -> Vec<PolicySetting> {
+        match self.policy.is_empty() {
+            true => PolicySetting::defaults(bundle),
+            false => self.policy.clone(),
         }
-        let extent = Extent::of(&texts, &tokenizer)?;
-        let tasks = measures.tasks.unwrap_or(if is_demo { 100 } else { 0 });
-        let items = Items {
-            audited: beginning(&texts, measures.audit_tokens.max(2)),
-            alone: beginning(&texts, measures.layer_tokens),
-            texts,
-            windows: windows(&bundle),
-            extent,
-            tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
-            problems,
-            seed: measures.seed,
-        };
-        let hardware = match &arguments.grid.hardware {
-            Some(name) => for_model(&read_hardware(name)?, &bundle),
-            // A plan has its machine as the model finds it already.
-            None => bundle.plan().hardware.clone(),
-        };
-        let device = measures
-            .device
-            .open("placements are not run, but predicted", output)?;
-        let device = device.map(|device| device.info().name.clone());
-        Ok(Self {
-            layers: bundle.placing()?,
-            threads: measures.threads.unwrap_or_else(usable_cores).clamp(1, 1024),
-            arguments,
-            folder,
-            bundle,
-            tokenizer,
-            items,
-            hardware,
-            device,
-            output,
-        })
     }
 
-    /// Where what is found goes.
-    fn out(&self) -> PathBuf {
-        let beside = || {
-            self.folder
-                .parent()
-                .unwrap_or(Path::new("."))
-                .join("sweep.jsonl")
-        };
-        self.arguments.out.clone().unwrap_or_else(beside)
-    }
-
-    fn open(&self) -> Result<Bundle> {
-        Ok(Bundle::open(&self.folder, Verification::Quick)?)
-    }
-
-    /// What rows of this run have in common, and those of no other: everything but the grid.
-    fn run_digest(&self) -> Result<String> {
-        let measures = &self.arguments.measures;
-        let problems = measures.humaneval.as_deref().map(Digest::of_file);
-        let settings = json!({
-            "bundle": self.bundle.manifest_document().body.files,
-            "text": self.items.digest(),
-            "audited": quality::scored(&self.items.audited),
-            "alone": quality::scored(&self.items.alone),
-            "tasks": self.items.tasks.len(),
-            "problems": [problems.transpose()?.map(|digest| digest.to_string()), Some(self.items.problems.len().to_string())],
-            "hardware": self.hardware,
-            "processor": system::processor(),
-            "instruction_set": Isa::detect()?.name(),
-            "probe": measures.probe.0,
-            "threads": self.threads,
-            "decode_tokens": measures.decode_tokens,
-            "repeats": measures.repeats,
-            "device": self.device,
-            "run_placements": measures.run_placements,
-            "activations": measures.activations.name(),
-            "seed": measures.seed,
-            "version": env!("CARGO_PKG_VERSION"),
-        });
-        Ok(Digest::of(settings.to_string().as_bytes()).to_string())
-    }
-
-    fn identity(&self) -> Result<Identity> {
-        let header = self.bundle.header();
-        Ok(Identity {
-            model: header.model.name.clone(),
-            fingerprint: header.model.fingerprint,
-            bundle: Digest::of(&self.bundle.manifest_document().to_bytes()),
-            quant: self.bundle.quant().to_string(),
-            text: self.items.digest(),
-            seed: self.items.seed,
-            tool: concat!("powerinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
-            processor: system::processor(),
-            instruction_set: Isa::detect()?.name().to_owned(),
-        })
-    }
-
-    /// The model under `level`, on the CPU.
-    fn model(
+    fn shapes(
         &self,
-        level: Level,
-        thresholds: Option<&[Threshold]>,
-        output: Output,
-    ) -> Result<Runtime> {
-        // Layers take their thresholds one by one: a plan need not have any.
-        let policy = match thresholds {
-            Some(_) => Policy::Dense,
-            None => level.policy(),
-        };
-        let policy = Some(policy);
-        let execution = self.on(DeviceArgument::Cpu)?;
-        let mut model = Runtime::open(self.open()?, policy, &execution, &Bar::new(output))?;
-        level.apply(&mut model, thresholds)?;
-        Ok(model)
+        decode_tokens: usize,
+        limit: usize,
+        runs_on_device: bool,
+    ) -> Result<Vec<BatchShape>> {
+        if runs_on_device && self.batch.iter().any(|batch| *batch > 1) {
+            bail!("`--batch` decodes on the CPU alone; give `--device cpu` with it");
+        }
+        let mut contexts = self.context.clone();
+        if contexts.is_empty() {
+            contexts.push(limit.min(256));
+        }
+        let batches: Vec<usize> = self.batch.iter().map(|batch| *batch as usize).collect();
+        Ok(Grid::shapes(&batches, &contexts, decode_tokens, limit)?)
     }
 
-    fn on(&self, device: DeviceArgument) -> Result<Execution> {
-        Ok(Execution {
-            activations: self.arguments.measures.activations.into(),
-            ..device.execution(self.threads)?
-        })
+    /// Placements asked for; none for the defaults.
+    fn targets(&self) -> Vec<PlacementTarget> {
+        let budgets = self.vram.iter().map(|size| PlacementTarget::Within(size.0));
+        let shares = self.hot_threshold.iter().copied();
+        budgets
+            .chain(shares.map(PlacementTarget::HotFrom))
+            .collect()
     }
 }
 
-/// `hardware` as the model of `bundle` finds it.
+/// Texts and tasks to judge every point on.
+fn items(
+    measures: &MeasureArguments,
+    bundle: &Bundle,
+    tokenizer: &Tokenizer,
+) -> Result<SweepItems> {
+    check_paths(&measures.data)?;
+    let mut problems = match &measures.humaneval {
+        Some(path) => read_problems(path)?,
+        None => Vec::new(),
+    };
+    problems.truncate(measures.problems.unwrap_or(usize::MAX));
+    let is_demo = bundle.header().model.name == DEMO;
+    let texts = match bundle.certificate() {
+        Some(_) if measures.data.is_empty() && !is_demo => bundle.certificate_texts()?,
+        _ => texts(
+            &measures.data,
+            is_demo,
+            bundle.config(),
+            tokenizer,
+            measures.tokens,
+        )?,
+    };
+    let texts = leading_tokens(&texts, measures.tokens);
+    if scored_tokens(&texts) < 2 {
+        bail!("the text has no tokens to score; give more text by `--data`, or raise `--tokens`");
+    }
+    let tasks = measures.tasks.unwrap_or(if is_demo { 100 } else { 0 });
+    Ok(SweepItems {
+        audited: leading_tokens(&texts, measures.audit_tokens.max(2)),
+        alone: leading_tokens(&texts, measures.layer_tokens),
+        size: TextSize::of(&texts, tokenizer)?,
+        texts,
+        windows: Windows::for_context(bundle.plan().budget.context_tokens as usize),
+        tasks: distinct_tasks(Split::HeldOut, measures.seed, tasks)?,
+        problems,
+        seed: measures.seed,
+    })
+}
+
+/// Digest of everything that rows depend on but their place in the grid.
+fn run_digest(
+    measures: &MeasureArguments,
+    bundle: &Bundle,
+    items: &SweepItems,
+    options: &SweepOptions,
+    hardware: &Hardware,
+) -> Result<String> {
+    let problems = measures.humaneval.as_deref().map(Digest::of_file);
+    let settings = json!({
+        "row_format": 2,
+        "bundle": bundle.manifest_document().body.files,
+        "text": items.digest(),
+        "audited": scored_tokens(&items.audited),
+        "alone": scored_tokens(&items.alone),
+        "tasks": items.tasks.len(),
+        "problems": [problems.transpose()?.map(|digest| digest.to_string()), Some(items.problems.len().to_string())],
+        "hardware": hardware,
+        "processor": system::processor(),
+        "instruction_set": options.isa.name(),
+        "probe": measures.probe.0,
+        "threads": options.threads,
+        "decode_tokens": measures.decode_tokens,
+        "repeats": options.repeats,
+        "device": options.device,
+        "run_placements": options.run_placements,
+        "activations": measures.activations.name(),
+        "seed": measures.seed,
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    Ok(Digest::of(settings.to_string().as_bytes()).to_string())
+}
+
+fn identity(bundle: &Bundle, items: &SweepItems, isa: Isa) -> Identity {
+    let header = bundle.header();
+    Identity {
+        model: header.model.name.clone(),
+        fingerprint: header.model.fingerprint,
+        bundle: Digest::of(&bundle.manifest_document().to_bytes()),
+        quant: bundle.quant().to_string(),
+        text: items.digest(),
+        seed: items.seed,
+        tool: concat!("powerinfer ", env!("CARGO_PKG_VERSION")).to_owned(),
+        processor: system::processor(),
+        instruction_set: isa.name().to_owned(),
+    }
+}
+
+/// Reports policy settings that a device cannot run.
+fn note_raised(points: &[Point], device: Option<&str>, output: Output) {
+    let raised = points.iter().find(|point| point.setting.is_raised());
+    if let (Some(point), Some(device)) = (raised, device) {
+        output.say(format!(
+            "`{}` and other raised thresholds run on the CPU alone, not on {device}",
+            point.setting
+        ));
+    }
+}
+
+/// Whether `device` is the emulator.
+fn is_emulated(device: DeviceArgument) -> bool {
+    #[cfg(feature = "emulator")]
+    return device == DeviceArgument::Emulated;
+    #[cfg(not(feature = "emulator"))]
+    {
+        let _ = device;
+        false
+    }
+}
+
+/// `hardware` measured for the model of `bundle`.
 fn for_model(hardware: &Hardware, bundle: &Bundle) -> Hardware {
     let config = bundle.config();
     hardware.for_model(ModelShape {

@@ -11,7 +11,7 @@ use powerinfer_artifact::{
     plan::{Plan, Policy},
     progress::Silent,
 };
-use powerinfer_bundle::{Bundle, PackInputs, Verification, pack};
+use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack};
 use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
 use powerinfer_pool::usable_cores;
 use powerinfer_reference::ReferenceModel;
@@ -99,7 +99,7 @@ impl SubjectArguments {
                 packed(&checkpoint)?
             }
             _ => {
-                let bundle = Bundle::open(&folder, Verification::Quick)?;
+                let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
                 let tokenizer = model_argument::tokenizer(&bundle.files())?;
                 let _scratch = None;
                 (Source::Bundle { folder, _scratch }, tokenizer)
@@ -145,7 +145,7 @@ pub(crate) fn pack_plain(checkpoint: &Checkpoint, context: usize, out: &Path) ->
             Policy::Dense,
             context.min(config.context_length),
         ),
-        placing: None,
+        placement_inputs: None,
         quant: Format::F32,
         companions: &[],
         inputs: BTreeMap::new(),
@@ -159,7 +159,7 @@ impl Evaluated {
     /// The bundle; none where the reference engine runs a model.
     pub(crate) fn bundle(&self) -> Result<Option<Bundle>> {
         match &self.source {
-            Source::Bundle { folder, .. } => Ok(Some(Bundle::open(folder, Verification::Quick)?)),
+            Source::Bundle { folder, .. } => Ok(Some(Bundle::open(folder, IntegrityCheck::Quick)?)),
             Source::Reference(_) => Ok(None),
         }
     }
@@ -201,7 +201,7 @@ impl Evaluated {
     pub(crate) fn model(&self, policy: Option<Policy>, output: Output) -> Result<Model> {
         match &self.source {
             Source::Bundle { folder, .. } => {
-                let bundle = Bundle::open(folder, Verification::Quick)?;
+                let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
                 let execution = self.device.execution(self.threads)?;
                 let runtime = Runtime::open(bundle, policy, &execution, &Bar::new(output))?;
                 Ok(Model::Runtime(Box::new(runtime)))
@@ -222,7 +222,7 @@ impl Evaluated {
     pub(crate) fn identity(&self) -> Result<Value> {
         Ok(match &self.source {
             Source::Bundle { folder, .. } => {
-                let bundle = Bundle::open(folder, Verification::Quick)?;
+                let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
                 json!(bundle.manifest_document().body.files)
             }
             Source::Reference(checkpoint) => json!({ "reference": checkpoint.identity() }),

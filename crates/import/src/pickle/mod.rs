@@ -1,9 +1,10 @@
-//! `pytorch_model.bin`: a zip of one pickle, which says what tensors there are, and their bytes.
+//! `pytorch_model.bin`: a zip of a pickle, which describes the tensors, and of their data.
 //!
-//! A pickle is a program; nothing of it is executed here. It is read as data, and one that names
-//! anything but tensors in storages is refused, as are numbers that point outside the file.
+//! A pickle is a program, but nothing is executed here: it is parsed as data. A pickle that names anything but
+//! tensors is refused, and so are offsets outside the file.
 
 mod machine;
+mod tensors;
 
 use std::{
     collections::BTreeMap,
@@ -21,16 +22,16 @@ use powerinfer_model::{
 };
 
 use crate::ImportError;
-use machine::{Element, PickledTensor};
+use tensors::{Element, PickledTensor};
 
-/// One or more files that `torch.save` wrote.
+/// One or more files written by `torch.save`.
 #[derive(Debug)]
 pub(crate) struct Pickles {
     files: Vec<PickleFile>,
 }
 
 impl Pickles {
-    /// Opens `pytorch_model.bin`, or its shards; none where there is neither.
+    /// Opens `pytorch_model.bin`, or its shards; `None` if there is neither.
     pub(crate) fn open(files: &Files) -> Result<Option<Self>, ImportError> {
         let Some(shards) = files.shards("pytorch_model.bin")? else {
             return Ok(None);
@@ -42,7 +43,7 @@ impl Pickles {
         Ok(Some(Self { files }))
     }
 
-    /// Opens the one file at `path`.
+    /// Opens the file at `path`.
     pub(crate) fn open_file(path: &Path) -> Result<Self, ImportError> {
         let file = PickleFile::from_bytes(path, FileBytes::open(path)?)?;
         Ok(Self { files: vec![file] })
@@ -100,19 +101,19 @@ impl Container for Pickles {
         let PickledTensor { element, shape, .. } = &tensor.about;
         let kind = format!("{name} {element:?} {shape:?}");
         let digest = sampled_digest(&kind, &file.bytes[tensor.storage.clone()]);
-        file.bytes.release(tensor.storage.clone()); // a touch may map far more than it reads
+        file.bytes.release(tensor.storage.clone()); // a page fault may map far more than was read
         Ok(digest)
     }
 }
 
-/// A tensor, and where in the file its storage is.
+/// Tensor and the location of its storage in the file.
 #[derive(Debug)]
 struct StoredTensor {
     about: PickledTensor,
     storage: Range<usize>,
 }
 
-/// One file that `torch.save` wrote.
+/// File written by `torch.save`.
 #[derive(Debug)]
 pub(crate) struct PickleFile {
     path: PathBuf,
@@ -121,7 +122,7 @@ pub(crate) struct PickleFile {
 }
 
 impl PickleFile {
-    /// Reads the directory of the zip and the pickle in it; `path` is for messages.
+    /// Parses the zip directory and the pickle; `path` is for messages.
     fn from_bytes(path: &Path, bytes: FileBytes) -> Result<Self, ImportError> {
         let bad = |reason: String| ImportError::BadPickle {
             path: path.to_owned(),
@@ -129,18 +130,18 @@ impl PickleFile {
         };
         let entries = entries(&bytes).map_err(bad)?;
         let Some((prefix, range)) = entries.pickle else {
-            return Err(bad("there is no `data.pkl` in it".to_owned()));
+            return Err(bad("it contains no `data.pkl`".to_owned()));
         };
         let mut tensors = BTreeMap::new();
-        for (name, about) in machine::tensors(&bytes[range]).map_err(bad)? {
+        for (name, about) in tensors::tensors(&bytes[range]).map_err(bad)? {
             let entry = format!("{prefix}data/{}", about.storage);
             let Some(storage) = entries.others.get(&entry) else {
                 return Err(bad(format!(
-                    "tensor `{name}` is said to be in `{entry}`, which is not there"
+                    "tensor `{name}` refers to `{entry}`, which does not exist"
                 )));
             };
             let held = storage.len() / about.element.bytes();
-            // Elements that overlap could make a small storage into a tensor of any size.
+            // Overlapping elements could expand a small storage to a tensor of any size.
             let elements = about.elements();
             if about.last_element() >= held || elements > held {
                 return Err(bad(format!(
@@ -157,7 +158,7 @@ impl PickleFile {
         })
     }
 
-    /// Reads a tensor, or some of its rows.
+    /// Reads a tensor, or a range of its rows.
     fn read(
         &self,
         name: &str,
@@ -174,7 +175,7 @@ impl PickleFile {
         if let (Some(rows), Some(count)) = (rows, shape.first_mut()) {
             assert!(
                 rows.start < rows.end && rows.end <= *count,
-                "rows are there"
+                "the rows exist"
             );
             offset += rows.start * strides[0];
             *count = rows.len();
@@ -203,7 +204,7 @@ impl PickleFile {
             });
         }
         let mut values = Vec::with_capacity(shape.iter().product());
-        // An odometer over the indices, the last dimension fastest.
+        // Count through the indices, the last dimension fastest.
         let mut indices = vec![0usize; shape.len()];
         let mut place = offset;
         'all: loop {
@@ -217,25 +218,25 @@ impl PickleFile {
                 place -= strides[dimension] * shape[dimension];
                 indices[dimension] = 0;
             }
-            self.bytes.release(tensor.storage.clone()); // a model may be larger than memory
+            self.bytes.release(tensor.storage.clone()); // models may be larger than memory
             return Ok(values);
         }
     }
 }
 
-/// What lies where in a zip.
+/// Entries of a zip file.
 #[derive(Default)]
 struct Entries {
-    /// Its pickle, and the folder that is in.
+    /// The pickle's folder and byte range.
     pickle: Option<(String, Range<usize>)>,
-    /// Everything else by name.
+    /// Byte ranges of all other entries by name.
     others: BTreeMap<String, Range<usize>>,
 }
 
-/// Finds the entries of a zip, which must be stored as they are.
+/// Locates the entries of a zip file, which must be uncompressed.
 fn entries(bytes: &[u8]) -> Result<Entries, String> {
     let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).map_err(|error| {
-        format!("it is not a zip ({error}); files saved by PyTorch before 1.6 have to be saved again by a newer one, or as safetensors")
+        format!("it is not a zip ({error}); files saved by PyTorch before 1.6 must be saved again by a newer version, or as safetensors")
     })?;
     let mut entries = Entries::default();
     for index in 0..zip.len() {

@@ -1,11 +1,11 @@
-//! Bamboo and TurboSparse: Mistral whose FFN has a ReLU on gate *and* up (dReLU; TurboSparse,
+//! Bamboo and TurboSparse: Mistral with a ReLU on gate *and* up in the FFN (dReLU; TurboSparse,
 //! Song et al. 2024, §4).
 
 use crate::{
     FfnKind,
     families::{
         Family,
-        llama::{SPARE, llama_names},
+        llama::{IGNORED, llama_names},
         mistral::mistral_like,
     },
 };
@@ -25,5 +25,5 @@ pub(super) const BAMBOO: Family = Family {
         Ok(config)
     },
     source: |_, weight| llama_names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };

@@ -1,21 +1,20 @@
-//! Falcon in its three shapes: 40B and 180B (new), 7B (multi-query, one norm), and the RefinedWeb
-//! models (ALiBi, one part after the other).
+//! Falcon: 40B and 180B (new decoder architecture), 7B (multi-query, one norm), and the RefinedWeb models
+//! (ALiBi, sequential attention and FFN).
 
 use crate::{
     Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
     Weight,
     alibi::slopes,
     families::{
-        Family,
+        Family, layer_tensor,
         llama::{activation, head_size},
-        of_layer,
     },
     keys::Keys,
     rotary::{RotaryDefaults, rotary},
-    source::{Change, Fused, Source, fused_by_group},
+    source::{Fused, Transform, WeightSource, fused_by_group},
 };
 
-/// Falcon; its first checkpoints call themselves RefinedWeb (RW).
+/// Falcon; the first checkpoints are called RefinedWeb (RW).
 pub(super) const FALCON: Family = Family {
     name: "falcon",
     architectures: &["FalconForCausalLM", "RWForCausalLM"],
@@ -24,7 +23,7 @@ pub(super) const FALCON: Family = Family {
         let layer_count = keys.size_or(&["num_hidden_layers", "n_layer"], 32)?;
         let head_count = keys.size_or(&["num_attention_heads", "n_head"], 71)?;
         let head_size = head_size(keys, hidden_size, head_count)?;
-        // The first 40B's say it with their type alone; `RefinedWebModel` is the 7B.
+        // The first 40B checkpoints state it by the model type alone; `RefinedWebModel` is the 7B.
         let refined_web = keys.text("model_type")? == Some("RefinedWeb");
         let new = keys.flag("new_decoder_architecture", refined_web)?;
         let multi_query = keys.flag("multi_query", true)?;
@@ -36,7 +35,7 @@ pub(super) const FALCON: Family = Family {
         }
         let context_length = keys.size_or(&["max_position_embeddings"], 2048)?;
         let biased = keys.flag("bias", false)?;
-        let rotary = rotary(keys, head_size, context_length, &RotaryDefaults::USUAL)?;
+        let rotary = rotary(keys, head_size, context_length, &RotaryDefaults::STANDARD)?;
         Ok(ModelConfig {
             family: "falcon".to_owned(),
             hidden_size,
@@ -83,10 +82,10 @@ pub(super) const FALCON: Family = Family {
         })
     },
     source,
-    spare: &["rotary_emb.inv_freq"],
+    ignored: &["rotary_emb.inv_freq"],
 };
 
-/// ReluFalcon is older than the key `activation` and says `hidden_act`.
+/// Reads `activation`, or `hidden_act` as in ReluFalcon, which predates the former.
 fn either_activation(keys: &Keys<'_>) -> Result<Activation, ModelError> {
     let newer = activation(keys, "activation", "gelu")?;
     let older = activation(keys, "hidden_act", "gelu")?;
@@ -99,11 +98,11 @@ fn either_activation(keys: &Keys<'_>) -> Result<Activation, ModelError> {
     }
 }
 
-/// How often the reference implementation adds the bias.
+/// Factor on the ALiBi bias.
 ///
-/// Its eager attention, which our goldens come from, adds it to the scores and once more in the
-/// mask; its fused attention (`sdpa`), and the code the models were trained with, add it once.
-/// A configuration that names the fused one gets that.
+/// The eager attention of transformers, from which the goldens are, adds the bias to the scores and again in
+/// the mask; fused attention (`sdpa`) and the training code add it once. The factor is 1 if the configuration
+/// names a fused implementation.
 fn alibi_strength(keys: &Keys<'_>) -> Result<f64, ModelError> {
     let attention = match keys.text("_attn_implementation")? {
         None => keys.text("attn_implementation")?,
@@ -115,16 +114,16 @@ fn alibi_strength(keys: &Keys<'_>) -> Result<f64, ModelError> {
     })
 }
 
-fn source(config: &ModelConfig, weight: Weight) -> Source {
+fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
-        Weight::Embedding => return Source::whole("transformer.word_embeddings.weight"),
-        Weight::FinalNorm => return Source::whole("transformer.ln_f.weight"),
-        Weight::FinalNormBias => return Source::whole("transformer.ln_f.bias"),
-        Weight::Head => return Source::whole("lm_head.weight"),
+        Weight::Embedding => return WeightSource::tensor("transformer.word_embeddings.weight"),
+        Weight::FinalNorm => return WeightSource::tensor("transformer.ln_f.weight"),
+        Weight::FinalNormBias => return WeightSource::tensor("transformer.ln_f.bias"),
+        Weight::Head => return WeightSource::tensor("lm_head.weight"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("Falcon has no {other:?}"),
     };
-    let fused = |part, end: &str| Source::Tensor {
+    let fused = |part, end: &str| WeightSource::Tensor {
         name: format!("transformer.h.{layer}.self_attention.query_key_value.{end}"),
         rows: fused_by_group(
             part,
@@ -132,7 +131,7 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
             config.kv_head_count,
             config.head_size,
         ),
-        change: Change::None,
+        transform: Transform::None,
     };
     let two_norms = config.block == Block::Parallel;
     let name = match weight {
@@ -158,5 +157,5 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
         LayerWeight::DownBias => "mlp.dense_4h_to_h.bias",
         other => unreachable!("Falcon has no {other:?}"),
     };
-    of_layer("transformer.h", layer, name)
+    layer_tensor("transformer.h", layer, name)
 }

@@ -1,12 +1,12 @@
-//! Gemma: Llama with GELU, norms that store their distance from one, and scaled embeddings.
+//! Gemma: Llama with GELU, norms stored as `weight − 1`, and scaled embeddings.
 
 use crate::{
     Activation, Biases, LayerWeight, Weight,
     families::{
         Family,
-        llama::{Defaults, SPARE, activation, llama_like, llama_names},
+        llama::{Defaults, IGNORED, activation, llama_like, llama_names},
     },
-    source::Change,
+    source::Transform,
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -27,7 +27,7 @@ pub(super) const GEMMA: Family = Family {
     architectures: &["GemmaForCausalLM"],
     describe: |keys| {
         let mut config = llama_like(keys, "gemma", &DEFAULTS)?;
-        // The first files said `gelu` and meant the form with the hyperbolic tangent.
+        // Early files state `gelu` for the tanh approximation.
         let key = if keys.text("hidden_activation")?.is_some() {
             "hidden_activation"
         } else {
@@ -51,10 +51,10 @@ pub(super) const GEMMA: Family = Family {
         match weight {
             Weight::FinalNorm
             | Weight::Layer(_, LayerWeight::AttentionNorm | LayerWeight::FfnNorm) => {
-                source.changed(Change::AddOne)
+                source.with(Transform::AddOne)
             }
             _ => source,
         }
     },
-    spare: SPARE,
+    ignored: IGNORED,
 };

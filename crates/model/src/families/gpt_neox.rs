@@ -1,14 +1,13 @@
-//! GPT-NeoX, Pythia: layer norms, a part of each head rotated, attention and FFN side by side.
+//! GPT-NeoX, Pythia: layer norms, partial rotary embedding, parallel attention and FFN.
 
 use crate::{
     Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
     families::{
-        Family,
+        Family, layer_tensor,
         llama::{activation, head_size},
-        of_layer,
     },
     rotary::{RotaryDefaults, rotary},
-    source::{Change, Fused, Source, fused_by_group},
+    source::{Fused, Transform, WeightSource, fused_by_group},
 };
 
 /// GPT-NeoX 20B, Pythia, Dolly.
@@ -26,7 +25,7 @@ pub(super) const GPT_NEOX: Family = Family {
             theta_key: "rotary_emb_base",
             share: 0.25,
             share_key: Some("rotary_pct"),
-            ..RotaryDefaults::USUAL
+            ..RotaryDefaults::STANDARD
         };
         Ok(ModelConfig {
             family: "gpt_neox".to_owned(),
@@ -64,24 +63,24 @@ pub(super) const GPT_NEOX: Family = Family {
         })
     },
     source,
-    // Masks and tables that older checkpoints keep beside the weights.
-    spare: &[
+    // Masks and tables stored in older checkpoints.
+    ignored: &[
         "attention.bias",
         "attention.masked_bias",
         "rotary_emb.inv_freq",
     ],
 };
 
-fn source(config: &ModelConfig, weight: Weight) -> Source {
+fn source(config: &ModelConfig, weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
-        Weight::Embedding => return Source::whole("gpt_neox.embed_in.weight"),
-        Weight::FinalNorm => return Source::whole("gpt_neox.final_layer_norm.weight"),
-        Weight::FinalNormBias => return Source::whole("gpt_neox.final_layer_norm.bias"),
-        Weight::Head => return Source::whole("embed_out.weight"),
+        Weight::Embedding => return WeightSource::tensor("gpt_neox.embed_in.weight"),
+        Weight::FinalNorm => return WeightSource::tensor("gpt_neox.final_layer_norm.weight"),
+        Weight::FinalNormBias => return WeightSource::tensor("gpt_neox.final_layer_norm.bias"),
+        Weight::Head => return WeightSource::tensor("embed_out.weight"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("GPT-NeoX has no {other:?}"),
     };
-    let fused = |part, end: &str| Source::Tensor {
+    let fused = |part, end: &str| WeightSource::Tensor {
         name: format!("gpt_neox.layers.{layer}.attention.query_key_value.{end}"),
         rows: fused_by_group(
             part,
@@ -89,7 +88,7 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
             config.kv_head_count,
             config.head_size,
         ),
-        change: Change::None,
+        transform: Transform::None,
     };
     let name = match weight {
         LayerWeight::AttentionNorm => "input_layernorm.weight",
@@ -110,5 +109,5 @@ fn source(config: &ModelConfig, weight: Weight) -> Source {
         LayerWeight::DownBias => "mlp.dense_4h_to_h.bias",
         other => unreachable!("GPT-NeoX has no {other:?}"),
     };
-    of_layer("gpt_neox.layers", layer, name)
+    layer_tensor("gpt_neox.layers", layer, name)
 }

@@ -1,16 +1,15 @@
-//! Llama, and what others built on it: RMS norms, rotary positions, a gated FFN, one after the
-//! other.
+//! Llama and models derived from it: RMS norms, rotary embedding, gated FFN, pre-norm blocks.
 
 use crate::{
     Activation, Biases, Block, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind, Positions,
     Weight,
-    families::{Family, of_layer},
+    families::{Family, layer_tensor},
     keys::Keys,
     rotary::{RotaryDefaults, rotary},
-    source::Source,
+    source::WeightSource,
 };
 
-/// Llama 1 to 3 and everything that says so, ReluLLaMA among them.
+/// Llama 1 to 3 and compatible models, including ReluLLaMA.
 pub(super) const LLAMA: Family = Family {
     name: "llama",
     architectures: &["LlamaForCausalLM", "LLaMAForCausalLM"],
@@ -26,10 +25,10 @@ pub(super) const LLAMA: Family = Family {
         Ok(config)
     },
     source: |_, weight| llama_names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };
 
-/// ProSparse: Llama under a name of its own, with FATReLU.
+/// ProSparse: Llama with FATReLU under its own architecture name.
 pub(super) const SPARSE_LLAMA: Family = Family {
     name: "sparse_llama",
     architectures: &["SparseLlamaForCausalLM", "ProSparseLlamaForCausalLM"],
@@ -37,17 +36,17 @@ pub(super) const SPARSE_LLAMA: Family = Family {
     ..LLAMA
 };
 
-/// Tensors of older checkpoints that repeat what the configuration says.
-pub(super) const SPARE: &[&str] = &["rotary_emb.inv_freq"];
+/// Tensors of older checkpoints that repeat the configuration.
+pub(super) const IGNORED: &[&str] = &["rotary_emb.inv_freq"];
 
-/// What a Llama-like family takes where its configuration is silent.
+/// Defaults of a Llama-like family for absent keys.
 pub(super) struct Defaults {
     pub(super) hidden_size: usize,
     pub(super) layers: usize,
     pub(super) heads: usize,
-    /// Key and value heads; none means as many as heads.
+    /// Key and value heads; `None` for as many as query heads.
     pub(super) kv_heads: Option<usize>,
-    /// Size of a head; none means hidden size over heads.
+    /// Size of a head; `None` for hidden size divided by heads.
     pub(super) head_size: Option<usize>,
     pub(super) ffn_size: usize,
     pub(super) vocabulary: usize,
@@ -67,7 +66,7 @@ pub(super) const LLAMA_DEFAULTS: Defaults = Defaults {
     tied: false,
 };
 
-/// A configuration with Llama's keys; biases and windows are for the family to add.
+/// Reads a configuration with Llama's keys; the family adds biases and windows.
 pub(super) fn llama_like(
     keys: &Keys<'_>,
     family: &str,
@@ -82,7 +81,7 @@ pub(super) fn llama_like(
         None => head_size(keys, hidden_size, head_count)?,
     };
     let kv_default = if keys.has("num_key_value_heads") {
-        head_count // a null says so
+        head_count // null means as many as query heads
     } else {
         defaults.kv_heads.unwrap_or(head_count)
     };
@@ -103,7 +102,7 @@ pub(super) fn llama_like(
             keys,
             head_size,
             context_length,
-            &RotaryDefaults::USUAL,
+            &RotaryDefaults::STANDARD,
         )?),
         attention_windows: vec![None; layer_count],
         block: Block::PreNorm,
@@ -119,7 +118,7 @@ pub(super) fn llama_like(
     })
 }
 
-/// Hidden size over heads, which must come out even.
+/// Returns the hidden size divided by the number of heads, which must be exact.
 pub(super) fn head_size(
     keys: &Keys<'_>,
     hidden_size: usize,
@@ -133,7 +132,7 @@ pub(super) fn head_size(
     )))
 }
 
-/// The activation function that `key` names.
+/// Reads the activation function under `key`.
 pub(super) fn activation(
     keys: &Keys<'_>,
     key: &str,
@@ -141,16 +140,16 @@ pub(super) fn activation(
 ) -> Result<Activation, ModelError> {
     let name = keys.text(key)?.unwrap_or(default);
     let parameter = keys.number("hidden_act_param")?;
-    Activation::named(name, parameter.map(|parameter| parameter as f32))
+    Activation::from_name(name, parameter.map(|parameter| parameter as f32))
         .ok_or_else(|| keys.unsupported(key, name, Activation::NAMES))
 }
 
-/// What Llama checkpoints call a weight.
-pub(super) fn llama_names(weight: Weight) -> Source {
+/// Tensor names of Llama checkpoints.
+pub(super) fn llama_names(weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
-        Weight::Embedding => return Source::whole("model.embed_tokens.weight"),
-        Weight::FinalNorm => return Source::whole("model.norm.weight"),
-        Weight::Head => return Source::whole("lm_head.weight"),
+        Weight::Embedding => return WeightSource::tensor("model.embed_tokens.weight"),
+        Weight::FinalNorm => return WeightSource::tensor("model.norm.weight"),
+        Weight::Head => return WeightSource::tensor("lm_head.weight"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("Llama has no {other:?}"),
     };
@@ -175,5 +174,5 @@ pub(super) fn llama_names(weight: Weight) -> Source {
         LayerWeight::DownBias => "mlp.down_proj.bias",
         other => unreachable!("Llama has no {other:?}"),
     };
-    of_layer("model.layers", layer, name)
+    layer_tensor("model.layers", layer, name)
 }

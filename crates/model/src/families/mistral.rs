@@ -4,21 +4,21 @@ use crate::{
     ModelConfig, ModelError,
     families::{
         Family,
-        llama::{Defaults, LLAMA_DEFAULTS, SPARE, llama_like, llama_names},
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
     },
     keys::Keys,
 };
 
-/// Mistral 7B and its kin.
+/// Mistral 7B and compatible models.
 pub(super) const MISTRAL: Family = Family {
     name: "mistral",
     architectures: &["MistralForCausalLM"],
     describe: |keys| mistral_like(keys, "mistral"),
     source: |_, weight| llama_names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };
 
-/// A configuration with Mistral's keys.
+/// Reads a configuration with Mistral's keys.
 pub(super) fn mistral_like(keys: &Keys<'_>, family: &str) -> Result<ModelConfig, ModelError> {
     const DEFAULTS: Defaults = Defaults {
         ffn_size: 14336,
@@ -30,7 +30,7 @@ pub(super) fn mistral_like(keys: &Keys<'_>, family: &str) -> Result<ModelConfig,
     let mut config = llama_like(keys, family, &DEFAULTS)?;
     let window = match keys.size("sliding_window")? {
         None if !keys.has("sliding_window") => Some(WINDOW),
-        window => window, // a null says that there is none
+        window => window, // null means no window
     };
     config.attention_windows = vec![window; config.layer_count];
     Ok(config)

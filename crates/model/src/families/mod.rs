@@ -1,8 +1,7 @@
-//! The families of decoders, one description each: which keys say what, how the parts stand to
-//! each other, and what checkpoints call the weights.
+//! Families of decoders, one description each: configuration keys, structure, and tensor names.
 //!
-//! A family is a file here and a line in [`ALL`]. It describes; nothing in it computes: the
-//! forward passes of both engines know only [`ModelConfig`].
+//! A family is one file here and one line in [`ALL`]. It only describes: the forward passes of both engines
+//! know only [`ModelConfig`].
 
 mod bamboo;
 mod falcon;
@@ -14,23 +13,23 @@ mod opt;
 mod phi;
 mod qwen;
 
-use crate::{ModelConfig, ModelError, Weight, keys::Keys, source::Source};
+use crate::{ModelConfig, ModelError, Weight, keys::Keys, source::WeightSource};
 
-/// One family of decoders.
+/// Family of decoders.
 pub(crate) struct Family {
-    /// Its name in our own files.
+    /// Name in PowerInfer's own files.
     pub(crate) name: &'static str,
-    /// What `architectures` says in its checkpoints.
+    /// Values of `architectures` in its checkpoints.
     pub(crate) architectures: &'static [&'static str],
-    /// Reads its `config.json`; absent keys take the family's defaults.
+    /// Parses its `config.json`; absent keys have the family's defaults.
     pub(crate) describe: fn(&Keys<'_>) -> Result<ModelConfig, ModelError>,
-    /// Where its checkpoints keep a weight.
-    pub(crate) source: fn(&ModelConfig, Weight) -> Source,
-    /// Ends of names of tensors that checkpoints have and nobody needs.
-    pub(crate) spare: &'static [&'static str],
+    /// Returns the source of a weight in its checkpoints.
+    pub(crate) source: fn(&ModelConfig, Weight) -> WeightSource,
+    /// Name suffixes of tensors that checkpoints may contain and that are not used.
+    pub(crate) ignored: &'static [&'static str],
 }
 
-/// Every family.
+/// All families.
 const ALL: [&Family; 12] = [
     &llama::LLAMA,
     &llama::SPARSE_LLAMA,
@@ -46,12 +45,12 @@ const ALL: [&Family; 12] = [
     &phi::PHI,
 ];
 
-/// The family whose name stands in a [`ModelConfig`].
+/// Returns the family called `name` in a [`ModelConfig`].
 pub(crate) fn named(name: &str) -> Option<&'static Family> {
     ALL.into_iter().find(|family| family.name == name)
 }
 
-/// The family of a configuration.
+/// Returns the family of a configuration.
 pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
     let mut architectures = Vec::new();
     if let Some(serde_json::Value::Array(names)) = keys.value("architectures") {
@@ -76,7 +75,7 @@ pub(crate) fn of(keys: &Keys<'_>) -> Result<&'static Family, ModelError> {
     })
 }
 
-/// `name.weight` or `name.bias` of a layer.
-fn of_layer(prefix: &str, layer: usize, name: &str) -> Source {
-    Source::whole(format!("{prefix}.{layer}.{name}"))
+/// Source of the whole tensor `{prefix}.{layer}.{name}`.
+fn layer_tensor(prefix: &str, layer: usize, name: &str) -> WeightSource {
+    WeightSource::tensor(format!("{prefix}.{layer}.{name}"))
 }

@@ -1,16 +1,15 @@
-//! OPT: layer norms before or after, learned positions, an ungated FFN with biases.
+//! OPT: layer norms before or after, learned positions, an FFN without gate and with biases.
 
 use crate::{
     Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
     families::{
-        Family,
+        Family, layer_tensor,
         llama::{activation, head_size},
-        of_layer,
     },
-    source::Source,
+    source::WeightSource,
 };
 
-/// OPT, and Galactica, which leaves biases and the norms' weights out.
+/// OPT and Galactica, which omits biases and norm weights.
 pub(super) const OPT: Family = Family {
     name: "opt",
     architectures: &["OPTForCausalLM"],
@@ -21,12 +20,12 @@ pub(super) const OPT: Family = Family {
         let norm_before = keys.flag("do_layer_norm_before", true)?;
         let biased = keys.flag("enable_bias", true)?;
         let norm_weights = keys.flag("layer_norm_elementwise_affine", true)?;
-        // Galactica says that its positions are learned; OPT has no others.
+        // Galactica states that its positions are learned; no OPT model has others.
         if !keys.flag("learned_embeddings", true)? {
             return Err(keys.unsupported("learned_embeddings", "false", "true"));
         }
         Ok(ModelConfig {
-            // Which of the two decides whether norms have weights in the file.
+            // The family records whether checkpoints contain norm weights.
             family: if norm_weights {
                 "opt"
             } else {
@@ -43,7 +42,7 @@ pub(super) const OPT: Family = Family {
             ffn_size: keys.size_or(&["ffn_dim"], 3072)?,
             vocabulary_size: keys.size_or(&["vocab_size"], 50272)?,
             context_length: keys.size_or(&["max_position_embeddings"], 2048)?,
-            // The first two rows of the table stand for padding.
+            // The first two rows are for padding.
             positions: Positions::Learned { offset: 2 },
             attention_windows: vec![None; layer_count],
             block: if norm_before {
@@ -68,36 +67,38 @@ pub(super) const OPT: Family = Family {
         })
     },
     source: |_, weight| names(weight),
-    spare: &[],
+    ignored: &[],
 };
 
-/// OPT without weights in its norms.
+/// OPT without norm weights.
 pub(super) const OPT_PLAIN_NORM: Family = Family {
     name: "opt_plain_norm",
     architectures: &[],
     source: |_, weight| match weight {
         Weight::FinalNorm | Weight::Layer(_, LayerWeight::AttentionNorm | LayerWeight::FfnNorm) => {
-            Source::Constant(1.0)
+            WeightSource::Constant(1.0)
         }
         Weight::FinalNormBias
         | Weight::Layer(_, LayerWeight::AttentionNormBias | LayerWeight::FfnNormBias) => {
-            Source::Constant(0.0)
+            WeightSource::Constant(0.0)
         }
         weight => names(weight),
     },
     ..OPT
 };
 
-/// What OPT checkpoints call a weight.
-fn names(weight: Weight) -> Source {
+/// Tensor names of OPT checkpoints.
+fn names(weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
-        Weight::Embedding => return Source::whole("model.decoder.embed_tokens.weight"),
-        Weight::Positions => return Source::whole("model.decoder.embed_positions.weight"),
-        Weight::ProjectIn => return Source::whole("model.decoder.project_in.weight"),
-        Weight::ProjectOut => return Source::whole("model.decoder.project_out.weight"),
-        Weight::FinalNorm => return Source::whole("model.decoder.final_layer_norm.weight"),
-        Weight::FinalNormBias => return Source::whole("model.decoder.final_layer_norm.bias"),
-        Weight::Head => return Source::whole("lm_head.weight"),
+        Weight::Embedding => return WeightSource::tensor("model.decoder.embed_tokens.weight"),
+        Weight::Positions => return WeightSource::tensor("model.decoder.embed_positions.weight"),
+        Weight::ProjectIn => return WeightSource::tensor("model.decoder.project_in.weight"),
+        Weight::ProjectOut => return WeightSource::tensor("model.decoder.project_out.weight"),
+        Weight::FinalNorm => return WeightSource::tensor("model.decoder.final_layer_norm.weight"),
+        Weight::FinalNormBias => {
+            return WeightSource::tensor("model.decoder.final_layer_norm.bias");
+        }
+        Weight::Head => return WeightSource::tensor("lm_head.weight"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("OPT has no {other:?}"),
     };
@@ -120,5 +121,5 @@ fn names(weight: Weight) -> Source {
         LayerWeight::DownBias => "fc2.bias",
         other => unreachable!("OPT has no {other:?}"),
     };
-    of_layer("model.decoder.layers", layer, name)
+    layer_tensor("model.decoder.layers", layer, name)
 }

@@ -1,14 +1,13 @@
-//! Phi 1, 1.5 and 2: one norm for attention and FFN side by side, biases everywhere.
+//! Phi 1, 1.5 and 2: parallel attention and FFN with a shared norm, biases in all projections.
 
 use crate::{
     Biases, Block, FfnKind, LayerWeight, ModelConfig, NormKind, Positions, Weight,
     families::{
-        Family,
-        llama::{SPARE, activation, head_size},
-        of_layer,
+        Family, layer_tensor,
+        llama::{IGNORED, activation, head_size},
     },
     rotary::{RotaryDefaults, rotary},
-    source::Source,
+    source::WeightSource,
 };
 
 /// Phi 1 to 2.
@@ -24,7 +23,7 @@ pub(super) const PHI: Family = Family {
         let defaults = RotaryDefaults {
             share: 0.5,
             share_key: Some("partial_rotary_factor"),
-            ..RotaryDefaults::USUAL
+            ..RotaryDefaults::STANDARD
         };
         Ok(ModelConfig {
             family: "phi".to_owned(),
@@ -58,17 +57,17 @@ pub(super) const PHI: Family = Family {
         })
     },
     source: |_, weight| names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };
 
-/// What Phi checkpoints call a weight.
-fn names(weight: Weight) -> Source {
+/// Tensor names of Phi checkpoints.
+fn names(weight: Weight) -> WeightSource {
     let (layer, weight) = match weight {
-        Weight::Embedding => return Source::whole("model.embed_tokens.weight"),
-        Weight::FinalNorm => return Source::whole("model.final_layernorm.weight"),
-        Weight::FinalNormBias => return Source::whole("model.final_layernorm.bias"),
-        Weight::Head => return Source::whole("lm_head.weight"),
-        Weight::HeadBias => return Source::whole("lm_head.bias"),
+        Weight::Embedding => return WeightSource::tensor("model.embed_tokens.weight"),
+        Weight::FinalNorm => return WeightSource::tensor("model.final_layernorm.weight"),
+        Weight::FinalNormBias => return WeightSource::tensor("model.final_layernorm.bias"),
+        Weight::Head => return WeightSource::tensor("lm_head.weight"),
+        Weight::HeadBias => return WeightSource::tensor("lm_head.bias"),
         Weight::Layer(layer, weight) => (layer, weight),
         other => unreachable!("Phi has no {other:?}"),
     };
@@ -93,5 +92,5 @@ fn names(weight: Weight) -> Source {
         LayerWeight::DownBias => "mlp.fc2.bias",
         other => unreachable!("Phi has no {other:?}"),
     };
-    of_layer("model.layers", layer, name)
+    layer_tensor("model.layers", layer, name)
 }

@@ -1,10 +1,10 @@
-//! Qwen2 (bias on queries, keys and values) and Qwen3 (a norm on each query and key head).
+//! Qwen2 (biases of queries, keys and values) and Qwen3 (norms of query and key heads).
 
 use crate::{
     Biases, ModelConfig, ModelError,
     families::{
         Family,
-        llama::{Defaults, LLAMA_DEFAULTS, SPARE, llama_like, llama_names},
+        llama::{Defaults, IGNORED, LLAMA_DEFAULTS, llama_like, llama_names},
     },
     keys::Keys,
 };
@@ -28,7 +28,7 @@ pub(super) const QWEN2: Family = Family {
         Ok(config)
     },
     source: |_, weight| llama_names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };
 
 /// Qwen 3.
@@ -52,16 +52,16 @@ pub(super) const QWEN3: Family = Family {
         Ok(config)
     },
     source: |_, weight| llama_names(weight),
-    spare: SPARE,
+    ignored: IGNORED,
 };
 
-/// The sliding windows: off unless asked for, then on the layers that `layer_types` names or
-/// from `max_window_layers` on.
+/// Reads the sliding windows: off by default; if on, on the layers listed in `layer_types`, or from
+/// `max_window_layers` on.
 fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
-    let asked = keys.flag("use_sliding_window", false)?;
+    let enabled = keys.flag("use_sliding_window", false)?;
     let window = match keys.size("sliding_window")? {
         None if !keys.has("sliding_window") => Some(4096),
-        window => window, // a null says that there is none
+        window => window, // null means no window
     };
     let first = match keys.number("max_window_layers")? {
         Some(first) => first as usize,
@@ -83,7 +83,7 @@ fn windows(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), ModelError> 
                 }
             },
         };
-        *slot = window.filter(|_| asked && sliding);
+        *slot = window.filter(|_| enabled && sliding);
     }
     Ok(())
 }

@@ -1,24 +1,25 @@
-//! GGUF metadata said as a `config.json`, so that the families read both.
+//! Conversion of GGUF metadata to a `config.json`, so that families read only that.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
     ModelError,
+    container::Container,
     gguf::{GgufFile, Value, bad},
     rotary,
 };
 
-/// What an architecture of GGUF is called in `config.json`, and which keys say what.
+/// GGUF architecture and its counterpart in `config.json`.
 pub(super) struct Architecture {
     /// `general.architecture`.
     pub(super) name: &'static str,
-    /// The same in `architectures`.
+    /// Counterpart in `architectures`.
     hugging_face: &'static str,
-    /// Metadata keys, after the architecture's name, and the configuration's key for each.
+    /// Metadata keys without the architecture prefix, and the configuration key for each.
     keys: &'static [(&'static str, &'static str)],
-    /// Whether queries and keys are stored for rotation of neighbours.
-    pub(super) rotates_neighbours: bool,
-    /// What is said nowhere in a file, or in one of the original PowerInfer.
+    /// Whether queries and keys are stored for interleaved rotary pairs.
+    pub(super) interleaved_rope: bool,
+    /// Settings stated in no file; `powerinfer` is true for a file of the original PowerInfer.
     fixed: fn(powerinfer: bool) -> Json,
 }
 
@@ -38,42 +39,42 @@ const LLAMA: &[(&str, &str)] = &[
     ("rope.freq_base", "rope_theta"),
 ];
 
-/// Every architecture that is read.
+/// All supported architectures.
 static ALL: [Architecture; 9] = [
     Architecture {
         name: "llama",
         hugging_face: "LlamaForCausalLM",
         keys: LLAMA,
-        rotates_neighbours: true,
-        // The original PowerInfer runs Llamas with ReLU; its files do not say so.
+        interleaved_rope: true,
+        // The original PowerInfer runs Llama models with ReLU, which its files do not state.
         fixed: |powerinfer| json!({ "hidden_act": if powerinfer { "relu" } else { "silu" } }),
     },
     Architecture {
         name: "bamboo",
         hugging_face: "BambooForCausalLM",
         keys: LLAMA,
-        rotates_neighbours: true,
+        interleaved_rope: true,
         fixed: |_| json!({ "hidden_act": "relu", "sliding_window": null }),
     },
     Architecture {
         name: "qwen2",
         hugging_face: "Qwen2ForCausalLM",
         keys: LLAMA,
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
     Architecture {
         name: "qwen3",
         hugging_face: "Qwen3ForCausalLM",
         keys: LLAMA,
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
     Architecture {
         name: "gemma",
         hugging_face: "GemmaForCausalLM",
         keys: LLAMA,
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -85,7 +86,7 @@ static ALL: [Architecture; 9] = [
             ("use_parallel_residual", "use_parallel_residual"),
             ("rope.freq_base", "rotary_emb_base"),
         ],
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -97,7 +98,7 @@ static ALL: [Architecture; 9] = [
             ("attention.layer_norm_epsilon", "layer_norm_eps"),
             ("rope.freq_base", "rope_theta"),
         ],
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
     Architecture {
@@ -109,7 +110,7 @@ static ALL: [Architecture; 9] = [
             ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
             ("rope.freq_base", "rope_theta"),
         ],
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |powerinfer| {
             json!({
                 "activation": if powerinfer { "relu" } else { "gelu" },
@@ -120,18 +121,18 @@ static ALL: [Architecture; 9] = [
     Architecture {
         name: "opt",
         hugging_face: "OPTForCausalLM",
-        // OPT's ε is the same in all checkpoints; the family has it.
+        // All OPT checkpoints have the same ε, which the family defines.
         keys: &[
             ("feed_forward_length", "ffn_dim"),
             ("attention.layer_norm_epsilon", "_layer_norm_epsilon"),
         ],
-        rotates_neighbours: false,
+        interleaved_rope: false,
         fixed: |_| json!({}),
     },
 ];
 
-/// Keys, after the architecture's name, that are read apart or repeat what others say.
-const UNDERSTOOD: &[&str] = &[
+/// Keys, without the architecture prefix, that are read separately or are redundant.
+const OTHER_KEYS: &[&str] = &[
     "attention.head_count_kv",
     "attention.key_length",
     "attention.value_length",
@@ -146,10 +147,10 @@ const UNDERSTOOD: &[&str] = &[
     "tensor_data_layout",
 ];
 
-/// A tensor by which each rotary frequency is divided.
+/// Tensor of divisors of the rotary frequencies.
 pub(super) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
-/// The architecture of a file.
+/// Returns the architecture of a file.
 pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, ModelError> {
     let name = file
         .value("general.architecture")
@@ -167,8 +168,8 @@ pub(super) fn architecture(file: &GgufFile) -> Result<&'static Architecture, Mod
     })
 }
 
-/// A value as JSON; an array of equal values, one a layer, as that value.
-fn plain(value: &Value) -> Option<Json> {
+/// Converts a value to JSON; an array of equal values, one per layer, to that value.
+fn to_json(value: &Value) -> Option<Json> {
     Some(match value {
         Value::Unsigned(number) => json!(number),
         Value::Signed(number) => json!(number),
@@ -176,16 +177,16 @@ fn plain(value: &Value) -> Option<Json> {
         Value::Bool(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(items) => {
-            let first = plain(items.first()?)?;
+            let first = to_json(items.first()?)?;
             let all = items
                 .iter()
-                .all(|item| plain(item).as_ref() == Some(&first));
+                .all(|item| to_json(item).as_ref() == Some(&first));
             all.then_some(first)?
         }
     })
 }
 
-/// The `config.json` that says what the metadata of `file` says.
+/// Converts the metadata of `file` to a `config.json`.
 pub(super) fn configuration(
     file: &GgufFile,
     architecture: &Architecture,
@@ -202,7 +203,7 @@ pub(super) fn configuration(
         let Some(value) = file.value(&format!("{prefix}{key}")) else {
             continue;
         };
-        let value = plain(value).ok_or_else(|| {
+        let value = to_json(value).ok_or_else(|| {
             let reason = format!("`{prefix}{key}` differs from layer to layer");
             bad(file, format!("{reason}, which is not supported"))
         })?;
@@ -210,7 +211,7 @@ pub(super) fn configuration(
     }
     check_keys(file, architecture, &prefix)?;
 
-    // What the tensors say.
+    // Settings that follow from the tensors.
     let has = |name: &str| file.shape(name).is_some();
     config.insert(
         "tie_word_embeddings".to_owned(),
@@ -229,7 +230,7 @@ pub(super) fn configuration(
             config.insert("attention_bias".to_owned(), json!(attention_bias));
         }
         "falcon" => {
-            // Falcon 7B and 40B differ in this norm; their fused rows are alike in GGUF.
+            // Falcon 7B and 40B differ in this norm; their fused rows are stored alike in GGUF.
             let norms = if has("blk.0.attn_norm_2.weight") {
                 2
             } else {
@@ -239,7 +240,7 @@ pub(super) fn configuration(
         }
         _ => {}
     }
-    rotation(file, architecture, &mut config)?;
+    rotary_settings(file, architecture, &mut config)?;
     if let Some(id) = file
         .value("tokenizer.ggml.eos_token_id")
         .and_then(Value::as_u64)
@@ -249,7 +250,7 @@ pub(super) fn configuration(
     Ok(Json::Object(config))
 }
 
-/// Fails on a key of the architecture that nobody reads: it may change what is computed.
+/// Checks that every key of the architecture is read: others may change what is computed.
 fn check_keys(
     file: &GgufFile,
     architecture: &Architecture,
@@ -265,19 +266,19 @@ fn check_keys(
             Value::Float(number) => *number == 0.0,
             _ => false,
         };
-        if !neutral && !UNDERSTOOD.contains(&rest) && !mapped.any(|(known, _)| *known == rest) {
+        if !neutral && !OTHER_KEYS.contains(&rest) && !mapped.any(|(known, _)| *known == rest) {
             return Err(ModelError::UnknownKey {
                 path: file.path().to_owned(),
                 key: key.to_owned(),
-                value: plain(value).unwrap_or_default().to_string(),
+                value: to_json(value).unwrap_or_default().to_string(),
             });
         }
     }
     Ok(())
 }
 
-/// What the metadata says about rotary positions.
-fn rotation(
+/// Converts the rotary settings.
+fn rotary_settings(
     file: &GgufFile,
     architecture: &Architecture,
     config: &mut Map<String, Json>,
@@ -289,7 +290,7 @@ fn rotation(
     let head_size = number("attention.key_length").or(shared.map(|(hidden, heads)| hidden / heads));
     let head_size = head_size.unwrap_or(0.0);
     if let Some(values) = number("attention.value_length").filter(|values| *values != head_size) {
-        let reason = format!("keys have {head_size} and values {values} numbers per head");
+        let reason = format!("keys have {head_size} and values {values} elements per head");
         return Err(bad(file, format!("{reason}, which is not supported")));
     }
     let share = number("rope.dimension_count").map_or(1.0, |rotated| rotated / head_size);
@@ -301,7 +302,7 @@ fn rotation(
             let reason = format!("only {share} of each head is rotated");
             return Err(bad(
                 file,
-                format!("{reason}, which its architecture does not do"),
+                format!("{reason}, which is not supported for its architecture"),
             ));
         }
     }

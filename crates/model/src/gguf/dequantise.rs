@@ -1,28 +1,28 @@
-//! The element types of GGUF tensors, and how blocks of them become float32.
+//! Element types of GGUF tensors, and their dequantisation to f32.
 //!
-//! The operations and their order are ggml's, so that the results are equal to the last bit.
+//! Operations and their order are those of ggml, so that results are bit-identical.
 
 use half::{bf16, f16};
 
-/// How a tensor's elements are stored: in blocks, each of some elements along a row.
+/// Element type: elements are stored in blocks along a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Encoding {
-    /// As ggml calls it.
+    /// Name in ggml.
     pub(super) name: &'static str,
-    /// Elements of a block.
+    /// Elements per block.
     pub(super) block_length: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub(super) block_bytes: usize,
-    /// Turns blocks into as many values as they hold; none where the type is known but not read.
+    /// Dequantises blocks; `None` if the type is known but not supported.
     pub(super) decode: Option<Decode>,
 }
 
-/// Turns whole blocks into values, one for each element of the blocks.
+/// Dequantises whole blocks into as many values as they hold.
 pub(super) type Decode = fn(&[u8], &mut [f32]);
 
 impl Encoding {
-    /// The encoding that ggml numbers `id`.
-    pub(super) fn numbered(id: u32) -> Result<Self, String> {
+    /// Returns the encoding with ggml's type `id`.
+    pub(super) fn from_id(id: u32) -> Result<Self, String> {
         let (name, block_length, block_bytes, decode): (_, _, _, Option<Decode>) = match id {
             0 => ("F32", 1, 4, Some(decode_f32)),
             1 => ("F16", 1, 2, Some(decode_f16)),
@@ -73,7 +73,7 @@ impl Encoding {
     }
 }
 
-/// Applies `decode` to every block of `BYTES` bytes, which holds `LENGTH` values.
+/// Applies `decode` to every block of `BYTES` bytes with `LENGTH` values.
 fn each_block<const BYTES: usize, const LENGTH: usize>(
     bytes: &[u8],
     values: &mut [f32],
@@ -86,9 +86,9 @@ fn each_block<const BYTES: usize, const LENGTH: usize>(
     }
 }
 
-/// The half-precision number at `place`.
-fn half(block: &[u8], place: usize) -> f32 {
-    f16::from_le_bytes([block[place], block[place + 1]]).to_f32()
+/// Reads the f16 at byte `offset`.
+fn f16_at(block: &[u8], offset: usize) -> f32 {
+    f16::from_le_bytes([block[offset], block[offset + 1]]).to_f32()
 }
 
 fn decode_f32(bytes: &[u8], values: &mut [f32]) {
@@ -109,13 +109,13 @@ fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-// The blocks of 32. A byte of four-bit numbers holds element `index` in its lower half and
-// element `index + 16` in its upper one.
+// Blocks of 32. A byte of 4-bit values holds element `index` in its low nibble and element `index + 16` in its
+// high one.
 
-/// Scale; four bits each, less 8.
+/// Q4_0: scale; 4-bit values minus 8.
 fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {
     each_block::<18, 32>(bytes, values, |block, values| {
-        let scale = half(block, 0);
+        let scale = f16_at(block, 0);
         for (index, packed) in block[2..].iter().enumerate() {
             values[index] = f32::from((packed & 15) as i8 - 8) * scale;
             values[index + 16] = f32::from((packed >> 4) as i8 - 8) * scale;
@@ -123,10 +123,10 @@ fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// Scale and minimum; four bits each.
+/// Q4_1: scale and minimum; 4-bit values.
 fn decode_q4_1(bytes: &[u8], values: &mut [f32]) {
     each_block::<20, 32>(bytes, values, |block, values| {
-        let (scale, minimum) = (half(block, 0), half(block, 2));
+        let (scale, minimum) = (f16_at(block, 0), f16_at(block, 2));
         for (index, packed) in block[4..].iter().enumerate() {
             values[index] = f32::from(packed & 15) * scale + minimum;
             values[index + 16] = f32::from(packed >> 4) * scale + minimum;
@@ -134,15 +134,15 @@ fn decode_q4_1(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// What the fifth bit of element `index` adds, from the four bytes at `place`.
+/// Returns bit 4 of element `index`, from the four bytes at `place`.
 fn fifth_bit(block: &[u8], place: usize, index: usize) -> u8 {
     (block[place + index / 8] >> (index % 8) & 1) << 4
 }
 
-/// Scale; the fifth bits; the lower four bits each; less 16.
+/// Q5_0: scale; high bits; low 4 bits; values minus 16.
 fn decode_q5_0(bytes: &[u8], values: &mut [f32]) {
     each_block::<22, 32>(bytes, values, |block, values| {
-        let scale = half(block, 0);
+        let scale = f16_at(block, 0);
         for (index, packed) in block[6..].iter().enumerate() {
             let lower = packed & 15 | fifth_bit(block, 2, index);
             let upper = packed >> 4 | fifth_bit(block, 2, index + 16);
@@ -152,10 +152,10 @@ fn decode_q5_0(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// Scale and minimum; the fifth bits; the lower four bits each.
+/// Q5_1: scale and minimum; high bits; low 4 bits.
 fn decode_q5_1(bytes: &[u8], values: &mut [f32]) {
     each_block::<24, 32>(bytes, values, |block, values| {
-        let (scale, minimum) = (half(block, 0), half(block, 2));
+        let (scale, minimum) = (f16_at(block, 0), f16_at(block, 2));
         for (index, packed) in block[8..].iter().enumerate() {
             let lower = packed & 15 | fifth_bit(block, 4, index);
             let upper = packed >> 4 | fifth_bit(block, 4, index + 16);
@@ -165,22 +165,22 @@ fn decode_q5_1(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// Scale; a signed byte each.
+/// Q8_0: scale; 8-bit values.
 fn decode_q8_0(bytes: &[u8], values: &mut [f32]) {
     each_block::<34, 32>(bytes, values, |block, values| {
-        let scale = half(block, 0);
+        let scale = f16_at(block, 0);
         for (value, byte) in values.iter_mut().zip(&block[2..]) {
             *value = f32::from(*byte as i8) * scale;
         }
     });
 }
 
-/// The values that the four bits of an IQ4 element stand for.
+/// Codebook of IQ4.
 const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// The 32 values of 16 bytes of IQ4.
+/// Dequantises 32 values from 16 bytes of IQ4.
 fn decode_iq4(scale: f32, bytes: &[u8], values: &mut [f32]) {
     for (index, packed) in bytes.iter().enumerate() {
         values[index] = scale * f32::from(IQ4_VALUES[usize::from(packed & 15)]);
@@ -188,20 +188,20 @@ fn decode_iq4(scale: f32, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Scale; four bits each, which number a value.
+/// IQ4_NL: scale; 4-bit codebook indices.
 fn decode_iq4_nl(bytes: &[u8], values: &mut [f32]) {
     each_block::<18, 32>(bytes, values, |block, values| {
-        decode_iq4(half(block, 0), &block[2..], values);
+        decode_iq4(f16_at(block, 0), &block[2..], values);
     });
 }
 
-// The blocks of 256, in groups of 16 or 32 with a scale of their own. Bits of elements that lie
-// 32 apart (or 64, or 128: the groups' arithmetic below) share a byte.
+// Super-blocks of 256, in groups of 16 or 32 with their own scales. Bits of elements at a distance of 32, 64 or
+// 128 share a byte.
 
-/// Scale; the upper two bits of eight group scales, then their lower four; as IQ4_NL.
+/// IQ4_XS: scale; high 2 bits of eight group scales, then their low 4 bits; values as in IQ4_NL.
 fn decode_iq4_xs(bytes: &[u8], values: &mut [f32]) {
     each_block::<136, 256>(bytes, values, |block, values| {
-        let scale = half(block, 0);
+        let scale = f16_at(block, 0);
         let upper_bits = u16::from_le_bytes([block[2], block[3]]);
         for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let lower = block[4 + group / 2] >> (4 * (group % 2)) & 15;
@@ -212,10 +212,10 @@ fn decode_iq4_xs(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// Scale and minimum, four bits each, per group of 16; two bits per element; the scales of both.
+/// Q2_K: 4-bit scale and minimum per group of 16; 2-bit values; scales of both.
 fn decode_q2_k(bytes: &[u8], values: &mut [f32]) {
     each_block::<84, 256>(bytes, values, |block, values| {
-        let (scale, minimum) = (half(block, 80), half(block, 82));
+        let (scale, minimum) = (f16_at(block, 80), f16_at(block, 82));
         for (group, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let group_scale = scale * f32::from(block[group] & 15);
             let group_minimum = minimum * f32::from(block[group] >> 4);
@@ -228,11 +228,11 @@ fn decode_q2_k(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// The third bits; the lower two bits each; six-bit scales per group of 16, packed; their scale.
+/// Q3_K: high bits; low 2 bits; packed 6-bit scales per group of 16; their scale.
 fn decode_q3_k(bytes: &[u8], values: &mut [f32]) {
     each_block::<110, 256>(bytes, values, |block, values| {
         let (third_bits, low_bits, scales) = (&block[..32], &block[32..96], &block[96..108]);
-        let scale = half(block, 108);
+        let scale = f16_at(block, 108);
         for (group, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let lower = scales[group % 8] >> (4 * (group / 8)) & 15;
             let upper = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
@@ -249,12 +249,12 @@ fn decode_q3_k(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// The six-bit scale and minimum of `group`, from the twelve bytes that hold eight of both.
+/// Unpacks the 6-bit scale and minimum of `group` from the twelve bytes of eight groups.
 fn scale_and_minimum(packed: &[u8], group: usize) -> (f32, f32) {
     let (scale, minimum) = if group < 4 {
         (packed[group] & 63, packed[group + 4] & 63)
     } else {
-        // The lower four bits share a byte; the upper two are above the first groups' six.
+        // The low 4 bits share a byte; the high 2 are above the 6 bits of the first groups.
         (
             packed[group + 4] & 15 | packed[group - 4] >> 6 << 4,
             packed[group + 4] >> 4 | packed[group] >> 6 << 4,
@@ -263,10 +263,10 @@ fn scale_and_minimum(packed: &[u8], group: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// Scales of the scales and of the minima; those, per group of 32; four bits each.
+/// Q4_K: scales of the scales and minima; scale and minimum per group of 32; 4-bit values.
 fn decode_q4_k(bytes: &[u8], values: &mut [f32]) {
     each_block::<144, 256>(bytes, values, |block, values| {
-        let (scale, minimum) = (half(block, 0), half(block, 2));
+        let (scale, minimum) = (f16_at(block, 0), f16_at(block, 2));
         for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (own_scale, own_minimum) = scale_and_minimum(&block[4..16], group);
             let (group_scale, group_minimum) = (scale * own_scale, minimum * own_minimum);
@@ -279,10 +279,10 @@ fn decode_q4_k(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// As Q4_K, with the fifth bits before the lower four.
+/// Q5_K: as Q4_K, with the high bits before the low 4 bits.
 fn decode_q5_k(bytes: &[u8], values: &mut [f32]) {
     each_block::<176, 256>(bytes, values, |block, values| {
-        let (scale, minimum) = (half(block, 0), half(block, 2));
+        let (scale, minimum) = (f16_at(block, 0), f16_at(block, 2));
         for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (own_scale, own_minimum) = scale_and_minimum(&block[4..16], group);
             let (group_scale, group_minimum) = (scale * own_scale, minimum * own_minimum);
@@ -295,11 +295,11 @@ fn decode_q5_k(bytes: &[u8], values: &mut [f32]) {
     });
 }
 
-/// The lower four bits; the upper two; a signed byte as scale per group of 16; their scale.
+/// Q6_K: low 4 bits; high 2 bits; 8-bit scale per group of 16; their scale.
 fn decode_q6_k(bytes: &[u8], values: &mut [f32]) {
     each_block::<210, 256>(bytes, values, |block, values| {
         let (low_bits, high_bits, scales) = (&block[..128], &block[128..192], &block[192..208]);
-        let scale = half(block, 208);
+        let scale = f16_at(block, 208);
         for (group, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let group_scale = scale * f32::from(scales[group] as i8);
             let (row, quarter, column) = (group / 8, group / 2 % 4, 16 * (group % 2));
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn every_decoder_fills_whole_blocks_of_its_encoding() {
         for id in 0..100 {
-            let Ok(encoding) = Encoding::numbered(id) else {
+            let Ok(encoding) = Encoding::from_id(id) else {
                 continue;
             };
             let Some(decode) = encoding.decode else {
@@ -338,11 +338,11 @@ mod tests {
     #[test]
     fn removed_and_unknown_types_are_refused() {
         for id in [4, 5, 31, 32, 33, 36, 37, 38] {
-            let message = Encoding::numbered(id).unwrap_err();
+            let message = Encoding::from_id(id).unwrap_err();
             assert!(message.contains("removed"), "{message}");
         }
         for id in [43, 999, u32::MAX] {
-            let message = Encoding::numbered(id).unwrap_err();
+            let message = Encoding::from_id(id).unwrap_err();
             assert!(message.contains("unknown"), "{message}");
         }
     }

@@ -1,9 +1,10 @@
-//! GGUF: a model in one file, weights quantised, with tokenizer and settings as metadata.
+//! GGUF: a model in one file, with quantised weights, and tokenizer and settings as metadata.
 //!
-//! What the metadata say is said again as the files of a Hugging Face folder (`config.json`,
-//! `tokenizer.json`, …), so that everything behind this module knows one layout only.
+//! The metadata are converted to the files of a Hugging Face folder (`config.json`, `tokenizer.json`, …), so
+//! that all other code knows one layout only.
 
 mod configuration;
+mod contents;
 mod dequantise;
 mod file;
 mod names;
@@ -24,11 +25,11 @@ pub use file::GgufFile;
 pub(crate) use names::Layout;
 pub use value::Value;
 
-/// Ends of names of tensors that are no weights of ours: rotary divisors, which are read with
+/// Name suffixes of tensors that are not weights of the model: rotary divisors, which are read with
 /// the configuration, and the predictors of the original PowerInfer.
-pub(crate) const SPARE: &[&str] = &[configuration::ROPE_DIVISORS, ".fc1.weight", ".fc2.weight"];
+pub(crate) const IGNORED: &[&str] = &[configuration::ROPE_DIVISORS, ".fc1.weight", ".fc2.weight"];
 
-/// An open GGUF file and the files it stands for.
+/// Open GGUF file, and the Hugging Face files generated from its metadata.
 #[derive(Debug)]
 pub struct Gguf {
     file: GgufFile,
@@ -37,7 +38,11 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the file at `path` and reads its metadata.
+    /// Opens the GGUF file at `path` and converts its metadata.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or is damaged, or its architecture or tokenizer is not supported.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let file = GgufFile::open(path)?;
         let architecture = configuration::architecture(&file)?;
@@ -61,17 +66,17 @@ impl Gguf {
         })
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The file that the metadata stand for under `name`.
+    /// Returns the generated file called `name`.
     pub(crate) fn file(&self, name: &str) -> Option<Arc<[u8]>> {
         self.generated.get(name).cloned()
     }
 
-    /// What its tensors are called.
+    /// Returns the naming scheme of its tensors.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
@@ -107,7 +112,7 @@ impl Container for Gguf {
     }
 }
 
-/// An error about `file`.
+/// Creates an error about `file`.
 fn bad(file: &GgufFile, reason: String) -> ModelError {
     ModelError::BadGguf {
         path: file.path().to_owned(),

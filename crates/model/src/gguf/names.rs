@@ -1,48 +1,49 @@
-//! What GGUF files call the weights, and what their converters did to them.
+//! Tensor names in GGUF files, and transformations by their converters.
 
 use crate::{
     Block, LayerWeight, ModelConfig, Weight,
     gguf::configuration::Architecture,
-    source::{Change, Fused, Source, fused_in_turn},
+    source::{Fused, Transform, WeightSource, fused_concatenated},
 };
 
-/// What of a file its names depend on.
+/// Properties of a file that determine its tensor names and transformations.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
-    /// Queries, keys and values are one tensor.
+    /// Whether queries, keys and values are one tensor.
     fused: bool,
-    /// Down is stored transposed, as the original PowerInfer does.
+    /// Whether down is stored transposed, as by the original PowerInfer.
     transposed_down: bool,
-    /// Queries and keys are stored for rotation of neighbours.
-    rotates_neighbours: bool,
+    /// Whether queries and keys are stored for interleaved rotary pairs.
+    interleaved_rope: bool,
 }
 
 impl Layout {
-    /// The layout of a file that has the tensors `has` says.
+    /// Determines the layout of a file; `has` returns whether a tensor exists.
     pub(super) fn of(architecture: &Architecture, has: impl Fn(&str) -> bool) -> Self {
         Self {
             fused: has("blk.0.attn_qkv.weight"),
             transposed_down: has("blk.0.ffn_down_t.weight"),
-            rotates_neighbours: architecture.rotates_neighbours,
+            interleaved_rope: architecture.interleaved_rope,
         }
     }
 
-    /// Where the file keeps a weight.
-    pub(crate) fn source(self, config: &ModelConfig, weight: Weight) -> Source {
+    /// Returns the source of a weight.
+    pub(crate) fn source(self, config: &ModelConfig, weight: Weight) -> WeightSource {
         let (layer, weight) = match weight {
-            Weight::Embedding => return Source::whole("token_embd.weight"),
-            Weight::Positions => return Source::whole("position_embd.weight"),
-            Weight::ProjectIn => return Source::whole("project_in.weight"),
-            Weight::ProjectOut => return Source::whole("project_out.weight"),
-            Weight::FinalNorm => return Source::whole("output_norm.weight"),
-            Weight::FinalNormBias => return Source::whole("output_norm.bias"),
-            Weight::Head => return Source::whole("output.weight"),
-            Weight::HeadBias => return Source::whole("output.bias"),
+            Weight::Embedding => return WeightSource::tensor("token_embd.weight"),
+            Weight::Positions => return WeightSource::tensor("position_embd.weight"),
+            Weight::ProjectIn => return WeightSource::tensor("project_in.weight"),
+            Weight::ProjectOut => return WeightSource::tensor("project_out.weight"),
+            Weight::FinalNorm => return WeightSource::tensor("output_norm.weight"),
+            Weight::FinalNormBias => return WeightSource::tensor("output_norm.bias"),
+            Weight::Head => return WeightSource::tensor("output.weight"),
+            Weight::HeadBias => return WeightSource::tensor("output.bias"),
             Weight::Layer(layer, weight) => (layer, weight),
         };
-        let at = |name: &str| Source::whole(format!("blk.{layer}.{name}"));
-        let projection = |part: Fused, end: &str| self.projection(config, layer, part, end);
-        // Falcon with two norms side by side calls the FFN's the norm of attention.
+        let at = |name: &str| WeightSource::tensor(format!("blk.{layer}.{name}"));
+        let projection =
+            |projection: Fused, end: &str| self.projection(config, layer, projection, end);
+        // In Falcon with two norms, the FFN's is called that of attention.
         let two_norms = config.family == "falcon" && config.block == Block::Parallel;
         match weight {
             LayerWeight::AttentionNorm if two_norms => at("attn_norm_2.weight"),
@@ -65,7 +66,7 @@ impl Layout {
             LayerWeight::OutputBias => at("attn_output.bias"),
             LayerWeight::FfnNorm => at("ffn_norm.weight"),
             LayerWeight::FfnNormBias => at("ffn_norm.bias"),
-            // An ungated FFN's first matrix is called up there.
+            // The first matrix of an FFN without gate is called up.
             LayerWeight::Gate if !config.is_gated() => at("ffn_up.weight"),
             LayerWeight::GateBias if !config.is_gated() => at("ffn_up.bias"),
             LayerWeight::Gate => at("ffn_gate.weight"),
@@ -73,7 +74,7 @@ impl Layout {
             LayerWeight::Up => at("ffn_up.weight"),
             LayerWeight::UpBias => at("ffn_up.bias"),
             LayerWeight::Down if self.transposed_down => {
-                at("ffn_down_t.weight").changed(Change::Transposed)
+                at("ffn_down_t.weight").with(Transform::Transposed)
             }
             LayerWeight::DownBias if self.transposed_down => at("ffn_down_t.bias"),
             LayerWeight::Down => at("ffn_down.weight"),
@@ -81,24 +82,30 @@ impl Layout {
         }
     }
 
-    /// Queries, keys or values of a layer.
-    fn projection(self, config: &ModelConfig, layer: usize, part: Fused, end: &str) -> Source {
+    /// Source of the query, key or value projection of a layer.
+    fn projection(
+        self,
+        config: &ModelConfig,
+        layer: usize,
+        projection: Fused,
+        end: &str,
+    ) -> WeightSource {
         let (heads, kv_heads) = (config.head_count, config.kv_head_count);
         if self.fused {
-            return Source::Tensor {
+            return WeightSource::Tensor {
                 name: format!("blk.{layer}.attn_qkv.{end}"),
-                rows: fused_in_turn(part, heads, kv_heads, config.head_size),
-                change: Change::None,
+                rows: fused_concatenated(projection, heads, kv_heads, config.head_size),
+                transform: Transform::None,
             };
         }
-        let (name, heads) = match part {
+        let (name, heads) = match projection {
             Fused::Query => ("attn_q", Some(heads)),
             Fused::Key => ("attn_k", Some(kv_heads)),
-            Fused::Value => ("attn_v", None), // values are not rotated
+            Fused::Value => ("attn_v", None), // values have no rotary embedding
         };
-        let source = Source::whole(format!("blk.{layer}.{name}.{end}"));
-        match heads.filter(|_| self.rotates_neighbours) {
-            Some(heads) => source.changed(Change::PairsToHalves { heads }),
+        let source = WeightSource::tensor(format!("blk.{layer}.{name}.{end}"));
+        match heads.filter(|_| self.interleaved_rope) {
+            Some(heads) => source.with(Transform::Deinterleave { heads }),
             None => source,
         }
     }

@@ -1,4 +1,4 @@
-//! The tokenizer in a GGUF file, said as a `tokenizer.json` and a `tokenizer_config.json`.
+//! Conversion of a GGUF file's tokenizer to `tokenizer.json` and `tokenizer_config.json`.
 
 use std::collections::HashMap;
 
@@ -9,22 +9,22 @@ use crate::{
     gguf::{GgufFile, Value, bad},
 };
 
-/// Kinds of tokens, as ggml numbers them.
+/// Token types of ggml.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// A word that is never split by the space in front, as the models with `▁` have it.
+/// Marks a preceding space in SentencePiece vocabularies.
 const SPACE: &str = "\u{2581}";
 
-/// What the metadata says about the vocabulary.
+/// Vocabulary from the metadata.
 struct Vocabulary<'a> {
     file: &'a GgufFile,
     tokens: Vec<&'a str>,
     kinds: Vec<u64>,
 }
 
-/// `tokenizer.json` and `tokenizer_config.json`; none where the file has no tokenizer.
+/// Converts the tokenizer; `None` if the file has none.
 pub(super) fn tokenizer(file: &GgufFile) -> Result<Option<(Json, Json)>, ModelError> {
     let Some(model) = text(file, "model") else {
         return Ok(None);
@@ -55,17 +55,17 @@ pub(super) fn tokenizer(file: &GgufFile) -> Result<Option<(Json, Json)>, ModelEr
     Ok(Some((tokenizer, config)))
 }
 
-/// A text under `tokenizer.ggml.`.
+/// Returns the string under `tokenizer.ggml.{key}`.
 fn text<'a>(file: &'a GgufFile, key: &str) -> Option<&'a str> {
     file.value(&format!("tokenizer.ggml.{key}"))?.as_text()
 }
 
-/// A truth value under `tokenizer.ggml.`.
+/// Returns the Boolean under `tokenizer.ggml.{key}`.
 fn flag(file: &GgufFile, key: &str) -> Option<bool> {
     file.value(&format!("tokenizer.ggml.{key}"))?.as_bool()
 }
 
-/// A list under `tokenizer.ggml.`, each item as `item` reads it.
+/// Returns the array under `tokenizer.ggml.{key}`, with items converted by `item`.
 fn list<'a, Item>(
     file: &'a GgufFile,
     key: &str,
@@ -79,7 +79,12 @@ fn list<'a, Item>(
         .as_array()
         .and_then(|items| items.iter().map(item).collect())
         .map(Some)
-        .ok_or_else(|| bad(file, format!("`{key}` is not a list of what it should be")))
+        .ok_or_else(|| {
+            bad(
+                file,
+                format!("`{key}` is not an array of the expected type"),
+            )
+        })
 }
 
 impl<'a> Vocabulary<'a> {
@@ -105,7 +110,7 @@ impl<'a> Vocabulary<'a> {
         })
     }
 
-    /// The token whose id stands under `key`.
+    /// Returns the token whose id is under `key`.
     fn special(&self, key: &str) -> Option<(u64, &'a str)> {
         let id = self
             .file
@@ -120,7 +125,7 @@ impl<'a> Vocabulary<'a> {
         pairs.map(|(id, token)| (*token, id)).collect()
     }
 
-    /// Ids by token, as the model part of `tokenizer.json` has them.
+    /// The `vocab` of `tokenizer.json`: ids by token.
     fn vocab(&self) -> Json {
         let pairs = self.tokens.iter().enumerate();
         Json::Object(
@@ -130,7 +135,7 @@ impl<'a> Vocabulary<'a> {
         )
     }
 
-    /// Tokens that are found before the text is split.
+    /// Tokens that are matched before the text is split.
     fn added_tokens(&self) -> Vec<Json> {
         let kinds = self.kinds.iter().zip(&self.tokens).enumerate();
         kinds
@@ -144,26 +149,26 @@ impl<'a> Vocabulary<'a> {
             .collect()
     }
 
-    /// Puts the beginning and the end of a text where the file asks for them.
-    fn post_processor(&self, begins: bool) -> Json {
-        let part = |asked: bool, key: &str| self.special(key).filter(|_| asked);
-        let begin = part(
-            flag(self.file, "add_bos_token").unwrap_or(begins),
+    /// Post-processor that adds BOS and EOS as the file states; `adds_bos` is the default for BOS.
+    fn post_processor(&self, adds_bos: bool) -> Json {
+        let token_if = |wanted: bool, key: &str| self.special(key).filter(|_| wanted);
+        let bos = token_if(
+            flag(self.file, "add_bos_token").unwrap_or(adds_bos),
             "bos_token_id",
         );
-        let end = part(
+        let eos = token_if(
             flag(self.file, "add_eos_token").unwrap_or(false),
             "eos_token_id",
         );
         let token =
             |token: &str, kind: u8| json!({ "SpecialToken": { "id": token, "type_id": kind } });
         let around = |name: &str, kind: u8| {
-            let begin = begin.iter().map(|(_, text)| token(text, kind));
-            let end = end.iter().map(|(_, text)| token(text, kind));
+            let bos = bos.iter().map(|(_, text)| token(text, kind));
+            let eos = eos.iter().map(|(_, text)| token(text, kind));
             let sequence = json!({ "Sequence": { "id": name, "type_id": kind } });
-            begin.chain([sequence]).chain(end).collect::<Vec<_>>()
+            bos.chain([sequence]).chain(eos).collect::<Vec<_>>()
         };
-        let specials = begin.iter().chain(&end).map(|(id, text)| {
+        let specials = bos.iter().chain(&eos).map(|(id, text)| {
             let entry = json!({ "id": text, "ids": [id], "tokens": [text] });
             ((*text).to_owned(), entry)
         });
@@ -176,8 +181,7 @@ impl<'a> Vocabulary<'a> {
         })
     }
 
-    /// SentencePiece's byte-pair encoding: pieces with scores, `▁` for a space, bytes for what
-    /// no piece covers.
+    /// SentencePiece BPE: pieces with scores, `▁` for a space, byte tokens for characters without a piece.
     fn sentence_pieces(&self) -> Result<Json, ModelError> {
         let scores = list(self.file, "scores", Value::as_f64)?
             .filter(|scores| scores.len() == self.tokens.len())
@@ -218,8 +222,7 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
-    /// The merges that pieces with scores stand for: every way to make a piece of two others,
-    /// the better pieces first.
+    /// Derives the merges from scores: every split of a piece into two pieces, by descending score.
     fn merges(&self, scores: &[f64]) -> Vec<Json> {
         let ids = self.ids();
         let mut merges = Vec::new();
@@ -238,7 +241,7 @@ impl<'a> Vocabulary<'a> {
             .collect()
     }
 
-    /// GPT-2's byte-level byte-pair encoding, with the splitting that `tokenizer.ggml.pre` names.
+    /// Byte-level BPE of GPT-2, with the pre-tokenizer named by `tokenizer.ggml.pre`.
     fn byte_level(&self) -> Result<Json, ModelError> {
         let merges = list(self.file, "merges", Value::as_text)?.ok_or_else(|| {
             bad(
@@ -259,29 +262,29 @@ impl<'a> Vocabulary<'a> {
                 "invert": false,
             })
         };
-        let in_turn = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
+        let sequence = |steps: &[Json]| json!({ "type": "Sequence", "pretokenizers": steps });
         let split = |digits: &str| {
             let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
             let rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-            in_turn(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
+            sequence(&[cut(&format!("{words}{digits}{rest}")), bytes(false)])
         };
         let is_llama_3 = matches!(name, "llama-bpe" | "llama3" | "llama-v3");
         let splitting = match name {
             "gpt-2" | "olmo" | "phi-2" | "jina-es" | "jina-de" => bytes(true),
             "qwen2" => split(r"\p{N}"),
             "starcoder" | "smollm" | "refact" | "command-r" | "codeshell" => {
-                in_turn(&[cut(r"\p{N}"), bytes(true)])
+                sequence(&[cut(r"\p{N}"), bytes(true)])
             }
             _ if is_llama_3 => split(r"\p{N}{1,3}"),
-            // Said where the converter knew no better; llama.cpp's own splitting.
-            "default" => in_turn(&[
+            // Written by converters for unknown models; this is llama.cpp's default.
+            "default" => sequence(&[
                 cut(r"[\p{P}$+<=>^~|]+"),
                 cut(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
                 cut(r"\p{N}+"),
                 cut("[0-9][0-9][0-9]"),
                 bytes(false),
             ]),
-            "falcon" => in_turn(&[
+            "falcon" => sequence(&[
                 json!({ "type": "Punctuation", "behavior": "Contiguous" }),
                 bytes(true),
                 json!({ "type": "Digits", "individual_digits": false }),
@@ -305,7 +308,7 @@ impl<'a> Vocabulary<'a> {
         Ok(json!({
             "version": "1.0",
             "added_tokens": self.added_tokens(),
-            // Qwen's own tokenizer composes characters, which the file does not say.
+            // Qwen's tokenizer applies NFC, which the file does not state.
             "normalizer": (name == "qwen2").then(|| json!({ "type": "NFC" })),
             "pre_tokenizer": splitting,
             "post_processor": self.post_processor(is_llama_3),

@@ -1,6 +1,6 @@
-//! The metadata of a GGUF file, and the cursor that reads lengths without trusting them.
+//! Metadata values of a GGUF file, and a cursor that checks lengths before it allocates.
 
-/// A metadata value; numbers of every width are widened.
+/// Metadata value; numbers are widened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Non-negative integer type.
@@ -13,12 +13,12 @@ pub enum Value {
     Bool(bool),
     /// UTF-8 string.
     Text(String),
-    /// Values of one type, which is not an array again.
+    /// Values of one type other than array.
     Array(Vec<Value>),
 }
 
 impl Value {
-    /// The whole number that it is, where that is not negative.
+    /// Returns a non-negative integer.
     pub(crate) fn as_u64(&self) -> Option<u64> {
         match self {
             Self::Unsigned(number) => Some(*number),
@@ -27,7 +27,7 @@ impl Value {
         }
     }
 
-    /// The number that it is, of whatever kind.
+    /// Returns a number of any type.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Float(number) => Some(*number),
@@ -37,7 +37,7 @@ impl Value {
         }
     }
 
-    /// The text that it is.
+    /// Returns a string.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -45,7 +45,7 @@ impl Value {
         }
     }
 
-    /// The truth value that it is.
+    /// Returns a Boolean.
     pub(crate) fn as_bool(&self) -> Option<bool> {
         match self {
             Self::Bool(truth) => Some(*truth),
@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// The items of the array that it is.
+    /// Returns the items of an array.
     pub(crate) fn as_array(&self) -> Option<&[Value]> {
         match self {
             Self::Array(items) => Some(items),
@@ -61,19 +61,19 @@ impl Value {
         }
     }
 
-    /// Reads a value's type and the value; what is wrong with it otherwise.
+    /// Reads a value with its type; the error describes the problem.
     pub(super) fn read(cursor: &mut Cursor) -> Result<Self, String> {
-        let kind = Kind::numbered(cursor.u32()?)?;
+        let kind = Kind::from_id(cursor.u32()?)?;
         if kind != Kind::Array {
             return Self::read_one(cursor, kind);
         }
-        let kind = Kind::numbered(cursor.u32()?)?;
-        let count = cursor.count(kind.least_bytes())?;
+        let kind = Kind::from_id(cursor.u32()?)?;
+        let count = cursor.count(kind.min_bytes())?;
         cursor.items_left = cursor
             .items_left
             .checked_sub(count)
-            .ok_or_else(|| format!("its {count} items are more than a vocabulary can need"))?;
-        // Collecting results grows by what was read, so that a count alone allocates nothing.
+            .ok_or_else(|| format!("its {count} items exceed the limit of 2^24 in a file"))?;
+        // Collecting results grows with what was read, so a count alone allocates nothing.
         let items = (0..count).map(|_| Self::read_one(cursor, kind));
         Ok(Self::Array(items.collect::<Result<_, _>>()?))
     }
@@ -93,16 +93,18 @@ impl Value {
             Kind::Bool => match cursor.array()? {
                 [0] => Self::Bool(false),
                 [1] => Self::Bool(true),
-                [other] => return Err(format!("a truth value is {other}, neither 0 nor 1")),
+                [other] => return Err(format!("a Boolean is {other}, neither 0 nor 1")),
             },
             Kind::Text => Self::Text(cursor.text()?),
-            // Refusing nesting bounds the recursion.
-            Kind::Array => return Err("it is an array of arrays, which is not read".to_owned()),
+            // Refusing nested arrays bounds the recursion.
+            Kind::Array => {
+                return Err("it is an array of arrays, which is not supported".to_owned());
+            }
         })
     }
 }
 
-/// The types of metadata.
+/// Types of metadata values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     U8,
@@ -121,7 +123,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn numbered(number: u32) -> Result<Self, String> {
+    fn from_id(number: u32) -> Result<Self, String> {
         Ok(match number {
             0 => Self::U8,
             1 => Self::I8,
@@ -140,8 +142,8 @@ impl Kind {
         })
     }
 
-    /// Bytes that a value takes at least.
-    fn least_bytes(self) -> usize {
+    /// Minimum size of a value in bytes.
+    fn min_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
             Self::U16 | Self::I16 => 2,
@@ -153,13 +155,13 @@ impl Kind {
     }
 }
 
-/// Reads little-endian numbers and texts, never beyond the end.
+/// Reader of little-endian numbers and strings with bounds checks.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// How many array items may still be read. A vocabulary of a million tokens has four million;
-    /// without a limit, arrays of bytes would take many times the file's size in memory.
+    /// Remaining number of array items. A vocabulary of a million tokens has four million; without a limit, arrays
+    /// of bytes would take many times the file's size in memory.
     items_left: usize,
 }
 
@@ -172,7 +174,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// How many bytes were read.
+    /// Returns the number of bytes read.
     pub(super) fn position(&self) -> usize {
         self.position
     }
@@ -181,7 +183,7 @@ impl<'a> Cursor<'a> {
         let rest = &self.bytes[self.position..];
         let taken = rest.get(..count).ok_or_else(|| {
             let place = self.position;
-            format!("{count} bytes are to come at byte {place}, and the file ends before that")
+            format!("{count} bytes are expected at byte {place}, beyond the end of the file")
         })?;
         self.position += count;
         Ok(taken)
@@ -201,36 +203,36 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of things that take `least_bytes` each, which the rest of the file can hold.
-    pub(super) fn count(&mut self, least_bytes: usize) -> Result<usize, String> {
+    /// Reads a count of items of at least `min_bytes` each, which must fit into the rest of the file.
+    pub(super) fn count(&mut self, min_bytes: usize) -> Result<usize, String> {
         let count = self.u64()?;
         let rest = self.bytes.len() - self.position;
         usize::try_from(count)
             .ok()
-            .filter(|count| *count <= rest / least_bytes)
+            .filter(|count| *count <= rest / min_bytes)
             .ok_or_else(|| {
-                let needed = if least_bytes == 1 { "bytes" } else { "items" };
-                format!("{count} {needed} are said to follow, and the file has {rest} bytes left")
+                let needed = if min_bytes == 1 { "bytes" } else { "items" };
+                format!("{count} {needed} are declared, but only {rest} bytes are left")
             })
     }
 
     pub(super) fn text(&mut self) -> Result<String, String> {
         let length = self.count(1)?;
         let bytes = self.take(length)?.to_vec();
-        String::from_utf8(bytes).map_err(|_| "a text is not UTF-8".to_owned())
+        String::from_utf8(bytes).map_err(|_| "a string is not UTF-8".to_owned())
     }
 }
 
-/// A key or name for a message: of bounded length, and harmless to a terminal.
-pub(super) fn shown(name: &str) -> String {
+/// Quotes a key or name for a message: truncated, and with control characters escaped.
+pub(super) fn quoted(name: &str) -> String {
     const LONGEST: usize = 80;
-    let shown: String = name.escape_debug().take(LONGEST).collect();
+    let quoted: String = name.escape_debug().take(LONGEST).collect();
     let more = if name.chars().nth(LONGEST).is_some() {
         "…"
     } else {
         ""
     };
-    format!("`{shown}{more}`")
+    format!("`{quoted}{more}`")
 }
 
 #[cfg(test)]
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn accessors_give_what_the_value_is() {
+    fn accessors_return_values_of_their_type() {
         assert_eq!(Value::Unsigned(3).as_u64(), Some(3));
         assert_eq!(Value::Signed(3).as_u64(), Some(3));
         assert_eq!(Value::Signed(-3).as_u64(), None);
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn more_items_than_a_vocabulary_needs_are_refused() {
+    fn too_many_items_are_refused() {
         let count = (1usize << 24) + 1;
         let mut bytes = 0u32.to_le_bytes().to_vec();
         bytes.extend((count as u64).to_le_bytes());
@@ -298,8 +300,8 @@ mod tests {
 
     #[test]
     fn names_in_messages_are_short_and_printable() {
-        assert_eq!(shown("a.weight"), "`a.weight`");
-        assert_eq!(shown("\u{1b}[2J"), "`\\u{1b}[2J`");
-        assert!(shown(&"x".repeat(5000)).len() < 100);
+        assert_eq!(quoted("a.weight"), "`a.weight`");
+        assert_eq!(quoted("\u{1b}[2J"), "`\\u{1b}[2J`");
+        assert!(quoted(&"x".repeat(5000)).len() < 100);
     }
 }

@@ -1,5 +1,6 @@
 //! The graphics card: whether there is one, what is free of it, and how fast it and its link are. On a
 //! machine without one, a reason in a line; nothing here needs CUDA to build or to start.
+#![expect(unsafe_code, reason = "asks the CUDA driver through its C functions")]
 
 use std::{
     fs,
@@ -56,7 +57,6 @@ fn with_card<T>(
     let version = driver()?;
     // SAFETY: this opens the driver's library, whose initialisers run, as in any program that uses
     // CUDA; a driver is loaded, so it is the driver's own.
-    #[allow(unsafe_code)]
     let is_present = unsafe { cudarc::driver::sys::is_culib_present() };
     if !is_present {
         return Err(format!(
@@ -220,7 +220,6 @@ impl Link {
 fn pinned(card: &Arc<CudaContext>, bytes: usize) -> Result<PinnedHostSlice<u8>, DriverError> {
     // SAFETY: the memory is not initialised; it is filled before anybody reads it. Without flags it is
     // cached like any other, so that what the card wrote there is read back at full speed.
-    #[allow(unsafe_code)]
     let mut memory = unsafe { card.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
     memory.as_mut_slice()?.fill(0);
     Ok(memory)

@@ -153,7 +153,7 @@ impl Activity {
 
     fn law(&mut self, neurons: usize, density: f64, is_skew_said: bool) -> Result<Vec<f64>> {
         match rates(neurons, 1.0 - density, self.skew.value) {
-            Err(SynthError::Impossible {
+            Err(SynthError::NoPowerLaw {
                 lowest, highest, ..
             }) if !is_skew_said && lowest < highest => {
                 let nearest = self.skew.value.clamp(lowest / 100.0, highest / 100.0);

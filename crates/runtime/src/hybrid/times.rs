@@ -1,37 +1,37 @@
-//! What a token takes on both sides of a hybrid, layer by layer.
+//! Times of a token on the device and on the host, by layer.
 
 use std::time::{Duration, Instant};
 
-/// What both sides did for a layer.
+/// Times of one layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerTimes {
-    /// The device's kernels. Those of layers that follow each other without a synchronisation count to the last of them.
+    /// Kernels of the device. Those of consecutive layers without a synchronisation count for the last of them.
     pub device: Duration,
-    /// The host's part: cold neurons, or whatever else lives there.
+    /// The host's part: cold neurons, and whatever else is placed there.
     pub host: Duration,
-    /// What the host waited for the device.
+    /// Time that the host waited for the device.
     pub waiting: Duration,
 }
 
-/// What both sides did for some tokens.
+/// Times, neurons and bytes of both sides for some tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SideTimes {
-    /// Tokens that were timed.
+    /// Tokens measured.
     pub tokens: u64,
-    /// Of each layer.
+    /// Times of each layer.
     pub layers: Vec<LayerTimes>,
     /// Neurons that the device computed.
     pub neurons_on_device: u64,
-    /// Neurons that were computed in all.
+    /// Neurons computed on either side.
     pub neurons: u64,
-    /// Bytes of weights, predictors, keys and values that the device's kernels read, the head's left out.
+    /// Bytes of weights, predictors, keys and values that the device has read, without the head.
     pub device_bytes: u64,
-    /// The same that the host read for its parts of layers.
+    /// Bytes that the host has read for its parts of layers.
     pub host_bytes: u64,
 }
 
 impl SideTimes {
-    /// Of so many layers, nothing yet.
+    /// Zero for `layers` layers.
     pub(super) fn new(layers: usize) -> Self {
         Self {
             layers: vec![LayerTimes::default(); layers],
@@ -49,7 +49,7 @@ impl SideTimes {
         self.layers.iter().fold(LayerTimes::default(), add)
     }
 
-    /// Share of the neurons that were computed on the device.
+    /// Share of the computed neurons that the device computed.
     pub fn device_share(&self) -> f64 {
         match self.neurons {
             0 => 0.0,
@@ -58,7 +58,7 @@ impl SideTimes {
     }
 }
 
-/// A stopwatch of the host's, which runs where somebody wants to know, and what the host had read when it started.
+/// A stopwatch of the host, which runs where times are measured, and the bytes read at its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopwatch {
     started: Option<Instant>,
@@ -74,13 +74,13 @@ impl Stopwatch {
         }
     }
 
-    /// What has gone by.
+    /// Time since the start.
     pub(super) fn elapsed(self) -> Duration {
         let started = self.started;
         started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
-    /// Bytes that the host has read since, now that it has read `bytes` in all.
+    /// Bytes read since the start, `bytes` in all.
     pub(super) fn bytes_since(self, bytes: u64) -> u64 {
         bytes - self.bytes
     }

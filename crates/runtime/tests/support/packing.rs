@@ -22,7 +22,7 @@ pub(crate) fn pack_bundle(
         orders: &vec![order; plan.layers.len()],
         predictors,
         plan,
-        placing: None,
+        placement_inputs: None,
         quant,
         companions: &[],
         inputs: BTreeMap::new(),

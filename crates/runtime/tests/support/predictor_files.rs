@@ -1,5 +1,4 @@
 //! Predictor files written for a test.
-#![allow(dead_code)] // each test uses a part
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -9,14 +8,14 @@ use powerinfer_artifact::{
     plan::Score,
     predictor_file::{
         self, INPUT_SETTING, LAYERS_SETTING, PredictorFile, PredictorInput, PredictorSummary,
-        SignBitSummary, WEIGHTS_SETTING, signs_name, tensor_name,
+        SignBitSummary, WEIGHTS_SETTING, score_names, signs_name, tensor_name,
     },
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
     threshold_curve::{ERRORS, ThresholdCurve, ThresholdLevel},
 };
 use powerinfer_model::{Checkpoint, LayerWeight, Weight};
-use powerinfer_tensor::{Format, pack_signs};
+use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix, pack, pack_signs};
 
 /// What a file says of a layer without a network, whose signs have to agree in so many places and whose
 /// thresholds leave nothing out.
@@ -128,5 +127,51 @@ pub(crate) fn write_networks(
         (WEIGHTS_SETTING, weights.name()),
         (INPUT_SETTING, input.name()),
     ];
+    write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
+}
+
+/// Hidden units of the predictors of [`full_predictors`].
+pub(crate) const RANK: usize = 40;
+
+/// Writes predictors with everything that a file can hold: networks with weights of format `weights`, signs and
+/// thresholds.
+pub(crate) fn full_predictors(
+    checkpoint: &Checkpoint,
+    weights: Format,
+    folder: &Path,
+) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let ones = |length: usize| {
+        let bytes = vec![0.01f32; length].into_iter().flat_map(f32::to_le_bytes);
+        TensorSource::owned(Dtype::F32, vec![length], bytes.collect())
+    };
+    let matrix = |format, rows: usize, columns: usize| {
+        pack(format, rows, columns, &vec![0.01; rows * columns])
+    };
+    let parts: [(&str, OwnedMatrix); 3] = [
+        ("a", matrix(weights, RANK, hidden)),
+        ("b", matrix(weights, neurons, RANK)),
+        ("bias", matrix(predictor_file::BIAS, neurons, 1)),
+    ];
+    let mut tensors = BTreeMap::new();
+    let mut summaries = Vec::new();
+    for layer in 0..config.layer_count {
+        for (part, matrix) in &parts {
+            insert_matrix(&mut tensors, &tensor_name(layer, part), matrix);
+        }
+        let lengths = [neurons, neurons, neurons, hidden];
+        for (name, length) in score_names(layer).into_iter().zip(lengths) {
+            tensors.insert(name, ones(length));
+        }
+        let row = SignMatrix::row_bytes(hidden);
+        let signs = TensorSource::owned(Dtype::U8, vec![neurons, row], vec![0; neurons * row]);
+        tensors.insert(signs_name(layer), signs);
+        summaries.push(PredictorSummary {
+            rank: RANK,
+            ..summary(layer, 0, Score::Contribution, true)
+        });
+    }
+    let settings = [(WEIGHTS_SETTING, weights.name())];
     write_predictors(checkpoint, &settings, &summaries, &tensors, folder)
 }

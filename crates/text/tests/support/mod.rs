@@ -1,7 +1,6 @@
-//! The tokenizers the tests run on, each with what it is known to do.
+//! Golden tokenizers: tokenizers with expected outputs.
 
-// Each test target uses its part of this.
-#![allow(dead_code)]
+// Each test target uses a part of this module.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -9,7 +8,7 @@ use std::sync::LazyLock;
 use powerinfer_text::{Message, Tokenizer};
 use serde::Deserialize;
 
-/// A tokenizer directory and its `tokenizer_golden.json`.
+/// Tokenizer with the content of its `tokenizer_golden.json`.
 pub(crate) struct GoldenTokenizer {
     pub(crate) name: String,
     pub(crate) tokenizer: Tokenizer,
@@ -50,7 +49,7 @@ pub(crate) struct ChatCase {
     pub(crate) ids: Vec<u32>,
 }
 
-/// The tokenizers shipped in `tests/golden`, and the Llama 2 one where a checkout has it beside it.
+/// Returns the tokenizers in `tests/golden`, and the Llama 2 one if it is in the neighbouring checkout.
 pub(crate) fn golden_tokenizers() -> &'static [GoldenTokenizer] {
     static LOADED: LazyLock<Vec<GoldenTokenizer>> = LazyLock::new(load_all);
     &LOADED
@@ -76,7 +75,7 @@ fn load_all() -> Vec<GoldenTokenizer> {
     directories.iter().map(|path| load(path)).collect()
 }
 
-/// The root of this repository.
+/// Returns the root of the repository.
 pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -1,4 +1,5 @@
 //! Captured graphs.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::sync::Arc;
 
@@ -16,10 +17,8 @@ pub(super) struct CudaGraph {
 
 // SAFETY: a driver handle, which any thread may use with the context current; it is launched on one stream, by one
 // thread at a time.
-#[allow(unsafe_code)]
 unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for CudaGraph {}
 
 impl std::fmt::Debug for CudaGraph {
@@ -28,7 +27,6 @@ impl std::fmt::Debug for CudaGraph {
     }
 }
 
-#[allow(unsafe_code)]
 impl Graph for CudaGraph {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         let failed = |DriverError(code): DriverError| DeviceError::Failed {
@@ -43,7 +41,6 @@ impl Graph for CudaGraph {
 }
 
 impl Drop for CudaGraph {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: the last use; the driver keeps a running graph until it has finished.

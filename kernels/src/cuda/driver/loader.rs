@@ -1,4 +1,5 @@
 //! Loading the driver library and the compiled kernels.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::{
     ffi::{CStr, c_void},
@@ -77,7 +78,6 @@ const FUNCTIONS: [&str; 47] = [
 ];
 
 /// Looks up the driver library and all its functions.
-#[allow(unsafe_code)]
 pub(super) fn find_functions() -> Result<(), CudaUnavailable> {
     // SAFETY: opens the driver library, which runs its initialisers, as in any CUDA program.
     if !unsafe { sys::is_culib_present() } {
@@ -97,7 +97,6 @@ pub(super) fn find_functions() -> Result<(), CudaUnavailable> {
 
 impl CudaDevice {
     /// Loads a module: the embedded PTX, or the file that replaces it.
-    #[allow(unsafe_code)]
     pub(super) fn load(&self, name: &str, ptx: &str) -> Result<CUmodule, CudaUnavailable> {
         let refused = |reason: String| CudaUnavailable::ModuleLoad {
             name: self.info.name.clone(),

@@ -2,6 +2,7 @@
 //!
 //! The driver library is opened at run time, so that neither building nor starting needs it. Every function is looked
 //! up before the first call, since the bindings panic if one is missing.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 mod graph;
 mod loader;
@@ -51,10 +52,8 @@ pub struct CudaDevice {
 
 // SAFETY: modules, functions and events are driver handles, which any thread may use with the context current, as every
 // call here makes it.
-#[allow(unsafe_code)]
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-#[allow(unsafe_code)]
 unsafe impl Sync for CudaDevice {}
 
 impl std::fmt::Debug for CudaDevice {
@@ -69,7 +68,6 @@ impl CudaDevice {
     /// # Errors
     ///
     /// There is no driver, it is too old or fails, or the device does not exist or cannot run the kernels.
-    #[allow(unsafe_code)]
     pub fn open(index: usize) -> Result<Self, CudaUnavailable> {
         find_functions()?;
         let broken = |DriverError(code): DriverError| CudaUnavailable::Initialisation {
@@ -161,7 +159,6 @@ impl CudaDevice {
     }
 
     /// Looks up a kernel by name, with the largest dynamic shared memory allowed.
-    #[allow(unsafe_code)]
     fn function(&self, name: &str) -> Result<CUfunction, DeviceError> {
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
@@ -229,7 +226,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Drop for CudaDevice {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         if self.bind("closing").is_ok() {
             let events = [&self.events, &self.copy_events];

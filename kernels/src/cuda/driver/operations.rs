@@ -1,4 +1,5 @@
 //! [`Device`] for a CUDA device: memory, launches, captures, events and copies.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -12,7 +13,6 @@ const FREEING: &str = "freeing memory";
 const CAPTURING: &str = "capturing a graph";
 const RUNNING: &str = "running kernels";
 
-#[allow(unsafe_code)]
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -257,7 +257,6 @@ impl Device for CudaDevice {
 ///
 /// # Safety
 /// Stream and event are alive.
-#[allow(unsafe_code)]
 unsafe fn wait_event(stream: &CudaStream, event: sys::CUevent) -> Result<(), DriverError> {
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: as the caller guarantees.

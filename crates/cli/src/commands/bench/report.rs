@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as one document for programs.
+//! Results of a benchmark, as tables and as one JSON document.
 
 use std::{fmt::Write, path::Path};
 
@@ -10,26 +10,21 @@ use powerinfer_pool::system;
 use powerinfer_runtime::Runtime;
 use serde_json::json;
 
-use super::{
-    batches::{self, BatchMeasured},
-    check::Check,
-    densities::FfnTime,
-    measure::{Measured, Spread, Work},
-    sides::Sides,
-};
-use crate::{
-    contention::Contention,
-    output::{Table, percent},
+use crate::output::{Table, percent};
+use powerinfer_eval::{
+    Contention,
+    bench::{BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, Work},
+    format::figure,
 };
 
-/// Everything there is to tell.
+/// Results of a benchmark.
 pub(super) struct Report<'a> {
     pub(super) model: &'a Runtime,
     pub(super) isa: Isa,
     pub(super) threads: usize,
-    /// The policy that was forced.
+    /// The policy, if it is not the plan's.
     pub(super) policy: Option<Policy>,
-    /// Where tokens came from, unless they are random.
+    /// Text of the tokens; none if they are random.
     pub(super) text: Option<&'a Path>,
     pub(super) seed: u64,
     pub(super) probe_bytes: usize,
@@ -37,13 +32,13 @@ pub(super) struct Report<'a> {
     pub(super) measured: &'a [Measured],
     pub(super) batches: &'a [BatchMeasured],
     pub(super) densities: &'a [FfnTime],
-    /// Of a GPU and the CPU beside it.
-    pub(super) sides: Option<&'a Sides>,
+    /// Times of device and host.
+    pub(super) hybrid: Option<&'a HybridTimes>,
     pub(super) sync_microseconds: f64,
 }
 
 impl Report<'_> {
-    /// For programs.
+    /// Results as JSON.
     pub(super) fn json(&self) -> serde_json::Value {
         let bundle = self.model.bundle();
         let plan = bundle.plan();
@@ -80,7 +75,7 @@ impl Report<'_> {
             "decode": of(false),
             "batches": self.batches,
             "ffn": self.densities,
-            "sides": self.sides,
+            "hybrid": self.hybrid,
             "plan": {
                 "machine": plan.hardware.name,
                 "microseconds_per_token": plan.totals.microseconds_per_token,
@@ -88,7 +83,7 @@ impl Report<'_> {
         })
     }
 
-    /// For people.
+    /// Results as tables.
     pub(super) fn text(&self) -> Result<String> {
         let bundle = self.model.bundle();
         let mut text = String::new();
@@ -107,13 +102,13 @@ impl Report<'_> {
             self.isa,
             threads(self.threads)
         )?;
-        writeln!(text, "checked         {}\n", self.check.describe())?;
+        writeln!(text, "checked         {}\n", self.check)?;
         if !self.measured.is_empty() {
             text += &self.speeds();
         }
         if !self.batches.is_empty() {
             let blank = if self.measured.is_empty() { "" } else { "\n" };
-            writeln!(text, "{blank}{}", batches::table(self.batches, figure))?;
+            writeln!(text, "{blank}{}", batch_table(self.batches))?;
         }
         for measured in self.measured {
             if let Work::Decode { .. } = measured.work {
@@ -121,14 +116,19 @@ impl Report<'_> {
                 self.describe_decode(&mut text, measured)?;
             }
         }
-        if let Some(sides) = self.sides {
-            writeln!(text, "\n{}", sides.table())?;
-            writeln!(text, "on the GPU      {}", sides.describe_gpu())?;
-            writeln!(text, "on the CPU      {}", sides.describe_cpu())?;
+        if let Some(times) = self.hybrid {
+            writeln!(text, "\n{}", hybrid_table(times))?;
+            writeln!(
+                text,
+                "on the GPU      {} of the computed neurons, {}; kernels of layers without a synchronisation between them count to the last",
+                percent(times.gpu_share_of_computed_neurons),
+                format_rate(times.gpu)
+            )?;
+            writeln!(text, "on the CPU      {}", format_rate(times.cpu))?;
         }
         if !self.densities.is_empty() {
             let mut table =
-                Table::new(&["neurons", "µs an FFN", "least–most", "of the time of all"]);
+                Table::new(&["neurons", "µs per FFN", "least–most", "of the time of all"]);
             for found in self.densities {
                 table.row(vec![
                     percent(found.neuron_share),
@@ -141,7 +141,7 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "synchronisation       {:.1} µs beside the work of a small kernel on {}",
+            "synchronisation       {:.1} µs per kernel besides its work, on {}",
             self.sync_microseconds,
             threads(self.threads)
         )?;
@@ -154,7 +154,7 @@ impl Report<'_> {
         Ok(text)
     }
 
-    /// The policy, or those of a plan with their numbers of layers.
+    /// The policy, or those of the plan with their numbers of layers.
     fn policies(&self) -> String {
         let of = self.model.policies();
         let counted = Policy::ALL.into_iter().filter_map(|policy| {
@@ -173,7 +173,7 @@ impl Report<'_> {
     }
 
     fn speeds(&self) -> String {
-        let mut table = Table::new(&["", "tokens/s", "least–most", "µs a token"]);
+        let mut table = Table::new(&["", "tokens/s", "least–most", "µs per token"]);
         for measured in self.measured {
             let speed = &measured.tokens_per_second;
             table.row(vec![
@@ -208,7 +208,7 @@ impl Report<'_> {
         let bandwidth = &measured.read_bandwidth;
         writeln!(
             text,
-            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, beside each repeat; decoding reads {:.1} GB/s, {} of it ({}–{})",
+            "read bandwidth  {:.1} GB/s ({:.1}–{:.1}) of {} in a stream, {}, between repeats; decoding reads {:.1} GB/s, {} of it ({}–{})",
             bandwidth.median / 1e9,
             bandwidth.least / 1e9,
             bandwidth.most / 1e9,
@@ -227,7 +227,7 @@ impl Report<'_> {
         if self.policy.is_none() && planned > 0.0 {
             writeln!(
                 text,
-                "plan            {} µs a token at full context on {}; measured {:.2} times that",
+                "plan            {} µs per token at full context on {}; measured {:.2} times that",
                 figure(planned),
                 plan.hardware.name,
                 found / planned
@@ -235,7 +235,7 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "clock           {:.2} µs a token, {} of it, for timing the stages",
+            "clock           {:.2} µs per token, {} of it, for timing the stages",
             measured.clock_microseconds,
             percent(measured.clock_microseconds / found)
         )?;
@@ -243,11 +243,11 @@ impl Report<'_> {
     }
 }
 
-/// Stage by stage, what a token takes in the repeat in the middle, so that the stages add up.
+/// Time per token of each stage in the median repeat, so that the stages add up.
 fn stages(measured: &Measured) -> Table {
     let mut table = Table::new(&[
         "stage",
-        "µs a token",
+        "µs per token",
         "least–most",
         "of the time",
         "read",
@@ -285,12 +285,12 @@ fn stages(measured: &Measured) -> Table {
     table
 }
 
-/// Says that others used the machine, where they did.
+/// Report of contention for the processor, if there was any.
 fn disturbance(found: Contention) -> Option<String> {
     let share = |share: Option<f64>| share.map_or_else(|| "an unknown share".to_owned(), percent);
     found.is_disturbed().then(|| {
         format!(
-            "the threads waited for a processor {} of the time, and {} of the machine's was given to others: figures are too low and vary",
+            "threads waited for a processor {} of the time, {} of the machine's time was stolen: speeds are too low and vary",
             share(found.waited),
             share(found.stolen)
         )
@@ -301,16 +301,101 @@ fn threads(count: usize) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits or so.
-fn figure(value: f64) -> String {
-    let digits = match value.abs() {
-        size if size >= 100.0 => 0,
-        size if size >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}")
-}
-
 fn range(spread: &Spread) -> String {
     format!("{}–{}", figure(spread.least), figure(spread.most))
+}
+
+/// A table with a row per batch size.
+fn batch_table(measured: &[BatchMeasured]) -> Table {
+    let mut headings = vec![
+        "sequences",
+        "tokens/s",
+        "least–most",
+        "each",
+        "read per token",
+        "neurons of a token",
+        "of any",
+        "of read bandwidth",
+    ];
+    let has_dense = measured.iter().any(|batch| batch.dense.is_some());
+    let has_plan = measured
+        .iter()
+        .any(|batch| batch.planned_tokens_per_second.is_some());
+    if has_dense {
+        headings.extend(["dense", "least–most", "times dense"]);
+    }
+    if has_plan {
+        headings.push("plan, full context");
+    }
+    let mut table = Table::new(&headings);
+    for batch in measured {
+        let found = &batch.policy;
+        let mut row = vec![
+            batch.sequences.to_string(),
+            figure(found.tokens_per_second.median),
+            range(&found.tokens_per_second),
+            figure(batch.sequence_tokens_per_second),
+            ByteSize(found.bytes_per_token.total as u64).to_string(),
+            percent(found.ffn_neurons_computed),
+            percent(batch.union_share),
+            percent(found.bandwidth_share.median),
+        ];
+        if let (Some(dense), Some(times)) = (&batch.dense, batch.times_dense) {
+            row.extend([
+                figure(dense.tokens_per_second.median),
+                range(&dense.tokens_per_second),
+                format!("{times:.2}"),
+            ]);
+        }
+        if has_plan {
+            let planned = batch.planned_tokens_per_second;
+            row.push(planned.map_or_else(String::new, figure));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// A table with a row per layer, and one for all.
+fn hybrid_table(times: &HybridTimes) -> Table {
+    let mut table = Table::new(&[
+        "layer",
+        "GPU µs",
+        "planned",
+        "CPU µs",
+        "planned",
+        "waiting µs",
+        "planned",
+    ]);
+    let layers = times.layers.iter().enumerate();
+    let layers = layers.map(|(index, layer)| (index.to_string(), layer));
+    for (name, layer) in layers.chain([("all".to_owned(), &times.total)]) {
+        let figures = [
+            layer.gpu_microseconds,
+            layer.planned_gpu_microseconds,
+            layer.cpu_microseconds,
+            layer.planned_cpu_microseconds,
+            layer.waiting_microseconds,
+            layer.planned_sync_microseconds,
+        ];
+        let figures = figures.map(|figure| format!("{figure:.1}"));
+        table.row([&[name][..], &figures].concat());
+    }
+    table
+}
+
+/// Memory traffic in words.
+fn format_rate(rate: ReadRate) -> String {
+    let mut text = format!("{:.1} MB per token", rate.bytes_per_token / 1e6);
+    if let Some(speed) = rate.bytes_per_second {
+        text += &format!(" at {:.1} GB/s", speed / 1e9);
+    }
+    if let (Some(share), Some(most)) = (rate.bandwidth_share, rate.read_bandwidth) {
+        text += &format!(
+            ", {} of the {:.1} GB/s measured",
+            percent(share),
+            most / 1e9
+        );
+    }
+    text
 }

@@ -1,0 +1,236 @@
+//! `powerinfer eval multiple-choice` and `powerinfer eval gsm8k`: questions that a model answers.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use powerinfer_artifact::{Digest, Progress};
+use powerinfer_eval::{
+    Ends, EvalError, complete, format,
+    grade_school::{self, is_right, read_word_problems},
+    multiple_choice::{answer, read_questions},
+    statistics::{Interval, Paired, share},
+};
+use powerinfer_runtime::Sampler;
+use powerinfer_text::Tokenizer;
+use serde_json::{Value, json};
+
+use super::{choices, paired_json};
+use crate::{
+    engine::{
+        PolicyArgument,
+        evaluated::{Model, SubjectArguments},
+    },
+    output::{Output, Table, percent, print, print_json},
+    progress::Bar,
+};
+
+/// Questions and policies.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuestionArguments {
+    #[command(flatten)]
+    subject: SubjectArguments,
+    /// The questions: JSON lines, plain or compressed
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Ask only the first N questions
+    #[arg(long, value_name = "N")]
+    count: Option<usize>,
+    /// Policies to compare, the others with the first [default: the plan's]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    policy: Vec<PolicyArgument>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Questions with choices.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A line is a question: `context`, `choices` and `label`, the number of the right one from 0 on. The answer is the choice with the highest log-likelihood after the context: in all (`acc`) or per byte (`acc_norm`).\n\nExample:\n  powerinfer eval multiple-choice ./my-model.powerinfer --data questions.jsonl --policy dense,predicted"
+)]
+pub(crate) struct ChoiceArguments {
+    #[command(flatten)]
+    common: QuestionArguments,
+}
+
+/// Word problems.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A line is a problem: `question`, and `answer` with `#### number` at its end. The number after `####` counts, or the last one.\n\nExample:\n  powerinfer eval gsm8k ./my-model.powerinfer --data test.jsonl --shots 5 --count 200"
+)]
+pub(crate) struct WordProblemArguments {
+    #[command(flatten)]
+    common: QuestionArguments,
+    /// Use the first N problems as solved examples instead of asking them
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    shots: usize,
+    /// Most tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    max_tokens: usize,
+}
+
+/// Results of one policy: for each question, whether it is right by each metric; none if it does not fit the context.
+struct Row {
+    policy: String,
+    answers: Vec<Option<Vec<bool>>>,
+}
+
+pub(crate) fn multiple_choice(arguments: &ChoiceArguments, output: Output) -> Result<()> {
+    let common = &arguments.common;
+    let mut questions = read_questions(&common.data)?;
+    questions.truncate(common.count.unwrap_or(usize::MAX));
+    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
+        let (question, room) = (&questions[index], model.context_limit());
+        let found = answer(model, tokenizer, question, room)?;
+        let is_right = |taken: usize| taken == question.label;
+        Ok(vec![is_right(found.best_by_length), is_right(found.best)])
+    };
+    let metrics = ["acc_norm", "acc"];
+    evaluate(common, questions.len(), &metrics, ask, output)
+}
+
+pub(crate) fn word_problems(arguments: &WordProblemArguments, output: Output) -> Result<()> {
+    let common = &arguments.common;
+    let problems = read_word_problems(&common.data)?;
+    if arguments.shots >= problems.len() {
+        bail!(
+            "`--shots` is {}, and there are {} problems; take fewer for examples",
+            arguments.shots,
+            problems.len()
+        );
+    }
+    let (examples, asked) = problems.split_at(arguments.shots);
+    let asked = &asked[..asked.len().min(common.count.unwrap_or(usize::MAX))];
+    let ask = |model: &mut Model, tokenizer: &Tokenizer, index: usize| {
+        let prompt = grade_school::prompt(examples, &asked[index]);
+        let ends = Ends {
+            max_tokens: arguments.max_tokens,
+            context: model.context_limit(),
+            texts: &grade_school::STOPS,
+        };
+        let written = complete(
+            model,
+            tokenizer,
+            &prompt,
+            ends,
+            &mut Sampler::greedy(),
+            |_| (),
+        )?;
+        Ok(vec![is_right(&asked[index], &written.text)])
+    };
+    evaluate(common, asked.len(), &["exact_match"], ask, output)
+}
+
+/// Asks every question under every policy, and reports.
+fn evaluate(
+    arguments: &QuestionArguments,
+    questions: usize,
+    metrics: &[&str],
+    ask: impl Fn(&mut Model, &Tokenizer, usize) -> Result<Vec<bool>, EvalError>,
+    output: Output,
+) -> Result<()> {
+    if questions == 0 {
+        bail!("there is no question to ask; give a larger `--count`");
+    }
+    let subject = arguments.subject.open(output)?;
+    let tokenizer = subject.tokenizer();
+    let mut rows: Vec<Row> = Vec::new();
+    for (policy, choice) in choices(&arguments.policy) {
+        let quiet = Output {
+            quiet: output.quiet || !rows.is_empty(),
+            ..output
+        };
+        let mut model = subject.model(choice, quiet)?;
+        let bar = Bar::new(output);
+        bar.begin(&policy, questions as u64, "questions");
+        let mut answers = Vec::new();
+        for index in 0..questions {
+            answers.push(match ask(&mut model, tokenizer, index) {
+                Ok(found) => Some(found),
+                Err(EvalError::PromptLength { .. }) => None,
+                Err(error) => return Err(error.into()),
+            });
+            bar.advance(1)?;
+        }
+        bar.end();
+        rows.push(Row { policy, answers });
+    }
+    if arguments.json {
+        let rows: Vec<Value> = rows
+            .iter()
+            .map(|row| row.to_json(&rows[0], metrics))
+            .collect();
+        let data = Digest::of_file(&arguments.data)?;
+        return print_json(&json!({ "questions": questions, "data": data, "rows": rows }));
+    }
+    let mut headings = vec!["policy", "asked", "too long"];
+    let shares: Vec<String> = metrics
+        .iter()
+        .map(|metric| format!("{metric} (95 %)"))
+        .collect();
+    headings.extend(shares.iter().map(String::as_str));
+    let mut table = Table::new(&headings);
+    for row in &rows {
+        let asked = row.answers.iter().flatten().count();
+        let mut cells = vec![
+            row.policy.clone(),
+            asked.to_string(),
+            (questions - asked).to_string(),
+        ];
+        cells.extend((0..metrics.len()).map(|metric| {
+            let Interval { value, low, high } = row.share(metric);
+            match asked {
+                0 => "–".to_owned(),
+                _ => format!("{} ({}–{})", percent(value), percent(low), percent(high)),
+            }
+        }));
+        table.row(cells);
+    }
+    print(table.to_string())?;
+    for row in &rows[1..] {
+        output.say(format::paired(
+            &row.policy,
+            &rows[0].policy,
+            row.relative_to(&rows[0]),
+        ));
+    }
+    Ok(())
+}
+
+impl Row {
+    /// Share of right answers by a metric.
+    fn share(&self, metric: usize) -> Interval {
+        let answers = self.answers.iter().flatten();
+        let right = answers.clone().filter(|answer| answer[metric]).count();
+        share(right as u64, answers.count() as u64)
+    }
+
+    /// Comparison with `first` by the first metric, on questions that both were asked.
+    fn relative_to(&self, first: &Self) -> Paired {
+        let pairs = first.answers.iter().zip(&self.answers);
+        let both = pairs.filter_map(|(a, b)| Some((a.as_ref()?[0], b.as_ref()?[0])));
+        let (a, b): (Vec<bool>, Vec<bool>) = both.unzip();
+        Paired::of(&a, &b)
+    }
+
+    fn to_json(&self, first: &Self, metrics: &[&str]) -> Value {
+        let shares: serde_json::Map<String, Value> = metrics
+            .iter()
+            .enumerate()
+            .map(|(metric, name)| {
+                let Interval { value, low, high } = self.share(metric);
+                let figure = match self.answers.iter().flatten().count() {
+                    0 => Value::Null,
+                    _ => json!({ "value": value, "low": low, "high": high }),
+                };
+                ((*name).to_owned(), figure)
+            })
+            .collect();
+        json!({
+            "policy": self.policy,
+            "asked": self.answers.iter().flatten().count(),
+            "right": shares,
+            "relative_to_first": paired_json(self.relative_to(first)),
+        })
+    }
+}

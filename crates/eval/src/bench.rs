@@ -1,0 +1,14 @@
+//! Benchmarks: time of prompts, decoding, batches and single FFNs, stage by stage, with the memory probed next to each
+//! repeat.
+
+mod batches;
+mod check;
+mod densities;
+mod hybrid;
+mod measure;
+
+pub use batches::{BatchBench, BatchMeasured, kv_cache_bytes};
+pub use check::{CHECKED_TOKENS, Check, Comparison, check};
+pub use densities::{FfnTime, time_ffns};
+pub use hybrid::{HybridLayer, HybridTimes, ReadRate, time_hybrid};
+pub use measure::{Bench, BytesRead, Measured, Spread, StageCost, Work};

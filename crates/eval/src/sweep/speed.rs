@@ -1,0 +1,167 @@
+//! Latency and throughput of a policy setting on this machine.
+
+use std::{hint::black_box, time::Instant};
+
+use powerinfer_artifact::Progress;
+use powerinfer_kernels::Isa;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage, Statistics};
+
+use super::{Latency, MeasuredSpeed, Range};
+use crate::{Contention, CpuTimes, EvalError};
+
+/// Sequences that run together, and their tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens decoded of each sequence.
+    pub decode_tokens: usize,
+}
+
+impl BatchShape {
+    /// Tokens of a sequence, prompt and decoded ones.
+    pub fn context(self) -> usize {
+        self.prompt_tokens + self.decode_tokens
+    }
+}
+
+/// Settings of time measurements.
+pub(super) struct SpeedMeter<'a> {
+    pub(super) isa: Isa,
+    pub(super) threads: usize,
+    pub(super) repeats: usize,
+    pub(super) probe: &'a ReadProbe,
+    /// Token ids of prompts, at least one.
+    pub(super) ids: &'a [u32],
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// Cost of prediction in a decode step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PredictionCost {
+    pub(super) bytes_per_token: f64,
+    pub(super) bytes_share: f64,
+    pub(super) time_share: f64,
+}
+
+impl SpeedMeter<'_> {
+    /// Steps of progress of [`Self::measure`].
+    pub(super) fn steps(&self, shape: BatchShape) -> u64 {
+        (self.repeats * shape.batch * shape.context()) as u64
+    }
+
+    /// Times prefill and decoding of `model`.
+    pub(super) fn measure(
+        &self,
+        model: &mut Runtime,
+        shape: BatchShape,
+    ) -> Result<(MeasuredSpeed, PredictionCost), EvalError> {
+        let BatchShape {
+            batch,
+            prompt_tokens,
+            decode_tokens,
+        } = shape;
+        // Each sequence begins at another place of the text, which wraps around.
+        let begin = |sequence: usize| sequence * self.ids.len() / batch;
+        let ids: Vec<Vec<u32>> = (0..batch)
+            .map(|sequence| {
+                let text = self.ids.iter().cycle().skip(begin(sequence));
+                text.copied().take(shape.context()).collect()
+            })
+            .collect();
+        let mut sampler = Sampler::new(SamplingSettings::default())?;
+        let mut sequences = match batch {
+            1 => Vec::new(),
+            _ => model.new_sequences(batch)?,
+        };
+        let (mut first, mut steps, mut speeds) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut shares, mut bandwidths) = (Vec::new(), vec![self.read()]);
+        let mut spans = Vec::new();
+        let mut statistics = Statistics::default();
+        let (mut predictor_bytes, mut predictor_seconds, mut seconds_of_all) = (0u64, 0.0, 0.0);
+        for _ in 0..self.repeats {
+            let before = CpuTimes::now();
+            for (index, ids) in ids.iter().enumerate() {
+                let other = (batch > 1).then(|| {
+                    let mut own = std::mem::take(&mut sequences[index]);
+                    own.truncate(0);
+                    model.replace_sequence(own)
+                });
+                if batch == 1 {
+                    model.reset();
+                }
+                let started = Instant::now();
+                model.append(&ids[..prompt_tokens], &sampler)?;
+                black_box(model.sample(&mut sampler, usize::MAX)?);
+                first.push(1e3 * started.elapsed().as_secs_f64());
+                if let Some(other) = other {
+                    sequences[index] = model.replace_sequence(other);
+                }
+                self.progress.advance(prompt_tokens as u64)?;
+            }
+            model.take_statistics();
+            let mut seconds = 0.0;
+            for place in prompt_tokens..shape.context() {
+                let next: Vec<u32> = ids.iter().map(|ids| ids[place]).collect();
+                let started = Instant::now();
+                model.start_clock();
+                if batch == 1 {
+                    model.append(&next, &sampler)?;
+                    black_box(model.sample(&mut sampler, usize::MAX)?);
+                } else {
+                    black_box(model.decode_batch(&mut sequences, &next)?);
+                }
+                model.mark(Stage::Sampling);
+                let step = started.elapsed().as_secs_f64();
+                steps.push(1e6 * step);
+                seconds += step;
+                self.progress.advance(batch as u64)?;
+            }
+            let taken = model.take_statistics();
+            let lap = taken.stages.map(|stages| stages.lap(Stage::Prediction));
+            let lap = lap.unwrap_or_default();
+            predictor_bytes += lap.bytes;
+            predictor_seconds += lap.time.as_secs_f64();
+            seconds_of_all += seconds;
+            speeds.push((batch * decode_tokens) as f64 / seconds);
+            bandwidths.push(self.read());
+            let around =
+                (bandwidths[bandwidths.len() - 2] + bandwidths[bandwidths.len() - 1]) / 2.0;
+            shares.push(taken.bytes_read as f64 / seconds / around);
+            statistics += taken;
+            spans.push(before.since(self.threads));
+        }
+        let bytes_of_all = statistics.bytes_read as f64;
+        let prediction = PredictionCost {
+            bytes_per_token: predictor_bytes as f64 / statistics.tokens.max(1) as f64,
+            bytes_share: predictor_bytes as f64 / bytes_of_all.max(1.0),
+            time_share: predictor_seconds / seconds_of_all,
+        };
+        let measured = MeasuredSpeed {
+            device: "cpu".to_owned(),
+            placement_ran: false,
+            emulated: false,
+            threads: self.threads,
+            repeats: self.repeats,
+            prompt_tokens,
+            first_token_milliseconds: Range::of(first),
+            decode_microseconds: Latency::of(steps),
+            tokens_per_second: Range::of(speeds),
+            bytes_per_token: statistics.bytes_per_token(),
+            read_bandwidth_bytes_per_second: Range::of(bandwidths).median,
+            bandwidth_share: Range::of(shares).median,
+            predicted_microseconds: None,
+            measured_over_predicted: None,
+            disturbed: Contention::mean(&spans).is_disturbed(),
+        };
+        model.reset();
+        Ok((measured, prediction))
+    }
+
+    fn read(&self) -> f64 {
+        self.probe.pass(self.isa, self.threads)
+    }
+}

@@ -1,0 +1,89 @@
+//! Decoding allocates nothing per token: a counting allocator sees every allocation of all threads.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+#[path = "../../../tests/support/golden.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
+mod golden;
+#[path = "support/packing.rs"]
+mod packing;
+#[path = "support/predictor_files.rs"]
+mod predictor_files;
+
+use std::alloc::System;
+
+use cap::Cap;
+use golden::Golden;
+use packing::pack_bundle;
+use powerinfer_artifact::plan::{Plan, Policy};
+use powerinfer_kernels::Isa;
+use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
+use powerinfer_tensor::Format;
+use predictor_files::full_predictors;
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Tokens that are decoded before allocations are counted: buffers take their size.
+const WARM_UP: usize = 3;
+
+// One test, so that nothing else allocates while it counts.
+#[test]
+fn decoding_allocates_nothing() {
+    let settings = [
+        SamplingSettings::default(),
+        SamplingSettings {
+            temperature: 0.8,
+            top_k: 20,
+            top_p: 0.9,
+            repeat_penalty: 1.1,
+            ..SamplingSettings::default()
+        },
+    ];
+    for name in ["llama-relu-gqa", "opt-preln", "falcon-rw-alibi", "phi"] {
+        let golden = Golden::open(name);
+        let checkpoint = golden.checkpoint();
+        let config = checkpoint.config();
+        let prompt = golden.ids("p17.input_ids");
+        for (format, policy, threads) in [
+            (Format::Q8_0, Policy::Dense, 1),
+            (Format::Q4_0, Policy::Exact, 2),
+            (Format::F16, Policy::Exact, 1),
+            (Format::Q8_0, Policy::Predicted, 2),
+            (Format::Q4_0, Policy::SignBit, 1),
+            (Format::Q8_0, Policy::Threshold, 1),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = full_predictors(&checkpoint, Format::Q8_0, folder.path());
+            let mut plan = Plan::unplaced(config.layer_count, config.ffn_size, policy, 256);
+            for layer in &mut plan.layers {
+                layer.hot_count = config.ffn_size / 3;
+                layer.threshold = Some(file.layers()[0].thresholds[0].threshold(0));
+                plan.totals.hot_count += layer.hot_count as u64;
+            }
+            let order = 0..config.ffn_size as u32;
+            let out = folder.path().join("bundle");
+            let bundle = pack_bundle(&checkpoint, order, Some(&file), plan, format, &out);
+            let options = Options {
+                threads: Threads::new(Isa::detect().unwrap(), threads).unwrap(),
+                policy: None,
+            };
+            let mut model = Runtime::new(bundle, options).unwrap();
+            for settings in &settings {
+                let mut sampler = Sampler::new(settings.clone()).unwrap();
+                model.truncate(0);
+                model.append(&prompt, &sampler).unwrap();
+                let mut decode = |tokens: usize| {
+                    for _ in 0..tokens {
+                        let token = model.sample(&mut sampler, config.vocabulary_size).unwrap();
+                        model.append(&[token], &sampler).unwrap();
+                    }
+                };
+                decode(WARM_UP);
+                let before = MEMORY.total_allocated();
+                decode(10);
+                let allocated = MEMORY.total_allocated() - before;
+                assert_eq!(allocated, 0, "{name} {format:?} {policy} {threads} threads");
+            }
+        }
+    }
+}
