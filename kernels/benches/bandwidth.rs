@@ -1,8 +1,8 @@
-//! How fast each kernel goes through weights that lie in memory, beside plain reading.
+//! Read bandwidth that each kernel achieves on one thread, relative to plain reads.
 //!
-//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`, on one thread. `POWERINFER_ISA`
-//! chooses the instructions, `mib=8` makes the weights fit the caches, so that arithmetic is what takes
-//! time; `columns=192` makes rows end within what kernels take at once. Weights lie in huge pages, as a bundle's do. Results are compared with the scalar code before anything is timed.
+//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`. `POWERINFER_ISA` selects the
+//! instruction set. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows within a
+//! span. Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::hint::black_box;
@@ -37,7 +37,7 @@ fn main() {
         "{isa}, rows of {} weights, one thread; GB/s of {PASSES} passes, the best",
         columns()
     );
-    println!("plain reading {read:.1}");
+    println!("plain reads {read:.1}");
     println!(
         "format  dense  rounded  rows 10 %  rounded    sum  rounded  sum 10 %  rounded  prompt GFLOP/s  rounded  sums GFLOP/s  rounded"
     );
@@ -134,7 +134,7 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
     );
 }
 
-/// `count` thousand millionths of the seconds that the fastest pass took.
+/// `count` per second of the fastest pass, in units of 1e9.
 fn best(count: usize, mut act: impl FnMut()) -> f64 {
     let times = (512 / (total_bytes() >> 20)).max(1);
     let seconds = (0..PASSES).map(|_| {
@@ -181,7 +181,7 @@ fn view(format: Format, rows: usize, bytes: &[u8]) -> Matrix<'_> {
     Matrix::new(rows, columns(), data).expect("the planes were cut for this shape")
 }
 
-/// A fast kernel that is wrong is not fast.
+/// Checks the results of the kernels against the scalar code.
 fn check(isa: Isa, format: Format) {
     let values: Vec<f32> = (0..8 * columns())
         .map(|i| ((i * 7919) % 211) as f32 / 100.0 - 1.0)
@@ -209,7 +209,7 @@ fn check(isa: Isa, format: Format) {
     assert_eq!(products(isa), products(Isa::SCALAR), "{isa}, {format}");
 }
 
-/// Weights of a row.
+/// Weights per row.
 fn columns() -> usize {
     argument("columns=").unwrap_or(4096)
 }
@@ -219,7 +219,7 @@ fn total_bytes() -> usize {
     argument("mib=").unwrap_or(512) << 20
 }
 
-/// The number after `name` among the arguments.
+/// Value of the argument `name=N`.
 fn argument(name: &str) -> Option<usize> {
     std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
 }

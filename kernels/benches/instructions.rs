@@ -1,11 +1,9 @@
-//! How many instructions each kernel takes for a row of 4096 weights: a figure that no other work on the
-//! machine changes. Fails where one takes more than it is allowed to, so that a change cannot undo quietly
-//! what another has gained.
+//! Instructions per row of 4096 weights of each kernel, a figure that does not depend on the load of the machine. Fails if a
+//! kernel exceeds its limit, so that optimisations are not lost.
 //!
-//! `cargo bench -p powerinfer-kernels --bench instructions` counts those that have a limit, `… -- all`
-//! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process runs a kernel step by step,
-//! and its steps are counted, for tools that translate instructions know no AVX-512. Linux only; skipped
-//! where a process may not follow its child.
+//! `cargo bench -p powerinfer-kernels --bench instructions` counts the kernels with a limit, `… -- all`
+//! every kernel, which takes minutes, and `… -- avx512/q8_0/Sum` that one. A child process is single-stepped with
+//! ptrace, since instruction-level simulators lack AVX-512. Linux only; skipped where ptrace is not permitted.
 #![expect(
     unsafe_code,
     clippy::print_stdout,
@@ -14,7 +12,7 @@
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
-    println!("skipped 1 benchmark: instructions are counted on Linux alone");
+    println!("skipped 1 benchmark: instructions are counted on Linux only");
 }
 
 #[cfg(target_os = "linux")]
@@ -30,30 +28,29 @@ mod linux {
     use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
     const COLUMNS: usize = 4096;
-    /// Rows of a batch: what is unpacked together.
+    /// Rows per panel of a batched kernel.
     const BATCH_ROWS: usize = 16;
     /// Rows of the other kernels.
     const ROWS: usize = 4;
 
-    /// What is counted.
+    /// The counted kernels.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Kernel {
-        /// A row times a vector.
+        /// GEMV, float.
         Arithmetic,
-        /// The same in whole numbers.
+        /// The previous kernel with integer arithmetic.
         IntegerProduct,
-        /// A row added to a sum.
+        /// Axpy, float.
         Sum,
-        /// The same in whole numbers.
+        /// The previous kernel with integer arithmetic.
         IntegerAxpy,
-        /// A row times eight vectors in whole numbers, for one of them.
+        /// GEMM with eight tokens, integer, per token.
         IntegerBatch,
     }
 
     use Kernel::{Arithmetic, IntegerAxpy, IntegerBatch, IntegerProduct, Sum};
 
-    /// The most instructions that a row of 4096 weights may take: about a tenth more than it did when
-    /// the line was written.
+    /// Limits in instructions per row of 4096 weights, about 10 % above the measured counts.
     const MOST: [(&str, Format, Kernel, u64); 18] = [
         ("avx2", Format::F16, Arithmetic, 2150),
         ("avx2", Format::Q8_0, IntegerProduct, 2950),
@@ -86,7 +83,7 @@ mod linux {
         println!("instructions for a row of {COLUMNS} weights");
         println!("instructions of  format  kernel          found  allowed");
         for isa in Isa::available() {
-            // Scalar code is a specification, not to be fast.
+            // Scalar code is a specification without a speed goal.
             if isa == Isa::SCALAR {
                 continue;
             }
@@ -106,7 +103,7 @@ mod linux {
                         continue;
                     }
                     let Some(found) = per_row(isa, format, kernel) else {
-                        println!("skipped all benchmarks: this process may not follow a child");
+                        println!("skipped all benchmarks: ptrace is not permitted");
                         return;
                     };
                     let most = allowed.map_or("-".to_owned(), |line| line.3.to_string());
@@ -127,19 +124,19 @@ mod linux {
         );
     }
 
-    /// Instructions of one row; `None` where a process may not follow its child.
+    /// Instructions per row; `None` if ptrace is not permitted.
     fn per_row(isa: Isa, format: Format, kernel: Kernel) -> Option<u64> {
         let (rows, vectors) = match kernel {
             IntegerBatch => (BATCH_ROWS, 8),
             _ => (ROWS, 1),
         };
-        // What a call takes beside its rows is in both.
+        // The difference of two calls removes the fixed cost.
         let few = count(|run| run_rows(isa, format, kernel, rows, run))?;
         let many = count(|run| run_rows(isa, format, kernel, 2 * rows, run))?;
         Some((many - few) / rows as u64 / vectors)
     }
 
-    /// Calls `run` with the kernel on so many rows.
+    /// Calls `run` with the kernel on this many rows.
     fn run_rows(
         isa: Isa,
         format: Format,
@@ -189,19 +186,18 @@ mod linux {
         black_box(&out);
     }
 
-    /// Instructions between the start and the end of what `prepare` runs, in a child process.
+    /// Instructions of the closure that `prepare` passes on, in a child process.
     fn count(prepare: impl Fn(&mut dyn FnMut(&mut dyn FnMut()))) -> Option<u64> {
-        // SAFETY: this process has one thread, so the child may do whatever the parent may.
+        // SAFETY: this process has one thread, so that the child is not restricted.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: these calls touch no memory; the child leaves without running what its parent
-            // would at its end.
+            // SAFETY: these calls touch no memory; the child exits without running the parent's exit handlers.
             unsafe {
                 if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
                     libc::_exit(1);
                 }
                 prepare(&mut |kernel| {
-                    // Once before, so that what is done the first time is not counted.
+                    // Warm-up, not counted.
                     kernel();
                     libc::raise(libc::SIGSTOP);
                     kernel();
@@ -229,7 +225,7 @@ mod linux {
                 _ => return None,
             }
         }
-        // SAFETY: as above; the child has nothing left to do.
+        // SAFETY: as above; the child has finished.
         unsafe {
             libc::ptrace(libc::PTRACE_KILL, child, 0, 0);
             libc::waitpid(child, &raw mut status, 0);

@@ -1,15 +1,13 @@
-//! Vectors rounded to bytes: what products with quantised weights read.
+//! Vectors quantised to int8: the input of kernels with integer arithmetic.
 
-use crate::cpu::{GROUP, SPAN, SPAN_COLUMNS};
+use crate::cpu::{NIBBLE_GROUP, SPAN, SPAN_COLUMNS};
 use powerinfer_tensor::BLOCK;
 
-/// Some vectors, each in blocks of 32 numbers that share a scale: a number is about
-/// `quant * scale`, with quants between -127 and 127.
+/// Vectors quantised to int8 in blocks of 32: a value is approximately `quant * scale`, with quants from -127 to 127.
 ///
-/// Made by [`Isa::quantise`](crate::Isa::quantise) and used again from product to product; the
-/// memory stays. The error of a number is at most half a scale, 1/254 of the largest magnitude of
-/// its block. A block that holds a NaN or an infinity has the scale NaN, so that every product it
-/// is part of is NaN; one whose numbers are all below 1e-30 counts as zeros.
+/// Filled by [`Isa::quantise`](crate::Isa::quantise), which reuses the memory. The error of a value is at most half the
+/// scale, 1/254 of the largest magnitude of its block. A block with a NaN or an infinity has a NaN scale, so that dot
+/// products with it are NaN; a block with all magnitudes below 1e-30 is zero.
 #[derive(Debug, Clone, Default)]
 pub struct QuantisedActivations {
     pub(crate) tokens: usize,
@@ -24,12 +22,12 @@ impl QuantisedActivations {
         self.tokens
     }
 
-    /// Numbers of a vector.
+    /// Elements per vector.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Bytes of a vector of `columns` numbers.
+    /// Bytes of a quantised vector of `columns` elements.
     pub fn vector_bytes(columns: usize) -> usize {
         columns.div_ceil(SPAN_COLUMNS) * size_of::<ActivationSpan>()
     }
@@ -56,42 +54,42 @@ pub struct QuantisedVector<'a> {
     pub(crate) spans: &'a [ActivationSpan],
 }
 
-/// Sixteen blocks of a vector, zeros where it has fewer.
+/// Sixteen blocks of a vector, padded with zeros.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct ActivationSpan {
-    /// The blocks one after the other.
+    /// `[block, 32]`.
     pub(crate) quants: [i8; SPAN_COLUMNS],
-    /// The same with the first halves of every four blocks before their second halves: as the low
-    /// and the high nibbles of four-bit weights lie.
-    pub(crate) halves: [i8; SPAN_COLUMNS],
-    /// One a block.
+    /// The quants in the order of the nibbles of four-bit weights: of every four blocks, the first halves, then the second
+    /// halves.
+    pub(crate) half_blocks: [i8; SPAN_COLUMNS],
+    /// Scale of each block.
     pub(crate) scales: [f32; SPAN],
-    /// Sums of the quants, one a block.
+    /// Sum of the quants of each block.
     pub(crate) sums: [i32; SPAN],
 }
 
 impl ActivationSpan {
     pub(crate) const ZERO: Self = Self {
         quants: [0; SPAN_COLUMNS],
-        halves: [0; SPAN_COLUMNS],
+        half_blocks: [0; SPAN_COLUMNS],
         scales: [0.0; SPAN],
         sums: [0; SPAN],
     };
 
-    /// Rounds block `block`; `values` holds zeros past the last number.
+    /// Quantises block `block`; `values` are padded with zeros.
     #[inline(always)]
     pub(crate) fn set(&mut self, block: usize, values: &[f32; BLOCK]) {
-        // Bits of magnitudes are ordered as the magnitudes are, and those of NaNs come last.
+        // The bits of magnitudes sort like the magnitudes, NaN last.
         let mut largest = 0;
         for value in values {
             largest = largest.max(value.to_bits() & 0x7fff_ffff);
         }
-        let (scale, inverse) = rounding(largest);
+        let (scale, inverse) = int8_scale(largest);
         self.scales[block] = scale;
         let mut quants = [0; BLOCK];
         for (quant, value) in quants.iter_mut().zip(values) {
-            *quant = round(*value, inverse);
+            *quant = to_int8(*value, inverse);
         }
         let mut sum = 0;
         for quant in quants {
@@ -100,32 +98,32 @@ impl ActivationSpan {
         self.sums[block] = sum;
         self.quants[block * BLOCK..][..BLOCK].copy_from_slice(&quants);
         let (first, second) = quants.split_at(BLOCK / 2);
-        let place = block / GROUP * GROUP * BLOCK + block % GROUP * (BLOCK / 2);
-        self.halves[place..][..BLOCK / 2].copy_from_slice(first);
-        self.halves[place + GROUP * BLOCK / 2..][..BLOCK / 2].copy_from_slice(second);
+        let start =
+            block / NIBBLE_GROUP * NIBBLE_GROUP * BLOCK + block % NIBBLE_GROUP * (BLOCK / 2);
+        self.half_blocks[start..][..BLOCK / 2].copy_from_slice(first);
+        self.half_blocks[start + NIBBLE_GROUP * BLOCK / 2..][..BLOCK / 2].copy_from_slice(second);
     }
 }
 
-/// What numbers are rounded with whose largest magnitude has these bits: what a whole number stands for,
-/// and what numbers are multiplied by before.
+/// Scale and inverse scale of values whose largest magnitude has the bits `largest`.
 #[inline(always)]
-pub(crate) fn rounding(largest: u32) -> (f32, f32) {
-    // Without a branch around the divisions, so that several numbers go through them together.
+pub(crate) fn int8_scale(largest: u32) -> (f32, f32) {
+    // No branch around the divisions, so that they are vectorised.
     let largest = f32::from_bits(largest);
     let (scale, inverse) = (largest / 127.0, 127.0 / largest);
-    let is_some = largest.is_finite() && largest >= 1e-30;
-    let none = if largest.is_finite() { 0.0 } else { f32::NAN };
-    match is_some {
+    let is_normal = largest.is_finite() && largest >= 1e-30;
+    let otherwise = if largest.is_finite() { 0.0 } else { f32::NAN };
+    match is_normal {
         true => (scale, inverse),
-        false => (none, 0.0),
+        false => (otherwise, 0.0),
     }
 }
 
-/// A number as a whole one between -127 and 127.
+/// `value * inverse`, rounded to an integer from -127 to 127.
 #[inline(always)]
-pub(crate) fn round(value: f32, inverse: f32) -> i8 {
-    // One that is no number would spoil the rest; its scale tells of it already.
+pub(crate) fn to_int8(value: f32, inverse: f32) -> i8 {
+    // Not finite with a zero inverse: the scale is NaN already.
     let value = if inverse == 0.0 { 0.0 } else { value * inverse };
-    // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the last byte.
+    // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low byte.
     (value + 12_582_912.0).to_bits() as u8 as i8
 }

@@ -1,19 +1,22 @@
-//! Attention's kernels as methods of an instruction set.
+//! Attention kernels as methods of an instruction set.
 
 use std::ops::Range;
 
 use crate::Isa;
-use crate::cpu::{Powers, Scores, WeightedValues};
+use crate::cpu::{Exp2MinusMax, Scores, WeightedValues};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{CacheLayout, CachePlane};
 
-/// A tile is 32 positions of a [`CachePlane`]. Queries are computed independently, so they may be
-/// taken together in any way; results have the same bits on every instruction set.
+/// A tile is 32 positions of a [`CachePlane`]. Queries are computed independently, so that they may be batched in any way.
+/// Results have the same bits on every instruction set.
 impl Isa {
-    /// `out[q, p] = queries[q] · keys[p]` for the positions of `tiles`; each key is read once.
+    /// Attention scores: `out[q, p] = queries[q] · keys[p]` for the positions of `tiles`; each key is read once.
     ///
-    /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions that are
-    /// not there are 0.
+    /// `queries` is `[queries, width]`, `out` is `[queries, 32 · tiles]`. Scores of positions past the end are 0.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, or `keys` is a plane of values.
     pub fn scores(&self, keys: &CachePlane, tiles: Range<usize>, queries: &[f32], out: &mut [f32]) {
         assert_eq!(keys.layout(), CacheLayout::Keys, "a plane of keys");
         check(keys, &tiles, queries, out);
@@ -27,10 +30,12 @@ impl Isa {
         }
     }
 
-    /// Replaces the scores of `valid` by `2^(score - largest)` and all others by 0; returns the
-    /// largest and the sum.
+    /// The exponentials of a softmax: replaces the scores of `valid` by `2^(score - largest)`, all others by 0; returns the
+    /// largest score and the sum of the exponentials.
     ///
-    /// `scores` are whole blocks of 32, `valid` is not empty.
+    /// # Panics
+    ///
+    /// The length of `scores` is not a multiple of 32, or `valid` is empty or exceeds it.
     pub fn exp2_minus_max(&self, scores: &mut [f32], valid: Range<usize>) -> (f32, f32) {
         assert_eq!(scores.len() % BLOCK, 0, "whole blocks");
         assert!(
@@ -38,13 +43,16 @@ impl Isa {
             "{valid:?} of {} scores",
             scores.len()
         );
-        self.run(Powers { scores, valid })
+        self.run(Exp2MinusMax { scores, valid })
     }
 
-    /// `out[q] += Σ_p weights[q, p] · values[p]` for the positions of `tiles`, in order; each value is
-    /// read once.
+    /// `out[q] += Σ_p weights[q, p] · values[p]` for the positions of `tiles`, in order; each value is read once.
     ///
     /// `weights` is `[queries, 32 · tiles]`, `out` is `[queries, width]`.
+    ///
+    /// # Panics
+    ///
+    /// A shape does not match, or `values` is a plane of keys.
     pub fn weighted_values(
         &self,
         values: &CachePlane,
@@ -76,6 +84,6 @@ fn check(plane: &CachePlane, tiles: &Range<usize>, heads: &[f32], scores: &[f32]
     assert_eq!(
         scores.len(),
         count * tiles.len() * BLOCK,
-        "a score for each query and position"
+        "one score per query and position"
     );
 }

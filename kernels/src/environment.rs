@@ -1,4 +1,4 @@
-//! Every environment variable that is ours. The hub's own, such as `HF_HOME`, are read by
+//! All `POWERINFER_*` environment variables. Those of the Hugging Face Hub, such as `HF_HOME`, are read by
 //! `powerinfer-hub`.
 
 use std::{
@@ -18,7 +18,7 @@ pub fn ptx_folder() -> Option<PathBuf> {
     set("POWERINFER_PTX_DIR").map(PathBuf::from)
 }
 
-/// `POWERINFER_REQUIRE_GPU`: whether a missing GPU is an error where one would be used.
+/// `POWERINFER_REQUIRE_GPU`: whether a missing GPU is an error instead of a fallback to the CPU.
 pub fn requires_gpu() -> bool {
     set("POWERINFER_REQUIRE_GPU").is_some()
 }
@@ -28,12 +28,12 @@ pub fn tests_on_gpu() -> bool {
     set("POWERINFER_TEST_DEVICE").is_some_and(|device| device == OsStr::new("gpu"))
 }
 
-/// `POWERINFER_SKIP_EMULATOR`: whether tests that need the emulator are skipped where it was not built.
+/// `POWERINFER_SKIP_EMULATOR`: whether tests that need the emulator are skipped if it was not built.
 pub fn skips_emulator() -> bool {
     set("POWERINFER_SKIP_EMULATOR").is_some()
 }
 
-/// The value of a variable; none where it is empty.
+/// Value of a variable; `None` if it is empty.
 fn set(variable: &str) -> Option<OsString> {
     env::var_os(variable).filter(|value| !value.is_empty())
 }

@@ -1,22 +1,22 @@
-//! Errors of choosing an instruction set.
+//! Errors in the choice of an instruction set.
 
-/// Why an instruction set was refused.
+/// An instruction set that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// No instruction set has this name.
+    /// There is no instruction set with this name.
     #[error(
         "unknown instruction set `{name}`, expected one of scalar, avx2, avx512, avx512-vnni, neon"
     )]
     UnknownIsa {
-        /// The name that was given.
+        /// Requested name.
         name: String,
     },
-    /// The instruction set exists, but not on this processor.
-    #[error("this processor has no `{name}`, it has {available}")]
+    /// The processor lacks the instruction set.
+    #[error("this processor does not support `{name}`, it supports {available}")]
     UnsupportedIsa {
-        /// The name that was given.
+        /// Requested name.
         name: String,
-        /// Names of the instruction sets that this processor has.
+        /// Names of the supported instruction sets.
         available: String,
     },
 }

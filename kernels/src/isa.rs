@@ -1,4 +1,4 @@
-//! The instruction sets, and the choice of one at run time.
+//! Instruction sets, and the choice of one at run time.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::cpu::neon::Neon;
 use crate::cpu::{avx2::Avx2, avx512::Avx512};
 use crate::environment;
 
-/// Every name, on whatever processor.
+/// All names, on every architecture.
 const NAMES: [&str; 5] = ["scalar", "avx2", "avx512", "avx512-vnni", "neon"];
 
-/// An instruction set that this processor has, with the kernels written for it as methods.
+/// An instruction set that this processor supports, with the kernels as methods.
 ///
 /// All instruction sets give the same bits; they differ in speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,18 +35,20 @@ enum Kind {
 }
 
 impl Isa {
-    /// Plain code: the specification, correct everywhere and slow.
+    /// Scalar code: the specification, portable and slow.
     pub const SCALAR: Isa = Isa(Kind::Scalar);
 
-    /// The one that `POWERINFER_ISA` names (`scalar`, `avx2`, `avx512`, `avx512-vnni` or `neon`), or else the
-    /// fastest. Call it once and pass the value around.
+    /// The instruction set named by `POWERINFER_ISA` (`scalar`, `avx2`, `avx512`, `avx512-vnni` or `neon`), or the fastest
+    /// one. Call it once and pass the value on.
     ///
-    /// Fails when the variable names none, or one that this processor lacks.
+    /// # Errors
+    ///
+    /// The variable names an unknown instruction set, or one that this processor lacks.
     pub fn detect() -> Result<Isa, KernelError> {
         Isa::choose(environment::isa().as_deref())
     }
 
-    /// [`Isa::detect`] for a value of the variable.
+    /// [`Isa::detect`] with the value of the variable.
     fn choose(name: Option<&OsStr>) -> Result<Isa, KernelError> {
         match name {
             Some(name) => name.to_string_lossy().parse(),
@@ -54,7 +56,7 @@ impl Isa {
         }
     }
 
-    /// All that this processor has, from the slowest to the fastest; `scalar` is always there.
+    /// The instruction sets that this processor supports, slowest first; always includes `scalar`.
     pub fn available() -> Vec<Isa> {
         let mut available = vec![Isa::SCALAR];
         #[cfg(target_arch = "x86_64")]
@@ -68,7 +70,7 @@ impl Isa {
         available
     }
 
-    /// The name that `POWERINFER_ISA` takes.
+    /// Name, as in `POWERINFER_ISA`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar => "scalar",
@@ -83,12 +85,12 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel with these instructions.
+    /// Runs a kernel with this instruction set.
     pub(crate) fn run<O: Operation>(self, operation: O) -> O::Output {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         use crate::cpu::Simd;
         match self.0 {
-            Kind::Scalar => operation.specify(),
+            Kind::Scalar => operation.run_scalar(),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2(avx2) => avx2.run(operation),
             #[cfg(target_arch = "x86_64")]
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_available_instruction_set_parses_back_from_its_name() {
+    fn names_of_available_instruction_sets_round_trip() {
         for isa in Isa::available() {
             assert_eq!(isa.to_string().parse(), Ok(isa));
         }
@@ -141,16 +143,15 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_overrides_the_choice_of_the_fastest() {
+    fn the_variable_overrides_the_fastest_instruction_set() {
         let fastest = Isa::available().pop().unwrap();
         assert_eq!(Isa::choose(None), Ok(fastest));
-        assert_eq!(Isa::choose(Some(OsStr::new(""))), Ok(fastest));
         assert_eq!(Isa::choose(Some(OsStr::new("scalar"))), Ok(Isa::SCALAR));
         assert!(Isa::choose(Some(OsStr::new("AVX2"))).is_err());
     }
 
     #[test]
-    fn unknown_and_missing_instruction_sets_are_told_apart() {
+    fn unknown_and_unsupported_instruction_sets_are_distinct_errors() {
         let unknown = "sse9".parse::<Isa>().unwrap_err().to_string();
         assert_eq!(
             unknown,
@@ -163,7 +164,9 @@ mod tests {
         };
         let missing = foreign.parse::<Isa>().unwrap_err().to_string();
         assert!(
-            missing.starts_with(&format!("this processor has no `{foreign}`, it has scalar")),
+            missing.starts_with(&format!(
+                "this processor does not support `{foreign}`, it supports scalar"
+            )),
             "{missing}"
         );
     }

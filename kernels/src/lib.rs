@@ -1,18 +1,14 @@
-//! Sparse and dense kernels over slices: matrix-vector products, row sums and small
-//! matrix-matrix products on plain and quantised weights.
+//! Dense and sparse kernels over slices: GEMV, GEMM, axpy and attention on float and quantised weights, on the CPU and, in
+//! [`cuda`], on the GPU.
 //!
-//! A [`Matrix`] borrows row-major weights in one of the [`Format`]s; an [`Isa`] is the proof that
-//! this processor has an instruction set, and carries the kernels as methods. What weights are
-//! multiplied with is `f32`, weights being dequantised in registers, or for quantised weights
-//! [`QuantisedActivations`]: bytes that share a scale by 32.
+//! An [`Isa`] proves that the processor has an instruction set, and has the kernels as methods. Weights are a
+//! [`Matrix`](powerinfer_tensor::Matrix); inputs are `f32`, or for quantised weights [`QuantisedActivations`] in int8.
 //!
-//! Every product of a row with a vector is defined once, by the scalar code. With `f32` it is 32
-//! running sums, one per column of a block of 32, each a chain of fused multiply-adds from the
-//! first block to the last, added up by halving; with bytes it is a whole number per block, times
-//! both scales, in 16 running sums of blocks. All instruction sets keep this order, so results do
-//! not depend on the instruction set, on the kernel that computed a row, or on how threads share
-//! the rows.
-//! Threads themselves are the caller's business.
+//! The scalar code defines the order of operations. With `f32`, a dot product is 32 partial sums, one per column of a
+//! block, each a chain of fused multiply-adds over the blocks, then their tree sum; with int8, it is an integer per block,
+//! scaled into 16 partial sums, then their tree sum. All instruction sets and kernels keep this order, so that results
+//! depend neither on them nor on how threads share the rows. Threads are up to the caller.
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod activations;
 mod attention;

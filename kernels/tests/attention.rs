@@ -1,5 +1,4 @@
-//! Attention's kernels: the same bits on every instruction set, close to arithmetic in `f64`, and a
-//! cache that gives back what was put in.
+//! CPU attention kernels: the same bits on every instruction set, close to arithmetic in `f64`; and the KV cache planes.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "support/noise.rs"]
@@ -19,13 +18,13 @@ fn plane(layout: CacheLayout, format: CacheFormat, head_size: usize, heads: &[f3
     plane
 }
 
-/// `count` heads of `size` numbers, each filled up with zeros to `width`.
+/// Heads of `size` elements, each padded with zeros to `width`.
 fn padded(heads: &[f32], size: usize, width: usize) -> Vec<f32> {
     let fill = |head: &[f32]| [head, &vec![0.0; width - size][..]].concat();
     heads.chunks(size).flat_map(fill).collect()
 }
 
-/// How far a format may be off, of numbers between -1 and 1.
+/// Largest rounding error of a format, for values between -1 and 1.
 fn rounding(format: CacheFormat) -> f64 {
     match format {
         CacheFormat::F32 => 0.0,
@@ -36,12 +35,12 @@ fn rounding(format: CacheFormat) -> f64 {
 
 fn same_bits(a: &[f32], b: &[f32], what: &str) {
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
-        assert_eq!(a.to_bits(), b.to_bits(), "{what}: entry {index}: {a} {b}");
+        assert_eq!(a.to_bits(), b.to_bits(), "{what}: element {index}: {a} {b}");
     }
 }
 
 #[test]
-fn scores_and_sums_are_those_of_double_precision_on_every_instruction_set() {
+fn scores_and_weighted_values_match_f64_on_every_instruction_set() {
     for format in CacheFormat::ALL {
         for head_size in HEAD_SIZES {
             for (queries, positions) in [(1, 1), (2, 33), (3, 70), (4, 64), (15, 40), (8, 97)] {
@@ -100,16 +99,16 @@ fn scores_and_sums_are_those_of_double_precision_on_every_instruction_set() {
 }
 
 #[test]
-fn powers_are_those_of_double_precision_and_nothing_where_they_are_masked() {
+fn exponentials_match_f64_and_are_zero_where_masked() {
     for isa in Isa::available() {
         for (length, valid) in [(32, 0..1), (64, 5..64), (96, 40..41), (512, 31..500)] {
             let scores: Vec<f32> = noise(7, length).iter().map(|x| x * 90.0).collect();
             let mut powers = scores.clone();
             let (largest, sum) = isa.exp2_minus_max(&mut powers, valid.clone());
             let mut expected = scores.clone();
-            let by_specification = Isa::SCALAR.exp2_minus_max(&mut expected, valid.clone());
+            let of_scalar = Isa::SCALAR.exp2_minus_max(&mut expected, valid.clone());
             same_bits(&powers, &expected, isa.name());
-            assert_eq!((largest, sum), by_specification, "{isa}");
+            assert_eq!((largest, sum), of_scalar, "{isa}");
             let kept = scores[valid.clone()].iter().copied();
             assert_eq!(largest, kept.fold(f32::NEG_INFINITY, f32::max));
             let mut total = 0.0;
@@ -130,7 +129,7 @@ fn powers_are_those_of_double_precision_and_nothing_where_they_are_masked() {
 }
 
 #[test]
-fn a_part_of_the_tiles_gives_the_scores_of_its_positions() {
+fn a_range_of_tiles_gives_the_scores_of_its_positions() {
     let isa = Isa::available().pop().unwrap();
     let heads = noise(3, 130 * 64);
     let keys = plane(CacheLayout::Keys, CacheFormat::F16, 64, &heads);
@@ -144,7 +143,7 @@ fn a_part_of_the_tiles_gives_the_scores_of_its_positions() {
 }
 
 #[test]
-fn numbers_that_are_none_stay_visible_and_large_ones_stay_finite() {
+fn nan_propagates_and_large_values_stay_finite() {
     for format in CacheFormat::ALL {
         let keys = plane(CacheLayout::Keys, format, 2, &[f32::NAN, 1.0, 1e6, 1.0]);
         let mut scores = vec![0.0; 32];
@@ -157,7 +156,7 @@ fn numbers_that_are_none_stay_visible_and_large_ones_stay_finite() {
 
 proptest! {
     #[test]
-    fn what_was_truncated_or_copied_is_as_if_it_had_been_pushed(
+    fn truncated_and_copied_planes_equal_pushed_ones(
         format in 0usize..3,
         keys: bool,
         head_size in 1usize..70,
@@ -180,11 +179,11 @@ proptest! {
         copied.copy_from(&whole, kept);
         prop_assert_eq!(&copied, &expected);
         let mut read = CachePlane::new(layout, format, head_size, positions).unwrap();
-        let (numbers, scales) = whole.as_bytes();
-        read.read_bytes(numbers, scales, kept);
+        let (values, scales) = whole.as_bytes();
+        read.read_bytes(values, scales, kept);
         prop_assert_eq!(&read, &expected);
 
-        // And it grows on as it would have.
+        // A truncated plane can grow again.
         for head in heads.chunks(head_size).skip(kept) {
             truncated.push(head);
         }

@@ -1,5 +1,5 @@
-//! Kernels of prompts, which take many tokens at once, against the processor's and against those of one token: on the
-//! emulator, its threads in three orders, or on a card.
+//! Prefill kernels against the CPU kernels and against the kernels of one token: on the emulator in several thread orders, or
+//! on a GPU.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
@@ -22,15 +22,15 @@ mod noise;
 use devices::{assert_near, on_every_device};
 use noise::noise;
 
-fn upload(device: &Arc<dyn Device>, numbers: &[f32]) -> Buffer<f32> {
-    Buffer::from_slice(device, numbers).unwrap()
+fn upload(device: &Arc<dyn Device>, values: &[f32]) -> Buffer<f32> {
+    Buffer::from_slice(device, values).unwrap()
 }
 
 fn zeros<T: bytemuck::Pod>(device: &Arc<dyn Device>, count: usize) -> Buffer<T> {
     Buffer::new(device, count).unwrap()
 }
 
-/// Outputs, inputs and tokens: less than a tile of each, whole ones, and odd ones.
+/// Outputs, inputs and tokens: less than a tile, whole tiles, odd sizes.
 const SHAPES: [[usize; 3]; 5] = [
     [1, 1, 2],
     [33, 70, 5],
@@ -40,12 +40,12 @@ const SHAPES: [[usize; 3]; 5] = [
 ];
 
 #[test]
-fn products_of_many_tokens_are_those_of_the_processor() {
+fn gemm_equals_that_of_the_cpu() {
     for format in Format::ALL {
         for [rows, columns, tokens] in SHAPES {
             let packed = pack(format, rows, columns, &noise(1, rows * columns));
             let (mut x, bias) = (noise(2, tokens * columns), noise(3, rows));
-            // Larger than a half can be, and much smaller.
+            // Beyond the range of f16, and far below it.
             x[..columns].iter_mut().for_each(|x| *x *= 1e6);
             x[columns..2 * columns].iter_mut().for_each(|x| *x *= 1e-9);
             let mut want = Vec::new();
@@ -58,15 +58,15 @@ fn products_of_many_tokens_are_those_of_the_processor() {
                 on_every_device(|device| {
                     let gpu = Gpu::new(Arc::clone(device), arithmetic);
                     let linear = GpuLinear::upload(device, &packed.as_view(), Some(&bias)).unwrap();
-                    let mut halves = gpu.new_f16_buffer(tokens + 3, columns + 9).unwrap();
+                    let mut x_f16 = gpu.new_f16_buffer(tokens + 3, columns + 9).unwrap();
                     let x = upload(device, &x);
-                    gpu.to_f16(&x, tokens, None, format, &mut halves, None)
+                    gpu.to_f16(&x, tokens, None, format, &mut x_f16, None)
                         .unwrap();
                     let mut out = zeros(device, tokens * rows);
-                    gpu.gemm(&halves, &linear, &mut out, false).unwrap();
-                    gpu.gemm(&halves, &linear, &mut out, true).unwrap();
+                    gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
+                    gpu.gemm(&x_f16, &linear, &mut out, true).unwrap();
                     let found = out.to_vec().unwrap();
-                    // A half has eleven bits.
+                    // f16 has 11 significant bits.
                     let tolerance = match arithmetic == Arithmetic::Integer {
                         true => 2e-3,
                         false => 4e-6,
@@ -74,7 +74,7 @@ fn products_of_many_tokens_are_those_of_the_processor() {
                     let tokens = found.chunks(rows).zip(&want);
                     for (token, (found, want)) in tokens.enumerate() {
                         let unit = [1e6, 1e-9].get(token).copied().unwrap_or(1.0);
-                        // Of the small ones a bias leaves nothing; it was added twice, and the product.
+                        // Product and bias were added twice; the bias absorbs the small values.
                         let sums = found.iter().zip(&bias).map(|(out, bias)| match token {
                             1 => (out / 2.0 - bias) * 0.0,
                             _ => (out / 2.0 - bias) / unit,
@@ -102,7 +102,7 @@ fn products_of_many_tokens_are_those_of_the_processor() {
 }
 
 #[test]
-fn small_numbers_are_not_lost_beside_a_scale_of_their_own() {
+fn small_values_keep_their_precision_through_the_scale_per_token() {
     let (rows, columns) = (5, 40);
     let packed = pack(Format::F16, rows, columns, &noise(4, rows * columns));
     let x: Vec<f32> = noise(5, 2 * columns).iter().map(|x| x * 1e-12).collect();
@@ -111,20 +111,20 @@ fn small_numbers_are_not_lost_beside_a_scale_of_their_own() {
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Float);
         let linear = GpuLinear::upload(device, &packed.as_view(), None).unwrap();
-        let mut halves = gpu.new_f16_buffer(2, columns).unwrap();
-        gpu.to_f16(&upload(device, &x), 2, None, Format::F16, &mut halves, None)
+        let mut x_f16 = gpu.new_f16_buffer(2, columns).unwrap();
+        gpu.to_f16(&upload(device, &x), 2, None, Format::F16, &mut x_f16, None)
             .unwrap();
         let mut out = zeros(device, 2 * rows);
-        gpu.gemm(&halves, &linear, &mut out, false).unwrap();
+        gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
-        let larger = |numbers: &[f32]| numbers.iter().map(|x| x * 1e12).collect::<Vec<_>>();
-        assert_near(&larger(&found[rows..]), &larger(&want), 1e-5, "tiny");
+        let scaled_up = |values: &[f32]| values.iter().map(|x| x * 1e12).collect::<Vec<_>>();
+        assert_near(&scaled_up(&found[rows..]), &scaled_up(&want), 1e-5, "tiny");
         found
     });
 }
 
 #[test]
-fn what_is_no_number_shows() {
+fn nan_and_infinity_propagate() {
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
         let packed = pack(Format::F16, 3, 4, &noise(6, 12));
@@ -134,12 +134,12 @@ fn what_is_no_number_shows() {
             [1.0, 2.0, f32::INFINITY, 0.0],
             [0.0; 4],
         ];
-        let mut halves = gpu.new_f16_buffer(3, 4).unwrap();
+        let mut x_f16 = gpu.new_f16_buffer(3, 4).unwrap();
         let x = upload(device, x.as_flattened());
-        gpu.to_f16(&x, 3, None, Format::F16, &mut halves, None)
+        gpu.to_f16(&x, 3, None, Format::F16, &mut x_f16, None)
             .unwrap();
         let mut out = zeros(device, 9);
-        gpu.gemm(&halves, &linear, &mut out, false).unwrap();
+        gpu.gemm(&x_f16, &linear, &mut out, false).unwrap();
         let found = out.to_vec().unwrap();
         assert!(found[..6].iter().all(|x| !x.is_finite()), "{found:?}");
         assert_eq!(found[6..], [0.0; 3]);
@@ -147,12 +147,12 @@ fn what_is_no_number_shows() {
     });
 }
 
-/// The FFN of some tokens at once, and of each alone by the kernels of one token.
+/// Compares the FFN of a batch of tokens with the kernels of one token.
 fn check_ffn(
     format: Format,
     [hot, hidden, tokens]: [usize; 3],
     kind: GpuFfnKind,
-    rule: usize,
+    filter: usize,
     is_masked: bool,
 ) {
     let matrix = |seed| pack(format, hot, hidden, &noise(seed, hot * hidden));
@@ -181,7 +181,7 @@ fn check_ffn(
         let norm =
             GpuNorm::upload(device, GpuNormKind::RootMeanSquare, 1e-5, &weight, None).unwrap();
         let scale = upload(device, &scale);
-        let rule = match rule {
+        let filter = match filter {
             0 => NeuronFilter::NonZeroGate,
             1 => NeuronFilter::ScaledGateThreshold(0.4, &scale),
             _ => NeuronFilter::ContributionThreshold {
@@ -205,99 +205,99 @@ fn check_ffn(
         let share = HostBuffer::new(device, tokens * hidden).unwrap();
         share.write_f32(&cold);
 
-        // All at once.
-        let (mut halves, mut scratch) = (
+        // As a batch.
+        let (mut x_f16, mut scratch) = (
             gpu.new_f16_buffer(tokens, hidden.max(hot)).unwrap(),
             gpu.down_scratch([].into_iter()).unwrap(),
         );
-        let x_there = upload(device, &x);
+        let x_on_device = upload(device, &x);
         gpu.to_f16(
-            &x_there,
+            &x_on_device,
             tokens,
             Some(&norm),
             format,
-            &mut halves,
+            &mut x_f16,
             Some(host),
         )
         .unwrap();
         gpu.signal_host(host).unwrap();
         let (mut gates, mut ups) = (zeros(device, tokens * hot), zeros(device, tokens * hot));
-        gpu.gemm(&halves, &ffn.gate, &mut gates, false).unwrap();
+        gpu.gemm(&x_f16, &ffn.gate, &mut gates, false).unwrap();
         if let Some(up) = &ffn.up {
-            gpu.gemm(&halves, up, &mut ups, false).unwrap();
+            gpu.gemm(&x_f16, up, &mut ups, false).unwrap();
         }
-        let mask_there = Buffer::from_slice(device, &mask).unwrap();
+        let mask_on_device = Buffer::from_slice(device, &mask).unwrap();
         gpu.activate_gate_up(
             &ffn,
-            rule,
+            filter,
             &mut gates,
             ffn.up.is_some().then_some(&ups),
             is_masked.then_some(TokenMasks {
-                mask: &mask_there,
+                mask: &mask_on_device,
                 neurons,
                 first: 0,
             }),
-            &mut halves,
+            &mut x_f16,
             &mut scratch,
         )
         .unwrap();
-        let mut hidden_there = upload(device, &before);
-        let beside = DownAddends {
+        let mut hidden_on_device = upload(device, &before);
+        let addends = DownAddends {
             offset: Some(&offset),
             cold: Some(&share),
         };
-        gpu.gemm_down(&halves, &ffn, beside, &mut hidden_there)
+        gpu.gemm_down(&x_f16, &ffn, addends, &mut hidden_on_device)
             .unwrap();
-        let found = hidden_there.to_vec().unwrap();
-        let computed = scratch.counts().unwrap().down_rows;
+        let found = hidden_on_device.to_vec().unwrap();
+        let down_rows = scratch.counts().unwrap().down_rows;
         assert_eq!(
             ready.words()[2].load(std::sync::atomic::Ordering::Acquire),
             7
         );
-        let mut seen = vec![0.0; tokens * hidden];
-        input.read_f32(&mut seen);
+        let mut host_input = vec![0.0; tokens * hidden];
+        input.read_f32(&mut host_input);
 
-        // One after the other.
-        let mut alone_scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
-        let (mut want, mut want_seen) = (Vec::new(), Vec::new());
+        // Token by token.
+        let mut single_scratch = gpu.down_scratch([&ffn.down].into_iter()).unwrap();
+        let (mut want, mut want_host_input) = (Vec::new(), Vec::new());
         for token in 0..tokens {
-            let own = |all: &[f32]| upload(device, &all[token * hidden..][..hidden]);
-            let mut products = zeros(device, hot);
+            let slice = |all: &[f32]| upload(device, &all[token * hidden..][..hidden]);
+            let mut activations = zeros(device, hot);
             let own_mask = Buffer::from_slice(device, &mask[token * words..][..words]).unwrap();
             let mask = is_masked.then_some(&own_mask);
             gpu.gate_up(
-                &own(&x),
+                &slice(&x),
                 Some(&norm),
                 &ffn,
-                rule,
+                filter,
                 mask,
-                &mut products,
+                &mut activations,
                 Some(host),
-                &mut alone_scratch,
+                &mut single_scratch,
             )
             .unwrap();
-            let mut hidden_there = own(&before);
+            let mut hidden_on_device = slice(&before);
             gpu.down(
                 &ffn,
-                &products,
+                &activations,
                 Some(&offset),
                 None,
-                &mut alone_scratch,
-                &mut hidden_there,
+                &mut single_scratch,
+                &mut hidden_on_device,
             )
             .unwrap();
-            let sums = hidden_there.to_vec().unwrap();
+            let sums = hidden_on_device.to_vec().unwrap();
             want.extend(sums.iter().zip(&cold[token * hidden..]).map(|(x, y)| x + y));
             let mut input = vec![0.0; hidden];
             host.input.read_f32(&mut input);
-            want_seen.extend(input);
+            want_host_input.extend(input);
         }
-        let context = format!("{format}, {hot} of {hidden}, {tokens} tokens, {kind:?}, {rule:?}");
+        let context = format!("{format}, {hot} of {hidden}, {tokens} tokens, {kind:?}, {filter:?}");
         assert_near(&found, &want, 1e-5, &context);
-        assert_eq!(seen, want_seen, "{context}");
+        assert_eq!(host_input, want_host_input, "{context}");
         assert_eq!(
-            computed,
-            alone_scratch.counts().unwrap().down_rows,
+            down_rows,
+            single_scratch.counts().unwrap().down_rows,
             "{context}"
         );
         found
@@ -305,7 +305,7 @@ fn check_ffn(
 }
 
 #[test]
-fn ffns_of_many_tokens_are_those_of_one_after_the_other() {
+fn batched_ffns_equal_those_of_single_tokens() {
     for format in Format::ALL {
         check_ffn(format, [33, 70, 5], GpuFfnKind::Gated, 0, true);
     }
@@ -316,49 +316,49 @@ fn ffns_of_many_tokens_are_those_of_one_after_the_other() {
 }
 
 #[test]
-fn many_tokens_are_predicted_as_each_alone() {
+fn batched_predictions_equal_those_of_single_tokens() {
     let (hidden, rank, neurons, tokens) = (40, 37, 70, 6);
     let a = pack(Format::Q8_0, rank, hidden, &noise(19, rank * hidden));
-    let units = pack(Format::Bf16, rank, neurons, &noise(20, rank * neurons));
+    let b = pack(Format::Bf16, rank, neurons, &noise(20, rank * neurons));
     let x = noise(21, tokens * hidden);
     on_every_device(|device| {
         let gpu = Gpu::new(Arc::clone(device), Arithmetic::Integer);
         let predictor = Predictor {
             a: GpuLinear::upload(device, &a.as_view(), None).unwrap(),
-            b_transposed: GpuMatrix::upload(device, &units.as_view()).unwrap(),
+            b_transposed: GpuMatrix::upload(device, &b.as_view()).unwrap(),
             b_scales: None,
             bias: upload(device, &noise(22, neurons)),
             threshold: 0.1,
         };
         let words = neurons.div_ceil(32);
         let predict = |x: &[f32], tokens: usize| {
-            let (mut mask, mut products) = (zeros(device, tokens * words), zeros(device, 1));
+            let (mut mask, mut activations) = (zeros(device, tokens * words), zeros(device, 1));
             let host = HostBuffer::new(device, tokens * words).unwrap();
             let mut predicted = PredictedMask {
                 mask: &mut mask,
                 host_mask: Some(&host),
-                activations: &mut products,
+                activations: &mut activations,
                 hot_count: 0,
             };
-            let mut middle = zeros(device, tokens * rank);
+            let mut hidden_units = zeros(device, tokens * rank);
             gpu.predict(
                 &upload(device, x),
                 None,
                 &predictor,
-                &mut middle,
+                &mut hidden_units,
                 &mut predicted,
             )
             .unwrap();
             let mask: Vec<u32> = mask.to_vec().unwrap();
-            let seen = host.words().iter();
-            let seen = seen.map(|word| word.load(std::sync::atomic::Ordering::Relaxed));
-            assert_eq!(mask, seen.collect::<Vec<_>>());
+            let host_mask = host.words().iter();
+            let host_mask = host_mask.map(|word| word.load(std::sync::atomic::Ordering::Relaxed));
+            assert_eq!(mask, host_mask.collect::<Vec<_>>());
             mask
         };
-        let at_once = predict(&x, tokens);
-        let alone: Vec<u32> = x.chunks(hidden).flat_map(|x| predict(x, 1)).collect();
-        assert_eq!(at_once, alone);
-        assert!(at_once.iter().any(|word| *word != 0));
+        let batched = predict(&x, tokens);
+        let single: Vec<u32> = x.chunks(hidden).flat_map(|x| predict(x, 1)).collect();
+        assert_eq!(batched, single);
+        assert!(batched.iter().any(|word| *word != 0));
         Vec::new()
     });
 }

@@ -1,5 +1,5 @@
-//! Numbers that go to the device beside its kernels: they arrive before whoever waits for them, and nothing is
-//! overwritten on its way. On the emulator, which copies as late as it may, or on a card.
+//! Staging streams: copies finish before the kernels that wait for them, and staging memory is not overwritten before its copy
+//! has finished. On the emulator, which copies as late as allowed, or on a GPU.
 
 use std::{
     cell::Cell,
@@ -22,9 +22,9 @@ use devices::{assert_near, on_every_device};
 use noise::noise;
 
 #[test]
-fn pieces_of_a_matrix_take_turns_on_two_lanes() {
+fn pieces_of_a_matrix_alternate_on_two_staging_streams() {
     for format in Format::ALL {
-        let (rows, columns, most) = (231, 130, 50);
+        let (rows, columns, piece_rows) = (231, 130, 50);
         let packed = pack(format, rows, columns, &noise(1, rows * columns));
         let (x, bias) = (noise(2, columns), noise(3, rows));
         let view = packed.as_view();
@@ -41,12 +41,12 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
                 copied.set(copied.get() + from.len());
                 to.copy_from_slice(from);
             };
-            let mut lanes = [0, 1].map(|number| {
-                let matrix = GpuMatrix::with_capacity(device, format, most, columns).unwrap();
-                let bytes = matrix.bytes() + most * 4;
+            let mut streams = [0, 1].map(|number| {
+                let matrix = GpuMatrix::with_capacity(device, format, piece_rows, columns).unwrap();
+                let bytes = matrix.bytes() + piece_rows * 4;
                 let linear = GpuLinear {
                     matrix,
-                    bias: Some(Buffer::new(device, most).unwrap()),
+                    bias: Some(Buffer::new(device, piece_rows).unwrap()),
                 };
                 (
                     StagingStream::new(device, number, 4, bytes).unwrap(),
@@ -55,26 +55,26 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
             });
             let mut found = Vec::new();
             let mut outs = Vec::new();
-            let pieces: Vec<usize> = (0..rows).step_by(most).collect();
-            let send = |(lane, linear): &mut (StagingStream, GpuLinear), first: usize| {
-                let range = first..rows.min(first + most);
-                lane.begin().unwrap();
+            let pieces: Vec<usize> = (0..rows).step_by(piece_rows).collect();
+            let send = |(staging, linear): &mut (StagingStream, GpuLinear), first: usize| {
+                let range = first..rows.min(first + piece_rows);
+                staging.begin().unwrap();
                 let piece = view.rows_range(range.clone());
-                linear.matrix.write_async(&piece, lane, &copy).unwrap();
+                linear.matrix.write_async(&piece, staging, &copy).unwrap();
                 let to = linear.bias.as_mut().unwrap();
-                to.write_async(&bias[range], lane, &copy).unwrap();
+                to.write_async(&bias[range], staging, &copy).unwrap();
             };
-            send(&mut lanes[0], 0);
+            send(&mut streams[0], 0);
             for (index, _) in pieces.iter().enumerate() {
                 if let Some(next) = pieces.get(index + 1) {
-                    send(&mut lanes[(index + 1) % 2], *next);
+                    send(&mut streams[(index + 1) % 2], *next);
                 }
-                let (lane, linear) = &lanes[index % 2];
-                lane.end().unwrap();
+                let (staging, linear) = &streams[index % 2];
+                staging.end().unwrap();
                 let mut out = Buffer::new(device, linear.matrix.rows()).unwrap();
                 gpu.project(&x, None, &mut [(linear, &mut out)], false)
                     .unwrap();
-                // Read when all is on its way, for reading waits.
+                // Read at the end, since reading synchronises.
                 outs.push(out);
             }
             for out in outs {
@@ -88,16 +88,16 @@ fn pieces_of_a_matrix_take_turns_on_two_lanes() {
 }
 
 #[test]
-fn a_lane_takes_no_more_than_it_has_room_for() {
+fn a_round_beyond_the_staging_memory_panics() {
     on_every_device(|device| {
-        let mut lane = StagingStream::new(device, 0, 1, 64).unwrap();
+        let mut staging = StagingStream::new(device, 0, 1, 64).unwrap();
         let mut buffer = Buffer::<u8>::new(device, 64).unwrap();
         let copy = |to: &mut [u8], from: &[u8]| to.copy_from_slice(from);
-        lane.begin().unwrap();
-        buffer.write_async(&[1; 64], &mut lane, &copy).unwrap();
-        let more = AssertUnwindSafe(|| buffer.write_async(&[2; 64], &mut lane, &copy));
+        staging.begin().unwrap();
+        buffer.write_async(&[1; 64], &mut staging, &copy).unwrap();
+        let more = AssertUnwindSafe(|| buffer.write_async(&[2; 64], &mut staging, &copy));
         assert!(catch_unwind(more).is_err());
-        lane.end().unwrap();
+        staging.end().unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [1; 64]);
         vec![]
     });

@@ -1,5 +1,5 @@
-//! Sums of rows of four-bit numbers in whole numbers: the bits of scalar on every instruction set, those of one
-//! token for many, and close to arithmetic in `f64`.
+//! Axpy of four-bit weights with integer arithmetic: the bits of scalar code on every instruction set, those of single tokens
+//! for batches, and close to arithmetic in `f64`.
 
 #[path = "support/matrices.rs"]
 mod matrices;
@@ -8,14 +8,14 @@ mod noise;
 
 use std::ops::Range;
 
-use matrices::{assert_same, matrix, translations};
+use matrices::{assert_same, matrix, simd_sets};
 use noise::noise;
 use powerinfer_kernels::Isa;
 use powerinfer_tensor::{Format, OwnedMatrix};
 
 const NIBBLES: [Format; 2] = [Format::Q4K, Format::Q4_0];
 
-fn sum(
+fn axpy(
     isa: Isa,
     matrix: &OwnedMatrix,
     rows: &[u32],
@@ -27,7 +27,7 @@ fn sum(
     out
 }
 
-/// Shapes around every line, span and group.
+/// Shapes around the boundaries of lines, spans and groups.
 const SHAPES: [(usize, usize); 12] = [
     (1, 0),
     (1, 1),
@@ -51,9 +51,9 @@ fn every_instruction_set_has_the_bits_of_scalar() {
             let listed: Vec<u32> = (0..rows as u32).filter(|row| row % 7 != 3).collect();
             let coefficients = noise(31, listed.len());
             for start in [0, 32, 96].into_iter().filter(|start| *start <= columns) {
-                let expected = sum(Isa::SCALAR, &matrix, &listed, &coefficients, start..columns);
-                for isa in translations() {
-                    let found = sum(isa, &matrix, &listed, &coefficients, start..columns);
+                let expected = axpy(Isa::SCALAR, &matrix, &listed, &coefficients, start..columns);
+                for isa in simd_sets() {
+                    let found = axpy(isa, &matrix, &listed, &coefficients, start..columns);
                     let context = format!("{isa}, {format}, {rows} x {columns} from {start}");
                     assert_same(&found, &expected, &context);
                 }
@@ -63,7 +63,7 @@ fn every_instruction_set_has_the_bits_of_scalar() {
 }
 
 #[test]
-fn lists_may_be_empty_repeat_rows_and_run_backwards() {
+fn lists_may_be_empty_repeated_and_unsorted() {
     for format in NIBBLES {
         let matrix = matrix(format, 300, 96);
         for listed in [
@@ -75,9 +75,9 @@ fn lists_may_be_empty_repeat_rows_and_run_backwards() {
             (0..300).rev().collect(),
         ] {
             let coefficients = noise(32, listed.len());
-            let expected = sum(Isa::SCALAR, &matrix, &listed, &coefficients, 0..96);
-            for isa in translations() {
-                let found = sum(isa, &matrix, &listed, &coefficients, 0..96);
+            let expected = axpy(Isa::SCALAR, &matrix, &listed, &coefficients, 0..96);
+            for isa in simd_sets() {
+                let found = axpy(isa, &matrix, &listed, &coefficients, 0..96);
                 assert_same(&found, &expected, &format!("{isa}, {format}, {listed:?}"));
             }
         }
@@ -85,7 +85,7 @@ fn lists_may_be_empty_repeat_rows_and_run_backwards() {
 }
 
 #[test]
-fn many_tokens_have_the_bits_of_one_after_the_other() {
+fn batches_have_the_bits_of_single_tokens() {
     for format in NIBBLES {
         for (rows, columns) in SHAPES {
             let matrix = matrix(format, rows, columns);
@@ -105,10 +105,10 @@ fn many_tokens_have_the_bits_of_one_after_the_other() {
                             part.clone(),
                             &mut found,
                         );
-                        let of_tokens = expected
+                        let outputs = expected
                             .chunks_exact_mut(part.len().max(1))
                             .zip(coefficients.chunks_exact(listed.len().max(1)));
-                        for (out, coefficients) in of_tokens {
+                        for (out, coefficients) in outputs {
                             let part = part.clone();
                             Isa::SCALAR.axpy_rows_integer(&view, &listed, coefficients, part, out);
                         }
@@ -123,7 +123,7 @@ fn many_tokens_have_the_bits_of_one_after_the_other() {
 }
 
 #[test]
-fn sums_are_close_to_f64_and_need_no_rows_that_count_nothing() {
+fn results_are_close_to_f64_and_do_not_depend_on_zero_coefficients() {
     for format in NIBBLES {
         let (rows, columns) = (600, 64);
         let matrix = matrix(format, rows, columns);
@@ -145,11 +145,11 @@ fn sums_are_close_to_f64_and_need_no_rows_that_count_nothing() {
                 *sum += f64::from(*x) * f64::from(*weight);
             }
         }
-        // Half a step of the largest factor, a 254th of it, times the largest number: with weights up to
-        // 1, a 254th of the largest coefficient a row, twice that where numbers lie on one side only.
+        // Half a quantisation step of the largest factor, 1/254 of it, times the largest quant: with weights up to 1, 1/254
+        // of the largest coefficient per row, twice that for unsigned quants.
         let bound = 2.0 * 4.0 / 254.0 * listed.len() as f64;
         for isa in Isa::available() {
-            let found = sum(isa, &matrix, &listed, &some, 0..columns);
+            let found = axpy(isa, &matrix, &listed, &some, 0..columns);
             let mut error = 0.0;
             for (found, expected) in found.iter().zip(&expected) {
                 let difference = (f64::from(*found) - expected).abs();
@@ -159,32 +159,32 @@ fn sums_are_close_to_f64_and_need_no_rows_that_count_nothing() {
                 );
                 error += difference * difference;
             }
-            // Errors are independent of each other, so that they grow with the root of the rows.
+            // Errors are independent, so that they grow with the square root of the rows.
             let error = (error / columns as f64).sqrt();
             assert!(error < bound / 12.0, "{isa}, {format}: {error} of {bound}");
-            let whole = sum(isa, &matrix, &all, &coefficients, 0..columns);
+            let whole = axpy(isa, &matrix, &all, &coefficients, 0..columns);
             assert_same(&whole, &found, isa.name());
         }
     }
 }
 
 #[test]
-fn a_sum_with_what_is_no_number_is_none() {
+fn nan_propagates_and_denormals_are_flushed() {
     for format in NIBBLES {
         let matrix = matrix(format, 6, 40);
         for isa in Isa::available() {
             for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let coefficients = [1.0, special, 0.0, 1.0, 1.0, 1.0];
-                let found = sum(isa, &matrix, &[0, 1, 2, 3, 4, 5], &coefficients, 0..40);
+                let found = axpy(isa, &matrix, &[0, 1, 2, 3, 4, 5], &coefficients, 0..40);
                 assert!(
                     found.iter().all(|x| x.is_nan()),
                     "{isa}, {format}, {special}: {found:?}"
                 );
             }
-            let found = sum(isa, &matrix, &[0, 3], &[0.0, 1e-42], 0..40);
+            let found = axpy(isa, &matrix, &[0, 3], &[0.0, 1e-42], 0..40);
             let start = noise(30, 40);
             let is_near = found.iter().zip(&start).all(|(a, b)| (a - b).abs() < 1e-30);
-            assert!(is_near, "{isa}, {format}: denormals count as nothing");
+            assert!(is_near, "{isa}, {format}: denormals are flushed to zero");
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The PTX that is shipped was made from the sources that are here.
+//! The committed PTX was generated from the committed sources.
 
 use std::{fs, path::Path};
 
 use sha2::{Digest, Sha256};
 
-/// What `scripts/generate_ptx.py` compiles with.
+/// Compiler options of `scripts/generate_ptx.py`.
 const OPTIONS: &str =
     "--gpu-architecture=compute_80 --std=c++17 --fmad=false --device-as-default-execution-space";
 
 #[test]
-fn the_ptx_is_of_these_sources() {
+fn the_ptx_matches_the_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let of_kind = |folder: &str, kind: &str| {
         let mut files: Vec<_> = fs::read_dir(root.join(folder))
@@ -25,7 +25,7 @@ fn the_ptx_is_of_these_sources() {
     assert_eq!(
         sources.len(),
         of_kind("ptx", "ptx").len(),
-        "a file of PTX for every source"
+        "one PTX file per source"
     );
     for source in sources {
         let mut whole = Sha256::new();

@@ -7,6 +7,7 @@ mod golden;
 #[path = "support/packing.rs"]
 mod packing;
 #[path = "support/predictor_files.rs"]
+#[expect(dead_code, reason = "shared by several tests")]
 mod predictor_files;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};

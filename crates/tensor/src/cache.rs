@@ -334,7 +334,7 @@ impl CachePlane {
     }
 
     /// Number `index` of the head at `position`, without its scale.
-    pub fn number(&self, position: usize, index: usize) -> f32 {
+    pub fn value(&self, position: usize, index: usize) -> f32 {
         let block = position / BLOCK * self.head_blocks() + index / BLOCK;
         let (row, column) = match self.layout {
             CacheLayout::Keys => (index % BLOCK, position % BLOCK),

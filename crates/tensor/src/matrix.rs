@@ -9,7 +9,7 @@ use crate::{Format, TensorError};
 
 /// Borrowed row-major weight matrix `[rows, columns]`.
 ///
-/// Plain formats have one plane of `rows * columns` numbers. Quantised formats have two or three planes,
+/// Plain formats have one plane of `rows * columns` values. Quantised formats have two or three planes,
 /// quants and scales, in blocks of 32 along the row. A row whose length is not a multiple of 32 is padded
 /// to whole blocks; the padding never affects a result as long as its scale is finite.
 #[derive(Debug, Clone, Copy)]
@@ -211,40 +211,40 @@ impl<'a> Matrix<'a> {
         self.columns.div_ceil(BLOCK)
     }
 
-    /// Dequantises block `block` of row `row`; numbers past the last column are zero.
+    /// Dequantises block `block` of row `row`; unscaled values past the last column are zero.
     ///
     /// # Panics
     ///
     /// Panics if the row or the block does not exist.
     pub fn block(&self, row: usize, block: usize) -> Block {
-        let mut numbers = [0.0; BLOCK];
+        let mut unscaled = [0.0; BLOCK];
         let start = block * BLOCK;
         let width = BLOCK.min(self.columns - start);
         let position = row * self.blocks() + block;
         let (scale, minimum) = match self.data {
             MatrixData::F32(values) => {
                 let values = &values[row * self.columns + start..][..width];
-                numbers[..width].copy_from_slice(values);
+                unscaled[..width].copy_from_slice(values);
                 (1.0, 0.0)
             }
             MatrixData::F16(values) => {
                 let values = &values[row * self.columns + start..][..width];
-                for (number, value) in numbers.iter_mut().zip(values) {
-                    *number = value.to_f32();
+                for (out, value) in unscaled.iter_mut().zip(values) {
+                    *out = value.to_f32();
                 }
                 (1.0, 0.0)
             }
             MatrixData::Bf16(values) => {
                 let values = &values[row * self.columns + start..][..width];
-                for (number, value) in numbers.iter_mut().zip(values) {
-                    *number = value.to_f32();
+                for (out, value) in unscaled.iter_mut().zip(values) {
+                    *out = value.to_f32();
                 }
                 (1.0, 0.0)
             }
             MatrixData::Q8_0 { quants, scales } => {
                 let quants = &quants[position * BLOCK..][..width];
-                for (number, quant) in numbers.iter_mut().zip(quants) {
-                    *number = f32::from(*quant);
+                for (out, quant) in unscaled.iter_mut().zip(quants) {
+                    *out = f32::from(*quant);
                 }
                 (scales[position].to_f32(), 0.0)
             }
@@ -254,8 +254,8 @@ impl<'a> Matrix<'a> {
                 factors,
             } => {
                 let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
-                for (column, number) in numbers[..width].iter_mut().enumerate() {
-                    *number = f32::from(nibble(quants, column));
+                for (column, out) in unscaled[..width].iter_mut().enumerate() {
+                    *out = f32::from(nibble(quants, column));
                 }
                 let super_blocks = self.blocks().div_ceil(SUPER_BLOCK);
                 let [d, dmin] = scales[row * super_blocks + block / SUPER_BLOCK].map(f16::to_f32);
@@ -265,24 +265,24 @@ impl<'a> Matrix<'a> {
             }
             MatrixData::Q4_0 { quants, scales } => {
                 let quants = &quants[position * (BLOCK / 2)..][..BLOCK / 2];
-                for (column, number) in numbers[..width].iter_mut().enumerate() {
-                    *number = f32::from(nibble(quants, column)) - 8.0;
+                for (column, out) in unscaled[..width].iter_mut().enumerate() {
+                    *out = f32::from(nibble(quants, column)) - 8.0;
                 }
                 (scales[position].to_f32(), 0.0)
             }
         };
         Block {
-            numbers,
+            unscaled,
             scale,
             minimum,
         }
     }
 }
 
-/// Block of a row: a weight is `number * scale - minimum`.
+/// Block of a row: a weight is `unscaled * scale - minimum`.
 pub struct Block {
     /// Numbers before scaling.
-    pub numbers: [f32; BLOCK],
+    pub unscaled: [f32; BLOCK],
     /// 1 in the plain formats.
     pub scale: f32,
     /// 0 in most formats.
@@ -294,8 +294,7 @@ impl Block {
     pub fn weights(&self) -> [f32; BLOCK] {
         // A quant of at most 8 bits times a scale of 11 fits in 24, and so does one of 4 bits times
         // a scale of 19: only the difference is rounded.
-        self.numbers
-            .map(|number| number * self.scale - self.minimum)
+        self.unscaled.map(|value| value * self.scale - self.minimum)
     }
 }
 

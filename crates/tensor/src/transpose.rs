@@ -35,7 +35,7 @@ pub fn transpose(matrix: &Matrix<'_>, order: &[u32]) -> Transposed {
         for block in 0..blocks {
             let of_row = matrix.block(*row as usize, block);
             scales[block * rows + place] = of_row.scale;
-            for (column, quant) in (block * BLOCK..columns).zip(of_row.numbers) {
+            for (column, quant) in (block * BLOCK..columns).zip(of_row.unscaled) {
                 numbers[column * rows + place] = quant;
             }
         }

@@ -1,5 +1,5 @@
-//! Attention over a KV cache: products of queries with keys, powers of two, and weighted sums of
-//! values. A square of the cache is read once for as many queries as the registers hold.
+//! Attention over a KV cache: scores, the exponentials of the softmax, and weighted sums of values. A block of the cache is
+//! read once for as many queries as the registers hold.
 
 use std::ops::Range;
 
@@ -10,31 +10,31 @@ use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::CachePlane;
 use powerinfer_tensor::{CacheBlock, CacheData};
 
-/// Calls a method for `$count` queries, as many at a time as the registers of `$simd` hold sums of.
-macro_rules! in_groups {
-    ($simd:ty, $count:expr, $query:ident, $part:ident.$method:ident($($argument:expr),*)) => {{
+/// Calls a method for groups of queries, as large as the registers of `$simd` allow, up to `$count` queries.
+macro_rules! for_query_groups {
+    ($simd:ty, $count:expr, $query:ident, $tile:ident.$method:ident($($argument:expr),*)) => {{
         let mut $query = 0;
         if <$simd>::LANES >= 16 {
             while $count - $query >= 8 {
-                $part.$method::<$simd, 8>($($argument),*);
+                $tile.$method::<$simd, 8>($($argument),*);
                 $query += 8;
             }
             while $count - $query >= 4 {
-                $part.$method::<$simd, 4>($($argument),*);
+                $tile.$method::<$simd, 4>($($argument),*);
                 $query += 4;
             }
         }
         while $count - $query >= 2 {
-            $part.$method::<$simd, 2>($($argument),*);
+            $tile.$method::<$simd, 2>($($argument),*);
             $query += 2;
         }
         if $query < $count {
-            $part.$method::<$simd, 1>($($argument),*);
+            $tile.$method::<$simd, 1>($($argument),*);
         }
     }};
 }
 
-/// `out[q, p] = queries[q] · keys[p]`, for the positions of some tiles.
+/// `out[q, p] = queries[q] · keys[p]` for the positions of `tiles`.
 pub(crate) struct Scores<'a> {
     pub(crate) keys: &'a CachePlane,
     pub(crate) tiles: Range<usize>,
@@ -47,9 +47,8 @@ pub(crate) struct Scores<'a> {
 impl Operation for Scores<'_> {
     type Output = ();
 
-    /// Each block of 32 numbers is a chain of fused multiply-adds; its sum times the scale is added
-    /// to those of the blocks before.
-    fn specify(self) {
+    /// A chain of fused multiply-adds per block of 32 elements; the sum times the block's scale is added to the score.
+    fn run_scalar(self) {
         let (head_size, width) = (self.keys.head_size(), self.keys.width());
         let length = self.tiles.len() * BLOCK;
         for (query, out) in self
@@ -63,8 +62,8 @@ impl Operation for Scores<'_> {
                 for (block, query) in query[..head_size].chunks(BLOCK).enumerate() {
                     let mut sum = 0.0f32;
                     for (row, query) in query.iter().enumerate() {
-                        let number = self.keys.number(position, block * BLOCK + row);
-                        sum = query.mul_add(number, sum);
+                        let value = self.keys.value(position, block * BLOCK + row);
+                        sum = query.mul_add(value, sum);
                     }
                     *out = self.keys.scale(position, block).mul_add(sum, *out);
                 }
@@ -73,61 +72,61 @@ impl Operation for Scores<'_> {
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         match self.keys.data() {
-            CacheData::F32(squares) => self.of(simd, squares, &[]),
-            CacheData::F16(squares) => self.of(simd, squares, &[]),
-            CacheData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+            CacheData::F32(blocks) => self.run(simd, blocks, &[]),
+            CacheData::F16(blocks) => self.run(simd, blocks, &[]),
+            CacheData::Q8_0 { quants, scales } => self.run(simd, quants, scales),
         }
     }
 }
 
 impl Scores<'_> {
-    /// The translation for one type of number; no scales mean 1.
+    /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
-    fn of<S: Simd, T: Number>(self, simd: S, squares: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut part = Part::new(self.keys, squares, scales, self.tiles.len());
-        let count = self.queries.len() / part.width;
+    fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
+        let mut view = Tile::new(self.keys, blocks, scales, self.tiles.len());
+        let count = self.queries.len() / view.width;
         self.out.fill(0.0);
         for (position, tile) in self.tiles.enumerate() {
-            part.turn_to(tile, position);
-            in_groups!(
+            view.move_to(tile, position);
+            for_query_groups!(
                 S,
                 count,
                 query,
-                part.scores(simd, query, self.queries, self.out)
+                view.scores(simd, query, self.queries, self.out)
             );
         }
     }
 }
 
-/// A tile and what it takes part in.
-struct Part<'a, T> {
-    squares: &'a [CacheBlock<T>],
+/// A view of one tile of a cache plane, and its position among the tiles of the call.
+struct Tile<'a, T> {
+    blocks: &'a [CacheBlock<T>],
     scales: &'a [[f16; BLOCK]],
-    /// Number of the tile's first square.
-    square: usize,
-    /// Position, among those of all tiles, that the tile starts with.
+    /// Index of the tile's first cache block.
+    first_block: usize,
+    /// First position of the tile among those of all tiles.
     position: usize,
-    /// Positions of all tiles.
+    /// Number of positions of all tiles.
     length: usize,
     head_size: usize,
-    /// Numbers of a head, filled up.
+    /// `head_size` padded to whole blocks.
     width: usize,
 }
 
-impl<'a, T: Number> Part<'a, T> {
+impl<'a, T: Element> Tile<'a, T> {
     #[inline(always)]
     fn new(
         plane: &CachePlane,
-        squares: &'a [CacheBlock<T>],
+        blocks: &'a [CacheBlock<T>],
         scales: &'a [[f16; BLOCK]],
         tiles: usize,
     ) -> Self {
-        Part {
-            squares,
+        Tile {
+            blocks,
             scales,
-            square: 0,
+            first_block: 0,
             position: 0,
             length: tiles * BLOCK,
             head_size: plane.head_size(),
@@ -135,14 +134,14 @@ impl<'a, T: Number> Part<'a, T> {
         }
     }
 
-    /// Goes on with `tile`, number `index` of those there are.
+    /// Moves to `tile`, the `index`-th of the call.
     #[inline(always)]
-    fn turn_to(&mut self, tile: usize, index: usize) {
-        self.square = tile * (self.width / BLOCK);
+    fn move_to(&mut self, tile: usize, index: usize) {
+        self.first_block = tile * (self.width / BLOCK);
         self.position = index * BLOCK;
     }
 
-    /// The scales of square `index`, 1 where there are none.
+    /// Scales of cache block `index`; 1 without scales.
     #[inline(always)]
     fn scale<S: Simd>(&self, simd: S, index: usize) -> S::Block {
         match self.scales.is_empty() {
@@ -151,8 +150,7 @@ impl<'a, T: Number> Part<'a, T> {
         }
     }
 
-    /// Adds the products of the tile with `Q` queries. Squares are read in the order they lie in, for that
-    /// is what memory is quick at.
+    /// Adds the dot products of the tile's keys with `Q` queries to the scores. Cache blocks are read in memory order.
     #[inline(always)]
     fn scores<S: Simd, const Q: usize>(
         &self,
@@ -162,8 +160,8 @@ impl<'a, T: Number> Part<'a, T> {
         out: &mut [f32],
     ) {
         for block in 0..self.width / BLOCK {
-            let index = self.square + block;
-            let square = &self.squares[index];
+            let index = self.first_block + block;
+            let cache_block = &self.blocks[index];
             let rows = (self.head_size - block * BLOCK).min(BLOCK);
             let mut factors = [&[0.0; BLOCK]; Q];
             for (q, factors) in factors.iter_mut().enumerate() {
@@ -172,10 +170,10 @@ impl<'a, T: Number> Part<'a, T> {
             }
             let mut sums = [simd.splat(0.0); Q];
             for row in 0..rows {
-                let numbers = T::load(simd, &square[row]);
+                let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
                     let factor = simd.splat(factors[q][row]);
-                    sums[q] = simd.multiply_add(factor, numbers, sums[q]);
+                    sums[q] = simd.multiply_add(factor, values, sums[q]);
                 }
             }
             let scale = self.scale(simd, index);
@@ -186,7 +184,7 @@ impl<'a, T: Number> Part<'a, T> {
         }
     }
 
-    /// Adds the tile's values, times their weights, to `Q` sums.
+    /// Adds the tile's values, times their weights, to the outputs of `Q` queries.
     #[inline(always)]
     fn weighted<S: Simd, const Q: usize>(
         &self,
@@ -196,8 +194,8 @@ impl<'a, T: Number> Part<'a, T> {
         out: &mut [f32],
     ) {
         for block in 0..self.width / BLOCK {
-            let index = self.square + block;
-            let square = &self.squares[index];
+            let index = self.first_block + block;
+            let cache_block = &self.blocks[index];
             let mut scaled = [[0.0; BLOCK]; Q];
             let mut factors = [&[0.0; BLOCK]; Q];
             let mut sums = [simd.splat(0.0); Q];
@@ -211,13 +209,13 @@ impl<'a, T: Number> Part<'a, T> {
                 sums[q] = simd.load(block_of(&out[start..]));
             }
             for row in 0..BLOCK {
-                let numbers = T::load(simd, &square[row]);
+                let values = T::load(simd, &cache_block[row]);
                 for q in 0..Q {
                     let factor = match T::SCALED {
                         true => scaled[q][row],
                         false => factors[q][row],
                     };
-                    sums[q] = simd.multiply_add(simd.splat(factor), numbers, sums[q]);
+                    sums[q] = simd.multiply_add(simd.splat(factor), values, sums[q]);
                 }
             }
             for (q, sum) in sums.into_iter().enumerate() {
@@ -228,7 +226,7 @@ impl<'a, T: Number> Part<'a, T> {
     }
 }
 
-/// `out[q] += Σ_p weights[q, p] · values[p]`, for the positions of some tiles in order.
+/// `out[q] += Σ_p weights[q, p] · values[p]` for the positions of `tiles`, in order.
 pub(crate) struct WeightedValues<'a> {
     pub(crate) values: &'a CachePlane,
     pub(crate) tiles: Range<usize>,
@@ -241,8 +239,8 @@ pub(crate) struct WeightedValues<'a> {
 impl Operation for WeightedValues<'_> {
     type Output = ();
 
-    /// One fused multiply-add per number, of the product of weight and scale.
-    fn specify(self) {
+    /// One fused multiply-add per element, with the product of weight and scale.
+    fn run_scalar(self) {
         let width = self.values.width();
         let length = self.tiles.len() * BLOCK;
         for (weights, out) in self
@@ -254,99 +252,98 @@ impl Operation for WeightedValues<'_> {
                 let position = self.tiles.start * BLOCK + position;
                 for (column, out) in out.iter_mut().enumerate() {
                     let scale = self.values.scale(position, column / BLOCK);
-                    let number = self.values.number(position, column);
-                    *out = (weight * scale).mul_add(number, *out);
+                    let value = self.values.value(position, column);
+                    *out = (weight * scale).mul_add(value, *out);
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         match self.values.data() {
-            CacheData::F32(squares) => self.of(simd, squares, &[]),
-            CacheData::F16(squares) => self.of(simd, squares, &[]),
-            CacheData::Q8_0 { quants, scales } => self.of(simd, quants, scales),
+            CacheData::F32(blocks) => self.run(simd, blocks, &[]),
+            CacheData::F16(blocks) => self.run(simd, blocks, &[]),
+            CacheData::Q8_0 { quants, scales } => self.run(simd, quants, scales),
         }
     }
 }
 
 impl WeightedValues<'_> {
-    /// The translation for one type of number; no scales mean 1.
+    /// The generic implementation for one element type; no scales mean 1.
     #[inline(always)]
-    fn of<S: Simd, T: Number>(self, simd: S, squares: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
-        let mut part = Part::new(self.values, squares, scales, self.tiles.len());
-        let count = self.out.len() / part.width;
+    fn run<S: Simd, T: Element>(self, simd: S, blocks: &[CacheBlock<T>], scales: &[[f16; BLOCK]]) {
+        let mut view = Tile::new(self.values, blocks, scales, self.tiles.len());
+        let count = self.out.len() / view.width;
         for (position, tile) in self.tiles.enumerate() {
-            part.turn_to(tile, position);
-            in_groups!(
+            view.move_to(tile, position);
+            for_query_groups!(
                 S,
                 count,
                 query,
-                part.weighted(simd, query, self.weights, self.out)
+                view.weighted(simd, query, self.weights, self.out)
             );
         }
     }
 }
 
-/// A number of the cache.
-trait Number: Copy {
-    /// Whether it is to be multiplied by a scale.
+/// Element type of a cache.
+trait Element: Copy {
+    /// Whether elements are multiplied by a scale.
     const SCALED: bool;
 
-    /// Reads 32 of them.
-    fn load<S: Simd>(simd: S, numbers: &[Self; BLOCK]) -> S::Block;
+    /// Loads and widens 32 elements.
+    fn load<S: Simd>(simd: S, values: &[Self; BLOCK]) -> S::Block;
 }
 
-impl Number for f32 {
+impl Element for f32 {
     const SCALED: bool = false;
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, numbers: &[f32; BLOCK]) -> S::Block {
-        simd.load(numbers)
+    fn load<S: Simd>(simd: S, values: &[f32; BLOCK]) -> S::Block {
+        simd.load(values)
     }
 }
 
-impl Number for f16 {
+impl Element for f16 {
     const SCALED: bool = false;
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, numbers: &[f16; BLOCK]) -> S::Block {
-        simd.load_f16(numbers)
+    fn load<S: Simd>(simd: S, values: &[f16; BLOCK]) -> S::Block {
+        simd.load_f16(values)
     }
 }
 
-impl Number for i8 {
+impl Element for i8 {
     const SCALED: bool = true;
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, numbers: &[i8; BLOCK]) -> S::Block {
-        simd.load_q8(numbers)
+    fn load<S: Simd>(simd: S, values: &[i8; BLOCK]) -> S::Block {
+        simd.load_q8(values)
     }
 }
 
-/// The first 32 numbers.
+/// The first 32 elements.
 #[inline(always)]
-fn block_of(numbers: &[f32]) -> &[f32; BLOCK] {
-    numbers.first_chunk().expect("rows are whole blocks")
+fn block_of(values: &[f32]) -> &[f32; BLOCK] {
+    values.first_chunk().expect("rows are whole blocks")
 }
 
-/// The first 32 numbers.
+/// The first 32 elements.
 #[inline(always)]
-fn block_of_mut(numbers: &mut [f32]) -> &mut [f32; BLOCK] {
-    numbers.first_chunk_mut().expect("rows are whole blocks")
+fn block_of_mut(values: &mut [f32]) -> &mut [f32; BLOCK] {
+    values.first_chunk_mut().expect("rows are whole blocks")
 }
 
-/// Replaces the scores of `valid` by `2^(score - largest)` and all others by 0; returns the largest
-/// and the sum.
-pub(crate) struct Powers<'a> {
-    /// Whole blocks.
+/// Replaces the scores of `valid` by `2^(score - largest)`, all others by 0; returns the largest score and the sum.
+pub(crate) struct Exp2MinusMax<'a> {
+    /// Whole blocks of 32.
     pub(crate) scores: &'a mut [f32],
     pub(crate) valid: Range<usize>,
 }
 
-impl Powers<'_> {
-    /// Takes out what is not valid.
+impl Exp2MinusMax<'_> {
+    /// Sets scores outside of `valid` to minus infinity.
     #[inline(always)]
     fn mask(&mut self) {
         self.scores[..self.valid.start].fill(f32::NEG_INFINITY);
@@ -354,11 +351,11 @@ impl Powers<'_> {
     }
 }
 
-impl Operation for Powers<'_> {
+impl Operation for Exp2MinusMax<'_> {
     type Output = (f32, f32);
 
-    /// 32 running sums, added up by halving.
-    fn specify(mut self) -> (f32, f32) {
+    /// 32 partial sums, then their tree sum.
+    fn run_scalar(mut self) -> (f32, f32) {
         self.mask();
         let largest = self.scores.iter().copied();
         let largest = largest.fold(f32::NEG_INFINITY, f32::max);
@@ -373,7 +370,7 @@ impl Operation for Powers<'_> {
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(mut self, simd: S) -> (f32, f32) {
+    fn run_simd<S: Simd>(mut self, simd: S) -> (f32, f32) {
         self.mask();
         let (blocks, _) = self.scores.as_chunks_mut::<BLOCK>();
         let mut largest = simd.splat(f32::NEG_INFINITY);
@@ -386,7 +383,7 @@ impl Operation for Powers<'_> {
         let (one, less) = (simd.splat(1.0), simd.splat(-largest));
         let mut sums = simd.splat(0.0);
         for block in blocks {
-            let power = powers_of_two(simd, simd.multiply_add(simd.load(block), one, less));
+            let power = exp2_block(simd, simd.multiply_add(simd.load(block), one, less));
             sums = simd.multiply_add(power, one, sums);
             simd.store(power, block);
         }
@@ -394,7 +391,7 @@ impl Operation for Powers<'_> {
     }
 }
 
-/// `ln(2)^k / k!` from k = 7 down: the series of `2^r`, good to a rounding for `|r| <= 1/2`.
+/// `ln(2)^k / k!` from k = 7 down: the Taylor series of `2^r`, accurate to one rounding for `|r| <= 1/2`.
 const SERIES: [f32; 8] = [
     1.525_273_4e-5,
     1.540_353e-4,
@@ -406,13 +403,13 @@ const SERIES: [f32; 8] = [
     1.0,
 ];
 
-/// Added to a number of moderate size, leaves its nearest integer in the lowest bits.
+/// 1.5 * 2^23: added to an `f32` of moderate size, leaves the nearest integer in the low bits.
 const ROUNDING: f32 = 12_582_912.0;
 
-/// The smallest exponent of a normal number; powers below it count as 0.
+/// Smallest exponent of a normal `f32`; smaller powers are flushed to 0.
 const SMALLEST: f32 = -126.0;
 
-/// `2^x` for `x <= 0`, to within a few roundings; 0 below `2^-126`. The same bits on every machine.
+/// `2^x` for `x <= 0`, accurate to a few ULPs; 0 below `2^-126`. The same bits on every machine.
 pub fn exp2(x: f32) -> f32 {
     if x < SMALLEST {
         return 0.0;
@@ -427,7 +424,7 @@ pub fn exp2(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn powers_of_two<S: Simd>(simd: S, x: S::Block) -> S::Block {
+fn exp2_block<S: Simd>(simd: S, x: S::Block) -> S::Block {
     let one = simd.splat(1.0);
     let rounded = simd.multiply_add(x, one, simd.splat(ROUNDING));
     let whole = simd.multiply_add(rounded, one, simd.splat(-ROUNDING));

@@ -1,13 +1,13 @@
-//! Weighted sums of rows, added to a vector: all columns, or the share of one thread.
+//! `y += Σ a_i · row_i` over listed rows (axpy per row), for one token or a batch, over a range of columns.
 
 use std::ops::Range;
 
 use super::rows::{Row, Scales, Weights, with_weights};
-use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
+use super::{Operation, PREFETCH_ROWS, SPAN, Simd, padded, scalar};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::Matrix;
 
-/// Rows added per pass over `out`.
+/// Rows per pass over `out`.
 const ROWS: usize = 4;
 
 /// `y += alpha * x`.
@@ -20,13 +20,13 @@ pub(crate) struct Axpy<'a> {
 impl Operation for Axpy<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         scalar::axpy(self.alpha, self.x, self.y);
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
-        let row = super::rows::PlainWeights {
+    fn run_simd<S: Simd>(self, simd: S) {
+        let row = super::rows::FloatWeights {
             values: self.x,
             columns: self.x.len(),
         };
@@ -47,7 +47,7 @@ pub(crate) struct AxpyRows<'a> {
 impl Operation for AxpyRows<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         for (&row, &coefficient) in self.rows.iter().zip(self.coefficients) {
             let columns = self.columns.clone();
             scalar::axpy_row(self.matrix, row as usize, coefficient, columns, self.out);
@@ -55,14 +55,14 @@ impl Operation for AxpyRows<'_> {
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         with_weights!(self.matrix, weights => {
             let row = |index: u32| weights.row(index as usize, self.columns.clone());
             if !self.matrix.format().is_quantised() {
-                // Little is computed of plain numbers: a row after the other is one stream of memory.
+                // Float formats need little arithmetic: one row at a time is a single memory stream.
                 let last = self.rows.len().saturating_sub(1);
                 for (index, (&own, &coefficient)) in self.rows.iter().zip(self.coefficients).enumerate() {
-                    let next = row(self.rows[last.min(index + AHEAD / 2)]);
+                    let next = row(self.rows[last.min(index + PREFETCH_ROWS / 2)]);
                     add_rows(simd, [row(own)], [next], [coefficient], self.out);
                 }
                 return;
@@ -72,7 +72,7 @@ impl Operation for AxpyRows<'_> {
             let last = groups.len().saturating_sub(1);
             for (index, &coefficients) in coefficients.iter().enumerate() {
                 let [a, b, c, d] = groups[index];
-                let [e, f, g, h] = groups[last.min(index + AHEAD / ROWS)];
+                let [e, f, g, h] = groups[last.min(index + PREFETCH_ROWS / ROWS)];
                 let rows = [row(a), row(b), row(c), row(d)];
                 let next = [row(e), row(f), row(g), row(h)];
                 add_rows(simd, rows, next, coefficients, self.out);
@@ -85,8 +85,7 @@ impl Operation for AxpyRows<'_> {
     }
 }
 
-/// Adds `R` rows times their coefficients to `out`, in this order for each column; asks for the `next`
-/// ones meanwhile.
+/// Adds `R` rows times their coefficients to `out`, row by row in each column; prefetches the `next` rows.
 #[inline(always)]
 fn add_rows<S: Simd, W: Row, const R: usize>(
     simd: S,
@@ -141,17 +140,17 @@ pub(crate) struct AxpyRowsBatch<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// Rows that are dequantised at a time.
+/// Rows per panel of dequantised weights.
 const PANEL_ROWS: usize = 32;
-/// Columns of a panel: of them and its rows, as many as the first-level cache holds.
+/// Columns per panel; the panel fits into L1.
 const PANEL_COLUMNS: usize = 4 * BLOCK;
-/// Registers of a row that a tile of tokens shares.
+/// Registers of a row per tile of tokens.
 const TILE_REGISTERS: usize = 4;
 
 impl Operation for AxpyRowsBatch<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         let tokens = self.coefficients.chunks_exact(self.rows.len().max(1));
         for (coefficients, out) in tokens.zip(self.out.chunks_exact_mut(self.columns.len().max(1)))
         {
@@ -162,27 +161,27 @@ impl Operation for AxpyRowsBatch<'_> {
                 columns: self.columns.clone(),
                 out,
             }
-            .specify();
+            .run_scalar();
         }
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         match S::TILE_ROWS {
-            6 => add_many::<S, 6>(simd, self),
-            _ => add_many::<S, 3>(simd, self),
+            6 => axpy_tokens::<S, 6>(simd, self),
+            _ => axpy_tokens::<S, 3>(simd, self),
         }
     }
 }
 
-/// The sums of all tokens, `T` of which share the reading of a panel.
+/// Batched axpy; `T` tokens share each load of the panel.
 ///
 /// ```text
-/// for 128 columns, for 32 rows:             panel   [row, column]
-///   for a few tokens, for four registers:   tile    one register per token and four
+/// for 128 columns, for 32 rows:           panel   [row, column]
+///   for T tokens, for four registers:     tile    [token, register]
 /// ```
 #[inline(always)]
-fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
+fn axpy_tokens<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
     let AxpyRowsBatch {
         matrix,
         rows,
@@ -196,7 +195,7 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
     }
     let tokens = out.len() / width;
     let mut panel = [[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; PANEL_ROWS];
-    // Sums of a panel's columns, filled up to whole tiles.
+    // Sums of the panel's columns, with the tokens padded to whole tiles.
     let mut sums = vec![[[0.0f32; BLOCK]; PANEL_COLUMNS / BLOCK]; tokens.next_multiple_of(T)];
     for first in (0..width).step_by(PANEL_COLUMNS) {
         let part = first..width.min(first + PANEL_COLUMNS);
@@ -211,7 +210,7 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
             with_weights!(matrix, weights => for (index, panel) in of_panel.clone().zip(&mut panel) {
                 let row = |index: usize, part| weights.row(rows[index] as usize, part);
                 dequantise(simd, row(index, of_matrix.clone()), part.len(), panel);
-                // Of the next panel, which is read when this one has been added.
+                // Prefetch the next panel.
                 let next = index + PANEL_ROWS;
                 if next < count {
                     row(next, of_matrix.clone()).prefetch(simd);
@@ -222,7 +221,7 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
             for (tile, sums) in sums.chunks_exact_mut(T).enumerate() {
                 let mut factors = [[].as_slice(); T];
                 for (index, factors) in factors.iter_mut().enumerate() {
-                    // A tile that is not full takes its last token again, for sums nobody reads.
+                    // A partial tile repeats its last token; those sums are discarded.
                     let token = (tile * T + index).min(tokens - 1);
                     *factors = &coefficients[token * count..][of_panel.clone()];
                 }
@@ -235,7 +234,7 @@ fn add_many<S: Simd, const T: usize>(simd: S, sum: AxpyRowsBatch<'_>) {
     }
 }
 
-/// Writes the weights of a part of a row.
+/// Dequantises the columns of a panel of one row.
 #[inline(always)]
 fn dequantise<S: Simd, W: Row>(
     simd: S,
@@ -254,7 +253,7 @@ fn dequantise<S: Simd, W: Row>(
     }
 }
 
-/// Adds the panel's rows times `factors`, one a row for each of `T` tokens, to their sums.
+/// Adds the panel's rows times `factors`, one per row and token, to the sums of `T` tokens.
 #[inline(always)]
 fn add_panel<S: Simd, const T: usize>(
     simd: S,
@@ -262,7 +261,7 @@ fn add_panel<S: Simd, const T: usize>(
     mut factors: [&[f32]; T],
     sums: &mut [[[f32; BLOCK]; PANEL_COLUMNS / BLOCK]],
 ) {
-    // Slices of one length, so that the loop checks nothing.
+    // Slices of one length, so that bounds checks are eliminated.
     for factors in &mut factors {
         *factors = &factors[..panel.len()];
     }

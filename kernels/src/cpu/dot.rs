@@ -1,7 +1,7 @@
-//! Products of rows with one vector: all rows, or the listed ones.
+//! GEMV over all rows or listed ones, and dot products.
 
 use super::rows::{Row, Scales, Weights, with_weights};
-use super::{AHEAD, Operation, SPAN, Simd, padded, scalar};
+use super::{Operation, PREFETCH_ROWS, SPAN, Simd, padded, scalar};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::Matrix;
 
@@ -14,13 +14,13 @@ pub(crate) struct Dot<'a> {
 impl Operation for Dot<'_> {
     type Output = f32;
 
-    fn specify(self) -> f32 {
+    fn run_scalar(self) -> f32 {
         scalar::dot(self.a, self.b)
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) -> f32 {
-        let row = super::rows::PlainWeights {
+    fn run_simd<S: Simd>(self, simd: S) -> f32 {
+        let row = super::rows::FloatWeights {
             values: self.a,
             columns: self.a.len(),
         };
@@ -29,7 +29,7 @@ impl Operation for Dot<'_> {
     }
 }
 
-/// `out[i] = matrix[rows[i]] · x`, where no list of rows means all rows.
+/// `out[i] = matrix[rows[i]] · x`; without a list, all rows.
 pub(crate) struct Gemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: Option<&'a [u32]>,
@@ -38,7 +38,7 @@ pub(crate) struct Gemv<'a> {
 }
 
 impl Gemv<'_> {
-    /// The row that output `index` is the product of.
+    /// Row of output `index`.
     #[inline(always)]
     fn row(rows: Option<&[u32]>, index: usize) -> usize {
         rows.map_or(index, |rows| rows[index] as usize)
@@ -48,30 +48,28 @@ impl Gemv<'_> {
 impl Operation for Gemv<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         for (index, out) in self.out.iter_mut().enumerate() {
             *out = scalar::dot_row(self.matrix, Self::row(self.rows, index), self.x);
         }
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         let row = |index| Self::row(self.rows, index);
         let columns = 0..self.x.len();
         let last = self.out.len().saturating_sub(1);
-        // One row after the other: side by side, rows share what is read of `x`, but each is a stream
-        // of its own that the processor has to find out about. What lies one after the other it finds
-        // sooner by itself; rows that jump are asked for ahead.
+        // One row at a time: several rows in parallel would share the loads of `x`, but each is a memory stream that the
+        // hardware prefetcher has to detect. It follows consecutive rows by itself; listed rows are prefetched.
         with_weights!(self.matrix, weights => for (index, out) in self.out.iter_mut().enumerate() {
-            let (own, ahead) = (row(index), row(last.min(index + AHEAD)));
-            let next = (ahead != own + AHEAD).then(|| weights.row(ahead, columns.clone()));
+            let (own, ahead) = (row(index), row(last.min(index + PREFETCH_ROWS)));
+            let next = (ahead != own + PREFETCH_ROWS).then(|| weights.row(ahead, columns.clone()));
             *out = dot(simd, weights.row(own, columns.clone()), next, self.x);
         });
     }
 }
 
-/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, if
-/// there is one.
+/// Dot product of a row with `x`, in the order of the scalar specification; prefetches the row `next`.
 #[inline(always)]
 fn dot<S: Simd, W: Row>(simd: S, row: W, next: Option<W>, x: &[f32]) -> f32 {
     let (blocks, x_rest) = x.as_chunks::<BLOCK>();

@@ -1,14 +1,14 @@
-//! Products of all rows with many vectors.
+//! GEMM with float arithmetic.
 //!
-//! Rows are dequantised once for a batch of tokens, then tiles of rows × tokens are multiplied
-//! from the caches. The 32 running sums of a product are independent of each other, so a tile
-//! keeps one register of each product at a time and goes over the columns once per register of a
-//! block: every sum is still the chain of the specification, and many products fit the registers.
+//! Rows are dequantised once per batch of tokens, then tiles of rows × tokens are multiplied from the caches. The 32
+//! partial sums of a dot product are independent, so a tile holds one register of each dot product and passes over the
+//! columns once per register of a block: every partial sum keeps the order of the scalar specification, and many dot
+//! products fit into the registers.
 //!
 //! ```text
 //! for 64 tokens, for 12 rows:          sums     [group of rows, 4 tokens, row, token, 32]
-//!   for 32 blocks of columns:          panel    [group of rows, register, block, row, lanes]
-//!     for a group of rows, 4 tokens:   tile     one register per row and token
+//!   for 32 blocks of columns:          panel    [group of rows, register, block, row, lane]
+//!     for a group of rows, 4 tokens:   tile     [row, token], one register each
 //! ```
 
 use std::slice;
@@ -20,16 +20,16 @@ use powerinfer_tensor::Matrix;
 
 /// Tokens that share a dequantised row.
 const BATCH_TOKENS: usize = 64;
-/// Rows whose sums are kept at a time: a multiple of every [`Simd::TILE_ROWS`].
+/// Rows per batch of sums, a multiple of every `TILE_ROWS`.
 const BATCH_ROWS: usize = 12;
-/// Tokens of a tile.
+/// Tokens per tile.
 const TILE_TOKENS: usize = 4;
-/// Blocks of a row that are in the panel at a time: the more, the less often sums are loaded and stored.
+/// Blocks per row of the panel: more of them mean fewer loads and stores of the sums.
 const PANEL_BLOCKS: usize = 2 * SPAN;
-/// Columns of a row that are in the panel at a time.
+/// Columns per row of the panel.
 const PANEL_COLUMNS: usize = PANEL_BLOCKS * BLOCK;
 
-/// Bytes that a product of rows with many vectors takes while it is computed.
+/// Scratch memory in bytes.
 pub(super) const BYTES: usize =
     BATCH_ROWS * (PANEL_COLUMNS + BATCH_TOKENS * BLOCK) * size_of::<f32>();
 
@@ -44,7 +44,7 @@ pub(crate) struct Gemm<'a> {
 impl Operation for Gemm<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         let columns = self.matrix.columns();
         let rows = self.matrix.rows().max(1);
         for (token, out) in self.out.chunks_exact_mut(rows).enumerate() {
@@ -56,7 +56,7 @@ impl Operation for Gemm<'_> {
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         match S::TILE_ROWS {
             6 => products::<S, 6>(simd, self),
             _ => products::<S, 3>(simd, self),
@@ -64,12 +64,12 @@ impl Operation for Gemm<'_> {
     }
 }
 
-/// A cache line, so that no register is loaded from two.
+/// A cache line; aligned, so that no register load crosses one.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
-/// The whole product, with tiles of `R` rows.
+/// GEMM with tiles of `R` rows.
 #[inline(always)]
 fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
     const { assert!(BATCH_ROWS.is_multiple_of(R)) };
@@ -112,7 +112,7 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
                 with_weights!(matrix, weights => for row in 0..batch_rows {
                     let row_at = |row: usize| weights.row(row, 0..columns);
                     dequantise::<S, _, R>(simd, row_at(first_row + row), first, count, panel, row);
-                    // Of the next panel, which is read when this one has been multiplied.
+                    // Prefetch the next panel.
                     let end = first + count;
                     let (next_row, next) = match end < whole {
                         true => (first_row + row, end),
@@ -123,16 +123,16 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
                         row_at(next_row).span(next, count).prefetch(simd);
                     }
                 });
-                // Rows that only fill up the last group hold anything, for sums nobody reads.
+                // Padding rows of the last group are stale; their sums are discarded.
                 let groups = batch_rows.div_ceil(R);
                 multiply_panel::<S, R>(simd, panel, groups, &x_span[..batch_tokens], sums);
             }
             for first in (0..batch_tokens).step_by(TILE_TOKENS) {
                 for row in 0..batch_rows {
                     let tile = &sums[tile_start::<R>(row / R, first / TILE_TOKENS)..];
-                    let of_row = &tile[row % R * TILE_TOKENS..][..TILE_TOKENS];
+                    let row_sums = &tile[row % R * TILE_TOKENS..][..TILE_TOKENS];
                     let mut blocks = [simd.splat(0.0); TILE_TOKENS];
-                    for (block, sums) in blocks.iter_mut().zip(of_row) {
+                    for (block, sums) in blocks.iter_mut().zip(row_sums) {
                         *block = simd.load(sums);
                     }
                     let products = simd.sum_four(blocks);
@@ -145,7 +145,7 @@ fn products<S: Simd, const R: usize>(simd: S, gemm: Gemm<'_>) {
     }
 }
 
-/// Writes `count` blocks from `first`, or the rest if there are none, as row `row` of the panel.
+/// Dequantises `count` blocks from `first`, or the partial last block if `count` is 0, into row `row` of the panel.
 #[inline(always)]
 fn dequantise<S: Simd, W: Row, const R: usize>(
     simd: S,
@@ -172,7 +172,7 @@ fn dequantise<S: Simd, W: Row, const R: usize>(
     }
 }
 
-/// Writes block `block` of `count` of row `row` to the panel, register by register.
+/// Stores block `block` of `count` of row `row` in the panel, register by register.
 #[inline(always)]
 fn write_block<S: Simd, const R: usize>(
     simd: S,
@@ -182,17 +182,16 @@ fn write_block<S: Simd, const R: usize>(
     block: usize,
     count: usize,
 ) {
-    let mut numbers = [0.0; BLOCK];
-    simd.store(weights, &mut numbers);
+    let mut values = [0.0; BLOCK];
+    simd.store(weights, &mut values);
     let group = &mut panel[row / R * R * PANEL_COLUMNS..];
-    for (register, numbers) in numbers.chunks_exact(S::LANES).enumerate() {
+    for (register, values) in values.chunks_exact(S::LANES).enumerate() {
         let position = (register * count + block) * R + row % R;
-        group[position * S::LANES..][..S::LANES].copy_from_slice(numbers);
+        group[position * S::LANES..][..S::LANES].copy_from_slice(values);
     }
 }
 
-/// Adds the products of the panel's rows, `R` in each group, with `x` (`[tokens, count]` blocks)
-/// to `sums`.
+/// `sums += panel · x` for all groups of `R` rows; `x` is `[tokens, count]` blocks.
 #[inline(always)]
 fn multiply_panel<S: Simd, const R: usize>(
     simd: S,
@@ -201,11 +200,11 @@ fn multiply_panel<S: Simd, const R: usize>(
     x: &[&[[f32; BLOCK]]],
     sums: &mut [[f32; BLOCK]],
 ) {
-    let register_numbers = x[0].len() * R * S::LANES;
+    let register_values = x[0].len() * R * S::LANES;
     for group in 0..groups {
         let panel = &panel[group * R * PANEL_COLUMNS..][..R * PANEL_COLUMNS];
         for (register, panel) in panel
-            .chunks_exact(register_numbers)
+            .chunks_exact(register_values)
             .take(BLOCK / S::LANES)
             .enumerate()
         {
@@ -224,14 +223,13 @@ fn multiply_panel<S: Simd, const R: usize>(
     }
 }
 
-/// Where the sums of a tile begin, those of `R` rows × [`TILE_TOKENS`] tokens: side by side, so that they
-/// come from the cache as one stream.
+/// Index of the first sum of a tile of `R` rows × [`TILE_TOKENS`] tokens, which are contiguous.
 #[inline(always)]
 fn tile_start<const R: usize>(group: usize, tile: usize) -> usize {
     (group * (BATCH_TOKENS / TILE_TOKENS) + tile) * R * TILE_TOKENS
 }
 
-/// The lanes from `lane` of `R` rows × `T` tokens from `token` of a tile: one register each.
+/// Multiplies `R` rows × `T` tokens from `token` of a tile, in the lanes of the register from `lane`.
 #[inline(always)]
 fn multiply_tile<S: Simd, const R: usize, const T: usize>(
     simd: S,

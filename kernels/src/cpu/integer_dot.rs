@@ -1,14 +1,14 @@
-//! Products of quantised rows with one rounded vector, in whole numbers but for the scales.
+//! GEMV of quantised rows with an int8 vector: integer dot products per block, scaled in float.
 
 use half::f16;
 
 use super::rows::{KRow, KWeights, Row};
-use super::{AHEAD, Operation, SPAN, Simd, scalar};
+use super::{Operation, PREFETCH_ROWS, SPAN, Simd, scalar};
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
-/// `out[i] = matrix[rows[i]] · x`, where no list of rows means all rows.
+/// `out[i] = matrix[rows[i]] · x`; without a list, all rows.
 pub(crate) struct IntegerGemv<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: Option<&'a [u32]>,
@@ -17,7 +17,7 @@ pub(crate) struct IntegerGemv<'a> {
 }
 
 impl IntegerGemv<'_> {
-    /// The row that output `index` is the product of.
+    /// Row of output `index`.
     #[inline(always)]
     fn row(rows: Option<&[u32]>, index: usize) -> usize {
         rows.map_or(index, |rows| rows[index] as usize)
@@ -27,14 +27,14 @@ impl IntegerGemv<'_> {
 impl Operation for IntegerGemv<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         for (index, out) in self.out.iter_mut().enumerate() {
             *out = scalar::integer_dot_row(self.matrix, Self::row(self.rows, index), self.x);
         }
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         let blocks = self.matrix.blocks();
         let row = |index| Self::row(self.rows, index);
         match self.matrix.data() {
@@ -51,7 +51,7 @@ impl Operation for IntegerGemv<'_> {
                 let weights = KWeights::new(quants, scales, factors, columns);
                 let last = self.out.len().saturating_sub(1);
                 for (index, out) in self.out.iter_mut().enumerate() {
-                    let next = weights.whole_row(row(last.min(index + AHEAD)));
+                    let next = weights.whole_row(row(last.min(index + PREFETCH_ROWS)));
                     *out = dot_q4_k(simd, weights.whole_row(row(index)), next, self.x);
                 }
             }
@@ -59,18 +59,18 @@ impl Operation for IntegerGemv<'_> {
                 let planes = Planes::<[u8; BLOCK / 2]>::new(quants.as_chunks().0, scales, blocks);
                 products(simd, planes, row, self.x, self.out);
             }
-            _ => unreachable!("only quantised weights are multiplied in whole numbers"),
+            _ => unreachable!("integer arithmetic needs quantised weights"),
         }
     }
 }
 
 /// A block of quants.
 pub(super) trait IntegerQuants: Sized {
-    /// Whether rows that follow each other are asked for as a stream, a little ahead, instead of some rows ahead: a third
-    /// faster for bytes, a fifth slower for nibbles.
+    /// Whether consecutive rows are prefetched as a stream, a fixed distance ahead, instead of rows ahead: a third faster
+    /// for int8, a fifth slower for nibbles.
     const IS_STREAM: bool;
 
-    /// The products of at most [`SPAN`] blocks with those of `x`, each a whole number.
+    /// Dot products of at most [`SPAN`] blocks with those of `x`: exact integers.
     fn products<S: Simd>(simd: S, blocks: &[Self], x: &ActivationSpan) -> S::Lanes;
 }
 
@@ -92,7 +92,7 @@ impl IntegerQuants for [u8; BLOCK / 2] {
     }
 }
 
-/// `[rows, blocks]` quants and as many scales.
+/// Planes of quants and scales, `[rows, blocks]` each.
 #[derive(Clone, Copy)]
 struct Planes<'a, Q> {
     quants: &'a [Q],
@@ -117,10 +117,10 @@ impl<'a, Q> Planes<'a, Q> {
     }
 }
 
-/// One product per entry of `out`, with the row that `row` names.
+/// GEMV with the row `row(index)` for every output.
 ///
-/// One row after the other: side by side, rows share what is read of `x`, but each is a stream of its
-/// own that the processor has to find out about.
+/// One row at a time: several rows in parallel would share the loads of `x`, but each is a memory stream that the hardware
+/// prefetcher has to detect.
 #[inline(always)]
 fn products<S: Simd, Q: IntegerQuants>(
     simd: S,
@@ -131,14 +131,14 @@ fn products<S: Simd, Q: IntegerQuants>(
 ) {
     let last = out.len().saturating_sub(1);
     for (index, out) in out.iter_mut().enumerate() {
-        let (own, ahead) = (row(index), row(last.min(index + AHEAD)));
-        let is_stream = Q::IS_STREAM && ahead == own + AHEAD;
+        let (own, ahead) = (row(index), row(last.min(index + PREFETCH_ROWS)));
+        let is_stream = Q::IS_STREAM && ahead == own + PREFETCH_ROWS;
         *out = dot(simd, planes.row(own), planes.row(ahead), is_stream, x);
     }
 }
 
-/// The product of a row with `x`, summed as in the specification; asks for a `next` row meanwhile, or in a
-/// stream for what comes behind this one.
+/// Dot product of a row with `x`, in the order of the scalar specification; prefetches the row `next`, or in a stream the
+/// memory after this row.
 #[inline(always)]
 fn dot<S: Simd, Q: IntegerQuants>(
     simd: S,
@@ -152,8 +152,8 @@ fn dot<S: Simd, Q: IntegerQuants>(
     let next = next_quants.chunks(SPAN).zip(next_scales.chunks(SPAN));
     for (((quants, scales), (next_quants, next_scales)), x) in spans.zip(next).zip(x) {
         if Q::IS_STREAM && is_stream {
-            simd.prefetch_behind(quants);
-            simd.prefetch_behind(scales);
+            simd.prefetch_ahead(quants);
+            simd.prefetch_ahead(scales);
         } else {
             simd.prefetch(next_quants);
             simd.prefetch(next_scales);
@@ -176,7 +176,7 @@ fn dot_q4_k<S: Simd>(simd: S, row: KRow<'_>, next: KRow<'_>, x: &[ActivationSpan
         let row = row.span(first, count);
         let products = simd.products_q4_k(row.quants, x);
         let [scales, minima] = simd.widen_q4_k(&row.scales);
-        let minima = simd.multiply_lanes(minima, simd.sums_of(x));
+        let minima = simd.multiply_lanes(minima, simd.block_sums(x));
         let products = simd.multiply_subtract_lanes(products, scales, minima);
         sums = simd.multiply_add_lanes(products, simd.load_lanes(&x.scales), sums);
     }

@@ -1,14 +1,14 @@
-//! Products of quantised rows with many rounded vectors, in whole numbers but for the scales.
+//! GEMM of quantised rows with int8 vectors: integer dot products per block, scaled in float.
 //!
-//! Sixteen rows are laid out four bytes of each side by side, so that a register holds the same bytes of
-//! all sixteen and every lane is a row; nibbles stay two a byte until they are multiplied:
+//! Sixteen rows are interleaved by four bytes, so that a register holds the same columns of all sixteen and every lane is
+//! a row; nibbles stay packed until they are multiplied:
 //!
 //! ```text
 //! for 16 rows:              panel    [block, 8 or 4 lines, row, 4]     scales [block, row]
-//!                           minima   [block, row], where the format has them
+//!                           minima   [block, row], if the format has them
 //!   for 8 tokens:           sums     [block of a span, token, row]
 //!     for every block:      eight registers of the panel
-//!       for every token:    a register of eight products, then one multiply-add
+//!       for every token:    one register of sums of products, then one multiply-add
 //! ```
 
 use std::ops::Range;
@@ -22,11 +22,11 @@ use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::{Matrix, MatrixData};
 
-/// Rows of a panel: lanes.
+/// Rows per panel, one per lane.
 const ROWS: usize = 16;
-/// Tokens that share what is read of a panel.
+/// Tokens that share each load of the panel.
 const TOKENS: usize = 8;
-/// Columns whose bytes lie side by side.
+/// Columns per word.
 const WORD: usize = 4;
 
 /// `out[t, r] = matrix[r] · x[t]`, with `out` `[tokens, rows]`.
@@ -36,7 +36,7 @@ pub(crate) struct IntegerGemm<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// Bytes that such a product takes while it is computed.
+/// Scratch memory in bytes for `columns` columns.
 pub(super) const fn bytes(columns: usize) -> usize {
     let blocks = columns.div_ceil(BLOCK);
     blocks * (BLOCK / WORD * size_of::<Line>() + 2 * size_of::<[f32; ROWS]>()) + size_of::<Sums>()
@@ -47,30 +47,30 @@ pub(super) const fn bytes(columns: usize) -> usize {
 #[repr(C, align(64))]
 struct Line([u8; ROWS * WORD]);
 
-/// How the numbers of a panel are stored.
-trait Numbers {
-    /// Lines of a block.
+/// Storage of the quants in a panel.
+trait PanelFormat {
+    /// Lines per block.
     const LINES: usize;
     /// Whether blocks have minima.
     const HAS_MINIMA: bool = false;
 
-    /// What numbers are stored larger by.
+    /// Bias of the stored quants.
     fn bias<S: Simd>() -> i32;
 
-    /// The numbers of a block, four columns a register.
-    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD];
+    /// Loads the quants of a block, four columns per register.
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Integers; BLOCK / WORD];
 
-    /// Adds the products of four columns with those of `x` to `sums`.
-    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole;
+    /// `sums +=` dot product of four columns with those of `x`.
+    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers;
 }
 
-/// Signed bytes, stored larger by the instructions' bias.
+/// Signed bytes with the bias of the instruction set.
 struct Bytes;
 
-/// Nibbles, stored larger by `BIAS`: the first half of a block's in the low bits.
+/// Nibbles with bias `BIAS`: the first half of a block in the low bits.
 struct Nibbles<const BIAS: i32, const MINIMA: bool>;
 
-impl Numbers for Bytes {
+impl PanelFormat for Bytes {
     const LINES: usize = BLOCK / WORD;
 
     #[inline(always)]
@@ -79,21 +79,21 @@ impl Numbers for Bytes {
     }
 
     #[inline(always)]
-    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD] {
-        let mut words = [simd.splat_whole(0); BLOCK / WORD];
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Integers; BLOCK / WORD] {
+        let mut words = [simd.splat_i32(0); BLOCK / WORD];
         for (words, line) in words.iter_mut().zip(lines) {
-            *words = simd.load_whole(&line.0);
+            *words = simd.load_bytes(&line.0);
         }
         words
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole {
+    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers {
         simd.dot(sums, words, x)
     }
 }
 
-impl<const BIAS: i32, const MINIMA: bool> Numbers for Nibbles<BIAS, MINIMA> {
+impl<const BIAS: i32, const MINIMA: bool> PanelFormat for Nibbles<BIAS, MINIMA> {
     const LINES: usize = BLOCK / WORD / 2;
     const HAS_MINIMA: bool = MINIMA;
 
@@ -103,38 +103,38 @@ impl<const BIAS: i32, const MINIMA: bool> Numbers for Nibbles<BIAS, MINIMA> {
     }
 
     #[inline(always)]
-    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Whole; BLOCK / WORD] {
-        let mut words = [simd.splat_whole(0); BLOCK / WORD];
+    fn words<S: Simd>(simd: S, lines: &[Line]) -> [S::Integers; BLOCK / WORD] {
+        let mut words = [simd.splat_i32(0); BLOCK / WORD];
         let (low, high) = words.split_at_mut(BLOCK / WORD / 2);
         for ((low, high), line) in low.iter_mut().zip(high).zip(lines) {
-            [*low, *high] = simd.nibbles(simd.load_whole(&line.0));
+            [*low, *high] = simd.nibbles(simd.load_bytes(&line.0));
         }
         words
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(simd: S, sums: S::Whole, words: S::Whole, x: S::Whole) -> S::Whole {
+    fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers {
         simd.dot_nibbles(sums, words, x)
     }
 }
 
-/// Running sums of a tile: one a block of a span, a token and a row.
+/// Partial sums of a tile, `[block of a span, token, row]`.
 #[repr(C, align(64))]
 struct Sums([[[f32; ROWS]; TOKENS]; SPAN]);
 
-/// Sixteen rows, side by side.
+/// Sixteen interleaved rows.
 struct Panel {
     lines: Vec<Line>,
-    /// One entry a block.
+    /// `[block, row]`.
     scales: Vec<[f32; ROWS]>,
-    /// The same, or nothing.
+    /// `[block, row]`, or empty without minima.
     minima: Vec<[f32; ROWS]>,
 }
 
 impl Operation for IntegerGemm<'_> {
     type Output = ();
 
-    fn specify(self) {
+    fn run_scalar(self) {
         let rows = self.matrix.rows().max(1);
         for (token, out) in self.out.chunks_exact_mut(rows).enumerate() {
             for (row, out) in out.iter_mut().enumerate() {
@@ -144,7 +144,7 @@ impl Operation for IntegerGemm<'_> {
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, simd: S) {
+    fn run_simd<S: Simd>(self, simd: S) {
         let (rows, blocks) = (self.matrix.rows(), self.matrix.blocks());
         match self.matrix.data() {
             MatrixData::Q8_0 { quants, scales } => {
@@ -174,15 +174,15 @@ impl Operation for IntegerGemm<'_> {
                     panel.fill_scales(simd, part, scales);
                 });
             }
-            _ => unreachable!("only quantised weights are multiplied in whole numbers"),
+            _ => unreachable!("integer arithmetic needs quantised weights"),
         }
     }
 }
 
 impl IntegerGemm<'_> {
-    /// Multiplies panel after panel, which `fill` fills with the rows that it is asked for.
+    /// Multiplies panel by panel; `fill` fills a panel with a range of rows.
     #[inline(always)]
-    fn multiply<S: Simd, N: Numbers>(self, simd: S, fill: impl Fn(&mut Panel, Range<usize>)) {
+    fn multiply<S: Simd, N: PanelFormat>(self, simd: S, fill: impl Fn(&mut Panel, Range<usize>)) {
         let Self { matrix, x, out } = self;
         let (rows, blocks) = (matrix.rows(), matrix.blocks());
         let mut panel = Panel {
@@ -202,7 +202,7 @@ impl IntegerGemm<'_> {
                 }
                 multiply_tile::<S, N>(simd, &panel, &tile[..tokens.len()], &mut sums);
                 for token in tokens.clone() {
-                    let products = halved(simd, &sums, token - first_token);
+                    let products = tree_sum(simd, &sums, token - first_token);
                     let out = &mut out[token * rows..][part.clone()];
                     out.copy_from_slice(&products[..part.len()]);
                 }
@@ -212,8 +212,8 @@ impl IntegerGemm<'_> {
 }
 
 impl Panel {
-    /// Lays out the rows `part` of `quants`, whose rows are as long as each other, with the bits of `flip`
-    /// flipped in every byte; what lacks of sixteen rows holds anything, for products nobody reads.
+    /// Interleaves the rows `part` of `quants`, with every byte XORed with `flip`. Missing rows repeat the last one; their
+    /// products are discarded.
     #[inline(always)]
     fn fill<S: Simd>(&mut self, simd: S, part: Range<usize>, quants: &[u8], flip: u8) {
         const FOUR: usize = ROWS / WORD;
@@ -235,7 +235,7 @@ impl Panel {
         }
     }
 
-    /// Widens the scales of the rows `part`, one a block.
+    /// Widens the block scales of the rows `part`.
     #[inline(always)]
     fn fill_scales<S: Simd>(&mut self, simd: S, part: Range<usize>, scales: &[f16]) {
         let blocks = self.scales.len();
@@ -251,7 +251,7 @@ impl Panel {
         }
     }
 
-    /// Widens the scales and minima of the row that lane `lane` is.
+    /// Widens the scales and minima of the row in lane `lane`.
     #[inline(always)]
     fn fill_q4_k<S: Simd>(&mut self, simd: S, lane: usize, scales: KScales<'_>) {
         let spans = self
@@ -272,9 +272,9 @@ impl Panel {
         }
     }
 
-    /// The scales and, where there are any, the minima of block `block`.
+    /// Loads the scales and, if the format has them, the minima of block `block`.
     #[inline(always)]
-    fn scales<S: Simd, N: Numbers>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
+    fn scales<S: Simd, N: PanelFormat>(&self, simd: S, block: usize) -> [S::Lanes; 2] {
         let scales = simd.load_lanes(&self.scales[block]);
         match N::HAS_MINIMA {
             true => [scales, simd.load_lanes(&self.minima[block])],
@@ -283,9 +283,9 @@ impl Panel {
     }
 }
 
-/// The running sums of all rows and the tokens of a tile.
+/// Computes the partial sums of a tile.
 #[inline(always)]
-fn multiply_tile<S: Simd, N: Numbers>(
+fn multiply_tile<S: Simd, N: PanelFormat>(
     simd: S,
     panel: &Panel,
     tile: &[&[ActivationSpan]],
@@ -299,9 +299,9 @@ fn multiply_tile<S: Simd, N: Numbers>(
     }
 }
 
-/// The running sums of all rows and `T` tokens, of which the first is number `first` of its tile.
+/// Computes the partial sums of `T` tokens from token `first` of a tile.
 #[inline(always)]
-fn multiply<S: Simd, N: Numbers, const T: usize>(
+fn multiply<S: Simd, N: PanelFormat, const T: usize>(
     simd: S,
     panel: &Panel,
     x: &[&[ActivationSpan]; T],
@@ -322,7 +322,7 @@ fn multiply<S: Simd, N: Numbers, const T: usize>(
         }
         for (block, lines) in blocks.chunks_exact(N::LINES).enumerate() {
             let scales = panel.scales::<S, N>(simd, span * SPAN + block);
-            // All tokens take the block from registers.
+            // The block stays in registers for all tokens.
             let words = N::words(simd, lines);
             let sums = &mut sums.0[block][first..first + T];
             for token in 0..T {
@@ -335,11 +335,11 @@ fn multiply<S: Simd, N: Numbers, const T: usize>(
     }
 }
 
-/// `sum` and the products of a block of all rows with block `block` of `x`; they start with `bias`.
+/// `sum` plus the scaled dot products of a block of all rows with block `block` of `x`; the integer sums start at `bias`.
 #[inline(always)]
-fn add_block<S: Simd, N: Numbers>(
+fn add_block<S: Simd, N: PanelFormat>(
     simd: S,
-    panel: &[S::Whole; BLOCK / WORD],
+    panel: &[S::Integers; BLOCK / WORD],
     [scales, minima]: [S::Lanes; 2],
     x: &ActivationSpan,
     block: usize,
@@ -347,12 +347,12 @@ fn add_block<S: Simd, N: Numbers>(
     sum: S::Lanes,
 ) -> S::Lanes {
     let words = &x.quants.as_chunks::<WORD>().0[block * (BLOCK / WORD)..][..BLOCK / WORD];
-    let mut products = simd.splat_whole(bias);
+    let mut products = simd.splat_i32(bias);
     for (panel, word) in panel.iter().zip(words) {
         let word = i32::from_le_bytes(word.map(|quant| quant as u8));
-        products = N::dot(simd, products, *panel, simd.splat_whole(word));
+        products = N::dot(simd, products, *panel, simd.splat_i32(word));
     }
-    let products = simd.lanes_of(products);
+    let products = simd.to_f32_lanes(products);
     let x_scale = simd.splat_lanes(x.scales[block]);
     if N::HAS_MINIMA {
         let minima = simd.multiply_lanes(minima, simd.splat_lanes(x.sums[block] as f32));
@@ -362,9 +362,9 @@ fn add_block<S: Simd, N: Numbers>(
     simd.multiply_add_lanes(products, simd.multiply_lanes(scales, x_scale), sum)
 }
 
-/// The sums of token `token`, added up by halving.
+/// Tree sums of token `token`.
 #[inline(always)]
-fn halved<S: Simd>(simd: S, sums: &Sums, token: usize) -> [f32; ROWS] {
+fn tree_sum<S: Simd>(simd: S, sums: &Sums, token: usize) -> [f32; ROWS] {
     let mut lanes = [simd.splat_lanes(0.0); SPAN];
     for (lanes, sums) in lanes.iter_mut().zip(&sums.0) {
         *lanes = simd.load_lanes(&sums[token]);

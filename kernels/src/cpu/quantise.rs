@@ -1,11 +1,11 @@
-//! Rounding vectors to bytes.
+//! Quantisation of vectors to int8.
 
 use super::{Operation, SPAN_COLUMNS, Simd, padded};
 use crate::QuantisedActivations;
 use crate::activations::ActivationSpan;
 use powerinfer_tensor::BLOCK;
 
-/// `out` = the vectors of `columns` numbers that `x` holds, rounded.
+/// `out` = the vectors of `columns` elements in `x`, quantised to int8.
 pub(crate) struct Quantise<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) columns: usize,
@@ -13,11 +13,11 @@ pub(crate) struct Quantise<'a> {
 }
 
 impl Quantise<'_> {
-    /// The same code for all: what differs is how the compiler vectorises it.
+    /// The same code for every instruction set; the compiler vectorises it.
     #[inline(always)]
-    fn round(self) {
+    fn quantise(self) {
         let Self { x, columns, out } = self;
-        // Without columns there is nothing that could say how many vectors there are.
+        // Without columns the number of vectors is undefined; it counts as one.
         (out.tokens, out.columns) = (x.len().checked_div(columns).unwrap_or(1), columns);
         let spans = columns.div_ceil(SPAN_COLUMNS);
         out.spans.clear();
@@ -40,12 +40,12 @@ impl Quantise<'_> {
 impl Operation for Quantise<'_> {
     type Output = ();
 
-    fn specify(self) {
-        self.round();
+    fn run_scalar(self) {
+        self.quantise();
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, _simd: S) {
-        self.round();
+    fn run_simd<S: Simd>(self, _simd: S) {
+        self.quantise();
     }
 }

@@ -1,4 +1,4 @@
-//! The formats as rows of blocks: what a kernel needs to know of a format.
+//! Weight formats as rows of blocks: the traits through which kernels read them.
 
 use std::ops::Range;
 
@@ -7,16 +7,16 @@ use half::{bf16, f16};
 use super::{KScales, SPAN, Simd, padded};
 use powerinfer_tensor::{BLOCK, SUPER_BLOCK};
 
-/// The rows of a matrix.
+/// A matrix as a sequence of rows.
 pub(super) trait Weights: Copy {
-    /// One row, or a part of one.
+    /// A row, or a range of its columns.
     type Row: Row;
 
-    /// The columns `columns` of row `index`; the range starts at a multiple of 32.
+    /// Columns `columns` of row `index`; the range starts at a multiple of 32.
     fn row(self, index: usize, columns: Range<usize>) -> Self::Row;
 }
 
-/// What makes weights of the numbers of a span's blocks.
+/// Scales and minima of the blocks of a span: a weight is `quant * scale - minimum`.
 #[derive(Clone, Copy)]
 pub(super) struct Scales {
     pub(super) scales: [f32; SPAN],
@@ -24,26 +24,25 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// None.
+    /// Scales of 1 and minima of 0.
     pub(super) const ONES: Self = Self {
         scales: [1.0; SPAN],
         minima: [0.0; SPAN],
     };
 }
 
-/// A part of a row: whole blocks, then perhaps a shorter one, the rest.
+/// Consecutive columns of a row: whole blocks, then possibly a partial one.
 pub(super) trait Row: Copy {
     /// The blocks `first..first + count`, all of them whole.
     fn span(self, first: usize, count: usize) -> Self;
 
-    /// Asks for its memory.
+    /// Prefetches the columns.
     fn prefetch<S: Simd>(self, simd: S);
 
-    /// Widens the scales of the first blocks, at most [`SPAN`] of them; nothing where a
-    /// format has none.
+    /// Widens the scales of the first blocks, at most [`SPAN`]; float formats have none.
     fn scales<S: Simd>(self, simd: S, out: &mut Scales);
 
-    /// Adds the products with `x` to `sums`, block by block of a span that has these `scales`.
+    /// `sums += weights * x`, block by block of a span with these `scales`.
     #[inline(always)]
     fn multiply_add<S: Simd>(
         self,
@@ -58,89 +57,88 @@ pub(super) trait Row: Copy {
         sums
     }
 
-    /// The weights of whole block `block`, whose span has these `scales`.
+    /// Weights of whole block `block` of a span with these `scales`.
     fn weights<S: Simd>(self, simd: S, block: usize, scales: &Scales) -> S::Block;
 
-    /// The weights that follow the first `whole` blocks: a last block, padded with zeros or finite
-    /// numbers.
+    /// Weights of the partial block after the first `whole` blocks, padded with finite values.
     fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block;
 }
 
-/// A part of a row of four-bit numbers that are multiplied by scales.
+/// A row of nibbles with scales.
 pub(super) trait NibbleRow: Row {
     /// Whether blocks have minima.
     const HAS_MINIMA: bool;
-    /// What numbers are larger than they count.
+    /// Bias of the nibbles.
     const BIAS: i32;
 
-    /// The numbers of all blocks.
+    /// Bytes of all blocks.
     fn bytes<'r>(self) -> &'r [u8]
     where
         Self: 'r;
 
-    /// The scales and the minima, if it has any, of span `span`, of which the last may be short.
+    /// Scales and minima, if the format has any, of span `span`; the last span may be short.
     fn span_scales<S: Simd>(self, simd: S, span: usize) -> [S::Lanes; 2];
 
-    /// Asks for the memory of its scales.
+    /// Prefetches the scales.
     fn prefetch_scales<S: Simd>(self, simd: S);
 }
 
-/// A number that stands for itself.
-pub(super) trait Plain: Copy + Default {
-    /// Reads 32 of them.
+/// Element of a float format.
+pub(super) trait Float: Copy + Default {
+    /// Loads and widens 32 elements.
     fn load<S: Simd>(simd: S, values: &[Self; BLOCK]) -> S::Block;
 }
 
-impl Plain for f32 {
+impl Float for f32 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[f32; BLOCK]) -> S::Block {
         simd.load(values)
     }
 }
 
-impl Plain for f16 {
+impl Float for f16 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[f16; BLOCK]) -> S::Block {
         simd.load_f16(values)
     }
 }
 
-impl Plain for bf16 {
+impl Float for bf16 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, values: &[bf16; BLOCK]) -> S::Block {
         simd.load_bf16(values)
     }
 }
 
-/// `[rows, columns]` plain numbers.
+/// `[rows, columns]` elements of a float format.
 #[derive(Clone, Copy)]
-pub(super) struct PlainWeights<'a, T> {
+pub(super) struct FloatWeights<'a, T> {
     pub(super) values: &'a [T],
     pub(super) columns: usize,
 }
 
-/// Whole blocks of plain numbers, and what is left of the row.
+/// Whole blocks of a row, and its partial last block.
 #[derive(Clone, Copy)]
-pub(super) struct PlainRow<'a, T> {
+pub(super) struct FloatRow<'a, T> {
     blocks: &'a [[T; BLOCK]],
     rest: &'a [T],
 }
 
-impl<'a, T: Plain> Weights for PlainWeights<'a, T> {
-    type Row = PlainRow<'a, T>;
+impl<'a, T: Float> Weights for FloatWeights<'a, T> {
+    type Row = FloatRow<'a, T>;
 
     #[inline(always)]
-    fn row(self, index: usize, columns: Range<usize>) -> PlainRow<'a, T> {
+    fn row(self, index: usize, columns: Range<usize>) -> FloatRow<'a, T> {
         let row = &self.values[index * self.columns..][..self.columns];
         let (blocks, rest) = row[columns].as_chunks();
-        PlainRow { blocks, rest }
+        FloatRow { blocks, rest }
     }
 }
 
-impl<T: Plain> Row for PlainRow<'_, T> {
+impl<T: Float> Row for FloatRow<'_, T> {
     #[inline(always)]
     fn span(self, first: usize, count: usize) -> Self {
-        PlainRow {
+        FloatRow {
             blocks: &self.blocks[first..first + count],
             rest: &[],
         }
@@ -162,7 +160,7 @@ impl<T: Plain> Row for PlainRow<'_, T> {
         _: &Scales,
         mut sums: S::Block,
     ) -> S::Block {
-        // Side by side, so that no place has to be checked.
+        // Zipped, so that bounds checks are eliminated.
         for (block, x) in self.blocks.iter().zip(x) {
             sums = simd.multiply_add(T::load(simd, block), simd.load(x), sums);
         }
@@ -180,9 +178,9 @@ impl<T: Plain> Row for PlainRow<'_, T> {
     }
 }
 
-/// A block of 32 numbers that share a scale.
+/// A block of 32 quants that share a scale.
 pub(super) trait Quants {
-    /// Reads the numbers times `scale`.
+    /// Loads and dequantises the block.
     fn weights<S: Simd>(&self, simd: S, scale: f32) -> S::Block;
 }
 
@@ -200,7 +198,7 @@ impl Quants for [u8; BLOCK / 2] {
     }
 }
 
-/// Two planes: `[rows, blocks]` quants and as many scales; also one row of them.
+/// The planes of a format with one scale per block, `[rows, blocks]` each; also a row of them.
 pub(super) struct Quantised<'a, Q> {
     quants: &'a [Q],
     scales: &'a [f16],
@@ -327,7 +325,7 @@ impl<'a> KWeights<'a> {
         }
     }
 
-    /// Row `index`, all of its blocks.
+    /// All blocks of row `index`.
     #[inline(always)]
     pub(super) fn whole_row(self, index: usize) -> KRow<'a> {
         let super_blocks = self.blocks.div_ceil(SUPER_BLOCK);
@@ -342,7 +340,7 @@ impl<'a> KWeights<'a> {
     }
 }
 
-/// Some blocks of a row.
+/// Consecutive blocks of a row.
 #[derive(Clone, Copy)]
 pub(super) struct KRow<'a> {
     pub(super) quants: &'a [[u8; BLOCK / 2]],
@@ -393,7 +391,7 @@ impl Row for KRow<'_> {
 
     #[inline(always)]
     fn rest<S: Simd>(self, simd: S, whole: usize) -> S::Block {
-        let [scale, minimum] = self.scales.one(whole);
+        let [scale, minimum] = self.scales.get(whole);
         simd.load_q4_k(&self.quants[whole], scale, minimum)
     }
 }
@@ -429,15 +427,15 @@ macro_rules! with_weights {
         let columns = $matrix.columns();
         match $matrix.data() {
             powerinfer_tensor::MatrixData::F32(values) => {
-                let $weights = $crate::cpu::rows::PlainWeights { values, columns };
+                let $weights = $crate::cpu::rows::FloatWeights { values, columns };
                 $body
             }
             powerinfer_tensor::MatrixData::F16(values) => {
-                let $weights = $crate::cpu::rows::PlainWeights { values, columns };
+                let $weights = $crate::cpu::rows::FloatWeights { values, columns };
                 $body
             }
             powerinfer_tensor::MatrixData::Bf16(values) => {
-                let $weights = $crate::cpu::rows::PlainWeights { values, columns };
+                let $weights = $crate::cpu::rows::FloatWeights { values, columns };
                 $body
             }
             powerinfer_tensor::MatrixData::Q8_0 { quants, scales } => {

@@ -1,14 +1,14 @@
-//! The specification: what every kernel computes, element by element and in this order.
+//! The specification: what every kernel computes, element by element, in this order of operations.
 
 use std::ops::Range;
 
 use super::SPAN;
-use crate::activations::{ActivationSpan, round, rounding};
+use crate::activations::{ActivationSpan, int8_scale, to_int8};
 use powerinfer_tensor::BLOCK;
 use powerinfer_tensor::Matrix;
 
-/// `row · x`: 32 running sums of fused multiply-adds, one per column of a block, over the blocks
-/// in order; the last block is padded with zeros; then the halving sum of the 32.
+/// `row · x`: 32 partial sums, one per column of a block, each a chain of fused multiply-adds over the blocks in order;
+/// the last block is padded with zeros; then the [tree sum](sum) of the 32.
 pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
     let mut sums = [0.0; BLOCK];
     for (block, x) in x.chunks(BLOCK).enumerate() {
@@ -18,12 +18,12 @@ pub(super) fn dot_row(matrix: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
     sum(sums)
 }
 
-/// `row · x` for a rounded `x`: per block the whole number `Σ quant * quant`, then 16 running sums of
-/// fused multiply-adds of that and the product of both scales, one sum per block of a span, over
-/// the spans in order; then the halving sum of the 16.
+/// `row · x` for a quantised `x`: the integer `Σ quant * quant` per block, then 16 partial sums, one per block of a span,
+/// each a chain of fused multiply-adds of the integer and the product of both scales over the spans in order; then the
+/// tree sum of the 16.
 ///
-/// With minima, what is added to a block's sum is the scale of `x` times `Σ quant * quant · scale -
-/// minimum · Σ quant of x`, where the second product is rounded, then the difference.
+/// With minima, the term of a block is the scale of `x` times `Σ quant * quant · scale - minimum · Σ quant of x`, where the
+/// second product is rounded, then the difference.
 pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSpan]) -> f32 {
     let mut sums = [0.0f32; SPAN];
     for block in 0..matrix.blocks() {
@@ -31,11 +31,11 @@ pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSp
         let weights = matrix.block(row, block);
         let x = &span.quants[lane * BLOCK..][..BLOCK];
         let terms = weights
-            .numbers
+            .unscaled
             .iter()
             .zip(x)
             .map(|(q, x)| *q as i32 * i32::from(*x));
-        // At most 32 * 128 * 127, which a float holds exactly.
+        // At most 32 * 128 * 127: exact in f32.
         let product = terms.sum::<i32>() as f32;
         let (scale, x_scale) = (weights.scale, span.scales[lane]);
         sums[lane] = if matrix.format().has_minima() {
@@ -47,15 +47,14 @@ pub(super) fn integer_dot_row(matrix: &Matrix<'_>, row: usize, x: &[ActivationSp
             product.mul_add(scale * x_scale, sums[lane])
         };
     }
-    halved(&mut sums)
+    tree_sum(&mut sums)
 }
 
-/// Adds `Σ_i coefficients[i] * matrix[rows[i], first_block * 32 + c]` to `out[c]` for rows of one group.
+/// `out[c] += Σ_i coefficients[i] * matrix[rows[i], first_block * 32 + c]` for the rows of one group, in integers.
 ///
-/// In every block of columns, a row's factor, its coefficient times the block's scale, is rounded to a
-/// byte of the largest one among the rows; products with the numbers are added up whole; one fused
-/// multiply-add with what a whole factor stands for; and then minima times coefficients are taken off,
-/// added up row after row with fused multiply-adds.
+/// In every block of columns, the factor of a row, its coefficient times the block's scale, is quantised to int8 relative
+/// to the largest one among the rows. Products with the quants are summed as integers, then scaled by one fused
+/// multiply-add. With minima, their sum weighted by the coefficients, a chain of fused multiply-adds, is subtracted.
 pub(super) fn integer_axpy(
     matrix: &Matrix<'_>,
     rows: &[u32],
@@ -68,17 +67,17 @@ pub(super) fn integer_axpy(
         let terms = || rows.iter().map(block).zip(coefficients);
         let magnitude = |factor: f32| factor.to_bits() & 0x7fff_ffff;
         let largest = terms().map(|(block, x)| magnitude(x * block.scale)).max();
-        let (scale, inverse) = rounding(largest.unwrap_or(0));
+        let (scale, inverse) = int8_scale(largest.unwrap_or(0));
         let (mut sums, mut minimum) = ([0; BLOCK], 0.0f32);
         for (block, x) in terms() {
-            let factor = i32::from(round(x * block.scale, inverse));
-            for (sum, number) in sums.iter_mut().zip(block.numbers) {
+            let factor = i32::from(to_int8(x * block.scale, inverse));
+            for (sum, number) in sums.iter_mut().zip(block.unscaled) {
                 *sum += number as i32 * factor;
             }
             minimum = x.mul_add(block.minimum, minimum);
         }
         for (out, sum) in out.iter_mut().zip(sums) {
-            // At most 128 * 128 * 127, which a float holds exactly.
+            // At most 128 * 128 * 127: exact in f32.
             *out = scale.mul_add(sum as f32, *out);
             if matrix.format().has_minima() {
                 *out -= minimum;
@@ -120,7 +119,7 @@ pub(super) fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// One block of the running sums. What `x` lacks of a block is zero.
+/// One fused multiply-add per partial sum; `x` is padded with zeros to a block.
 fn multiply_add(sums: &mut [f32; BLOCK], weights: &[f32; BLOCK], x: &[f32]) {
     let mut padded = [0.0; BLOCK];
     padded[..x.len()].copy_from_slice(x);
@@ -129,12 +128,12 @@ fn multiply_add(sums: &mut [f32; BLOCK], weights: &[f32; BLOCK], x: &[f32]) {
     }
 }
 
-/// Adds the upper half to the lower half until one number is left.
+/// Tree sum: adds the upper half to the lower half until one value is left.
 pub(super) fn sum(mut sums: [f32; BLOCK]) -> f32 {
-    halved(&mut sums)
+    tree_sum(&mut sums)
 }
 
-fn halved(sums: &mut [f32]) -> f32 {
+fn tree_sum(sums: &mut [f32]) -> f32 {
     let mut half = sums.len() / 2;
     while half > 0 {
         for index in 0..half {

@@ -1,17 +1,17 @@
-//! A sum of words: hardly more than reading them, so that it tells how fast they can be read.
+//! A sum of words, bounded by read bandwidth: used to measure it.
 
 use super::{Operation, Simd};
 
-/// Words that are added side by side: eight registers of the widest instruction set.
+/// Words that are added in parallel: eight registers of the widest instruction set.
 const LANES: usize = 64;
 
-/// The sum of all words, wrapping.
-pub(crate) struct Sum<'a> {
+/// Wrapping sum of all words.
+pub(crate) struct SumWords<'a> {
     pub(crate) words: &'a [u64],
 }
 
-impl Sum<'_> {
-    /// The same code for all: the compiler makes vectors of it.
+impl SumWords<'_> {
+    /// The same code for every instruction set; the compiler vectorises it.
     #[inline(always)]
     fn add(self) -> u64 {
         let (blocks, rest) = self.words.as_chunks::<LANES>();
@@ -26,15 +26,15 @@ impl Sum<'_> {
     }
 }
 
-impl Operation for Sum<'_> {
+impl Operation for SumWords<'_> {
     type Output = u64;
 
-    fn specify(self) -> u64 {
+    fn run_scalar(self) -> u64 {
         self.add()
     }
 
     #[inline(always)]
-    fn translate<S: Simd>(self, _simd: S) -> u64 {
+    fn run_simd<S: Simd>(self, _simd: S) -> u64 {
         self.add()
     }
 }

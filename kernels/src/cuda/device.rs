@@ -39,6 +39,10 @@ pub struct Launch<'a> {
 /// # Errors
 ///
 /// Every method that returns a [`DeviceError`] does so if the device or its driver fails, or has failed before.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the trait states the errors of all methods"
+)]
 pub trait Device: fmt::Debug + Send + Sync {
     /// Properties of the device.
     fn info(&self) -> &DeviceInfo;

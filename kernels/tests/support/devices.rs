@@ -1,12 +1,11 @@
-//! The device that kernels are tested on.
+//! Devices of the tests of CUDA kernels.
 
 use std::sync::Arc;
 
 use powerinfer_emulator::{Order, test_device};
 use powerinfer_kernels::cuda::Device;
 
-/// Runs a test on the emulator, or on the card; what it returns has to be the same bits for all orders of
-/// the emulator's threads, and each time on a card.
+/// Runs a test on the emulator in every sample order, or several times on a GPU; its result must have the same bits each time.
 #[track_caller]
 pub(crate) fn on_every_device(test: impl Fn(&Arc<dyn Device>) -> Vec<f32>) {
     let mut first: Option<Vec<u32>> = None;
@@ -25,7 +24,7 @@ pub(crate) fn on_every_device(test: impl Fn(&Arc<dyn Device>) -> Vec<f32>) {
     }
 }
 
-/// Numbers as large as expected, up to `tolerance` of the largest.
+/// Asserts that every value is within `tolerance` of the expected one, relative to the largest magnitude, or 1.
 #[track_caller]
 pub(crate) fn assert_near(found: &[f32], want: &[f32], tolerance: f32, context: &str) {
     assert_eq!(found.len(), want.len(), "{context}");
@@ -35,7 +34,7 @@ pub(crate) fn assert_near(found: &[f32], want: &[f32], tolerance: f32, context: 
     for (index, (found, want)) in found.iter().zip(want).enumerate() {
         assert!(
             (found - want).abs() <= tolerance * largest,
-            "{context}: number {index} is {found}, expected {want}"
+            "{context}: element {index} is {found}, expected {want}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Matrices for tests, and what results are compared with.
+//! Random matrices, and comparisons of results.
 
 use powerinfer_kernels::Isa;
 use powerinfer_tensor::{Format, OwnedMatrix, pack};
@@ -11,21 +11,21 @@ pub(crate) fn matrix(format: Format, rows: usize, columns: usize) -> OwnedMatrix
     pack(format, rows, columns, &noise(seed, rows * columns))
 }
 
-/// The instruction sets that this processor has, without the scalar code.
-pub(crate) fn translations() -> Vec<Isa> {
+/// The instruction sets of this processor, without the scalar code.
+pub(crate) fn simd_sets() -> Vec<Isa> {
     let mut available = Isa::available();
     available.retain(|isa| *isa != Isa::SCALAR);
     available
 }
 
-/// Same bits, except that all NaNs are one.
+/// Asserts equal bits; all NaNs are equal.
 #[track_caller]
 pub(crate) fn assert_same(found: &[f32], expected: &[f32], context: &str) {
     assert_eq!(found.len(), expected.len(), "{context}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert!(
             found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()),
-            "{context}: entry {index} is {found}, expected {expected}"
+            "{context}: element {index} is {found}, expected {expected}"
         );
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers for tests that need some, whichever.
+//! Pseudo-random values.
 
-/// Numbers between -1 and 1, the same for the same seed.
+/// Values between -1 and 1, determined by the seed.
 pub(crate) fn noise(seed: u64, length: usize) -> Vec<f32> {
     let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let next = || {

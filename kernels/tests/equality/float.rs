@@ -1,27 +1,14 @@
-//! Every instruction set gives the bits of the scalar specification, and every kernel the bits of
-//! the others; the specification itself is close to arithmetic in `f64`.
+//! Float arithmetic.
 
-#[path = "support/matrices.rs"]
-mod matrices;
-#[path = "support/noise.rs"]
-mod noise;
-
-use matrices::{assert_same, matrix, translations};
-use noise::noise;
-use powerinfer_kernels::{Isa, QuantisedActivations};
-use powerinfer_tensor::{Format, OwnedMatrix, SignMatrix, pack, pack_signs};
+use powerinfer_kernels::Isa;
+use powerinfer_tensor::{Format, OwnedMatrix, pack};
 use proptest::prelude::*;
 
-/// Lengths around every block, register and span boundary.
-fn lengths() -> impl Iterator<Item = usize> {
-    (0..=100).chain([127, 128, 172, 257, 511, 512, 513, 544, 1000, 1056])
-}
-
-fn gemv(isa: Isa, matrix: &OwnedMatrix, x: &[f32]) -> Vec<f32> {
-    let mut out = vec![f32::NAN; matrix.as_view().rows()];
-    isa.gemv(&matrix.as_view(), x, &mut out);
-    out
-}
+use crate::{
+    gemv, lengths,
+    matrices::{assert_same, matrix, simd_sets},
+    noise::noise,
+};
 
 fn gemv_rows(isa: Isa, matrix: &OwnedMatrix, rows: &[u32], x: &[f32]) -> Vec<f32> {
     let mut out = vec![f32::NAN; rows.len()];
@@ -70,7 +57,7 @@ fn the_specification_is_close_to_f64_of_the_dequantised_weights() {
                 let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, magnitude), term| {
                     (sum + term, magnitude + term.abs())
                 });
-                // A chain of at most 33 blocks and 5 halvings, half an ULP each.
+                // At most 33 fused multiply-adds and 5 additions, half an ULP each.
                 let bound = magnitude * 38.0 * f64::from(f32::EPSILON) / 2.0;
                 assert!(
                     (f64::from(found) - sum).abs() <= bound,
@@ -103,7 +90,7 @@ fn gemv_has_the_bits_of_scalar_for_all_lengths_and_odd_row_counts() {
             for rows in [0, 1, 2, 3, 4, 5, 9] {
                 let matrix = matrix(format, rows, columns);
                 let expected = gemv(Isa::SCALAR, &matrix, &x);
-                for isa in translations() {
+                for isa in simd_sets() {
                     assert_same(
                         &gemv(isa, &matrix, &x),
                         &expected,
@@ -195,7 +182,7 @@ fn gemm_has_the_bits_of_gemv() {
 }
 
 #[test]
-fn quantised_products_have_the_bits_of_their_dequantised_weights() {
+fn quantised_weights_give_the_bits_of_their_dequantised_values() {
     for format in Format::ALL {
         let packed = matrix(format, 6, 257);
         let mut values = vec![0.0; 6 * 257];
@@ -229,7 +216,7 @@ fn axpy_rows_has_the_bits_of_scalar_for_all_lengths_and_row_counts() {
             ] {
                 let coefficients = noise(8, rows.len());
                 let expected = axpy_rows(Isa::SCALAR, &matrix, rows, &coefficients, &start);
-                for isa in translations() {
+                for isa in simd_sets() {
                     assert_same(
                         &axpy_rows(isa, &matrix, rows, &coefficients, &start),
                         &expected,
@@ -274,7 +261,7 @@ fn a_split_of_the_columns_does_not_change_a_column() {
 }
 
 #[test]
-fn a_zero_coefficient_is_as_good_as_a_row_left_out() {
+fn omitting_a_row_equals_a_zero_coefficient() {
     for format in Format::ALL {
         let matrix = matrix(format, 12, 172);
         let all: Vec<u32> = (0..12).collect();
@@ -296,7 +283,7 @@ fn a_zero_coefficient_is_as_good_as_a_row_left_out() {
 }
 
 #[test]
-fn nan_and_infinity_come_out_where_scalar_lets_them_out() {
+fn nan_and_infinity_propagate_as_in_scalar_code() {
     for format in Format::ALL {
         for special in [
             f32::NAN,
@@ -317,7 +304,7 @@ fn nan_and_infinity_come_out_where_scalar_lets_them_out() {
                 let product = gemv(Isa::SCALAR, &matrix, &x);
                 let sum = axpy_rows(Isa::SCALAR, &matrix, &rows, &coefficients, &finite);
                 assert_eq!(product.iter().all(|y| y.is_finite()), special.is_finite());
-                for isa in translations() {
+                for isa in simd_sets() {
                     assert_same(&gemv(isa, &matrix, &x), &product, &context);
                     assert_same(
                         &gemm(isa, &matrix, &[&x[..], &finite].concat(), 2)[..1],
@@ -336,7 +323,7 @@ fn nan_and_infinity_come_out_where_scalar_lets_them_out() {
 }
 
 #[test]
-fn nan_and_infinity_in_weights_spoil_their_own_row_only() {
+fn nan_and_infinity_in_weights_affect_only_their_row() {
     for format in [Format::F32, Format::F16, Format::Bf16] {
         for special in [f32::NAN, f32::INFINITY] {
             let mut values = noise(16, 3 * 45);
@@ -354,12 +341,12 @@ fn nan_and_infinity_in_weights_spoil_their_own_row_only() {
 }
 
 #[test]
-fn vectors_off_by_one_element_give_the_same_bits() {
+fn unaligned_vectors_give_the_same_bits() {
     for format in Format::ALL {
         let matrix = matrix(format, 6, 172);
         let x = noise(18, 173);
         let expected = gemv(Isa::SCALAR, &matrix, &x[1..]);
-        for isa in translations() {
+        for isa in simd_sets() {
             assert_same(
                 &gemv(isa, &matrix, &x[1..]),
                 &expected,
@@ -370,7 +357,7 @@ fn vectors_off_by_one_element_give_the_same_bits() {
 }
 
 #[test]
-fn plain_vectors_have_the_bits_of_a_matrix_of_one_row() {
+fn dot_and_axpy_have_the_bits_of_a_matrix_with_one_row() {
     for length in lengths() {
         let (a, b) = (noise(19, length), noise(20, length));
         let row = pack(Format::F32, 1, length, &a);
@@ -386,14 +373,14 @@ fn plain_vectors_have_the_bits_of_a_matrix_of_one_row() {
 
 #[test]
 #[should_panic(expected = "row 3 of a matrix of 3")]
-fn a_row_that_does_not_exist_is_refused() {
+fn a_row_that_does_not_exist_panics() {
     let isa = Isa::detect().expect("no override in tests");
     gemv_rows(isa, &matrix(Format::Q8_0, 3, 64), &[0, 3], &[0.0; 64]);
 }
 
 #[test]
 #[should_panic(expected = "columns start with a block")]
-fn columns_that_start_inside_a_block_are_refused() {
+fn columns_that_start_inside_a_block_panic() {
     let matrix = matrix(Format::Q8_0, 3, 64);
     Isa::SCALAR.axpy_rows(&matrix.as_view(), &[0], &[1.0], 16..32, &mut [0.0; 16]);
 }
@@ -406,7 +393,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_numbers_of_any_magnitude_give_the_bits_of_scalar(
+    fn any_values_give_the_bits_of_scalar(
         format in any_format(),
         rows in 1..7usize,
         columns in 1..80usize,
@@ -418,7 +405,7 @@ proptest! {
         let x = &x[..tokens * columns];
         let listed: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
         let coefficients = &values[..listed.len()];
-        for isa in translations() {
+        for isa in simd_sets() {
             let context = format!("{isa}, {format}");
             let one = &x[..columns];
             assert_same(&gemv(isa, &matrix, one), &gemv(Isa::SCALAR, &matrix, one), &context);
@@ -441,263 +428,8 @@ proptest! {
     }
 }
 
-proptest! {
-    #[test]
-    fn agreements_are_those_of_the_numbers(
-        columns in 1usize..300, rows in 0usize..9, seed in any::<u64>(),
-    ) {
-        let weights = noise(seed, rows * columns);
-        let x = noise(seed ^ 1, columns);
-        let bytes: Vec<u8> = weights
-            .chunks(columns)
-            .flat_map(pack_signs)
-            .flat_map(u64::to_le_bytes)
-            .collect();
-        let signs = SignMatrix::new(&bytes, rows, columns).unwrap();
-        prop_assert_eq!(signs.rows(), rows);
-        let expected: Vec<u32> = weights
-            .chunks(columns)
-            .map(|row| {
-                let agree = |(a, b): (&f32, &f32)| a.is_sign_negative() == b.is_sign_negative();
-                row.iter().zip(&x).filter(|pair| agree(*pair)).count() as u32
-            })
-            .collect();
-        for isa in Isa::available() {
-            let mut found = vec![u32::MAX; rows];
-            isa.sign_agreements(&signs, &pack_signs(&x), &mut found);
-            prop_assert_eq!(&found, &expected, "{}", isa);
-        }
-        prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());
-    }
-}
-
-const QUANTISED: [Format; 3] = [Format::Q8_0, Format::Q4K, Format::Q4_0];
-
-fn rounded(isa: Isa, x: &[f32], columns: usize) -> QuantisedActivations {
-    let mut activations = QuantisedActivations::default();
-    isa.quantise(x, columns, &mut activations);
-    activations
-}
-
-fn gemv_integer(isa: Isa, matrix: &OwnedMatrix, x: &QuantisedActivations) -> Vec<f32> {
-    let mut out = vec![f32::NAN; matrix.as_view().rows()];
-    isa.gemv_integer(&matrix.as_view(), x.vector(0), &mut out);
-    out
-}
-
 #[test]
-fn products_in_whole_numbers_have_the_bits_of_scalar_for_all_lengths_and_row_counts() {
-    for format in QUANTISED {
-        for columns in lengths() {
-            let x = noise(20, columns);
-            for rows in [0, 1, 2, 3, 4, 5, 9] {
-                let matrix = matrix(format, rows, columns);
-                let expected =
-                    gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, columns));
-                for isa in translations() {
-                    assert_same(
-                        &gemv_integer(isa, &matrix, &rounded(isa, &x, columns)),
-                        &expected,
-                        &format!("{isa}, {format}, {rows} x {columns}"),
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn products_in_whole_numbers_are_within_the_rounding_of_their_vector() {
-    for format in QUANTISED {
-        for columns in lengths().filter(|columns| *columns > 0) {
-            let matrix = matrix(format, 4, columns);
-            let x = noise(21, columns);
-            let exact = gemv(Isa::SCALAR, &matrix, &x);
-            let rounded = gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, columns));
-            let mut row = vec![0.0; columns];
-            for (index, (exact, rounded)) in exact.iter().zip(rounded).enumerate() {
-                matrix.as_view().dequantise_row(index, &mut row);
-                // Half a step of each number, which is a 127th of its block's largest.
-                let mut bound = 1e-5;
-                for (row, x) in row.chunks(32).zip(x.chunks(32)) {
-                    let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-                    bound += row.iter().map(|w| w.abs()).sum::<f32>() * largest / 254.0;
-                }
-                assert!(
-                    (exact - rounded).abs() <= bound,
-                    "{exact} {rounded} {bound}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn listed_rows_in_whole_numbers_have_the_bits_of_all_rows() {
-    for format in QUANTISED {
-        for columns in [1, 31, 64, 172, 257, 1056] {
-            let matrix = matrix(format, 11, columns);
-            let all: Vec<u32> = (0..11).collect();
-            for isa in Isa::available() {
-                let x = rounded(isa, &noise(22, columns), columns);
-                let expected = gemv_integer(isa, &matrix, &x);
-                for rows in [&[][..], &[10], &[7, 0, 7], &[1, 3, 4, 8, 9], &all] {
-                    let expected: Vec<f32> =
-                        rows.iter().map(|row| expected[*row as usize]).collect();
-                    let mut out = vec![f32::NAN; rows.len()];
-                    isa.gemv_rows_integer(&matrix.as_view(), rows, x.vector(0), &mut out);
-                    assert_same(
-                        &out,
-                        &expected,
-                        &format!("{isa}, {format}, {columns} columns"),
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn extreme_quants_and_activations_do_not_overflow() {
-    // The far ends of both ranges, which packing never makes together.
-    let columns = 1024;
-    let x: Vec<f32> = (0..columns)
-        .map(|i| if i % 3 == 0 { -1.0 } else { 1.0 })
-        .collect();
-    let bytes: Vec<i8> = (0..2 * columns)
-        .map(|i| if i % 5 < 2 { 127 } else { -128 })
-        .collect();
-    let scales = vec![powerinfer_tensor::f16::ONE; 2 * columns / 32];
-    let data = powerinfer_tensor::MatrixData::Q8_0 {
-        quants: &bytes,
-        scales: &scales,
-    };
-    let matrix = powerinfer_tensor::Matrix::new(2, columns, data).unwrap();
-    for isa in Isa::available() {
-        let mut out = [0.0; 2];
-        isa.gemv_integer(&matrix, rounded(isa, &x, columns).vector(0), &mut out);
-        for (row, out) in out.iter().enumerate() {
-            let row = &bytes[row * columns..][..columns];
-            let expected: f64 = row
-                .iter()
-                .zip(&x)
-                .map(|(w, x)| f64::from(*w) * f64::from(*x))
-                .sum();
-            assert!(
-                (f64::from(*out) - expected).abs() < 1.0,
-                "{isa}: {out} {expected}"
-            );
-        }
-    }
-}
-
-#[test]
-fn extreme_scales_and_minima_do_not_overflow() {
-    use powerinfer_tensor::{Matrix, MatrixData, f16};
-    let columns = 1024 + 40;
-    let blocks = 34;
-    for (sign, minimum) in [(1.0, 0), (-1.0, 0), (1.0, 63), (-1.0, 63), (1.0, 255)] {
-        let x: Vec<f32> = (0..columns)
-            .map(|i| if i % 7 == 0 { -sign } else { sign })
-            .collect();
-        let quants: Vec<u8> = (0..blocks * 16)
-            .map(|i| if i % 3 == 0 { 0xf0 } else { 0xff })
-            .collect();
-        let data = MatrixData::Q4K {
-            quants: &quants,
-            scales: &[[f16::from_f32(0.5), f16::MAX]; 5],
-            factors: &vec![[63, minimum]; blocks],
-        };
-        let matrix = Matrix::new(1, columns, data).unwrap();
-        let mut row = vec![0.0; columns];
-        matrix.dequantise_row(0, &mut row);
-        let terms = row
-            .iter()
-            .zip(&x)
-            .map(|(w, x)| f64::from(*w) * f64::from(*x));
-        let expected: f64 = terms.sum();
-        let magnitude: f64 = row.iter().map(|w| f64::from(w.abs())).sum();
-        let mut of_scalar = [0.0];
-        let vector = rounded(Isa::SCALAR, &x, columns);
-        Isa::SCALAR.gemv_integer(&matrix, vector.vector(0), &mut of_scalar);
-        assert!((f64::from(of_scalar[0]) - expected).abs() <= 1e-5 * magnitude);
-        for isa in translations() {
-            let mut out = [0.0];
-            isa.gemv_integer(&matrix, vector.vector(0), &mut out);
-            assert_same(&out, &of_scalar, isa.name());
-            let mut many = [0.0; 9];
-            let nine = rounded(isa, &x.repeat(9), columns);
-            isa.gemm_integer(&matrix, &nine, &mut many);
-            assert_same(&many, &[of_scalar[0]; 9], isa.name());
-        }
-    }
-}
-
-#[test]
-fn what_is_no_number_spoils_every_product_and_what_is_next_to_nothing_counts_as_nothing() {
-    for format in QUANTISED {
-        let matrix = matrix(format, 3, 100);
-        for isa in Isa::available() {
-            for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut x = noise(23, 100);
-                x[99] = special;
-                let products = gemv_integer(isa, &matrix, &rounded(isa, &x, 100));
-                assert!(
-                    products.iter().all(|y| y.is_nan()),
-                    "{isa}, {special}: {products:?}"
-                );
-            }
-            for tiny in [0.0, -0.0, f32::MIN_POSITIVE, 1e-42, -1e-31] {
-                let products = gemv_integer(isa, &matrix, &rounded(isa, &[tiny; 100], 100));
-                assert_same(&products, &[0.0; 3], &format!("{isa}, {tiny}"));
-            }
-        }
-    }
-}
-
-proptest! {
-    #[test]
-    fn rounding_has_the_bits_of_scalar(
-        x in prop::collection::vec(prop::num::f32::ANY, 1..600),
-    ) {
-        let matrix = matrix(Format::Q8_0, 2, x.len());
-        let expected = gemv_integer(Isa::SCALAR, &matrix, &rounded(Isa::SCALAR, &x, x.len()));
-        for isa in translations() {
-            assert_same(&gemv_integer(isa, &matrix, &rounded(isa, &x, x.len())), &expected, isa.name());
-        }
-    }
-}
-
-#[test]
-fn gemm_in_whole_numbers_has_the_bits_of_gemv() {
-    for format in QUANTISED {
-        for (rows, columns, tokens) in [
-            (0, 64, 3),
-            (1, 33, 2),
-            (5, 64, 7),
-            (16, 512, 8),
-            (17, 544, 9),
-            (33, 1056, 16),
-            (49, 257, 21),
-        ] {
-            let matrix = matrix(format, rows, columns);
-            let x = noise(24, columns * tokens);
-            for isa in Isa::available() {
-                let mut out = vec![f32::NAN; rows * tokens];
-                isa.gemm_integer(&matrix.as_view(), &rounded(isa, &x, columns), &mut out);
-                for (token, x) in x.chunks_exact(columns).enumerate() {
-                    let expected = gemv_integer(isa, &matrix, &rounded(isa, x, columns));
-                    let context =
-                        format!("{isa}, {format}, {rows} x {columns}, {token} of {tokens}");
-                    assert_same(&out[token * rows..][..rows], &expected, &context);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn sums_for_many_tokens_have_the_bits_of_one_at_a_time() {
+fn batched_axpy_has_the_bits_of_one_token_at_a_time() {
     for format in Format::ALL {
         for (rows, columns, tokens) in [
             (1, 1, 1),
