@@ -57,9 +57,6 @@ const HEAVY: &[&str] = &[
     "ureq",
 ];
 
-/// Commands that import another command until the planner and the sweeps are crates of their own.
-const IMPORTING: &[&str] = &["inspect", "merge", "place", "prepare", "simulate", "sweep"];
-
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let rustc = Command::new("rustc").arg("-vV").output().unwrap();
@@ -239,25 +236,18 @@ fn no_command_imports_another() {
         .map(|file| file.strip_prefix(&folder).unwrap().to_owned())
         .filter(|file| *file != Path::new("mod.rs"))
         .collect();
-    let module_of = |file: &Path| file.iter().next().unwrap().to_str().unwrap().to_owned();
-    let modules: BTreeSet<String> = files
-        .iter()
-        .map(|file| module_of(file).trim_end_matches(".rs").to_owned())
-        .collect();
-    // Commands of a command are modules next to it: `eval_text` is a part of `eval`.
-    let command_of = |module: &str| {
-        let owner = module.split('_').next().unwrap();
-        modules.get(owner).map_or(module, String::as_str).to_owned()
+    let command_of = |file: &Path| {
+        let first = file.iter().next().unwrap().to_str().unwrap();
+        first.trim_end_matches(".rs").to_owned()
     };
-    assert!(modules.contains("run") && command_of("eval_text") == "eval");
+    let commands: BTreeSet<String> = files.iter().map(|file| command_of(file)).collect();
+    assert!(commands.contains("run") && commands.contains("eval"));
     for file in &files {
-        let own = command_of(module_of(file).trim_end_matches(".rs"));
+        let own = command_of(file);
         let source = fs::read_to_string(folder.join(file)).unwrap();
         for other in named_modules(&source, file.components().count() - 1) {
             assert!(
-                !modules.contains(other)
-                    || command_of(other) == own
-                    || IMPORTING.contains(&own.as_str()),
+                other == own || !commands.contains(other),
                 "`{}` imports `commands::{other}`",
                 file.display()
             );
