@@ -169,6 +169,18 @@ fn formats_hub_and_solver_link_neither_cuda_nor_cpu_kernels() {
     }
 }
 
+#[test]
+fn profiling_needs_nothing_that_runs_bundles() {
+    let dependencies = dependencies();
+    let reached = reached(&dependencies, "powerinfer-profile");
+    assert!(reached.contains("powerinfer-gpu"));
+    for package in ["runtime", "bundle", "pool"] {
+        let package = format!("powerinfer-{package}");
+        assert!(dependencies.contains_key(&package));
+        assert!(!reached.contains(&package), "profile pulls in {package}");
+    }
+}
+
 /// All files in `folder` and in the folders below.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();

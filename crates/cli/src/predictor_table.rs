@@ -8,10 +8,9 @@ use powerinfer_artifact::{
     threshold_curve::ERRORS,
 };
 use powerinfer_kernels::Isa;
-use powerinfer_predictor::Recipe;
 use powerinfer_tensor::{Transposed, pack_signs, transpose};
 
-use crate::output::{Output, Table, percent};
+use crate::output::{Table, percent};
 
 /// Errors that the table of thresholds has a column for, as places in [`ERRORS`].
 const SHOWN: [usize; 4] = [4, 7, 10, 13];
@@ -185,65 +184,4 @@ fn median_microseconds(mut work: impl FnMut()) -> f64 {
         .collect();
     times.sort_unstable_by(f64::total_cmp);
     times[PASSES / 2]
-}
-
-/// Prints a summary of the predictors, the layers that miss the targets, and the path.
-pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
-    let layers = predictors.layers();
-    let bytes = layers.iter().map(|layer| layer.bytes).sum();
-    let (made, advice) = match recipe {
-        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
-        Recipe::Import(_) => ("imported", "profile more tokens"),
-    };
-    if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
-        output.say(format!(
-            "calibrated thresholds for {} layers, at errors of the FFN's output from {} to {}; written to `{}`",
-            layers.len(),
-            percent(ERRORS[0]),
-            percent(ERRORS[ERRORS.len() - 1]),
-            predictors.path().display()
-        ));
-        return;
-    }
-    let narrow = |layer: &&PredictorSummary| layer.rank > 0;
-    output.say(format!(
-        "{made} {} predictors, {} in all; written to `{}`",
-        layers.iter().filter(narrow).count(),
-        ByteSize(bytes),
-        predictors.path().display()
-    ));
-    let numbers_of = |layers: Vec<&PredictorSummary>| -> String {
-        let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
-        numbers.join(", ")
-    };
-    let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
-    if !without.is_empty() {
-        output.say(format!(
-            "layer(s) {} have no predictor; `place` looks for another way",
-            numbers_of(without)
-        ));
-    }
-    let Some(targets) = recipe.targets() else {
-        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
-        return;
-    };
-    let falls_short = |layer: &&PredictorSummary| {
-        let contribution = layer.contribution_recall.unwrap_or(1.0);
-        layer.rank > 0
-            && (layer.recall < targets.recall || contribution < targets.contribution_recall)
-    };
-    for layer in layers.iter().filter(falls_short) {
-        let contribution = layer
-            .contribution_recall
-            .map_or_else(String::new, |reached| {
-                format!(" ({} of what they add)", percent(reached))
-            });
-        output.say(format!(
-            "layer {} falls short: {}{contribution} of the neurons that fire are predicted on held-out tokens, {} ({}) are asked for; {advice}",
-            layer.layer,
-            percent(layer.recall),
-            percent(targets.recall),
-            percent(targets.contribution_recall),
-        ));
-    }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     output::{Output, print, print_json},
-    profile_table::{say_result, table},
+    profile_stage,
 };
 
 /// What to merge, and where to.
@@ -48,8 +48,8 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     if arguments.json {
         return print_json(&json!({ "header": merged.header(), "profile": merged.document() }));
     }
-    print(table(merged.document()))?;
-    say_result(&merged, output);
+    print(profile_stage::report(merged.document()))?;
+    profile_stage::say_result(&merged, output);
     Ok(())
 }
 

@@ -15,10 +15,10 @@ use crate::{
     certificate_table::say_certificate,
     model_argument,
     output::Output,
-    plan_table, predictor_table, profile_table,
+    plan_table::say_result,
+    profile_stage::{self, TraceArguments},
     progress::Bar,
-    tracing_arguments::{TracingArguments, refuse_other_model},
-    training_arguments::TrainingArguments,
+    training_stage::{self, TrainingArguments},
 };
 
 /// The flags of all stages.
@@ -37,7 +37,7 @@ pub(crate) struct PrepareArguments {
     #[command(flatten)]
     calibration: CalibrationArguments,
     #[command(flatten)]
-    tracing: TracingArguments,
+    tracing: TraceArguments,
     #[command(flatten)]
     training: TrainingArguments,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         output.say(format!("profile: `{}` is up to date", out.display()));
         Profile::open(&out)?
     } else {
-        refuse_other_model(&out, &checkpoint)?;
+        profile_stage::refuse_other_model(&out, &checkpoint)?;
         if out.exists() {
             output.say(format!(
                 "profile: `{}` is of other text or other settings; it is made again",
@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
         let tracing = &arguments.tracing;
         let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
-        profile_table::say_result(&profile, output);
+        profile_stage::say_result(&profile, output);
         profile
     };
 
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         Some(PredictorFile::open(&out)?)
     } else {
         let predictors = make(&checkpoint, &profile, &recipe, Isa::detect()?, &out, &bar)?;
-        predictor_table::say_result(&predictors, &recipe, output);
+        training_stage::say_result(&predictors, &recipe, output);
         Some(predictors)
     };
 
@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         None => {
             let scratch = Scratch::Beside(&out);
             let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
-            plan_table::say_result(placement.plan(), placement.report(), output);
+            say_result(placement.plan(), placement.report(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;
             output.say(format!("bundle written to `{}`", bundle.folder().display()));
             let bundle = placement.certify(bundle, &bar)?;

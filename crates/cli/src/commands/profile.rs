@@ -10,8 +10,7 @@ use crate::{
     calibration_text::{CalibrationArguments, calibration, check_paths},
     model_argument,
     output::{Output, print, print_json},
-    profile_table::{say_result, table},
-    tracing_arguments::{TracingArguments, refuse_other_model},
+    profile_stage::{TraceArguments, refuse_other_model, report, say_result},
 };
 
 /// What to profile, on what, and where to.
@@ -26,7 +25,7 @@ pub(crate) struct ProfileArguments {
     #[command(flatten)]
     calibration: CalibrationArguments,
     #[command(flatten)]
-    tracing: TracingArguments,
+    tracing: TraceArguments,
     /// Profile one of n parts of the text, as `3/16`; `powerinfer merge` puts them together
     #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true)]
     shard: Shard,
@@ -71,7 +70,7 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
     if arguments.json {
         return print_json(&json!({ "header": profile.header(), "profile": profile.document() }));
     }
-    print(table(profile.document()))?;
+    print(report(profile.document()))?;
     say_result(&profile, output);
     Ok(())
 }

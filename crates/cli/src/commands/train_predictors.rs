@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::{
     model_argument,
     output::{Output, print, print_json},
-    predictor_table::{say_result, tables},
+    predictor_table::tables,
     progress::Bar,
-    training_arguments::TrainingArguments,
+    training_stage::{TrainingArguments, say_result},
 };
 
 /// Which predictors to train, from what, and where to.

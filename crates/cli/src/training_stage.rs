@@ -1,27 +1,31 @@
-//! Arguments of training or importing predictors, for `train-predictors` and `prepare`.
+//! The stage that makes predictors: its options and its report.
 
 use std::{path::PathBuf, str::FromStr};
 
 use anyhow::Result;
-use powerinfer_artifact::{ByteSize, predictor_file};
+use powerinfer_artifact::{
+    ByteSize,
+    predictor_file::{self, PredictorFile, PredictorSummary},
+    threshold_curve::ERRORS,
+};
 use powerinfer_bundle::weight_bytes;
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
 use powerinfer_model::{Checkpoint, ModelConfig};
 use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets};
 use powerinfer_tensor::{Format, TensorError};
 
-use crate::output::parse_percent;
+use crate::output::{Output, parse_percent, percent};
 
-/// Targets of trained predictors unless others are given.
+/// What trained predictors predict unless told otherwise.
 const DEFAULT_TARGETS: Targets = Targets {
     recall: 0.95,
     contribution_recall: 0.99,
 };
 
-/// Contribution recall that any predictor reaches.
+/// A share of contributions that any predictor predicts.
 const NOTHING_ASKED: f64 = 0.01;
 
-/// How predictors are trained or imported.
+/// How to come by predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Share of active neurons that must be predicted on held-out tokens [default: 0.95, with
@@ -55,7 +59,7 @@ pub(crate) struct TrainingArguments {
     predictor_quant: Option<Format>,
 }
 
-/// Parses a format that predictors can be stored in.
+/// The format of this name, where predictors can be in it.
 fn predictor_format(name: &str) -> Result<Format, String> {
     let format: Format = name
         .parse()
@@ -66,13 +70,13 @@ fn predictor_format(name: &str) -> Result<Format, String> {
     }
 }
 
-/// Parses the name of a sizing.
+/// The way of this name.
 fn sizing(name: &str) -> Result<Sizing, String> {
-    let known = Sizing::ALL.into_iter().find(|sizing| sizing.name() == name);
+    let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
     known.ok_or_else(|| "give `evidence` or `paper`".to_owned())
 }
 
-/// A number of bytes, or a share of the model's bytes.
+/// A number of bytes, or a share of a model's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ByteBudget {
     Bytes(ByteSize),
@@ -95,7 +99,7 @@ impl FromStr for ByteBudget {
 }
 
 impl ByteBudget {
-    /// Share of a layer in bytes, all layers alike.
+    /// The bytes that a layer of a model with this configuration may have of it.
     fn of_layer(self, config: &ModelConfig, quant: Format) -> u64 {
         let all = match self {
             Self::Bytes(size) => size.0,
@@ -110,7 +114,7 @@ impl ByteBudget {
 }
 
 impl TrainingArguments {
-    /// Targets; `None` if none is given.
+    /// What is to be predicted, where something is asked for.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
             return None;
@@ -124,11 +128,7 @@ impl TrainingArguments {
         })
     }
 
-    /// Recipe of the predictors of `checkpoint`; predictors to import are opened and checked.
-    ///
-    /// # Errors
-    ///
-    /// Fails if predictors to import do not fit the model.
+    /// Where the predictors of `checkpoint` come from; those to be imported are looked for now.
     pub(crate) fn recipe(
         &self,
         checkpoint: &Checkpoint,
@@ -166,5 +166,66 @@ impl TrainingArguments {
                 seed,
             }),
         })
+    }
+}
+
+/// Says how good the predictors are, and where they are.
+pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
+    let layers = predictors.layers();
+    let bytes = layers.iter().map(|layer| layer.bytes).sum();
+    let (made, advice) = match recipe {
+        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
+        Recipe::Import(_) => ("imported", "profile more tokens"),
+    };
+    if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
+        output.say(format!(
+            "calibrated thresholds for {} layers, at errors of the FFN's output from {} to {}; written to `{}`",
+            layers.len(),
+            percent(ERRORS[0]),
+            percent(ERRORS[ERRORS.len() - 1]),
+            predictors.path().display()
+        ));
+        return;
+    }
+    let narrow = |layer: &&PredictorSummary| layer.rank > 0;
+    output.say(format!(
+        "{made} {} predictors, {} in all; written to `{}`",
+        layers.iter().filter(narrow).count(),
+        ByteSize(bytes),
+        predictors.path().display()
+    ));
+    let told = |layers: Vec<&PredictorSummary>| -> String {
+        let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
+        numbers.join(", ")
+    };
+    let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
+    if !without.is_empty() {
+        output.say(format!(
+            "layer(s) {} have no predictor; `place` looks for another way",
+            told(without)
+        ));
+    }
+    let Some(targets) = recipe.targets() else {
+        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
+        return;
+    };
+    let falls_short = |layer: &&PredictorSummary| {
+        let contribution = layer.contribution_recall.unwrap_or(1.0);
+        layer.rank > 0
+            && (layer.recall < targets.recall || contribution < targets.contribution_recall)
+    };
+    for layer in layers.iter().filter(falls_short) {
+        let contribution = layer
+            .contribution_recall
+            .map_or_else(String::new, |reached| {
+                format!(" ({} of what they add)", percent(reached))
+            });
+        output.say(format!(
+            "layer {} falls short: {}{contribution} of the neurons that fire are predicted on held-out tokens, {} ({}) are asked for; {advice}",
+            layer.layer,
+            percent(layer.recall),
+            percent(targets.recall),
+            percent(targets.contribution_recall),
+        ));
     }
 }

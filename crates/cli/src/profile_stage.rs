@@ -1,11 +1,85 @@
-//! A profile as tables and sentences.
+//! The stage that makes a profile: its options, its run, and its report.
 
-use powerinfer_profile::{LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument};
+use std::path::Path;
 
-use crate::output::{Output, Table, percent, sparkline};
+use anyhow::{Result, bail};
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::{
+    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard,
+    measure,
+};
 
-/// A row per layer and one for all layers; reuse over time, and the overlap of sources if there are several.
-pub(crate) fn table(profile: &ProfileDocument) -> String {
+use crate::{
+    engine::DeviceArgument,
+    output::{Output, Table, percent, sparkline},
+    progress::Bar,
+};
+
+/// What watches, and how much it keeps for training predictors.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TraceArguments {
+    /// What the text goes through the layers on
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceArgument,
+    /// Tokens per layer to keep samples of, for training predictors
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    trace_tokens: usize,
+}
+
+impl TraceArguments {
+    /// Profiles as asked for, on a GPU where that is to be used.
+    pub(crate) fn measure(
+        &self,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+        out: &Path,
+        output: Output,
+    ) -> Result<Profile> {
+        let card = self.device.open("the CPU profiles", output)?;
+        if let Some(card) = &card {
+            let name = &card.info().name;
+            output.say(format!("{name}: layers run there, one after the other"));
+        }
+        let bar = Bar::new(output);
+        Ok(measure(
+            checkpoint,
+            calibration,
+            settings,
+            card.as_ref(),
+            out,
+            &bar,
+        )?)
+    }
+
+    /// The settings of the stage.
+    pub(crate) fn settings(&self, amount: Amount, shard: Shard, seed: u64) -> Settings {
+        Settings {
+            trace_tokens: self.trace_tokens,
+            amount,
+            shard,
+            seed,
+        }
+    }
+}
+
+/// Fails where the profile that would be replaced is of another model: folders of the same name
+/// share a work folder.
+pub(crate) fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    match Profile::open(out) {
+        Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
+            bail!(
+                "`{}` is a profile of another model ({}); name another folder by `--out`, or remove it",
+                out.display(),
+                there.header().model
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A row per layer, and what all layers have in common.
+pub(crate) fn report(profile: &ProfileDocument) -> String {
     let mut table = Table::new(&[
         "layer",
         "zeros",
@@ -66,7 +140,7 @@ pub(crate) fn table(profile: &ProfileDocument) -> String {
     text
 }
 
-/// Overlap of the hot sets of every two sources.
+/// How alike the sources are.
 fn overlap(profile: &ProfileDocument) -> String {
     let numbers: Vec<String> = (1..=profile.sources.len())
         .map(|number| number.to_string())
@@ -86,7 +160,7 @@ fn overlap(profile: &ProfileDocument) -> String {
     table.to_string()
 }
 
-/// Prints a summary of the measurement, its certainty and its path.
+/// Says what was measured, how sure it is, where it is, and what comes next.
 pub(crate) fn say_result(profile: &Profile, output: Output) {
     let document = profile.document();
     output.say(format!(
