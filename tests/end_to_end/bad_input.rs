@@ -159,7 +159,7 @@ fn unsupported_configurations_are_refused() {
         (
             "\"vocab_size\": 640",
             "\"vocab_size\": 99999999999",
-            ["vocab_size", "no model"],
+            ["vocab_size", "larger than supported"],
         ),
         (
             "\"num_hidden_layers\": 2",
@@ -313,7 +313,7 @@ fn sizes_and_settings_out_of_range_are_refused() {
         .bad(2, &["q5_k"]);
     sandbox
         .run(&["place", "demo", "--vram", "1G", "--context", "100000"])
-        .bad(1, &["--context", "512"]);
+        .bad(1, &["100000 tokens of context", "512"]);
     sandbox
         .run(&["place", "demo", "--vram", "1G", "--hardware", "abacus"])
         .bad(1, &["abacus", "rtx4090"]);
