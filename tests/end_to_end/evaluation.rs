@@ -257,7 +257,7 @@ fn questions_are_answered_by_likelihood_and_by_number() {
         "8",
     ];
     let table = sandbox.run(&[&line[..], &["--shots", "1"]].concat()).good();
-    assert!(table.text().contains("right number"), "{}", table.text());
+    assert!(table.text().contains("exact_match"), "{}", table.text());
     sandbox
         .run(&line)
         .bad(1, &["`--shots` is 5, and there are 2 problems"]);
@@ -449,7 +449,7 @@ fn checkpoints_are_evaluated_by_either_engine() {
     );
     demo(&["--against", "llama-silu"]).bad(1, &["`llama-silu` has", "made from"]);
     demo(&["--engine", "reference", "--against", "demo"])
-        .bad(1, &["`--against` sets a bundle", "`eval fidelity`"]);
+        .bad(1, &["`--against` compares a bundle", "`eval fidelity`"]);
     sandbox
         .run(&[
             "eval",

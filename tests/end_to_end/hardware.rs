@@ -119,7 +119,7 @@ fn an_invalid_hardware_file_is_refused_with_figure_and_line() {
         .bad(
             1,
             &[
-                "`here.yaml` is called neither `.toml` nor `.json`",
+                "`here.yaml` ends in neither `.toml` nor `.json`",
                 "hint: name the file",
             ],
         );

@@ -59,7 +59,7 @@ fn input_sparsity_skips_small_inputs_and_is_certified() {
     let again = sandbox
         .run(&["eval", "fidelity", bundle, "--certificate"])
         .good();
-    assert!(again.stderr.contains("just as the certificate says"));
+    assert!(again.stderr.contains("equal to the certificate"));
     let planned = sandbox
         .run(&["eval", "perplexity", bundle, "--json"])
         .good()

@@ -125,7 +125,7 @@ fn a_certificate_is_reproduced_to_the_digit_and_a_changed_one_is_refused() {
         .run(&["eval", "fidelity", bundle, "--certificate"])
         .good();
     assert!(
-        again.stderr.contains("just as the certificate says"),
+        again.stderr.contains("equal to the certificate"),
         "{}",
         again.stderr
     );
