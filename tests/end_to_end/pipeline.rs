@@ -238,7 +238,7 @@ fn a_policy_can_be_forced_where_it_is_possible() {
         for layer in plan["plan"]["layers"].as_array().unwrap() {
             assert_eq!(layer["policy"], policy);
             let reason = layer["reason"].as_str().unwrap();
-            assert!(reason.starts_with("as `--policy"), "{reason}");
+            assert!(reason.starts_with("policy given"), "{reason}");
         }
     }
     std::fs::remove_dir_all(sandbox.path("demo.powerinfer/predictors")).unwrap();

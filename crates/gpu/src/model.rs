@@ -50,7 +50,7 @@ impl ModelShape {
 
 /// Layers of a model on a device, and the buffers of the tokens that run.
 ///
-/// A pass is [`begin`](Self::begin), the steps of each layer in the order of the forward pass, and
+/// A pass is [`start`](Self::start), the steps of each layer in the order of the forward pass, and
 /// [`end_segment`](Self::end_segment) before the host reads a result.
 #[derive(Debug)]
 pub struct DeviceModel {
