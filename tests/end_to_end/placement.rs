@@ -123,7 +123,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
     dry_run(&sandbox, &["--vram", "514M,515M", "--objective", "impact"]).bad(
         1,
         &[
-            "knows one GPU and the budget is for 2",
+            "supports one GPU and the budget is for 2",
             "hint: take `--objective latency`",
         ],
     );
