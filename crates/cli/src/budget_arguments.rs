@@ -144,7 +144,7 @@ impl BudgetArguments {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Placement")]
 struct PlacementArguments {
-    /// What the plan makes as good as it can be
+    /// Objective of the integer program
     #[arg(long, value_enum, default_value_t = ObjectiveArgument::Latency)]
     objective: ObjectiveArgument,
     /// What solves it

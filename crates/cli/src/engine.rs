@@ -51,20 +51,20 @@ pub(crate) struct EngineArguments {
     /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Which neurons to compute [default: what the plan says, layer by layer]
+    /// Policy of all layers [default: the plan's, layer by layer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<PolicyArgument>,
-    /// Format of what quantised weights are multiplied with
+    /// Format of the activations that quantised weights are multiplied with
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: ActivationArgument,
-    /// Never give the weights' memory up for something else
+    /// Lock the weights in memory
     #[arg(long)]
     pub(crate) mlock: bool,
     /// Read the weights into memory instead of mapping their file: it starts later, and reads sparse
     /// rows faster where the system has huge pages
     #[arg(long, conflicts_with = "mlock")]
     pub(crate) no_mmap: bool,
-    /// What runs the parts that the plan puts on a GPU
+    /// Device of the parts that the plan puts on a GPU
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArgument,
 }

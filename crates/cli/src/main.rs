@@ -34,12 +34,12 @@ use crate::commands::{
     simulate, sweep, synth, tokenize, train_predictors,
 };
 
-/// Runs large language models on ordinary PCs, by computing only the neurons that fire.
+/// Runs large language models on ordinary PCs, by computing only the active neurons.
 ///
 /// A model goes through four stages, each of which reads and writes `./<model>.powerinfer/`:
-/// `profile` measures which neurons fire, `train-predictors` learns to predict it, `place`
+/// `profile` measures which neurons are active, `train-predictors` trains predictors of them, `place`
 /// decides by an integer program what the GPU and what the CPU computes and packs a bundle,
-/// `run` executes it. `prepare` does the first three in one go.
+/// `run` executes it. `prepare` does the first three.
 #[derive(Parser)]
 #[command(
     name = "powerinfer",
@@ -51,47 +51,47 @@ use crate::commands::{
 struct Arguments {
     #[command(subcommand)]
     command: Command,
-    /// Say nothing but results and errors
+    /// Print only results and errors
     #[arg(short, long, global = true)]
     quiet: bool,
-    /// Say more; hides progress bars
+    /// Print details; hides progress bars
     #[arg(short, long, global = true)]
     verbose: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Fetch a model from the hub
+    /// Download a model from the hub
     Pull(pull::PullArguments),
-    /// Measure which neurons fire
+    /// Measure activations on calibration text
     Profile(profile::ProfileArguments),
-    /// Put profiles of shards, or of different texts, together
+    /// Merge profiles of shards, or of different texts
     Merge(merge::MergeArguments),
-    /// Train the predictors that predict which neurons fire
+    /// Train the predictors of active neurons
     TrainPredictors(train_predictors::TrainPredictorsArguments),
-    /// Decide what the GPU and what the CPU computes, and pack a bundle
+    /// Place neurons on GPU and CPU, and pack a bundle
     Place(place::PlaceArguments),
-    /// Profile, train and place in one go, skipping what is done
+    /// Profile, train and place, skipping what is up to date
     Prepare(prepare::PrepareArguments),
     /// Generate text with a bundle
     Run(run::RunArguments),
     /// Measure quality and speed of a bundle
     Eval(eval::EvalArguments),
-    /// Measure quality and speed over a grid of placements and policies, and draw what trades for what
+    /// Measure quality and speed over a grid of placements and policies
     Sweep(sweep::SweepArguments),
-    /// Time a bundle, stage by stage, against the memory's speed
+    /// Benchmark a bundle by stage, relative to the read bandwidth
     Bench(bench::BenchArguments),
-    /// Explain an artifact
+    /// Describe an artifact
     Inspect(inspect::InspectArguments),
-    /// Tell what this machine can do
+    /// Measure this machine
     Doctor(doctor::DoctorArguments),
     /// Write the logits of a token sequence, to compare with another implementation
     Logits(logits::LogitsArguments),
-    /// Turn text into token ids, or back
+    /// Convert text to token ids, or back
     Tokenize(tokenize::TokenizeArguments),
-    /// Make a checkpoint of a real shape with random weights, for work on speed and memory
+    /// Make a checkpoint of a real shape with random weights
     Synth(synth::SynthArguments),
-    /// Predict how fast a model would be on a machine, without its weights
+    /// Estimate a model's speed on a machine you do not have
     Simulate(simulate::SimulateArguments),
     /// Write shell completions to stdout
     Completions(completions::CompletionsArguments),

@@ -18,7 +18,7 @@ use crate::{
 /// What watches, and how much it keeps for training predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TraceArguments {
-    /// What the text goes through the layers on
+    /// Device that runs the layers
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceArgument,
     /// Tokens per layer to keep samples of, for training predictors

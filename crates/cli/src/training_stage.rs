@@ -36,17 +36,17 @@ pub(crate) struct TrainingArguments {
     /// [default: 0.99, with `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     contribution_recall: Option<f64>,
-    /// Most bytes of all predictors: a size, or a share of the model's bytes
+    /// Bytes of all predictors, at most: a size, or a share of the model's bytes
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
     /// How a predictor's rank is found: `evidence` takes the one at which a token reads least,
     /// `paper` does as the paper describes, to compare with, and asks nothing of contributions
     #[arg(long, value_name = "WAY", default_value = "evidence", value_parser = sizing)]
     sizing: Sizing,
-    /// Most optimiser steps per network
+    /// Optimiser steps per network, at most
     #[arg(long, value_name = "N", default_value_t = 2000)]
     steps: usize,
-    /// Steps without progress after which the training of a network stops
+    /// Steps without progress after which training stops
     #[arg(long, value_name = "N", default_value_t = 60)]
     patience: usize,
     /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, or a

@@ -25,13 +25,13 @@ use crate::{
     after_help = "Examples:\n  powerinfer doctor\n  powerinfer doctor --write hardware.toml && powerinfer place demo --vram 0G --hardware hardware.toml"
 )]
 pub(crate) struct DoctorArguments {
-    /// Write what was measured into this file, `.toml` or `.json`, for `place --hardware FILE`
+    /// Write the figures to this file, `.toml` or `.json`, for `place --hardware FILE`
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
     /// Measure for this many threads at most [default: one per physical core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Measure less, and each once: for a first look
+    /// Measure less, and everything once
     #[arg(long)]
     quick: bool,
     /// Print one JSON document

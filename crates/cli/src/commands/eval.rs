@@ -71,7 +71,7 @@ struct TasksArguments {
     /// Policies to compare [default: dense, exact and predicted; of a model that is no bundle dense]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
-    /// Most tokens of a solution
+    /// Tokens of a solution, at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 200)]
     max_tokens: usize,
     /// Seed of the choice of tasks and of their inputs

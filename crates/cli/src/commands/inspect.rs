@@ -37,7 +37,7 @@ use crate::{
 pub(crate) struct InspectArguments {
     /// Profile, predictors, bundle, plan, prompt cache or model (`org/name` on the hub too); or a folder with several of them
     path: PathBuf,
-    /// Draw a profile as a page that needs nothing from elsewhere
+    /// Write a self-contained page of a profile
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Recompute every digest

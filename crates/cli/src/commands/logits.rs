@@ -37,10 +37,10 @@ pub(crate) struct LogitsArguments {
     /// Model (a folder, a GGUF file, `org/name` on the hub, or `demo`), or a bundle
     #[arg(default_value = model_argument::DEMO)]
     model: String,
-    /// Token ids, separated by commas
+    /// Token ids, comma-separated
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
-    /// Which forward pass [default: runtime for a bundle, reference for a model]
+    /// Implementation of the forward pass [default: runtime for a bundle, reference for a model]
     #[arg(long)]
     engine: Option<EngineKind>,
     #[command(flatten)]

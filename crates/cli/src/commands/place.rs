@@ -43,7 +43,7 @@ pub(crate) struct PlaceArguments {
     /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
-    /// Draw the plan as a page that needs nothing from elsewhere
+    /// Write a self-contained page of the plan
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print one JSON document

@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct PullArguments {
     /// Model on the hub, and its branch, tag or commit: `org/name` or `org/name@revision`
     model: String,
-    /// Fetch this file alone, such as one of several GGUF files
+    /// Download only this file, such as one of several GGUF files
     #[arg(long, value_name = "NAME")]
     file: Option<String>,
     /// Print one JSON document

@@ -19,10 +19,10 @@ pub(crate) struct TokenizeArguments {
     /// Read a JSON array of ids and write text
     #[arg(long)]
     decode: bool,
-    /// Do not add the special tokens that the tokenizer puts round a text
+    /// Do not add the tokenizer's special tokens
     #[arg(long, conflicts_with = "decode")]
     no_special: bool,
-    /// Write special tokens too; without it, decoding gives back the text that was encoded
+    /// Print special tokens too
     #[arg(long, requires = "decode")]
     keep_special: bool,
 }

@@ -34,7 +34,7 @@ pub(crate) struct TrainPredictorsArguments {
     /// Folder to write the predictors to [default: ./<model>.powerinfer/predictors]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Format the weights will have, which says what computing a neuron costs
+    /// Format that the weights will have, which sets the cost of a neuron
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
     quant: Format,
     /// Seed of every random choice

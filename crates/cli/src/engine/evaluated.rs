@@ -43,10 +43,10 @@ pub(crate) struct SubjectArguments {
     /// folder or a GGUF file, as it is
     #[arg(default_value = DEMO, value_name = "BUNDLE|MODEL")]
     model: String,
-    /// Which forward pass [default: runtime for a bundle, reference for a model]
+    /// Implementation of the forward pass [default: runtime for a bundle, reference for a model]
     #[arg(long)]
     engine: Option<EngineKind>,
-    /// What runs the parts that a bundle's plan puts on a GPU
+    /// Device of the parts that a bundle's plan puts on a GPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceArgument,
     /// Threads to compute with [default: one per physical core]

@@ -58,7 +58,7 @@ pub(crate) struct CodeArguments {
     /// Policies to compare, the others with the first [default: the plan's]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
-    /// Most tokens of a completion
+    /// Tokens of a completion, at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
     max_tokens: usize,
     /// Append completions and verdicts to this file, and resume from it; with several policies one file each, named

@@ -40,7 +40,7 @@ pub(crate) struct PruneArguments {
     /// else the text of the bundle's certificate]
     #[arg(long, value_name = "FILE|DIR")]
     data: Vec<PathBuf>,
-    /// Most tokens to read
+    /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 4096)]
     tokens: usize,
     /// Shares of the neurons to keep: the hottest of all layers together, and as many of each layer at random

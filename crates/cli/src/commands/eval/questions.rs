@@ -32,7 +32,7 @@ pub(crate) struct QuestionArguments {
     /// The questions: JSON lines, plain or compressed
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Ask only the first N questions
+    /// Evaluate only the first N questions
     #[arg(long, value_name = "N")]
     count: Option<usize>,
     /// Policies to compare, the others with the first [default: the plan's]
@@ -64,7 +64,7 @@ pub(crate) struct WordProblemArguments {
     /// Use the first N problems as solved examples instead of asking them
     #[arg(long, value_name = "N", default_value_t = 5)]
     shots: usize,
-    /// Most tokens of an answer
+    /// Tokens of an answer, at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
     max_tokens: usize,
 }

@@ -45,7 +45,7 @@ pub(crate) struct TextArguments {
     /// certificate]
     #[arg(long, value_name = "FILE|DIR")]
     data: Vec<PathBuf>,
-    /// Most tokens to read
+    /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     tokens: usize,
     /// Tokens of a window [default: the context of the bundle, at most 512]

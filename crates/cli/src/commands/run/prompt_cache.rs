@@ -14,10 +14,10 @@ pub(crate) struct PromptCacheArguments {
     /// over from it and not computed again
     #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
     pub(super) prompt_cache: Option<PathBuf>,
-    /// Keep the generated text in it too
+    /// Store the generated tokens too
     #[arg(long, requires = "prompt_cache")]
     prompt_cache_all: bool,
-    /// Leave the file as it is
+    /// Do not change the file
     #[arg(long, requires = "prompt_cache", conflicts_with = "prompt_cache_all")]
     prompt_cache_ro: bool,
 }

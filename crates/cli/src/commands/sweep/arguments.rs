@@ -50,7 +50,7 @@ pub(super) struct MeasureArguments {
     /// trained on, else the text of the bundle's certificate]
     #[arg(long, value_name = "FILE|DIR")]
     pub(super) data: Vec<PathBuf>,
-    /// Most tokens to score
+    /// Tokens to score, at most
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub(super) tokens: usize,
     /// Most tokens of them on which every neuron is counted
@@ -80,7 +80,7 @@ pub(super) struct MeasureArguments {
     /// Threads to compute with [default: one per physical core]
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<usize>,
-    /// What runs the parts that placements put on a GPU; without one, placements are predicted
+    /// Device of the parts that placements put on a GPU; without one, placements are estimated
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(super) device: DeviceArgument,
     /// Without a GPU, run every placement on the CPU: it computes both parts and sums them in the same order as with a
