@@ -144,7 +144,7 @@ fn time_of_signs(file: &PredictorFile, layer: &PredictorSummary, isa: Isa) -> Op
     let x = input(hidden);
     let mut out = vec![0; neurons];
     Some(median_microseconds(|| {
-        isa.sign_agreements(&view, &pack_signs(&x), &mut out);
+        isa.sign_agreements(&view, &pack_signs(&x).collect::<Vec<_>>(), &mut out);
         std::hint::black_box(&out);
     }))
 }

@@ -35,7 +35,11 @@ impl Predicts for Signs {
 
     fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
         let mut agreements = vec![0; self.rows];
-        isa.sign_agreements(&self.view(), &pack_signs(x), &mut agreements);
+        isa.sign_agreements(
+            &self.view(),
+            &pack_signs(x).collect::<Vec<_>>(),
+            &mut agreements,
+        );
         for (logit, agreements) in logits.iter_mut().zip(agreements) {
             *logit = agreements as f32;
         }

@@ -38,6 +38,9 @@ impl Default for SamplingSettings {
     }
 }
 
+/// Recent tokens that memory is reserved for.
+const MAX_RESERVED: usize = 4096;
+
 /// Chooses tokens; the same seed and logits give the same tokens.
 #[derive(Debug)]
 pub struct Sampler {
@@ -107,20 +110,16 @@ impl Sampler {
         )?;
         Ok(Self {
             random: Random::new(settings.seed),
+            // One more than the window, for the token that is added before the oldest is removed.
+            recent: Vec::with_capacity(settings.repeat_window.min(MAX_RESERVED) + 1),
             settings,
-            recent: Vec::new(),
             buffers: Buffers::default(),
         })
     }
 
     /// A sampler of the token with the largest logit.
     pub fn greedy() -> Self {
-        Self {
-            random: Random::new(0),
-            settings: SamplingSettings::default(),
-            recent: Vec::new(),
-            buffers: Buffers::default(),
-        }
+        Self::new(SamplingSettings::default()).expect("the defaults are in range")
     }
 
     /// Whether the token with the largest logit is always chosen.
@@ -157,6 +156,7 @@ impl Sampler {
             penalised.clear();
             penalised.extend_from_slice(logits);
             seen.clear();
+            seen.reserve(self.recent.capacity());
             seen.extend_from_slice(&self.recent);
             seen.sort_unstable();
             seen.dedup();

@@ -5,17 +5,16 @@ use crate::TensorError;
 /// Bits in a word.
 const WORD: usize = u64::BITS as usize;
 
-/// Packs the signs of `values` into words, one bit per number, lowest bit first.
+/// Words of the signs of `values`, one bit per value, lowest bit first.
 ///
 /// A set bit means negative. The last word is filled up with zeros.
-pub fn pack_signs(values: &[f32]) -> Vec<u64> {
-    let word = |group: &[f32]| {
+pub fn pack_signs(values: &[f32]) -> impl Iterator<Item = u64> {
+    values.chunks(WORD).map(|group| {
         let bits = group.iter().enumerate();
         bits.fold(0, |word, (bit, value)| {
             word | u64::from(value.is_sign_negative()) << bit
         })
-    };
-    values.chunks(WORD).map(word).collect()
+    })
 }
 
 /// Borrowed sign matrix `[rows, columns]`: one bit per number, each row filled up to whole 64-bit words of

@@ -29,7 +29,7 @@ proptest! {
             .collect();
         for isa in Isa::available() {
             let mut found = vec![u32::MAX; rows];
-            isa.sign_agreements(&signs, &pack_signs(&x), &mut found);
+            isa.sign_agreements(&signs, &pack_signs(&x).collect::<Vec<_>>(), &mut found);
             prop_assert_eq!(&found, &expected, "{}", isa);
         }
         prop_assert!(SignMatrix::new(&bytes, rows + 1, columns).is_err());

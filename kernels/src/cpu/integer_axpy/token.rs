@@ -1,6 +1,6 @@
 //! One token.
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use powerinfer_tensor::BLOCK;
 
@@ -69,6 +69,24 @@ impl SpanFactors {
     }
 }
 
+/// Memory of [`axpy_token`], which a thread reuses from call to call so that decoding allocates nothing.
+#[derive(Default)]
+struct Buffers {
+    spans: Vec<SpanFactors>,
+    factors: Vec<[u32; SPAN]>,
+    sums: Vec<Unpacked>,
+}
+
+thread_local! {
+    static BUFFERS: Cell<Buffers> = Cell::default();
+}
+
+/// Sets `buffer` to `length` copies of `value`.
+fn fill<T: Copy>(buffer: &mut Vec<T>, length: usize, value: T) {
+    buffer.clear();
+    buffer.resize(length, value);
+}
+
 /// Axpy of one token: rows are read four at a time, sums stay in the cache.
 #[inline(always)]
 pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
@@ -80,9 +98,15 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
 ) {
     let blocks = out.len().div_ceil(BLOCK);
     let lines = blocks.div_ceil(LINE_BLOCKS);
-    let mut spans = vec![SpanFactors::EMPTY; blocks.div_ceil(SPAN)];
-    let mut factors = vec![[0u32; SPAN]; spans.len() * GROUP_ROWS / ROWS];
-    let mut sums = vec![[Line::ZERO; REGISTERS]; lines];
+    let mut buffers = BUFFERS.take();
+    let Buffers {
+        spans,
+        factors,
+        sums,
+    } = &mut buffers;
+    fill(spans, blocks.div_ceil(SPAN), SpanFactors::EMPTY);
+    fill(factors, spans.len() * GROUP_ROWS / ROWS, [0; SPAN]);
+    fill(sums, lines, [Line::ZERO; REGISTERS]);
     to_register_order(out);
     for group in groups(rows) {
         quantise_factors(
@@ -91,8 +115,8 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
             rows,
             coefficients,
             group.clone(),
-            &mut spans,
-            &mut factors,
+            spans,
+            factors,
         );
         for (line, sums) in sums.iter_mut().enumerate() {
             let block = line * LINE_BLOCKS;
@@ -110,7 +134,7 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
                 quad[index] = part.row(rows[listed.min(group.end - 1)]).bytes();
                 next[index] = part.row(rows[ahead.min(rows.len() - 1)]).bytes();
             }
-            axpy_quad(simd, quad, next, factors.as_flattened(), &mut sums);
+            axpy_quad(simd, quad, next, factors.as_flattened(), sums);
         }
         let lines = sums.iter().zip(out.chunks_mut(LINE_COLUMNS));
         for (line, (line_sums, out)) in lines.enumerate() {
@@ -126,6 +150,7 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
         }
     }
     to_column_order(out);
+    BUFFERS.set(buffers);
 }
 
 /// Adds four rows times their `factors`, one word per block, to `sums`, one entry per line; prefetches the `next` rows, one
