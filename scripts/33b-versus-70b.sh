@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Writes docs/33b-versus-70b.md and its plots anew: how the speed of a 33B- and a 70B-class model
-# depends on sparsity, on VRAM and on the line between hot and cold, as `powerinfer simulate` predicts
-# it. The same program writes the same bytes. Needs rustup, a C compiler and Python 3;
-# POWERINFER=path uses a binary that is there already.
+# Regenerates docs/33b-versus-70b.md and its plots: the speed of a 33B- and a 70B-class model by sparsity,
+# VRAM and share of hot neurons, as predicted by `powerinfer simulate`. The output is deterministic.
+# Needs rustup, a C compiler and Python 3; POWERINFER=path uses an existing binary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${POWERINFER:-}" ]; then

@@ -1,4 +1,4 @@
-"""Asks `powerinfer simulate` how a 33B- and a 70B-class model would run, and writes what it says as
+"""Estimates the speed of a 33B- and a 70B-class model with `powerinfer simulate`, and writes
 docs/33b-versus-70b.md with plots. usage: 33b_versus_70b.py POWERINFER FOLDER"""
 
 import json
@@ -18,7 +18,7 @@ COLOURS = ["#2563eb", "#d9480f", "#2f9e44", "#9c36b5", "#0b7285", "#868e96"]
 
 
 class Simulator:
-    """Answers, each asked for once."""
+    """Estimates of `powerinfer simulate`, each computed once."""
 
     def __init__(self, program):
         self.program = program
@@ -38,7 +38,7 @@ class Simulator:
 
 
 class Point:
-    """What one answer says of one engine."""
+    """Estimate for one engine."""
 
     def __init__(self, answer, engine=0):
         found = answer["engines"][engine]
@@ -142,14 +142,14 @@ def main():
         [(f"{MODELS[m]} {FORMATS[q]}", [(s, sparse[m, q, s].speed) for s in SPARSITIES]) for q in FORMATS for m in MODELS],
     )
     plot(
-        plots / "vram.svg", "Speed by VRAM, INT4", "GiB of VRAM, all else as the card has it", MEMORIES, "tokens/s",
+        plots / "vram.svg", "Speed by VRAM, INT4", "GiB of VRAM, all else unchanged", MEMORIES, "tokens/s",
         [(f"{MODELS[m]} {CARDS[c]}", [(g, memory[m, c, g].speed) for g in MEMORIES]) for c in CARDS for m in MODELS],
     )
     plot(
-        plots / "line.svg", "Speed by the line between hot and cold, INT4, RTX 4090 with 80 GiB",
+        plots / "line.svg", "Speed by share of hot neurons, INT4, RTX 4090 with 80 GiB",
         "share of each layer's neurons on the GPU", LINES, "tokens/s",
-        [(f"{MODELS[m]} alone", [(s, line[m, s].speed) for s in LINES]) for m in MODELS]
-        + [(f"{MODELS[m]} 8 at once", [(s, line[m, s].together) for s in LINES]) for m in MODELS],
+        [(f"{MODELS[m]} 1 request", [(s, line[m, s].speed) for s in LINES]) for m in MODELS]
+        + [(f"{MODELS[m]} 8 requests", [(s, line[m, s].together) for s in LINES]) for m in MODELS],
     )
 
     def gain(points, first, last):
@@ -161,46 +161,50 @@ def main():
     }
     text = f"""# 33B versus 70B
 
-How throughput and latency of a 33B- and a 70B-class model depend on the sparsity of their neurons, on
-VRAM, and on where the line between hot and cold is drawn, on consumer cards. Prediction by
-`powerinfer simulate` for this engine, not measured: [simulator.md](simulator.md) says how far
-such predictions were off for engines that were. This engine's GPU kernels have not met a card yet; they are taken to read at the 80 % of a
-card's nominal bandwidth that good ones sustain, where llama.cpp's of 2023 read four-bit weights at 56 %. Written by
+How throughput and latency of a 33B- and a 70B-class model on consumer GPUs depend on sparsity, on
+VRAM and on the share of hot neurons. Predicted by
+the cost model of `powerinfer simulate`, not measured. [simulator.md](simulator.md) compares such
+predictions with published measurements of other engines. The GPU kernels are assumed to read at 80 % of a
+card's nominal bandwidth, which good kernels sustain; llama.cpp of 2023 reads four-bit weights at 56 %. Written by
 `scripts/33b-versus-70b.sh`.
 
 The models have the shapes of LLaMA-30B (32.5 billion parameters) and LLaMA-2-70B with a ReLU in their FFNs.
-Unless it says otherwise: 82 % zeros for the 70B (published) and 80 % for the 33B (assumed, between the published 13B and
-70B), 43 % of the neurons carry 80 % of the activations or the nearest share that the sparsity allows, room for 2048
-tokens of context, a context of 128 tokens, a desktop with DDR5-5600 and an RTX 4090, and 192 GiB of RAM so that
-everything fits. The 33B has a key and a value for each of its 52 heads, the 70B for 8 groups: so the KV cache
-of the 33B, in 16 bits, takes 3.0 GiB of these 2048 tokens and that of the 70B 0.6 GiB.
+The defaults are:
 
-## In short
+* 82 % sparsity for the 70B (published) and 80 % for the 33B (assumed, between the published 13B and 70B),
+* 43 % of the neurons account for 80 % of the activations, or the nearest share that the sparsity allows,
+* a KV cache for 2048 tokens, of which 128 are filled,
+* a desktop with DDR5-5600 and an RTX 4090, with 192 GiB of RAM so that every model fits.
 
-* **Sparsity** matters as far as the CPU reads neurons. From 50 % zeros to 97 % the 33B becomes
+The 33B has keys and values for each of its 52 heads, the 70B for 8 groups. In 16 bits, the KV cache for 2048 tokens
+therefore takes 3.0 GiB for the 33B and 0.6 GiB for the 70B.
+
+## Summary
+
+* **Sparsity** matters to the extent that the CPU reads neurons. From 50 % to 97 % sparsity the 33B becomes
   {number(sparsity_gain[small, "q4_0"])} times faster in INT4 and {number(sparsity_gain[small, "f16"])} times in FP16, the 70B
-  {number(sparsity_gain[large, "q4_0"])} and {number(sparsity_gain[large, "f16"])} times. What is left is attention and predictors, which every
-  token reads whole.
-* **VRAM** matters until what the CPU still reads no longer counts. On the RTX 4090 in INT4 the 33B makes
+  {number(sparsity_gain[large, "q4_0"])} and {number(sparsity_gain[large, "f16"])} times. The rest is attention and predictors, which are read
+  in full for every token.
+* **VRAM** matters until the CPU's reads are negligible. On the RTX 4090 in INT4 the 33B decodes
   {number(memory[small, "rtx4090", 8].speed)}, {number(memory[small, "rtx4090", 24].speed)} and {number(memory[small, "rtx4090", 48].speed)} tokens/s with 8, 24 and 48 GiB, the 70B
   {number(memory[large, "rtx4090", 8].speed)}, {number(memory[large, "rtx4090", 24].speed)} and {number(memory[large, "rtx4090", 48].speed)}. At 24 GiB the 70B takes
-  {number(memory[large, "rtx4090", 24].latency / memory[small, "rtx4090", 24].latency)} times as long for a token as the 33B, dense layer by layer (as llama.cpp places them)
+  {number(memory[large, "rtx4090", 24].latency / memory[small, "rtx4090", 24].latency)} times as long per token as the 33B; dense with whole layers offloaded, as in llama.cpp,
   {number(whole[small, "rtx4090", 24].speed / whole[large, "rtx4090", 24].speed)} times.
-* **The line**: the hottest tenth of the neurons carries {100 * line[large, 0.1].hot_share:.0f} % of the 70B's activations. On the GPU
-  it brings {number(line[large, 0.1].speed / line[large, 0.0].speed)} times the speed of none, the hottest
-  40 % {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight requests at once
-  read colder neurons too: there it is {number(line[large, 0.1].together / line[large, 0.0].together)},
-  {number(line[large, 0.4].together / line[large, 0.0].together)} and {number(line[large, 1.0].together / line[large, 0.0].together)} times. The line changes no token's text, only where
-  neurons are computed.
-* A card's own speed matters only once most of what is read lies on it: with 12 GiB the 70B makes
+* **Hot neurons**: the hottest tenth of the neurons accounts for {100 * line[large, 0.1].hot_share:.0f} % of the 70B's activations. Placed on the GPU,
+  it gives {number(line[large, 0.1].speed / line[large, 0.0].speed)} times the speed of no hot neurons; the hottest
+  40 % give {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight concurrent requests
+  also read colder neurons; there the speedups are {number(line[large, 0.1].together / line[large, 0.0].together)},
+  {number(line[large, 0.4].together / line[large, 0.0].together)} and {number(line[large, 1.0].together / line[large, 0.0].together)} times. The share of hot neurons decides where
+  neurons are computed and does not change the generated text.
+* **GPU bandwidth** matters only when most of the bytes read are in VRAM. With 12 GiB the 70B decodes
   {number(memory[large, "rtx3060-12g", 12].speed)} tokens/s on an RTX 3060, {number(memory[large, "rtx4090", 12].speed)} on an RTX 4090 and {number(memory[large, "rtx5090", 12].speed)} on an RTX 5090,
-  whose desktops have memory of 51, 90 and 96 GB/s.
+  whose desktops have RAM of 51, 90 and 96 GB/s.
 
 ## Sparsity
 
 ![Speed by sparsity](33b-versus-70b/sparsity.svg)
 
-RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request, tokens/s of eight together.
+RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request; total tokens/s of eight concurrent requests.
 
 """
     rows = [
@@ -217,8 +221,8 @@ RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request, tokens/s o
         ]
         for s in SPARSITIES
     ]
-    headings = ["zeros"] + [
-        f"{MODELS[m]} {FORMATS[q]} {what}" for m in MODELS for q in FORMATS for what in ("tokens/s", "ms", "8 at once")
+    headings = ["sparsity"] + [
+        f"{MODELS[m]} {FORMATS[q]} {what}" for m in MODELS for q in FORMATS for what in ("tokens/s", "ms", "8 requests")
     ]
     text += table(headings, rows)
     text += """
@@ -226,8 +230,8 @@ RTX 4090, 24 GiB. Tokens/s and milliseconds per token of one request, tokens/s o
 
 ![Speed by VRAM](33b-versus-70b/vram.svg)
 
-INT4. Each card with more or less memory than it has, all else being its own; tokens/s of one request, in brackets
-what llama.cpp's whole layers would make of it.
+INT4. The VRAM of each card is varied, everything else is unchanged. Tokens/s of one request; in brackets,
+the estimate for llama.cpp, which offloads whole layers.
 
 """
     rows = [
@@ -237,7 +241,7 @@ what llama.cpp's whole layers would make of it.
     ]
     text += table(["VRAM"] + [f"{MODELS[m]} {CARDS[c]}" for m in MODELS for c in CARDS], rows)
     text += """
-Milliseconds per token of one request, and tokens/s of eight together, on the RTX 4090:
+Milliseconds per token of one request, and total tokens/s of eight concurrent requests, on the RTX 4090:
 
 """
     rows = [
@@ -253,14 +257,14 @@ Milliseconds per token of one request, and tokens/s of eight together, on the RT
         ]
         for g in MEMORIES
     ]
-    text += table(["VRAM"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("ms", "8 at once", "hot")], rows)
+    text += table(["VRAM"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("ms", "8 requests", "hot")], rows)
     text += """
-## The line between hot and cold
+## Share of hot neurons
 
-![Speed by the line](33b-versus-70b/line.svg)
+![Speed by share of hot neurons](33b-versus-70b/line.svg)
 
-INT4 on an RTX 4090 as if it had 80 GiB, so that attention, predictors and the KV cache are on the GPU throughout and
-only the line moves.
+INT4 on an RTX 4090 with an assumed 80 GiB, so that attention, predictors and the KV cache are always on the GPU and
+only the share of hot neurons varies. *Activations* is the share of the activations on the hot neurons.
 
 """
     rows = [
@@ -278,7 +282,7 @@ only the line moves.
         for s in LINES
     ]
     text += table(
-        ["hot"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("carry", "tokens/s", "ms", "8 at once")], rows
+        ["hot"] + [f"{MODELS[m]} {what}" for m in MODELS for what in ("activations", "tokens/s", "ms", "8 requests")], rows
     )
     (folder / "33b-versus-70b.md").write_text(text)
 

@@ -1,5 +1,4 @@
-"""Measures what the questions ask, with commands that are printed beside the answers, and writes answers.md and
-answers.json. usage: answers.py WORK DOCS [--render]"""
+"""Runs the experiments behind docs/answers.md, and writes answers.md and answers.json with the commands of each answer. usage: answers.py WORK DOCS [--render]"""
 
 import json
 import shlex
@@ -14,22 +13,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(folder, *arguments):
-    """Runs powerinfer in a folder of the work folder; returns what it prints."""
+    """Standard output of powerinfer, run in a subfolder of the work folder."""
     folder = WORK / folder
     folder.mkdir(parents=True, exist_ok=True)
     print(f"in {folder.relative_to(WORK)}: powerinfer {shlex.join(arguments)}", file=sys.stderr, flush=True)
     done = subprocess.run([POWERINFER, *arguments], cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise Failed(f"powerinfer {shlex.join(arguments)} ended with {done.returncode}")
+        raise Failed(f"powerinfer {shlex.join(arguments)} exited with {done.returncode}")
     return done.stdout
 
 
 class Failed(Exception):
-    """A command that did not end well."""
+    """A command that exited with an error."""
 
 
 class Asked:
-    """A command, where it is run, and what it found: kept beside, and taken from there where the same was asked before."""
+    """A command, its folder and its result. Results are cached on disk and reused for the same command."""
 
     def __init__(self, folder, name, *arguments):
         self.folder, self.arguments = folder, arguments
@@ -40,31 +39,31 @@ class Asked:
                 self.found = before["found"]
                 return
         if RENDERS:
-            sys.exit(f"`{kept}` is not there, or of another command; run scripts/answers.sh without --render")
+            sys.exit(f"`{kept}` does not exist, or is of another command; run scripts/answers.sh without --render")
         self.found = json.loads(run(folder, *arguments, "--json"))
         beside = kept.with_suffix(".new")
         beside.write_text(json.dumps({"arguments": arguments, "found": self.found}))
         beside.replace(kept)
 
-    def told(self):
+    def command(self):
         return f"powerinfer {shlex.join(self.arguments)}"
 
     def made(self):
-        """How the bundle that was asked was made, where that is no prepared one."""
+        """Commands that created the bundle; empty for a prepared bundle."""
         return [f"powerinfer {shlex.join(arguments)}" for arguments in making(self.folder)]
 
     def rows(self):
         return self.found["rows"]
 
 
-def holds(claim, told):
-    """Stops where a sentence is not what was found: it has to be written anew then."""
+def holds(claim, sentence):
+    """Exits if a fixed sentence contradicts the results: it must then be rewritten."""
     if not claim:
-        sys.exit(f"the answers say that {told}; that is not what was found")
+        sys.exit(f"the results contradict this statement of the answers: {sentence}")
 
 
 def holm(tests):
-    """Which of several tests, by name, stand at 5 % together (Holm 1979)."""
+    """Names of the tests that are significant at a family-wise error rate of 5 % (Holm 1979)."""
     order = sorted(tests, key=tests.get)
     standing = set()
     for place, name in enumerate(order):
@@ -98,11 +97,11 @@ def table(headings, rows):
 
 
 def verdict(paired):
-    """What an exact test says of functions, beside what it could have said."""
-    told = "p < 0.001" if paired["p_value"] < 0.001 else f"p = {paired['p_value']:.3f}"
+    """Result of McNemar's exact test, with the minimum detectable effect where it is not significant."""
+    p_value = "p < 0.001" if paired["p_value"] < 0.001 else f"p = {paired['p_value']:.3f}"
     if paired["p_value"] < 0.05:
-        return f"a difference, {told}"
-    return f"no difference shown, {told}; {100 * paired['minimum_detectable_effect']:.1f} points could have been"
+        return f"significant, {p_value}"
+    return f"no significant difference, {p_value}; minimum detectable effect {100 * paired['minimum_detectable_effect']:.1f} points"
 
 
 def functions(row):
@@ -110,7 +109,7 @@ def functions(row):
 
 
 def prepare(folder, *arguments):
-    """A bundle, where there is none yet."""
+    """Prepares a bundle unless it exists."""
     if not RENDERS and not (WORK / folder / "demo.powerinfer" / "bundle" / "manifest.json").exists():
         run(folder, "prepare", *arguments)
 
@@ -145,33 +144,33 @@ def hot_threshold():
     tokens, items = rows[0]["quality"]["tokens"], functions(rows[0])["items"]
     agreement = min(row["quality"]["top1_agreement"] for row in rows)
     flat = max(abs(row["quality"]["perplexity_rise"][end]) for row in rows for end in ("low", "high"))
-    holds(same_completions(rows), "all completions are the same at every line")
-    holds(all(functions(row)["lost"] + functions(row)["won"] == 0 for row in rows), "they pass as those of dense do")
+    holds(same_completions(rows), "all completions are the same at every threshold")
+    holds(all(functions(row)["lost"] + functions(row)["won"] == 0 for row in rows), "they have the same verdicts as those of dense")
     ends = rows[0]["placement"], rows[-1]["placement"]
-    holds(ends[0]["hot_neurons"] == 0 and ends[1]["hot_neurons"] == ends[1]["neurons"], "lines go from no neuron to all")
+    holds(ends[0]["hot_neurons"] == 0 and ends[1]["hot_neurons"] == ends[1]["neurons"], "thresholds range from no hot neuron to all")
     page = "## (a) How does the hot-neuron threshold trade accuracy against speed?\n\n"
     page += (
-        f"**It does not touch accuracy.** Hot and cold say where a neuron is computed, not whether. With lines between hot and cold from "
-        f"*no neuron is hot* to *all are*, each of the two halves computed and summed apart as a GPU and a CPU would, "
-        f"all {items} completions of held-out functions are the same token for token, pass@1 is {share(functions(rows[0])['pass_at_1'])} throughout, "
-        f"and the largest difference of any logit from `dense` on {tokens:,} tokens is {most:.4f} (the halves are summed in another order; keys and values are kept in 16 bits). "
-        f"The likeliest token is the same for {percent(agreement, 2)} of them at least, and perplexity moves by {percent(flat, 3)} at most.\n\n"
+        f"**It does not affect accuracy.** Hot and cold decide where a neuron is computed, not whether. With thresholds from "
+        f"*no hot neuron* to *all neurons hot* and the hot and cold neurons computed and summed separately, as a GPU and a CPU do, "
+        f"all {items} completions of held-out functions are identical token for token. Pass@1 is {share(functions(rows[0])['pass_at_1'])} throughout, "
+        f"and the largest logit difference from `dense` on {tokens:,} tokens is {most:.4f} (the partial sums are added in another order; the KV cache has 16 bits). "
+        f"Top-1 agreement is at least {percent(agreement, 2)}, and perplexity changes by at most {percent(flat, 3)}.\n\n"
     )
     effects = []
     if emulated:
         groups = [[row for row in emulated.rows() if row["axes"]["setting"] == level] for level in ("exact", "predicted")]
-        holds(all(same_completions(group) for group in groups), "completions are the same at every line on the emulated GPU")
+        holds(all(same_completions(group) for group in groups), "completions are the same at every threshold on the emulated GPU")
         first = groups[0][0]["quality"]
         on_device = max(row["quality"]["largest_logit_difference"] for row in groups[0])
         page += (
-            f"On the GPU's own kernels, emulated on a processor ({first['tokens']} tokens, {functions(groups[0][0])['items']} functions; no card was at hand): "
-            f"{on_device:.4f} from `dense`, completions the same at every line, under `exact` and under `predicted`.\n\n"
+            f"On the GPU's own kernels, emulated on a CPU ({first['tokens']} tokens, {functions(groups[0][0])['items']} functions; no GPU was available): "
+            f"the largest logit difference from `dense` is {on_device:.4f}; completions are the same at every threshold, under `exact` and under `predicted`.\n\n"
         )
         effects.append(effect("largest logit difference on the emulated GPU", on_device, n=first["tokens"]))
     else:
-        page += "The GPU's kernels were not run: there was neither a card nor a C++ compiler for their emulator.\n\n"
+        page += "The GPU kernels were not run: neither a GPU nor a C++ compiler for the emulator was available.\n\n"
     page += table(
-        ["hot: fires on", "hot neurons", "carry", "largest logit difference", "perplexity", "pass@1 (95 %)"],
+        ["hot: active on", "hot neurons", "activations", "largest logit difference", "perplexity", "pass@1 (95 %)"],
         [
             [
                 f"≥ {percent(row['axes']['hot_threshold'])} of tokens",
@@ -186,27 +185,27 @@ def hot_threshold():
     )
     speed = {share: asked.found["engines"][0] for share, asked in speeds.items()}
     one = {share: found["decode"][0]["tokens_per_second"] for share, found in speed.items()}
-    holds(one[0.0] < one[0.2] < one[1.0], "the more is hot, the faster")
+    holds(one[0.0] < one[0.2] < one[1.0], "more hot neurons are faster")
     page += (
-        f"\n**It is worth speed.** Simulated, a 70B in four bits with ReLU on a desktop with an RTX 4090 whose memory is taken to be 80 GiB, so that any line can be drawn: "
-        f"{number(one[0.0])} tokens/s with no neuron on the card, {number(one[0.2])} with the hottest fifth, which carries {percent(speed[0.2]['hot_share'])} of the activations, "
-        f"{number(one[1.0])} with all. `place` draws the line where a token takes least time within the memory there is.\n\n"
+        f"\n**It affects speed.** Simulated for a 70B model with ReLU in four bits, on a desktop with an RTX 4090 and an assumed 80 GiB of VRAM, so that every threshold fits: "
+        f"{number(one[0.0])} tokens/s with no neuron on the GPU, {number(one[0.2])} with the hottest fifth, which accounts for {percent(speed[0.2]['hot_share'])} of the activations, "
+        f"{number(one[1.0])} with all. `place` chooses the split with the least time per token within the available memory.\n\n"
     )
     page += table(
         ["70B, hot neurons"] + [percent(share, 0) for share in lines],
         [
-            ["carry"] + [percent(speed[share]["hot_share"], 0) for share in lines],
+            ["activations"] + [percent(speed[share]["hot_share"], 0) for share in lines],
             ["tokens/s, simulated"] + [number(one[share]) for share in lines],
         ],
     )
     page += (
-        "\nThe literature speaks of a trade here because its accuracy figures compare the predictor's errors with a dense model "
-        "(PowerInfer, Table 7: within 0.42 points but for one model); those are question (b). PowerInfer's own runtime adds "
-        "neurons of both sides in an order of the moment; this one's order is fixed.\n"
+        "\nThe literature describes a trade-off here because its accuracy figures compare the predictor's errors with a dense model "
+        "(PowerInfer, Table 7: within 0.42 points except for one model); these errors are question (b). PowerInfer's runtime adds "
+        "the sums of both devices in a nondeterministic order; the order here is fixed.\n"
     )
     answer = {
         "question": "How does the hot-neuron threshold trade accuracy against speed?",
-        "verdict": "not at all for accuracy: placement is exact; the more is hot, the faster",
+        "verdict": "accuracy does not change, because placement is exact; more hot neurons are faster",
         "effects": [
             effect("largest logit difference from dense, over all thresholds", most, n=tokens),
             effect("share of completions that are the same at every threshold", 1.0, n=items),
@@ -226,11 +225,11 @@ def same_completions(rows):
 
 
 def on_emulator(*question):
-    """What the emulated GPU answers; none where there is none."""
+    """Result on the emulated GPU; None without an emulator."""
     try:
         return Asked(*question)
     except Failed as failed:
-        print(f"{failed}: left out", file=sys.stderr)
+        print(f"{failed}: skipped", file=sys.stderr)
         return None
 
 
@@ -246,11 +245,11 @@ def skip_threshold():
     rows = [row for row in asked.rows() if row["axes"]["vram_bytes"] == 0]
     named = {row["axes"]["setting"]: row for row in rows}
     usual, dense, exact = named["predicted"], named["dense"], named["exact"]
-    holds(same_completions([dense, exact]), "`exact` writes what `dense` writes")
+    holds(same_completions([dense, exact]), "`exact` and `dense` have the same completions")
     predicted = [row for row in rows if row["axes"]["policy"] == "predicted"]
     predicted.sort(key=lambda row: row["axes"]["parameter_value"])
     standing = holm({row["axes"]["setting"]: functions(row)["p_value"] for row in predicted})
-    # From where on each level, and all that skip more, lose functions.
+    # The lowest threshold from which on every setting loses functions significantly.
     first = None
     for row in reversed(predicted):
         if row["axes"]["setting"] not in standing or functions(row)["difference"] >= 0:
@@ -259,28 +258,28 @@ def skip_threshold():
     speed = lambda row: row["speed"]["measured"]["tokens_per_second"]["median"]
     page = "## (b) How does the skip threshold trade accuracy, pass@1 and speed?\n\n"
     page += (
-        f"**Here is the trade.** As trained, the predictors have {percent(usual['sparsity']['computed_share'])} of the neurons computed; they find {percent(usual['predictor']['count_recall'])} of those that fire "
-        f"and {percent(usual['predictor']['contribution_recall'])} of what neurons add. Perplexity rises by {rise(usual['quality']['perplexity_rise'])}; pass@1 of {functions(usual)['pairs']} functions: "
-        f"{verdict(functions(usual))}. `exact`, which computes what fires, writes the same completions as `dense`, and no logit is more than {exact['quality']['largest_logit_difference']:.4f} off. "
+        f"**Raising the threshold trades accuracy for bytes.** At the trained thresholds, {percent(usual['sparsity']['computed_share'])} of the neurons are computed. The predictors' recall is {percent(usual['predictor']['count_recall'])} of the active neurons "
+        f"and {percent(usual['predictor']['contribution_recall'])} of the contributions. Perplexity rises by {rise(usual['quality']['perplexity_rise'])}; pass@1 of {functions(usual)['pairs']} functions: "
+        f"{verdict(functions(usual))}. `exact`, which computes the active neurons, has the same completions as `dense`; the largest logit difference is {exact['quality']['largest_logit_difference']:.4f}. "
     )
     if first:
         lost = functions(first)
         page += (
-            f"**Code suffers visibly from** `{first['axes']['setting']}` on: perplexity {rise(first['quality']['perplexity_rise'])}, and pass@1 {share(lost['pass_at_1'])} beside "
-            f"{share(functions(dense)['pass_at_1'])}, {lost['lost']} functions lost and {lost['won']} won ({verdict(lost)}; it stands beside the other {len(predicted) - 1} levels by Holm's correction). "
+            f"**The loss of pass@1 is significant from** `{first['axes']['setting']}` on: perplexity {rise(first['quality']['perplexity_rise'])}, and pass@1 {share(lost['pass_at_1'])} against "
+            f"{share(functions(dense)['pass_at_1'])}, {lost['lost']} functions lost and {lost['won']} won ({verdict(lost)}; also after Holm's correction for {len(predicted)} settings). "
         )
     else:
-        page += "No level that was tried, and all beyond it, loses functions visibly. "
+        page += "From no setting on is the loss of pass@1 significant. "
     ranges = {name: named[name]["speed"]["measured"]["tokens_per_second"] for name in ("dense", "exact", "predicted")}
-    told = ", ".join(f"`{name}` {number(found['median'])} ({number(found['least'])}–{number(found['most'])})" for name, found in ranges.items())
+    listed = ", ".join(f"`{name}` {number(found['median'])} ({number(found['least'])}–{number(found['most'])})" for name, found in ranges.items())
     page += (
-        f"Speed on this machine's CPU, {rows[0]['speed']['measured']['threads']} threads, tokens/s with the least and the most of {rows[0]['speed']['measured']['repeats']} repeats: {told}. Repeats of a level differ as much as levels do, "
-        "and on a model of 3.5 million parameters the predictor and everything but the FFN weigh more than on large ones: the bytes a token are the steadier figure.\n\n"
+        f"Speed on this machine's CPU, {rows[0]['speed']['measured']['threads']} threads, tokens/s, median (minimum–maximum) of {rows[0]['speed']['measured']['repeats']} repeats: {listed}. Repeats of one setting differ as much as settings do, "
+        "and in a model of 3.5 million parameters the predictor and everything outside the FFN take a larger share than in large models. The bytes per token are the more stable figure.\n\n"
     )
     page += table(
         [
-            "level", "FFN neurons computed", "recall, count", "recall, contribution", "precision", "perplexity", "pass@1 (95 %)",
-            "beside dense", "read a token", "tokens/s here", "tokens/s RTX 4090, simulated",
+            "setting", "FFN neurons computed", "recall, count", "recall, contribution", "precision", "perplexity", "pass@1 (95 %)",
+            "pass@1 vs dense", "bytes read per token", "tokens/s here", "tokens/s RTX 4090, simulated",
         ],
         [
             [
@@ -307,17 +306,17 @@ def skip_threshold():
             for row in rows
         ],
     )
-    told = "; ".join(
+    costs = "; ".join(
         f"at `{row['axes']['setting']}` {percent(row['quality']['perplexity_rise']['value'], 2)} of perplexity and {-100 * functions(row)['difference']:.1f} points of pass@1"
         for row in predicted
         if row["axes"]["setting"] in standing
     )
     page += (
-        "\nThe [page of this sweep](answers/skip-threshold.html) draws it, with the layers that bear most. A level is what each layer's trained threshold, a logit, is "
-        "raised by.\n\nDoes code suffer before perplexity shows it? Not in what a sample can tell: thousands of tokens show a rise of perplexity that some hundred functions could not. In size it does: "
-        f"{told}. The literature has HumanEval fall from 0.56 to 0.46 where perplexity rises by 7 % (50 % sparsity of another model, by other means).\n"
-        if told
-        else "\nThe [page of this sweep](answers/skip-threshold.html) draws it.\n"
+        "\nThe [report of this sweep](answers/skip-threshold.html) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the trained threshold of each layer, "
+        "a logit.\n\nDoes pass@1 fall before perplexity rises? Not in statistical significance: thousands of tokens resolve a smaller effect than some hundred functions. In magnitude it does: "
+        f"{costs}. In the literature, HumanEval falls from 0.56 to 0.46 where perplexity rises by 7 % (another model at 50 % sparsity, by another method).\n"
+        if costs
+        else "\nThe [page of this sweep](answers/skip-threshold.html) has charts.\n"
     )
     effects = [
         effect(
@@ -335,7 +334,7 @@ def skip_threshold():
     ]
     answer = {
         "question": "How does the skip threshold trade accuracy, pass@1 and speed?",
-        "verdict": f"as trained {rise(usual['quality']['perplexity_rise'])} of perplexity, pass@1: {verdict(functions(usual))}; visible in pass@1 from {first['axes']['setting'] if first else 'no level that was tried'} on",
+        "verdict": f"without a raised threshold {rise(usual['quality']['perplexity_rise'])} of perplexity, pass@1: {verdict(functions(usual))}; significant in pass@1 from {first['axes']['setting'] if first else 'no setting'} on",
         "effects": effects,
     }
     return page, answer, [asked]
@@ -359,18 +358,18 @@ def pruning():
     cold = {arm["parameter"]["kept"]: arm for arm in arms if arm["arm"] == "drop cold"}
     random = {arm["parameter"]["kept"]: arm for arm in arms if arm["arm"] == "drop random"}
     for kept in (0.8, 0.6):
-        holds(random[kept]["pass_at_1"]["high"] < cold[kept]["pass_at_1"]["low"], "random neurons are missed more than cold ones")
-    holds(cold[0.6]["pass_at_1"]["relative_to_dense"]["p_value"] < 0.05, "two fifths of cold neurons are missed")
+        holds(random[kept]["pass_at_1"]["high"] < cold[kept]["pass_at_1"]["low"], "dropping random neurons costs more than dropping cold ones")
+    holds(cold[0.6]["pass_at_1"]["relative_to_dense"]["p_value"] < 0.05, "dropping the coldest two fifths costs pass@1")
     page = "## (c) What if only cold neurons are pruned: sparsity against code accuracy\n\n"
     page += (
-        f"**Cold is not useless.** Token by token, {percent(1 - skipped[0]['ffn_neurons_computed'])} of the neurons can be left out for a rise of perplexity of {rise(skipped[0]['perplexity_rise'])} "
-        f"and pass@1 {share(skipped[0]['pass_at_1'])} beside {share(dense['pass_at_1'])}. For good, by how often they fired while the model was profiled, the coldest "
-        f"fifth costs {rise(cold[0.8]['perplexity_rise'])} of perplexity and, of pass@1, {verdict(cold[0.8]['pass_at_1']['relative_to_dense'])}; the coldest two fifths cost {rise(cold[0.6]['perplexity_rise'])} "
-        f"and pass@1 falls to {share(cold[0.6]['pass_at_1'])}; as many at random: {share(random[0.6]['pass_at_1'])}. "
-        "So a cold neuron is worth less than another, and far more than nothing: the sparsity that counts is that of each token.\n\n"
+        f"**Cold neurons matter.** Token by token, {percent(1 - skipped[0]['ffn_neurons_computed'])} of the neurons can be skipped, at a rise of perplexity of {rise(skipped[0]['perplexity_rise'])} "
+        f"and pass@1 {share(skipped[0]['pass_at_1'])} against {share(dense['pass_at_1'])}. Dropping neurons for good, by activation frequency in the profile, is different: the coldest "
+        f"fifth costs {rise(cold[0.8]['perplexity_rise'])} of perplexity; pass@1: {verdict(cold[0.8]['pass_at_1']['relative_to_dense'])}; the coldest two fifths cost {rise(cold[0.6]['perplexity_rise'])} "
+        f"and pass@1 falls to {share(cold[0.6]['pass_at_1'])}; with the same number of random neurons it is {share(random[0.6]['pass_at_1'])}. "
+        "A cold neuron contributes less than a hot one, but far from nothing. The usable sparsity is that of the single token.\n\n"
     )
     page += table(
-        ["arm", "level", "FFN neurons computed", "perplexity", "pass@1 (95 %)", "beside dense"],
+        ["arm", "setting", "FFN neurons computed", "perplexity", "pass@1 (95 %)", "pass@1 vs dense"],
         [
             [
                 arm["arm"], level(arm), percent(arm["ffn_neurons_computed"]),
@@ -382,12 +381,12 @@ def pruning():
         ],
     )
     page += (
-        f"\n*Skip predicted* is what `run` does; *drop cold* keeps the hottest of all layers' neurons for every token; *drop random* as many of each layer, whichever. "
-        f"{asked.found['tokens']:,} tokens, {asked.found['tasks']} functions. Where it is said that cold neurons can be pruned, look which of the first two arms was measured.\n"
+        f"\n*Skip predicted* is the policy of `run`. *Drop cold* keeps the hottest neurons of all layers for every token. *Drop random* keeps the same number per layer, chosen at random. "
+        f"{asked.found['tokens']:,} tokens, {asked.found['tasks']} functions. Claims that cold neurons can be pruned should name which of the first two arms they measured.\n"
     )
     answer = {
         "question": "What does pruning only cold neurons cost, against sparsity?",
-        "verdict": f"skipping {percent(1 - skipped[0]['ffn_neurons_computed'])} token by token: {verdict(skipped[0]['pass_at_1']['relative_to_dense'])}; dropping the coldest two fifths for good: {verdict(cold[0.6]['pass_at_1']['relative_to_dense'])}; as many at random cost more",
+        "verdict": f"skipping {percent(1 - skipped[0]['ffn_neurons_computed'])} token by token: {verdict(skipped[0]['pass_at_1']['relative_to_dense'])}; dropping the coldest two fifths for good: {verdict(cold[0.6]['pass_at_1']['relative_to_dense'])}; random neurons, the same number, cost more",
         "effects": [
             effect(
                 f"pass@1, {arm['arm']} {level(arm)}", *(arm["pass_at_1"][end] for end in ("value", "low", "high")),
@@ -423,9 +422,9 @@ def sizes():
     slow = {memory: one("llama-70b", memory)["milliseconds"] / one("llama-30b", memory)["milliseconds"] for memory in MEMORIES}
     page = "## (d) 33B against 70B on a consumer GPU\n\n"
     page += (
-        f"**Simulated; no card was at hand.** LLaMA-30B's shape (32.5 billion parameters) and LLaMA-2-70B's with ReLU in four bits on a desktop with an RTX 4090 and DDR5-5600: with 24 GiB "
-        f"{number(one('llama-30b', 24)['tokens_per_second'])} and {number(one('llama-70b', 24)['tokens_per_second'])} tokens/s, the 70B takes {number(slow[24])} times as long for a token; with 8 GiB {number(slow[8])} times, with 48 GiB {number(slow[48])} times. "
-        f"What fits decides more than what a model has: [33b-versus-70b.md](33b-versus-70b.md) has sparsity, cards and lines, [simulator.md](simulator.md) how far such predictions were off.\n\n"
+        f"**Simulated; no GPU was available.** The shapes of LLaMA-30B (32.5 billion parameters) and LLaMA-2-70B with ReLU, in four bits on a desktop with an RTX 4090 and DDR5-5600: "
+        f"{number(one('llama-30b', 24)['tokens_per_second'])} and {number(one('llama-70b', 24)['tokens_per_second'])} tokens/s with 24 GiB of VRAM. The 70B takes {number(slow[24])} times as long per token; with 8 GiB {number(slow[8])} times, with 48 GiB {number(slow[48])} times. "
+        f"The share of the model that fits in VRAM matters more than its size. [33b-versus-70b.md](33b-versus-70b.md) varies sparsity, VRAM and the share of hot neurons; [simulator.md](simulator.md) has the errors of such predictions.\n\n"
     )
     rows = []
     for model, name in MODELS.items():
@@ -441,7 +440,7 @@ def sizes():
                 ]
             )
     page += table(
-        ["simulated", "hot neurons", "carry", "on the GPU", "on the CPU", "tokens/s", "ms a token", "8 at once", "llama.cpp's layers"], rows
+        ["simulated", "hot neurons", "activations", "on the GPU", "on the CPU", "tokens/s", "ms per token", "8 requests", "llama.cpp, tokens/s"], rows
     )
     measured = []
     for model, (asked, layers) in here.items():
@@ -456,15 +455,15 @@ def sizes():
             )
     processor = next(iter(here.values()))[0].rows()[0]["identity"]["processor"]
     page += (
-        f"\n**Measured, as far as this machine goes** ({processor}, {next(iter(here.values()))[0].rows()[0]['speed']['measured']['threads']} threads, no GPU): layers of both shapes with random weights of which 90 % of the FFN activations are zero, "
-        "in four bits, decoded on the CPU, beside what the same cost model says of this machine, whose other tenants make the bandwidth that is probed beside vary.\n\n"
+        f"\n**Measured on this machine** ({processor}, {next(iter(here.values()))[0].rows()[0]['speed']['measured']['threads']} threads, no GPU): layers of both shapes with random weights and 90 % zero FFN activations, "
+        "in four bits, decoded on the CPU, compared with the same cost model for this machine. The host is shared, so the probed bandwidth varies.\n\n"
     )
     page += table(
-        ["measured", "FFN neurons computed", "ms a token", "P95", "cost model", "measured over it", "read a token", "of the read bandwidth"], measured
+        ["measured", "FFN neurons computed", "ms per token", "p95", "cost model", "measured / predicted", "bytes read per token", "fraction of read bandwidth"], measured
     )
     answer = {
         "question": "How do a 33B and a 70B model differ on a consumer GPU?",
-        "verdict": f"at 24 GiB the 70B takes {number(slow[24])} times as long for a token (simulated)",
+        "verdict": f"at 24 GiB the 70B takes {number(slow[24])} times as long per token (simulated)",
         "effects": [
             effect(f"milliseconds a token, 70B over 33B, {memory} GiB", slow[memory], simulated=True) for memory in MEMORIES
         ]
@@ -484,7 +483,7 @@ LAYERS = 2
 
 
 def making(folder):
-    """The commands that make a synthetic bundle in a folder, in which `text.txt` is the README; none for other folders."""
+    """Commands that create a synthetic bundle in a folder whose `text.txt` is the README; empty for other folders."""
     parent, _, model = folder.rpartition("/")
     if parent != "synthetic":
         return []
@@ -499,7 +498,7 @@ def making(folder):
 
 
 def synthetic(model):
-    """A sweep of a few layers of a model's shape, made where it is first asked for."""
+    """A sweep of a synthetic model with few layers; the model is created on first use."""
     folder = f"synthetic/{model}"
     question = (
         folder, "sweep", "sweep", "bundle", "--policy", "dense,exact,predicted", "--vram", "0G", "--data", "text.txt", "--tokens", "600", "--audit-tokens", "64",
@@ -513,7 +512,7 @@ def synthetic(model):
     asked = Asked(*question)
     for checkpoint in (WORK / folder / "model").glob("*.safetensors"):
         if not RENDERS:
-            checkpoint.unlink()  # gigabytes that are made again when they are asked for
+            checkpoint.unlink()  # saves gigabytes; created again when needed
     return asked, LAYERS
 
 
@@ -534,25 +533,25 @@ def without_zeros():
         return min(allowed, key=lambda row: row["sparsity"]["computed_share"], default=None)
 
     found = {kind: best(kind) for kind in ("error", "gate")}
-    told = []
+    best_of = []
     for kind, row in found.items():
         name = "thresholds to a relative error of each FFN's output (CETT)" if kind == "error" else "percentiles of |gate| (CATS)"
         if row is None:
-            told.append(f"{name}: no level that was tried is shown to stay within 1 %")
+            best_of.append(f"{name}: no setting is shown to stay within 1 %")
             continue
-        told.append(
-            f"{name}: {percent(1 - row['sparsity']['computed_share'], 0)} of the neurons left out (`{row['axes']['setting']}`), perplexity {rise(row['quality']['perplexity_rise'])}, pass@1 {share(functions(row)['pass_at_1'])}, {verdict(functions(row))}"
+        best_of.append(
+            f"{name}: {percent(1 - row['sparsity']['computed_share'], 0)} of the neurons skipped (`{row['axes']['setting']}`), perplexity {rise(row['quality']['perplexity_rise'])}, pass@1 {share(functions(row)['pass_at_1'])}, {verdict(functions(row))}"
         )
     page = "## (e) How sparse are models without ReLU, by magnitude?\n\n"
     most = max((1 - row["sparsity"]["computed_share"] for row in found.values() if row), default=0.0)
-    head = f"**{percent(most, 0)} of the neurons at most, where the demo with ReLU leaves out nineteen in twenty.**" if most > 0 else "**Not by any level that was tried.**"
-    holds(most < 0.9, "a model without ReLU leaves out less")
+    head = f"**At most {percent(most, 0)} of the neurons can be skipped; the demo with ReLU skips nineteen in twenty.**" if most > 0 else "**No setting stays within the budget.**"
+    holds(most < 0.9, "a model without ReLU skips fewer neurons")
     page += (
-        f"{head} The demo's architecture trained with SiLU instead, {percent(functions(dense)['pass_at_1']['value'])} of {functions(dense)['items']} held-out functions dense. "
-        f"With the upper end of the interval within +1 % of perplexity: {'; '.join(told)}.\n\n"
+        f"{head} The demo's architecture was trained with SiLU: {percent(functions(dense)['pass_at_1']['value'])} of {functions(dense)['items']} held-out functions pass under `dense`. "
+        f"With the upper end of the interval within +1 % of perplexity: {'; '.join(best_of)}.\n\n"
     )
     page += table(
-        ["level", "FFN neurons computed", "relative FFN error", "perplexity", "pass@1 (95 %)", "beside dense"],
+        ["setting", "FFN neurons computed", "relative FFN error", "perplexity", "pass@1 (95 %)", "pass@1 vs dense"],
         [
             [
                 f"`{row['axes']['setting']}`", percent(row["sparsity"]["computed_share"]), percent(row["sparsity"]["relative_error"]), rise(row["quality"]["perplexity_rise"]),
@@ -562,12 +561,12 @@ def without_zeros():
         ],
     )
     page += (
-        "\nNeurons are chosen after their gates are read, so of three matrices one at least is read whole: leaving out a share s saves at most two thirds of s of the FFN's bytes. “50 % at a negligible change” "
-        "(arXiv 2412.12178, 2404.08763) is of models of billions of parameters and of zero-shot tasks; perplexity here is of code that has one right continuation most of the time.\n"
+        "\nNeurons are selected after their gates are computed, so at least one of the three matrices is read in full: skipping a share s saves at most two thirds of s of the FFN's bytes. “50 % at a negligible change” "
+        "(arXiv 2412.12178, 2404.08763) refers to models with billions of parameters and to zero-shot tasks. The perplexity here is of code, which usually has one correct continuation.\n"
     )
     answer = {
         "question": "How sparse can a model without ReLU be made by magnitude at no more than 1 % of perplexity, and what does it do to pass@1?",
-        "verdict": "; ".join(told),
+        "verdict": "; ".join(best_of),
         "effects": [
             effect(
                 f"perplexity rise, {row['axes']['setting']}", *(row["quality"]["perplexity_rise"][end] for end in ("value", "low", "high")),
@@ -581,8 +580,8 @@ def without_zeros():
 
 
 def commands(asked):
-    """Where a reader can check every figure."""
-    lines = "".join("".join(f"{line}\n" for line in [*one.made(), one.told()]) for one in asked)
+    """Commands that reproduce the figures."""
+    lines = "".join("".join(f"{line}\n" for line in [*one.made(), one.command()]) for one in asked)
     return f"\n```sh\n{lines}```\n"
 
 
@@ -593,19 +592,19 @@ def main():
     for letter, ask in zip("abcde", [hot_threshold, skip_threshold, pruning, sizes, without_zeros]):
         page, answer, asked = ask()
         sections.append(page + commands(asked))
-        answer = {"id": letter, **answer, "commands": [line for one in asked for line in [*one.made(), one.told()]]}
+        answer = {"id": letter, **answer, "commands": [line for one in asked for line in [*one.made(), one.command()]]}
         answers.append(answer)
     first = json.loads((WORK / "demo" / "skip-threshold.json").read_text())["rows"][0]
     identity = first["identity"]
     about = (
         "# Answers\n\n"
-        "What computing only the neurons that fire costs and brings, asked five ways. Measured on the model that this repository ships, a Llama of 3.5 million parameters with ReLU trained on small Python functions, "
-        "and on its sibling with SiLU; speeds of large models are simulated, and marked so. Perplexities rise over `dense` on the same tokens, intervals of 95 % by the paired bootstrap of blocks of 64 tokens; pass@1 of held-out functions, greedy, "
-        "Wilson's intervals, differences by McNemar's exact test on the same functions, with the smallest difference that the sample could have told from none.\n\n"
-        f"Written by `scripts/answers.sh` ({identity['tool']}, {identity['processor']}, {identity['instruction_set']}, {first['speed']['measured']['threads']} threads; seed {identity['seed']}). Each section ends with its commands; they run in a folder "
-        "where `powerinfer prepare demo --vram 24G` has run, (e) where that was done with the sibling (`scripts/train-demo.sh --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
-        "(d)'s synthetic layers where `text.txt` is this repository's README, each in a folder of its own; `--device emulated` takes a build with `--features emulator`. Figures that do not depend on the clock come out the same again. "
-        "[answers.json](answers.json) has the figures for programs.\n\n"
+        "Accuracy and speed of computing only the active neurons, in five questions. Accuracy is measured on the model that this repository ships, a Llama of 3.5 million parameters with ReLU, trained on small Python functions, "
+        "and on the same architecture with SiLU. Speeds of large models are simulated, and marked so.\n\nRises of perplexity are relative to `dense` on the same tokens, with 95 % intervals by the paired bootstrap of blocks of 64 tokens. Pass@1 is measured on held-out functions with greedy decoding, "
+        "Wilson's intervals, and differences are tested by McNemar's exact test on the same functions. Where a difference is not significant, the minimum detectable effect is given.\n\n"
+        f"Written by `scripts/answers.sh` ({identity['tool']}, {identity['processor']}, {identity['instruction_set']}, {first['speed']['measured']['threads']} threads; seed {identity['seed']}). Each section ends with its commands. They run in a folder "
+        "where `powerinfer prepare demo --vram 24G` has run. Those of (e) run where the SiLU model was prepared (`scripts/train-demo.sh --activation silu --steps 900 --out silu/demo`, `powerinfer prepare silu/demo --vram 24G`), and "
+        "(d)'s synthetic layers where `text.txt` is this repository's README, each in a folder of its own; `--device emulated` takes a build with `--features emulator`. Figures other than times are reproducible. "
+        "[answers.json](answers.json) has the figures in machine-readable form.\n\n"
     )
     DOCS.joinpath("answers.md").write_text(about + "\n".join(sections))
     document = {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Answers the questions that everyone asks about computing only the neurons that fire, and writes docs/answers.md and
-# docs/answers.json anew: about half an hour on two cores, twelve minutes of it for training the demo with SiLU where that
-# is not there yet. What was measured already is kept in target/answers and gone on with. Needs rustup, a C++ compiler
-# and Python 3; without a C++ compiler the emulated GPU is left out, and the answers say so.
+# Measures accuracy and speed of computing only the active neurons, and regenerates docs/answers.md and docs/answers.json.
+# Takes about half an hour on two cores, including twelve minutes to train the demo with SiLU on the first run. Results
+# are cached in target/answers and reused. Needs rustup, a C++ compiler and Python 3. If the emulated GPU does not run,
+# its figures are skipped, and the answers state this.
 #
-# usage: scripts/answers.sh [--render]     --render writes the documents of what is there, and measures nothing
+# usage: scripts/answers.sh [--render]     --render writes the documents from cached results and measures nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")

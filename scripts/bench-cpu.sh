@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Side by side with llama.cpp on this machine's processor, in one run: synthetic models of real shapes,
-# the same weights in the same format, the same numbers of threads, runs in turn, the speed of memory
-# probed beside each. Also: what sparsity brings over our own dense path. Writes a report in Markdown, and
-# all figures in JSON beside the models: a run of the same program that was broken off goes on with them.
-# Leave the machine alone meanwhile. More than an hour on two cores, not counting the first build of
-# llama.cpp; 25 GB of disk and 20 GB of memory. Needs rustup, a C++ compiler, CMake and Python 3.9 or newer
-# with pip.
+# Compares powerinfer with llama.cpp on this machine's CPU: synthetic models of real shapes, the same weights
+# in the same format, the same thread counts, alternating runs, and the read bandwidth probed before and after
+# each run. Also measures the speedup of sparse policies over `dense`. Writes a report in Markdown, and all
+# figures in JSON to FOLDER/figures.json; an interrupted run of the same program resumes from it. Run nothing
+# else on the machine. Takes more than an hour on two cores, not counting the first build of llama.cpp, and
+# 25 GB of disk and 20 GB of memory. Needs rustup, a C++ compiler, CMake and Python 3.9 or newer with pip.
 #
 # usage: scripts/bench-cpu.sh [FOLDER] [REPORT]
-#   FOLDER  where to work; llama.cpp is built there once [default: a temporary folder]
+#   FOLDER  work folder; llama.cpp is built there once [default: a temporary folder]
 #   REPORT  [default: docs/cpu-results.md]
-# SHAPES="llama-1b llama-7b:16 llama-70b:4" (with numbers of layers where not all), QUANTS="f16 q8_0 q4_0",
-# THREADS="1 2" and REPEATS=3 change what is run; PROMPT_SHAPES=llama-1b says on which a prompt of 512
-# tokens is read too; SPARSE="" leaves sparsity out. LLAMA_CPP_BIN=folder has llama-bench and llama-quantize
-# already, POWERINFER=path uses a binary that is there already.
+# SHAPES="llama-1b llama-7b:16 llama-70b:4" (":N" limits a shape to N layers), QUANTS="f16 q8_0 q4_0",
+# THREADS="1 2" and REPEATS=3 select what is measured. PROMPT_SHAPES=llama-1b lists the shapes with a prefill of
+# 512 tokens; SPARSE="" skips the sparse policies. LLAMA_CPP_BIN=folder uses an existing llama-bench and
+# llama-quantize, POWERINFER=path an existing binary.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 report=$(realpath -m "${2:-$root/docs/cpu-results.md}")
@@ -30,11 +29,11 @@ fi
 mkdir -p "$folder"
 folder=$(realpath "$folder")
 
-# What converts models for llama.cpp.
+# The gguf package converts the models for llama.cpp.
 [ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check gguf==0.19.0
 
-# llama.cpp, as the source package of its Python binding carries it.
+# llama.cpp is built from the source package of llama-cpp-python, its Python binding.
 export LLAMA_CPP_VERSION=0.3.36
 if [ -z "${LLAMA_CPP_BIN:-}" ]; then
   LLAMA_CPP_BIN=$folder/llama.cpp/bin

@@ -1,4 +1,4 @@
-"""What `bench-cpu.sh` does: powerinfer and llama.cpp in turn on the same shapes, as a report."""
+"""Benchmarks powerinfer and llama.cpp alternately on the same shapes, and writes a report. Run by `bench-cpu.sh`."""
 
 import hashlib
 import json
@@ -30,34 +30,34 @@ SPARSITY = 0.9
 SPARSE_QUANT = "q4_0"
 # Predictors of this rank are at most 3 % of the model's bytes where both are in 4 bits.
 RANKS = {"llama-1b": 96, "llama-7b": 288, "llama-13b": 320, "llama-30b": 448, "llama-70b": 544}
-# Shapes too large to be held against llama.cpp in every format.
+# Shapes too large for a comparison with llama.cpp: they are measured in the sparse format only.
 ONLY_SPARSE = {"llama-70b"}
 LLAMA_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 BYTES_PER_WEIGHT = {"f16": 2, "bf16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}
-# Stages that multiply every token with every weight; the head sees the last token alone.
+# Stages whose GEMMs cover every prompt token; the head computes the last token only.
 PRODUCTS = {"query-key-value", "attention-output", "gate-up", "down"}
 DECODE_GOALS = {"f16": 1.1, "bf16": 1.1, "q8_0": 1.2, "q4_0": 1.3}
 SHARE_GOALS = {"f16": 0.85, "bf16": 0.85, "q8_0": 0.85, "q4_0": 0.75}
-# Over our own dense path, and over llama.cpp.
+# Speedup over the dense policy, and over llama.cpp.
 SPARSE_GOALS = {
     ("llama-7b", "exact"): (1.6, 2.0),
     ("llama-7b", "predicted"): (2.0, 2.5),
     ("llama-70b", "predicted"): (3.0, None),
 }
 PROMPT_GOAL, HAND_OVER_GOAL, THREADS_GOAL = 1.0, 3.0, 1.6
-# Seconds until the first token of a bundle of so many bytes in the page cache.
+# Most seconds to the first token, for bundles of at most `START_BYTES` in the page cache.
 START_GOAL, START_BYTES = 1.0, 4 << 30
 BATCHES = [1, 2, 4, 8, 16, 32]
 BUSY_ROUNDS = 3
 DENSITIES = [5, 10, 20, 30, 50, 70]
-# An FFN with a share of its neurons may take so many times that share of the time of all, and so much more.
+# Goal for an FFN with a share of its neurons: factor on share × dense time, plus a constant in µs.
 DENSITY_GOAL = (1.2, 3.0)
-# A run that others keep from the processor may wait for its threads for ever.
+# A run that is starved of CPU time may wait for its threads forever.
 LIMIT_SECONDS = 1200
 
 
 def run(*command, limit=LIMIT_SECONDS, **options):
-    """What a command writes; its words are shown where it fails. None where it takes too long."""
+    """Standard output of a command; None on timeout. Exits with the command's output on failure."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, **options)
@@ -73,7 +73,7 @@ def say(line):
 
 
 class Runs:
-    """What runs in turn left: documents of ours, samples of theirs."""
+    """Results of alternating runs: JSON documents of powerinfer, tokens/s of llama.cpp."""
 
     def __init__(self):
         self.ours, self.prompt, self.decode = [], [], []
@@ -83,7 +83,7 @@ class Runs:
 
 
 def bench(bundle, policy, threads, prompt, *more, repeats=1):
-    """One run of ours."""
+    """JSON document of one `powerinfer bench` run; None on timeout."""
     text = run(
         POWERINFER, "bench", bundle, "--policy", policy, "--threads", threads, "--repeats", repeats,
         "-p", PROMPT if prompt else 0, "-n", TOKENS, "--json", "--quiet", *more,
@@ -92,7 +92,7 @@ def bench(bundle, policy, threads, prompt, *more, repeats=1):
 
 
 def llama_bench(model, threads, prompt):
-    """One run of theirs: tokens per second of prompt and decoding, and its version."""
+    """One llama-bench run: tokens/s of prefill and decode, and the version."""
     text = run(
         LLAMA / "llama-bench", "-m", model, "-t", threads, "-p", PROMPT if prompt else 0, "-n", TOKENS,
         "-r", 1, "-o", "jsonl",
@@ -107,8 +107,8 @@ def llama_bench(model, threads, prompt):
 
 
 def read_anew(*files):
-    """Drops files from the page cache and reads them again: what a program has just written lies there in
-    other pages than what comes from the disk, and one that is read from larger pages is read faster."""
+    """Drops files from the page cache and reads them again. Freshly written files are cached in pages of another
+    size than files read from disk, and larger pages are read faster."""
     for path in files:
         with open(path, "rb", buffering=0) as file:
             os.fsync(file.fileno())
@@ -118,14 +118,14 @@ def read_anew(*files):
 
 
 def seconds_to_first_token(bundle, threads):
-    """From the start of the program to the end of an answer of one token."""
+    """Seconds from process start until one token has been generated."""
     started = time.monotonic()
     run(POWERINFER, "run", bundle, "--threads", threads, "--prompt", "a", "-n", 1, "--quiet")
     return time.monotonic() - started
 
 
 def in_turn(bundle, model, threads, prompt, policies=("dense",)):
-    """Runs of each policy of ours and of theirs, round by round."""
+    """Alternating runs: each policy of powerinfer, then llama.cpp, `REPEATS` times."""
     runs = {policy: Runs() for policy in policies}
     versions = set()
     for _ in range(REPEATS):
@@ -161,7 +161,7 @@ def ratio(one, other):
 
 
 def verdict(value, goal, at_most=False):
-    """A figure beside its goal."""
+    """Value, goal and verdict as table cells."""
     if value is None or goal is None:
         return figure(value), "–", "–"
     met = value <= goal if at_most else value >= goal
@@ -179,14 +179,14 @@ def name_of(shape, layers):
 
 
 class Model:
-    """A synthetic checkpoint and whatever is made of it."""
+    """A synthetic checkpoint and the files derived from it."""
 
     def __init__(self, folder, text, shape):
         self.shape, _, self.layers = shape.partition(":")
         self.folder, self.text, self.is_made = folder / "models", text, False
 
     def make(self):
-        """Writes the checkpoint and its profile, unless that is done."""
+        """Writes the checkpoint and its profile, unless they exist."""
         if self.is_made:
             return
         self.is_made = True
@@ -199,7 +199,7 @@ class Model:
             synth += ["--layers", self.layers]
         say(f"making {name_of(self.shape, self.layers)}")
         run(POWERINFER, *synth)
-        # Only order within layers comes of it, so that little is enough.
+        # The profile only sorts neurons within layers, so few tokens are enough.
         self.profile = self.folder / "profile"
         run(
             POWERINFER, "profile", self.checkpoint, "--data", self.text, "--tokens", 64, "--out", self.profile,
@@ -217,7 +217,7 @@ class Model:
         return out
 
     def gguf(self, quant):
-        """The file for llama.cpp; its own quantiser makes it of 16 bits."""
+        """GGUF file for llama.cpp, quantised by llama-quantize from 16 bits."""
         source = self.folder / "model-f16.gguf"
         if not source.exists():
             convert(self.checkpoint, source, for_speed=True)
@@ -233,13 +233,13 @@ class Model:
 
 
 class Files:
-    """What both programs run of a model in a format, made when it is first asked for."""
+    """Files of a model in one format for both programs, created on first use."""
 
     def __init__(self, model, quant):
         self.model, self.quant, self.made = model, quant, None
 
     def get(self):
-        """The bundle, and the file for llama.cpp, if it is to run that."""
+        """The bundle, and the GGUF file or None where llama.cpp does not run."""
         if not self.made:
             self.model.make()
             bundle = self.model.bundle(self.quant)
@@ -258,7 +258,7 @@ class Files:
 
 
 def where_time_goes(title, document):
-    """The stages of a run of ours, as a section."""
+    """Report section: decode stages of a powerinfer run."""
     decode = document["decode"][0]
     total = decode["microseconds_per_token"]["median"]
     bandwidth = decode["read_bandwidth"]["median"]
@@ -269,27 +269,27 @@ def where_time_goes(title, document):
         rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", *(reads if stage["bytes"] else [""] * 3)])
     rows.append(["unaccounted", f"{decode['unaccounted_microseconds']['median']:.0f}", "", "", "", ""])
     return f"\n### {title}\n\n" + table(
-        ["stage", "µs a token", "of the time", "MB read", "GB/s", "of read bandwidth"], rows
+        ["stage", "µs per token", "share of time", "MB read", "GB/s", "of read bandwidth"], rows
     )
 
 
 def where_prompt_time_goes(title, document, quant):
-    """The stages of a prompt of ours, as a section: bound by arithmetic, so with operations instead of bytes."""
+    """Report section: prefill stages of a powerinfer run. Prefill is compute-bound, so GFLOP/s replace GB/s."""
     prompt, decode = document["prompt"][0], document["decode"][0]
     total = prompt["microseconds_per_token"]["median"]
     rows = []
     for stage, of_token in zip(prompt["stages"], decode["stages"]):
         time = stage["microseconds"]["median"]
-        # A token alone reads every weight once; what else attention reads is no weight.
+        # Decoding reads every weight once, so its bytes give the number of weights. Attention reads the KV cache, no weights.
         weights = of_token["bytes"] / BYTES_PER_WEIGHT[quant] if stage["stage"] in PRODUCTS else 0
         speed = f"{2 * weights / time / 1e3:.0f}" if weights and time else ""
         rows.append([stage["stage"], f"{time:.0f}", f"{100 * time / total:.1f} %", speed])
     rows.append(["unaccounted", f"{prompt['unaccounted_microseconds']['median']:.0f}", "", ""])
-    return f"\n### {title}\n\n" + table(["stage", "µs a token", "of the time", "GFLOP/s"], rows)
+    return f"\n### {title}\n\n" + table(["stage", "µs per token", "share of time", "GFLOP/s"], rows)
 
 
 def middle(documents, kind="decode"):
-    """The run whose speed is the median, or just above."""
+    """The run with the median speed (the upper one of two)."""
     speed = lambda document: document[kind][0]["tokens_per_second"]["median"]
     return sorted(documents, key=speed)[len(documents) // 2]
 
@@ -299,7 +299,7 @@ def share(documents):
 
 
 class Report:
-    """Rows as they come; written after every one, so that a run that is broken off leaves what it has."""
+    """Rows of the report, written after each measurement so that an interrupted run keeps its results."""
 
     def __init__(self, path, folder):
         self.path, self.folder = path, folder
@@ -307,7 +307,7 @@ class Report:
         self.starts, self.batches, self.busy = [], [], []
         self.speeds, self.syncs, self.raw = {}, [], []
         self.disturbed, self.count, self.versions = 0, 0, set()
-        # Who measured: figures of anything else are not taken up.
+        # Results of another program or other settings are not reused.
         program = hashlib.sha256(pathlib.Path(POWERINFER).read_bytes()).hexdigest()
         self.identity = {"powerinfer": program, "tokens": TOKENS, "prompt": PROMPT, "repeats": REPEATS}
         self.known = []
@@ -315,17 +315,17 @@ class Report:
             before = json.loads((folder / "figures.json").read_text())
             if isinstance(before, dict) and before["identity"] == self.identity:
                 self.known = before["figures"]
-                say(f"going on with {folder / 'figures.json'}")
+                say(f"resuming from {folder / 'figures.json'}")
 
     def once(self, what, key, measure):
-        """A figure of this run, or of one like it that was broken off."""
+        """A measurement of this run, or of an interrupted run with the same identity."""
         kept = [entry[key] for entry in self.known if entry["what"] == what and key in entry]
         value = kept[0] if kept else measure()
         self.raw.append({"what": what, key: value})
         return value
 
     def runs(self, what, policies, measure):
-        """The same of runs in turn."""
+        """Alternating runs, measured now or reused from an interrupted run."""
         kept = {entry["policy"]: entry for entry in self.known if entry["what"] == what and "policy" in entry}
         if all(policy in kept for policy in policies):
             runs, versions = {policy: Runs() for policy in policies}, set()
@@ -381,7 +381,7 @@ class Report:
             )
             if "**not met**" in compared:
                 documents = [document for document in found.ours if document["prompt"]]
-                section = where_prompt_time_goes(f"A prompt, {title}", middle(documents, "prompt"), quant)
+                section = where_prompt_time_goes(f"Prefill, {title}", middle(documents, "prompt"), quant)
                 self.stages.append(section)
 
     def add_sparse(self, model, threads, runs):
@@ -396,7 +396,7 @@ class Report:
             over_llama = verdict(ratio(median(ours), median(theirs)), goals[1])
             decode = found.ours[0]["decode"][0]
             dense_bytes = runs["dense"].ours[0]["decode"][0]["bytes_per_token"]["total"]
-            # What would be reached if every byte were read as quickly.
+            # Speedup if every byte were read at the dense policy's speed.
             ceiling = dense_bytes / decode["bytes_per_token"]["total"]
             predictors = decode["bytes_per_token"]["predictors"] / dense_bytes
             self.sparse.append([
@@ -409,7 +409,7 @@ class Report:
                 self.stages.append(where_time_goes(title, middle(found.ours)))
 
     def add_densities(self, model, what, files):
-        """Times of FFNs alone."""
+        """Times of single FFNs by share of neurons computed."""
         quant, threads = what["quant"], what["threads"]
 
         def measure():
@@ -428,11 +428,11 @@ class Report:
                 f"{100 * time['neuron_share']:.0f} %", f"{taken:.0f}", f"{100 * time['time_share']:.1f} %",
                 f"≤ {goal:.0f}", "met" if taken <= goal else "**not met**",
             ])
-        heading = f"An FFN with some of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
-        self.densities.append((heading, table(["neurons", "µs", "of the time of all", "goal", ""], rows)))
+        heading = f"One FFN with part of its neurons: {name_of(model.shape, model.layers)}, {quant}, {threads} thread{'s' * (threads > 1)}"
+        self.densities.append((heading, table(["neurons", "µs", "share of dense time", "goal", ""], rows)))
 
     def add_start(self, model, what, files):
-        """How long a first token takes, the third of three times."""
+        """Time to the first token, the last of three runs."""
         def measure():
             bundle, _ = files.get()
             taken = [seconds_to_first_token(bundle, what["threads"]) for _ in range(3)]
@@ -446,7 +446,7 @@ class Report:
         ])
 
     def add_batches(self, model, what, files):
-        """Several sequences at once, under `predicted` and with every neuron."""
+        """Throughput of batched sequences, `predicted` and `dense`."""
         def measure():
             text = run(
                 POWERINFER, "bench", files.get()[0], "--policy", "predicted", "--threads", what["threads"], "--repeats", REPEATS,
@@ -462,10 +462,10 @@ class Report:
             ])
 
     def add_busy(self, model, what, files):
-        """One and more threads of both, beside a process that never waits."""
+        """Both programs on one and more threads while another process is CPU-bound."""
         def measure():
             bundle, file = files.get()
-            speeds = {who: {str(threads): [] for threads in THREADS} for who in ("powerinfer", "llama.cpp")}
+            speeds = {program: {str(threads): [] for threads in THREADS} for program in ("powerinfer", "llama.cpp")}
             with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
                 try:
                     for _ in range(BUSY_ROUNDS):
@@ -480,13 +480,13 @@ class Report:
                     other.kill()
             return speeds
 
-        for who, speeds in self.once(what, "busy", measure).items():
+        for program, speeds in self.once(what, "busy", measure).items():
             one = speeds[str(THREADS[0])]
             for threads in THREADS[1:]:
                 many = speeds[str(threads)]
-                goal = 1.0 if who == "powerinfer" else None
+                goal = 1.0 if program == "powerinfer" else None
                 self.busy.append([
-                    who, name_of(model.shape, model.layers), what["quant"], spread(one), threads, spread(many),
+                    program, name_of(model.shape, model.layers), what["quant"], spread(one), threads, spread(many),
                     *verdict(ratio(median(many), median(one)), goal),
                 ])
 
@@ -497,32 +497,32 @@ class Report:
         machine = documents[0]["machine"]
         versions = run(POWERINFER, "--version").strip()
         theirs = ", ".join(sorted(version for version in self.versions if version)) or "not run"
-        text = f"""# Speed on the processor, beside llama.cpp
+        text = f"""# CPU speed compared with llama.cpp
 
 Written by `scripts/bench-cpu.sh`. Machine: {machine['cores']} cores of {machine['processor']}, {machine['ram_bytes'] / 2**30:.0f} GiB, \
 {platform.system()}, instruction set {machine['instruction_set']}. {versions}; llama.cpp {theirs} of llama-cpp-python \
-{os.environ['LLAMA_CPP_VERSION']}, built for this processor.
+{os.environ['LLAMA_CPP_VERSION']}, compiled for this CPU.
 
-Synthetic models with random weights, {100 * SPARSITY:.0f} % of FFN activations zero; both programs read the same shape in the same \
-format (llama.cpp computes SiLU, which is as quick). Runs in turn, {REPEATS} each: median (least–most). The read bandwidth is \
-that of plain vector loads over 1 GiB with as many threads, just before and after each run of ours; shares of llama.cpp \
-are of the same. Files of both were read from the disk just before, into pages of one size. Every run of ours was first checked against the dense path. \
-{self.disturbed} of {self.count} runs of ours were disturbed: more than 3 % of the time went to others.
+The models are synthetic: random weights, {100 * SPARSITY:.0f} % of the FFN activations are zero. Both programs run the same shape in the same \
+format; llama.cpp computes SiLU, which is as fast. Runs alternate, {REPEATS} each; tables show median (minimum–maximum). The read bandwidth is \
+measured with plain vector loads over 1 GiB, on the same number of threads, just before and after each powerinfer run. The bandwidth share of \
+llama.cpp refers to the same measurement. Both programs' files were read from disk just before, into pages of the same size. Every powerinfer \
+run was first checked against the dense path. {self.disturbed} of {self.count} powerinfer runs were disturbed: other processes took more than 3 % of the time.
 """
         goals = ["goal", ""]
         if self.dense:
-            text += f"\n## Decoding {TOKENS} tokens, every neuron\n\n" + table(
-                ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals, "GB/s readable",
-                 "share of it", *goals, "llama.cpp's share"], self.dense)
+            text += f"\n## Decoding {TOKENS} tokens, dense\n\n" + table(
+                ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals, "read bandwidth, GB/s",
+                 "achieved fraction", *goals, "llama.cpp's fraction"], self.dense)
         if self.prompts:
-            text += f"\n## A prompt of {PROMPT} tokens\n\n" + table(
+            text += f"\n## Prefill of {PROMPT} tokens\n\n" + table(
                 ["model", "format", "threads", "tokens/s", "llama.cpp", "ratio", *goals], self.prompts)
         if self.sparse:
             text += f"\n## Decoding with {100 * SPARSITY:.0f} % zeros, {SPARSE_QUANT}\n\n" + table(
-                ["model", "policy", "threads", "tokens/s", "neurons", "predictors", "over our dense", *goals,
-                 "by bytes alone", "over llama.cpp", *goals], self.sparse)
-            text += "\n“By bytes alone” is the ratio if every byte were read as quickly as under the dense policy; fewer layers than the \
-real model has make it lower, for the head's share is larger.\n"
+                ["model", "policy", "threads", "tokens/s", "neurons", "predictors", "speedup over dense", *goals,
+                 "bandwidth limit", "speedup over llama.cpp", *goals], self.sparse)
+            text += "\n“Bandwidth limit” is the ratio that would result if every byte were read at the speed of the dense policy. A model with fewer layers than the \
+real one has a lower limit, because its head takes a larger share.\n"
         for heading, rows in self.densities:
             text += f"\n## {heading}\n\n" + rows
         rows = []
@@ -531,22 +531,22 @@ real model has make it lower, for the head's share is larger.\n"
             if threads > 1 and one:
                 rows.append([shape, quant, threads, *verdict(ratio(speed, one), THREADS_GOAL)])
         if rows:
-            text += "\n## Threads\n\n" + table(["model", "format", "threads", "times one thread", *goals], rows)
+            text += "\n## Threads\n\n" + table(["model", "format", "threads", "speedup over one thread", *goals], rows)
         if self.busy:
-            text += "\nBeside a process that never waits:\n\n" + table(
-                ["program", "model", "format", f"{THREADS[0]} thread, tokens/s", "threads", "tokens/s", "times one thread", *goals],
+            text += "\nWith one other CPU-bound process running:\n\n" + table(
+                ["program", "model", "format", f"{THREADS[0]} thread, tokens/s", "threads", "tokens/s", "speedup over one thread", *goals],
                 self.busy)
         if self.syncs:
             row = verdict(median(self.syncs), HAND_OVER_GOAL, at_most=True)
-            text += f"\nHanding a kernel to the pool takes {row[0]} µs beside its work (goal {row[1]}: {row[2]}).\n"
+            text += f"\nDispatching a kernel to the thread pool costs {row[0]} µs on top of its work (goal {row[1]}: {row[2]}).\n"
         if self.batches:
-            text += "\n## Several sequences at once, `predicted`\n\n" + table(
-                ["model", "format", "threads", "sequences", "tokens/s in all", "every neuron", "ratio", *goals], self.batches)
+            text += "\n## Batched sequences, `predicted`\n\n" + table(
+                ["model", "format", "threads", "sequences", "total tokens/s", "dense", "ratio", *goals], self.batches)
         if self.starts:
-            text += "\n## Starting\n\nSeconds of `run -n 1` with the bundle in the page cache; the goal is for bundles of up to 4 GiB.\n\n" + table(
+            text += "\n## Startup\n\nSeconds of `run -n 1` with the bundle in the page cache. The goal applies to bundles of up to 4 GiB.\n\n" + table(
                 ["model", "format", "GiB", "threads", "seconds", *goals], self.starts)
         if self.stages:
-            text += "\n## Where the time goes, where a goal is not met\n" + "".join(self.stages)
+            text += "\n## Time per stage where a goal is not met\n" + "".join(self.stages)
         self.path.write_text(text)
         kept = [entry for entry in self.known if entry not in self.raw]
         figures = {"identity": self.identity, "figures": self.raw + kept}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Assembles the PTX in kernels/ptx for every generation of cards since compute capability 8.0, with a pinned
-# ptxas, and fails where it does not assemble or where a kernel spills registers to memory.
+# Assembles the PTX in kernels/ptx for every GPU generation since compute capability 8.0, with a pinned ptxas.
+# Fails on an assembler error or if a kernel spills registers.
 #
 # usage: scripts/check-ptx.sh
-# Needs Python 3.9 or newer with pip on x86-64 Linux, and the Python registry; no CUDA and no GPU. Exits with
-# 75 where the tools cannot be had.
+# Needs Python 3.9 or newer with pip on x86-64 Linux, and access to PyPI; no CUDA and no GPU. Exits with
+# 75 if the tools cannot be installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${CARGO_TARGET_DIR:-$root/target}/ptx-venv
@@ -20,7 +20,7 @@ for file in "$root"/kernels/ptx/*.ptx; do
       echo "$(basename "$file") for sm_$chip: $said" >&2
       failed=1
     fi
-    # Lines go: the function's name, its stack and spills, its registers.
+    # Order of the lines per function: name, stack and spills, registers.
     spilled=$(echo "$said" | awk '/Compiling entry function/ { name = $0 }
       /bytes spill/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name; print $0 }')
     if [ -n "$spilled" ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sweeps the demo over a small grid and looks at the page in a headless Chromium, which is installed with apt where that
-# can be done. Ends with 75 where there is no browser or no Python. POWERINFER=path uses a binary that is there already.
+# Sweeps the demo over a small grid and checks the report in a headless Chromium, which is installed with apt if possible.
+# Exits with 75 without a browser or Python. POWERINFER=path uses an existing binary.
 #
 # usage: scripts/check-report.sh
 set -euo pipefail
@@ -12,15 +12,15 @@ find_browser() {
   return 1
 }
 skip() {
-  echo "the sweep's page was not looked at: $1" >&2
+  echo "skipped the check of the sweep report: $1" >&2
   exit 75
 }
-command -v python3 > /dev/null || skip "there is no python3"
+command -v python3 > /dev/null || skip "python3 not found"
 if ! browser=$(find_browser); then
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     (apt-get update -q && apt-get install -y -q --no-install-recommends chromium) > /dev/null 2>&1 || true
   fi
-  browser=$(find_browser) || skip "there is no Chromium, and it could not be installed"
+  browser=$(find_browser) || skip "Chromium not found, and it cannot be installed"
 fi
 if [ -z "${POWERINFER:-}" ]; then
   cargo build --locked -p powerinfer-cli

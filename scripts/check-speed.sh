@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Holds the time that plans predict for a decoded token against the time that `run` takes, over shapes
-# of models, shares of active neurons, policies and numbers of threads. Measures the machine, makes
-# synthetic models with few layers (up to 3 GB at a time, removed when done), and prints a table in
-# Markdown. Leave the machine alone meanwhile: whatever else runs is in the figures. Ten minutes on two
-# cores. Needs Python 3.9 or newer.
+# Compares the decode time per token that plans predict with the time that `run` measures, over model
+# shapes, densities, policies and thread counts. Measures the machine, creates synthetic models with few
+# layers (up to 3 GB at a time, removed afterwards) and prints a table in Markdown. Run nothing else on the
+# machine: it would distort the figures. Takes ten minutes on two cores. Needs Python 3.9 or newer.
 #
-# usage: scripts/check-speed.sh [FOLDER]   where to work [default: a temporary folder]
-# SHAPES="llama-1b:8 llama-7b:3", DENSITIES="5 10 25 50" (in percent; 100 is always there),
-# THREADS="1 2" and QUANT=q8_0 change what is tried; POWERINFER=path uses a binary that is there already.
+# usage: scripts/check-speed.sh [FOLDER]   work folder [default: a temporary folder]
+# SHAPES="llama-1b:8 llama-7b:3", DENSITIES="5 10 25 50" (in percent; 100 is always included),
+# THREADS="1 2" and QUANT=q8_0 select what is measured; POWERINFER=path uses an existing binary.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [ -z "${POWERINFER:-}" ]; then

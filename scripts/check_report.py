@@ -1,10 +1,10 @@
-"""Opens a sweep's page in a headless browser and looks at what is drawn.
+"""Opens a sweep report in a headless browser and checks how it is rendered.
 
 usage: check_report.py BROWSER PAGE.html
 
-Wide and narrow, light and dark: nothing comes from elsewhere, nothing is wider than the window, every point of the JSON
-beside the page is where its figures say, in a colour that differs from the paper, texts can be read and do not cover each
-other, and headings sort. Speaks the browser's debugging protocol over a pipe; needs nothing but Python.
+In wide and narrow windows, light and dark: the page loads no external resources and does not overflow the window, marks
+are at the positions of their values in the JSON file next to the page and contrast with the background, texts are legible
+and do not overlap, and table headings sort. Uses the Chrome DevTools Protocol over a pipe; needs only Python.
 """
 
 import base64
@@ -21,15 +21,15 @@ WINDOWS = [("wide", 1280, 900), ("phone", 390, 844)]
 
 
 class Browser:
-    """A browser, and one page in it."""
+    """A headless browser with one page."""
 
     def __init__(self, program, profile):
-        # It reads commands from descriptor 3 and answers on 4.
+        # The browser reads commands from file descriptor 3 and replies on 4.
         to_browser, from_us = os.pipe()
         to_us, from_browser = os.pipe()
 
         def descriptors():
-            # Out of the way first, for each may be where the other belongs.
+            # Duplicated first, since either may already be descriptor 3 or 4.
             reads, writes = os.dup(to_browser), os.dup(from_browser)
             os.dup2(reads, 3)
             os.dup2(writes, 4)
@@ -55,7 +55,7 @@ class Browser:
         while b"\0" not in self.buffer:
             piece = os.read(self.reader, 1 << 20)
             if not piece:
-                raise SystemExit("the browser has gone")
+                raise SystemExit("the browser has exited")
             self.buffer += piece
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
@@ -145,20 +145,20 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-# What is on the page: of every picture its size, its texts, marks and cells with their places in the window's pixels.
+# Contents of the page: size of each chart; texts, marks and cells with their positions in pixels.
 LOOK = """(() => {
   const box = node => { const b = node.getBoundingClientRect(); return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height}; };
   const rgb = text => (text.match(/[\\d.]+/g) || []).slice(0, 3).map(Number);
   const pictures = [...document.querySelectorAll('figure.plot svg')].map(svg => ({
     name: svg.getAttribute('aria-label'), box: box(svg),
-    texts: [...svg.querySelectorAll('text')].map(text => ({told: text.textContent.trim(), box: box(text),
+    texts: [...svg.querySelectorAll('text')].map(text => ({label: text.textContent.trim(), box: box(text),
       size: parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width, colour: rgb(getComputedStyle(text).fill)})),
-    marks: [...svg.querySelectorAll('.mark')].map(mark => ({told: mark.querySelector('title').textContent, box: box(mark), colour: rgb(getComputedStyle(mark).fill)})),
+    marks: [...svg.querySelectorAll('.mark')].map(mark => ({label: mark.querySelector('title').textContent, box: box(mark), colour: rgb(getComputedStyle(mark).fill)})),
     front: svg.querySelectorAll('polyline.front').length, knee: [...svg.querySelectorAll('circle.knee')].map(box)[0] || null,
   }));
   return {width: document.documentElement.scrollWidth, inner: innerWidth, height: document.documentElement.scrollHeight,
     paper: rgb(getComputedStyle(document.body).backgroundColor), ink: rgb(getComputedStyle(document.body).color), pictures,
-    maps: [...document.querySelectorAll('table.map')].map(map => [...map.querySelectorAll('.cell')].map(cell => ({told: cell.title, fits: cell.scrollWidth <= cell.clientWidth}))),
+    maps: [...document.querySelectorAll('table.map')].map(map => [...map.querySelectorAll('.cell')].map(cell => ({label: cell.title, fits: cell.scrollWidth <= cell.clientWidth}))),
     rows: document.querySelectorAll('table.sortable tbody tr').length};
 })()"""
 
@@ -174,31 +174,31 @@ def overlap(a, b):
 
 
 def check_picture(picture, where, paper, shot):
-    told = f"{where}, {picture['name']}"
+    label = f"{where}, {picture['name']}"
     frame = picture["box"]
-    assert frame["width"] > 250, f"{told}: {frame['width']} pixels wide"
+    assert frame["width"] > 250, f"{label}: {frame['width']} pixels wide"
     for text in picture["texts"]:
         inside = text["box"]["x"] >= frame["x"] - 1 and text["box"]["x"] + text["box"]["width"] <= frame["x"] + frame["width"] + 1
-        assert inside, f"{told}: `{text['told']}` leaves the picture"
-        assert text["size"] >= 8.5, f"{told}: `{text['told']}` is {text['size']:.1f} pixels high"
-        assert contrast(text["colour"], paper) >= 4.5, f"{told}: `{text['told']}` in {text['colour']} on {paper}"
+        assert inside, f"{label}: `{text['label']}` exceeds the chart"
+        assert text["size"] >= 8.5, f"{label}: `{text['label']}` is {text['size']:.1f} pixels high"
+        assert contrast(text["colour"], paper) >= 4.5, f"{label}: `{text['label']}` in {text['colour']} on {paper}"
     for place, one in enumerate(picture["texts"]):
         for other in picture["texts"][place + 1 :]:
-            assert not overlap(one["box"], other["box"]), f"{told}: `{one['told']}` covers `{other['told']}`"
+            assert not overlap(one["box"], other["box"]), f"{label}: `{one['label']}` overlaps `{other['label']}`"
     rows, channels = shot
     own = 0
     for mark in picture["marks"]:
         x, y = (round(mark["box"][axis] + mark["box"][size] / 2) for axis, size in [("x", "width"), ("y", "height")])
-        assert frame["x"] <= x <= frame["x"] + frame["width"], f"{told}: a mark outside"
+        assert frame["x"] <= x <= frame["x"] + frame["width"], f"{label}: a mark is outside the chart"
         drawn = tuple(rows[y][x * channels : x * channels + 3])
-        assert contrast(mark["colour"], paper) >= 1.7, f"{told}: marks in {mark['colour']} on {paper}"
+        assert contrast(mark["colour"], paper) >= 1.7, f"{label}: marks in {mark['colour']} on {paper}"
         own += max(abs(a - b) for a, b in zip(drawn, mark["colour"])) < 40
-        # Marks may lie on each other, edge on middle, and the ring around the knee on any.
+        # Marks may overlap each other, and the ring around the knee may overlap any mark.
         ringed = picture["knee"] is not None and overlap(grown(picture["knee"]), mark["box"])
         hidden = ringed or any(other is not mark and overlap(grown(other["box"]), mark["box"]) for other in picture["marks"])
         is_seen = max(abs(a - b) for a, b in zip(drawn, mark["colour"])) < 40
-        assert is_seen or hidden, f"{told}: the mark of {mark['told']} is drawn as {drawn}"
-    assert own > 0 or not picture["marks"], f"{told}: no mark is seen"
+        assert is_seen or hidden, f"{label}: the mark of {mark['label']} is drawn as {drawn}"
+    assert own > 0 or not picture["marks"], f"{label}: no mark is visible"
 
 
 def grown(box):
@@ -206,13 +206,13 @@ def grown(box):
 
 
 def check_front(picture, document, rows):
-    """The knee of the picture is the mark of the row that the JSON names."""
-    told = document["knee"]
-    assert (picture["knee"] is None) == (told is None), f"{picture['name']}: the knee"
+    """Checks that the ring of the knee is on the mark of the row that the JSON names."""
+    knee = document["knee"]
+    assert (picture["knee"] is None) == (knee is None), f"{picture['name']}: the knee"
     assert picture["front"] == (len(document["front"]) > 1), f"{picture['name']}: the front"
-    if told is not None:
+    if knee is not None:
         ring = picture["knee"]
-        level = rows[told]["axes"]["setting"]
+        level = rows[knee]["axes"]["setting"]
         middle = ring["x"] + ring["width"] / 2, ring["y"] + ring["height"] / 2
         near = [
             mark
@@ -220,14 +220,14 @@ def check_front(picture, document, rows):
             if abs(mark["box"]["x"] + mark["box"]["width"] / 2 - middle[0]) < 1
             and abs(mark["box"]["y"] + mark["box"]["height"] / 2 - middle[1]) < 1
         ]
-        assert any(mark["told"].startswith(f"{level},") for mark in near), f"the ring is not around {level}"
+        assert any(mark["label"].startswith(f"{level},") for mark in near), f"the ring is not around {level}"
 
 
 def check_places(picture, points):
-    """Marks lie along the x axis as their figures do."""
-    marks = {mark["told"]: mark["box"]["x"] + mark["box"]["width"] / 2 for mark in picture["marks"]}
-    found = sorted((speed, marks[told]) for told, speed in points if told in marks)
-    assert len(found) >= 2, f"{picture['name']}: {len(found)} marks are known"
+    """Checks that positions on the x axis are linear in the values."""
+    marks = {mark["label"]: mark["box"]["x"] + mark["box"]["width"] / 2 for mark in picture["marks"]}
+    found = sorted((speed, marks[label]) for label, speed in points if label in marks)
+    assert len(found) >= 2, f"{picture['name']}: {len(found)} marks are identified"
     (low, begin), (high, end) = found[0], found[-1]
     for speed, x in found:
         expected = begin + (speed - low) / (high - low) * (end - begin) if high > low else begin
@@ -244,7 +244,7 @@ def main():
             checks = look(browser, page, document, rows)
         finally:
             browser.close()
-    print(f"{page.name}: {checks} pictures looked at, wide and narrow, light and dark; {len(rows)} rows sorted")
+    print(f"{page.name}: {checks} charts checked, wide and narrow, light and dark; {len(rows)} rows sorted")
 
 
 def look(browser, page, document, rows):
@@ -262,7 +262,7 @@ def look(browser, page, document, rows):
             for event in browser.events:
                 if event["method"] == "Network.requestWillBeSent":
                     url = event["params"]["request"]["url"]
-                    assert url.startswith("file:"), f"{where}: asks for {url}"
+                    assert url.startswith("file:"), f"{where}: requests {url}"
                 assert event["method"] not in ("Runtime.exceptionThrown", "Log.entryAdded"), f"{where}: {event['params']}"
             assert found["width"] <= found["inner"], f"{where}: {found['width']} pixels in a window of {found['inner']}"
             assert found["inner"] == width, f"{where}: a window of {found['inner']}"
@@ -276,9 +276,9 @@ def look(browser, page, document, rows):
                 check_picture(picture, where, found["paper"], shot)
                 checks += 1
             check_fronts(found["pictures"], document, rows)
-            assert found["maps"] and all(found["maps"]), f"{where}: no map of layers"
+            assert found["maps"] and all(found["maps"]), f"{where}: no heat map of layers"
             for cell in (cell for cells in found["maps"] for cell in cells):
-                assert cell["told"] and cell["fits"], f"{where}: the cell `{cell['told']}`"
+                assert cell["label"] and cell["fits"], f"{where}: the cell `{cell['label']}`"
     light, dark = papers[0], papers[1]
     assert luminance(light) > 0.8 and luminance(dark) < 0.05, f"light on {light}, dark on {dark}"
     check_sorting(browser)
@@ -297,27 +297,27 @@ def check_fronts(pictures, document, rows):
         assert len(of_kind) == 1, f"{ends}: {len(of_kind)} pictures"
         picture = of_kind[0]
         check_front(picture, document[key], rows)
-        # A mark's text begins with the row's level and what is hot; it says both speeds.
+        # A mark's label begins with the row's setting and its hot neurons; it has both speeds.
         points = []
         for mark in picture["marks"]:
             for row in rows:
                 speed = speeds[kind](row)
-                if speed is not None and mark["told"].startswith(f"{row['axes']['setting']},") and says(mark["told"], row):
-                    points.append((mark["told"], speed))
+                if speed is not None and mark["label"].startswith(f"{row['axes']['setting']},") and matches(mark["label"], row):
+                    points.append((mark["label"], speed))
                     break
         check_places(picture, points)
 
 
-def says(told, row):
-    """Whether a mark's text is of a row: both speeds are in it, as the page writes them."""
+def matches(label, row):
+    """Whether a mark's label belongs to a row: it has both speeds, formatted as on the page."""
 
     def written(speed):
         return f"{speed:.0f}" if speed >= 100 else f"{speed:.1f}" if speed >= 10 else f"{speed:.2f}"
 
     measured = written(row["speed"]["measured"]["tokens_per_second"]["median"])
     planned = row["speed"]["planned"]
-    is_planned = planned is None or f" {written(planned['tokens_per_second'])} tokens/s predicted" in told
-    return f" {measured} tokens/s on" in told and is_planned
+    is_planned = planned is None or f" {written(planned['tokens_per_second'])} tokens/s predicted" in label
+    return f" {measured} tokens/s on" in label and is_planned
 
 
 def check_sorting(browser):

@@ -1,4 +1,4 @@
-"""What `check-speed.sh` does: predicted against measured seconds per token, as a table."""
+"""Prints a table of predicted against measured time per token. Run by `check-speed.sh`."""
 
 import json
 import os
@@ -13,17 +13,17 @@ DENSITIES = [float(word) for word in os.environ.get("DENSITIES", "5 10 25 50").s
 THREADS = [int(word) for word in os.environ.get("THREADS", "1 2").split()]
 QUANT = os.environ.get("QUANT", "q8_0")
 ALLOWED = 0.15
-# What disturbs some leaves others alone. Not too short either: pages are mapped as rows are first read.
+# Several runs, because other processes disturb only some. Not too few tokens: pages are mapped as rows are first read.
 RUNS = 7
 TOKENS = 32
-# So short that the cache of keys and values, which plans count as full, is next to nothing.
+# Short, so that the KV cache, which plans count as full, is negligible.
 CONTEXT = 96
-# Rank of predictors per hidden state: an eighth.
+# Hidden units of the predictors: an eighth of the hidden size.
 RANKS = {"llama-1b": 256, "llama-7b": 512}
 
 
 def powerinfer(*arguments):
-    """Runs a command; its words are shown where it fails."""
+    """Standard output of a powerinfer command. Exits with its error output on failure."""
     done = subprocess.run([POWERINFER, *map(str, arguments)], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"error: powerinfer {' '.join(map(str, arguments))}\n{done.stderr}")
@@ -31,7 +31,7 @@ def powerinfer(*arguments):
 
 
 def measured(bundle, policy, threads):
-    """Milliseconds per token, which a quarter of some runs undercut; and the share of neurons computed."""
+    """Lower quartile of the milliseconds per token over `RUNS` runs, and the share of neurons computed."""
     arguments = ["run", bundle, "--prompt", "a few words", "-n", TOKENS, "--json"]
     arguments += ["--policy", policy, "--threads", threads]
     runs = [json.loads(powerinfer(*arguments)) for _ in range(RUNS)]
@@ -40,7 +40,7 @@ def measured(bundle, policy, threads):
 
 
 def doctor(folder, when):
-    """Measures the machine with each number of threads."""
+    """Writes `WHEN-THREADS.toml` with the measured hardware for each thread count."""
     for threads in THREADS:
         powerinfer("doctor", "--threads", threads, "--write", folder / f"{when}-{threads}.toml", "-q")
 
@@ -54,10 +54,10 @@ def main(folder):
     for shape in SHAPES:
         name, layers = shape.split(":")
         for density in DENSITIES:
-            # The speed of a machine that is shared changes within minutes: measured before and after.
+            # The speed of a shared machine changes within minutes, so it is measured before and after.
             doctor(folder, "before")
             model, profile, bundle = folder / "model", folder / "profile", folder / "bundle"
-            # The more are active, the less unequal they can be.
+            # The higher the density, the lower the possible skew of the activation frequencies.
             sparsity, skew = 1 - density / 100, 0.26 + 0.5 * density / 100
             powerinfer(
                 "synth", "--like", name, "--layers", layers, "--sparsity", sparsity,
@@ -94,7 +94,7 @@ def main(folder):
             for made in (model, profile, bundle):
                 shutil.rmtree(made)
     print(
-        f"\n{within} of {count} within {100 * ALLOWED:.0f} %; the furthest is {100 * worst:.0f} % off. "
+        f"\n{within} of {count} rows are within {100 * ALLOWED:.0f} %; the largest error is {100 * worst:.0f} %. "
         f"Weights in {QUANT}."
     )
 

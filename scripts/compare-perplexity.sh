@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Holds the perplexity of powerinfer against that of llama.cpp: same file, same token ids, same
-# windows. Fails where they are more than 0.5 % apart, or where both compute in float32 0.05 %, or where
-# the tokenizers disagree. Needs rustup, a C++ compiler and Python 3.9 or newer; the first run compiles
-# llama.cpp into `.venv`, on two cores in ten minutes.
+# Compares the perplexity of powerinfer and llama.cpp on the same file, token ids and windows. Fails if they
+# differ by more than 0.5 % (0.05 % with both in float32), or if the token ids differ. Needs rustup, a C++
+# compiler and Python 3.9 or newer. The first run compiles llama.cpp into `.venv`, in ten minutes on two cores.
 #
 # usage: scripts/compare-perplexity.sh [MODEL] [TEXT]
-#   MODEL  a GGUF file, or a folder with a Llama (SiLU) in Hugging Face layout, of which one is made.
-#          One in F16 or F32 is also quantised to Q8_0 and Q4_0, by llama.cpp, and compared in these
+#   MODEL  a GGUF file, or a folder with a Llama (SiLU) in Hugging Face layout, which is converted to GGUF.
+#          A model in F16 or F32 is also quantised to Q8_0 and Q4_0 by llama.cpp and compared in these formats
 #          [default: tests/golden/gguf/llama-rope3.f16.gguf]
 #   TEXT   [default: README.md]
-# TOKENS=4096 WINDOW=256 STRIDE=128 change how much is read, and in which windows; POWERINFER=path
-# uses a binary that is there already.
+# TOKENS=4096 WINDOW=256 STRIDE=128 set the number of tokens and the windows; POWERINFER=path
+# uses an existing binary.
 set -euo pipefail
 for path in "$@"; do
   [ -e "$path" ] || { echo "error: \`$path\` does not exist" >&2; exit 1; }
@@ -24,7 +23,7 @@ if [ -z "${POWERINFER:-}" ]; then
   POWERINFER=${CARGO_TARGET_DIR:-target}/release/powerinfer
 fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
-# The package is source alone; of llama.cpp only its library is built.
+# The package has only sources; only the library of llama.cpp is built.
 CMAKE_ARGS="-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF" \
   .venv/bin/pip install --quiet --disable-pip-version-check llama-cpp-python==0.3.36 gguf==0.19.0
 work=$(mktemp -d)

@@ -1,8 +1,8 @@
-"""Perplexity of powerinfer beside that of llama.cpp; see compare-perplexity.sh.
+"""Compares the perplexity of powerinfer and llama.cpp; see compare-perplexity.sh.
 
-Windows are those of `Windows` in crates/eval/src/fidelity.rs: they begin `stride` tokens apart, each
-scores those of its tokens that none before it scored, and nothing is put before a window but what
-the tokenizer puts before the text. Both compute with one sequence at a time from an empty cache.
+Windows are those of `Windows` in crates/eval/src/fidelity.rs: they begin `stride` tokens apart, and each
+scores the tokens that no earlier window has scored. Only the tokenizer's BOS token is prepended, and only
+to the text. Both programs process one sequence at a time from an empty KV cache.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from gguf import GGUFReader
 
 from llama_to_gguf import convert
 
-LIMIT = 0.005  # of the perplexity
-EXACT_LIMIT = 0.0005  # the same, where both compute in float32 with the same weights
-BYTES_PER_TOKEN = 16  # as powerinfer: more text is not read for a token
+LIMIT = 0.005  # largest relative difference
+EXACT_LIMIT = 0.0005  # the same, with both in float32 on the same weights
+BYTES_PER_TOKEN = 16  # as in powerinfer: upper limit of the text read per token
 
 
 @llama_cpp.llama_log_callback
 def say_nothing(_level, _message, _data):
-    """llama.cpp's log."""
+    """Discards llama.cpp's log."""
 
 
 def main():
@@ -40,7 +40,7 @@ def main():
     arguments = parser.parse_args()
     llama_cpp.llama_log_set(say_nothing, ctypes.c_void_p(0))
 
-    # Both read the same bytes: as many as the tokens can need.
+    # Both read the same bytes, enough for the number of tokens.
     most = arguments.tokens * BYTES_PER_TOKEN
     text = arguments.text.read_bytes()[:most].decode(errors="ignore").encode()
     part = arguments.work / "text.txt"
@@ -61,12 +61,12 @@ def main():
         ids, same = token_ids(arguments, file, part)
         agree &= same
         theirs = llama_perplexity(file, ids, arguments.window, arguments.stride)
-        # With quantised weights llama.cpp rounds activations to 8 bits. Given the same weights written
-        # out in float32 it does not; what is left of a difference then is another's.
+        # With quantised weights llama.cpp rounds activations to 8 bits. With the same weights dequantised to
+        # float32 it does not, so a remaining difference has another cause.
         unpacked = converted(file, "ALL_F32", arguments.work)
         exact = llama_perplexity(unpacked, ids, arguments.window, arguments.stride)
-        # f32 holds the weights exactly as they are in the file. The format of the same name does not:
-        # down is stored the other way round, and so in other blocks; a head in Q6_K is packed too.
+        # f32 represents the weights of the file exactly. The format of the same name does not: down is
+        # stored transposed, so its blocks differ, and a head in Q6_K is repacked as well.
         own = {"Q8_0": ["q8_0"], "Q4_0": ["q4_0"]}.get(general_type(file), [])
         for format in ["f32", *own]:
             ours = powerinfer_perplexity(arguments, file, part, format, ids)
@@ -83,28 +83,28 @@ def main():
 
     version = f"llama-cpp-python {llama_cpp.__version__}, llama.cpp {llama_cpp.llama_version().decode()}"
     print(f"{arguments.model.name} on {arguments.text.name}, {version}")
-    print(f"windows of {arguments.window} tokens that begin {arguments.stride} apart")
+    print(f"windows of {arguments.window} tokens, stride {arguments.stride}")
     print_table((
         "GGUF", "bundle", "tokens", "powerinfer", "llama.cpp", "difference",
         "llama.cpp in float32", "difference",
     ), rows)
     if any("*" in row[5] for row in rows):
-        print("* not judged: packing into 4 bits rounds down, and what is not in 4 bits, once more")
+        print("* not judged: repacking into 4 bits rounds `down`, and tensors in other formats, a second time")
     if rounded:
-        print(f"llama.cpp's 8-bit activations alone move perplexity by more than {LIMIT:.1%} here")
+        print(f"llama.cpp's 8-bit activations alone change perplexity by more than {LIMIT:.1%} here")
     limits = f"within {LIMIT:.1%}, f32 within {EXACT_LIMIT:.2%} of llama.cpp in float32, same token ids"
     print(limits if agree else f"NOT {limits}")
     return 0 if agree else 1
 
 
 def weight_types(file):
-    """The types of the file's matrices."""
+    """Types of the matrices of a GGUF file."""
     tensors = GGUFReader(file).tensors
     return {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
 
 
 def general_type(file):
-    """The type of most of the file's weights."""
+    """Type of most of the weights of a GGUF file."""
     sizes = {}
     for tensor in GGUFReader(file).tensors:
         name = tensor.tensor_type.name
@@ -113,7 +113,7 @@ def general_type(file):
 
 
 def converted(file, kind, folder):
-    """The file in another of llama.cpp's types, as its own quantiser makes it."""
+    """Path of the file converted to another type by llama.cpp's quantiser."""
     out = folder / f"{file.stem}.{kind.lower()}.gguf"
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
@@ -124,7 +124,7 @@ def converted(file, kind, folder):
 
 
 def powerinfer(arguments, *command, **options):
-    """What a powerinfer command prints."""
+    """Standard output of a powerinfer command."""
     command = [arguments.powerinfer, *map(str, command), "--quiet"]
     result = subprocess.run(command, capture_output=True, check=False, **options)
     if result.returncode != 0:
@@ -133,7 +133,7 @@ def powerinfer(arguments, *command, **options):
 
 
 def token_ids(arguments, file, part):
-    """The text's ids as powerinfer has them, and whether llama.cpp's are the same."""
+    """Token ids of powerinfer, and whether llama.cpp's are the same."""
     text = part.read_bytes()
     ours = json.loads(powerinfer(arguments, "tokenize", file, input=text))[: arguments.tokens]
     vocabulary = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
@@ -164,7 +164,7 @@ def powerinfer_perplexity(arguments, file, part, format, ids):
 
 
 def llama_perplexity(file, ids, length, stride):
-    """Perplexity of token ids under llama.cpp, its settings as they come."""
+    """Perplexity of token ids under llama.cpp with default settings."""
     model = llama_cpp.Llama(
         str(file), n_ctx=length, n_batch=length, n_ubatch=length, logits_all=True, verbose=False
     )
@@ -181,8 +181,8 @@ def llama_perplexity(file, ids, length, stride):
 
 
 def windows(tokens, length, stride):
-    """Where each window begins and ends, and how many of its last tokens it scores."""
-    scored = 1  # the first token has nothing before it
+    """Begin and end of each window, and the number of tokens scored at its end."""
+    scored = 1  # the first token has no context
     begin = 0
     while scored < tokens:
         end = min(tokens, begin + length)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds powerinfer, prepares the demo model that it ships, runs it, and prints what sparsity
-# brings. Needs rustup and a C compiler; POWERINFER=path uses a binary that is there already.
+# Builds powerinfer, prepares the included demo model, runs it and evaluates its policies.
+# Needs rustup and a C compiler; POWERINFER=path uses an existing binary.
 #
-# usage: scripts/demo.sh [TASKS]     number of held-out tasks to judge, 200 unless given
+# usage: scripts/demo.sh [TASKS]     number of held-out tasks to judge [default: 200]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tasks=${1:-200}
@@ -15,8 +15,8 @@ out=${DEMO_FOLDER:-${CARGO_TARGET_DIR:-target}/demo.powerinfer}
 echo "== prepare: profile, train predictors, place"
 "$POWERINFER" prepare demo --vram 24G --out "$out"
 echo
-echo "== run: a task that the model was not trained on"
+echo "== run: a held-out task"
 "$POWERINFER" run "$out" </dev/null
 echo
-echo "== eval: what the policies cost and bring on $tasks held-out tasks"
+echo "== eval: quality and speed of the policies on $tasks held-out tasks"
 "$POWERINFER" eval tasks "$out" --count "$tasks" --threads 1

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compiles kernels/cuda/*.cu to the PTX that lies in kernels/ptx, with a pinned NVRTC, so that everybody gets
-# the same bytes. Run it after each change of a kernel; a test compares hashes of the sources.
+# Compiles kernels/cuda/*.cu to PTX in kernels/ptx with a pinned NVRTC, so that the output is reproducible.
+# Run it after each change of a kernel; a test compares digests of the sources.
 #
 # usage: scripts/generate-ptx.sh [--check]
-#   --check  writes nothing, and fails where what lies there differs from what would be written
-# Needs Python 3.9 or newer with pip on x86-64 Linux, and the Python registry; no CUDA and no GPU. Exits with
-# 75 where the tools cannot be had.
+#   --check  writes nothing, and fails if kernels/ptx is out of date
+# Needs Python 3.9 or newer with pip on x86-64 Linux, and access to PyPI; no CUDA and no GPU. Exits with
+# 75 if the tools cannot be installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=${CARGO_TARGET_DIR:-$root/target}/ptx-venv

@@ -1,4 +1,4 @@
-"""What `generate-ptx.sh` does: NVRTC through its C interface."""
+"""Compiles the CUDA kernels to PTX with NVRTC's C API. Run by `generate-ptx.sh`."""
 
 import ctypes
 import hashlib
@@ -7,7 +7,7 @@ import sys
 import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels"
-# What all cards since 2020 run; their drivers compile it for the chip that is there.
+# Compute capability 8.0 runs on all GPUs since 2020; the driver compiles the PTX for the actual GPU.
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 
 
@@ -18,16 +18,16 @@ def check(library, code, doing):
 
 
 def text(library, program, kind):
-    """One of the texts that a program has."""
+    """Text of an NVRTC program: its PTX or its log."""
     size = ctypes.c_size_t()
-    check(library, getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), f"asking for the {kind}")
+    check(library, getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), f"reading the {kind}")
     buffer = ctypes.create_string_buffer(size.value)
-    check(library, getattr(library, f"nvrtcGet{kind}")(program, buffer), f"asking for the {kind}")
+    check(library, getattr(library, f"nvrtcGet{kind}")(program, buffer), f"reading the {kind}")
     return buffer.value.decode()
 
 
 def digest(source, headers):
-    """SHA-256 of a source, of all headers and of the options: whatever the PTX depends on."""
+    """SHA-256 of everything the PTX depends on: the source, all headers and the options."""
     whole = hashlib.sha256()
     for file in [source, *headers]:
         whole.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -56,7 +56,7 @@ def main():
         if library.nvrtcCompileProgram(program, len(OPTIONS), options) != 0:
             sys.exit(f"error: {source.name}:\n{text(library, program, 'ProgramLog')}")
         ptx = text(library, program, "PTX")
-        # Without what only people read, and with short labels.
+        # Removes comments and redundant white space, and shortens labels.
         ptx = ptx.replace("$L__BB", "$")
         lines = [" ".join(line.split()).replace(", ", ",") for line in ptx.splitlines() if line and not line.startswith("//")]
         written = f"// source-sha256 {digest(source, headers)}\n" + "\n".join(lines) + "\n"
@@ -67,7 +67,7 @@ def main():
             place.write_text(written)
         print(f"{place.name}: {len(written)} bytes")
     if is_check and stale:
-        sys.exit(f"error: not what the sources give: {', '.join(stale)}; run scripts/generate-ptx.sh")
+        sys.exit(f"error: out of date: {', '.join(stale)}; run scripts/generate-ptx.sh")
 
 
 main()

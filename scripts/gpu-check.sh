@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decoding, prompts and
-# profiling of synthetic models with all, half and a fifth of the weights on the GPU, next to the time that each plan predicts;
-# the demo; then all tests of CUDA kernels, and these under compute-sanitizer where it is installed.
+# Measures and tests a machine with an NVIDIA GPU: copies, launches, synchronisations and kernels; decode, prefill and
+# profiling of synthetic models with all, half and a fifth of the weights on the GPU, compared with the predicted time of each plan;
+# the demo; then all tests of CUDA kernels, also under compute-sanitizer if it is installed.
 #
-# Each step runs in a process of its own with a time limit, and its result is appended to the report at once. A step that
-# fails or hangs ends no other. Needs a driver and nothing else.
+# Each step runs in its own process with a time limit, and its result is appended to the report immediately. A failing or
+# hanging step does not stop the others. Needs only a driver.
 #
 # usage: scripts/gpu-check.sh [FOLDER] [REPORT]
 #   FOLDER  made by `gpu-pack.sh` [default: target/gpu-check]
 #   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/gpu-results.md]; logs of the steps go to a folder next to it
-# Variables: BUDGET=570, seconds for everything; SHAPES="llama-7b:4", models with their numbers of layers; QUANT=q4_0;
+# Variables: BUDGET=570, total seconds; SHAPES="llama-7b:4", models with their numbers of layers; QUANT=q4_0;
 # DEVICE=cpu HARDWARE=rtx4090 tries the script without a GPU. The exit status is 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,26 +26,26 @@ for file in "$packed"/*.xz; do
 done
 chmod +x "$work"/*
 export powerinfer=$work/powerinfer hardware=${HARDWARE:-$work/machine.toml}
-# What the driver compiles is kept here only.
+# Cache of the PTX that the driver compiles.
 export CUDA_CACHE_PATH=$work/cache
 
 summary=()
 failed=0
-# step NAME LIMIT COMMAND...  Runs a command for at most LIMIT seconds. What it prints goes to a log; the outcome to the report.
+# step NAME LIMIT COMMAND...  Runs a command for at most LIMIT seconds. Writes its output to a log and the outcome to the report.
 step() {
   local name=$1 limit=$2 left=$((deadline - SECONDS)) started=$SECONDS code=0 outcome
   shift 2
   log=$logs/${name//[^a-zA-Z0-9.-]/_}.log
   : > "$log"
   if ((left <= 0)); then
-    outcome="not started, the time is up"
+    outcome="not started, out of time"
     code=124
   else
     ((limit <= left)) || limit=$left
     timeout --kill-after=5 "$limit" "$@" > "$log" 2>&1 < /dev/null || code=$?
     case $code in
       0) outcome=ok ;;
-      124 | 137) outcome="ended after $limit s" ;;
+      124 | 137) outcome="timed out after $limit s" ;;
       *) outcome="failed with $code: $(tail -1 "$log" | tr '|' '/' | cut -c1-160)" ;;
     esac
     outcome+=$(sed -n 's/^test result: /; /p' "$log" | tail -1)
@@ -55,14 +55,14 @@ step() {
   printf '\n%s: %s (%s s)\n' "$name" "$outcome" "$((SECONDS - started))" | tee -a "$report"
   return "$code"
 }
-# The same, with everything that the command prints in the report.
+# As `step`; also appends the output to the report.
 shown() {
   step "$@"
   local code=$?
   [ ! -s "$log" ] || printf '\n%s\n' "$(cat "$log")" >> "$report"
   return "$code"
 }
-# The same, within a block of plain text.
+# As `shown`, in a block of plain text.
 quoted() {
   step "$@"
   local code=$?
@@ -70,7 +70,7 @@ quoted() {
   return "$code"
 }
 
-# Makes a model, its profile and its bundle: SHAPE LAYERS.
+# Creates a model, its profile and its bundle: SHAPE LAYERS.
 make_model() {
   set -e
   seq 1 12000 | awk '{ printf "%s word%d ", $1 % 7 ? "the" : "a", $1 % 97 }' > "$work/text.txt"
@@ -80,7 +80,7 @@ make_model() {
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
     --policy predicted --certify-tokens 0 --context 1024 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
 }
-# Places and times the bundle with tenths of its weights on the GPU: TENTHS.
+# Places and benchmarks the bundle with TENTHS/10 of its weights on the GPU: TENTHS.
 time_model() {
   set -e
   local vram=$(($(du -sm "$work/bundle" | cut -f1) * $1 / 10 + 640))
@@ -97,7 +97,7 @@ time_profile() {
     'BEGIN { printf "%s: %d tokens in %.1f s, %.0f tokens/s\n", device, tokens, b - a, tokens / (b - a) }'
   rm -rf "$work/timed"
 }
-# Sweeps the demo with more and less of it on the GPU: nothing but speed may change.
+# Sweeps the demo over several placements: only speed may change.
 sweep_demo() {
   set -e
   cd "$work"
@@ -108,11 +108,11 @@ sweep_demo() {
     --tokens 4096 --layer-tokens 0 --tasks 20 --out sweep.jsonl
 }
 export -f make_model time_model time_profile sweep_demo
-# Runs the tests of a packed program: FILE FOLDER [COMMAND...].
+# Runs a packed test executable: FILE FOLDER [COMMAND...].
 run_tests() { env POWERINFER_TEST_DEVICE=gpu CARGO_MANIFEST_DIR="$PWD/$2" "${@:3}" "$work/$1" --test-threads=1; }
 
 card=$(timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -1) || card="no GPU"
-printf '# GPU results\n\nWritten by `scripts/gpu-check.sh`. Machine: %s; %s processor cores.\n' "$card" "$(nproc)" > "$report"
+printf '# GPU results\n\nWritten by `scripts/gpu-check.sh`. Machine: %s; %s CPU cores.\n' "$card" "$(nproc)" > "$report"
 
 printf '\n## Machine\n' >> "$report"
 quoted doctor 40 "$powerinfer" doctor --write "$work/machine.toml"
@@ -126,7 +126,7 @@ for section in launches syncs sparse dense prompts attention; do
   shown "kernels: $section" 40 "$work/bench-kernels" "$section" "${emulate[@]}"
 done
 
-printf '\n## Models\n\nDecoding 64 tokens and a prompt of 512; 90 %% of FFN activations are zero, predictors have 4 bits.\n' >> "$report"
+printf '\n## Models\n\nDecoding 64 tokens and prefill of 512; 90 %% of the FFN activations are zero, predictors have 4 bits.\n' >> "$report"
 for shape in ${SHAPES:-llama-7b:4}; do
   step "$shape: make" 120 bash -c 'make_model "$@"' _ "${shape%%:*}" "${shape#*:}" || continue
   for tenths in 12 5 2; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what `gpu-check.sh` runs on a machine that has a GPU and nothing else: the program and the tests of
-# the GPU's half, stripped and compressed, in target/gpu-check.
+# Builds the executables that `gpu-check.sh` runs on a machine with only a GPU driver: the program, the GPU
+# tests and the kernel benchmark, stripped and compressed, in target/gpu-check.
 #
 # usage: scripts/gpu-pack.sh
 # Needs rustup, a C++ compiler, strip and xz.
@@ -9,11 +9,11 @@ cd "$(dirname "$0")/.."
 out=target/gpu-check
 rm -rf "$out"
 mkdir -p "$out"
-# The path of the file that a line of cargo's messages says it has made.
+# Path of the executable in cargo's JSON messages.
 executable() { sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
 pack() { strip -o "$out/$2" "$1"; xz -6 -T0 "$out/$2"; }
 pack "$(cargo build --release --locked -p powerinfer-cli --message-format=json | executable)" powerinfer
-# What a crate's test of this name is built to.
+# Builds a test and prints the path of its executable: PACKAGE TEST.
 test() { cargo test --release --locked -p "$1" --test "$2" --no-run --message-format=json | executable; }
 pack "$(test powerinfer-kernels cuda)" test-kernels
 pack "$(test powerinfer-kernels cuda_prompt)" test-prompts

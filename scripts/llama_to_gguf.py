@@ -1,4 +1,4 @@
-"""Makes a GGUF file of a Llama in Hugging Face layout: matrices in F16, vectors in F32."""
+"""Converts a Llama in Hugging Face layout to GGUF: matrices in F16, vectors in F32."""
 
 import json
 import mmap
@@ -21,14 +21,14 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def convert(folder, out, for_speed=False):
-    """Writes the model in `folder` to the file `out`; exits where GGUF's `llama` is another model.
+    """Writes the model in `folder` to the file `out`; exits if GGUF's `llama` cannot represent it.
 
-    What is `for_speed` alone may have any activation, which `llama` computes as SiLU, and has no tokenizer.
+    With `for_speed`, any activation is accepted (`llama` computes SiLU) and the tokenizer is left out.
     """
     config = json.loads((folder / "config.json").read_text())
     plain = config["model_type"] == "llama" and (for_speed or config.get("hidden_act", "silu") == "silu")
     if not plain or config.get("rope_scaling") or config.get("attention_bias") or config.get("mlp_bias"):
-        raise SystemExit(f"error: `{folder}` is not a plain Llama with SiLU, the one that GGUF's `llama` is")
+        raise SystemExit(f"error: `{folder}` is not a plain Llama with SiLU, the only one that GGUF's `llama` represents")
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads", heads)
     head_size = config.get("head_dim") or config["hidden_size"] // heads
@@ -54,7 +54,7 @@ def convert(folder, out, for_speed=False):
     parts = sorted(folder.glob("model*.safetensors"))
     for name, values in (tensor for part in parts for tensor in tensors(part)):
         name = name.removesuffix(".weight")
-        # In GGUF's `llama` neighbouring numbers are rotated together, here those half a head apart.
+        # RoPE in GGUF's `llama` rotates adjacent pairs; Hugging Face rotates pairs half a head apart.
         if name.endswith(("q_proj", "k_proj")):
             count = heads if name.endswith("q_proj") else key_heads
             values = values.reshape(count, 2, head_size // 2, -1).swapaxes(1, 2).reshape(values.shape)
@@ -72,13 +72,13 @@ def convert(folder, out, for_speed=False):
 
 
 def add_tokenizer(writer, folder, config):
-    """Byte-level pairs, split as GPT-2 does, with or without each digit for itself."""
+    """Writes a byte-level BPE tokenizer, pre-tokenized as in GPT-2, with or without individual digits."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     steps = tokenizer["pre_tokenizer"]
     steps = [step["type"] for step in steps.get("pretokenizers", [steps])]
     splittings = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
     if tuple(steps) not in splittings or tokenizer["model"]["type"] != "BPE":
-        raise SystemExit(f"error: the tokenizer in `{folder}` splits by {', '.join(steps)}")
+        raise SystemExit(f"error: the tokenizer in `{folder}` has an unsupported pre-tokenizer or model: {', '.join(steps)}")
     special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
     tokens = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     tokens = [token for token, _ in tokens]
@@ -97,7 +97,7 @@ def add_tokenizer(writer, folder, config):
 
 
 def tensors(path):
-    """Names and values, float32, of a safetensors file."""
+    """Names and float32 values of the tensors of a safetensors file."""
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start = 8 + int.from_bytes(data[:8], "little")

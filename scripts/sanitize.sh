@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs the tests of the crates that have `unsafe` of their own under AddressSanitizer, which finds reads and
-# writes past the end of what they were given. A stable compiler brings the sanitizer along, but not the
-# switch for it, hence RUSTC_BOOTSTRAP. x86-64 Linux, about five minutes on two cores.
+# Runs the tests of the kernels and of the thread pool, whose `unsafe` code accesses raw memory, under
+# AddressSanitizer. The stable compiler includes the sanitizer but not its flag, hence RUSTC_BOOTSTRAP.
+# x86-64 Linux, about five minutes on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUSTC_BOOTSTRAP=1
-# Beside the usual target: everything is compiled differently.
+# A separate target directory, since all crates are compiled with other flags.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/address-sanitizer
-# Of what is fetched from registries nothing is under test; the test programs themselves are.
+# The dependencies are instrumented as well, although only the kernels and the pool are under test.
 export RUSTFLAGS="-Zsanitizer=address"
-# Fewer cases than usual, for a sanitizer slows everything down.
+# Fewer cases than usual, because the sanitizer is slow.
 export PROPTEST_CASES=${PROPTEST_CASES:-16}
-# Those of the kernels go through every instruction set that the processor has. The GPU's are left out: they
-# are C++ on fibers, which the sanitizer does not know, and their memory ends before pages that cannot be read.
+# Kernel tests cover every instruction set of the CPU. Tests of the GPU kernels are skipped: the emulator runs
+# C++ on fibers, which the sanitizer does not support, and has guard pages after its buffers.
 tests=(--lib)
 for file in kernels/tests/*.rs; do
   name=$(basename "$file" .rs)

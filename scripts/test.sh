@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything CI runs: format, lints, tests, the GPU's kernels, documentation. Needs rustup and a C++ compiler (without one set
-# POWERINFER_SKIP_EMULATOR=1: tests of the GPU's kernels are then skipped and counted);
-# what checks the kernels' PTX is installed with pip, a browser with apt, and what needs them is skipped where that cannot be.
+# Runs all checks of CI: format, lints, tests, GPU kernels, documentation. Needs rustup and a C++ compiler (without one set
+# POWERINFER_SKIP_EMULATOR=1: tests of the GPU kernels are then skipped and counted).
+# The PTX tools are installed with pip and a browser with apt; checks without their tool are skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
@@ -19,7 +19,7 @@ step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
 step "the GPU's benchmark, emulated"
 cargo bench -p powerinfer-kernels --bench gpu --locked -- --emulate
-step "PTX of the GPU's kernels, and the sweep's page in a browser"
+step "PTX of the GPU kernels, and the sweep report in a browser"
 skipped=0
 for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/check-report.sh; do
   code=0

@@ -18,6 +18,7 @@ const LADDER: &[&str] = &[
     "powerinfer-import",
     "powerinfer-hub",
     "powerinfer-kernels",
+    "powerinfer-gpu",
     "powerinfer-text",
     "powerinfer-datasets",
     "powerinfer-reference",
@@ -55,9 +56,6 @@ const HEAVY: &[&str] = &[
     "zip",
     "ureq",
 ];
-
-/// Commands that import another command until the planner and the sweeps are crates of their own.
-const IMPORTING: &[&str] = &["inspect", "merge", "place", "prepare", "simulate", "sweep"];
 
 /// Normal dependencies of every package, by name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
@@ -171,6 +169,18 @@ fn formats_hub_and_solver_link_neither_cuda_nor_cpu_kernels() {
     }
 }
 
+#[test]
+fn profiling_needs_nothing_that_runs_bundles() {
+    let dependencies = dependencies();
+    let reached = reached(&dependencies, "powerinfer-profile");
+    assert!(reached.contains("powerinfer-gpu"));
+    for package in ["runtime", "bundle", "pool"] {
+        let package = format!("powerinfer-{package}");
+        assert!(dependencies.contains_key(&package));
+        assert!(!reached.contains(&package), "profile pulls in {package}");
+    }
+}
+
 /// All files in `folder` and in the folders below.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
@@ -238,25 +248,18 @@ fn no_command_imports_another() {
         .map(|file| file.strip_prefix(&folder).unwrap().to_owned())
         .filter(|file| *file != Path::new("mod.rs"))
         .collect();
-    let module_of = |file: &Path| file.iter().next().unwrap().to_str().unwrap().to_owned();
-    let modules: BTreeSet<String> = files
-        .iter()
-        .map(|file| module_of(file).trim_end_matches(".rs").to_owned())
-        .collect();
-    // Commands of a command are modules next to it: `eval_text` is a part of `eval`.
-    let command_of = |module: &str| {
-        let owner = module.split('_').next().unwrap();
-        modules.get(owner).map_or(module, String::as_str).to_owned()
+    let command_of = |file: &Path| {
+        let first = file.iter().next().unwrap().to_str().unwrap();
+        first.trim_end_matches(".rs").to_owned()
     };
-    assert!(modules.contains("run") && command_of("eval_text") == "eval");
+    let commands: BTreeSet<String> = files.iter().map(|file| command_of(file)).collect();
+    assert!(commands.contains("run") && commands.contains("eval"));
     for file in &files {
-        let own = command_of(module_of(file).trim_end_matches(".rs"));
+        let own = command_of(file);
         let source = fs::read_to_string(folder.join(file)).unwrap();
         for other in named_modules(&source, file.components().count() - 1) {
             assert!(
-                !modules.contains(other)
-                    || command_of(other) == own
-                    || IMPORTING.contains(&own.as_str()),
+                other == own || !commands.contains(other),
                 "`{}` imports `commands::{other}`",
                 file.display()
             );

@@ -100,10 +100,8 @@ fn random(problem: &Problem, dense: &Placement, left_bytes: u64) -> (Placement, 
         place.hot_count = (share * neurons as f64) as usize;
         let all = Neurons::of(&layer.frequencies);
         let part = place.hot_count as f64 / neurons as f64;
-        let [hot, cold] = [part, 1.0 - part].map(|part| Neurons {
-            count: part * all.count,
-            active: part * all.active,
-        });
+        let [hot, cold] =
+            [part, 1.0 - part].map(|part| Neurons::of_token(part * all.count, part * all.active));
         let whole = cost::layer(problem, dense, index);
         let without = cost::ffn(
             problem,

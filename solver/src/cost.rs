@@ -1,96 +1,22 @@
-//! The cost model: the predicted time of one decoded token, layer by layer. A part takes the bytes
-//! it reads over the read bandwidth of the device that holds them; the hot and the cold neurons of a
-//! split FFN are computed in parallel.
-//!
-//! ```text
-//! T = attention + KV + predictor + max(hot, cold + T_sync)        attention on the GPU
-//! T = attention + KV + predictor + max(hot + T_sync, cold)        attention on the CPU
-//! ```
-//!
-//! A device without neurons of the layer takes no time and no synchronisation. The hidden state is
-//! copied between the devices wherever the attention of two consecutive layers is on different
-//! devices. The KV cache counts as full.
+//! Predicted time of one decoded token of a placed problem, by the [`CostModel`] of this engine. The KV cache
+//! counts as full.
 
-use std::ops::Add;
+mod model;
 
 use powerinfer_artifact::plan::Device;
 
+pub use model::{
+    Access, CPU_KERNELS, Cost, CostModel, Ffn, GPU_KERNELS, Link, Neurons, Rates, Throughput,
+};
+
 use crate::{
-    Layer, LayerMode, Problem, Work,
-    machine::Machine,
+    Layer, LayerMode, Problem,
     placement::{LayerPlacement, Placement},
 };
 
-/// Number of kernels of a part of a layer: one per matrix on the CPU, fused on the GPU.
-fn kernels(device: Device, part: Part) -> f64 {
-    match (part, device) {
-        (Part::Attention, Device::Cpu) => 4.0,
-        (Part::Ffn, Device::Cpu) | (Part::Attention, Device::Gpu) => 3.0,
-        (Part::Ffn, Device::Gpu) | (Part::Predictor, _) => 2.0,
-    }
-}
-
-/// Parts of a layer that are run as kernels.
-#[derive(Debug, Clone, Copy)]
-enum Part {
-    Attention,
-    Predictor,
-    Ffn,
-}
-
-/// Predicted time of a part of a token, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Cost {
-    /// Time during which the GPU works.
-    pub(crate) gpu: f64,
-    /// Time during which the CPU works.
-    pub(crate) cpu: f64,
-    /// Host–device synchronisation and copies of the hidden state.
-    pub(crate) sync: f64,
-    /// Wall-clock time: less than the sum where both devices work in parallel.
-    pub(crate) total: f64,
-}
-
-impl Cost {
-    /// Time in which neither device computes.
-    fn of_waiting(seconds: f64) -> Self {
-        Self {
-            sync: seconds,
-            total: seconds,
-            ..Self::default()
-        }
-    }
-}
-
-impl Add for Cost {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            gpu: self.gpu + other.gpu,
-            cpu: self.cpu + other.cpu,
-            sync: self.sync + other.sync,
-            total: self.total + other.total,
-        }
-    }
-}
-
-/// A set of neurons of a layer: its size and the mean number of active neurons per token.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Neurons {
-    pub(crate) count: f64,
-    pub(crate) active: f64,
-}
-
-impl Neurons {
-    /// The set of neurons with these activation frequencies.
-    pub(crate) fn of(frequencies: &[f64]) -> Self {
-        Self {
-            count: frequencies.len() as f64,
-            // Plus 0, for an empty sum is −0.
-            active: frequencies.iter().sum::<f64>() + 0.0,
-        }
-    }
+/// The cost model of a decoded token of `problem`.
+pub(crate) fn model(problem: &Problem) -> CostModel {
+    CostModel::decoding(&problem.hardware, problem.hidden_bytes)
 }
 
 /// Cost of one decoded token.
@@ -126,18 +52,8 @@ pub(crate) fn layer_on(
 
 /// Cost of attention and KV cache, the same in every execution mode.
 pub(crate) fn attention(problem: &Problem, layer: &Layer, place: &LayerPlacement) -> Cost {
-    let machine = Machine(&problem.hardware);
-    let layer_device = place.attention;
-    let mut cost = machine.serial(
-        layer_device,
-        layer.attention_read_bytes as f64,
-        kernels(layer_device, Part::Attention),
-    ) + machine.serial(place.kv, layer.kv_bytes as f64, 0.0)
-        + machine.layer(layer_device);
-    if layer.kv_bytes > 0 && place.kv != layer_device {
-        cost = cost + sync(problem);
-    }
-    cost
+    let (bytes, kv_bytes) = (layer.attention_read_bytes as f64, layer.kv_bytes as f64);
+    model(problem).attention(place.attention, bytes, place.kv, kv_bytes)
 }
 
 /// Cost of the predictor and the FFN of a layer in execution mode `mode`.
@@ -160,15 +76,7 @@ pub(crate) fn prediction(
     layer_device: Device,
     device: Device,
 ) -> Cost {
-    if mode.prediction == Work::default() {
-        return Cost::default();
-    }
-    let cost =
-        Machine(&problem.hardware).work(device, mode.prediction, kernels(device, Part::Predictor));
-    match device == layer_device {
-        true => cost,
-        false => cost + sync(problem),
-    }
+    model(problem).prediction(mode, layer_device, device)
 }
 
 /// Cost of an FFN whose `hot` neurons are computed on the GPU in parallel with the `cold` ones on the CPU.
@@ -179,35 +87,15 @@ pub(crate) fn ffn(
     hot: Neurons,
     cold: Neurons,
 ) -> Cost {
-    let hot = ffn_on(problem, mode, layer_device, Device::Gpu, hot);
-    let cold = ffn_on(problem, mode, layer_device, Device::Cpu, cold);
-    Cost {
-        total: hot.total.max(cold.total),
-        ..hot + cold
-    }
-}
-
-/// Cost of `neurons` on `device`, for a layer whose hidden state is on `layer_device`.
-pub(crate) fn ffn_on(
-    problem: &Problem,
-    mode: &LayerMode,
-    layer_device: Device,
-    device: Device,
-    neurons: Neurons,
-) -> Cost {
-    if neurons.count == 0.0 {
-        return Cost::default();
-    }
-    let alone = LayerMode {
-        prediction: Work::default(),
-        ..*mode
+    let ffn = Ffn {
+        mode: *mode,
+        device: layer_device,
+        // Rates of decoding are those of matrices and of rows alike.
+        access: Access::Rows,
+        syncs: 1,
+        sync_bytes: 2.0 * problem.hidden_bytes as f64,
     };
-    let work = alone.work(neurons.count, neurons.active);
-    let cost = Machine(&problem.hardware).work(device, work, kernels(device, Part::Ffn));
-    match device == layer_device {
-        true => cost,
-        false => cost + sync(problem),
-    }
+    model(problem).ffn(&ffn, hot, cold)
 }
 
 /// Cost of the output head, with the copy of the hidden state to its device.
@@ -222,35 +110,13 @@ pub(crate) fn head(problem: &Problem, placement: &Placement) -> Cost {
 
 /// Cost of the output head on `device`, with the work that is done once per token.
 pub(crate) fn head_alone(problem: &Problem, device: Device) -> Cost {
-    let machine = Machine(&problem.hardware);
-    machine.serial(device, problem.head_bytes as f64, 1.0) + machine.token()
-}
-
-/// Copies the input of an FFN to the other device and its partial sum back.
-fn sync(problem: &Problem) -> Cost {
-    let seconds = problem.hardware.gpu.as_ref().map_or(0.0, |gpu| {
-        gpu.sync_seconds + 2.0 * problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
-    });
-    Cost::of_waiting(seconds)
+    let (model, bytes) = (model(problem), problem.head_bytes as f64);
+    model.head(device, bytes, bytes) + model.token()
 }
 
 /// Copies the hidden state from one device and GPU to another; free where both are the same.
 pub(crate) fn crossing(problem: &Problem, from: (Device, usize), to: (Device, usize)) -> Cost {
-    let times = match (from.0, to.0) {
-        (Device::Cpu, Device::Cpu) => 0.0,
-        (Device::Gpu, Device::Gpu) if from.1 == to.1 => 0.0,
-        // Consumer GPUs copy to one another through host memory.
-        (Device::Gpu, Device::Gpu) => 2.0,
-        _ => 1.0,
-    };
-    let seconds = match &problem.hardware.gpu {
-        Some(gpu) => {
-            gpu.pcie_latency_seconds
-                + problem.hidden_bytes as f64 / gpu.pcie_bandwidth_bytes_per_second
-        }
-        None => 0.0,
-    };
-    Cost::of_waiting(times * seconds)
+    model(problem).crossing(from, to)
 }
 
 #[cfg(test)]
@@ -258,7 +124,7 @@ mod tests {
     use powerinfer_artifact::plan::Policy;
 
     use super::*;
-    use crate::{NeuronShape, Prediction, samples};
+    use crate::{NeuronShape, Prediction, Work, samples};
 
     /// One layer, 1 GB/s on the CPU, 10 GB/s on the GPU, 1 µs per synchronisation, nothing else.
     fn problem(policy: Policy) -> (Problem, Placement) {

@@ -233,14 +233,8 @@ fn ffn(
         if !possible.contains(&group) {
             continue;
         }
-        let hot_neurons = Neurons {
-            count: hot as f64,
-            active,
-        };
-        let cold_neurons = Neurons {
-            count: (neurons - hot) as f64,
-            active: (all - active).max(0.0),
-        };
+        let hot_neurons = Neurons::of_token(hot as f64, active);
+        let cold_neurons = Neurons::of_token((neurons - hot) as f64, (all - active).max(0.0));
         let cost = cost::ffn(
             problem,
             &candidate.mode,

@@ -16,7 +16,7 @@
 mod account;
 mod baselines;
 mod chain;
-mod cost;
+pub mod cost;
 mod decide;
 mod decomposition;
 mod dense;
@@ -32,7 +32,6 @@ mod labels;
 mod latency;
 mod layer_mode;
 mod limit;
-mod machine;
 mod mixed_integer;
 pub mod objective;
 mod options;

@@ -187,8 +187,10 @@ fn options_that_change_more_than_the_plan_are_refused() {
         let parts = ["is a bundle", option[0], "the model that it was made from"];
         place(&sandbox, &arguments).bad(1, &parts);
     }
-    place(&sandbox, &["--vram", "1G", "--context", "100000"]).bad(1, &["`--context` is 100000"]);
-    place(&sandbox, &["--vram", "1G", "--context", "0"]).bad(1, &["`--context` is 0"]);
+    place(&sandbox, &["--vram", "1G", "--context", "100000"])
+        .bad(1, &["no room for 100000 tokens of context"]);
+    place(&sandbox, &["--vram", "1G", "--context", "0"])
+        .bad(1, &["no room for 0 tokens of context"]);
     place(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["allow `"]);
     place(&sandbox, &["--vram", "1G", "--hardware", "cpu-only"]).bad(1, &["cpu-only"]);
     place(&sandbox, &["--vram", "1G", "--hardware", "abacus"]).bad(1, &["abacus"]);

@@ -71,7 +71,7 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
         "--pin",
         "layers:1-2=cpu",
     ]);
-    plan.bad(1, &["the same part on both sides"]);
+    plan.bad(1, &["the same part is pinned to both devices"]);
     let answer = pinned(&[
         "--pin",
         "head=gpu",
@@ -90,7 +90,7 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
             (&"cpu".into(), &0.into())
         );
     }
-    pinned(&["--pin", "layers:9=gpu"]).bad(1, &["`--pin` speaks of layer 9", "layers 0 to 5"]);
+    pinned(&["--pin", "layers:9=gpu"]).bad(1, &["layer 9 is pinned", "layers 0 to 5"]);
     pinned(&["--pin", "ffn=gpu"]).bad(2, &["such as `attention=gpu`"]);
     let none = dry_run(&sandbox, &["--vram", "0G", "--pin", "head=gpu"]);
     none.bad(1, &["pinned to the GPU", "hint: allow VRAM"]);

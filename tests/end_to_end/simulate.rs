@@ -114,7 +114,7 @@ fn a_folder_with_a_configuration_gives_the_shape() {
         .run(&["simulate", "--like", "./mine", "--sparsity", "0.5"])
         .good()
         .text();
-    assert!(text.contains("as `--sparsity` says"), "{text}");
+    assert!(text.contains("given"), "{text}");
     assert!(text.contains("threshold"), "{text}");
 }
 

@@ -34,6 +34,8 @@ pub enum Hint {
     NoInputSparsity,
     /// Place with a KV cache of 16-bit floats.
     HalfPrecisionKvCache,
+    /// Place with more tokens of context.
+    LongerContext,
     /// Give another context, or decode fewer tokens.
     OtherContext,
     /// Place with fewer tokens of context.
@@ -50,6 +52,32 @@ pub enum Hint {
     RunOnCpu,
     /// Resume on the CPU after the last finished layer.
     ResumeOnCpu,
+    /// Choose no policy.
+    OtherPolicy,
+    /// Allow perplexity to rise further.
+    LargerPerplexityBudget,
+    /// Name the amount of VRAM, or a machine.
+    GiveVramOrHardware,
+    /// Use the profile that the predictors were made from, or train them with this one.
+    ProfileOfPredictors,
+    /// Leave out input sparsity, or write a bundle.
+    NoDryRun,
+    /// Hold more text back, and use more of it.
+    MoreHeldOutText,
+    /// Put fewer neurons on the GPU, or allow more VRAM.
+    FewerHotNeurons,
+    /// Use a policy for activations that are exactly zero.
+    ZerosPolicy,
+    /// Train predictors and place again.
+    TrainPredictorsAndPlace,
+    /// Train predictors.
+    TrainPredictors,
+    /// Train predictors, with more bytes.
+    TrainLargerPredictors,
+    /// Train predictors, accepting a lower recall.
+    TrainWithLowerRecall,
+    /// Place with weights in a smaller format.
+    SmallerFormat,
     /// Use a lossless policy, or train predictors and place again.
     LosslessPolicyOrTrain,
     /// Use the dense policy, or train predictors and place again.

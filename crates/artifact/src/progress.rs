@@ -1,5 +1,7 @@
 //! Progress reports and interruption of long work.
 
+use crate::Hint;
+
 /// The user interrupted the work; finished steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -19,6 +21,10 @@ pub trait Progress: Sync {
     fn advance(&self, count: u64) -> Result<(), Interrupted>;
     /// Reports one line of general interest, such as the result of a layer.
     fn note(&self, line: &str);
+    /// Reports one line of general interest with a remedy.
+    fn advise(&self, line: &str, _hint: Hint) {
+        self.note(line);
+    }
     /// Reports one line for verbose output.
     fn detail(&self, _line: &str) {}
     /// Ends the task.

@@ -7,6 +7,7 @@ use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
 use powerinfer_hub::HubError;
 use powerinfer_import::ImportError;
+use powerinfer_planner::PlannerError;
 use powerinfer_predictor::PredictorError;
 use powerinfer_profile::ProfileError;
 use powerinfer_runtime::RuntimeError;
@@ -37,9 +38,10 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, RuntimeError::hint))
         .or_else(|| hint(cause, SolveError::hint))
         .or_else(|| hint(cause, SynthError::hint))
+        .or_else(|| hint(cause, PlannerError::hint))
 }
 
-fn sentence(hint: Hint) -> &'static str {
+pub(crate) fn sentence(hint: Hint) -> &'static str {
     match hint {
         Hint::OtherFolder => "name another folder by `--out`, or remove it",
         Hint::WaitOrOtherFolder => "wait until it is done, or name another folder by `--out`",
@@ -56,6 +58,7 @@ fn sentence(hint: Hint) -> &'static str {
         Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
+        Hint::LongerContext => "place it with a longer `--context`",
         Hint::OtherContext => "give another `--context`, or fewer `--decode-tokens`",
         Hint::ShorterContext => "place the bundle again with a shorter `--context`",
         Hint::MoreVramOrShorterContext => {
@@ -66,6 +69,27 @@ fn sentence(hint: Hint) -> &'static str {
         Hint::SmallerVram => "place the bundle again with a smaller `--vram`",
         Hint::RunOnCpu => "run it with `--device cpu`",
         Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
+        Hint::OtherPolicy => "leave `--policy` out",
+        Hint::LargerPerplexityBudget => "`--max-ppl-increase` allows more",
+        Hint::GiveVramOrHardware => {
+            "give a size in place of `--vram auto`, or name a machine by `--hardware`"
+        }
+        Hint::ProfileOfPredictors => {
+            "name their profile by `--profile`, or run `powerinfer train-predictors` with this one"
+        }
+        Hint::NoDryRun => "leave out `--input-sparsity` or `--dry-run`",
+        Hint::MoreHeldOutText => "profile more text, or raise `--certify-tokens`",
+        Hint::FewerHotNeurons => "lower `--hot`, or raise `--vram`",
+        Hint::ZerosPolicy => "use `exact` or `predicted`",
+        Hint::TrainPredictorsAndPlace => "run `powerinfer train-predictors` and place again",
+        Hint::TrainPredictors => "run `powerinfer train-predictors`",
+        Hint::TrainLargerPredictors => {
+            "run `powerinfer train-predictors`, with more bytes by `--max-bytes` if need be"
+        }
+        Hint::TrainWithLowerRecall => {
+            "run `powerinfer train-predictors`, with a lower `--recall` if need be"
+        }
+        Hint::SmallerFormat => "a smaller `--quant` at `place` would fit",
         Hint::LosslessPolicyOrTrain => {
             "use `exact` or `dense`, or run `powerinfer train-predictors` and place again"
         }

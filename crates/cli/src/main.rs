@@ -18,7 +18,9 @@ mod output;
 mod page_file;
 mod plan_table;
 mod predictor_table;
+mod profile_stage;
 mod progress;
+mod training_stage;
 
 use std::{io::ErrorKind, process::ExitCode};
 

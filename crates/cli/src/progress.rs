@@ -7,9 +7,12 @@ use std::sync::{
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use powerinfer_artifact::progress::{Interrupted, Progress};
+use powerinfer_artifact::{
+    Hint,
+    progress::{Interrupted, Progress},
+};
 
-use crate::output::Output;
+use crate::{hint::sentence, output::Output};
 
 /// Set once, by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -110,6 +113,10 @@ impl Progress for Bar {
 
     fn note(&self, line: &str) {
         self.with(|bar| bar.suspend(|| self.output.say(line)));
+    }
+
+    fn advise(&self, line: &str, hint: Hint) {
+        self.note(&format!("{line}; {}", sentence(hint)));
     }
 
     fn detail(&self, line: &str) {

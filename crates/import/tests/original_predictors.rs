@@ -157,7 +157,7 @@ fn matrices_must_fit_the_model_and_each_other() {
     refused(
         folder.path(),
         SIZES,
-        &["model_2.pt", "`fc1.weight`", "an empty one"],
+        &["model_2.pt", "`fc1.weight`", "is empty"],
     );
 }
 

@@ -22,6 +22,15 @@ impl Rotary {
         2 * self.frequencies.len()
     }
 
+    /// Sine and cosine of each pair's angle at `position`, times the magnitude: `[pairs]`.
+    pub fn rotations(&self, position: usize) -> impl Iterator<Item = [f32; 2]> {
+        self.frequencies.iter().map(move |frequency| {
+            // The angle is rounded to float32 before its sine is taken, as in the reference implementation.
+            let (sine, cosine) = ((position as f64 * frequency) as f32).sin_cos();
+            [sine * self.magnitude, cosine * self.magnitude]
+        })
+    }
+
     /// Frequencies θ^(−i/pairs) of a head with `width` rotated elements.
     fn plain(theta: f64, width: usize) -> Self {
         let pairs = width / 2;

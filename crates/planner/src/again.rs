@@ -1,89 +1,43 @@
 //! Places a bundle again: other budgets, other places, the same neurons computed.
 
-use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
-    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
+    placement_inputs::LayerInputs,
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST};
-use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, Work, decide};
+use powerinfer_solver::{Candidate, Decision, Options, Problem, decide};
 use serde_json::{Value, json};
 
 use crate::{
-    PlanOptions, forecast, inputs, pins,
+    PlanOptions, PlannerError,
+    candidates::restored,
+    forecast, inputs, pins,
     problem::{largest_rank, problem},
 };
-
-/// What a bundle keeps of the way that a layer goes.
-pub(crate) fn placing(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
-    let stored = |work: Work| ReadCost {
-        bytes: work.bytes,
-        scattered_rows: work.rows,
-        axpy_rows: work.sums,
-    };
-    let LayerMode {
-        policy,
-        prediction,
-        every,
-        active,
-    } = candidate.mode;
-    LayerInputs {
-        costs: LayerCosts {
-            policy,
-            prediction: stored(prediction),
-            per_neuron: stored(every),
-            per_active_neuron: stored(active),
-            predictor_bytes: candidate.predictor_bytes,
-            attention_read_bytes,
-        },
-        frequencies: candidate
-            .frequencies
-            .iter()
-            .map(|one| *one as f32)
-            .collect(),
-    }
-}
-
-/// The one way that a layer of a bundle can go.
-fn candidate(layer: &LayerInputs) -> Candidate {
-    let work = |stored: ReadCost| Work {
-        bytes: stored.bytes,
-        rows: stored.scattered_rows,
-        sums: stored.axpy_rows,
-    };
-    let costs = layer.costs;
-    Candidate {
-        mode: LayerMode {
-            policy: costs.policy,
-            prediction: work(costs.prediction),
-            every: work(costs.per_neuron),
-            active: work(costs.per_active_neuron),
-        },
-        frequencies: layer.frequencies.iter().copied().map(f64::from).collect(),
-        predictor_bytes: costs.predictor_bytes,
-        allowed: true,
-    }
-}
 
 /// Finds the best placement of `bundle` within other budgets that leaves every layer's policy and thresholds
 /// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
 /// are ignored.
-pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision> {
+pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision, PlannerError> {
     let layers = bundle.placement_inputs()?;
     let problem = stated(bundle, &layers, options)?;
     solved(bundle, &problem, &layers, &options.solver())
 }
 
 /// Writes `plan`, which [`place_again`] found, into `bundle`.
-pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<()> {
+pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<(), PlannerError> {
     let request = request(&bundle, &plan);
     bundle.place_again(plan, request)?;
     Ok(())
 }
 
 /// The placement as the solver takes it; what `options` leave open is as it was.
-fn stated(bundle: &Bundle, layers: &[LayerInputs], options: &PlanOptions) -> Result<Problem> {
+fn stated(
+    bundle: &Bundle,
+    layers: &[LayerInputs],
+    options: &PlanOptions,
+) -> Result<Problem, PlannerError> {
     let (config, plan) = (bundle.config(), bundle.plan());
     let before = plan.budget.context_tokens as usize;
     let is_this_machine = options.hardware.is_none();
@@ -123,19 +77,21 @@ fn solved(
     problem: &Problem,
     layers: &[LayerInputs],
     options: &Options,
-) -> Result<Decision> {
+) -> Result<Decision, PlannerError> {
     let before = bundle.plan();
     let differs =
         |(layer, placing): (&LayerPlan, &LayerInputs)| layer.policy != placing.costs.policy;
     if before.layers.iter().zip(layers).any(differs) {
-        bail!(
-            "the bundle in `{}` follows other policies than it carries figures of; make it again from its model",
-            bundle.folder().display()
-        );
+        return Err(PlannerError::OtherFigures {
+            folder: bundle.folder().to_owned(),
+        });
     }
-    let candidates: Vec<_> = layers.iter().map(|layer| vec![candidate(layer)]).collect();
-    let mut decision = decide(problem, &candidates, options)
-        .with_context(|| format!("cannot place `{}` again", bundle.folder().display()))?;
+    let candidates: Vec<_> = layers.iter().map(|layer| vec![restored(layer)]).collect();
+    let mut decision =
+        decide(problem, &candidates, options).map_err(|source| PlannerError::Again {
+            folder: bundle.folder().to_owned(),
+            source: Box::new(source),
+        })?;
     let chosen: Vec<&Candidate> = candidates.iter().map(|modes| &modes[0]).collect();
     let (config, quant) = (bundle.config(), bundle.quant());
     forecast::predict(&mut decision.plan, problem, config, quant, &chosen);

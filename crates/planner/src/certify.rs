@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     Progress,
     certificate::{Certificate, LayerCertificate, Scoring, decisions},
@@ -17,7 +16,10 @@ use powerinfer_runtime::{Execution, Runtime, Verification};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::search::{scored, windows};
+use crate::{
+    PlannerError,
+    search::{scored, windows},
+};
 
 /// Floating-point operations that a certificate may take unless told otherwise; large models are
 /// certified on fewer tokens.
@@ -55,7 +57,7 @@ pub(crate) fn measure(
     texts: &[Vec<u32>],
     perplexity_budget: f64,
     progress: &dyn Progress,
-) -> Result<Certificate> {
+) -> Result<Certificate, PlannerError> {
     measure_in(bundle, windows(bundle), texts, perplexity_budget, progress)
 }
 
@@ -64,18 +66,18 @@ pub fn measure_again(
     bundle: &Bundle,
     written: &Certificate,
     progress: &dyn Progress,
-) -> Result<Certificate> {
+) -> Result<Certificate, PlannerError> {
     let windows = Windows {
         length: written.scoring.window as usize,
         stride: written.scoring.stride as usize,
     };
     let context = bundle.plan().budget.context_tokens;
     if written.scoring.window > context {
-        bail!(
-            "the certificate was measured in windows of {} tokens, and the bundle in `{}` was placed again with room for {context}; place it with a longer `--context`",
-            written.scoring.window,
-            bundle.folder().display()
-        );
+        return Err(PlannerError::ShortContext {
+            window: written.scoring.window,
+            folder: bundle.folder().to_owned(),
+            context,
+        });
     }
     let texts = bundle.certificate_texts()?;
     measure_in(bundle, windows, &texts, written.perplexity_budget, progress)
@@ -87,9 +89,9 @@ fn measure_in(
     texts: &[Vec<u32>],
     perplexity_budget: f64,
     progress: &dyn Progress,
-) -> Result<Certificate> {
+) -> Result<Certificate, PlannerError> {
     let execution = Execution::on_cpu(usable_cores());
-    let open = |policy: Option<Policy>| -> Result<Runtime> {
+    let open = |policy: Option<Policy>| -> Result<Runtime, PlannerError> {
         let again = Bundle::open(bundle.folder(), powerinfer_bundle::IntegrityCheck::Quick)?;
         Ok(Runtime::open(again, policy, &execution, &Silent)?)
     };
@@ -98,7 +100,7 @@ fn measure_in(
     planned.verify(Verification::of_all(bundle.config().layer_count));
     progress.begin("certifying", scored(texts) as u64, "tokens");
     let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
-        progress.advance(tokens).map_err(anyhow::Error::from)
+        progress.advance(tokens).map_err(PlannerError::from)
     })?;
     progress.end();
     let computed = planned.take_statistics().computed_share();

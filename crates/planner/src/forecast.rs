@@ -7,7 +7,7 @@ use powerinfer_tensor::Format;
 
 use crate::simulate::{
     engine::OURS,
-    step::{Kind, Pass, Placed, Stage},
+    step::{Estimator, Kind, Pass, Placed},
 };
 
 /// Sequences that are decoded at once.
@@ -23,7 +23,7 @@ pub(crate) fn predict(
     chosen: &[&Candidate],
 ) {
     let placed = Placed::of(plan, problem, config, quant, chosen);
-    let stage = Stage {
+    let estimator = Estimator {
         engine: &OURS,
         hardware: &plan.hardware,
     };
@@ -35,7 +35,7 @@ pub(crate) fn predict(
             context,
             kind,
         };
-        tokens / stage.pass(&placed, pass).total
+        tokens / estimator.pass(&placed, pass).total
     };
     let decode = BATCHES.map(|batch| BatchSpeed {
         batch,

@@ -1,18 +1,18 @@
 //! Input sparsity: from which magnitude on the inputs of projections are read, calibrated on text
 //! that was held back.
 
-use anyhow::Result;
 use powerinfer_artifact::{
     Progress,
     plan::{InputThresholds, LayerPlan, Policy},
     progress::Silent,
 };
 use powerinfer_bundle::Bundle;
+use powerinfer_eval::format::percent;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, Runtime};
 
-use crate::placement::percent;
+use crate::PlannerError;
 
 /// Per layer, thresholds that `share` of the inputs stay below on `texts`, as `bundle` has them when
 /// everything is computed.
@@ -21,7 +21,7 @@ pub(crate) fn calibrate(
     texts: &[Vec<u32>],
     share: f64,
     progress: &dyn Progress,
-) -> Result<Vec<InputThresholds>> {
+) -> Result<Vec<InputThresholds>, PlannerError> {
     let policy = Some(Policy::Dense);
     let execution = Execution::on_cpu(usable_cores());
     let mut model = Runtime::open(bundle, policy, &execution, &Silent)?;

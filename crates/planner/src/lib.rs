@@ -9,22 +9,26 @@
 //! [`simulate`] estimates the same for a model without weights, and for other engines.
 
 mod again;
+mod candidates;
 pub mod certify;
+mod error;
 mod forecast;
 mod inputs;
 pub mod machine;
-pub mod modes;
+mod modes;
 mod pins;
 mod placement;
-pub mod problem;
+mod problem;
 mod request;
-pub mod search;
+mod search;
 pub mod simulate;
 mod solver;
 pub mod sweep;
 
 pub use again::{place_again, rewrite};
+pub use error::PlannerError;
 pub use pins::{Part, Pin};
 pub use placement::{Placement, certify_packed, plan};
 pub use request::{PlanOptions, Request, Vram, read_hardware};
+pub use search::windows;
 pub use solver::Scratch;

@@ -1,17 +1,21 @@
 //! The ways each layer could go, as a profile and predictors have it.
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, Hint,
     plan::{Policy, Threshold},
     predictor_file::{PredictorFile, PredictorSummary},
-    threshold_curve::{ThresholdCurve, lerp, neighbours},
+    threshold_curve::{lerp, neighbours},
 };
-use powerinfer_bundle::{memory::predictor_bytes, neuron_bytes};
+use powerinfer_bundle::memory::predictor_bytes;
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
-use powerinfer_solver::{Candidate, CandidateCost, LayerMode, NeuronShape, Prediction, Work};
-use powerinfer_tensor::{BLOCK, Format};
+use powerinfer_solver::{Candidate, CandidateCost, LayerMode};
+use powerinfer_tensor::Format;
+
+use crate::{
+    PlannerError,
+    candidates::{ModeBuilder, Quality},
+};
 
 /// What a placement is of.
 #[derive(Clone, Copy)]
@@ -46,48 +50,6 @@ impl AllowedModes {
     }
 }
 
-/// What a predictor of `rank` reads for a token: A, half of B's columns, since relu silences about
-/// half of the units, and what is kept per neuron in float32.
-pub fn work_of_predictor(config: &ModelConfig, format: Format, rank: usize) -> Work {
-    let neurons = config.ffn_size;
-    let blocks = match format {
-        Format::F32 | Format::F16 | Format::Bf16 => 0,
-        Format::Q8_0 | Format::Q4K | Format::Q4_0 => rank.div_ceil(BLOCK),
-    };
-    let alive = rank as f64 / 2.0;
-    Work {
-        bytes: (rank * format.row_bytes(config.hidden_size)) as f64
-            + alive * format.row_bytes(neurons) as f64
-            + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
-        // A is read whole, of B every other row.
-        rows: alive / 2.0,
-        sums: alive,
-    }
-}
-
-/// The threshold of the score that reads least at the place `level` in its curve, of a layer of so many neurons.
-pub fn cheapest_at(
-    shape: NeuronShape,
-    neurons: usize,
-    curves: &[ThresholdCurve],
-    level: f64,
-) -> Option<Threshold> {
-    let (below, above, part) = neighbours(level);
-    let read = |curve: &ThresholdCurve| {
-        let [below, above] = [below, above].map(|level| curve.levels[level].density);
-        let density = lerp(below, above, part);
-        let mode = LayerMode::threshold(shape, curve.score);
-        mode.work(neurons as f64, neurons as f64 * density).bytes
-    };
-    let mut best: Option<&ThresholdCurve> = None;
-    for curve in curves {
-        if best.is_none_or(|best| read(curve) < read(best)) {
-            best = Some(curve);
-        }
-    }
-    best.map(|curve| curve.at_level(level))
-}
-
 /// The ways one layer could go.
 pub(crate) struct LayerCandidates {
     pub(crate) candidates: Vec<Candidate>,
@@ -111,75 +73,60 @@ impl<'a> Subject<'a> {
         (0..self.config.layer_count).any(has)
     }
 
-    fn shape(&self) -> NeuronShape {
-        NeuronShape {
-            bytes: neuron_bytes(self.config, self.quant),
-            matrices: self.config.matrices_per_neuron(),
-        }
-    }
-
-    /// Every neuron is computed.
-    fn dense(&self) -> LayerMode {
-        match self.inputs_left_out {
-            None => LayerMode::dense(self.shape()),
-            Some(share) => LayerMode::dense_of_inputs(self.shape(), 1.0 - share),
-        }
+    /// Builder of the model's execution modes.
+    fn builder(&self) -> ModeBuilder<'a> {
+        ModeBuilder::new(self.config, self.quant)
     }
 
     /// Refuses a policy that the model or the predictors cannot have.
-    pub(crate) fn check_forced(&self) -> Result<()> {
+    pub(crate) fn check_forced(&self) -> Result<(), PlannerError> {
         let Some(forced) = self.forced else {
             return Ok(());
         };
         let lacks = |has: &dyn Fn(&PredictorSummary) -> bool| {
             (0..self.config.layer_count).find(|layer| !self.summary(*layer).is_some_and(has))
         };
-        match forced {
-            Policy::Dense => {}
-            Policy::Exact if self.config.activation.has_exact_zeros() => {}
-            Policy::Exact => bail!(
-                "the activation of this model is never exactly zero, so `--policy exact` would skip nothing; leave it out"
+        let (layer, what, hint) = match forced {
+            Policy::Dense => return Ok(()),
+            Policy::Exact if self.config.activation.has_exact_zeros() => return Ok(()),
+            Policy::Exact => return Err(PlannerError::NeverZero),
+            Policy::Predicted => (
+                lacks(&|summary| summary.rank > 0),
+                "predictor",
+                Hint::TrainLargerPredictors,
             ),
-            Policy::Predicted => {
-                if let Some(layer) = lacks(&|summary| summary.rank > 0) {
-                    bail!(
-                        "layer {layer} has no predictor, so `--policy predicted` is not possible; train predictors, or give them more bytes by `--max-bytes`"
-                    );
-                }
-            }
-            Policy::SignBit => {
-                if let Some(layer) = lacks(&|summary| summary.sign_bit.is_some()) {
-                    bail!(
-                        "the signs of layer {layer} do not predict what was asked for, or were not looked at, so `--policy sign-bit` is not possible; run `powerinfer train-predictors`, with a lower `--recall` if need be"
-                    );
-                }
-            }
-            Policy::Threshold => {
-                if let Some(layer) = lacks(&|summary| !summary.thresholds.is_empty()) {
-                    bail!(
-                        "layer {layer} has no thresholds, so `--policy threshold` is not possible; {}",
-                        match self.config.activation.has_exact_zeros() {
-                            true =>
-                                "they are for models whose neurons are never exactly silent; leave it out",
-                            false => "run `powerinfer train-predictors` first",
-                        }
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn work_of_predictor(&self, rank: usize) -> Work {
-        let format = self.predictors.map_or(Format::Q4_0, PredictorFile::weights);
-        work_of_predictor(self.config, format, rank)
+            Policy::SignBit => (
+                lacks(&|summary| summary.sign_bit.is_some()),
+                "signs that predict with the recall asked for",
+                Hint::TrainWithLowerRecall,
+            ),
+            Policy::Threshold => (
+                lacks(&|summary| !summary.thresholds.is_empty()),
+                "thresholds",
+                match self.config.activation.has_exact_zeros() {
+                    true => Hint::OtherPolicy,
+                    false => Hint::TrainPredictors,
+                },
+            ),
+        };
+        let missing = |layer| PlannerError::PolicyMissing {
+            layer,
+            what,
+            policy: forced,
+            hint,
+        };
+        layer.map_or(Ok(()), |layer| Err(missing(layer)))
     }
 
     /// The ways `layer` could go within `allowed`.
-    pub(crate) fn modes(&self, layer: usize, allowed: &AllowedModes) -> Result<LayerCandidates> {
+    pub(crate) fn modes(
+        &self,
+        layer: usize,
+        allowed: &AllowedModes,
+    ) -> Result<LayerCandidates, PlannerError> {
         let activity = &self.profile.activities()[layer];
         let summary = self.summary(layer);
-        let shape = self.shape();
+        let modes = self.builder();
         let mut order = activity.hottest_first();
         let mut frequencies = activity.frequencies();
         let held = |with_signs: bool| {
@@ -207,43 +154,36 @@ impl<'a> Subject<'a> {
         if self.config.activation.has_exact_zeros() {
             frequencies = order.iter().map(|n| frequencies[*n as usize]).collect();
             let frequencies = &frequencies;
-            add(self.dense(), frequencies, network_bytes, true);
-            add(LayerMode::exact(shape), frequencies, network_bytes, true);
+            let dense = modes.dense(self.inputs_left_out);
+            add(dense, frequencies, network_bytes, true);
+            add(modes.exact(), frequencies, network_bytes, true);
             let density = (1.0 - activity.sparsity()).max(f64::MIN_POSITIVE);
-            let predicted = |work: Work, predicted_sparsity: f64, recall| Prediction {
-                work,
+            let quality = |predicted_sparsity: f64, recall| Quality {
                 predicted_per_active: (1.0 - predicted_sparsity) / density,
                 recall,
             };
             let may = allowed.predicted[layer];
             if let Some(summary) = summary.filter(|summary| summary.rank > 0) {
-                let predicted = predicted(
-                    self.work_of_predictor(summary.rank),
-                    summary.predicted_sparsity,
-                    summary.recall,
-                );
-                let mode = LayerMode::predicted(Policy::Predicted, shape, predicted);
+                let quality = quality(summary.predicted_sparsity, summary.recall);
+                let format = self.predictors.map_or(Format::Q4_0, PredictorFile::weights);
+                let mode = modes.predicted(format, summary.rank, quality);
                 add(mode, frequencies, network_bytes, may);
             }
             if let Some(signs) = summary.and_then(|s| s.sign_bit.as_ref()) {
-                let work = Work {
-                    bytes: signs.bytes as f64,
-                    ..Work::default()
-                };
-                let predicted = predicted(work, signs.predicted_sparsity, signs.recall);
-                let mode = LayerMode::predicted(Policy::SignBit, shape, predicted);
+                let quality = quality(signs.predicted_sparsity, signs.recall);
+                let mode = modes.reading(Policy::SignBit, signs.bytes, quality);
                 add(mode, frequencies, held(true), may);
             }
         } else {
             let all = vec![1.0; self.config.ffn_size];
-            add(self.dense(), &all, network_bytes, true);
+            let dense = modes.dense(self.inputs_left_out);
+            add(dense, &all, network_bytes, true);
             if let (Some(level), Some(file)) = (allowed.level, self.predictors)
                 && let Some((chosen, kept)) = self.at_level(file, layer, level)?
             {
                 order.sort_by(|a, b| kept[*b as usize].total_cmp(&kept[*a as usize]));
                 let kept: Vec<f64> = order.iter().map(|n| kept[*n as usize]).collect();
-                let mode = LayerMode::threshold(shape, chosen.score);
-                add(mode, &kept, network_bytes, true);
+                add(modes.threshold(chosen.score), &kept, network_bytes, true);
                 threshold = Some(chosen);
             }
         }
@@ -252,9 +192,10 @@ impl<'a> Subject<'a> {
                 candidate.allowed = candidate.mode.policy == forced;
             }
             if candidates.iter().all(|candidate| !candidate.allowed) {
-                bail!(
-                    "`--policy {forced}` is not possible for layer {layer} within the allowed rise of perplexity; raise `--max-ppl-increase`"
-                );
+                return Err(PlannerError::PerplexityBudget {
+                    layer,
+                    policy: forced,
+                });
             }
         }
         Ok(LayerCandidates {
@@ -271,11 +212,11 @@ impl<'a> Subject<'a> {
         file: &PredictorFile,
         layer: usize,
         level: f64,
-    ) -> Result<Option<(Threshold, Vec<f64>)>> {
+    ) -> Result<Option<(Threshold, Vec<f64>)>, PlannerError> {
         let summary = file.layers().get(layer);
         let curves = summary.map_or(&[][..], |summary| &summary.thresholds[..]);
         let neurons = self.config.ffn_size;
-        let Some(threshold) = cheapest_at(self.shape(), neurons, curves, level) else {
+        let Some(threshold) = self.builder().cheapest_threshold(curves, level) else {
             return Ok(None);
         };
         let curve = curves.iter().find(|curve| curve.score == threshold.score);
@@ -341,8 +282,8 @@ impl<'a> Subject<'a> {
             };
             reason += &format!("; {name} would take {cost}{but}");
         }
-        if let Some(forced) = self.forced {
-            reason = format!("as `--policy {forced}` says; {reason}");
+        if self.forced.is_some() {
+            reason = format!("policy given; {reason}");
         } else if costs.len() == 1 {
             reason += "; no other way is known";
         }

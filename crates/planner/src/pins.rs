@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::plan::Device;
 use powerinfer_solver::Problem;
+
+use crate::PlannerError;
 
 /// A part of a model that has to be on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,15 +72,15 @@ impl FromStr for Pin {
 }
 
 /// Sets `pins` in `problem`.
-pub(crate) fn pin(pins: &[Pin], problem: &mut Problem) -> Result<()> {
+pub(crate) fn pin(pins: &[Pin], problem: &mut Problem) -> Result<(), PlannerError> {
     let count = problem.layers.len();
     for pin in pins {
         let (first, last) = pin.layers.unwrap_or((0, count.saturating_sub(1)));
         if last >= count {
-            bail!(
-                "`--pin` speaks of layer {last}; the model has layers 0 to {}",
-                count - 1
-            );
+            return Err(PlannerError::PinnedLayer {
+                layer: last,
+                last: count - 1,
+            });
         }
         let mut slots: Vec<&mut Option<Device>> = Vec::new();
         match pin.part {
@@ -97,7 +98,7 @@ pub(crate) fn pin(pins: &[Pin], problem: &mut Problem) -> Result<()> {
         }
         for slot in slots {
             if slot.is_some_and(|device| device != pin.device) {
-                bail!("`--pin` wants the same part on both sides; leave out one of them");
+                return Err(PlannerError::PinnedTwice);
             }
             *slot = Some(pin.device);
         }

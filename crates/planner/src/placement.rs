@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
+    Hint, Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_eval::format::percent;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::Profile;
 use powerinfer_solver::SolveReport;
@@ -15,7 +15,7 @@ use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
 
 use crate::{
-    PlanOptions, Request, certify,
+    PlanOptions, PlannerError, Request, certify,
     modes::Subject,
     pins,
     problem::{largest_rank, problem},
@@ -48,7 +48,7 @@ pub fn plan(
     options: &PlanOptions,
     scratch: Scratch<'_>,
     progress: &dyn Progress,
-) -> Result<Placement> {
+) -> Result<Placement, PlannerError> {
     profile.check_model(checkpoint.identity())?;
     let request = Request::of(checkpoint, profile, predictors.as_ref(), options)?;
     if let Some(file) = &predictors {
@@ -115,7 +115,11 @@ pub fn plan(
 
 /// The texts that `profile` has held back, to decide on and to certify on; none where the context is
 /// too short to score anything.
-fn held_back(profile: &Profile, request: &Request, tokens: usize) -> Result<[Vec<Vec<u32>>; 2]> {
+fn held_back(
+    profile: &Profile,
+    request: &Request,
+    tokens: usize,
+) -> Result<[Vec<Vec<u32>>; 2], PlannerError> {
     if request.budget.context_tokens < 2 {
         return Ok(Default::default());
     }
@@ -124,16 +128,15 @@ fn held_back(profile: &Profile, request: &Request, tokens: usize) -> Result<[Vec
 
 /// Refuses predictors that were fitted to another profile's text: what this profile has held back may
 /// be among it.
-fn check_same_text(file: &PredictorFile, request: &Request) -> Result<()> {
+fn check_same_text(file: &PredictorFile, request: &Request) -> Result<(), PlannerError> {
     let (fitted, here) = (
         file.header().inputs.get("profile"),
         request.inputs.get("profile"),
     );
     if fitted.is_some() && fitted != here {
-        bail!(
-            "the predictors in `{}` were made from another profile, which may have read the text that this one holds back to certify on; name their profile by `--profile`, or run `powerinfer train-predictors` with this one",
-            file.path().display()
-        );
+        return Err(PlannerError::OtherProfile {
+            folder: file.path(),
+        });
     }
     Ok(())
 }
@@ -147,7 +150,7 @@ pub fn certify_packed(
     request: &Request,
     options: &PlanOptions,
     progress: &dyn Progress,
-) -> Result<Bundle> {
+) -> Result<Bundle, PlannerError> {
     let tokens = options.certify_tokens(checkpoint.config());
     let [_, texts] = held_back(profile, request, tokens)?;
     certify_bundle(bundle, &texts, options.perplexity_budget(), progress)
@@ -159,13 +162,14 @@ fn certify_bundle(
     texts: &[Vec<u32>],
     perplexity_budget: f64,
     progress: &dyn Progress,
-) -> Result<Bundle> {
+) -> Result<Bundle, PlannerError> {
     let tokens = search::scored(texts);
     if tokens < certify::FEWEST {
-        progress.note(&format!(
-            "there is no certificate: {tokens} tokens were held back for it, at least {} are needed; profile more text, or raise `--certify-tokens`",
+        let line = format!(
+            "there is no certificate: {tokens} tokens were held back for it, at least {} are needed",
             certify::FEWEST
-        ));
+        );
+        progress.advise(&line, Hint::MoreHeldOutText);
         return Ok(bundle);
     }
     let certificate = certify::measure(&bundle, texts, perplexity_budget, progress)?;
@@ -198,7 +202,7 @@ impl Placement {
         checkpoint: &Checkpoint,
         out: &Path,
         progress: &dyn Progress,
-    ) -> Result<Bundle> {
+    ) -> Result<Bundle, PlannerError> {
         let mut companions = Tokenizer::FILES.to_vec();
         companions.push("generation_config.json");
         companions.dedup();
@@ -218,12 +222,7 @@ impl Placement {
     }
 
     /// Measures `bundle` on held-out text, and adds the certificate to it.
-    pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle> {
+    pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle, PlannerError> {
         certify_bundle(bundle, &self.texts, self.perplexity_budget, progress)
     }
-}
-
-/// A share as a percentage.
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

@@ -12,7 +12,7 @@ use powerinfer_tensor::Format;
 
 /// States the placement as the solver takes it, with a share of inputs that are not read, and
 /// predictors of at most `rank` units.
-pub fn problem(
+pub(crate) fn problem(
     config: &ModelConfig,
     budget: Budget,
     hardware: Hardware,
@@ -61,7 +61,7 @@ pub fn problem(
 }
 
 /// The most units that a layer's predictor in `file` has.
-pub fn largest_rank(file: Option<&PredictorFile>) -> usize {
+pub(crate) fn largest_rank(file: Option<&PredictorFile>) -> usize {
     let layers = file.map_or(&[][..], PredictorFile::layers);
     layers.iter().map(|layer| layer.rank).max().unwrap_or(0)
 }

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, path::Path, str::FromStr};
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize, Digest,
     hardware::{self, Hardware},
@@ -17,7 +16,7 @@ use powerinfer_solver::{Backend, Options};
 use powerinfer_tensor::{CacheFormat, Format};
 use serde_json::json;
 
-use crate::{Pin, certify, machine};
+use crate::{Pin, PlannerError, certify, machine};
 
 /// Machine that is planned for where none is named.
 const ASSUMED_HARDWARE: &str = "rtx4090";
@@ -87,13 +86,17 @@ impl PlanOptions {
     }
 
     /// Tokens to make room for, `default` unless the options set them.
-    pub(crate) fn context(&self, config: &ModelConfig, default: usize) -> Result<usize> {
+    pub(crate) fn context(
+        &self,
+        config: &ModelConfig,
+        default: usize,
+    ) -> Result<usize, PlannerError> {
         let context = self.context.unwrap_or(default);
         if context == 0 || context > config.context_length {
-            bail!(
-                "`--context` is {context}; this model was made for 1 to {} tokens",
-                config.context_length
-            );
+            return Err(PlannerError::Context {
+                context,
+                longest: config.context_length,
+            });
         }
         Ok(context)
     }
@@ -138,14 +141,13 @@ impl Vram {
         budget: &mut Budget,
         hardware: &Hardware,
         is_this_machine: bool,
-    ) -> Result<()> {
+    ) -> Result<(), PlannerError> {
         let sizes: Vec<u64> = match self {
             Self::Sizes(sizes) => sizes.iter().map(|size| size.0).collect(),
             Self::Auto => {
                 let free = match (is_this_machine, &hardware.gpu) {
-                    (true, _) => machine::gpu::vram_free().or_else(|reason| {
-                        bail!("`--vram auto` asks the graphics card of this machine: {reason}; give a size, or name a machine by `--hardware`")
-                    })?,
+                    (true, _) => machine::gpu::vram_free()
+                        .map_err(|reason| PlannerError::VramUnknown { reason })?,
                     (false, Some(gpu)) => gpu.free_bytes.unwrap_or(gpu.vram_bytes),
                     (false, None) => 0,
                 };
@@ -156,7 +158,7 @@ impl Vram {
             .iter()
             .try_fold(0, |sum: u64, size| sum.checked_add(*size));
         let Some(sum) = sum else {
-            bail!("`--vram` adds up to more than this program can count");
+            return Err(PlannerError::VramSum);
         };
         budget.vram_bytes = sum;
         budget.vram_split = if sizes.len() > 1 { sizes } else { Vec::new() };
@@ -180,7 +182,7 @@ impl Request {
         profile: &Profile,
         predictors: Option<&PredictorFile>,
         options: &PlanOptions,
-    ) -> Result<Self> {
+    ) -> Result<Self, PlannerError> {
         let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
         if let Some(file) = predictors {
             inputs.insert("predictors".to_owned(), Digest::of_file(&file.path())?);
@@ -235,16 +237,15 @@ impl Request {
 }
 
 /// The machine called `name`, or described in the file of that name.
-pub fn read_hardware(name: &str) -> Result<Hardware> {
+pub fn read_hardware(name: &str) -> Result<Hardware, PlannerError> {
     if let Some(hardware) = hardware::named(name) {
         return Ok(hardware);
     }
     let path = Path::new(name);
     if !path.exists() {
-        bail!(
-            "there is no machine called `{name}` and no such file; known are {}",
-            hardware::NAMES.join(", ")
-        );
+        return Err(PlannerError::UnknownHardware {
+            name: name.to_owned(),
+        });
     }
     Ok(Hardware::read(path)?)
 }

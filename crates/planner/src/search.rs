@@ -1,6 +1,5 @@
 //! How far the policies may go: as far as perplexity on text that was held back allows.
 
-use anyhow::Result;
 use powerinfer_artifact::{
     Progress,
     plan::{LayerPlan, Policy},
@@ -12,7 +11,7 @@ use powerinfer_eval::{TokenLosses, Windows, perplexity_rise, statistics::Interva
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, Runtime};
 
-use crate::modes::AllowedModes;
+use crate::{PlannerError, modes::AllowedModes};
 /// Steps that thresholds are looked for in, between two levels.
 const FRACTIONS: usize = 4;
 
@@ -42,8 +41,8 @@ pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
 /// allows those before it.
 pub(crate) fn last_allowed<T>(
     ladder: &[T],
-    mut is_allowed: impl FnMut(&T) -> Result<bool>,
-) -> Result<usize> {
+    mut is_allowed: impl FnMut(&T) -> Result<bool, PlannerError>,
+) -> Result<usize, PlannerError> {
     let (mut good, mut bad) = (0, ladder.len());
     // The most that is asked for is often allowed.
     if ladder.len() <= 8 && ladder.len() > 1 && is_allowed(&ladder[ladder.len() - 1])? {
@@ -76,7 +75,7 @@ impl<'a> Judge<'a> {
         bundle: Bundle,
         texts: Vec<Vec<u32>>,
         progress: &'a dyn Progress,
-    ) -> Result<Self> {
+    ) -> Result<Self, PlannerError> {
         let windows = windows(&bundle);
         let policy = Some(Policy::Dense);
         let model = Runtime::open(bundle, policy, &Execution::on_cpu(usable_cores()), &Silent)?;
@@ -92,7 +91,7 @@ impl<'a> Judge<'a> {
     }
 
     /// By how much of itself perplexity rises under the decisions of `layers`.
-    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval> {
+    pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval, PlannerError> {
         for layer in layers {
             self.model
                 .set_policy(layer.layer, layer.policy, layer.threshold)?;
@@ -103,11 +102,11 @@ impl<'a> Judge<'a> {
         Ok(perplexity_rise(&self.dense, &found))
     }
 
-    fn losses(&mut self, doing: &str) -> Result<TokenLosses> {
+    fn losses(&mut self, doing: &str) -> Result<TokenLosses, PlannerError> {
         let bar = self.progress;
         bar.begin(doing, scored(&self.texts) as u64, "tokens");
         let found = token_losses(&mut self.model, &self.texts, self.windows, |tokens| {
-            bar.advance(tokens).map_err(anyhow::Error::from)
+            bar.advance(tokens).map_err(PlannerError::from)
         })?;
         bar.end();
         Ok(found)
@@ -120,7 +119,7 @@ pub fn windows(bundle: &Bundle) -> Windows {
 }
 
 /// Tokens of `texts` that are scored: all but each one's first.
-pub fn scored(texts: &[Vec<u32>]) -> usize {
+pub(crate) fn scored(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(|text| text.len().saturating_sub(1)).sum()
 }
 

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
-    Progress,
+    Hint, Progress,
     placement_inputs::LayerInputs,
     plan::{InputThresholds, Plan, Policy},
     predictor_file::PredictorFile,
@@ -12,13 +11,13 @@ use powerinfer_artifact::{
     write::ScratchFolder,
 };
 use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_eval::format::percent;
 use powerinfer_model::Checkpoint;
 use powerinfer_solver::{Options, Problem, SolveReport, decide};
 
 use crate::{
-    Request, again, certify, forecast, inputs,
+    PlannerError, Request, candidates, certify, forecast, inputs,
     modes::{AllowedModes, LayerCandidates, Subject},
-    placement::percent,
     search::{self, Judge},
 };
 
@@ -67,16 +66,15 @@ const ASSUMED_LEVEL: f64 = 7.0;
 
 impl Solver<'_> {
     /// Which inputs to read, for `share` of them to be left out on the text that decides.
-    pub(crate) fn calibrated_inputs(&self, share: f64) -> Result<Vec<InputThresholds>> {
+    pub(crate) fn calibrated_inputs(
+        &self,
+        share: f64,
+    ) -> Result<Vec<InputThresholds>, PlannerError> {
         let Scratch::Beside(out) = self.scratch else {
-            bail!(
-                "a dry run measures nothing, and `--input-sparsity` has to be calibrated; leave out one of them"
-            )
+            return Err(PlannerError::DryRun);
         };
         if search::scored(&self.texts) == 0 {
-            bail!(
-                "there is no text to calibrate `--input-sparsity` on: none was held back from the profile, or `--certify-tokens` is too low; profile more text, or raise it"
-            );
+            return Err(PlannerError::NoCalibrationText);
         }
         let folder = ScratchFolder::next_to(out)?;
         let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
@@ -92,7 +90,7 @@ impl Solver<'_> {
     }
 
     /// How far the policies may go.
-    pub(crate) fn allowed_modes(&mut self) -> Result<AllowedModes> {
+    pub(crate) fn allowed_modes(&mut self) -> Result<AllowedModes, PlannerError> {
         let layers = self.subject.config.layer_count;
         let none = AllowedModes::none(layers);
         let most = self.most();
@@ -106,7 +104,8 @@ impl Solver<'_> {
             return self.budget_of_predictions(&none, &most);
         }
         if !self.subject.has_thresholds() {
-            self.progress.note("the activation is never exactly zero and there are no thresholds, so every neuron is computed; `powerinfer train-predictors` calibrates thresholds");
+            let line = "the activation is never exactly zero and there are no thresholds, so every neuron is computed";
+            self.progress.advise(line, Hint::TrainPredictors);
             return Ok(none);
         }
         if matches!(self.scratch, Scratch::None) {
@@ -118,9 +117,9 @@ impl Solver<'_> {
         }
         if !self.can_measure() {
             if self.subject.forced.is_some() {
-                bail!(
-                    "`--policy threshold` takes text that was held back, to find how far thresholds may go; profile more text, or raise `--certify-tokens`"
-                );
+                return Err(PlannerError::NoHeldOutText {
+                    needed: certify::FEWEST,
+                });
             }
             return Ok(none);
         }
@@ -134,7 +133,7 @@ impl Solver<'_> {
         &mut self,
         none: &AllowedModes,
         most: &AllowedModes,
-    ) -> Result<AllowedModes> {
+    ) -> Result<AllowedModes, PlannerError> {
         let solved = self.solved(most)?;
         let layers = solved.plan.layers.iter();
         let mut approximate: Vec<usize> = layers
@@ -170,11 +169,12 @@ impl Solver<'_> {
     fn can_measure(&self) -> bool {
         let is_there = search::scored(&self.texts) >= certify::FEWEST;
         if !is_there {
-            self.progress.note(&format!(
-                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model; profile more text for more to be held back, or raise `--certify-tokens`",
+            let line = format!(
+                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model",
                 search::scored(&self.texts),
                 certify::FEWEST
-            ));
+            );
+            self.progress.advise(&line, Hint::MoreHeldOutText);
         }
         is_there
     }
@@ -184,7 +184,7 @@ impl Solver<'_> {
         &mut self,
         ladder: &[AllowedModes],
         packed: &AllowedModes,
-    ) -> Result<AllowedModes> {
+    ) -> Result<AllowedModes, PlannerError> {
         let Scratch::Beside(out) = self.scratch else {
             unreachable!("who may write nothing measures nothing")
         };
@@ -219,19 +219,20 @@ impl Solver<'_> {
         })?;
         drop((judge, folder));
         if found == 0 {
-            self.progress.note(&format!(
-                "nothing that would skip more keeps perplexity within {}; `--max-ppl-increase` allows more",
+            let line = format!(
+                "nothing that would skip more keeps perplexity within {}",
                 percent(self.perplexity_budget)
-            ));
+            );
+            self.progress.advise(&line, Hint::LargerPerplexityBudget);
         }
         Ok(ladder[found].clone())
     }
 
     /// The quickest placement within `allowed`.
-    pub(crate) fn solved(&self, allowed: &AllowedModes) -> Result<Solved> {
+    pub(crate) fn solved(&self, allowed: &AllowedModes) -> Result<Solved, PlannerError> {
         let layers = 0..self.subject.config.layer_count;
         let modes = layers.map(|layer| self.subject.modes(layer, allowed));
-        let modes = modes.collect::<Result<Vec<LayerCandidates>>>()?;
+        let modes = modes.collect::<Result<Vec<LayerCandidates>, PlannerError>>()?;
         let candidates: Vec<_> = modes.iter().map(|modes| modes.candidates.clone()).collect();
         let decision = decide(&self.problem, &candidates, &self.options)?;
         let mut plan = decision.plan;
@@ -252,7 +253,7 @@ impl Solver<'_> {
                 layer.reason += &format!("; {read}");
             }
             let read = self.problem.layers[index].attention_read_bytes;
-            placing.push(again::placing(&modes.candidates[chosen], read));
+            placing.push(candidates::stored(&modes.candidates[chosen], read));
             let lossless = modes.candidates.iter().zip(costs);
             let lossless = lossless.filter(|(mode, _)| mode.mode.policy.is_lossless());
             let least = lossless
@@ -269,7 +270,7 @@ impl Solver<'_> {
         })
     }
 
-    fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle> {
+    fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle, PlannerError> {
         let mut plan = solved.plan.clone();
         // It has other signs and layouts than what is accounted for.
         plan.clear_memory_use();

@@ -1,31 +1,26 @@
 //! Placements of a sweep's points, with the cost model's estimates.
 
-use anyhow::{Context, Result};
 use powerinfer_artifact::{
+    Hint,
     hardware::Hardware,
     placement_inputs::LayerInputs,
-    plan::{Budget, Device, Plan, Policy, Score, Threshold},
+    plan::{Budget, Device, Plan, Policy, Threshold},
 };
-use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
+use powerinfer_bundle::Bundle;
+use powerinfer_eval::sweep::{
+    AuditedPolicy, BatchShape, PlacedPoint, PlacementSummary, PlacementTarget, PlannedSpeed, Point,
+    PolicySetting, SweepPlanner,
+};
 use powerinfer_runtime::LayerAudit;
-use powerinfer_solver::{
-    Candidate, LayerMode, NeuronShape, Options, Prediction, Problem, SolveError, Work, decide,
-};
-
-use powerinfer_eval::{
-    format,
-    sweep::{
-        AuditedPolicy, BatchShape, PlacedPoint, PlacementSummary, PlacementTarget, PlannedSpeed,
-        Point, PolicySetting, SweepPlanner,
-    },
-};
+use powerinfer_solver::{Candidate, Options, Problem, SolveError, decide};
 
 use crate::{
-    modes::{cheapest_at, work_of_predictor},
+    PlannerError,
+    candidates::{ModeBuilder, audited},
     problem::{largest_rank, problem},
     simulate::{
         engine::OURS,
-        step::{Kind, Pass, Placed, Stage},
+        step::{Estimator, Kind, Pass, Placed},
     },
 };
 
@@ -44,19 +39,19 @@ pub struct BundlePlanner<'a> {
 impl BundlePlanner<'_> {
     fn candidates(&self, policy: &AuditedPolicy) -> Vec<Candidate> {
         let thresholds = policy.thresholds.as_deref();
-        let audit = &policy.audit;
-        candidates(self.bundle, self.layers, policy.setting, thresholds, audit)
+        let (chosen, audit) = (policy.setting.policy(), &policy.audit);
+        audited(self.bundle, self.layers, chosen, thresholds, audit)
     }
 }
 
 impl SweepPlanner for BundlePlanner<'_> {
-    type Error = anyhow::Error;
+    type Error = PlannerError;
 
-    fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>> {
+    fn thresholds(&self, setting: PolicySetting) -> Result<Option<Vec<Threshold>>, PlannerError> {
         thresholds(self.bundle, setting)
     }
 
-    fn place(&self, policy: &AuditedPolicy, point: &Point) -> Result<PlacedPoint> {
+    fn place(&self, policy: &AuditedPolicy, point: &Point) -> Result<PlacedPoint, PlannerError> {
         let candidates = self.candidates(policy);
         let (target, shape) = (point.target, point.shape);
         Ok(place(
@@ -73,7 +68,7 @@ impl SweepPlanner for BundlePlanner<'_> {
         policy: &AuditedPolicy,
         plan: Option<&Plan>,
         shape: BatchShape,
-    ) -> Result<Option<PlannedSpeed>> {
+    ) -> Result<Option<PlannedSpeed>, PlannerError> {
         let candidates = self.candidates(policy);
         let here = &self.here;
         match plan {
@@ -93,118 +88,48 @@ impl SweepPlanner for BundlePlanner<'_> {
 ///
 /// # Errors
 ///
-/// Fails if the bundle has no thresholds, or none calibrated for the setting.
-pub fn thresholds(bundle: &Bundle, setting: PolicySetting) -> Result<Option<Vec<Threshold>>> {
+/// When the bundle has no thresholds, or none calibrated for the setting.
+pub fn thresholds(
+    bundle: &Bundle,
+    setting: PolicySetting,
+) -> Result<Option<Vec<Threshold>>, PlannerError> {
     if setting.policy() != Policy::Threshold {
         return Ok(None);
     }
     let config = bundle.config();
-    let shape = NeuronShape {
-        bytes: neuron_bytes(config, bundle.quant()),
-        matrices: config.matrices_per_neuron(),
-    };
+    let modes = ModeBuilder::new(config, bundle.quant());
     let summaries = bundle.predictors().map_or(&[][..], |file| file.layers());
     let of_layer = |layer: usize| {
         let curves = summaries
             .get(layer)
             .map_or(&[][..], |summary| &summary.thresholds[..]);
-        let cheapest = |place| cheapest_at(shape, config.ffn_size, curves, place);
-        setting.threshold(curves, cheapest).with_context(|| {
-                let folder = bundle.folder().display();
-                match setting.covered(curves) {
-                    Some([low, high]) => format!(
-                        "thresholds of layer {layer} of `{folder}` are calibrated from {} to {}; give a setting between for `{setting}`",
-                        format::percent(low),
-                        format::percent(high)
-                    ),
-                    None if config.activation.has_exact_zeros() => format!(
-                        "layer {layer} of `{folder}` has no thresholds, so `{setting}` is not possible; activations of this model are exactly zero: use `exact` or `predicted`"
-                    ),
-                    None => format!(
-                        "layer {layer} of `{folder}` has no thresholds, so `{setting}` is not possible; run `powerinfer train-predictors` and place again"
-                    ),
-                }
-            })
+        let cheapest = |level| modes.cheapest_threshold(curves, level);
+        let covered = setting.covered(curves);
+        let missing = || {
+            let (folder, setting) = (bundle.folder().to_owned(), setting.to_string());
+            match covered {
+                Some([low, high]) => PlannerError::ThresholdRange {
+                    layer,
+                    folder,
+                    setting,
+                    low,
+                    high,
+                },
+                None => PlannerError::NoThresholds {
+                    layer,
+                    folder,
+                    setting,
+                    hint: match config.activation.has_exact_zeros() {
+                        true => Hint::ZerosPolicy,
+                        false => Hint::TrainPredictorsAndPlace,
+                    },
+                },
+            }
+        };
+        setting.threshold(curves, cheapest).ok_or_else(missing)
     };
-    let thresholds: Result<Vec<Threshold>> = (0..config.layer_count).map(of_layer).collect();
+    let thresholds: Result<_, _> = (0..config.layer_count).map(of_layer).collect();
     thresholds.map(Some)
-}
-
-/// Execution mode of every layer under `setting`, as observed.
-fn candidates(
-    bundle: &Bundle,
-    layers: &[LayerInputs],
-    setting: PolicySetting,
-    thresholds: Option<&[Threshold]>,
-    audit: &[LayerAudit],
-) -> Vec<Candidate> {
-    let config = bundle.config();
-    let neuron = NeuronShape {
-        bytes: neuron_bytes(config, bundle.quant()),
-        matrices: config.matrices_per_neuron(),
-    };
-    let candidate = |(index, placing): (usize, &LayerInputs)| {
-        let audit = &audit[index];
-        let file = bundle.predictors();
-        let summary = file.and_then(|file| file.layers().get(index));
-        let predicted = |work: Work| Prediction {
-            work,
-            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
-            recall: audit.recall(),
-        };
-        let mut frequencies: Vec<f64> = placing
-            .frequencies
-            .iter()
-            .map(|one| f64::from(*one))
-            .collect();
-        let mode = match setting {
-            PolicySetting::Dense => LayerMode::dense(neuron),
-            PolicySetting::Exact => LayerMode::exact(neuron),
-            PolicySetting::Predicted(_) => {
-                let work = summary
-                    .zip(file)
-                    .map(|(summary, file)| work_of_predictor(config, file.weights(), summary.rank));
-                LayerMode::predicted(
-                    Policy::Predicted,
-                    neuron,
-                    predicted(work.unwrap_or_default()),
-                )
-            }
-            PolicySetting::SignBit => {
-                let signs = summary.and_then(|summary| summary.sign_bit.as_ref());
-                let work = Work {
-                    bytes: signs.map_or(0.0, |signs| signs.bytes as f64),
-                    ..Work::default()
-                };
-                LayerMode::predicted(Policy::SignBit, neuron, predicted(work))
-            }
-            PolicySetting::Error(_) | PolicySetting::Gate(_) => {
-                // A bundle made for this setting would have its neurons in this order.
-                let tokens = audit.tokens.max(1) as f64;
-                frequencies = audit
-                    .computed
-                    .iter()
-                    .map(|count| f64::from(*count) / tokens)
-                    .collect();
-                frequencies.sort_by(|a, b| b.total_cmp(a));
-                LayerMode::threshold(
-                    neuron,
-                    thresholds.map_or(Score::Gate, |all| all[index].score),
-                )
-            }
-        };
-        let held = summary.zip(file).map(|(summary, file)| {
-            let signs = setting == PolicySetting::SignBit;
-            predictor_bytes(config, summary, file.weights(), signs)
-        });
-        Candidate {
-            mode,
-            frequencies,
-            predictor_bytes: held.unwrap_or(0),
-            allowed: true,
-        }
-    };
-    layers.iter().enumerate().map(candidate).collect()
 }
 
 /// Places a bundle whose layers run in the modes of `candidates` on `hardware`, measured for the model.
@@ -286,12 +211,12 @@ fn placement_problem(
 }
 
 fn predict(placed: &Placed<'_>, hardware: &Hardware, shape: BatchShape) -> PlannedSpeed {
-    let stage = Stage {
+    let estimator = Estimator {
         engine: &OURS,
         hardware,
     };
     let context = shape.prompt_tokens as f64 + shape.decode_tokens as f64 / 2.0;
-    let step = stage.pass(
+    let step = estimator.pass(
         placed,
         Pass {
             tokens: shape.batch as f64,
@@ -302,7 +227,7 @@ fn predict(placed: &Placed<'_>, hardware: &Hardware, shape: BatchShape) -> Plann
     PlannedSpeed {
         hardware: hardware.name.clone(),
         simulated: true,
-        first_token_milliseconds: 1e3 * stage.prompt(placed, shape.prompt_tokens),
+        first_token_milliseconds: 1e3 * estimator.prompt(placed, shape.prompt_tokens),
         decode_microseconds: 1e6 * step.total,
         gpu_microseconds: 1e6 * step.gpu,
         cpu_microseconds: 1e6 * step.cpu,
@@ -393,7 +318,7 @@ pub fn default_budgets(
     let mut budgets = vec![PlacementTarget::Within(0)];
     if hardware.gpu.is_some() {
         let audit = vec![LayerAudit::default(); layers.len()];
-        let dense = candidates(bundle, layers, PolicySetting::Dense, None, &audit);
+        let dense = audited(bundle, layers, Policy::Dense, None, &audit);
         let (fixed, layers) = whole(bundle, &dense, hardware, shape)?;
         let quarter = |count: u64| (fixed + layers * count / 4).div_ceil(STEP) * STEP;
         let mut sizes: Vec<u64> = (1..=4).map(quarter).collect();

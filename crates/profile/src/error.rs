@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
 use powerinfer_kernels::cuda::DeviceError;
 use powerinfer_model::ModelError;
-use powerinfer_runtime::RuntimeError;
 
 use crate::calibration::Shard;
 
@@ -75,9 +74,6 @@ pub enum ProfileError {
     /// The model cannot be read or run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A layer cannot be run.
-    #[error(transparent)]
-    Runtime(RuntimeError),
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -92,7 +88,6 @@ impl ProfileError {
             Self::TooShort { .. } => Some(Hint::MoreText),
             Self::OnDevice { .. } => Some(Hint::ResumeOnCpu),
             Self::Model(error) => error.hint(),
-            Self::Runtime(error) => error.hint(),
             Self::Artifact(error) => error.hint(),
             _ => None,
         }
@@ -114,15 +109,5 @@ impl From<candle_core::Error> for ProfileError {
 impl From<DeviceError> for ProfileError {
     fn from(source: DeviceError) -> Self {
         Self::OnDevice { source }
-    }
-}
-
-impl From<RuntimeError> for ProfileError {
-    fn from(error: RuntimeError) -> Self {
-        match error {
-            RuntimeError::Device(source) => Self::OnDevice { source },
-            RuntimeError::Model(source) => Self::Model(source),
-            other => Self::Runtime(other),
-        }
     }
 }

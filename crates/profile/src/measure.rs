@@ -8,10 +8,10 @@ use std::{
 };
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
+use powerinfer_gpu::LayerWeights;
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_reference::Embedding;
-use powerinfer_runtime::LayerWeights;
 
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,

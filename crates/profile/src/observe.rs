@@ -6,10 +6,10 @@ use std::{
 };
 
 use candle_core::{CpuStorage, Device as CandleDevice, Storage, Tensor, bail};
+use powerinfer_gpu::{LayerWeights, ObservedLayer};
 use powerinfer_kernels::cuda::Device;
 use powerinfer_model::Checkpoint;
 use powerinfer_reference::{FfnObservation, FfnObserver, Layer};
-use powerinfer_runtime::{LayerWeights, ObservedLayer};
 
 use crate::{
     LayerActivity, ProfileError, Traces,
@@ -140,7 +140,7 @@ impl InstrumentedLayer {
 
 /// Copies the counts of a device to the host.
 fn collect(layer: &ObservedLayer, tally: &mut Tally) -> Result<(), ProfileError> {
-    let found = layer.tally();
+    let found = layer.counts();
     for (source, halves) in tally.counts.iter_mut().enumerate() {
         for (half, counts) in halves.iter_mut().enumerate() {
             let active = found.active(2 * source + half)?;

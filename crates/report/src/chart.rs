@@ -263,3 +263,28 @@ impl Chart {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_few_and_ascend_within_the_axis() {
+        for scale in [Scale::Linear, Scale::SymmetricLog] {
+            for (low, high) in [(-2.0, 50.0), (0.0, 0.01), (-0.0005, 0.2), (515.0, 517.0)] {
+                let (low, high) = (scale.position(low), scale.position(high));
+                let ticks = scale.ticks(low, high);
+                let positions: Vec<f64> = ticks.iter().map(|tick| scale.position(*tick)).collect();
+                let is_inside = |position: &f64| (low - 1e-9..=high + 1e-9).contains(position);
+                assert!(ticks.len() <= 16, "{ticks:?}");
+                assert!(positions.is_sorted(), "{ticks:?}");
+                assert!(positions.iter().all(is_inside), "{ticks:?}");
+            }
+            assert!(
+                !scale
+                    .ticks(scale.position(0.0), scale.position(0.2))
+                    .is_empty()
+            );
+        }
+    }
+}

@@ -19,7 +19,6 @@ use crate::{
     model::Model,
     observer::Observers,
     pass::{Pass, PassBuffers},
-    rotary,
     threads::add,
 };
 
@@ -142,7 +141,7 @@ fn embed(pass: &mut Pass<'_>) {
     match (&config.positions, &weights.positions) {
         (Positions::Rotary(rotary), _) => {
             let of_positions = positions.iter();
-            rotations.extend(of_positions.flat_map(|at| rotary::rotations(rotary, *at)));
+            rotations.extend(of_positions.flat_map(|at| rotary.rotations(*at)));
         }
         (Positions::Learned { offset }, Some(table)) => {
             let table = table.view(file);

@@ -70,8 +70,8 @@ impl Runtime {
             return self.head(last).map_err(model_error);
         }
         let hidden = self.hidden()[last].to_vec();
-        if let Some(hybrid) = self.executor.hybrid_mut() {
-            let launched = hybrid.run_head(&hidden);
+        if let Some(device) = self.executor.device_mut() {
+            let launched = device.run_head(&hidden);
             launched.map_err(|error| model_error(error.into()))?;
             self.logits.clear();
             self.observers.stage(Stage::Head);
@@ -86,9 +86,9 @@ impl Runtime {
     /// Fails where a device does.
     pub fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
         if self.samples_on_device(sampler)
-            && let Some(hybrid) = self.executor.hybrid_mut()
+            && let Some(device) = self.executor.device_mut()
         {
-            let token = hybrid.largest_logit(vocabulary);
+            let token = device.largest_logit(vocabulary);
             let token = token.map_err(|error| model_error(error.into()))?;
             sampler.remember(token);
             return Ok(token);
@@ -108,8 +108,8 @@ impl Runtime {
     }
 
     fn samples_on_device(&self, sampler: &Sampler) -> bool {
-        let hybrid = self.executor.hybrid();
-        sampler.takes_the_largest() && hybrid.is_some_and(|hybrid| hybrid.has_head())
+        let device = self.executor.device();
+        sampler.takes_the_largest() && device.is_some_and(|device| device.has_head())
     }
 }
 

@@ -42,7 +42,7 @@ pub use audit::LayerAudit;
 pub use bandwidth::ReadProbe;
 pub use error::RuntimeError;
 pub use generate::{Decoder, Generation, HostDecoder, StopConditions, StopReason, generate};
-pub use hybrid::{LayerTimes, LayerWeights, ObservedLayer, ObservedToken, SideTimes};
+pub use hybrid::{LayerTimes, SideTimes};
 pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
 pub use load::Options;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_bundle::{Bundle, StoredWeights, memory::kv_bytes};
+use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
     Runtime, RuntimeError, Sequence, Threads,
-    hybrid::{Hybrid, HybridExecutor},
+    hybrid::{self, HybridExecutor},
     memory,
     model::{Model, context_limit},
     runtime::Executor,
@@ -80,38 +81,38 @@ fn load(
         threads: options.threads,
         bundle,
     };
-    let mut hybrid = match device {
-        Some(device) if model.bundle.plan().uses_gpu() => Some(Hybrid::place(device, &model)?),
+    let mut on_device = match device {
+        Some(device) if model.bundle.plan().uses_gpu() => Some(hybrid::place(device, &model)?),
         _ => None,
     };
-    let sequence = new_sequence(&model.bundle, hybrid.as_ref())?;
-    if let Some(hybrid) = &mut hybrid {
+    let sequence = new_sequence(&model.bundle, on_device.as_ref())?;
+    if let Some(device) = &mut on_device {
         let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
-        hybrid.check_budget(&model.bundle, caches)?;
-        hybrid.make_room_for_prompts(&model.bundle, caches)?;
+        hybrid::check_budget(device, &model.bundle, caches)?;
+        hybrid::make_room_for_prompts(device, &model.bundle, caches)?;
     }
     memory::check(&model.bundle, &memory::held(&model, &sequence))?;
-    let executor = match hybrid {
+    let executor = match on_device {
         None => Executor::Cpu(Box::default()),
-        Some(hybrid) => Executor::Hybrid(Box::new(HybridExecutor::new(hybrid))),
+        Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),
     };
     Ok(Runtime::of(model, executor, sequence))
 }
 
-/// An empty sequence of `bundle`, with the KV caches that are on the device of `hybrid`.
+/// An empty sequence of `bundle`, with the KV caches that are on `device`.
 ///
 /// # Errors
 ///
 /// Fails where host or device lack the memory.
 pub(crate) fn new_sequence(
     bundle: &Bundle,
-    hybrid: Option<&Hybrid>,
+    device: Option<&DeviceModel>,
 ) -> Result<Sequence, RuntimeError> {
     let (config, context) = (bundle.config(), context_limit(bundle));
     let format = bundle.plan().budget.kv_cache;
-    let on_device = match hybrid {
-        Some(hybrid) => hybrid.new_caches()?,
+    let on_device = match device {
+        Some(device) => device.new_caches()?,
         None => Vec::new(),
     };
     Sequence::new(config, format, context, on_device).ok_or_else(|| RuntimeError::NoRoom {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::{
-    ByteSize, Progress,
+    ByteSize, Hint, Progress,
     mapped_file::Residence,
     plan::{Device, Plan, Policy},
 };
@@ -154,10 +154,12 @@ fn fits_memory(bundle: &Bundle, progress: &dyn Progress) -> bool {
         return true;
     };
     if bytes > free {
-        progress.note(&format!(
-            "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token; a smaller `--quant` at `place` would fit",
-            ByteSize(bytes), ByteSize(free)
-        ));
+        let line = format!(
+            "the bundle's {} do not fit the {} of memory that are free: what does not is read from disk for every token",
+            ByteSize(bytes),
+            ByteSize(free)
+        );
+        progress.advise(&line, Hint::SmallerFormat);
     }
     bytes <= free
 }

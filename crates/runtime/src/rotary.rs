@@ -1,7 +1,5 @@
 //! Rotary position embeddings of queries and keys.
 
-use powerinfer_model::Rotary;
-
 /// Rotates the first `2 · pairs` values of every head in `heads`, in pairs (i, i + pairs); `rotations [pairs]` are
 /// those of the token's position.
 pub(crate) fn rotate(rotations: &[[f32; 2]], heads: &mut [f32], head_size: usize) {
@@ -14,17 +12,10 @@ pub(crate) fn rotate(rotations: &[[f32; 2]], heads: &mut [f32], head_size: usize
     }
 }
 
-/// Sine and cosine of each pair's angle at `position`, times the magnitude.
-pub(crate) fn rotations(rotary: &Rotary, position: usize) -> impl Iterator<Item = [f32; 2]> {
-    rotary.frequencies.iter().map(move |frequency| {
-        // The angle is rounded to float32 before its sine is taken, as in the reference implementation.
-        let (sine, cosine) = ((position as f64 * frequency) as f32).sin_cos();
-        [sine * rotary.magnitude, cosine * rotary.magnitude]
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use powerinfer_model::Rotary;
+
     use super::*;
 
     #[test]
@@ -35,7 +26,7 @@ mod tests {
         };
         let rotated = |position| {
             let mut head = [1.0, 2.0, -3.0, 0.5, 9.0];
-            let rotations: Vec<_> = rotations(&rotary, position).collect();
+            let rotations: Vec<_> = rotary.rotations(position).collect();
             rotate(&rotations, &mut head, 5);
             head
         };

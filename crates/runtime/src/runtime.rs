@@ -7,6 +7,7 @@ use powerinfer_artifact::{
     random::Random,
 };
 use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
+use powerinfer_gpu::DeviceModel;
 use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     executor::CpuExecutor,
     ffn::FfnBuffers,
     forward::{HeadBuffers, LayerExecutor, forward, head},
-    hybrid::{Hybrid, HybridExecutor, SideTimes},
+    hybrid::{HybridExecutor, SideTimes},
     load::new_sequence,
     memory::{self, Held},
     model::Model,
@@ -55,18 +56,18 @@ impl Executor {
     }
 
     /// The parts on a device; none where everything is on the CPU.
-    pub(crate) fn hybrid(&self) -> Option<&Hybrid> {
+    pub(crate) fn device(&self) -> Option<&DeviceModel> {
         match self {
             Self::Cpu(_) => None,
-            Self::Hybrid(executor) => Some(&executor.hybrid),
+            Self::Hybrid(executor) => Some(&executor.device),
         }
     }
 
-    /// As [`Self::hybrid`], mutably.
-    pub(crate) fn hybrid_mut(&mut self) -> Option<&mut Hybrid> {
+    /// As [`Self::device`], mutably.
+    pub(crate) fn device_mut(&mut self) -> Option<&mut DeviceModel> {
         match self {
             Self::Cpu(_) => None,
-            Self::Hybrid(executor) => Some(&mut executor.hybrid),
+            Self::Hybrid(executor) => Some(&mut executor.device),
         }
     }
 }
@@ -92,7 +93,7 @@ impl Runtime {
 
     /// Whether a part of the model is on a device.
     pub fn uses_device(&self) -> bool {
-        self.executor.hybrid().is_some()
+        self.executor.device().is_some()
     }
 
     /// Tokens of a prompt that run together.
@@ -166,7 +167,7 @@ impl Runtime {
     ///
     /// Fails where memory for its KV cache is missing.
     pub fn new_sequence(&self) -> Result<Sequence, RuntimeError> {
-        new_sequence(&self.model.bundle, self.executor.hybrid())
+        new_sequence(&self.model.bundle, self.executor.device())
     }
 
     /// `count` empty sequences, to be decoded together.
@@ -287,9 +288,9 @@ impl Runtime {
     /// Sets the logits to those of the hidden states in `range`, on the host.
     pub(crate) fn head(&mut self, range: std::ops::Range<usize>) -> Result<(), RuntimeError> {
         let hidden = &self.buffers.hidden[range];
-        let hybrid = self.executor.hybrid_mut();
-        if let Some(hybrid) = hybrid.filter(|hybrid| hybrid.has_head()) {
-            self.logits = hybrid.logits(hidden)?;
+        let device = self.executor.device_mut();
+        if let Some(device) = device.filter(|device| device.has_head()) {
+            self.logits = device.logits(hidden)?;
             self.observers.stage(Stage::Head);
             return Ok(());
         }
@@ -365,8 +366,10 @@ impl Runtime {
     /// Takes the times of device and host by layer, and goes on measuring them where `continues`; none where everything
     /// is on the CPU.
     pub fn take_side_times(&mut self, continues: bool) -> Option<SideTimes> {
-        let hybrid = self.executor.hybrid_mut();
-        hybrid.map(|hybrid| hybrid.take_times(continues))
+        match &mut self.executor {
+            Executor::Cpu(_) => None,
+            Executor::Hybrid(executor) => Some(executor.take_times(continues)),
+        }
     }
 
     /// Read bandwidth of the device in bytes per second, measured by copies within it; none where everything is on the
@@ -376,8 +379,8 @@ impl Runtime {
     ///
     /// Fails where the device does.
     pub fn device_read_bandwidth(&self) -> Result<Option<f64>, RuntimeError> {
-        match self.executor.hybrid() {
-            Some(hybrid) => Ok(hybrid.read_bandwidth()?),
+        match self.executor.device() {
+            Some(device) => Ok(powerinfer_gpu::read_bandwidth(device.device())?),
             None => Ok(None),
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     RuntimeError, Sampler, SamplingSettings, Threads,
     input::{Input, InputBuffers},
     norm::norm_all,
-    rotary::{rotate, rotations},
+    rotary::rotate,
     threads::add,
 };
 
@@ -280,7 +280,7 @@ fn hidden_seconds() -> f64 {
         frequencies: frequencies.collect(),
         magnitude: 1.0,
     };
-    let rotations: Vec<_> = rotations(&rotary, 100).collect();
+    let rotations: Vec<_> = rotary.rotations(100).collect();
     let mut hidden = vec![0.5f32; SIZE];
     let seconds = usual_seconds(101, || {
         for _ in 0..2 {

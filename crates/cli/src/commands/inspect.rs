@@ -28,6 +28,7 @@ use crate::{
     output::{Output, percent, print, print_json},
     plan_table,
     predictor_table::tables,
+    profile_stage,
 };
 
 /// What to look at.
@@ -194,7 +195,7 @@ fn profile(path: &Path, verify: bool) -> Result<Report> {
         body.held_out_tokens,
         body.ffn_size,
         body.layers.len(),
-        super::profile::report(body),
+        profile_stage::report(body),
     );
     Ok(Report {
         has_digests: true,

@@ -6,8 +6,10 @@ use anyhow::{Result, bail};
 use powerinfer_profile::{Profile, ProfileError, merge};
 use serde_json::json;
 
-use super::profile;
-use crate::output::{Output, print, print_json};
+use crate::{
+    output::{Output, print, print_json},
+    profile_stage,
+};
 
 /// What to merge, and where to.
 #[derive(Debug, clap::Args)]
@@ -46,8 +48,8 @@ pub(crate) fn run(arguments: &MergeArguments, output: Output) -> Result<()> {
     if arguments.json {
         return print_json(&json!({ "header": merged.header(), "profile": merged.document() }));
     }
-    print(profile::report(merged.document()))?;
-    profile::say_result(&merged, output);
+    print(profile_stage::report(merged.document()))?;
+    profile_stage::say_result(&merged, output);
     Ok(())
 }
 

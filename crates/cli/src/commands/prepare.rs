@@ -9,10 +9,6 @@ use powerinfer_planner::{Request, Scratch, certify_packed, plan};
 use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard};
 
-use super::{
-    profile::{self, TraceArguments},
-    train_predictors::{self, TrainingArguments},
-};
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_text::{CalibrationArguments, calibration, check_paths},
@@ -20,7 +16,9 @@ use crate::{
     model_argument,
     output::Output,
     plan_table::say_result,
+    profile_stage::{self, TraceArguments},
     progress::Bar,
+    training_stage::{self, TrainingArguments},
 };
 
 /// The flags of all stages.
@@ -75,7 +73,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         output.say(format!("profile: `{}` is up to date", out.display()));
         Profile::open(&out)?
     } else {
-        profile::refuse_other_model(&out, &checkpoint)?;
+        profile_stage::refuse_other_model(&out, &checkpoint)?;
         if out.exists() {
             output.say(format!(
                 "profile: `{}` is of other text or other settings; it is made again",
@@ -84,7 +82,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
         let tracing = &arguments.tracing;
         let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
-        profile::say_result(&profile, output);
+        profile_stage::say_result(&profile, output);
         profile
     };
 
@@ -94,7 +92,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         Some(PredictorFile::open(&out)?)
     } else {
         let predictors = make(&checkpoint, &profile, &recipe, Isa::detect()?, &out, &bar)?;
-        train_predictors::say_result(&predictors, &recipe, output);
+        training_stage::say_result(&predictors, &recipe, output);
         Some(predictors)
     };
 

@@ -1,6 +1,7 @@
 //! `powerinfer run`: text from a bundle.
 
 mod prompt_cache;
+mod verification;
 
 use std::{
     io::{BufRead, IsTerminal, Read},
@@ -8,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, plan::Policy, progress::Interrupted};
+use powerinfer_artifact::{ByteSize, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
-    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, Verification, WINDOW, generate,
+    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, Verification, generate,
 };
 use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
@@ -26,7 +27,7 @@ use crate::{
     progress::{interrupted, while_waiting},
 };
 
-/// What to run, on which prompt, and how to choose tokens.
+/// Bundle, prompt and sampling.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  powerinfer run demo\n  powerinfer run ./my-model.powerinfer --prompt 'Once upon a time' --temperature 0.8\n  cat prompt.txt | powerinfer run demo"
@@ -41,7 +42,7 @@ pub(crate) struct RunArguments {
     /// Chat line by line; a line that ends in `\` goes on
     #[arg(short, long, conflicts_with = "prompt")]
     interactive: bool,
-    /// Most tokens to generate
+    /// Tokens to generate, at most
     #[arg(
         short = 'n',
         long,
@@ -56,8 +57,8 @@ pub(crate) struct RunArguments {
     prompt_cache: PromptCacheArguments,
     #[command(flatten)]
     engine: EngineArguments,
-    /// Compute the FFNs of every K-th token densely too, and tell how far the policy's are off (with
-    /// `-v` token by token); layers that leave the band they are certified for run densely from then on
+    /// Check the FFNs of every K-th token against dense and report their errors (with `-v` token by token); a layer that
+    /// exceeds its certified error is reported and falls back to a lossless policy
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
     verify_every: Option<u32>,
     /// Write the prompt before its continuation
@@ -68,23 +69,23 @@ pub(crate) struct RunArguments {
     json: bool,
 }
 
-/// How to choose tokens; what is not given comes from the model's `generation_config.json`.
+/// Sampling; defaults come from the model's `generation_config.json`.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArguments {
-    /// Divide the logits by this; 0 takes the likeliest token [default: the model's, else 0]
+    /// Divide the logits by this; 0 is greedy [default: the model's, else 0]
     #[arg(long, alias = "temp", value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
-    /// Choose among the K likeliest tokens; 0 for all
+    /// Sample from the K tokens with the largest probability; 0 for all
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens that make up this probability
+    /// Sample from the smallest set of tokens whose probabilities reach P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Choose among tokens at least P times as likely as the likeliest
+    /// Sample from tokens whose probability is at least P times the largest
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Make tokens of the last 64 less likely by this factor; 1 for not at all
+    /// Penalise the last 64 tokens by this factor; 1 for no penalty
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Seed of every random choice
@@ -140,11 +141,11 @@ impl SamplingArguments {
     }
 }
 
-/// What one generation took.
+/// Tokens and times of one generation.
 #[derive(Debug, Default)]
 struct Timing {
     prompt_tokens: usize,
-    /// Of these, tokens that had been computed before.
+    /// Tokens of the prompt whose keys and values were cached.
     cached_tokens: usize,
     prompt: Duration,
     generated_tokens: usize,
@@ -168,9 +169,9 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
     if let Some(every) = arguments.verify_every {
         let layers = model.config().layer_count;
-        let verification = Verification::of_decoded(every as usize, layers);
-        model.verify(with_bands(
-            verification,
+        let every_kth = Verification::of_decoded(every as usize, layers);
+        model.verify(verification::with_error_bounds(
+            every_kth,
             &model,
             arguments.engine.policy.is_some(),
         ));
@@ -178,12 +179,12 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let files = model.bundle().files();
     let tokenizer = model_argument::tokenizer(&files)?;
     let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
-    sampler()?; // bad settings are told before any work
+    sampler()?; // reports invalid settings before any work
     let is_demo = model.bundle().header().model.name == DEMO;
     let prompt = match read_prompt(arguments, is_demo)? {
         Prompt::Text(text) => text,
         Prompt::Example(text) => {
-            output.say("no prompt given, so here is a task that the model was not trained on; `--prompt` gives another");
+            output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
             print(&text)?;
             text
         }
@@ -221,13 +222,13 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
             "bytes_per_token": timing.decoded.bytes_per_token(),
-            "verified": model.verification().map(verified_json),
+            "verified": model.verification().map(verification::to_json),
         }))?;
     } else if !completion.ends_with('\n') {
         print("\n")?;
     }
     output.say(timing.describe());
-    say_verified(&model, output);
+    verification::print_summary(&model, output);
     if interrupted() {
         Err(Interrupted.into())
     } else {
@@ -235,7 +236,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     }
 }
 
-/// Where the prompt comes from.
+/// The prompt, or its source.
 enum Prompt {
     Text(String),
     Example(String),
@@ -273,7 +274,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
     bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
 }
 
-/// Generates until the text ends, the tokens or the context are used up, or Ctrl-C.
+/// Generates text until a stop condition holds or Ctrl-C, and passes it to `write` piece by piece.
 fn respond(
     arguments: &RunArguments,
     model: &mut Runtime,
@@ -288,7 +289,7 @@ fn respond(
     }
     check_length(model, ids.len())?;
     let cache = PromptCache::open(&arguments.prompt_cache, model, ids)?;
-    let mut told = model.verification().map_or(0, |found| found.alarms().len());
+    let mut alarms = model.verification().map_or(0, |found| found.alarms().len());
     let mut verified = model.verification().map_or(0, Verification::tokens);
     let mut timing = Timing {
         prompt_tokens: ids.len(),
@@ -318,12 +319,12 @@ fn respond(
         {
             write(&piece)?;
         }
-        verified = tell_verified(generation.decoder(), verified, output);
-        say_alarms(generation.decoder(), &mut told, output);
+        verified = verification::print_token(generation.decoder(), verified, output);
+        verification::print_alarms(generation.decoder(), &mut alarms, output);
     }
     generation.finish()?;
-    tell_verified(model, verified, output);
-    say_alarms(model, &mut told, output);
+    verification::print_token(model, verified, output);
+    verification::print_alarms(model, &mut alarms, output);
     timing.decode = started.elapsed();
     timing.decoded = model.take_statistics();
     if let Some(piece) = decoder.finish()? {
@@ -333,7 +334,7 @@ fn respond(
     Ok(timing)
 }
 
-/// Refuses a prompt of so many tokens where the context does not hold them.
+/// Refuses a prompt of `tokens` tokens that exceeds the context.
 fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
     let (limit, longest) = (model.context_limit(), model.config().context_length);
     if tokens <= limit {
@@ -343,92 +344,9 @@ fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
         true => format!(
             "shorten the prompt, or place the bundle again with a longer `--context`, up to the model's {longest}"
         ),
-        false => "shorten the prompt; the model was made for no more".to_owned(),
+        false => "shorten the prompt; the model supports no longer context".to_owned(),
     };
     bail!("the prompt is {tokens} tokens long, and the context holds {limit}; {instead}")
-}
-
-/// `verification` with the bands that the bundle is certified for, where its plan is followed.
-fn with_bands(verification: Verification, model: &Runtime, is_forced: bool) -> Verification {
-    let bundle = model.bundle();
-    match bundle.certificate() {
-        Some(certificate) if !is_forced && bundle.certificate_matches() => {
-            let layers = certificate.layers.iter();
-            let bands = layers.map(|layer| layer.error_bound).collect();
-            let fallback = match model.config().activation.has_exact_zeros() {
-                true => Policy::Exact,
-                false => Policy::Dense,
-            };
-            verification.within(bands, fallback)
-        }
-        _ => verification,
-    }
-}
-
-/// Tells, to who wants details, what the token just verified was like; returns how many were.
-fn tell_verified(model: &Runtime, before: usize, output: Output) -> usize {
-    let Some((found, latest)) = model.verification().and_then(|v| Some((v, v.latest()?))) else {
-        return before;
-    };
-    if found.tokens() > before {
-        output.detail(format!(
-            "token {}: FFN outputs are {} off, {} on average so far, and {} of what neurons add was computed",
-            model.position() - 1,
-            percent(latest),
-            percent(found.mean()),
-            percent(found.contribution_recall()),
-        ));
-    }
-    found.tokens()
-}
-
-/// Says which layers have left the band they were certified for, of those not yet told of.
-fn say_alarms(model: &Runtime, told: &mut usize, output: Output) {
-    let alarms = model.verification().map_or(&[][..], Verification::alarms);
-    for alarm in alarms.get(*told..).unwrap_or_default() {
-        output.say(format!(
-            "layer {} is {} off over the last {WINDOW} verified tokens, and was certified for {}: this text is unlike what the profile has seen; from token {} on it runs `{}`",
-            alarm.layer,
-            percent(alarm.error),
-            percent(alarm.certified),
-            alarm.position + 1,
-            alarm.fallback,
-        ));
-    }
-    *told = alarms.len();
-}
-
-/// Says how far the policy's FFNs were off, where that was asked for.
-fn say_verified(model: &Runtime, output: Output) {
-    let Some(verification) = model.verification() else {
-        return;
-    };
-    let Some(worst) = verification.worst_layer() else {
-        output.say("no token was verified; fewer were generated than `--verify-every` skips");
-        return;
-    };
-    let drift = &verification.layers()[worst];
-    output.say(format!(
-        "verified {} tokens: FFN outputs are {} off on average, {} of what neurons add was computed; most off is layer {worst}: {} on average, {} at worst",
-        verification.tokens(),
-        percent(verification.mean()),
-        percent(verification.contribution_recall()),
-        percent(drift.mean()),
-        percent(drift.worst()),
-    ));
-}
-
-/// The same for programs.
-fn verified_json(verification: &Verification) -> serde_json::Value {
-    let layers = verification.layers().iter();
-    let layers: Vec<_> = layers
-        .map(|drift| json!({ "mean_relative_error": drift.mean(), "worst_relative_error": drift.worst(), "contribution_recall": drift.contribution_recall() }))
-        .collect();
-    let alarms = verification.alarms().iter();
-    let alarms: Vec<_> = alarms
-        .map(|alarm| json!({ "layer": alarm.layer, "position": alarm.position, "relative_error": alarm.error, "certified": alarm.certified, "fallback": alarm.fallback }))
-        .collect();
-    json!({ "tokens": verification.tokens(), "contribution_recall": verification.contribution_recall(), "layers": layers, "alarms": alarms })
 }
 
 /// Tokens per second.
@@ -442,11 +360,11 @@ impl Timing {
         self.prompt_tokens - self.cached_tokens
     }
 
-    /// One line of figures.
+    /// One line of statistics.
     fn describe(&self) -> String {
         let cached = match self.cached_tokens {
             0 => String::new(),
-            cached => format!(" ({cached} of them known already)"),
+            cached => format!(" ({cached} of them cached)"),
         };
         format!(
             "prompt: {} tokens{cached}, {:.0} tokens/s; decode: {} tokens, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
@@ -460,8 +378,8 @@ impl Timing {
     }
 }
 
-/// Reads a line, answers, and so on until the input ends. With a chat template the lines are a
-/// conversation; without one each is a text of its own to continue.
+/// Reads a message and answers it until the input ends. With a chat template the messages are a conversation; without one
+/// each is continued by itself.
 fn chat(
     arguments: &RunArguments,
     model: &mut Runtime,
@@ -504,7 +422,7 @@ fn chat(
             print("\n")?;
         }
         output.say(timing.describe());
-        say_verified(model, output);
+        verification::print_summary(model, output);
         messages.push(Message {
             role: "assistant".to_owned(),
             content: answer,

@@ -114,10 +114,16 @@ impl SimulateArguments {
                 predictor_share: self.predictor_share,
             },
         );
-        activity.check()?;
-        if let Some(hot) = self.hot
-            && !(0.0..=1.0).contains(&hot)
-        {
+        for (option, given) in [
+            ("--sparsity", self.sparsity),
+            ("--skew", self.skew),
+            ("--predictor-share", self.predictor_share),
+        ] {
+            if let Some(share) = given.filter(|share| !(0.0..1.0).contains(share)) {
+                bail!("`{option}` is {share}; give a share from 0 to below 1, such as 0.9");
+            }
+        }
+        if let Some(hot) = self.hot.filter(|hot| !(0.0..=1.0).contains(hot)) {
             bail!("`--hot` is {hot}; give a share from 0 to 1, such as 0.2");
         }
         Ok(Request {

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, io::Write};
 
-use anyhow::{Context, Result};
 use powerinfer_artifact::{
     Progress,
     hardware::{Cpu, Hardware, ReadSpeed},
@@ -13,6 +12,7 @@ use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
 
 use super::gpu;
+use crate::PlannerError;
 
 /// How long to take over it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn measure(
     threads: usize,
     thoroughness: Thoroughness,
     progress: &dyn Progress,
-) -> Result<(Hardware, Option<String>)> {
+) -> Result<(Hardware, Option<String>), PlannerError> {
     let isa = Isa::detect()?;
     let test = speed_test(thoroughness.bytes())?;
     let mut counts: Vec<usize> = (0..)
@@ -176,13 +176,12 @@ pub fn measure(
 }
 
 /// A temporary file of weights, mapped; it is gone with the value that is returned.
-pub fn speed_test(bytes: usize) -> Result<SpeedTest> {
-    let mut file = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+pub fn speed_test(bytes: usize) -> Result<SpeedTest, PlannerError> {
+    let mut file = tempfile::NamedTempFile::new().map_err(PlannerError::Temporary)?;
     let piece = vec![WEIGHT_BYTE; 1 << 20];
     for _ in 0..bytes / piece.len() {
-        file.write_all(&piece)
-            .with_context(|| format!("cannot write `{}`", file.path().display()))?;
+        file.write_all(&piece).map_err(PlannerError::Temporary)?;
     }
-    file.flush()?;
+    file.flush().map_err(PlannerError::Temporary)?;
     Ok(SpeedTest::open(file.path())?)
 }

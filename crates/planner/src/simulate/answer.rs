@@ -1,6 +1,5 @@
 //! A simulation's request, resolved, and its answer.
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     ByteSize,
     hardware::{Hardware, ModelShape},
@@ -10,10 +9,12 @@ use powerinfer_model::ModelConfig;
 use powerinfer_tensor::Format;
 use serde::Serialize;
 
+use crate::PlannerError;
+
 use super::{
     engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
     published::Activity,
-    step::{Kind, Pass, Placed, Stage},
+    step::{Estimator, Kind, Pass, Placed},
     subject::{Solved, Subject, model_bytes, parameters, rank},
 };
 
@@ -161,7 +162,7 @@ pub struct Whole {
 
 impl Request {
     /// Estimates speed for this engine, PowerInfer as published, and llama.cpp.
-    pub fn answer(mut self) -> Result<Answer> {
+    pub fn answer(mut self) -> Result<Answer, PlannerError> {
         let config = &self.config;
         let frequencies =
             self.activity
@@ -226,7 +227,12 @@ impl Request {
     }
 
     /// Puts the hottest `share` of every layer's neurons on the GPU instead.
-    fn redraw(&self, solved: &Solved, placed: &mut Placed<'_>, share: f64) -> Result<()> {
+    fn redraw(
+        &self,
+        solved: &Solved,
+        placed: &mut Placed<'_>,
+        share: f64,
+    ) -> Result<(), PlannerError> {
         let plan = &solved.decision.plan;
         let dense: u64 = plan.totals.gpu_bytes
             - plan
@@ -242,12 +248,12 @@ impl Request {
             hot += layer.hot_count as u64 * layer.neuron_bytes;
         }
         if dense + hot > self.budget.vram_bytes {
-            bail!(
-                "`--hot {share}` takes {} on the GPU beside the {} of attention and the like, of {}; lower it, or raise `--vram`",
-                ByteSize(hot),
-                ByteSize(dense),
-                ByteSize(self.budget.vram_bytes)
-            );
+            return Err(PlannerError::HotShare {
+                share,
+                hot,
+                dense,
+                budget: self.budget.vram_bytes,
+            });
         }
         Ok(())
     }
@@ -282,14 +288,14 @@ impl Request {
             neurons: self.config.ffn_size,
             vocabulary: self.config.vocabulary_size,
         });
-        let stage = Stage {
+        let estimator = Estimator {
             engine,
             hardware: &hardware,
         };
         // Of the contexts that a request has while it decodes, the mean.
         let context = self.prompt as f64 + self.tokens as f64 / 2.0;
         let decode = |requests: u32| {
-            let time = stage.pass(
+            let time = estimator.pass(
                 placed,
                 Pass {
                     tokens: f64::from(requests),
@@ -306,7 +312,7 @@ impl Request {
                 sync_milliseconds: 1e3 * time.sync,
             }
         };
-        let prompt_seconds = stage.prompt(placed, self.prompt);
+        let prompt_seconds = estimator.prompt(placed, self.prompt);
         let decode: Vec<Decode> = BATCHES.into_iter().map(decode).collect();
         let seconds = prompt_seconds + self.tokens as f64 / decode[0].tokens_per_second;
         let [hot_neurons, hot_share] = placed.hot();

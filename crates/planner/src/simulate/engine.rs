@@ -2,48 +2,49 @@
 //! engine on any machine and for any model, and says where it is from.
 
 use powerinfer_artifact::{hardware::Hardware, plan::Device};
+use powerinfer_solver::cost::{CPU_KERNELS, GPU_KERNELS};
 use powerinfer_tensor::Format;
 
 /// An engine.
 #[derive(Debug, Clone, Copy)]
-pub struct Engine {
+pub(crate) struct Engine {
     /// What it is called.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Share of the machine's sustained bandwidth that whole matrices are read at on the CPU.
-    pub cpu_matrices: fn(Format) -> f64,
+    pub(crate) cpu_matrices: fn(Format) -> f64,
     /// The same where rows are picked.
-    pub cpu_rows: fn(Format) -> f64,
+    pub(crate) cpu_rows: fn(Format) -> f64,
     /// The same of the KV cache on the CPU.
-    pub cpu_kv: f64,
+    pub(crate) cpu_kv: f64,
     /// No thread of the CPU gets through more bytes of blocks of four or eight bits per second: the
     /// instructions take that long.
-    pub cpu_blocks_per_thread: f64,
+    pub(crate) cpu_blocks_per_thread: f64,
     /// Share of the machine's sustained bandwidth that the GPU reads at.
-    pub gpu_reads: fn(Format) -> f64,
+    pub(crate) gpu_reads: fn(Format) -> f64,
     /// What a kernel takes on the GPU beside its reading, where it is not what the machine says.
-    pub gpu_kernel_seconds: Option<f64>,
+    pub(crate) gpu_kernel_seconds: Option<f64>,
     /// What handing over takes beside its bytes, where it is not what the machine says.
-    pub sync_seconds: Option<f64>,
+    pub(crate) sync_seconds: Option<f64>,
     /// Kernels of attention, of prediction, and of the FFN, on the GPU and on the CPU.
-    pub kernels: [[f64; 3]; 2],
+    pub(crate) kernels: [[f64; 3]; 2],
     /// Whether the CPU's rows and kernels cost what the machine says beside their bytes; else
     /// that is in the shares above.
-    pub counts_rows: bool,
+    pub(crate) counts_rows: bool,
     /// How the results of a split FFN come together.
-    pub merge: Merge,
+    pub(crate) merge: Merge,
     /// Bytes of a number in the KV cache; none where the plan says how it is stored.
-    pub kv_number_bytes: Option<u64>,
+    pub(crate) kv_number_bytes: Option<u64>,
     /// Whether the KV cache stays on the CPU, wherever attention is.
-    pub kv_on_cpu: bool,
+    pub(crate) kv_on_cpu: bool,
     /// Whether matrices of the CPU are sent to the GPU for a prompt where that is quicker.
-    pub ships_weights: bool,
+    pub(crate) ships_weights: bool,
     /// Whether a prompt leaves neurons out as a step does.
-    pub sparse_prompts: bool,
+    pub(crate) sparse_prompts: bool,
 }
 
 /// How the results of a split FFN come together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Merge {
+pub(crate) enum Merge {
     /// Once per layer, as a hidden state.
     PerLayer,
     /// After every matrix, as a number per neuron.
@@ -52,7 +53,7 @@ pub enum Merge {
 
 impl Engine {
     /// Kernels of attention, of prediction, and of the FFN, on `device`.
-    pub fn kernels(&self, device: Device) -> [f64; 3] {
+    pub(crate) fn kernels(&self, device: Device) -> [f64; 3] {
         let [gpu, cpu] = self.kernels;
         match device {
             Device::Gpu => gpu,
@@ -62,7 +63,7 @@ impl Engine {
 }
 
 /// This project's engine. The solver's own costs, so that a step is what a plan says.
-pub const OURS: Engine = Engine {
+pub(crate) const OURS: Engine = Engine {
     name: "this engine",
     cpu_matrices: |_| 1.0,
     cpu_rows: |_| 1.0,
@@ -71,7 +72,7 @@ pub const OURS: Engine = Engine {
     gpu_reads: |_| 1.0,
     gpu_kernel_seconds: None,
     sync_seconds: None,
-    kernels: [[3.0, 2.0, 2.0], [4.0, 2.0, 3.0]],
+    kernels: [GPU_KERNELS, CPU_KERNELS],
     counts_rows: true,
     merge: Merge::PerLayer,
     kv_number_bytes: None,
@@ -81,7 +82,7 @@ pub const OURS: Engine = Engine {
 };
 
 /// PowerInfer as its paper describes and measures it (arXiv 2312.12456v2).
-pub const ORIGINAL: Engine = Engine {
+pub(crate) const ORIGINAL: Engine = Engine {
     name: "PowerInfer (2024)",
     // Attention and predictors are llama.cpp's kernels (section 7).
     cpu_matrices: LLAMA_CPP.cpu_matrices,
@@ -109,7 +110,7 @@ pub const ORIGINAL: Engine = Engine {
 };
 
 /// llama.cpp of the paper's time: whole layers on the GPU, their KV cache with them.
-pub const LLAMA_CPP: Engine = Engine {
+pub(crate) const LLAMA_CPP: Engine = Engine {
     name: "llama.cpp",
     // The authors' model cards have dense models at 70 to 72 GB/s on the CPU of PC-High, whose 67.2
     // is taken for sustained; section 2.2 has OPT-30B at 64.4.
@@ -140,18 +141,18 @@ pub const LLAMA_CPP: Engine = Engine {
 };
 
 /// Bytes of a number in llama.cpp's KV cache: F16, its default.
-pub const LLAMA_CPP_KV_NUMBER_BYTES: u64 = 2;
+pub(crate) const LLAMA_CPP_KV_NUMBER_BYTES: u64 = 2;
 
 /// Tokens of a prompt that llama.cpp makes room for at once on the GPU.
-pub const LLAMA_CPP_BATCH: u64 = 512;
+pub(crate) const LLAMA_CPP_BATCH: u64 = 512;
 
 /// Of the products that a CPU reaches, what is left where rows are picked for each token: every one of its weights is loaded
 /// and converted anew for every token.
-pub const PICKED_PRODUCTS: f64 = 0.25;
+pub(crate) const PICKED_PRODUCTS: f64 = 0.25;
 
 /// Operations per second, a multiplication and an addition being two, that products of large
 /// matrices reach on `device`: as the machine says, or else half of what is usual for its kind.
-pub fn operations(hardware: &Hardware, device: Device) -> f64 {
+pub(crate) fn operations(hardware: &Hardware, device: Device) -> f64 {
     match (device, &hardware.gpu) {
         (Device::Gpu, Some(gpu)) => {
             // Cards have tensor cores for some 120 operations a byte that they read.

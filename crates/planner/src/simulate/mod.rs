@@ -3,9 +3,9 @@
 #[cfg(test)]
 mod against_published;
 mod answer;
-pub mod engine;
+pub(crate) mod engine;
 mod published;
-pub mod step;
+pub(crate) mod step;
 mod subject;
 
 pub use answer::{Answer, Decode, EngineAnswer, Model, Request, Solver, Speed, Whole};

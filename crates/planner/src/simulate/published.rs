@@ -1,9 +1,10 @@
 //! How active the neurons of a model are, as published, or assumed from its nearest kin where nothing
 //! is; each figure with its source.
 
-use anyhow::{Result, bail};
 use powerinfer_synth::{SynthError, rates};
 use serde::Serialize;
+
+use crate::PlannerError;
 
 /// Share of a model's parameters that predictors take where none is published for it: the mean that
 /// the paper gives in section 8.3.4.
@@ -30,12 +31,9 @@ impl Figure {
         }
     }
 
-    /// What a person said on the command line, or else this.
-    fn unless(self, said: Option<f64>, option: &str) -> Self {
-        match said {
-            Some(value) => Self::new(value, &format!("as `{option}` says")),
-            None => self,
-        }
+    /// A given value, or else this figure.
+    fn or_given(self, given: Option<f64>) -> Self {
+        given.map_or(self, |value| Self::new(value, "given"))
     }
 }
 
@@ -118,9 +116,9 @@ impl Activity {
             )
         });
         Self {
-            sparsity: sparsity.unless(said.sparsity, "--sparsity"),
-            skew: skew.unless(said.skew, "--skew"),
-            predictor_share: predictor_share.unless(said.predictor_share, "--predictor-share"),
+            sparsity: sparsity.or_given(said.sparsity),
+            skew: skew.or_given(said.skew),
+            predictor_share: predictor_share.or_given(said.predictor_share),
             first_half_density,
         }
     }
@@ -132,7 +130,7 @@ impl Activity {
         layers: usize,
         neurons: usize,
         is_skew_said: bool,
-    ) -> Result<Vec<Vec<f64>>> {
+    ) -> Result<Vec<Vec<f64>>, PlannerError> {
         let mean = 1.0 - self.sparsity.value;
         let early = self
             .first_half_density
@@ -151,7 +149,12 @@ impl Activity {
             .collect())
     }
 
-    fn law(&mut self, neurons: usize, density: f64, is_skew_said: bool) -> Result<Vec<f64>> {
+    fn law(
+        &mut self,
+        neurons: usize,
+        density: f64,
+        is_skew_said: bool,
+    ) -> Result<Vec<f64>, PlannerError> {
         match rates(neurons, 1.0 - density, self.skew.value) {
             Err(SynthError::NoPowerLaw {
                 lowest, highest, ..
@@ -172,26 +175,6 @@ impl Activity {
             other => Ok(other?),
         }
     }
-
-    /// Refuses what no model can have.
-    pub fn check(&self) -> Result<()> {
-        let Self {
-            sparsity,
-            skew,
-            predictor_share,
-            ..
-        } = self;
-        for (option, found, below) in [
-            ("--sparsity", sparsity.value, 1.0),
-            ("--skew", skew.value, 1.0),
-            ("--predictor-share", predictor_share.value, 1.0),
-        ] {
-            if !(0.0..below).contains(&found) {
-                bail!("`{option}` is {found}; give a share from 0 to below 1, such as 0.9");
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -202,7 +185,6 @@ mod tests {
     fn every_shape_has_figures_that_can_be() {
         for (name, _) in powerinfer_synth::SHAPES {
             let mut activity = Activity::of(name, Said::default());
-            activity.check().unwrap();
             let found = activity.frequencies(4, 4096, true).unwrap();
             let sum: f64 = found.iter().flatten().sum();
             let density = sum / (4.0 * 4096.0);

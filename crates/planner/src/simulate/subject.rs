@@ -3,23 +3,24 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
 use powerinfer_artifact::{
     hardware::Hardware,
     plan::{Budget, Device, Objective, Policy, Score},
 };
-use powerinfer_bundle::{neuron_bytes, weight_bytes};
+use powerinfer_bundle::weight_bytes;
 use powerinfer_model::ModelConfig;
-use powerinfer_solver::{
-    Candidate, Decision, LayerMode, NeuronShape, Options, Prediction, Problem, Work, decide,
-};
+use powerinfer_solver::{Candidate, Decision, LayerMode, Options, Problem, decide};
 use powerinfer_tensor::Format;
 
 use super::{
     engine::LLAMA_CPP_BATCH,
     step::{Placed, PlacedLayer},
 };
-use crate::{modes::work_of_predictor, problem::problem};
+use crate::{
+    PlannerError,
+    candidates::{ModeBuilder, Quality, predictor_work},
+    problem::problem,
+};
 
 /// Format of this project's predictors unless told otherwise.
 const PREDICTORS: Format = Format::Q4_0;
@@ -66,13 +67,6 @@ pub(crate) fn rank(config: &ModelConfig, share: f64) -> usize {
 }
 
 impl Subject<'_> {
-    fn shape(&self) -> NeuronShape {
-        NeuronShape {
-            bytes: neuron_bytes(self.config, self.quant),
-            matrices: self.config.matrices_per_neuron(),
-        }
-    }
-
     fn problem(&self) -> Problem {
         problem(
             self.config,
@@ -85,36 +79,23 @@ impl Subject<'_> {
     }
 
     /// Placed for this engine, each layer going its quickest way, or all the way that is `forced`.
-    pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved> {
-        let shape = self.shape();
-        let mut modes = vec![(LayerMode::dense(shape), 0)];
+    pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved, PlannerError> {
+        let builder = ModeBuilder::new(self.config, self.quant);
+        let mut modes = vec![(builder.dense(None), 0)];
         if self.config.activation.has_exact_zeros() {
-            modes.push((LayerMode::exact(shape), 0));
+            modes.push((builder.exact(), 0));
             if self.rank > 0 {
-                let predicted = Prediction {
-                    work: work_of_predictor(self.config, PREDICTORS, self.rank),
-                    predicted_per_active: 1.0,
-                    recall: 1.0,
-                };
-                modes.push((
-                    LayerMode::predicted(Policy::Predicted, shape, predicted),
-                    self.predictor_bytes(PREDICTORS),
-                ));
+                let mode = builder.predicted(PREDICTORS, self.rank, Quality::PERFECT);
+                modes.push((mode, self.predictor_bytes(PREDICTORS)));
             }
         } else {
-            modes.push((LayerMode::threshold(shape, Score::WeightedGate), 0));
+            modes.push((builder.threshold(Score::WeightedGate), 0));
         }
-        if let Some(forced) = forced
-            && modes.iter().all(|(mode, _)| mode.policy != forced)
+        if let Some(policy) = forced
+            && modes.iter().all(|(mode, _)| mode.policy != policy)
         {
-            let known: Vec<String> = modes
-                .iter()
-                .map(|(mode, _)| mode.policy.to_string())
-                .collect();
-            bail!(
-                "`--policy {forced}` is not possible here; this model can have {}",
-                known.join(", ")
-            );
+            let possible = modes.iter().map(|(mode, _)| mode.policy).collect();
+            return Err(PlannerError::PolicyOfShape { policy, possible });
         }
         self.decide(
             self.problem(),
@@ -126,22 +107,13 @@ impl Subject<'_> {
 
     /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in the
     /// format of the weights, the KV cache on the CPU, the most activations on the GPU.
-    pub(crate) fn solve_as_published(&self) -> Result<Solved> {
-        let shape = self.shape();
+    pub(crate) fn solve_as_published(&self) -> Result<Solved, PlannerError> {
         // "The predictor will be quantized at the same time" (Tiiny-AI/PowerInfer, issue 120).
         let bytes = self.rank as u64
             * (self.quant.row_bytes(self.config.hidden_size)
                 + self.quant.row_bytes(self.config.ffn_size)) as u64;
-        let work = Work {
-            bytes: bytes as f64,
-            ..Work::default()
-        };
-        let predicted = Prediction {
-            work,
-            predicted_per_active: 1.0,
-            recall: 1.0,
-        };
-        let mode = LayerMode::predicted(Policy::Predicted, shape, predicted);
+        let builder = ModeBuilder::new(self.config, self.quant);
+        let mode = builder.reading(Policy::Predicted, bytes, Quality::PERFECT);
         let mut problem = self.problem();
         for layer in &mut problem.layers {
             layer.kv_bytes = 0;
@@ -159,7 +131,7 @@ impl Subject<'_> {
         modes: &[(LayerMode, u64)],
         allows: impl Fn(Policy) -> bool,
         options: &Options,
-    ) -> Result<Solved> {
+    ) -> Result<Solved, PlannerError> {
         let candidates: Vec<Vec<Candidate>> = self
             .frequencies
             .iter()
@@ -183,7 +155,7 @@ impl Subject<'_> {
 
     /// Bytes of a layer's predictor, both matrices and what is kept per neuron.
     fn predictor_bytes(&self, format: Format) -> u64 {
-        let read = work_of_predictor(self.config, format, self.rank).bytes;
+        let read = predictor_work(self.config, format, self.rank).bytes;
         // Half of B's columns are not read, but there.
         let unread = (self.rank - self.rank / 2) * format.row_bytes(self.config.ffn_size);
         read as u64 + unread as u64

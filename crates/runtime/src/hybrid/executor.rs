@@ -1,8 +1,11 @@
 //! The layers of a model on a device and the CPU: each part where the plan has it.
 
-use powerinfer_kernels::cuda::GpuCache;
+use std::time::Duration;
 
-use super::{ColdWeights, Hybrid, launches::Source};
+use powerinfer_gpu::{ColdNeurons, DeviceModel, FfnInput};
+use powerinfer_kernels::cuda::{DeviceError, GpuCache, NeuronCounts};
+
+use super::{SideTimes, times::Stopwatch};
 use crate::{
     RuntimeError, Stage,
     executor::{CpuExecutor, Projections, mix},
@@ -10,36 +13,53 @@ use crate::{
     forward::LayerExecutor,
     model::Model,
     pass::Pass,
+    selector::Selector,
 };
 
 /// Computes layers on a device and the CPU.
 #[derive(Debug)]
 pub(crate) struct HybridExecutor {
-    pub(crate) hybrid: Hybrid,
+    pub(crate) device: DeviceModel,
     cpu: CpuExecutor,
     cold: FfnBuffers,
     /// The FFN's input on the host, before its norm; none where the host does not need it.
     residual: Option<Vec<f32>>,
     /// Neurons that had been computed on the host when the pass began.
     computed_before: u64,
+    /// Whether the latest hidden state is on the device.
+    hidden_on_device: bool,
+    /// The layer that runs.
+    layer: usize,
+    /// Times of both sides, where they are measured.
+    times: Option<SideTimes>,
 }
 
 impl HybridExecutor {
-    /// An executor of the parts that are on the device of `hybrid`.
-    pub(crate) fn new(hybrid: Hybrid) -> Self {
+    /// An executor of a model whose parts on a device are `device`.
+    pub(crate) fn new(device: DeviceModel) -> Self {
         Self {
-            hybrid,
+            device,
             cpu: CpuExecutor::default(),
             cold: FfnBuffers::default(),
             residual: None,
             computed_before: 0,
+            hidden_on_device: false,
+            layer: 0,
+            times: None,
         }
+    }
+
+    /// Measures the times of both sides from now on, or no longer; returns those measured so far.
+    pub(crate) fn take_times(&mut self, continues: bool) -> SideTimes {
+        self.device.set_timed(continues);
+        let fresh = continues.then(|| SideTimes::new(self.device.layer_count()));
+        std::mem::replace(&mut self.times, fresh).unwrap_or_default()
     }
 }
 
 impl LayerExecutor for HybridExecutor {
     fn batch_tokens(&self) -> usize {
-        self.hybrid.prompt_tokens()
+        self.device.prompt_tokens()
     }
 
     fn batches_sequences(&self) -> bool {
@@ -47,175 +67,235 @@ impl LayerExecutor for HybridExecutor {
     }
 
     fn begin(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
-        let hybrid = &mut self.hybrid;
-        hybrid.hidden_on_device = false;
-        hybrid.is_whole = false;
+        let device = &mut self.device;
+        self.hidden_on_device = false;
         match pass.tokens.len() {
             1 => {
                 let caches = pass.sequences[0].on_device.iter().flatten();
                 let places = caches.flat_map(GpuCache::addresses).collect();
-                hybrid.segments.start(places);
+                device.begin_token(places);
             }
-            tokens => hybrid.turn_to_prompts(tokens),
+            tokens => device.switch_to(tokens),
         }
-        hybrid.is_whole = hybrid.can_run_whole()?;
-        hybrid.start(pass.buffers.positions[0], &pass.buffers.rotations)?;
+        // Timed passes end a segment in every layer.
+        device.launch_whole(self.times.is_none())?;
+        device.start(pass.buffers.positions[0], &pass.buffers.rotations)?;
         self.computed_before = pass.observers.statistics.neurons_computed;
         Ok(())
     }
 
     fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        let hybrid = &mut self.hybrid;
-        hybrid.layer = layer;
+        self.begin_layer(layer);
         self.residual = None;
-        if hybrid.streams(layer) {
-            hybrid.open_stream()?;
+        if self.device.streams(layer) {
+            self.device.open_stream()?;
         }
-        if hybrid.layers[layer].attention.is_none() {
+        if self.device.layer(layer).attention.is_none() {
             return self.attention_on_host(pass, layer);
         }
-        hybrid.bring_to_device(&pass.buffers.hidden)?;
+        self.bring_to_device(pass)?;
+        let device = &mut self.device;
         if pass.model.is_parallel() {
-            hybrid.keep_residual()?;
-            if !hybrid.has_ffn(layer) || hybrid.layers[layer].needs_host_input() {
-                self.residual = Some(hybrid.read_hidden()?);
+            device.keep_residual()?;
+            if !device.has_ffn(layer) || device.layer(layer).is_predicted_on_host() {
+                self.residual = Some(read_hidden(device, pass)?);
             }
         }
-        hybrid.project_attention(layer)?;
+        device.project_attention(layer)?;
         pass.observers.stage(Stage::Launching);
         match &mut pass.sequences[0].on_device[layer] {
-            Some(cache) => hybrid.attend(layer, cache)?,
+            Some(cache) => device.attend(layer, cache)?,
             None => {
                 // Keys and values are on the host.
-                let [query, key, value] = hybrid.read_projections()?;
+                let [query, key, value] = device.read_projections()?;
                 pass.observers.stage(Stage::Waiting);
                 let mut projections = Projections { query, key, value };
-                let watch = hybrid.watch(pass.observers.statistics.bytes_read);
+                let watch = self.watch(pass);
                 mix(pass, layer, &mut projections);
-                hybrid.add_host(watch, pass.observers.statistics.bytes_read);
+                self.add_host(watch, pass);
                 pass.observers.stage(Stage::Attention);
-                hybrid.end_segment()?;
-                hybrid.state.mixed.write(&projections.query)?;
+                self.device.write_mixed(&projections.query)?;
             }
         }
-        hybrid.add_attention(layer)?;
+        self.device.add_attention(layer)?;
         pass.observers.stage(Stage::Launching);
         Ok(())
     }
 
     fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        if !self.hybrid.has_ffn(layer) {
+        if !self.device.has_ffn(layer) {
             return self.ffn_on_host(pass, layer);
         }
-        let (model, hybrid) = (pass.model, &mut self.hybrid);
+        let model = pass.model;
         // Cold neurons of a prompt may be copied to the device instead of being computed on the host.
-        let streams = hybrid.streams(layer);
+        let streams = self.device.streams(layer);
         let cold = model.bundle.plan().layers[layer].hot_count < model.config.ffn_size && !streams;
-        if hybrid.layers[layer].attention.is_none() {
+        if self.device.layer(layer).attention.is_none() {
             if let (true, Some(residual)) = (model.is_parallel(), &self.residual) {
-                hybrid.end_segment()?;
-                hybrid.state.residual.write(residual)?;
+                self.device.write_residual(residual)?;
             }
-            hybrid.bring_to_device(&pass.buffers.hidden)?;
+            self.bring_to_device(pass)?;
         }
         if streams {
-            // The device is busy with attention meanwhile.
-            hybrid.begin_stream(layer, &cold_weights(model, layer))?;
+            // The device computes attention in parallel.
+            with_cold_neurons(model, layer, |cold| self.device.begin_stream(layer, cold))?;
         }
         let reads = match model.is_parallel() {
-            true => Source::Residual,
-            false => Source::Hidden,
+            true => FfnInput::Residual,
+            false => FfnInput::Hidden,
         };
-        if hybrid.layers[layer].needs_host_input() {
+        if self.device.layer(layer).is_predicted_on_host() {
             self.predict_on_host(pass, layer)?;
         } else {
-            hybrid.predict(layer, reads, cold)?;
+            self.device.predict(layer, reads, cold)?;
         }
-        let hybrid = &mut self.hybrid;
-        hybrid.gate_up(layer, reads, cold)?;
+        self.device.gate_up(layer, reads, cold)?;
         pass.observers.stage(Stage::Launching);
         let neurons = model.config.ffn_size as u64;
         pass.observers.statistics.neurons += pass.tokens.len() as u64 * neurons;
         pass.observers.statistics.neurons_passed += neurons;
-        if cold && !hybrid.is_whole {
-            hybrid.end_segment()?;
+        if cold && !self.device.is_whole() {
+            self.device.end_segment()?;
             self.cold_neurons(pass, layer)?;
         }
-        let hybrid = &mut self.hybrid;
-        hybrid.down(layer, cold)?;
+        self.device.down(layer, cold)?;
         if streams {
-            hybrid.stream(layer, &cold_weights(model, layer))?;
+            with_cold_neurons(model, layer, |cold| self.device.stream(layer, cold))?;
         }
-        hybrid.norm_after(layer)?;
+        self.device.norm_after(layer)?;
         pass.observers.stage(Stage::Launching);
         Ok(())
     }
 
     fn finish(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
-        if self.hybrid.is_whole {
+        if self.device.is_whole() {
             self.cold_neurons_of_all_layers(pass)?;
         }
-        let hybrid = &mut self.hybrid;
-        hybrid.bring_to_host(&mut pass.buffers.hidden)?;
-        hybrid.end_segment()?;
-        hybrid.check_syncs()?;
-        let counts = hybrid.take_counts()?;
+        self.bring_to_host(pass)?;
+        let device = &mut self.device;
+        device.end_segment()?;
+        device.check_syncs()?;
+        let counts = device.take_counts()?;
         let computed = u64::from(counts.down_rows);
         let statistics = &mut pass.observers.statistics;
         let on_host = statistics.neurons_computed - self.computed_before;
         statistics.neurons_computed += computed;
         statistics.neurons_in_union += computed;
         pass.observers.stage(Stage::Waiting);
-        hybrid.add_times(pass.buffers.positions[0], counts, on_host)?;
+        self.add_times(pass, counts, on_host)?;
         if pass.tokens.len() > 1 {
-            hybrid.turn_to_prompts(1);
+            self.device.switch_to(1);
         }
         Ok(())
     }
 
     fn abort(&mut self, pass: &mut Pass<'_>) -> bool {
-        if self.hybrid.is_whole {
-            self.hybrid.give_up();
+        if self.device.is_whole() {
+            self.device.give_up();
         }
         if pass.tokens.len() > 1 {
-            self.hybrid.turn_to_prompts(1);
+            self.device.switch_to(1);
             return false;
         }
         // Once more without graphs.
-        self.hybrid.segments.fail()
+        self.device.fail()
     }
 }
 
 impl HybridExecutor {
+    fn begin_layer(&mut self, layer: usize) {
+        self.layer = layer;
+        self.device.begin_layer(layer);
+    }
+
+    /// Copies the hidden state to the device if the latest is on the host.
+    fn bring_to_device(&mut self, pass: &Pass<'_>) -> Result<(), DeviceError> {
+        if !std::mem::replace(&mut self.hidden_on_device, true) {
+            self.device.write_hidden(&pass.buffers.hidden)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the hidden state to the host if the latest is on the device.
+    fn bring_to_host(&mut self, pass: &mut Pass<'_>) -> Result<(), DeviceError> {
+        if self.hidden_on_device {
+            self.device.end_segment()?;
+            let watch = self.watch(pass);
+            self.device.read_hidden(&mut pass.buffers.hidden)?;
+            self.hidden_on_device = false;
+            self.add_waiting(watch);
+        }
+        Ok(())
+    }
+
+    /// Stopwatch of the host, which runs if times are measured.
+    fn watch(&self, pass: &Pass<'_>) -> Stopwatch {
+        Stopwatch::start(self.times.is_some(), pass.observers.statistics.bytes_read)
+    }
+
+    /// Adds the host's computing in the current layer since `watch` was started.
+    fn add_host(&mut self, watch: Stopwatch, pass: &Pass<'_>) {
+        if let Some(times) = &mut self.times {
+            times.layers[self.layer].host += watch.elapsed();
+            times.host_bytes += watch.bytes_since(pass.observers.statistics.bytes_read);
+        }
+    }
+
+    /// Adds the host's waiting in the current layer since `watch` was started.
+    fn add_waiting(&mut self, watch: Stopwatch) {
+        if let Some(times) = &mut self.times {
+            times.layers[self.layer].waiting += watch.elapsed();
+        }
+    }
+
+    /// Adds the device's part of a complete pass, in which the host computed `on_host` neurons.
+    fn add_times(
+        &mut self,
+        pass: &Pass<'_>,
+        counts: NeuronCounts,
+        on_host: u64,
+    ) -> Result<(), DeviceError> {
+        let Some(times) = &mut self.times else {
+            return Ok(());
+        };
+        let computed = u64::from(counts.down_rows);
+        times.tokens += pass.tokens.len() as u64;
+        times.neurons_on_device += computed;
+        times.neurons += computed + on_host;
+        times.device_bytes += self.device.bytes_read(pass.buffers.positions[0], counts);
+        for (layer, seconds) in self.device.take_segment_times()? {
+            times.layers[layer].device += Duration::from_secs_f64(seconds.max(0.0));
+        }
+        Ok(())
+    }
+
     fn attention_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        let hybrid = &mut self.hybrid;
-        hybrid.bring_to_host(&mut pass.buffers.hidden)?;
+        self.bring_to_host(pass)?;
         pass.observers.stage(Stage::Waiting);
-        let watch = hybrid.watch(pass.observers.statistics.bytes_read);
+        let watch = self.watch(pass);
         self.cpu.attention(pass, layer)?;
-        hybrid.add_host(watch, pass.observers.statistics.bytes_read);
+        self.add_host(watch, pass);
         self.residual = Some(std::mem::take(&mut self.cpu.residual));
         Ok(())
     }
 
     fn ffn_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        let hybrid = &mut self.hybrid;
-        hybrid.bring_to_host(&mut pass.buffers.hidden)?;
+        self.bring_to_host(pass)?;
         pass.observers.stage(Stage::Waiting);
         let residual = self.residual.take();
         self.cpu.residual = residual.unwrap_or_else(|| pass.buffers.hidden.clone());
-        let watch = hybrid.watch(pass.observers.statistics.bytes_read);
+        let watch = self.watch(pass);
         self.cpu.ffn(pass, layer)?;
-        hybrid.add_host(watch, pass.observers.statistics.bytes_read);
+        self.add_host(watch, pass);
         Ok(())
     }
 
     /// Predicts the active neurons of `layer` on the host, for both sides.
     fn predict_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        let (model, hybrid) = (pass.model, &mut self.hybrid);
+        let model = pass.model;
         let residual = match self.residual.take() {
             Some(residual) => residual,
-            None => hybrid.read_hidden()?,
+            None => read_hidden(&mut self.device, pass)?,
         };
         let mut input = residual.clone();
         model.ffn_norm(layer, &mut input);
@@ -223,26 +303,26 @@ impl HybridExecutor {
             true => &residual,
             false => &input,
         };
+        let watch = self.watch(pass);
         let statistics = &mut pass.observers.statistics;
-        let watch = hybrid.watch(statistics.bytes_read);
         let ffn = model.ffn_with(layer, model.selector(layer));
         let words =
             ffn.predicted_words(&model.threads, predictor_input, &mut self.cold, statistics);
-        hybrid.add_host(watch, statistics.bytes_read);
+        self.add_host(watch, pass);
         pass.observers.stage(Stage::Prediction);
-        hybrid.set_predicted(layer, &words)?;
+        self.device.set_predicted(layer, &words)?;
         Ok(())
     }
 
     /// Computes the cold neurons of all layers of a token whose launches are all on their way.
     fn cold_neurons_of_all_layers(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
         let model = pass.model;
-        self.hybrid.end_segment()?;
+        self.device.end_segment()?;
         for (layer, plan) in model.bundle.plan().layers.iter().enumerate() {
             if plan.hot_count < model.config.ffn_size {
-                self.hybrid.layer = layer;
+                self.begin_layer(layer);
                 self.cold_neurons(pass, layer)?;
-                self.hybrid.sync(layer);
+                self.device.sync(layer);
             }
         }
         Ok(())
@@ -250,14 +330,17 @@ impl HybridExecutor {
 
     /// Waits for the FFN's input in `layer`, and computes the sum of its cold neurons for the device.
     fn cold_neurons(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
-        let (model, hybrid) = (pass.model, &mut self.hybrid);
-        hybrid.wait_for_input(layer)?;
+        let model = pass.model;
+        let watch = self.watch(pass);
+        self.device.wait_for_input(layer)?;
+        self.add_waiting(watch);
+        let device = &self.device;
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
-        hybrid.state.input.read_f32(&mut input);
+        device.read_input(&mut input);
         pass.observers.stage(Stage::Waiting);
-        let mask = hybrid.layers[layer].predicts().then(|| hybrid.read_mask());
+        let mask = (device.layer(layer).predicts()).then(|| device.predicted_words());
+        let watch = self.watch(pass);
         let statistics = &mut pass.observers.statistics;
-        let watch = hybrid.watch(statistics.bytes_read);
         let ffn = model.ffn_with(layer, model.selector(layer));
         let sum = ffn.cold_sum(
             &model.threads,
@@ -266,21 +349,35 @@ impl HybridExecutor {
             &mut self.cold,
             statistics,
         );
-        hybrid.state.cold.write_f32(&sum);
-        hybrid.add_host(watch, statistics.bytes_read);
+        self.device.write_cold_sum(&sum);
+        self.add_host(watch, pass);
         pass.observers.stage(Stage::Down);
         Ok(())
     }
 }
 
-/// The weights of `layer` on the host, of whose neurons the cold ones are copied.
-fn cold_weights(model: &Model, layer: usize) -> ColdWeights<'_> {
+/// Copies the hidden state of the tokens that run from the device.
+fn read_hidden(device: &mut DeviceModel, pass: &Pass<'_>) -> Result<Vec<f32>, DeviceError> {
+    let mut hidden = vec![0.0; pass.buffers.hidden.len()];
+    device.read_hidden(&mut hidden)?;
+    Ok(hidden)
+}
+
+/// Calls `copy` with the neurons of `layer` in host memory, of which the cold ones are copied to the device.
+fn with_cold_neurons<Output>(
+    model: &Model,
+    layer: usize,
+    copy: impl FnOnce(&ColdNeurons<'_>) -> Output,
+) -> Output {
     let ffn = model.ffn_with(layer, model.selector(layer));
-    ColdWeights {
-        gate: ffn.gate,
-        up: ffn.up,
-        down: ffn.down,
-        selector: ffn.selector,
-        threads: &model.threads,
-    }
+    copy(&ColdNeurons {
+        gate: (ffn.gate.matrix, ffn.gate.bias),
+        up: ffn.up.map(|up| (up.matrix, up.bias)),
+        down: ffn.down.matrix,
+        score: match &ffn.selector {
+            Selector::Threshold(scoring) => scoring.of_neurons(),
+            _ => [None; 2],
+        },
+        copy: &|to, from| model.threads.copy(to, from),
+    })
 }

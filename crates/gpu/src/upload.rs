@@ -1,4 +1,4 @@
-//! Copies a layer to a device, from a bundle or from a checkpoint.
+//! Upload of a layer's weights to a device, from a bundle or from a checkpoint.
 
 use std::{
     collections::HashMap,
@@ -8,10 +8,9 @@ use std::{
     },
 };
 
-use powerinfer_artifact::TensorFile;
-use powerinfer_bundle::{StoredLayer, StoredLinear, StoredNorm};
 use powerinfer_kernels::cuda::{
-    Buffer, Device, Ffn, GpuActivation, GpuFfnKind, GpuLinear, GpuNorm, GpuNormKind, HeadNorms,
+    Buffer, Device, DeviceError, Ffn, GpuActivation, GpuFfnKind, GpuLinear, GpuNorm, GpuNormKind,
+    HeadNorms,
 };
 use powerinfer_model::{
     Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind,
@@ -19,86 +18,94 @@ use powerinfer_model::{
 };
 use powerinfer_tensor::{Format, OwnedMatrix, bf16, f16, pack};
 
-use super::DeviceAttention;
-use crate::RuntimeError;
+use crate::DeviceAttention;
 
-/// Source of a layer's weights.
-pub(super) trait LayerSource {
-    /// The first `rows` rows of a matrix, or all, with their biases; rows of down are neurons.
+/// Weights of a layer.
+pub trait LayerSource {
+    /// Uploads the first `rows` rows of a matrix, all if `None`, with the entries of `bias` for them; rows of down are
+    /// neurons.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device has no room for them.
     fn linear(
         &self,
         device: &Arc<dyn Device>,
         weight: LayerWeight,
         bias: LayerWeight,
         rows: Option<usize>,
-    ) -> Result<GpuLinear, RuntimeError>;
+    ) -> Result<GpuLinear, DeviceError>;
 
-    /// The values of a vector; none where the layer has none.
-    fn vector(&self, weight: LayerWeight) -> Result<Option<Vec<f32>>, RuntimeError>;
+    /// A vector; `None` if the layer does not have it.
+    fn vector(&self, weight: LayerWeight) -> Option<Vec<f32>>;
 }
 
-/// Copies parts of layers to one device.
-pub(super) struct Upload<'a> {
-    pub(super) device: &'a Arc<dyn Device>,
-    pub(super) config: &'a ModelConfig,
+/// Uploads parts of layers to one device.
+///
+/// # Errors
+///
+/// All methods return an error if the device has no room for the weights.
+pub struct Upload<'a> {
+    /// Device that the weights are copied to.
+    pub device: &'a Arc<dyn Device>,
+    /// Configuration of the model.
+    pub config: &'a ModelConfig,
 }
 
 impl Upload<'_> {
-    pub(super) fn floats(&self, numbers: &[f32]) -> Result<Buffer<f32>, RuntimeError> {
-        Ok(Buffer::from_slice(self.device, numbers)?)
+    /// Uploads a vector.
+    pub fn floats(&self, numbers: &[f32]) -> Result<Buffer<f32>, DeviceError> {
+        Buffer::from_slice(self.device, numbers)
     }
 
-    pub(super) fn norm(
-        &self,
-        weight: &[f32],
-        bias: Option<&[f32]>,
-    ) -> Result<GpuNorm, RuntimeError> {
+    /// Uploads a norm.
+    pub fn norm(&self, weight: &[f32], bias: Option<&[f32]>) -> Result<GpuNorm, DeviceError> {
         let kind = match self.config.norm {
             NormKind::RootMeanSquare => GpuNormKind::RootMeanSquare,
             NormKind::Layer => GpuNormKind::Layer,
         };
         let epsilon = self.config.norm_epsilon;
-        Ok(GpuNorm::upload(self.device, kind, epsilon, weight, bias)?)
+        GpuNorm::upload(self.device, kind, epsilon, weight, bias)
     }
 
-    /// A norm of the layer, where it has one.
+    /// Uploads a norm of a layer; `None` if the layer does not have it.
     fn norm_of(
         &self,
         source: &impl LayerSource,
         weight: LayerWeight,
         bias: LayerWeight,
-    ) -> Result<Option<GpuNorm>, RuntimeError> {
-        let bias = source.vector(bias)?;
-        let weight = source.vector(weight)?;
+    ) -> Result<Option<GpuNorm>, DeviceError> {
+        let bias = source.vector(bias);
+        let weight = source.vector(weight);
         weight
             .map(|weight| self.norm(&weight, bias.as_deref()))
             .transpose()
     }
 
-    fn attention_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, RuntimeError> {
+    fn attention_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, DeviceError> {
         use LayerWeight::{AttentionNorm, AttentionNormBias};
         self.norm_of(source, AttentionNorm, AttentionNormBias)
     }
 
-    fn own_ffn_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, RuntimeError> {
+    fn own_ffn_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, DeviceError> {
         self.norm_of(source, LayerWeight::FfnNorm, LayerWeight::FfnNormBias)
     }
 
-    /// ALiBi slopes, where the model uses them.
-    pub(super) fn slopes(&self) -> Result<Option<Arc<Buffer<f32>>>, RuntimeError> {
+    /// Uploads the slopes of ALiBi; `None` for other positions.
+    pub fn slopes(&self) -> Result<Option<Arc<Buffer<f32>>>, DeviceError> {
         match &self.config.positions {
             Positions::Alibi { slopes } => Ok(Some(Arc::new(self.floats(slopes)?))),
             _ => Ok(None),
         }
     }
 
-    /// Attention of layer `layer`.
-    pub(super) fn attention(
+    /// Uploads attention of layer `layer`.
+    pub fn attention(
         &self,
         source: &impl LayerSource,
         layer: usize,
         slopes: Option<&Arc<Buffer<f32>>>,
-    ) -> Result<DeviceAttention, RuntimeError> {
+    ) -> Result<DeviceAttention, DeviceError> {
         use LayerWeight::{
             Key, KeyBias, KeyNorm, KeyNormBias, Output, OutputBias, Query, QueryBias, QueryNorm,
             QueryNormBias, Value, ValueBias,
@@ -123,11 +130,8 @@ impl Upload<'_> {
         })
     }
 
-    /// The norm of the FFN's input; none in post-norm models.
-    pub(super) fn ffn_norm(
-        &self,
-        source: &impl LayerSource,
-    ) -> Result<Option<GpuNorm>, RuntimeError> {
+    /// Uploads the norm before the FFN; `None` in post-norm blocks.
+    pub fn ffn_norm(&self, source: &impl LayerSource) -> Result<Option<GpuNorm>, DeviceError> {
         match self.config.block {
             Block::PostNorm => Ok(None),
             Block::ParallelSharedNorm => self.attention_norm(source),
@@ -135,20 +139,20 @@ impl Upload<'_> {
         }
     }
 
-    /// The norms after attention and after the FFN of post-norm models.
-    pub(super) fn norms_after(
+    /// Uploads the norms after attention and after the FFN; `None` in other than post-norm blocks.
+    pub fn norms_after(
         &self,
         source: &impl LayerSource,
-    ) -> Result<Option<[GpuNorm; 2]>, RuntimeError> {
+    ) -> Result<Option<[GpuNorm; 2]>, DeviceError> {
         if self.config.block != Block::PostNorm {
             return Ok(None);
         }
-        let behind = self.attention_norm(source)?.zip(self.own_ffn_norm(source)?);
-        Ok(behind.map(|(attention, ffn)| [attention, ffn]))
+        let norms = self.attention_norm(source)?.zip(self.own_ffn_norm(source)?);
+        Ok(norms.map(|(attention, ffn)| [attention, ffn]))
     }
 
-    /// The first `hot` neurons.
-    pub(super) fn ffn(&self, source: &impl LayerSource, hot: usize) -> Result<Ffn, RuntimeError> {
+    /// Uploads the first `hot` neurons.
+    pub fn ffn(&self, source: &impl LayerSource, hot: usize) -> Result<Ffn, DeviceError> {
         use LayerWeight::{Down, DownBias, Gate, GateBias, Up, UpBias};
         let linear = |weight, bias| source.linear(self.device, weight, bias, Some(hot));
         let down = linear(Down, DownBias)?;
@@ -177,75 +181,8 @@ impl Upload<'_> {
     }
 }
 
-/// A layer of a bundle.
-pub(super) struct OfBundle<'a> {
-    pub(super) file: &'a TensorFile,
-    pub(super) layer: &'a StoredLayer,
-}
-
-/// Copies a bundle's matrix and its bias.
-pub(super) fn upload_stored(
-    device: &Arc<dyn Device>,
-    file: &TensorFile,
-    stored: &StoredLinear,
-) -> Result<GpuLinear, RuntimeError> {
-    let matrix = stored.matrix.view(file);
-    Ok(GpuLinear::upload(device, &matrix, stored.bias.as_deref())?)
-}
-
-impl LayerSource for OfBundle<'_> {
-    fn linear(
-        &self,
-        device: &Arc<dyn Device>,
-        weight: LayerWeight,
-        _bias: LayerWeight,
-        rows: Option<usize>,
-    ) -> Result<GpuLinear, RuntimeError> {
-        let layer = self.layer;
-        let stored = match weight {
-            LayerWeight::Query => &layer.query,
-            LayerWeight::Key => &layer.key,
-            LayerWeight::Value => &layer.value,
-            LayerWeight::Output => &layer.output,
-            LayerWeight::Gate => &layer.gate,
-            LayerWeight::Up => layer.up.as_ref().expect("a gated layer has it"),
-            LayerWeight::Down => &layer.down,
-            other => unreachable!("{other:?} is no matrix"),
-        };
-        let Some(rows) = rows else {
-            return upload_stored(device, self.file, stored);
-        };
-        let matrix = stored.matrix.view(self.file).rows_range(0..rows);
-        let bias = stored.bias.as_deref().map(|bias| match weight {
-            LayerWeight::Down => bias, // of sums, not of neurons
-            _ => &bias[..rows],
-        });
-        Ok(GpuLinear::upload(device, &matrix, bias)?)
-    }
-
-    fn vector(&self, weight: LayerWeight) -> Result<Option<Vec<f32>>, RuntimeError> {
-        let layer = self.layer;
-        let head = |index: usize| layer.head_norms.as_ref().map(|norms| &norms[index]);
-        let (norm, is_bias): (Option<&StoredNorm>, bool) = match weight {
-            LayerWeight::AttentionNorm => (Some(&layer.attention_norm), false),
-            LayerWeight::AttentionNormBias => (Some(&layer.attention_norm), true),
-            LayerWeight::FfnNorm => (layer.ffn_norm.as_ref(), false),
-            LayerWeight::FfnNormBias => (layer.ffn_norm.as_ref(), true),
-            LayerWeight::QueryNorm => (head(0), false),
-            LayerWeight::QueryNormBias => (head(0), true),
-            LayerWeight::KeyNorm => (head(1), false),
-            LayerWeight::KeyNormBias => (head(1), true),
-            other => unreachable!("{other:?} is no part of a norm"),
-        };
-        Ok(match is_bias {
-            true => norm.and_then(|norm| norm.bias.clone()),
-            false => norm.map(|norm| norm.weight.clone()),
-        })
-    }
-}
-
-/// The weights of a layer of a checkpoint in memory: each matrix in the smallest float format that represents it
-/// exactly, down stored by neurons.
+/// Weights of a layer of a checkpoint in memory: each matrix in the smallest plain format that represents all its weights
+/// exactly, down with a row per neuron.
 #[derive(Debug)]
 pub struct LayerWeights {
     parts: HashMap<LayerWeight, Part>,
@@ -260,7 +197,15 @@ enum Part {
 }
 
 impl LayerWeights {
-    /// Reads layer `layer` of `checkpoint`, its matrices on all cores.
+    /// Reads layer `layer` of `checkpoint`, its matrices in parallel.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a weight cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such layer.
     pub fn read(checkpoint: &Checkpoint, layer: usize) -> Result<Self, ModelError> {
         let config = checkpoint.config();
         let read = |weight: LayerWeight| -> Result<(LayerWeight, Part, Vec<f32>), ModelError> {
@@ -315,17 +260,18 @@ impl LayerWeights {
         Ok(found)
     }
 
-    /// L2 norm of every neuron's row of down, `[ffn]`.
-    pub(super) fn contribution_norms(&self) -> &[f32] {
+    /// L2 norm of every neuron's row of down, `[ffn]`: the contribution of an activation of one.
+    pub fn contribution_norms(&self) -> &[f32] {
         &self.contribution_norms
     }
 }
 
+/// L2 norm.
 fn norm_of(row: &[f32]) -> f32 {
     row.iter().map(|weight| weight * weight).sum::<f32>().sqrt()
 }
 
-/// `values` in f16 or bf16 where that is exact, else in f32.
+/// Packs `values` in 16 bits if all of them are exact in one of the formats, else in 32.
 fn pack_exactly(rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
     let is_exact = |format: Format| {
         values.iter().all(|value| {
@@ -343,7 +289,7 @@ fn pack_exactly(rows: usize, columns: usize, values: &[f32]) -> OwnedMatrix {
 
 /// Transposes `[rows, columns]` to `[columns, rows]`.
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    // Square tiles, so that neither side is accessed across pages all the time.
+    // Square tiles, so that neither side is accessed across pages for every number.
     const TILE: usize = 32;
     let mut out = vec![0.0; values.len()];
     for first_row in (0..rows).step_by(TILE) {
@@ -365,20 +311,20 @@ impl LayerSource for LayerWeights {
         weight: LayerWeight,
         bias: LayerWeight,
         _rows: Option<usize>,
-    ) -> Result<GpuLinear, RuntimeError> {
+    ) -> Result<GpuLinear, DeviceError> {
         let Some(Part::Matrix(matrix)) = self.parts.get(&weight) else {
-            unreachable!("{weight:?} is a matrix that every such layer has")
+            unreachable!("{weight:?} is a matrix of every such layer")
         };
-        let bias = self.vector(bias)?;
+        let bias = self.vector(bias);
         let (matrix, bias) = (matrix.as_view(), bias.as_deref());
-        Ok(GpuLinear::upload(device, &matrix, bias)?)
+        GpuLinear::upload(device, &matrix, bias)
     }
 
-    fn vector(&self, weight: LayerWeight) -> Result<Option<Vec<f32>>, RuntimeError> {
-        Ok(match self.parts.get(&weight) {
+    fn vector(&self, weight: LayerWeight) -> Option<Vec<f32>> {
+        match self.parts.get(&weight) {
             Some(Part::Vector(values)) => Some(values.clone()),
             _ => None,
-        })
+        }
     }
 }
 
@@ -387,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_stay_what_they_are() {
+    fn packing_is_exact() {
         let halves = [1.0, -0.333_251_95, 65504.0, 2.0];
         assert_eq!(pack_exactly(2, 2, &halves).as_view().format(), Format::F16);
         let brains = [1.0, 2.0f32.powi(100), -3.0, 2.0];
@@ -401,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_columns() {
+    fn transposition_swaps_rows_and_columns() {
         let (rows, columns) = (37, 70);
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
         let turned = transposed(&values, rows, columns);

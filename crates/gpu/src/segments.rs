@@ -14,7 +14,7 @@ const MOST_SEQUENCES: usize = 64;
 
 /// The graph segments of a token, for each sequence.
 #[derive(Debug)]
-pub(super) struct GraphSegments {
+pub(crate) struct GraphSegments {
     /// Sequences; that of the current token is the last.
     known: Vec<Known>,
     device: Arc<dyn Device>,
@@ -42,7 +42,7 @@ struct Known {
 
 impl GraphSegments {
     /// No graphs yet.
-    pub(super) fn new(device: &Arc<dyn Device>) -> Self {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Self {
         Self {
             device: Arc::clone(device),
             known: Vec::new(),
@@ -56,7 +56,7 @@ impl GraphSegments {
     }
 
     /// Starts a token of the sequence whose keys and values are at `places`.
-    pub(super) fn start(&mut self, places: Vec<u64>) {
+    pub(crate) fn start(&mut self, places: Vec<u64>) {
         self.next = 0;
         let found = self.known.iter().position(|known| known.places == places);
         let entry = match found {
@@ -78,7 +78,7 @@ impl GraphSegments {
     }
 
     /// Whether launches are captured; tries it on the first call.
-    pub(super) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
+    pub(crate) fn are_recorded(&mut self) -> Result<bool, DeviceError> {
         if !std::mem::replace(&mut self.is_tried, true) && !self.is_eager {
             let records = self.device.begin_capture()? && self.device.end_capture().is_ok();
             self.is_eager = !records;
@@ -87,7 +87,7 @@ impl GraphSegments {
     }
 
     /// Launches kernels one by one until the next call, or no longer.
-    pub(super) fn pause(&mut self, is_paused: bool) {
+    pub(crate) fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         (self.next, self.is_open) = (0, false);
         if let Some(ends) = &mut self.ends {
@@ -96,14 +96,14 @@ impl GraphSegments {
     }
 
     /// Measures the device's time of every segment from now on, or no longer.
-    pub(super) fn set_timed(&mut self, is_timed: bool) {
+    pub(crate) fn set_timed(&mut self, is_timed: bool) {
         // Timed tokens end their segments at other launches.
         self.known.clear();
         self.ends = is_timed.then(Vec::new);
     }
 
     /// Layer in which each segment of the last token ended, and its seconds on the device, which is idle.
-    pub(super) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
+    pub(crate) fn take_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         let Some(ends) = &mut self.ends else {
             return Ok(Vec::new());
         };
@@ -127,7 +127,7 @@ impl GraphSegments {
 
     /// Whether the caller is to launch what comes next; not so in a segment that was captured, which has been
     /// replayed.
-    pub(super) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
+    pub(crate) fn wants_launch(&mut self) -> Result<bool, DeviceError> {
         if self.is_eager || self.is_paused {
             if !std::mem::replace(&mut self.is_open, true) {
                 self.mark(false)?;
@@ -164,7 +164,7 @@ impl GraphSegments {
 
     /// Ends the segment, as the host is about to read its results or to change what follows. `layer` is that of the
     /// last launches.
-    pub(super) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
+    pub(crate) fn end(&mut self, layer: usize) -> Result<(), DeviceError> {
         if !std::mem::replace(&mut self.is_open, false) {
             return Ok(());
         }
@@ -188,7 +188,7 @@ impl GraphSegments {
 
     /// Drops the capture of a failed token and the graphs of its sequence. Returns whether capture may be the cause;
     /// it is not tried again then.
-    pub(super) fn fail(&mut self) -> bool {
+    pub(crate) fn fail(&mut self) -> bool {
         let was_recorded = self
             .known
             .pop()

@@ -1,0 +1,95 @@
+//! `run --verify-every`: what verification has found, in words and as JSON.
+
+use powerinfer_artifact::plan::Policy;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{Runtime, Verification, WINDOW};
+use serde_json::json;
+
+use crate::output::{Output, percent};
+
+/// Adds the certificate's error bounds to `verification`, where the plan's policies are followed.
+pub(super) fn with_error_bounds(
+    verification: Verification,
+    model: &Runtime,
+    is_forced: bool,
+) -> Verification {
+    let bundle = model.bundle();
+    match bundle.certificate() {
+        Some(certificate) if !is_forced && bundle.certificate_matches() => {
+            let layers = certificate.layers.iter();
+            let bounds = layers.map(|layer| layer.error_bound).collect();
+            let fallback = match model.config().activation.has_exact_zeros() {
+                true => Policy::Exact,
+                false => Policy::Dense,
+            };
+            verification.within(bounds, fallback)
+        }
+        _ => verification,
+    }
+}
+
+/// Prints the errors of the token that was verified last, with `-v`; returns the number of verified tokens.
+pub(super) fn print_token(model: &Runtime, before: usize, output: Output) -> usize {
+    let Some((found, latest)) = model.verification().and_then(|v| Some((v, v.latest()?))) else {
+        return before;
+    };
+    if found.tokens() > before {
+        output.detail(format!(
+            "token {}: relative FFN error {}, mean so far {}, contribution recall {}",
+            model.position() - 1,
+            percent(latest),
+            percent(found.mean()),
+            percent(found.contribution_recall()),
+        ));
+    }
+    found.tokens()
+}
+
+/// Prints the layers that have exceeded their error bound since the first `printed` ones.
+pub(super) fn print_alarms(model: &Runtime, printed: &mut usize, output: Output) {
+    let alarms = model.verification().map_or(&[][..], Verification::alarms);
+    for alarm in alarms.get(*printed..).unwrap_or_default() {
+        output.say(format!(
+            "layer {}: relative FFN error {} over the last {WINDOW} verified tokens exceeds the certified {}, as this text differs from the profile's; it runs `{}` from token {} on",
+            alarm.layer,
+            percent(alarm.error),
+            percent(alarm.certified),
+            alarm.fallback,
+            alarm.position + 1,
+        ));
+    }
+    *printed = alarms.len();
+}
+
+/// Prints the errors of all verified tokens, where verification is on.
+pub(super) fn print_summary(model: &Runtime, output: Output) {
+    let Some(verification) = model.verification() else {
+        return;
+    };
+    let Some(worst) = verification.worst_layer() else {
+        output.say("no token was verified; fewer were generated than `--verify-every` asks for");
+        return;
+    };
+    let drift = &verification.layers()[worst];
+    output.say(format!(
+        "verified {} tokens: mean relative FFN error {}, contribution recall {}; layer {worst} has the largest error: mean {}, maximum {}",
+        verification.tokens(),
+        percent(verification.mean()),
+        percent(verification.contribution_recall()),
+        percent(drift.mean()),
+        percent(drift.worst()),
+    ));
+}
+
+/// The errors of all verified tokens, for `--json`.
+pub(super) fn to_json(verification: &Verification) -> serde_json::Value {
+    let layers = verification.layers().iter();
+    let layers: Vec<_> = layers
+        .map(|drift| json!({ "mean_relative_error": drift.mean(), "worst_relative_error": drift.worst(), "contribution_recall": drift.contribution_recall() }))
+        .collect();
+    let alarms = verification.alarms().iter();
+    let alarms: Vec<_> = alarms
+        .map(|alarm| json!({ "layer": alarm.layer, "position": alarm.position, "relative_error": alarm.error, "certified": alarm.certified, "fallback": alarm.fallback }))
+        .collect();
+    json!({ "tokens": verification.tokens(), "contribution_recall": verification.contribution_recall(), "layers": layers, "alarms": alarms })
+}

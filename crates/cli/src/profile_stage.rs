@@ -1,0 +1,190 @@
+//! The stage that makes a profile: its options, its run, and its report.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use powerinfer_model::Checkpoint;
+use powerinfer_profile::{
+    Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard,
+    measure,
+};
+
+use crate::{
+    engine::DeviceArgument,
+    output::{Output, Table, percent, sparkline},
+    progress::Bar,
+};
+
+/// What watches, and how much it keeps for training predictors.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TraceArguments {
+    /// What the text goes through the layers on
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceArgument,
+    /// Tokens per layer to keep samples of, for training predictors
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    trace_tokens: usize,
+}
+
+impl TraceArguments {
+    /// Profiles as asked for, on a GPU where that is to be used.
+    pub(crate) fn measure(
+        &self,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+        out: &Path,
+        output: Output,
+    ) -> Result<Profile> {
+        let card = self.device.open("the CPU profiles", output)?;
+        if let Some(card) = &card {
+            let name = &card.info().name;
+            output.say(format!("{name}: layers run there, one after the other"));
+        }
+        let bar = Bar::new(output);
+        Ok(measure(
+            checkpoint,
+            calibration,
+            settings,
+            card.as_ref(),
+            out,
+            &bar,
+        )?)
+    }
+
+    /// The settings of the stage.
+    pub(crate) fn settings(&self, amount: Amount, shard: Shard, seed: u64) -> Settings {
+        Settings {
+            trace_tokens: self.trace_tokens,
+            amount,
+            shard,
+            seed,
+        }
+    }
+}
+
+/// Fails where the profile that would be replaced is of another model: folders of the same name
+/// share a work folder.
+pub(crate) fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    match Profile::open(out) {
+        Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
+            bail!(
+                "`{}` is a profile of another model ({}); name another folder by `--out`, or remove it",
+                out.display(),
+                there.header().model
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A row per layer, and what all layers have in common.
+pub(crate) fn report(profile: &ProfileDocument) -> String {
+    let mut table = Table::new(&[
+        "layer",
+        "zeros",
+        "neurons for 50 %",
+        "80 %",
+        "95 %",
+        "never fired",
+        "halves overlap",
+        "activations by tenths",
+    ]);
+    let mut row = |name: String, zeros, neurons: &NeuronsFor, dead, overlap, curve: &[f64]| {
+        table.row(vec![
+            name,
+            percent(zeros),
+            percent(neurons.half),
+            percent(neurons.most),
+            percent(neurons.nearly_all),
+            percent(dead),
+            percent(overlap),
+            sparkline(curve),
+        ]);
+    };
+    for layer in &profile.layers {
+        row(
+            layer.layer.to_string(),
+            layer.sparsity,
+            &layer.neurons_for,
+            layer.dead,
+            layer.half_overlap,
+            &layer.cumulative,
+        );
+    }
+    row(
+        "all".to_owned(),
+        profile.mean(|layer| layer.sparsity),
+        &profile.neurons_for,
+        profile.mean(|layer| layer.dead),
+        profile.mean(|layer| layer.half_overlap),
+        &[],
+    );
+    let mut text = table.to_string();
+    let shares = profile.locality();
+    let known: Vec<String> = LOCALITY_WINDOWS
+        .iter()
+        .zip(shares)
+        .filter_map(|(window, share)| Some(format!("{window}: {}", percent(share?))))
+        .collect();
+    if !known.is_empty() {
+        text += &format!(
+            "\nactive neurons that were active in the last tokens too: {}\n",
+            known.join(", ")
+        );
+    }
+    if profile.sources.len() > 1 {
+        text += "\noverlap of the hot sets (top 20 %) of the sources\n";
+        text += &overlap(profile);
+    }
+    text
+}
+
+/// How alike the sources are.
+fn overlap(profile: &ProfileDocument) -> String {
+    let numbers: Vec<String> = (1..=profile.sources.len())
+        .map(|number| number.to_string())
+        .collect();
+    let mut headings = vec!["source", "tokens"];
+    headings.extend(numbers.iter().map(String::as_str));
+    let mut table = Table::new(&headings);
+    let rows = profile.sources.iter().zip(&profile.source_overlap);
+    for (number, (source, row)) in numbers.iter().zip(rows) {
+        let mut cells = vec![
+            format!("{number} {}", source.name),
+            source.tokens.to_string(),
+        ];
+        cells.extend(row.iter().map(|share| percent(*share)));
+        table.row(cells);
+    }
+    table.to_string()
+}
+
+/// Says what was measured, how sure it is, where it is, and what comes next.
+pub(crate) fn say_result(profile: &Profile, output: Output) {
+    let document = profile.document();
+    output.say(format!(
+        "profiled `{}` on {} tokens: {} of FFN activations are zero, {} of the neurons carry 80 % of the others; written to `{}`",
+        profile.header().model.name,
+        document.tokens,
+        percent(document.mean(|layer| layer.sparsity)),
+        percent(document.neurons_for.most),
+        profile.folder().display(),
+    ));
+    if !document.has_exact_zeros {
+        output.say("this model's activation is never exactly zero, so no neuron can be skipped without loss; `powerinfer train-predictors` calibrates thresholds for those that add little");
+        return;
+    }
+    let worst = document
+        .layers
+        .iter()
+        .min_by(|a, b| a.half_overlap.total_cmp(&b.half_overlap));
+    if let Some(worst) = worst {
+        output.say(format!(
+            "how sure: the hot sets of two independent halves of the text overlap by {} on average, by {} in layer {}",
+            percent(document.mean(|layer| layer.half_overlap)),
+            percent(worst.half_overlap),
+            worst.layer,
+        ));
+    }
+}

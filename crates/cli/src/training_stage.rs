@@ -1,0 +1,231 @@
+//! The stage that makes predictors: its options and its report.
+
+use std::{path::PathBuf, str::FromStr};
+
+use anyhow::Result;
+use powerinfer_artifact::{
+    ByteSize,
+    predictor_file::{self, PredictorFile, PredictorSummary},
+    threshold_curve::ERRORS,
+};
+use powerinfer_bundle::weight_bytes;
+use powerinfer_import::{OriginalPredictors, PredictedSizes};
+use powerinfer_model::{Checkpoint, ModelConfig};
+use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets};
+use powerinfer_tensor::{Format, TensorError};
+
+use crate::output::{Output, parse_percent, percent};
+
+/// What trained predictors predict unless told otherwise.
+const DEFAULT_TARGETS: Targets = Targets {
+    recall: 0.95,
+    contribution_recall: 0.99,
+};
+
+/// A share of contributions that any predictor predicts.
+const NOTHING_ASKED: f64 = 0.01;
+
+/// How to come by predictors.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrainingArguments {
+    /// Share of active neurons that must be predicted on held-out tokens [default: 0.95, with
+    /// `--import` what the predictors' own threshold gives]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    recall: Option<f64>,
+    /// Share of what active neurons add to the hidden state that must come from predicted ones
+    /// [default: 0.99, with `--import` what the predictors' own threshold gives]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    contribution_recall: Option<f64>,
+    /// Most bytes of all predictors: a size, or a share of the model's bytes
+    #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
+    max_bytes: ByteBudget,
+    /// How a predictor's rank is found: `evidence` takes the one at which a token reads least,
+    /// `paper` does as the paper describes, to compare with, and asks nothing of contributions
+    #[arg(long, value_name = "WAY", default_value = "evidence", value_parser = sizing)]
+    sizing: Sizing,
+    /// Most optimiser steps per network
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    steps: usize,
+    /// Steps without progress after which the training of a network stops
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    patience: usize,
+    /// Train nothing, take the original PowerInfer's predictors: a `*.powerinfer.gguf` file, or a
+    /// folder with `model_0.pt`, `model_1.pt`, …
+    #[arg(long, value_name = "PATH")]
+    import: Option<PathBuf>,
+    /// Format of the predictors' own weights; `f32` keeps imported ones exactly [default: q4_0, with
+    /// `--import` q8_0]
+    #[arg(long, value_name = "FORMAT", value_parser = predictor_format)]
+    predictor_quant: Option<Format>,
+}
+
+/// The format of this name, where predictors can be in it.
+fn predictor_format(name: &str) -> Result<Format, String> {
+    let format: Format = name
+        .parse()
+        .map_err(|error: TensorError| error.to_string())?;
+    match predictor_file::WEIGHTS.contains(&format) {
+        true => Ok(format),
+        false => Err(format!("predictors are not stored in {format}")),
+    }
+}
+
+/// The way of this name.
+fn sizing(name: &str) -> Result<Sizing, String> {
+    let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
+    known.ok_or_else(|| "give `evidence` or `paper`".to_owned())
+}
+
+/// A number of bytes, or a share of a model's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum ByteBudget {
+    Bytes(ByteSize),
+    Share(f64),
+}
+
+impl FromStr for ByteBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.ends_with('%') {
+            let size = text.parse().map(Self::Bytes);
+            return size.map_err(|error: <ByteSize as FromStr>::Err| error.to_string());
+        }
+        match parse_percent(text) {
+            Some(share) if share > 0.0 && share <= 1.0 => Ok(Self::Share(share)),
+            _ => Err("give a size such as `200M`, or a share such as `3%`".to_owned()),
+        }
+    }
+}
+
+impl ByteBudget {
+    /// The bytes that a layer of a model with this configuration may have of it.
+    fn of_layer(self, config: &ModelConfig, quant: Format) -> u64 {
+        let all = match self {
+            Self::Bytes(size) => size.0,
+            Self::Share(share) => {
+                let weights = config.weights().into_iter();
+                let bytes = weights.map(|weight| weight_bytes(config, weight, quant));
+                (share * bytes.sum::<u64>() as f64) as u64
+            }
+        };
+        all / config.layer_count.max(1) as u64
+    }
+}
+
+impl TrainingArguments {
+    /// What is to be predicted, where something is asked for.
+    fn targets(&self) -> Option<Targets> {
+        if self.recall.is_none() && self.contribution_recall.is_none() {
+            return None;
+        }
+        let usual = DEFAULT_TARGETS;
+        Some(Targets {
+            recall: self.recall.unwrap_or(usual.recall),
+            contribution_recall: self
+                .contribution_recall
+                .unwrap_or(usual.contribution_recall),
+        })
+    }
+
+    /// Where the predictors of `checkpoint` come from; those to be imported are looked for now.
+    pub(crate) fn recipe(
+        &self,
+        checkpoint: &Checkpoint,
+        quant: Format,
+        seed: u64,
+    ) -> Result<Recipe> {
+        let config = checkpoint.config();
+        let sizes = PredictedSizes {
+            layers: config.layer_count,
+            hidden: config.hidden_size,
+            neurons: config.ffn_size,
+        };
+        Ok(match &self.import {
+            Some(path) => Recipe::Import(Import {
+                predictors: OriginalPredictors::open(path, sizes)?,
+                targets: self.targets(),
+                weights: self.predictor_quant.unwrap_or(Format::Q8_0),
+                seed,
+            }),
+            None => Recipe::Train(Settings {
+                targets: match (self.sizing, self.targets().unwrap_or(DEFAULT_TARGETS)) {
+                    (Sizing::Evidence, targets) => targets,
+                    (Sizing::Paper, targets) => Targets {
+                        contribution_recall: NOTHING_ASKED,
+                        ..targets
+                    },
+                },
+                layer_bytes: self.max_bytes.of_layer(config, quant),
+                sizing: self.sizing,
+                steps: self.steps,
+                patience: self.patience,
+                quant,
+                matrices_per_neuron: config.matrices_per_neuron(),
+                weights: self.predictor_quant.unwrap_or(Format::Q4_0),
+                seed,
+            }),
+        })
+    }
+}
+
+/// Says how good the predictors are, and where they are.
+pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
+    let layers = predictors.layers();
+    let bytes = layers.iter().map(|layer| layer.bytes).sum();
+    let (made, advice) = match recipe {
+        Recipe::Train(_) => ("trained", "profile more tokens or train more steps"),
+        Recipe::Import(_) => ("imported", "profile more tokens"),
+    };
+    if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
+        output.say(format!(
+            "calibrated thresholds for {} layers, at errors of the FFN's output from {} to {}; written to `{}`",
+            layers.len(),
+            percent(ERRORS[0]),
+            percent(ERRORS[ERRORS.len() - 1]),
+            predictors.path().display()
+        ));
+        return;
+    }
+    let narrow = |layer: &&PredictorSummary| layer.rank > 0;
+    output.say(format!(
+        "{made} {} predictors, {} in all; written to `{}`",
+        layers.iter().filter(narrow).count(),
+        ByteSize(bytes),
+        predictors.path().display()
+    ));
+    let told = |layers: Vec<&PredictorSummary>| -> String {
+        let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
+        numbers.join(", ")
+    };
+    let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
+    if !without.is_empty() {
+        output.say(format!(
+            "layer(s) {} have no predictor; `place` looks for another way",
+            told(without)
+        ));
+    }
+    let Some(targets) = recipe.targets() else {
+        output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
+        return;
+    };
+    let falls_short = |layer: &&PredictorSummary| {
+        let contribution = layer.contribution_recall.unwrap_or(1.0);
+        layer.rank > 0
+            && (layer.recall < targets.recall || contribution < targets.contribution_recall)
+    };
+    for layer in layers.iter().filter(falls_short) {
+        let contribution = layer
+            .contribution_recall
+            .map_or_else(String::new, |reached| {
+                format!(" ({} of what they add)", percent(reached))
+            });
+        output.say(format!(
+            "layer {} falls short: {}{contribution} of the neurons that fire are predicted on held-out tokens, {} ({}) are asked for; {advice}",
+            layer.layer,
+            percent(layer.recall),
+            percent(targets.recall),
+            percent(targets.contribution_recall),
+        ));
+    }
+}

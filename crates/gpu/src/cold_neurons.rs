@@ -1,0 +1,231 @@
+//! Cold neurons of a prompt, copied to the device: if many tokens share the copy, it costs less than computing the neurons
+//! on the host. Pieces of them alternate on two staging streams: one is copied while another is multiplied.
+
+use std::{ops::Range, sync::Arc};
+
+use powerinfer_kernels::cuda::{
+    Buffer, Device, DeviceError, DownAddends, Ffn, GpuLinear, GpuMatrix, NeuronFilter,
+    StagingStream, TokenMasks,
+};
+use powerinfer_tensor::Matrix;
+
+use crate::{DeviceModel, DeviceSelector, launches::activate_batch};
+
+/// Neurons that are copied, and then multiplied, at a time.
+pub(crate) const PIECE: usize = 512;
+
+/// Neurons of a layer in host memory, all of them by rows.
+#[derive(Clone, Copy)]
+pub struct ColdNeurons<'a> {
+    /// Gate, `[neurons, hidden]`, and its bias.
+    pub gate: (Matrix<'a>, Option<&'a [f32]>),
+    /// Up, in gated FFNs.
+    pub up: Option<(Matrix<'a>, Option<&'a [f32]>)>,
+    /// Down, `[neurons, hidden]`.
+    pub down: Matrix<'a>,
+    /// Scale and centre per neuron of a threshold, where it has them.
+    pub score: [Option<&'a [f32]>; 2],
+    /// Copies bytes to pinned memory, with several threads.
+    pub copy: &'a dyn Fn(&mut [u8], &[u8]),
+}
+
+/// Some cold neurons on their way to the device, or there.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    // Dropped before the buffers that it copies to.
+    staging: StagingStream,
+    ffn: Ffn,
+    /// Scale and centre per neuron of a threshold.
+    scale: Buffer<f32>,
+    centre: Buffer<f32>,
+    /// Number of neurons.
+    count: usize,
+}
+
+impl Piece {
+    /// Room for neurons in the formats of `ffn`, of which no layer has more than `most` cold ones, on staging stream `number`.
+    pub(crate) fn new(
+        device: &Arc<dyn Device>,
+        number: usize,
+        ffn: &Ffn,
+        most: usize,
+    ) -> Result<Self, DeviceError> {
+        let rows = most.min(PIECE);
+        let matrix = |like: &GpuMatrix| {
+            GpuMatrix::with_capacity(device, like.format(), rows, like.columns())
+        };
+        let linear = |like: &GpuLinear| -> Result<GpuLinear, DeviceError> {
+            let bias = like.bias.as_ref().map(|_| Buffer::new(device, rows));
+            Ok(GpuLinear {
+                matrix: matrix(&like.matrix)?,
+                bias: bias.transpose()?,
+            })
+        };
+        let ffn = Ffn {
+            gate: linear(&ffn.gate)?,
+            up: ffn.up.as_ref().map(linear).transpose()?,
+            down: matrix(&ffn.down)?,
+            bias: None,
+            kind: ffn.kind,
+            activation: ffn.activation,
+        };
+        let (scale, centre) = (Buffer::new(device, rows)?, Buffer::new(device, rows)?);
+        let bytes = weight_bytes(&ffn) + scale.bytes() + centre.bytes();
+        // At most three matrices of three planes, two biases, scale and centre.
+        let staging = StagingStream::new(device, number, 13, bytes)?;
+        Ok(Self {
+            staging,
+            ffn,
+            scale,
+            centre,
+            count: 0,
+        })
+    }
+
+    /// Size in bytes on the device.
+    pub(crate) fn bytes(&self) -> usize {
+        weight_bytes(&self.ffn) + self.scale.bytes() + self.centre.bytes()
+    }
+
+    /// The layer's filter, with the numbers of these neurons.
+    fn filter<'a>(&'a self, selector: &DeviceSelector) -> NeuronFilter<'a> {
+        match selector {
+            DeviceSelector::Dense => NeuronFilter::All,
+            DeviceSelector::Gate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
+            DeviceSelector::Gate(threshold, Some(_)) => {
+                NeuronFilter::ScaledGateThreshold(*threshold, &self.scale)
+            }
+            DeviceSelector::Contribution {
+                threshold, centre, ..
+            } => NeuronFilter::ContributionThreshold {
+                threshold: *threshold,
+                scale: &self.scale,
+                centre: centre.as_ref().map(|_| &self.centre),
+            },
+            _ => NeuronFilter::NonZeroGate,
+        }
+    }
+
+    /// Starts the copies of the neurons from `first` on, as many as fit; the staging stream has begun.
+    fn fill(&mut self, first: usize, neurons: &ColdNeurons<'_>) -> Result<(), DeviceError> {
+        let Self {
+            staging,
+            ffn,
+            scale,
+            centre,
+            count,
+        } = self;
+        let rows = first..neurons.down.rows().min(first + ffn.down.capacity());
+        *count = rows.len();
+        let copy = neurons.copy;
+        let mut linear = |from: (Matrix<'_>, Option<&[f32]>), to: &mut GpuLinear| {
+            let (matrix, bias) = from;
+            (to.matrix).write_async(&matrix.rows_range(rows.clone()), staging, copy)?;
+            match (&mut to.bias, bias) {
+                (Some(to), Some(bias)) => to.write_async(&bias[rows.clone()], staging, copy),
+                _ => Ok(()),
+            }
+        };
+        linear(neurons.gate, &mut ffn.gate)?;
+        if let (Some(from), Some(to)) = (neurons.up, &mut ffn.up) {
+            linear(from, to)?;
+        }
+        let down = neurons.down.rows_range(rows.clone());
+        ffn.down.write_async(&down, staging, copy)?;
+        for (from, to) in neurons.score.into_iter().zip([scale, centre]) {
+            if let Some(numbers) = from {
+                to.set_len(rows.len());
+                to.write_async(&numbers[rows.clone()], staging, copy)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Size in bytes of gate, up and down.
+fn weight_bytes(ffn: &Ffn) -> usize {
+    let up = ffn.up.as_ref().map_or(0, GpuLinear::bytes);
+    ffn.gate.bytes() + up + ffn.down.bytes()
+}
+
+/// Copying of cold neurons.
+///
+/// # Errors
+///
+/// All methods return an error if the device fails.
+///
+/// # Panics
+///
+/// All but [`streams`](Self::streams) panic if no cold neurons are copied for the tokens that run.
+impl DeviceModel {
+    /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
+    pub fn streams(&self, index: usize) -> bool {
+        let batch = self.state.batch.as_ref();
+        let least = self.layers[index].streams_from;
+        batch.is_some_and(|batch| batch.pieces.is_some())
+            && least.is_some_and(|least| self.tokens >= least)
+    }
+
+    /// Opens the staging stream: copies that follow may overlap launches.
+    pub fn open_stream(&mut self) -> Result<(), DeviceError> {
+        let [first, _] = self.pieces();
+        first.staging.begin()
+    }
+
+    /// Starts the copies of the first piece of the cold neurons of layer `index`.
+    pub fn begin_stream(
+        &mut self,
+        index: usize,
+        neurons: &ColdNeurons<'_>,
+    ) -> Result<(), DeviceError> {
+        let hot = self.layers[index].hot_count();
+        let [first, _] = self.pieces();
+        first.fill(hot, neurons)
+    }
+
+    fn pieces(&mut self) -> &mut [Piece; 2] {
+        let batch = self.state.batch.as_mut().expect("several tokens");
+        batch.pieces.as_mut().expect("room for cold neurons")
+    }
+
+    /// Adds the contributions of the cold neurons of layer `index`, piece by piece; the first piece is on its way, and
+    /// [`gate_up`](Self::gate_up) has left the FFN's input in 16 bits.
+    pub fn stream(&mut self, index: usize, neurons: &ColdNeurons<'_>) -> Result<(), DeviceError> {
+        let layer = &self.layers[index];
+        let found = layer.ffn.as_ref().expect("neurons are on the device");
+        let is_masked = layer.predicts();
+        let state = &mut self.state;
+        let batch = state.batch.as_mut().expect("several tokens");
+        let [piece, next] = batch.pieces.as_mut().expect("room for cold neurons");
+        let (mut piece, mut next) = (piece, next);
+        let mut rows: Range<usize> = layer.hot_count()..layer.neurons;
+        while !rows.is_empty() {
+            let first = rows.start;
+            rows.start += piece.count;
+            if !rows.is_empty() {
+                next.staging.begin()?;
+                next.fill(rows.start, neurons)?;
+            }
+            piece.staging.end()?;
+            let masks = is_masked.then_some(TokenMasks {
+                mask: &state.mask,
+                neurons: layer.neurons,
+                first,
+            });
+            activate_batch(
+                &self.gpu,
+                &piece.ffn,
+                piece.filter(&found.selector),
+                masks,
+                &batch.input,
+                (&mut state.products, &mut batch.up, &mut batch.products),
+                &mut state.down,
+            )?;
+            let hidden = &mut state.hidden;
+            self.gpu
+                .gemm_down(&batch.products, &piece.ffn, DownAddends::default(), hidden)?;
+            std::mem::swap(&mut piece, &mut next);
+        }
+        Ok(())
+    }
+}

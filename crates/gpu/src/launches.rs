@@ -1,0 +1,466 @@
+//! Steps of a layer on the device, in the order of the forward pass, and the exchange with the host.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use powerinfer_kernels::cuda::{
+    Attention, Buffer, ColdSum, DeviceError, DownAddends, DownScratch, F16Buffer, Ffn, Gpu,
+    GpuCache, GpuNorm, HostMirror, NeuronFilter, PredictedMask, TokenMasks,
+};
+
+use crate::{DeviceFfn, DeviceModel, DeviceSelector};
+
+/// How long the host waits for the device, and a kernel for the host, before giving up.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a kernel waits for the host if the driver stops kernels that run for seconds.
+const WATCHDOG_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Interval at which the host checks that the device still works while waiting for it.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Vector that the FFN and its predictor read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FfnInput {
+    /// The hidden state after attention.
+    Hidden,
+    /// The hidden state before attention, in parallel blocks.
+    Residual,
+}
+
+/// Computes the factors of the rows of down for several tokens from their input in 16 bits; the products of gate and
+/// up are kept in `gate` and `up`.
+pub(crate) fn activate_batch(
+    gpu: &Gpu,
+    ffn: &Ffn,
+    filter: NeuronFilter<'_>,
+    masks: Option<TokenMasks<'_>>,
+    input: &F16Buffer,
+    (gate, up, out): (&mut Buffer<f32>, &mut Buffer<f32>, &mut F16Buffer),
+    scratch: &mut DownScratch,
+) -> Result<(), DeviceError> {
+    let count = input.tokens() * ffn.down.rows();
+    gate.set_len(count);
+    if count == 0 {
+        return out.clear(input.tokens());
+    }
+    gpu.gemm(input, &ffn.gate, gate, false)?;
+    let up = match &ffn.up {
+        None => None,
+        Some(linear) => {
+            up.set_len(count);
+            gpu.gemm(input, linear, up, false)?;
+            Some(&*up)
+        }
+    };
+    gpu.activate_gate_up(ffn, filter, gate, up, masks, out, scratch)
+}
+
+/// Hidden state and host memory.
+///
+/// # Errors
+///
+/// All methods return an error if the device fails.
+impl DeviceModel {
+    /// Copies the hidden state of the tokens that run to the device.
+    pub fn write_hidden(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
+        self.end_segment()?;
+        self.state.hidden.write(hidden)
+    }
+
+    /// Copies the hidden state of the tokens that run to the host.
+    pub fn read_hidden(&mut self, hidden: &mut [f32]) -> Result<(), DeviceError> {
+        self.end_segment()?;
+        self.state.hidden.read(hidden)
+    }
+
+    /// Copies the FFN's input of a parallel block, which the host has, to the device.
+    pub fn write_residual(&mut self, residual: &[f32]) -> Result<(), DeviceError> {
+        self.end_segment()?;
+        self.state.residual.write(residual)
+    }
+
+    /// Copies queries, keys and values to the host, where the KV cache is.
+    pub fn read_projections(&mut self) -> Result<[Vec<f32>; 3], DeviceError> {
+        self.end_segment()?;
+        let state = &self.state;
+        Ok([
+            state.query.to_vec()?,
+            state.key.to_vec()?,
+            state.value.to_vec()?,
+        ])
+    }
+
+    /// Copies the weighted sums of values, which the host has computed, to the device.
+    pub fn write_mixed(&mut self, mixed: &[f32]) -> Result<(), DeviceError> {
+        self.end_segment()?;
+        self.state.mixed.write(mixed)
+    }
+
+    /// Copies neurons predicted on the host, 32 per word and `[tokens, ⌈neurons / 32⌉]`, to the device.
+    pub fn set_predicted(&mut self, index: usize, words: &[u32]) -> Result<(), DeviceError> {
+        self.end_segment()?;
+        let hot = self.layers[index].hot_count();
+        let state = &mut self.state;
+        state.mask.write(words)?;
+        for (place, word) in state.predicted.words().iter().zip(words) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        match state.batch {
+            None => state.products.write(&vec![0.0; hot]),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Waits until the host can read the FFN's input in layer `index`.
+    pub fn wait_for_input(&mut self, index: usize) -> Result<(), DeviceError> {
+        let flag = &self.state.ready.words()[index];
+        let (mut since, mut spins, mut check) = (None, 0u32, CHECK_INTERVAL);
+        while flag.load(Ordering::Acquire) != self.state.steps {
+            spins += 1;
+            std::hint::spin_loop();
+            if spins.is_multiple_of(4096) {
+                let since = *since.get_or_insert_with(Instant::now);
+                if since.elapsed() > check {
+                    check = since.elapsed() + CHECK_INTERVAL;
+                    self.device().check()?;
+                }
+                if since.elapsed() > TIMEOUT {
+                    self.give_up();
+                    self.device().synchronise()?;
+                    return Err(self.timed_out("the device's part of a layer"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the FFN's input that [`wait_for_input`](Self::wait_for_input) has waited for.
+    pub fn read_input(&self, input: &mut [f32]) {
+        self.state.input.read_f32(input);
+    }
+
+    /// Neurons predicted on the device, 32 per word; written before the FFN's input.
+    pub fn predicted_words(&self) -> Vec<u32> {
+        let words = self.state.predicted.words().iter();
+        let words = words.take(self.state.mask.len());
+        words.map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Writes the sums of the cold neurons, `[tokens, hidden]`, for the device to add.
+    pub fn write_cold_sum(&self, sum: &[f32]) {
+        self.state.cold.write_f32(sum);
+    }
+
+    /// Signals that the cold sum of layer `index` is complete, to a kernel that waits for it.
+    pub fn sync(&self, index: usize) {
+        let state = &self.state;
+        state.done.words()[index].store(state.steps, Ordering::Release);
+    }
+
+    /// Tells the kernels of this pass to stop waiting for the host.
+    pub fn give_up(&self) {
+        let state = &self.state;
+        state.timed_out.words()[0].store(state.steps, Ordering::Release);
+    }
+
+    /// Checks that no kernel of the pass stopped waiting for the host.
+    pub fn check_syncs(&self) -> Result<(), DeviceError> {
+        let state = &self.state;
+        match state.timed_out.words()[0].load(Ordering::Acquire) == state.steps {
+            true => Err(self.timed_out("the host's part of a layer")),
+            false => Ok(()),
+        }
+    }
+
+    fn timed_out(&self, what: &str) -> DeviceError {
+        DeviceError::Failed {
+            device: self.device().info().name.clone(),
+            doing: "handing a layer over",
+            reason: format!("{what} did not come within {} s", TIMEOUT.as_secs()),
+        }
+    }
+}
+
+/// Launches of a layer.
+///
+/// # Errors
+///
+/// All methods return an error if the device fails.
+///
+/// # Panics
+///
+/// All methods panic if the layer's part is not on the device.
+impl DeviceModel {
+    /// Whether neurons of layer `index` run on the device for the tokens that run.
+    pub fn has_ffn(&self, index: usize) -> bool {
+        self.layers[index].has_neurons() || self.streams(index)
+    }
+
+    /// Keeps the hidden state for the FFN of a parallel block.
+    pub fn keep_residual(&mut self) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let state = &mut self.state;
+        state.residual.copy_from(&state.hidden)
+    }
+
+    /// Norms the hidden state and projects it to queries, keys and values.
+    pub fn project_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let attention = self.layers[index]
+            .attention
+            .as_ref()
+            .expect("attention is on the device");
+        let state = &mut self.state;
+        let mut parts = [
+            (&attention.query, &mut state.query),
+            (&attention.key, &mut state.key),
+            (&attention.value, &mut state.value),
+        ];
+        if let Some(batch) = &mut state.batch {
+            let (norm, format) = (attention.norm.as_ref(), attention.query.matrix.format());
+            let input = &mut batch.input;
+            self.gpu
+                .to_f16(&state.hidden, self.tokens, norm, format, input, None)?;
+            for (linear, out) in parts {
+                self.gpu.gemm(&batch.input, linear, out, false)?;
+            }
+            return Ok(());
+        }
+        self.gpu
+            .project(&state.hidden, attention.norm.as_ref(), &mut parts, false)
+    }
+
+    /// Appends keys and values to `cache` and computes attention over it.
+    pub fn attend(&mut self, index: usize, cache: &mut GpuCache) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let attention = self.layers[index]
+            .attention
+            .as_ref()
+            .expect("attention is on the device");
+        let state = &mut self.state;
+        let operands = Attention {
+            tokens: self.tokens,
+            query: &state.query,
+            key: &state.key,
+            value: &state.value,
+            norms: attention.head_norms.as_ref(),
+            sin_cos: &state.rotations,
+            alibi_slopes: attention.slopes.as_deref(),
+            window: attention.window,
+            position: &state.position,
+        };
+        let (partial, counters) = (&mut state.attention_partial, &mut state.attention_counters);
+        self.gpu
+            .attend(&operands, cache, partial, counters, &mut state.mixed)
+    }
+
+    /// Adds the output projection of attention to the hidden state, and norms it in post-norm blocks.
+    pub fn add_attention(&mut self, index: usize) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let attention = layer
+            .attention
+            .as_ref()
+            .expect("attention is on the device");
+        let state = &mut self.state;
+        let output = &attention.output;
+        if let Some(batch) = &mut state.batch {
+            let (input, format) = (&mut batch.input, output.matrix.format());
+            self.gpu
+                .to_f16(&state.mixed, self.tokens, None, format, input, None)?;
+            self.gpu
+                .gemm(&batch.input, output, &mut state.hidden, true)?;
+        } else {
+            self.gpu
+                .project(&state.mixed, None, &mut [(output, &mut state.hidden)], true)?;
+        }
+        if let Some([norm, _]) = &layer.norms_after {
+            self.gpu.norm(&mut state.hidden, norm)?;
+        }
+        Ok(())
+    }
+
+    /// Predicts the active neurons of layer `index` on the device, if its selector does; `for_host` also writes them to
+    /// host memory.
+    pub fn predict(
+        &mut self,
+        index: usize,
+        reads: FfnInput,
+        for_host: bool,
+    ) -> Result<(), DeviceError> {
+        if !self.layers[index].predicts() || !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let DeviceFfn {
+            norm,
+            ffn,
+            selector,
+            ..
+        } = self.layers[index]
+            .ffn
+            .as_mut()
+            .expect("neurons are on the device");
+        let state = &mut self.state;
+        let x = match reads {
+            FfnInput::Hidden => &state.hidden,
+            FfnInput::Residual => &state.residual,
+        };
+        let mut predicted = PredictedMask {
+            mask: &mut state.mask,
+            host_mask: for_host.then_some(&state.predicted),
+            activations: &mut state.products,
+            hot_count: match state.batch {
+                None => ffn.gate.matrix.rows(),
+                Some(_) => 0,
+            },
+        };
+        match selector {
+            DeviceSelector::Predicted {
+                predictor,
+                middle,
+                reads_residual,
+            } => {
+                let norm: Option<&GpuNorm> = norm.as_ref().filter(|_| !*reads_residual);
+                let middle = match &mut state.batch {
+                    None => middle,
+                    Some(batch) => {
+                        batch
+                            .middle
+                            .set_len(self.tokens * predictor.b_transposed.rows());
+                        &mut batch.middle
+                    }
+                };
+                self.gpu.predict(x, norm, predictor, middle, &mut predicted)
+            }
+            DeviceSelector::SignBit(signs) => {
+                self.gpu
+                    .predict_by_signs(x, norm.as_ref(), signs, &mut predicted)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Computes gate and up of the hot neurons; `for_host` also writes the FFN's input to host memory.
+    pub fn gate_up(
+        &mut self,
+        index: usize,
+        reads: FfnInput,
+        for_host: bool,
+    ) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let predicts = layer.predicts();
+        let found = layer.ffn.as_ref().expect("neurons are on the device");
+        let state = &mut self.state;
+        let x = match reads {
+            FfnInput::Hidden => &state.hidden,
+            FfnInput::Residual => &state.residual,
+        };
+        let filter = found.filter();
+        let host = HostMirror {
+            input: &state.input,
+            flags: &state.ready,
+            flag: index,
+            step: &state.step,
+        };
+        let mask = predicts.then_some(&state.mask);
+        if let Some(batch) = &mut state.batch {
+            let host = for_host.then_some(host);
+            let (norm, format) = (found.norm.as_ref(), found.ffn.gate.matrix.format());
+            self.gpu
+                .to_f16(x, self.tokens, norm, format, &mut batch.input, host)?;
+            if let Some(host) = host {
+                self.gpu.signal_host(host)?;
+            }
+            let masks = mask.map(|mask| TokenMasks {
+                mask,
+                neurons: layer.neurons,
+                first: 0,
+            });
+            let products = (&mut state.products, &mut batch.up, &mut batch.products);
+            let (gpu, scratch) = (&self.gpu, &mut state.down);
+            return activate_batch(
+                gpu,
+                &found.ffn,
+                filter,
+                masks,
+                &batch.input,
+                products,
+                scratch,
+            );
+        }
+        let products = &mut state.products;
+        self.gpu.gate_up(
+            x,
+            found.norm.as_ref(),
+            &found.ffn,
+            filter,
+            mask,
+            products,
+            for_host.then_some(host),
+            &mut state.down,
+        )
+    }
+
+    /// Adds the sums of down of the hot neurons to the hidden state, and with `cold` those of the cold neurons, for which
+    /// the kernel waits in a [whole](Self::is_whole) pass.
+    pub fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
+        if !self.segments.wants_launch()? {
+            return Ok(());
+        }
+        let layer = &self.layers[index];
+        let found = layer.ffn.as_ref().expect("neurons are on the device");
+        let state = &mut self.state;
+        if let Some(batch) = &state.batch {
+            let addends = DownAddends {
+                offset: found.offset.as_ref(),
+                cold: cold.then_some(&state.cold),
+            };
+            self.gpu
+                .gemm_down(&batch.products, &found.ffn, addends, &mut state.hidden)?;
+            return Ok(());
+        }
+        let share = ColdSum {
+            sum: &state.cold,
+            flag: self.is_whole.then_some((&state.done, index)),
+            step: &state.step,
+            timed_out: &state.timed_out,
+            timeout_nanoseconds: match self.gpu.device().info().has_watchdog {
+                true => WATCHDOG_TIMEOUT.as_nanos() as u64,
+                false => TIMEOUT.as_nanos() as u64,
+            },
+        };
+        self.gpu.down(
+            &found.ffn,
+            &state.products,
+            found.offset.as_ref(),
+            cold.then_some(share),
+            &mut state.down,
+            &mut state.hidden,
+        )
+    }
+
+    /// Norms the hidden state after the FFN, in post-norm blocks.
+    pub fn norm_after(&mut self, index: usize) -> Result<(), DeviceError> {
+        let Some([_, norm]) = &self.layers[index].norms_after else {
+            return Ok(());
+        };
+        match self.segments.wants_launch()? {
+            true => self.gpu.norm(&mut self.state.hidden, norm),
+            false => Ok(()),
+        }
+    }
+}

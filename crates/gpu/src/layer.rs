@@ -1,0 +1,232 @@
+//! A layer's parts on a device, and how its neurons are selected there.
+
+use std::sync::Arc;
+
+use powerinfer_kernels::cuda::{
+    Buffer, Ffn, GpuLinear, GpuNorm, HeadNorms, NeuronFilter, Predictor, SignBits,
+};
+
+/// Parts of a layer that are on a device.
+#[derive(Debug)]
+pub struct DeviceLayer {
+    /// Attention; `None` if it is computed on the host.
+    pub attention: Option<DeviceAttention>,
+    /// Whether the KV cache is on the device too.
+    pub has_cache: bool,
+    /// Neurons of the layer, on either side.
+    pub neurons: usize,
+    /// Prompt length in tokens from which copying the cold neurons to the device pays; `None` if it never does.
+    pub streams_from: Option<usize>,
+    /// Hot neurons. Without rows if cold neurons are copied and none stays; `None` if there are neither.
+    pub ffn: Option<DeviceFfn>,
+    /// Norms after attention and after the FFN, in post-norm blocks.
+    pub norms_after: Option<[GpuNorm; 2]>,
+}
+
+/// Attention of a layer.
+#[derive(Debug)]
+pub struct DeviceAttention {
+    /// Norm before attention; `None` in post-norm blocks.
+    pub norm: Option<GpuNorm>,
+    /// Query projection.
+    pub query: GpuLinear,
+    /// Key projection.
+    pub key: GpuLinear,
+    /// Value projection.
+    pub value: GpuLinear,
+    /// Norms of the heads of queries and keys.
+    pub head_norms: Option<HeadNorms>,
+    /// ALiBi slopes, one per head.
+    pub slopes: Option<Arc<Buffer<f32>>>,
+    /// Positions that a sliding window covers.
+    pub window: Option<usize>,
+    /// Output projection.
+    pub output: GpuLinear,
+}
+
+/// Hot neurons of a layer.
+#[derive(Debug)]
+pub struct DeviceFfn {
+    /// Norm before the FFN; `None` in post-norm blocks.
+    pub norm: Option<GpuNorm>,
+    /// Gate, up and down.
+    pub ffn: Ffn,
+    /// Which of the neurons are computed.
+    pub selector: DeviceSelector,
+    /// Vector added for the neurons that are not computed, `[hidden]`.
+    pub offset: Option<Buffer<f32>>,
+}
+
+/// How the neurons that are computed on the device are selected.
+#[derive(Debug)]
+pub enum DeviceSelector {
+    /// All neurons.
+    Dense,
+    /// Neurons whose gate is not exactly zero.
+    Exact,
+    /// Neurons with a non-zero gate among those predicted by a network.
+    Predicted {
+        /// The network.
+        predictor: Box<Predictor>,
+        /// Its hidden units for one token, `[rank]`.
+        middle: Buffer<f32>,
+        /// Whether its input is the hidden state before the norm.
+        reads_residual: bool,
+    },
+    /// Neurons with a non-zero gate among those predicted by signs.
+    SignBit(SignBits),
+    /// Neurons with a non-zero gate among those predicted on the host.
+    Host,
+    /// Neurons whose gate, times a scale per neuron if there is one, has at least this magnitude.
+    Gate(f32, Option<Buffer<f32>>),
+    /// Neurons whose product, less a centre if there is one, times a scale has at least a magnitude.
+    Contribution {
+        /// Smallest magnitude that is computed.
+        threshold: f32,
+        /// Scale per neuron.
+        scale: Buffer<f32>,
+        /// Subtracted from the product of each neuron.
+        centre: Option<Buffer<f32>>,
+    },
+}
+
+impl DeviceLayer {
+    /// Whether any neurons stay on the device.
+    pub fn has_neurons(&self) -> bool {
+        self.hot_count() > 0
+    }
+
+    /// Number of neurons that stay on the device.
+    pub(crate) fn hot_count(&self) -> usize {
+        self.ffn.as_ref().map_or(0, |ffn| ffn.ffn.down.rows())
+    }
+
+    /// Whether neurons are predicted on the host, which needs the hidden state for it.
+    pub fn is_predicted_on_host(&self) -> bool {
+        let selector = self.ffn.as_ref().map(|ffn| &ffn.selector);
+        matches!(selector, Some(DeviceSelector::Host))
+    }
+
+    /// Whether neurons are predicted before any weight of a neuron is read.
+    pub fn predicts(&self) -> bool {
+        let selector = self.ffn.as_ref().map(|ffn| &ffn.selector);
+        matches!(
+            selector,
+            Some(
+                DeviceSelector::Host
+                    | DeviceSelector::Predicted { .. }
+                    | DeviceSelector::SignBit(_)
+            )
+        )
+    }
+
+    /// Size in bytes on the device, without the KV cache.
+    pub(crate) fn bytes(&self) -> usize {
+        let attention = self.attention.as_ref().map_or(0, DeviceAttention::bytes);
+        let ffn = self.ffn.as_ref().map_or(0, DeviceFfn::bytes);
+        let norms = self.norms_after.iter().flatten().map(GpuNorm::bytes);
+        attention + ffn + norms.sum::<usize>()
+    }
+}
+
+impl DeviceAttention {
+    /// Size in bytes of the four projections.
+    pub(crate) fn projection_bytes(&self) -> usize {
+        [&self.query, &self.key, &self.value, &self.output]
+            .map(GpuLinear::bytes)
+            .iter()
+            .sum()
+    }
+
+    fn bytes(&self) -> usize {
+        let head_norms = self.head_norms.as_ref();
+        self.projection_bytes()
+            + head_norms.map_or(0, |norms| norms.query.bytes() + norms.key.bytes())
+            + norm_bytes(&self.norm)
+    }
+}
+
+impl DeviceFfn {
+    /// Condition on a neuron's gate or product under which it is computed.
+    pub(crate) fn filter(&self) -> NeuronFilter<'_> {
+        match &self.selector {
+            DeviceSelector::Dense => NeuronFilter::All,
+            DeviceSelector::Gate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
+            DeviceSelector::Gate(threshold, Some(scale)) => {
+                NeuronFilter::ScaledGateThreshold(*threshold, scale)
+            }
+            DeviceSelector::Contribution {
+                threshold,
+                scale,
+                centre,
+            } => NeuronFilter::ContributionThreshold {
+                threshold: *threshold,
+                scale,
+                centre: centre.as_ref(),
+            },
+            _ => NeuronFilter::NonZeroGate,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let Ffn {
+            gate,
+            up,
+            down,
+            bias,
+            ..
+        } = &self.ffn;
+        gate.bytes()
+            + up.as_ref().map_or(0, GpuLinear::bytes)
+            + down.bytes()
+            + buffer_bytes(bias)
+            + norm_bytes(&self.norm)
+            + self.selector.bytes()
+            + buffer_bytes(&self.offset)
+    }
+}
+
+impl DeviceSelector {
+    /// Bytes that a prediction reads.
+    pub(crate) fn read_bytes(&self) -> usize {
+        match self {
+            Self::Predicted { predictor, .. } => {
+                let scales = buffer_bytes(&predictor.b_scales);
+                predictor.a.bytes()
+                    + predictor.b_transposed.bytes()
+                    + scales
+                    + predictor.bias.bytes()
+            }
+            Self::SignBit(signs) => signs.signs.bytes(),
+            _ => 0,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let buffers = match self {
+            Self::Predicted { middle, .. } => middle.bytes(),
+            Self::Gate(_, scale) => buffer_bytes(scale),
+            Self::Contribution { scale, centre, .. } => scale.bytes() + buffer_bytes(centre),
+            _ => 0,
+        };
+        self.read_bytes() + buffers
+    }
+
+    /// Hidden units of the predictor, 0 without one.
+    pub(crate) fn rank(&self) -> usize {
+        match self {
+            Self::Predicted { predictor, .. } => predictor.b_transposed.rows(),
+            _ => 0,
+        }
+    }
+}
+
+/// Size in bytes of a norm.
+pub(crate) fn norm_bytes(norm: &Option<GpuNorm>) -> usize {
+    norm.as_ref().map_or(0, GpuNorm::bytes)
+}
+
+/// Size in bytes of a vector.
+fn buffer_bytes(buffer: &Option<Buffer<f32>>) -> usize {
+    buffer.as_ref().map_or(0, Buffer::bytes)
+}

@@ -1,0 +1,25 @@
+//! Layers of a model on a GPU: upload of their weights, launches of their kernels, and observation of a layer.
+//!
+//! A [`DeviceModel`] holds the parts of layers that are on a device, with the buffers of the tokens that run. The
+//! host calls its steps in the order of the forward pass and exchanges inputs, masks and cold sums with it through memory
+//! that both can access. An [`ObservedLayer`] is a single layer whose active neurons are counted on the device.
+
+mod bytes;
+mod cold_neurons;
+mod head;
+mod launches;
+mod layer;
+mod model;
+mod observed;
+mod segments;
+mod state;
+mod upload;
+
+pub use bytes::read_bandwidth;
+pub use cold_neurons::ColdNeurons;
+pub use head::DeviceHead;
+pub use launches::FfnInput;
+pub use layer::{DeviceAttention, DeviceFfn, DeviceLayer, DeviceSelector};
+pub use model::{DeviceModel, ModelShape};
+pub use observed::{ObservedLayer, ObservedToken};
+pub use upload::{LayerSource, LayerWeights, Upload};

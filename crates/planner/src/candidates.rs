@@ -1,0 +1,247 @@
+//! Candidates: the execution modes that a layer may be placed in, with what each reads. Every candidate is
+//! built here, from a profile, a simulation, an audit, or the figures that a bundle keeps.
+
+use powerinfer_artifact::{
+    placement_inputs::{LayerCosts, LayerInputs, ReadCost},
+    plan::{Policy, Score, Threshold},
+    threshold_curve::{ThresholdCurve, lerp, neighbours},
+};
+use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
+use powerinfer_model::ModelConfig;
+use powerinfer_runtime::LayerAudit;
+use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Work};
+use powerinfer_tensor::{BLOCK, Format};
+
+/// Quality of a prediction of active neurons.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quality {
+    /// Predicted neurons per active neuron.
+    pub(crate) predicted_per_active: f64,
+    /// Share of active neurons that are predicted.
+    pub(crate) recall: f64,
+}
+
+impl Quality {
+    /// Every active neuron is predicted, and no other.
+    pub(crate) const PERFECT: Self = Self {
+        predicted_per_active: 1.0,
+        recall: 1.0,
+    };
+
+    fn with(self, work: Work) -> Prediction {
+        Prediction {
+            work,
+            predicted_per_active: self.predicted_per_active,
+            recall: self.recall,
+        }
+    }
+}
+
+/// Builds execution modes for the layers of a model in one format.
+#[derive(Clone, Copy)]
+pub(crate) struct ModeBuilder<'a> {
+    config: &'a ModelConfig,
+    shape: NeuronShape,
+}
+
+impl<'a> ModeBuilder<'a> {
+    /// Modes of the layers of a model whose weights are in format `quant`.
+    pub(crate) fn new(config: &'a ModelConfig, quant: Format) -> Self {
+        Self {
+            config,
+            shape: NeuronShape {
+                bytes: neuron_bytes(config, quant),
+                matrices: config.matrices_per_neuron(),
+            },
+        }
+    }
+
+    /// Policy `dense`, which skips the share `input_sparsity` of the inputs of gate and up.
+    pub(crate) fn dense(self, input_sparsity: Option<f64>) -> LayerMode {
+        match input_sparsity {
+            None => LayerMode::dense(self.shape),
+            Some(share) => LayerMode::dense_of_inputs(self.shape, 1.0 - share),
+        }
+    }
+
+    /// Policy `exact`.
+    pub(crate) fn exact(self) -> LayerMode {
+        LayerMode::exact(self.shape)
+    }
+
+    /// Policy `predicted`, with a predictor of `rank` hidden units in format `format`.
+    pub(crate) fn predicted(self, format: Format, rank: usize, quality: Quality) -> LayerMode {
+        let work = predictor_work(self.config, format, rank);
+        LayerMode::predicted(Policy::Predicted, self.shape, quality.with(work))
+    }
+
+    /// A policy that reads `bytes` to predict: `sign-bit`, or `predicted` as other engines have it.
+    pub(crate) fn reading(self, policy: Policy, bytes: u64, quality: Quality) -> LayerMode {
+        let work = Work {
+            bytes: bytes as f64,
+            ..Work::default()
+        };
+        LayerMode::predicted(policy, self.shape, quality.with(work))
+    }
+
+    /// Policy `threshold`, by `score`.
+    pub(crate) fn threshold(self, score: Score) -> LayerMode {
+        LayerMode::threshold(self.shape, score)
+    }
+
+    /// The threshold at error level `level` of the score that reads least there; `None` where there are no
+    /// curves. Levels are indices into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), and may lie
+    /// between two of them.
+    pub(crate) fn cheapest_threshold(
+        self,
+        curves: &[ThresholdCurve],
+        level: f64,
+    ) -> Option<Threshold> {
+        let (below, above, part) = neighbours(level);
+        let neurons = self.config.ffn_size as f64;
+        let read = |curve: &ThresholdCurve| {
+            let [below, above] = [below, above].map(|level| curve.levels[level].density);
+            let density = lerp(below, above, part);
+            let mode = self.threshold(curve.score);
+            mode.work(neurons, neurons * density).bytes
+        };
+        let mut best: Option<&ThresholdCurve> = None;
+        for curve in curves {
+            if best.is_none_or(|best| read(curve) < read(best)) {
+                best = Some(curve);
+            }
+        }
+        best.map(|curve| curve.at_level(level))
+    }
+}
+
+/// What a predictor of `rank` hidden units reads for a token: A, the rows of B of its active units, of which
+/// ReLU leaves about half, and the values per neuron in float32.
+pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) -> Work {
+    let neurons = config.ffn_size;
+    let blocks = match format {
+        Format::F32 | Format::F16 | Format::Bf16 => 0,
+        Format::Q8_0 | Format::Q4K | Format::Q4_0 => rank.div_ceil(BLOCK),
+    };
+    let active_units = rank as f64 / 2.0;
+    Work {
+        bytes: (rank * format.row_bytes(config.hidden_size)) as f64
+            + active_units * format.row_bytes(neurons) as f64
+            + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
+        // A is read in full, of B every other row.
+        rows: active_units / 2.0,
+        sums: active_units,
+    }
+}
+
+/// The candidate of each layer of `bundle` under `policy`, with activation frequencies `inputs` and the
+/// quality that `audit` measured.
+///
+/// # Panics
+///
+/// When there is not an audit for each layer.
+pub(crate) fn audited(
+    bundle: &Bundle,
+    inputs: &[LayerInputs],
+    policy: Policy,
+    thresholds: Option<&[Threshold]>,
+    audit: &[LayerAudit],
+) -> Vec<Candidate> {
+    let config = bundle.config();
+    let modes = ModeBuilder::new(config, bundle.quant());
+    let candidate = |(index, inputs): (usize, &LayerInputs)| {
+        let audit = &audit[index];
+        let quality = Quality {
+            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
+            recall: audit.recall(),
+        };
+        let file = bundle.predictors();
+        let predictor = file.and_then(|file| Some((file.layers().get(index)?, file.weights())));
+        let mut frequencies = stored_frequencies(inputs);
+        let mode = match policy {
+            Policy::Dense => modes.dense(None),
+            Policy::Exact => modes.exact(),
+            Policy::Predicted => match predictor {
+                Some((summary, format)) => modes.predicted(format, summary.rank, quality),
+                None => modes.reading(policy, 0, quality),
+            },
+            Policy::SignBit => {
+                let signs = predictor.and_then(|(summary, _)| summary.sign_bit.as_ref());
+                modes.reading(policy, signs.map_or(0, |signs| signs.bytes), quality)
+            }
+            Policy::Threshold => {
+                // A bundle made with these thresholds would have its neurons in this order.
+                let tokens = audit.tokens.max(1) as f64;
+                let computed = audit.computed.iter();
+                frequencies = computed.map(|count| f64::from(*count) / tokens).collect();
+                frequencies.sort_by(|a, b| b.total_cmp(a));
+                modes.threshold(thresholds.map_or(Score::Gate, |all| all[index].score))
+            }
+        };
+        let held = predictor.map(|(summary, format)| {
+            predictor_bytes(config, summary, format, policy == Policy::SignBit)
+        });
+        Candidate {
+            mode,
+            frequencies,
+            predictor_bytes: held.unwrap_or(0),
+            allowed: true,
+        }
+    };
+    inputs.iter().enumerate().map(candidate).collect()
+}
+
+/// What a bundle keeps of the candidate that a layer was placed in.
+pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
+    let stored = |work: Work| ReadCost {
+        bytes: work.bytes,
+        scattered_rows: work.rows,
+        axpy_rows: work.sums,
+    };
+    let LayerMode {
+        policy,
+        prediction,
+        every,
+        active,
+    } = candidate.mode;
+    LayerInputs {
+        costs: LayerCosts {
+            policy,
+            prediction: stored(prediction),
+            per_neuron: stored(every),
+            per_active_neuron: stored(active),
+            predictor_bytes: candidate.predictor_bytes,
+            attention_read_bytes,
+        },
+        frequencies: candidate
+            .frequencies
+            .iter()
+            .map(|one| *one as f32)
+            .collect(),
+    }
+}
+
+/// The candidate that [`stored`] was made from.
+pub(crate) fn restored(layer: &LayerInputs) -> Candidate {
+    let work = |stored: ReadCost| Work {
+        bytes: stored.bytes,
+        rows: stored.scattered_rows,
+        sums: stored.axpy_rows,
+    };
+    let costs = layer.costs;
+    Candidate {
+        mode: LayerMode {
+            policy: costs.policy,
+            prediction: work(costs.prediction),
+            every: work(costs.per_neuron),
+            active: work(costs.per_active_neuron),
+        },
+        frequencies: stored_frequencies(layer),
+        predictor_bytes: costs.predictor_bytes,
+        allowed: true,
+    }
+}
+
+fn stored_frequencies(layer: &LayerInputs) -> Vec<f64> {
+    layer.frequencies.iter().copied().map(f64::from).collect()
+}
