@@ -428,7 +428,7 @@ fn a_layer_without_active_neurons_gets_no_predictor() {
     let train = ["train-predictors", "llama-relu-gqa", "--steps", "5"];
     let train = sandbox.run(&train).good();
     for message in [
-        "layer 1 gets no predictor and will run `exact`: no neuron fires",
+        "layer 1 gets no predictor and will run `exact`: no neuron is active",
         "have no predictor",
     ] {
         assert!(train.stderr.contains(message), "{}", train.stderr);
@@ -474,7 +474,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     for message in [
         "layer 5 gets no predictor",
         "rank 16",
-        "the budget leaves",
+        "the budget is",
         "3.3 KiB",
     ] {
         assert!(narrow.contains(message), "`{message}` is not in: {narrow}");
@@ -489,9 +489,9 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     sandbox.run(&few).good();
     let few = train(&[]);
     for message in [
-        "held-out tokens tell its recall",
+        "held-out tokens its recall is",
         "95 % confidence",
-        "for ± 1 % about",
+        "± 1 % needs about",
     ] {
         assert!(few.contains(message), "`{message}` is not in: {few}");
     }

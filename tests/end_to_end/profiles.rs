@@ -122,7 +122,7 @@ fn profiles_that_cannot_be_merged_are_refused() {
         .bad(2, &["i/n"]);
     sandbox
         .run(&["profile", "demo", "--tokens", "100", "--shard", "1/900"])
-        .bad(1, &["shard 1/900 would have no text", "hint: "]);
+        .bad(1, &["shard 1/900 has no text", "hint: "]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn killed(arguments: &[&str], state: &str) -> Sandbox {
 fn killed_and_resumed(arguments: &[&str], state: &str) -> Sandbox {
     let sandbox = killed(arguments, state);
     let message = sandbox.run(arguments).good().stderr;
-    assert!(message.contains("going on after layer"), "{message}");
+    assert!(message.contains("resuming after layer"), "{message}");
     assert!(!sandbox.path(PARTIAL).exists());
     sandbox
 }

@@ -1,38 +1,38 @@
-//! Sets a predictor's threshold on one half of the held-out tokens and counts on the other half
-//! how well it does; or counts on all of them, where the threshold is given.
+//! Calibrates the threshold of a predictor on one half of the held-out tokens and evaluates it on the other half; or evaluates
+//! a given threshold on all of them.
 
 use powerinfer_artifact::predictor_file::PredictorInput;
 use powerinfer_kernels::Isa;
 use powerinfer_profile::TracePart;
 use rayon::prelude::*;
 
-/// Something that gives every neuron a number: the larger, the likelier it fires.
+/// A predictor that scores every neuron: the larger, the more likely it is active.
 pub(crate) trait Predicts: Sync {
-    /// What it sees.
+    /// Its input.
     fn input(&self) -> PredictorInput;
 
-    /// A number for every neuron, for the input `x`.
+    /// Score of every neuron for the input `x`.
     fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]);
 }
 
-/// The threshold is set for slightly more than the target, so that it holds on other tokens too;
-/// where it does not, for more and more of what is missing to 1.
+/// Safety margins of the calibration: shares of the distance from a target to 1, tried until the target holds on the other
+/// half.
 const MARGINS: [f64; 3] = [0.2, 0.5, 0.8];
-/// Most tokens that set a threshold, and that count: more would make nothing surer.
+/// Largest number of tokens for calibration, and for evaluation.
 const MOST_TOKENS: usize = 8192;
-/// Most neurons, over all tokens, that set a threshold: they are in memory at once.
+/// Largest number of active neurons over all tokens of a calibration, which are all in memory.
 const MOST_FIRED: usize = 1 << 24;
-/// Tokens that a thread takes at a time.
+/// Tokens per task.
 const PIECE: usize = 64;
 
-/// What a predictor with its threshold does on tokens that neither has seen.
+/// Quality of a predictor with its threshold on unseen tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Quality {
     pub(crate) threshold: f32,
     pub(crate) recall: f64,
-    /// The recall of other tokens like these is so near, with 95 % confidence.
+    /// Half width of the 95 % confidence interval of the recall.
     pub(crate) recall_error: f64,
-    /// None where contributions were not sampled.
+    /// `None` if contributions were not sampled.
     pub(crate) contribution_recall: Option<f64>,
     pub(crate) precision: f64,
     pub(crate) predicted_density: f64,
@@ -41,24 +41,24 @@ pub(crate) struct Quality {
 }
 
 impl Quality {
-    /// Whether less is recalled than `targets` ask.
+    /// Whether the recall is below `targets`.
     pub(crate) fn falls_short(&self, targets: Targets) -> bool {
         let contribution = self.contribution_recall.unwrap_or(1.0);
         self.recall < targets.recall || contribution < targets.contribution_recall
     }
 }
 
-/// What a predictor must predict on tokens it has not seen.
+/// Required recall of a predictor on unseen tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Targets {
-    /// Share of the neurons that fire.
+    /// Share of the active neurons that are predicted.
     pub recall: f64,
-    /// Share of what they add to the hidden state, `|h_i|·‖down_i‖`.
+    /// Share of the active neurons' contributions `|h_i|·‖down_i‖` that is predicted.
     pub contribution_recall: f64,
 }
 
-/// Sets the threshold so that both targets are met on even tokens of `held_out`, at the least
-/// predicted density, and counts on odd ones. Targets that are missed there are aimed higher at.
+/// Chooses the largest threshold that meets both targets, with a margin, on even tokens of `held_out`, and evaluates it on odd
+/// ones. If a target is missed there, the margin is increased.
 pub(crate) fn calibrate(
     network: &impl Predicts,
     held_out: &TracePart,
@@ -84,7 +84,7 @@ pub(crate) fn calibrate(
     quality
 }
 
-/// Counts what a given `threshold` does on all tokens of `held_out`.
+/// Evaluates a given `threshold` on all tokens of `held_out`.
 pub(crate) fn judge(
     network: &impl Predicts,
     held_out: &TracePart,
@@ -95,23 +95,22 @@ pub(crate) fn judge(
     count(network, held_out, &all, threshold, isa)
 }
 
-/// The share of the neurons firing on even tokens of `held_out` that are recalled where those are
-/// predicted that are likelier to fire than not.
+/// Recall on even tokens of `held_out` at logit 0, even odds.
 pub(crate) fn recall_at_even_odds(network: &impl Predicts, held_out: &TracePart, isa: Isa) -> f64 {
     count(network, held_out, &halves(held_out).0, 0.0, isa).recall
 }
 
-/// Even and odd tokens, evenly spread where there are more than are looked at.
+/// Even and odd tokens, at most [`MOST_TOKENS`] each, evenly spread.
 fn halves(held_out: &TracePart) -> (Vec<usize>, Vec<usize>) {
     let pairs = held_out.tokens() / 2;
-    let looked_at = pairs.min(MOST_TOKENS);
-    let pair = |place: usize| place * pairs / looked_at;
-    (0..looked_at)
+    let used = pairs.min(MOST_TOKENS);
+    let pair = |place: usize| place * pairs / used;
+    (0..used)
         .map(|place| (2 * pair(place), 2 * pair(place) + 1))
         .unzip()
 }
 
-/// Logits of the neurons that fire on `tokens`, and what each adds.
+/// Logits and contributions of the active neurons of `tokens`.
 fn fired_logits(
     network: &impl Predicts,
     samples: &TracePart,
@@ -124,7 +123,7 @@ fn fired_logits(
         .sum();
     let stride = fired.div_ceil(MOST_FIRED).max(1);
     let tokens: Vec<usize> = tokens.iter().copied().step_by(stride).collect();
-    let pieces = by_pieces(
+    let pieces = in_parallel(
         network,
         samples,
         &tokens,
@@ -137,18 +136,18 @@ fn fired_logits(
     pieces.concat()
 }
 
-/// Sums over tokens for the share of a whole: what it is, and how surely.
+/// A ratio of sums over tokens, with its confidence interval.
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
     tokens: usize,
     part: f64,
     whole: f64,
-    /// Of part², part·whole and whole², token by token.
+    /// Sums over tokens of part², part·whole and whole².
     products: [f64; 3],
 }
 
 impl Share {
-    /// One token's part and whole.
+    /// Part and whole of one token.
     fn of(part: f64, whole: f64) -> Self {
         Self {
             tokens: 1,
@@ -167,7 +166,7 @@ impl Share {
         }
     }
 
-    /// All of it, where there is nothing.
+    /// The ratio; 1 if the whole is 0.
     fn value(&self) -> f64 {
         match self.whole == 0.0 {
             true => 1.0,
@@ -175,9 +174,8 @@ impl Share {
         }
     }
 
-    /// Half the width of the 95 % confidence interval: neurons of a token are recalled or missed
-    /// together, so it is tokens that vary. One token is imagined of which half was missed, or a
-    /// handful without a miss would seem to be sure.
+    /// Half width of the 95 % confidence interval of a ratio estimator over tokens, since the neurons of a token are
+    /// correlated. One imagined half-missed token keeps a handful of tokens without a miss from appearing certain.
     fn error(&self) -> f64 {
         if self.whole == 0.0 {
             return 1.0;
@@ -190,7 +188,7 @@ impl Share {
     }
 }
 
-/// What was counted on some tokens.
+/// Counts over tokens.
 #[derive(Debug, Default)]
 struct Counted {
     predicted: usize,
@@ -198,7 +196,7 @@ struct Counted {
     contribution: Share,
 }
 
-/// Counts what `threshold` does on `tokens` of `samples`.
+/// Evaluates `threshold` on `tokens` of `samples`.
 fn count(
     network: &impl Predicts,
     samples: &TracePart,
@@ -206,7 +204,7 @@ fn count(
     threshold: f32,
     isa: Isa,
 ) -> Quality {
-    let pieces = by_pieces(
+    let pieces = in_parallel(
         network,
         samples,
         tokens,
@@ -250,7 +248,7 @@ fn count(
 
 /// Shows `visit` the logits of `tokens` of `samples`, together with what it made of those before;
 /// every few tokens it begins anew. What it made comes out in the order of the tokens.
-fn by_pieces<Made: Default + Send>(
+fn in_parallel<Made: Default + Send>(
     network: &impl Predicts,
     samples: &TracePart,
     tokens: &[usize],
@@ -266,7 +264,7 @@ fn by_pieces<Made: Default + Send>(
                 PredictorInput::Normed => samples.input(*token).collect(),
                 PredictorInput::Residual => samples
                     .residual(*token)
-                    .expect("residuals are there where a predictor sees them")
+                    .expect("residuals were sampled for predictors that read them")
                     .collect(),
             };
             network.logits(isa, &x, &mut logits);
@@ -278,9 +276,8 @@ fn by_pieces<Made: Default + Send>(
     pieces.collect()
 }
 
-/// The largest threshold that logits of at least `share` of the weight reach, of logits sorted
-/// upwards with what each weighs; the largest number there is where there are none, so that nothing
-/// is predicted.
+/// The largest threshold that logits with at least `share` of the total weight reach. `sorted` are ascending logits with their
+/// weights; if it is empty, the largest `f32`, so that nothing is predicted.
 fn threshold(sorted: &[(f32, f32)], share: f64, weight: impl Fn(f32) -> f64) -> f32 {
     let total: f64 = sorted.iter().map(|(_, added)| weight(*added)).sum();
     let mut below = 0.0;
@@ -320,21 +317,20 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_as_sure_as_its_tokens_make_it() {
+    fn the_confidence_interval_depends_on_the_number_of_tokens() {
         let share = |tokens: usize, each: &dyn Fn(usize) -> Share| {
             let mut all = Share::default();
             (0..tokens).for_each(|token| all.add(each(token)));
             all
         };
-        // Of 100 tokens with ten neurons each, 90 are recalled whole and ten not at all: as sure
-        // as 100 throws of a coin, however many neurons a token has.
+        // 90 of 100 tokens with ten neurons each are recalled fully, ten not at all: the interval of 100 coin tosses.
         let all_or_none = share(100, &|token| {
             Share::of(if token < 90 { 10.0 } else { 0.0 }, 10.0)
         });
         assert_eq!(all_or_none.value(), 0.9);
         let coin = 1.96 * (0.9f64 * 0.1 / 100.0).sqrt();
         assert!((all_or_none.error() - coin).abs() < 0.05 * coin);
-        // Nothing missed on eight tokens is not yet nothing missed.
+        // Eight tokens without a miss are not certain.
         let few = share(8, &|_| Share::of(10.0, 10.0));
         assert!((few.value(), few.error() > 0.1) == (1.0, true));
         assert!(share(1000, &|_| Share::of(10.0, 10.0)).error() < 0.01);
@@ -342,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_never_fires_predicts_nothing() {
+    fn a_layer_without_activity_predicts_nothing() {
         assert_eq!(threshold(&[], 0.95, f64::from), f32::MAX);
     }
 }

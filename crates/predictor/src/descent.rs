@@ -1,18 +1,17 @@
-//! One step of gradient descent on `logits = B · relu(A · x) + b`, by AdamW.
+//! AdamW steps on `logits = B · relu(A · x) + b`.
 //!
-//! The neurons are cut into blocks, which go through the whole step one by one, many at a time:
-//! logits, their gradient, the gradient of B's rows, and the rows' update. So the logits of a batch
-//! are never in memory at once, and what a block needs stays in the cache. Sums over blocks are
-//! taken in their order: the number of threads changes nothing.
+//! Blocks of neurons run through the whole step in parallel: logits, their gradient, the gradient of B's rows, and the update
+//! of the rows. So the logits of a batch are never in memory all together, and a block stays in the cache. Sums over blocks
+//! are taken in order, so that results do not depend on the number of threads.
 
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::loss::{self, Labels};
 
-/// Neurons of a block.
+/// Neurons per block.
 const BLOCK: usize = 512;
-/// Numbers that a thread updates at a time, of a matrix that is not cut.
+/// Parameters per task when A is updated.
 const PIECE: usize = 1 << 15;
 
 const BETA1: f32 = 0.9;
@@ -20,7 +19,7 @@ const BETA2: f32 = 0.99;
 const EPSILON: f32 = 1e-8;
 const WEIGHT_DECAY: f32 = 1e-3;
 
-/// Inputs of a batch, `[tokens, hidden]`, and who fired.
+/// Inputs of a batch, `[tokens, hidden]`, and its labels.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) inputs: Tensor,
@@ -34,7 +33,7 @@ impl Batch {
     }
 }
 
-/// A network that is being trained.
+/// A network in training.
 pub(crate) struct Descent {
     hidden: usize,
     rank: usize,
@@ -45,7 +44,7 @@ pub(crate) struct Descent {
     steps: i32,
 }
 
-/// What belongs to some neighbouring neurons.
+/// Parameters of consecutive neurons.
 struct Block {
     first: usize,
     /// `[neurons, rank]`.
@@ -53,18 +52,18 @@ struct Block {
     bias: Parameters,
 }
 
-/// Numbers to be learnt, with what AdamW remembers of their gradients.
+/// Parameters with the moments of AdamW.
 struct Parameters {
     values: Vec<f32>,
     mean: Vec<f32>,
     square: Vec<f32>,
 }
 
-/// How far AdamW goes in a step.
+/// Step size of AdamW.
 #[derive(Clone, Copy)]
 struct Stride {
     learning_rate: f32,
-    /// What makes up for means that began at zero.
+    /// Bias corrections of the moments.
     mean_scale: f32,
     square_scale: f32,
 }
@@ -98,7 +97,7 @@ impl Parameters {
 }
 
 impl Descent {
-    /// Begins at A `[rank, hidden]`, B `[neurons, rank]` and b `[neurons]`.
+    /// Starts from A `[rank, hidden]`, B `[neurons, rank]` and b `[neurons]`.
     pub(crate) fn new(rank: usize, a: &[f32], b: &[f32], bias: &[f32]) -> Self {
         let blocks = b.chunks(BLOCK * rank).zip(bias.chunks(BLOCK)).enumerate();
         Self {
@@ -117,7 +116,7 @@ impl Descent {
         }
     }
 
-    /// A, B and b as they are now.
+    /// Current A, B and b.
     pub(crate) fn weights(&self) -> [Vec<f32>; 3] {
         let of_blocks = |part: fn(&Block) -> &Parameters| {
             let values = self.blocks.iter().map(part);
@@ -132,16 +131,16 @@ impl Descent {
     }
 
     /// `relu(A · x)`, `[tokens, rank]`.
-    fn middle(&self, batch: &Batch) -> Result<Tensor> {
+    fn hidden_units(&self, batch: &Batch) -> Result<Tensor> {
         let a = matrix(&self.a.values, self.rank, self.hidden)?;
         batch.inputs.matmul(&a.t()?)?.relu()
     }
 
-    /// The mean loss over a batch.
+    /// Mean loss over a batch.
     pub(crate) fn loss(&self, batch: &Batch) -> Result<f64> {
-        let middle = self.middle(batch)?;
+        let hidden_units = self.hidden_units(batch)?;
         let sums = self.blocks.par_iter().map(|block| {
-            let logits = values(&block.logits(&middle)?)?;
+            let logits = values(&block.logits(&hidden_units)?)?;
             Ok(loss::sum(
                 &batch.labels,
                 block.first,
@@ -153,33 +152,34 @@ impl Descent {
         Ok(sums.iter().sum::<f64>() / (batch.tokens() * self.neurons) as f64)
     }
 
-    /// Goes a step downhill on a batch; false where that leads nowhere, to numbers that are none.
+    /// Takes a step on a batch; returns `false` if the gradient is not finite.
     pub(crate) fn step(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
         self.steps += 1;
-        let made_up = |beta: f32| 1.0 / (1.0 - beta.powi(self.steps));
+        let correction = |beta: f32| 1.0 / (1.0 - beta.powi(self.steps));
         let stride = Stride {
             learning_rate: learning_rate as f32,
-            mean_scale: made_up(BETA1),
-            square_scale: made_up(BETA2),
+            mean_scale: correction(BETA1),
+            square_scale: correction(BETA2),
         };
         let scale = 1.0 / (batch.tokens() * self.neurons) as f32;
-        let middle = self.middle(batch)?;
+        let hidden_units = self.hidden_units(batch)?;
         let blocks = self.blocks.par_iter_mut();
-        let gradients = blocks.map(|block| block.step(&middle, &batch.labels, scale, stride));
+        let gradients = blocks.map(|block| block.step(&hidden_units, &batch.labels, scale, stride));
         let gradients: Vec<Vec<f32>> = gradients.collect::<Result<_>>()?;
-        // The gradient of what went into relu, which lets it through where it let the value through.
-        let mut of_middle = vec![0.0; batch.tokens() * self.rank];
+        // Gradient of the input of ReLU: passes where the value was positive.
+        let mut hidden_gradient = vec![0.0; batch.tokens() * self.rank];
         for gradient in &gradients {
-            for (sum, gradient) in of_middle.iter_mut().zip(gradient) {
+            for (sum, gradient) in hidden_gradient.iter_mut().zip(gradient) {
                 *sum += gradient;
             }
         }
-        for (gradient, value) in of_middle.iter_mut().zip(values(&middle)?) {
+        for (gradient, value) in hidden_gradient.iter_mut().zip(values(&hidden_units)?) {
             *gradient = if value > 0.0 { *gradient } else { 0.0 };
         }
-        let is_finite = of_middle.iter().sum::<f32>().is_finite();
-        let of_middle = Tensor::from_vec(of_middle, middle.shape(), &Device::Cpu)?;
-        let of_a = of_middle.t()?.matmul(&batch.inputs)?;
+        let is_finite = hidden_gradient.iter().sum::<f32>().is_finite();
+        let hidden_gradient =
+            Tensor::from_vec(hidden_gradient, hidden_units.shape(), &Device::Cpu)?;
+        let of_a = hidden_gradient.t()?.matmul(&batch.inputs)?;
         self.a.step(&values(&of_a)?, stride);
         Ok(is_finite)
     }
@@ -191,23 +191,23 @@ impl Block {
     }
 
     /// `[tokens, neurons]`.
-    fn logits(&self, middle: &Tensor) -> Result<Tensor> {
-        let rank = middle.dims()[1];
+    fn logits(&self, hidden_units: &Tensor) -> Result<Tensor> {
+        let rank = hidden_units.dims()[1];
         let b = matrix(&self.b.values, self.neurons(), rank)?;
         let bias = matrix(&self.bias.values, 1, self.neurons())?;
-        middle.matmul(&b.t()?)?.broadcast_add(&bias)
+        hidden_units.matmul(&b.t()?)?.broadcast_add(&bias)
     }
 
-    /// Updates the block; what comes out is its part of the gradient of `middle`, before the update.
+    /// Updates the block; returns its contribution, before the update, to the gradient of `hidden_units`.
     fn step(
         &mut self,
-        middle: &Tensor,
+        hidden_units: &Tensor,
         labels: &Labels,
         scale: f32,
         stride: Stride,
     ) -> Result<Vec<f32>> {
-        let (neurons, rank) = (self.neurons(), middle.dims()[1]);
-        let mut gradient = values(&self.logits(middle)?)?;
+        let (neurons, rank) = (self.neurons(), hidden_units.dims()[1]);
+        let mut gradient = values(&self.logits(hidden_units)?)?;
         loss::gradient(labels, self.first, neurons, scale, &mut gradient);
         let mut of_bias = vec![0.0; neurons];
         for row in gradient.chunks_exact(neurons) {
@@ -215,13 +215,13 @@ impl Block {
                 *sum += gradient;
             }
         }
-        let gradient = Tensor::from_vec(gradient, (middle.dims()[0], neurons), &Device::Cpu)?;
+        let gradient = Tensor::from_vec(gradient, (hidden_units.dims()[0], neurons), &Device::Cpu)?;
         let b = matrix(&self.b.values, neurons, rank)?;
-        let of_middle = values(&gradient.matmul(&b)?)?;
-        let of_b = values(&gradient.t()?.matmul(middle)?)?;
+        let hidden_gradient = values(&gradient.matmul(&b)?)?;
+        let of_b = values(&gradient.t()?.matmul(hidden_units)?)?;
         self.b.step(&of_b, stride);
         self.bias.step(&of_bias, stride);
-        Ok(of_middle)
+        Ok(hidden_gradient)
     }
 }
 
@@ -242,8 +242,8 @@ mod tests {
     };
 
     #[test]
-    fn the_first_step_goes_downhill_everywhere() {
-        // More than a block of neurons, and not a whole number of them.
+    fn the_first_step_descends_along_every_parameter() {
+        // More neurons than one block, but not whole blocks.
         let shape = Planted {
             hidden: 8,
             neurons: 600,
@@ -261,14 +261,14 @@ mod tests {
             inputs: matrix(&inputs, tokens.len(), shape.hidden).unwrap(),
             labels,
         };
-        let numbers = |count: usize, scale: f32| -> Vec<f32> {
+        let parameters = |count: usize, scale: f32| -> Vec<f32> {
             let each = (0..count).map(|n| scale * ((n * 7919 % 101) as f32 / 50.0 - 1.0));
             each.collect()
         };
         let before = [
-            numbers(3 * 8, 0.5),
-            numbers(600 * 3, 0.5),
-            numbers(600, 1.0),
+            parameters(3 * 8, 0.5),
+            parameters(600 * 3, 0.5),
+            parameters(600, 1.0),
         ];
         let network = |[a, b, bias]: &[Vec<f32>; 3]| Descent::new(3, a, b, bias);
         let mut descent = network(&before);
@@ -285,10 +285,10 @@ mod tests {
                 };
                 let slope = (loss(1e-2) - loss(-1e-2)) / 2e-2;
                 if slope.abs() < 1e-7 {
-                    continue; // lost in rounding
+                    continue; // below rounding
                 }
                 compared += 1;
-                // AdamW's first step has the learning rate's length, whatever the slope's.
+                // The first step of AdamW has the size of the learning rate.
                 let decay = WEIGHT_DECAY * before[part][index];
                 let moved = (after[part][index] - before[part][index]) / learning_rate as f32;
                 let expected = -(slope.signum() as f32) - decay;

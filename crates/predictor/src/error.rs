@@ -1,4 +1,4 @@
-//! What can go wrong with predictors.
+//! Errors of making predictors.
 
 use std::path::PathBuf;
 
@@ -8,55 +8,53 @@ use powerinfer_model::ModelError;
 use powerinfer_profile::ProfileError;
 use powerinfer_tensor::Format;
 
-/// Predictors that cannot be made or used.
+/// Predictors that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictorError {
-    /// A target outside (0, 1].
-    #[error(
-        "a recall of {0} cannot be asked for; give a number above 0 and at most 1, such as 0.95"
-    )]
+    /// A target recall is not in (0, 1].
+    #[error("invalid target recall {0}; give a value above 0 and at most 1, such as 0.95")]
     Recall(f64),
-    /// Too few samples in the profile.
+    /// The profile has too few samples.
     #[error(
         "layer {layer} of the profile has {training} training and {held_out} held-out samples, at least {needed} of each are needed"
     )]
     TooFewSamples {
         /// The layer.
         layer: usize,
-        /// Samples to learn from.
+        /// Training samples.
         training: usize,
-        /// Samples to judge on.
+        /// Held-out samples.
         held_out: usize,
-        /// Samples needed.
+        /// Required samples of each part.
         needed: usize,
     },
-    /// The loss is no number any more.
-    #[error("training the predictor of layer {layer} diverged: its loss is no number any more")]
+    /// The loss became NaN or infinite.
+    #[error("training the predictor of layer {layer} diverged: its loss is NaN or infinite")]
     Diverged {
         /// The layer.
         layer: usize,
     },
-    /// Samples that are no numbers.
+    /// A sample is NaN or infinite.
     #[error(
-        "sample {token} of the {part} part of layer {layer} of the profile has a number that is NaN or infinite"
+        "sample {token} of the {part} part of layer {layer} of the profile has a NaN or infinite value"
     )]
     NotFinite {
         /// The layer.
         layer: usize,
-        /// The part of the samples.
+        /// Part of the samples.
         part: &'static str,
-        /// The sample.
+        /// Index of the sample.
         token: usize,
     },
-    /// A profile without samples of what imported predictors see.
+    /// The profile lacks the inputs of imported predictors.
     #[error(
-        "the profile in `{path}` has no samples of hidden states before the FFN's norm, which imported predictors see"
+        "the profile in `{path}` has no samples of hidden states before the FFN's norm, the input of imported predictors"
     )]
     NoResiduals {
-        /// The profile's folder.
+        /// Folder of the profile.
         path: PathBuf,
     },
-    /// Weights that a format cannot hold.
+    /// Weights exceed the range of their format.
     #[error("the predictor of layer {layer} in `{path}` has weights beyond the range of {weights}")]
     OutOfRange {
         /// The predictors.

@@ -1,10 +1,10 @@
-//! Takes over the predictors of the original PowerInfer.
+//! Imports the predictors of the original PowerInfer.
 //!
-//! They see the hidden state x before the FFN's norm. Where that norm is RMS with weight w, its
+//! Their input is the hidden state x before the FFN's norm. Where that norm is RMS with weight w, its
 //! output is `n = w ⊙ x / rms(x)`, and at threshold 0 the matrix `fc1 · diag(1/w)` would decide
-//! the same from n, because neither relu nor the sign sees the positive factor `rms(x)`. There is
+//! the same from n, because neither relu nor the sign depends on the positive factor `rms(x)`. There is
 //! no such matrix for another threshold, for a w with zeros, or for a layer norm, whose output has
-//! lost the mean of x. So the matrices are kept as they are, and the file says what they see.
+//! lost the mean of x. So the matrices are kept, and the file records their input.
 
 use powerinfer_artifact::predictor_file::{BIAS, PredictorInput};
 use powerinfer_import::{OriginalPredictor, OriginalPredictors};
@@ -17,16 +17,15 @@ use crate::{
     calibrate::{Quality, calibrate, judge},
     make::FEWEST_SAMPLES,
     network::Network,
-    verdict::check_numbers,
+    verdict::check_finite,
 };
 
-/// Predictors of the original PowerInfer, and what is to become of them.
+/// Predictors of the original PowerInfer, and the settings of the import.
 #[derive(Debug)]
 pub struct Import {
     /// The predictors.
     pub predictors: OriginalPredictors,
-    /// What must be predicted on held-out tokens, for which thresholds are set anew; none keeps the
-    /// threshold the predictors have.
+    /// Required recall on held-out tokens, for which thresholds are recalibrated; `None` keeps the original threshold.
     pub targets: Option<Targets>,
     /// Format of the weights.
     pub weights: Format,
@@ -34,7 +33,7 @@ pub struct Import {
     pub seed: u64,
 }
 
-/// The predictor of `layer`, and how well it does on the held-out samples of `profile`.
+/// The predictor of `layer`, with its quality on the held-out samples of `profile`.
 pub(crate) fn imported_network(
     layer: usize,
     profile: &Profile,
@@ -51,7 +50,7 @@ pub(crate) fn imported_network(
             needed: FEWEST_SAMPLES,
         });
     }
-    check_numbers(layer, &traces)?;
+    check_finite(layer, &traces)?;
     if samples.residual(samples.tokens() - 1).is_none() {
         return Err(PredictorError::NoResiduals {
             path: profile.folder().to_owned(),
@@ -71,7 +70,7 @@ pub(crate) fn imported_network(
     Ok((network, quality))
 }
 
-/// The network that `original` is in the format `weights`; none where that cannot hold it.
+/// Converts `original` to the format `weights`; `None` if a weight exceeds its range.
 fn network(original: &OriginalPredictor, weights: Format) -> Option<Network> {
     let rank = original.rank;
     let (hidden, neurons) = (original.fc1.len() / rank, original.fc2.len() / rank);
@@ -85,7 +84,7 @@ fn network(original: &OriginalPredictor, weights: Format) -> Option<Network> {
     (is_finite(&network.a) && is_finite(&network.b)).then_some(network)
 }
 
-/// Whether no weight was lost to the range of the format.
+/// Whether all weights are finite.
 fn is_finite(matrix: &OwnedMatrix) -> bool {
     let view = matrix.as_view();
     let mut row = vec![0.0; view.columns()];
@@ -105,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_f32_decisions_are_the_originals(
+        fn decisions_in_f32_equal_those_of_the_original(
             rank in 1usize..40, hidden in 1usize..70, neurons in 1usize..50,
             threshold in -2.0f64..2.0, seed in 0u64..1000,
         ) {
@@ -118,9 +117,9 @@ mod tests {
                 let rows = matrix.chunks_exact(x.len());
                 rows.map(|row| row.iter().zip(x).map(|(m, x)| f64::from(*m) * x).sum()).collect()
             };
-            let middle = product(&fc1, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-            let middle: Vec<f64> = middle.into_iter().map(|value| value.max(0.0)).collect();
-            let want = product(&fc2, &middle);
+            let hidden_units = product(&fc1, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+            let hidden_units: Vec<f64> = hidden_units.into_iter().map(|value| value.max(0.0)).collect();
+            let want = product(&fc2, &hidden_units);
 
             let original = OriginalPredictor { rank, fc1, fc2 };
             let network = network(&original, Format::F32).unwrap();
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_beyond_a_formats_range_are_noticed() {
+    fn weights_beyond_the_range_of_a_format_are_detected() {
         let original = OriginalPredictor {
             rank: 1,
             fc1: vec![1e9, 1.0],

@@ -1,7 +1,7 @@
-//! Trains a network until it learns nothing more.
+//! Trains a network with early stopping.
 //!
-//! A sixteenth of the tokens is kept from learning, to see on them whether anything is still being
-//! learnt. The held-out part of the samples has no say in this: it only judges.
+//! A sixteenth of the training tokens is used for validation. The held-out part of the samples is not involved; it is for
+//! evaluation only.
 
 use std::f64::consts::PI;
 
@@ -18,59 +18,59 @@ use crate::{
 
 /// Tokens per optimiser step.
 const BATCH: usize = 256;
-/// Tokens that are read before their place in the file is given back.
+/// Tokens that are read before their pages are released.
 const PIECE: usize = 32;
-/// Largest learning rate; it falls to zero along a cosine.
+/// Peak learning rate of the cosine schedule.
 const LEARNING_RATE: f64 = 4e-3;
-/// Steps until the learning rate is at its largest.
+/// Warm-up steps.
 const WARM_UP: usize = 20;
-/// Steps between two looks at the validation tokens.
-const LOOK: usize = 20;
-/// Of so many tokens one validates, where there are enough.
+/// Steps between two validations.
+const VALIDATION_INTERVAL: usize = 20;
+/// One of `VALIDATED` tokens is used for validation, if there are enough.
 const VALIDATED: usize = 16;
-/// Most validation tokens looked at.
+/// Largest number of validation tokens.
 const MOST_VALIDATED: usize = 1024;
-/// Share of the loss that must be gained between two looks, else the learning rate falls faster.
+/// Relative improvement between two validations below which the schedule is accelerated.
 const PROGRESS: f64 = 0.01;
-/// Share of the loss that must be gained for patience to be renewed.
+/// Relative improvement that resets the patience.
 const WORTHWHILE: f64 = 0.001;
-/// Most times as fast that the learning rate falls while anything is being learnt.
+/// Largest acceleration of the schedule while the loss improves.
 const FASTEST: f64 = 8.0;
-/// Steps in which it falls to zero once patience is at its end.
+/// Steps until the end of the schedule once the patience is exhausted.
 const COOL_DOWN: f64 = 60.0;
 
-/// How long and from where to train.
+/// Schedule of a training run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schedule {
-    /// Most steps.
+    /// Limit of steps.
     pub(crate) steps: usize,
-    /// Steps without a gain after which training comes to its end.
+    /// Early stopping: steps without improvement.
     pub(crate) patience: usize,
     pub(crate) seed: u64,
     pub(crate) layer: usize,
     pub(crate) cost: MissCost,
 }
 
-/// What training came to.
+/// Result of a training run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Learnt {
-    /// Those of all that were looked at with the lowest loss.
+    /// The weights with the lowest validation loss.
     pub(crate) weights: Weights,
     pub(crate) steps: usize,
-    /// Loss on the validation tokens.
+    /// Validation loss.
     pub(crate) loss: f64,
 }
 
-/// Which tokens are learnt from, and which validate.
+/// Split of the tokens into training and validation.
 #[derive(Debug, Clone, Copy)]
 struct Split {
     tokens: usize,
-    /// The last of so many tokens validates.
+    /// The last of every `stride` tokens is for validation.
     stride: usize,
 }
 
 impl Split {
-    /// Of few samples a larger share validates, since a loss on a handful says nothing.
+    /// Few samples have a larger share for validation, since a loss on a handful is meaningless.
     fn of(tokens: usize) -> Self {
         let stride = (tokens / 64).clamp(2, VALIDATED);
         Self { tokens, stride }
@@ -80,25 +80,24 @@ impl Split {
         self.tokens - self.tokens / self.stride
     }
 
-    /// The token that is learnt from with this running number.
+    /// Token index of training token `number`.
     fn learning(self, number: usize) -> usize {
         number + number / (self.stride - 1)
     }
 
-    /// The tokens that validate: all, or evenly spread as many as are looked at.
+    /// Validation tokens, at most [`MOST_VALIDATED`], evenly spread.
     fn validation(self) -> Vec<usize> {
         let count = self.tokens / self.stride;
-        let looked_at = count.min(MOST_VALIDATED);
-        let token = |place: usize| (place * count / looked_at + 1) * self.stride - 1;
-        (0..looked_at).map(token).collect()
+        let used = count.min(MOST_VALIDATED);
+        let token = |place: usize| (place * count / used + 1) * self.stride - 1;
+        (0..used).map(token).collect()
     }
 }
 
-/// Trains from `start` on `samples`; `between` runs after every step and may stop it.
+/// Trains from `start` on `samples`; `between` runs after every step and may abort.
 ///
-/// The learning rate falls to zero along a cosine, over `steps`; whenever a look shows little
-/// progress, what is left of the way is gone faster. So what is easily learnt is learnt in a
-/// fraction of the steps, but never without its end at a low rate.
+/// The learning rate follows a cosine over `steps`. When a validation shows little improvement, the rest of the schedule is
+/// accelerated, so that easy layers take a fraction of the steps but always end at a low rate.
 pub(crate) fn learn(
     start: &Weights,
     samples: &TracePart,
@@ -125,14 +124,14 @@ pub(crate) fn learn(
     if !best.loss.is_finite() {
         return Err(diverged);
     }
-    // The loss at the last look, and at the last that gained something.
-    let (mut before, mut gained, mut gained_at) = (best.loss, best.loss, 0);
+    // Loss at the last validation, and at the last improvement.
+    let (mut before, mut improved, mut improved_at) = (best.loss, best.loss, 0);
     let (mut progress, mut pace) = (0.0, 1.0);
     let mut batch = next_batch()?;
     for step in 1..=schedule.steps {
         let warm = (step as f64 / WARM_UP as f64).min(1.0);
         let learning_rate = LEARNING_RATE * warm * (0.5 + 0.5 * (PI * progress).cos());
-        // The next batch is read while this one is learnt from.
+        // The next batch is read in parallel with this step.
         let (stepped, read) = rayon::join(|| descent.step(&batch, learning_rate), &mut next_batch);
         batch = read?;
         if !stepped? {
@@ -141,7 +140,7 @@ pub(crate) fn learn(
         between()?;
         progress += pace / schedule.steps as f64;
         let is_last = step == schedule.steps || progress >= 1.0;
-        if !is_last && step % LOOK != 0 {
+        if !is_last && step % VALIDATION_INTERVAL != 0 {
             continue;
         }
         let loss = descent.loss(&validation)?;
@@ -161,15 +160,15 @@ pub(crate) fn learn(
                 loss,
             };
         }
-        if loss < (1.0 - WORTHWHILE) * gained {
-            (gained, gained_at) = (loss, step);
+        if loss < (1.0 - WORTHWHILE) * improved {
+            (improved, improved_at) = (loss, step);
         }
         if is_last {
             best.steps = step;
             break;
         }
-        if step - gained_at >= schedule.patience {
-            // What began well trained loses at a high rate before it gains at a low one.
+        if step - improved_at >= schedule.patience {
+            // A well-trained start gets worse at a high rate before it improves at a low one.
             pace = pace.max((1.0 - progress) * schedule.steps as f64 / COOL_DOWN);
         } else if step > WARM_UP && loss > (1.0 - PROGRESS) * before {
             pace = pace.max(FASTEST.min(2.0 * pace));
@@ -179,11 +178,11 @@ pub(crate) fn learn(
     Ok(best)
 }
 
-/// Inputs and labels of `tokens`; what was read of the file for them is given back.
+/// Inputs and labels of `tokens`; releases their pages.
 fn batch(samples: &TracePart, tokens: &[usize], cost: MissCost) -> Result<Batch, PredictorError> {
     let mut inputs = Vec::with_capacity(tokens.len() * samples.hidden_size);
     let mut labels = Labels::default();
-    // The system may map far more around a token than was asked for.
+    // The system may read far more around a token than requested.
     for tokens in tokens.chunks(PIECE) {
         for token in tokens {
             inputs.extend(samples.input(*token));
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_learnt_from_or_validates() {
+    fn every_token_is_for_training_or_validation() {
         for tokens in [16, 17, 100, 127, 128, 1000, 1024, 5000] {
             let split = Split::of(tokens);
             let learning = (0..split.learning_count()).map(|number| split.learning(number));
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_easy_is_learnt_in_a_fraction_of_the_steps() {
+    fn an_easy_layer_takes_a_fraction_of_the_steps() {
         let samples = planted(EASY, 2).training;
         let learnt = learn(&start(), &samples, SCHEDULE, || Ok(())).unwrap();
         assert!(learnt.steps < SCHEDULE.steps / 2, "{}", learnt.steps);
@@ -239,20 +238,24 @@ mod tests {
             descent.loss(&validation).unwrap()
         };
         assert!(learnt.loss < 0.2 * loss(&start()), "{}", learnt.loss);
-        assert_eq!(loss(&learnt.weights), learnt.loss, "the best are kept");
+        assert_eq!(
+            loss(&learnt.weights),
+            learnt.loss,
+            "the best weights are returned"
+        );
     }
 
     #[test]
-    fn patience_ends_what_does_not_get_better() {
+    fn training_stops_early_without_improvement() {
         let mut samples = planted(EASY, 2).training;
-        // Inputs that have nothing to do with who fires.
+        // Inputs that are independent of the activity.
         samples.inputs.to_mut().rotate_left(EASY.hidden * 7);
         let learnt = learn(&start(), &samples, SCHEDULE, || Ok(())).unwrap();
         assert!(learnt.steps < SCHEDULE.steps / 2, "{}", learnt.steps);
     }
 
     #[test]
-    fn the_same_seed_learns_the_same_on_any_number_of_threads() {
+    fn results_depend_on_the_seed_and_not_on_the_number_of_threads() {
         let samples = planted(EASY, 2).training;
         let schedule = Schedule {
             steps: 60,
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_is_an_error() {
+    fn a_loss_that_is_not_finite_is_an_error() {
         let mut samples = planted(EASY, 2).training;
         samples.inputs.to_mut().fill(half::bf16::MAX);
         let diverged = learn(&start(), &samples, SCHEDULE, || Ok(())).unwrap_err();

@@ -1,8 +1,9 @@
-//! Makes the small networks that predict which FFN neurons will fire, by training or from those of
-//! the original PowerInfer, and measures on text they have not seen how well they do.
+//! Makes the predictors of active FFN neurons, by training or from those of the original PowerInfer, and evaluates them on
+//! held-out tokens.
 //!
-//! A predictor only pays while it reads less than it saves, so the rank of a trained one is grown
-//! for as long as the bytes a token reads, predictor and predicted neurons together, keep falling.
+//! A predictor pays only while it reads fewer bytes than it saves, so its rank is chosen to minimise the bytes read per
+//! token, predictor and predicted neurons together.
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod calibrate;
 mod descent;
@@ -15,11 +16,12 @@ mod network;
 mod paper;
 #[cfg(test)]
 mod planted;
-#[cfg(test)]
-mod seven_billion_layer;
+mod search;
 mod sign_bit;
 mod thresholds;
 mod train;
+#[cfg(test)]
+mod training_cost;
 mod verdict;
 
 pub use calibrate::Targets;

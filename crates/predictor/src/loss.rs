@@ -1,24 +1,24 @@
-//! Weighted binary cross-entropy on logits z: `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))`, its value and
-//! its gradient, both the mean over neurons and tokens.
+//! Weighted binary cross-entropy on logits z: `w·(−y·log σ(z) − (1−y)·log(1−σ(z)))`, value and gradient, as means over neurons
+//! and tokens.
 
 use powerinfer_profile::TracePart;
 
-/// What missing any neuron costs, of what missing an average one does.
+/// Share of a false negative's weight that does not depend on the neuron's contribution.
 const EVEN: f32 = 0.3;
-/// A neuron that adds more than so many times the average counts as so many.
+/// Cap of a neuron's relative contribution.
 const MOST_ADDED: f32 = 5.0;
 
-/// What it costs to miss a neuron that fires; to predict one that is silent costs 1.
+/// Weight of false negatives; false positives have weight 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MissCost {
-    /// In proportion to what the neuron adds to the hidden state: so much on average.
+    /// Depends on the neuron's contribution to the hidden state; this much on average.
     ByContribution(f32),
-    /// So much for every neuron.
+    /// The same for every neuron.
     Even(f32),
 }
 
 impl MissCost {
-    /// The cost of missing a neuron that adds so many times what the average one does.
+    /// Weight of a neuron with this relative contribution.
     fn of(self, added: f32) -> f32 {
         match self {
             Self::ByContribution(mean) => mean * (EVEN + (1.0 - EVEN) * added.min(MOST_ADDED)),
@@ -27,16 +27,16 @@ impl MissCost {
     }
 }
 
-/// Who fired on some tokens, and what missing each costs.
+/// Active neurons of some tokens, with their weights.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
     fired: Vec<(u32, f32)>,
-    /// Where among those each token ends.
+    /// End of each token's neurons.
     ends: Vec<usize>,
 }
 
 impl Labels {
-    /// Appends those of a token of `samples`.
+    /// Appends the active neurons of a token of `samples`.
     pub(crate) fn add(&mut self, samples: &TracePart, token: usize, cost: MissCost) {
         let neurons = samples.fired(token);
         let fired = neurons.map(|(neuron, added)| (neuron as u32, cost.of(added)));
@@ -44,7 +44,7 @@ impl Labels {
         self.ends.push(self.fired.len());
     }
 
-    /// Those of the token at `place` among the neurons from `first`, `count` of them, counted from there.
+    /// Active neurons of token `place` within `first..first + count`, relative to `first`.
     fn within(
         &self,
         place: usize,
@@ -61,8 +61,7 @@ impl Labels {
     }
 }
 
-/// Turns `logits`, of all tokens of `labels` and the `count` neurons from `first`, into the
-/// gradient, times `scale`.
+/// Replaces `logits` of all tokens of `labels` and neurons `first..first + count` by the gradient, times `scale`.
 pub(crate) fn gradient(
     labels: &Labels,
     first: usize,
@@ -80,11 +79,11 @@ pub(crate) fn gradient(
     }
 }
 
-/// The sum of the loss over `logits`, of all tokens of `labels` and the `count` neurons from `first`.
+/// Sum of the loss over `logits` of all tokens of `labels` and neurons `first..first + count`.
 pub(crate) fn sum(labels: &Labels, first: usize, count: usize, logits: &[f32]) -> f64 {
     let mut total = 0.0;
     for (place, logits) in logits.chunks_exact(count).enumerate() {
-        // −log(1−σ(z)) = log(1+eᶻ), and what fired costs log(1+e⁻ᶻ) = log(1+eᶻ) − z.
+        // −log(1−σ(z)) = log(1+eᶻ); for active neurons log(1+e⁻ᶻ) = log(1+eᶻ) − z.
         for logit in logits {
             total += f64::from(softplus(*logit));
         }
@@ -101,15 +100,14 @@ fn softplus(z: f32) -> f32 {
     z.max(0.0) + (-z.abs()).exp().ln_1p()
 }
 
-/// `1/(1+e⁻ᶻ)`, to a relative error of 10⁻⁶; no call and no branch, so that compilers make vectors
-/// of it. What is no number stays none.
+/// `1/(1+e⁻ᶻ)` with a relative error of 10⁻⁶, without calls or branches so that it is vectorised. NaN stays NaN.
 fn sigmoid(z: f32) -> f32 {
-    // e⁻ᶻ = 2ⁿ·2ᶠ with n = round(−z·log₂e): adding 1.5·2²³ rounds and leaves n in the lowest bits.
+    // e⁻ᶻ = 2ⁿ·2ᶠ with n = round(−z·log₂e): adding 1.5·2²³ rounds and leaves n in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let exponent = (-z * std::f32::consts::LOG2_E).clamp(-120.0, 120.0);
     let rounded = exponent + ROUND;
     let f = (exponent - (rounded - ROUND)) * std::f32::consts::LN_2;
-    // Taylor's series of eᶠ, |f| ≤ ½·log 2.
+    // Taylor series of eᶠ, |f| ≤ ½·log 2.
     let power = 1.0
         + f * (1.0
             + f * (0.5 + f * (1.0 / 6.0 + f * (1.0 / 24.0 + f * (1.0 / 120.0 + f / 720.0)))));
@@ -124,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sigmoid_is_one() {
+    fn the_sigmoid_equals_its_formula() {
         for step in -3000..3000 {
             let z = step as f32 * 0.01;
             let expected = 1.0 / (1.0 + (-f64::from(z)).exp());
@@ -163,7 +161,7 @@ mod tests {
             })
             .sum();
         assert!((sum(&labels, 0, 3, &logits) - expected).abs() < 1e-4 * expected);
-        // The same in two blocks of neurons.
+        // The gradient in two blocks of neurons.
         for block in [0..2, 2..3] {
             let columns = |row: &[f32]| row[block.clone()].to_vec();
             let mut part: Vec<f32> = logits.chunks(3).flat_map(columns).collect();
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_costs_the_same_where_contributions_are_not_looked_at() {
+    fn missing_costs_the_same_where_contributions_are_not_used() {
         let mut samples = TracePart::new(1, 2);
         samples.active.push(&[1.0, 1.0]);
         samples.contributions.push([1.0, 9.0]);

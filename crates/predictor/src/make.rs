@@ -1,4 +1,4 @@
-//! Makes the predictors of all layers, one after the other, resuming where it stopped.
+//! Makes the predictors of all layers; resumable layer by layer.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -29,20 +29,20 @@ use crate::{
     train::best_network,
 };
 
-/// Fewest samples to learn from, and to judge on.
+/// Smallest number of training samples, and of held-out samples.
 pub(crate) const FEWEST_SAMPLES: usize = 16;
 
-/// Where predictors come from.
+/// Source of the predictors.
 #[derive(Debug)]
 pub enum Recipe {
-    /// They are trained from the samples of a profile.
+    /// Trained on the samples of a profile.
     Train(Settings),
-    /// They are the original PowerInfer's.
+    /// Imported from the original PowerInfer.
     Import(Import),
 }
 
 impl Recipe {
-    /// What is to be predicted, where that was asked for.
+    /// Required recall, if there is one.
     pub fn targets(&self) -> Option<Targets> {
         match self {
             Self::Train(settings) => Some(settings.targets),
@@ -79,7 +79,11 @@ impl Recipe {
     }
 }
 
-/// Whether the predictors in `folder` were made from these inputs.
+/// Whether the predictors in `folder` were made from exactly these inputs.
+///
+/// # Errors
+///
+/// The profile or the imported predictors cannot be read.
 pub fn is_current(
     folder: &Path,
     profile: &Profile,
@@ -89,9 +93,14 @@ pub fn is_current(
     Ok(PredictorFile::open(folder).is_ok_and(|file| *file.header() == expected))
 }
 
-/// Makes a predictor per layer into the folder `out`, and judges each on the samples of `profile`.
+/// Makes a predictor per layer into the folder `out`, and evaluates each on the held-out samples of `profile`.
 ///
-/// An interrupted run with the same inputs goes on after its last finished layer.
+/// An interrupted run with the same inputs resumes after its last finished layer.
+///
+/// # Errors
+///
+/// A target recall is invalid, the samples are too few or not finite, training diverges, the imported weights exceed their
+/// format, a file cannot be read or written, or `progress` interrupts.
 pub fn make(
     checkpoint: &Checkpoint,
     profile: &Profile,
@@ -119,7 +128,7 @@ pub fn make(
         folder.clear()?;
     } else {
         progress.note(&format!(
-            "going on after layer {} of an interrupted run",
+            "resuming after layer {} of an interrupted run",
             files.len()
         ));
     }
@@ -159,14 +168,14 @@ pub fn make(
     Ok(PredictorFile::open(out)?)
 }
 
-/// The file of a layer that a run with the same header finished.
+/// The finished file of a layer from a run with the same header.
 fn finished_layer(path: &Path, header: &Header) -> Option<PredictorFile> {
     PredictorFile::open_file(path)
         .ok()
         .filter(|file| file.header() == header)
 }
 
-/// What was made for a layer.
+/// Result of a layer.
 #[derive(Default)]
 struct Made {
     network: Option<(Network, Quality)>,
@@ -174,13 +183,13 @@ struct Made {
     thresholds: Option<Thresholds>,
 }
 
-/// Float32 numbers as a tensor.
-fn numbers(values: &[f32], shape: Vec<usize>) -> TensorSource<'static> {
+/// An `f32` tensor.
+fn f32_tensor(values: &[f32], shape: Vec<usize>) -> TensorSource<'static> {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
     TensorSource::owned(Dtype::F32, shape, bytes.collect())
 }
 
-/// Writes what was made for one layer, or that nothing was.
+/// Writes the result of a layer, which may be empty.
 fn write_layer(
     path: &Path,
     header: &Header,
@@ -214,11 +223,11 @@ fn write_layer(
         } = vectors;
         let all = [gate_scale, contribution_scale, centre, offset];
         for (name, values) in score_names(layer).into_iter().zip(all) {
-            tensors.insert(name, numbers(values, vec![values.len()]));
+            tensors.insert(name, f32_tensor(values, vec![values.len()]));
         }
         for (curve, kept) in curves.iter().zip(kept) {
             let shape = vec![curve.levels.len(), centre.len()];
-            tensors.insert(curve.frequencies_tensor(layer), numbers(kept, shape));
+            tensors.insert(curve.frequencies_tensor(layer), f32_tensor(kept, shape));
         }
     }
     let mut summary = match &made.network {
@@ -246,7 +255,7 @@ fn write_layer(
     Ok(write_tensors(path, Some(&header), &tensors)?)
 }
 
-/// Puts all layers into one file.
+/// Joins the files of all layers.
 fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<(), PredictorError> {
     let mut tensors = BTreeMap::new();
     let mut summaries = Vec::new();

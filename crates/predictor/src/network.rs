@@ -1,7 +1,7 @@
-//! One predictor: `logits = B · relu(A · x) + b`.
+//! A predictor: `logits = B · relu(A · x) + b`.
 //!
-//! The bias is ours beside the published form `B · relu(A · x)`: without it the network spends
-//! rank on remembering how often each neuron fires on the whole.
+//! The bias is an addition to the published `B · relu(A · x)`: without it the network spends rank on the activation frequency
+//! of each neuron.
 
 use powerinfer_artifact::{
     predictor_file::{BIAS, PredictorInput},
@@ -12,7 +12,7 @@ use powerinfer_tensor::{Format, OwnedMatrix, pack};
 
 use crate::calibrate::Predicts;
 
-/// A predictor as it is stored: rounded to its format, because that is what will run.
+/// A predictor in its stored format, which the runtime computes with.
 pub(crate) struct Network {
     pub(crate) rank: usize,
     pub(crate) input: PredictorInput,
@@ -22,7 +22,7 @@ pub(crate) struct Network {
     pub(crate) bias: OwnedMatrix,
 }
 
-/// A network in full precision, as it is trained.
+/// A network in `f32`, for training.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Weights {
     pub(crate) rank: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Random weights for inputs of `hidden` numbers, and a bias per neuron.
+    /// Random weights for `hidden` inputs, with a given bias per neuron.
     pub(crate) fn random(hidden: usize, bias: Vec<f32>, rank: usize, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut normal = |rows: usize, columns: usize| -> Vec<f32> {
@@ -51,8 +51,8 @@ impl Weights {
         }
     }
 
-    /// The same function, or as much of it as fits, at another rank: units that do not fit are
-    /// those that weigh least; those that are new look at random directions and weigh nothing yet.
+    /// Changes the rank: removes the hidden units with the smallest weights, or adds units with random inputs and zero
+    /// outputs, which leave the function unchanged.
     pub(crate) fn at_rank(&self, rank: usize, seed: u64) -> Self {
         let hidden = self.a.len() / self.rank;
         let neurons = self.bias.len();
@@ -75,8 +75,8 @@ impl Weights {
         a.resize_with(rank * hidden, || (random.normal() * deviation) as f32);
         let mut b = vec![0.0; neurons * rank];
         for (neuron, row) in b.chunks_exact_mut(rank).enumerate() {
-            for (place, unit) in row.iter_mut().zip(&units) {
-                *place = self.b[neuron * self.rank + unit];
+            for (out, unit) in row.iter_mut().zip(&units) {
+                *out = self.b[neuron * self.rank + unit];
             }
         }
         Self {
@@ -87,7 +87,7 @@ impl Weights {
         }
     }
 
-    /// The network in the format `format`.
+    /// Quantises or converts the network to `format`.
     pub(crate) fn pack(&self, format: Format) -> Network {
         let (hidden, neurons) = (self.a.len() / self.rank, self.bias.len());
         Network {
@@ -101,7 +101,7 @@ impl Weights {
 }
 
 impl Network {
-    /// Bytes of A, B and b.
+    /// Bytes of A, B and the bias.
     pub(crate) fn bytes(&self) -> usize {
         let matrices = [&self.a, &self.b, &self.bias].map(OwnedMatrix::as_view);
         let bytes = matrices
@@ -116,12 +116,14 @@ impl Predicts for Network {
         self.input
     }
 
-    /// As the runtime computes them.
+    /// Computed as in the runtime.
     fn logits(&self, isa: Isa, x: &[f32], logits: &mut [f32]) {
-        let mut middle = vec![0.0; self.rank];
-        isa.gemv(&self.a.as_view(), x, &mut middle);
-        middle.iter_mut().for_each(|value| *value = value.max(0.0));
-        isa.gemv(&self.b.as_view(), &middle, logits);
+        let mut hidden_units = vec![0.0; self.rank];
+        isa.gemv(&self.a.as_view(), x, &mut hidden_units);
+        hidden_units
+            .iter_mut()
+            .for_each(|value| *value = value.max(0.0));
+        isa.gemv(&self.b.as_view(), &hidden_units, logits);
         let bias = self.bias.as_view();
         for (neuron, logit) in logits.iter_mut().enumerate() {
             let mut one = [0.0];

@@ -1,24 +1,23 @@
-//! Samples whose truth is known, for tests.
+//! Synthetic samples with known structure, for tests.
 
 use candle_core::{Device, Tensor};
 use half::bf16;
 use powerinfer_artifact::random::Random;
 use powerinfer_profile::{Part, Traces};
 
-/// Samples where neuron i is `max(0, (U·V·x)_i − t_i)` of evenly spread inputs x: V has `rank`
-/// rows, each weighing less than the one before, and the t vary around `threshold`, so that some
-/// neurons fire far more often than others.
+/// Shape of samples where the activation of neuron i is `max(0, (U·V·x)_i − t_i)` for random inputs x. V has `rank` rows with
+/// decreasing weights; the t vary around `threshold`, so that activation frequencies differ widely.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Planted {
     pub(crate) hidden: usize,
     pub(crate) neurons: usize,
-    /// To learn from, and to judge on.
+    /// Tokens of the training and of the held-out part.
     pub(crate) tokens: [usize; 2],
     pub(crate) rank: usize,
     pub(crate) threshold: f32,
 }
 
-/// An easy layer: one direction says all.
+/// An easy layer: activity depends on a single direction.
 pub(crate) const EASY: Planted = Planted {
     hidden: 128,
     neurons: 1024,
@@ -27,7 +26,7 @@ pub(crate) const EASY: Planted = Planted {
     threshold: 1.65,
 };
 
-/// The samples of a layer of this shape.
+/// Generates samples of this shape.
 pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
     let mut random = Random::new(seed);
     let scaled = |values: Vec<f32>, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
@@ -74,13 +73,13 @@ pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
     traces
 }
 
-/// Roughly normal numbers, four to a draw: a random number is what planting many waits for.
+/// Approximately normal values, four per random word for speed.
 fn normal(random: &mut Random, count: usize) -> Vec<f32> {
     let mut values = Vec::with_capacity(count.next_multiple_of(4));
     while values.len() < count {
         let bits = random.next_bits();
         values.extend((0..4).map(|place| {
-            // The sum of four evenly distributed numbers below 16, whose deviation is √85 / 2 each.
+            // Sum of four uniform integers below 16, with a standard deviation of √85 / 2 each.
             let nibbles = (0..4).map(|nibble| (bits >> (16 * place + 4 * nibble) & 15) as f32);
             (nibbles.sum::<f32>() - 30.0) / 85f32.sqrt()
         }));

@@ -1,5 +1,5 @@
-//! Prediction from signs alone, which needs no training (SparseInfer, arXiv 2411.12692): the more
-//! places in which a gate and the input have the same sign, the likelier the gate is positive.
+//! Prediction from sign bits, without training (SparseInfer, arXiv 2411.12692): the more columns in which a gate row and the
+//! input agree in sign, the more likely the gate is positive.
 
 use powerinfer_artifact::predictor_file::{PredictorInput, SignBitSummary};
 use powerinfer_kernels::Isa;
@@ -13,18 +13,19 @@ use crate::{
     verdict::is_far_short,
 };
 
-/// The signs of a layer's gate.
+/// Sign bits of a layer's gate.
 pub(crate) struct Signs {
-    /// Rows as [`SignMatrix`] has them.
+    /// Rows in the layout of [`SignMatrix`].
     pub(crate) bytes: Vec<u8>,
-    /// One per neuron.
+    /// Number of neurons.
     pub(crate) rows: usize,
     hidden: usize,
 }
 
 impl Signs {
     fn view(&self) -> SignMatrix<'_> {
-        SignMatrix::new(&self.bytes, self.rows, self.hidden).expect("rows were packed so")
+        SignMatrix::new(&self.bytes, self.rows, self.hidden)
+            .expect("rows have the layout of a sign matrix")
     }
 }
 
@@ -46,8 +47,8 @@ impl Predicts for Signs {
     }
 }
 
-/// The signs of the gate of `layer`, and how well they predict on the held-out samples of `profile`;
-/// none where they fall far short of `targets`.
+/// Sign bits of the gate of `layer` with their quality on the held-out samples of `profile`; `None` if they fall far short of
+/// `targets`.
 pub(crate) fn sign_bits(
     layer: usize,
     profile: &Profile,
@@ -68,7 +69,7 @@ pub(crate) fn sign_bits(
     };
     drop(gate);
     let quality = calibrate(&signs, &profile.traces(layer)?.held_out, targets, isa);
-    // More than every sign cannot agree; where nobody fires nobody is predicted.
+    // At most all signs agree; one more means that no neuron is predicted.
     let agreements = quality
         .threshold
         .clamp(0.0, config.hidden_size as f32 + 1.0) as u32;

@@ -1,10 +1,10 @@
-//! Thresholds for layers whose neurons are never exactly silent: what dropping the weakest costs,
-//! measured on samples of the layer's own inputs, score by score.
+//! Thresholds for layers without exact zeros: the error of skipping the neurons with the lowest scores, measured on samples of
+//! the layer's inputs.
 //!
-//! With D the dropped neurons of a token, the FFN's output is off by `‖Σ_D h_i·down_i‖ / ‖y‖`, the
-//! cumulative error of tail truncation (CETT, arXiv 2402.03804). A threshold of one score drops
-//! other neurons on every token; its error is the mean over tokens. Errors are measured along a
-//! curve of thresholds, which is inverted for the errors that all layers share.
+//! With D the skipped neurons of a token, the relative error of the FFN output is `‖Σ_D h_i·down_i‖ / ‖y‖`, the cumulative
+//! error of tail truncation (CETT, arXiv 2402.03804). A threshold on a score skips different neurons on every token; its error
+//! is the mean over tokens. Errors are measured along a curve of thresholds, which is inverted at the error levels that all
+//! layers share.
 
 use candle_core::{Device, Tensor};
 use powerinfer_artifact::{
@@ -18,23 +18,23 @@ use powerinfer_reference::FeedForward;
 
 use crate::{PredictorError, verdict::check_samples};
 
-/// Tokens that errors are measured on, and judged on.
+/// Tokens for measuring errors, and for evaluating them.
 const ERROR_TOKENS: usize = 192;
-/// Tokens that tell what neurons usually do.
+/// Tokens for the statistics of the neurons.
 const USUAL_TOKENS: usize = 2048;
-/// Thresholds whose error is measured, each dropping as many neurons more as the one before.
+/// Points of the error curve, at equal steps of the share of skipped neurons.
 const POINTS: usize = 24;
 
-/// What was calibrated for a layer.
+/// Calibrated thresholds of a layer.
 #[derive(Debug)]
 pub(crate) struct Thresholds {
     pub(crate) vectors: ScoreVectors,
     pub(crate) curves: Vec<ThresholdCurve>,
-    /// Per curve `[levels, neurons]`: on which share of tokens each neuron is computed.
+    /// Per curve, `[levels, neurons]`: share of tokens on which each neuron is computed.
     pub(crate) kept: Vec<Vec<f32>>,
 }
 
-/// Some tokens and what the neurons make of them, all `[tokens, neurons]`.
+/// Neuron values of some tokens, `[tokens, neurons]` each.
 struct Sample {
     tokens: usize,
     activation: Vec<f32>,
@@ -43,7 +43,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// At most `wanted` tokens of `part`, evenly spread.
+    /// Values of at most `wanted` tokens of `part`, evenly spread.
     fn of(part: &TracePart, wanted: usize, ffn: &FeedForward) -> Result<Self, PredictorError> {
         let tokens = part.tokens().min(wanted);
         let inputs = (0..tokens).map(|place| place * part.tokens() / tokens);
@@ -64,7 +64,7 @@ impl Sample {
     }
 }
 
-/// A score with what it is made with.
+/// A score and its parameters.
 struct Scoring<'a> {
     score: Score,
     centred: bool,
@@ -72,8 +72,7 @@ struct Scoring<'a> {
 }
 
 impl Scoring<'_> {
-    /// What each neuron would add to the output if it is computed, in units of its row of down, and
-    /// its score.
+    /// Coefficient of each neuron's column of down, and its score.
     fn of(&self, sample: &Sample) -> (Vec<f32>, Vec<f32>) {
         let neurons = sample.neurons();
         let ScoreVectors {
@@ -99,8 +98,7 @@ impl Scoring<'_> {
     }
 }
 
-/// Calibrates thresholds for `layer` on the training samples of `profile`, and judges them on the
-/// held-out ones.
+/// Calibrates thresholds for `layer` on the training samples of `profile`, and evaluates them on the held-out samples.
 pub(crate) fn thresholds(
     layer: usize,
     profile: &Profile,
@@ -120,7 +118,7 @@ pub(crate) fn thresholds(
         kept: Vec::new(),
     };
     let vectors = &made.vectors;
-    // Where there is no up there is nothing to weigh a gate with that its contribution has not.
+    // Without up, the weighted gate equals the contribution.
     let before_up = match usual.up {
         Some(_) => vec![Score::Gate, Score::WeightedGate],
         None => vec![Score::Gate],
@@ -136,7 +134,7 @@ pub(crate) fn thresholds(
         made.curves.push(curve);
         made.kept.push(kept);
     }
-    // Centred where that takes fewer neurons for the same error.
+    // Centred if that needs fewer neurons for the same error.
     let plain = calibrated(&uncentred(Score::Contribution), &search, &judge, &usual)?;
     let scoring = Scoring {
         centred: true,
@@ -154,7 +152,7 @@ pub(crate) fn thresholds(
     Ok(made)
 }
 
-/// What scores are made with, from what neurons usually do.
+/// Parameters of the scores, from the statistics of the neurons.
 fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorError> {
     let neurons = usual.neurons();
     let column = |values: &[f32], neuron: usize| -> Vec<f32> {
@@ -175,8 +173,7 @@ fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorE
             })
             .collect(),
     };
-    // The median: of an activation that is slightly negative most of the time and large seldom,
-    // that is what it is most of the time.
+    // The median: the typical value of an activation that is slightly negative on most tokens and large on few.
     let centre: Vec<f32> = (0..neurons)
         .map(|neuron| {
             let mut values = column(&usual.product, neuron);
@@ -193,7 +190,7 @@ fn vectors(usual: &Sample, ffn: &FeedForward) -> Result<ScoreVectors, PredictorE
     })
 }
 
-/// Measures how far the FFN's output is off when neurons are dropped.
+/// Measures the relative error of the FFN output when neurons are skipped.
 struct Errors<'a> {
     sample: Sample,
     ffn: &'a FeedForward,
@@ -207,7 +204,7 @@ impl<'a> Errors<'a> {
         Ok(Self { sample, ffn, sizes })
     }
 
-    /// Mean relative error where neurons with less than `threshold` are dropped.
+    /// Mean relative error when neurons with scores below `threshold` are skipped.
     fn at(
         &self,
         coefficients: &[f32],
@@ -235,7 +232,7 @@ fn lengths(ffn: &FeedForward, h: Vec<f32>, tokens: usize) -> Result<Vec<f32>, Pr
     Ok(ffn.down_unbiased(&h)?.sqr()?.sum(1)?.sqrt()?.to_vec1()?)
 }
 
-/// The curve of `scoring`, and the share of `usual` tokens on which each neuron is computed.
+/// Threshold curve of `scoring`, and the share of `usual` tokens on which each neuron is computed.
 fn calibrated(
     scoring: &Scoring<'_>,
     search: &Errors<'_>,
@@ -262,18 +259,18 @@ fn calibrated(
     Ok((curve, kept))
 }
 
-/// The thresholds at which the error is each of [`ERRORS`].
+/// Thresholds at the error levels [`ERRORS`].
 fn invert(scoring: &Scoring<'_>, errors: &Errors<'_>) -> Result<Vec<f32>, PredictorError> {
     let (coefficients, scores) = scoring.of(&errors.sample);
     let mut sorted = scores.clone();
     sorted.sort_unstable_by(f32::total_cmp);
-    // Thresholds along the scores, and the error at each, which grows.
+    // Thresholds at quantiles of the scores, and their errors, which increase.
     let mut curve = vec![(0f64, 0f64)];
     for point in 1..=POINTS {
-        let place = (point * sorted.len() / POINTS).min(sorted.len() - 1);
-        let value = sorted[place];
+        let index = (point * sorted.len() / POINTS).min(sorted.len() - 1);
+        let value = sorted[index];
         let error = errors.at(&coefficients, &scores, value)?;
-        let (before, least) = *curve.last().expect("it begins with a point");
+        let (before, least) = *curve.last().expect("the curve starts with a point");
         if f64::from(value) > before {
             curve.push((f64::from(value), error.max(least)));
         }
@@ -287,8 +284,7 @@ fn invert(scoring: &Scoring<'_>, errors: &Errors<'_>) -> Result<Vec<f32>, Predic
         .collect())
 }
 
-/// Where a curve that grows from `(0, 0)` reaches `error`, on straight lines between its points; its
-/// end where it does not.
+/// Threshold at which an increasing curve from `(0, 0)` reaches `error`, by linear interpolation; its end if it does not.
 fn value_at(curve: &[(f64, f64)], error: f64) -> f32 {
     let after = curve.partition_point(|(_, reached)| *reached <= error);
     let (value, reached) = curve[after - 1];
@@ -298,13 +294,13 @@ fn value_at(curve: &[(f64, f64)], error: f64) -> f32 {
     (value + (next - value) * (error - reached) / (more - reached)) as f32
 }
 
-/// `[levels, neurons]`: the share of tokens on which a neuron's score reaches the level's threshold.
+/// `[levels, neurons]`: share of tokens on which a neuron's score reaches the threshold of the level.
 fn shares(scores: &[f32], levels: &[ThresholdLevel], neurons: usize) -> Vec<f32> {
     let tokens = scores.len() / neurons;
     let mut reached = vec![0u32; levels.len() * neurons];
     for scores in scores.chunks_exact(neurons) {
         for (neuron, score) in scores.iter().enumerate() {
-            // Levels ascend: it reaches so many of them, counted at the last.
+            // Levels ascend: count the last one that the score reaches.
             let count = levels.partition_point(|level| *score >= level.value);
             if let Some(last) = count.checked_sub(1) {
                 reached[last * neurons + neuron] += 1;
@@ -330,7 +326,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_curve_is_inverted(steps in prop::collection::vec((0.01f64..1.0, 0.001f64..0.2), 1..20), error in 0.0f64..1.0) {
+        fn inverting_a_curve_interpolates_linearly(steps in prop::collection::vec((0.01f64..1.0, 0.001f64..0.2), 1..20), error in 0.0f64..1.0) {
             let mut curve = vec![(0.0, 0.0)];
             for (value, more) in steps {
                 let (before, reached) = curve[curve.len() - 1];
@@ -349,7 +345,7 @@ mod tests {
         }
 
         #[test]
-        fn shares_are_counted_level_by_level(
+        fn shares_equal_a_straightforward_count(
             scores in prop::collection::vec(0.0f32..1.0, 12), mut values in prop::collection::vec(0.0f32..1.0, 4),
         ) {
             values.sort_by(f32::total_cmp);

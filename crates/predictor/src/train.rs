@@ -1,43 +1,40 @@
-//! Trains the predictor of a layer, as wide as pays.
+//! Trains the predictor of a layer, at the rank that reads the fewest bytes per token.
 
-use powerinfer_artifact::{ByteSize, Digest, Progress, predictor_file::BIAS};
+use powerinfer_artifact::{ByteSize, Progress, predictor_file::BIAS};
 use powerinfer_kernels::Isa;
 use powerinfer_profile::{Profile, Traces};
 use powerinfer_tensor::Format;
 
 use crate::{
     PredictorError, Targets,
-    calibrate::{Quality, calibrate},
-    learn::{Schedule, learn},
+    calibrate::Quality,
     loss::MissCost,
-    network::{Network, Weights},
+    network::Network,
+    search::Search,
     verdict::{Refusal, check_samples, is_far_short, note_unsure},
 };
 
-/// Share of the bytes that another rank must save to be worth the training.
-const WORTHWHILE: f64 = 0.01;
-/// Ranks that are tried, each about half as much again as the one before. Rows of B are stored in
-/// blocks of 32, so below that only A gets smaller.
+/// Candidate ranks, each about 1.5 times the previous one. Rows of B are stored in blocks of 32, so that below 32 only A
+/// shrinks.
 const LADDER: [usize; 16] = [
     16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
 ];
 
-/// How the rank of a layer's predictor is found.
+/// Method of choosing the rank of a layer's predictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sizing {
-    /// The rank at which predictor and predicted neurons together are cheapest to read.
+    /// Minimises the bytes read per token, of the predictor and the predicted neurons.
     #[default]
     Evidence,
-    /// As the paper does it: begun at the layer's sparsity, adjusted by its skewness, until the
-    /// neurons' recall is what is asked for.
+    /// As in the paper: starts from the layer's sparsity, adjusts by its skewness, until the target recall is reached.
     Paper,
 }
 
 impl Sizing {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Self; 2] = [Self::Evidence, Self::Paper];
 
-    /// The name in headers and on the command line.
+    /// Name, as in file headers and arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Evidence => "evidence",
@@ -46,41 +43,41 @@ impl Sizing {
     }
 }
 
-/// What shapes trained predictors, beside the profile.
+/// Settings of training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// What must be predicted on held-out tokens.
+    /// Required recall on held-out tokens.
     pub targets: Targets,
-    /// Most bytes of a layer's predictor.
+    /// Byte budget of a layer's predictor.
     pub layer_bytes: u64,
-    /// How the rank is found.
+    /// Method of choosing the rank.
     pub sizing: Sizing,
-    /// Most optimiser steps per network.
+    /// Limit of optimiser steps per network.
     pub steps: usize,
-    /// Steps without progress after which training comes to its end.
+    /// Early stopping: steps without improvement.
     pub patience: usize,
-    /// Format the weights of the neurons will have, which says what a neuron costs.
+    /// Weight format of the neurons in the bundle, which determines the bytes that a neuron costs.
     pub quant: Format,
-    /// Matrices that each neuron has a row of.
+    /// Matrices of the FFN: 3 if gated, else 2.
     pub matrices_per_neuron: usize,
-    /// Format of the predictors' own weights.
+    /// Weight format of the predictors.
     pub weights: Format,
     /// Seed of initialisation and batches.
     pub seed: u64,
 }
 
-/// What the profile knows of a layer.
+/// Statistics of a layer from the profile.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layer {
     pub(crate) layer: usize,
-    /// Share of the neurons that fire on a token.
+    /// Share of the neurons that are active on a token.
     pub(crate) density: f64,
-    /// Share of the neurons that carry 80 % of the activations.
+    /// Smallest share of the neurons with 80 % of the activations.
     pub(crate) most: f64,
 }
 
-/// Trains the predictor of `layer` within the byte budget; none, and a word why, where it is better
-/// off without.
+/// Trains the predictor of `layer` within the byte budget; `None`, and a note with the reason, if the layer is better off
+/// without one.
 pub(crate) fn best_network(
     layer: usize,
     profile: &Profile,
@@ -106,7 +103,7 @@ pub(crate) fn best_network(
     }
 }
 
-/// The same from samples, which are checked.
+/// [`best_network`] from given samples, which are checked.
 pub(crate) fn best_of_samples(
     known: Layer,
     traces: &Traces,
@@ -120,7 +117,7 @@ pub(crate) fn best_of_samples(
     let counts = traces.training.counts();
     let fired: u64 = counts.iter().sum();
     if fired == 0 || traces.held_out.counts().iter().all(|count| *count == 0) {
-        return Ok(Err(Refusal::NeverFires { training, held_out }));
+        return Ok(Err(Refusal::NoActivity { training, held_out }));
     }
     let (hidden, neurons) = (traces.training.hidden_size, counts.len());
     let density = fired as f64 / (training * neurons) as f64;
@@ -128,10 +125,10 @@ pub(crate) fn best_of_samples(
         let row = settings.weights.row_bytes(rank) + BIAS.row_bytes(1);
         (rank * settings.weights.row_bytes(hidden) + neurons * row) as u64
     };
-    // What is saved at the very best: the gates of those that do not fire.
+    // At best a predictor saves the gate rows of the inactive neurons.
     let all_gates = (neurons * settings.quant.row_bytes(hidden)) as f64;
     if bytes(LADDER[0]) as f64 >= (1.0 - density) * all_gates {
-        return Ok(Err(Refusal::AlwaysFires { density }));
+        return Ok(Err(Refusal::AlwaysActive { density }));
     }
     let fits = |rank: &usize| *rank <= hidden && bytes(*rank) <= settings.layer_bytes;
     let ladder: Vec<usize> = LADDER.into_iter().filter(fits).collect();
@@ -156,7 +153,7 @@ pub(crate) fn best_of_samples(
     };
     let best = match settings.sizing {
         Sizing::Evidence => search.cheapest()?,
-        Sizing::Paper => search.as_the_paper_does()?,
+        Sizing::Paper => search.as_in_the_paper()?,
     };
     let (rank, quality) = (best.network.rank, best.quality);
     let exact = search.bytes_read(1.0, quality.density);
@@ -181,139 +178,22 @@ pub(crate) fn best_of_samples(
     Ok(Ok((best.network, quality)))
 }
 
-/// Log-odds of each neuron's firing, with one imagined firing and one silence.
+/// Log-odds of each neuron's activity, with add-one smoothing.
 fn log_odds(counts: &[u64], tokens: usize) -> Vec<f32> {
     let odds = counts.iter().map(|count| {
-        let (fired, silent) = (*count as f64 + 1.0, (tokens as u64 - count) as f64 + 1.0);
-        (fired / silent).ln() as f32
+        let (active, inactive) = (*count as f64 + 1.0, (tokens as u64 - count) as f64 + 1.0);
+        (active / inactive).ln() as f32
     });
     odds.collect()
 }
 
-/// What missing a neuron costs where this share of them fires.
+/// Weight of false negatives in a layer with this density.
 fn miss_cost(sizing: Sizing, density: f64) -> MissCost {
     let equal_shares = (1.0 - density) / density.max(1e-4);
     match sizing {
-        // Between equal weights (1) and equal shares of the loss: their geometric mean.
+        // The geometric mean of equal weights (1) and equal shares of the loss.
         Sizing::Evidence => MissCost::ByContribution(equal_shares.sqrt().clamp(1.0, 30.0) as f32),
         Sizing::Paper => MissCost::Even(equal_shares.clamp(1.0, 100.0) as f32),
-    }
-}
-
-/// A network that was tried.
-pub(crate) struct Tried {
-    weights: Weights,
-    pub(crate) network: Network,
-    quality: Quality,
-    /// Bytes a token reads.
-    cost: f64,
-}
-
-/// The search for one layer's predictor.
-pub(crate) struct Search<'a> {
-    pub(crate) known: Layer,
-    pub(crate) traces: &'a Traces,
-    pub(crate) settings: Settings,
-    pub(crate) isa: Isa,
-    pub(crate) progress: &'a dyn Progress,
-    /// Ranks within the byte budget, at least one, upwards.
-    pub(crate) ladder: Vec<usize>,
-    log_odds: Vec<f32>,
-    cost: MissCost,
-}
-
-impl Search<'_> {
-    /// Where on the ladder to begin: the more neurons fire, the more there is to predict.
-    pub(crate) fn guess(&self) -> usize {
-        let rank = self.known.density * self.traces.training.hidden_size as f64;
-        let guess = self.ladder.partition_point(|tried| (*tried as f64) < rank);
-        guess.min(self.ladder.len() - 1)
-    }
-
-    /// Looks for the rank at which a token reads least, predictor and neurons together: from a
-    /// first guess upwards for as long as that pays, else downwards.
-    fn cheapest(&mut self) -> Result<Tried, PredictorError> {
-        let start = self.guess();
-        let mut best = self.try_rank(self.ladder[start], None)?;
-        for direction in [1isize, -1] {
-            let mut place = start;
-            let began_at = best.cost;
-            while let Some(next) = place
-                .checked_add_signed(direction)
-                .filter(|n| *n < self.ladder.len())
-            {
-                let tried = self.try_rank(self.ladder[next], Some(&best))?;
-                if tried.cost >= (1.0 - WORTHWHILE) * best.cost {
-                    break;
-                }
-                (best, place) = (tried, next);
-            }
-            if best.cost < began_at {
-                break; // wider paid, so narrower does not
-            }
-        }
-        Ok(best)
-    }
-
-    /// Bytes of a layer's neurons that a token reads: the gate of those predicted, and the rest of
-    /// those that the gate leaves alive.
-    fn bytes_read(&self, predicted: f64, alive: f64) -> f64 {
-        let samples = &self.traces.training;
-        let row = self.settings.quant.row_bytes(samples.hidden_size) as f64;
-        let others = (self.settings.matrices_per_neuron - 1) as f64;
-        samples.active.neurons() as f64 * (predicted + others * alive) * row
-    }
-
-    /// Trains and judges a network of `rank`, from a trained one of another rank where there is
-    /// one, which takes half the steps.
-    pub(crate) fn try_rank(
-        &mut self,
-        rank: usize,
-        from: Option<&Tried>,
-    ) -> Result<Tried, PredictorError> {
-        let (settings, layer) = (self.settings, self.known.layer);
-        let numbers = [settings.seed, layer as u64, rank as u64].map(u64::to_le_bytes);
-        let seed = Digest::of_parts(numbers.iter().map(|bytes| &bytes[..])).leading_bits();
-        let samples = &self.traces.training;
-        let (start, steps) = match from {
-            None => {
-                let bias = self.log_odds.clone();
-                let start = Weights::random(samples.hidden_size, bias, rank, seed);
-                (start, settings.steps)
-            }
-            Some(tried) => {
-                let start = tried.weights.at_rank(rank, seed);
-                (start, settings.steps.div_ceil(2))
-            }
-        };
-        let schedule = Schedule {
-            steps,
-            patience: settings.patience,
-            seed,
-            layer,
-            cost: self.cost,
-        };
-        let learnt = learn(&start, samples, schedule, || {
-            Ok(self.progress.advance(0)?)
-        })?;
-        let network = learnt.weights.pack(settings.weights);
-        let quality = calibrate(&network, &self.traces.held_out, settings.targets, self.isa);
-        let predicted = quality.predicted_density;
-        let cost =
-            network.bytes() as f64 + self.bytes_read(predicted, quality.density * quality.recall);
-        self.progress.detail(&format!(
-            "layer {layer} rank {rank}: {} steps, loss {:.4}; {} bytes, predicts {:.1} % of the neurons, a token reads {cost:.0} bytes",
-            learnt.steps,
-            learnt.loss,
-            network.bytes(),
-            100.0 * predicted,
-        ));
-        Ok(Tried {
-            weights: learnt.weights,
-            network,
-            quality,
-            cost,
-        })
     }
 }
 
@@ -347,7 +227,7 @@ mod tests {
         most: 0.2,
     };
 
-    /// Keeps the notes.
+    /// Records the notes.
     #[derive(Default)]
     struct Notes(Mutex<Vec<String>>);
 
@@ -379,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_easy_layer_gets_what_was_asked_for() {
+    fn an_easy_layer_meets_its_targets() {
         let (made, notes) = make(&planted(EASY, 1), SETTINGS);
         let (network, quality) = made.unwrap().unwrap();
         assert!(!quality.falls_short(SETTINGS.targets), "{quality:?}");
@@ -389,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_way_is_accurate_too() {
+    fn sizing_as_in_the_paper_is_accurate() {
         let settings = Settings {
             sizing: Sizing::Paper,
             ..SETTINGS
@@ -399,59 +279,59 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_in_which_nobody_fires_gets_none() {
-        let silent = Planted {
+    fn a_layer_without_active_neurons_gets_no_predictor() {
+        let inactive = Planted {
             threshold: 1e9,
             ..EASY
         };
-        let refusal = refusal(&planted(silent, 1), SETTINGS);
-        let expected = Refusal::NeverFires {
+        let refusal = refusal(&planted(inactive, 1), SETTINGS);
+        let expected = Refusal::NoActivity {
             training: 2000,
             held_out: 1000,
         };
         assert_eq!(refusal, expected);
-        assert!(refusal.to_string().contains("no neuron fires"));
+        assert!(refusal.to_string().contains("no neuron is active"));
     }
 
     #[test]
-    fn a_layer_in_which_all_fire_gets_none() {
-        let lively = Planted {
+    fn a_layer_with_only_active_neurons_gets_no_predictor() {
+        let active = Planted {
             threshold: -1e9,
             ..EASY
         };
-        let refusal = refusal(&planted(lively, 1), SETTINGS);
-        assert_eq!(refusal, Refusal::AlwaysFires { density: 1.0 });
+        let refusal = refusal(&planted(active, 1), SETTINGS);
+        assert_eq!(refusal, Refusal::AlwaysActive { density: 1.0 });
         assert!(refusal.to_string().contains("100.0 %"), "{refusal}");
     }
 
     #[test]
-    fn numbers_that_are_none_are_an_error_that_says_where() {
+    fn samples_with_nan_are_an_error_with_their_place() {
         for part in powerinfer_profile::Part::ALL {
             let mut traces = planted(EASY, 1);
             let inputs = traces.part_mut(part).inputs.to_mut();
             inputs[17 * EASY.hidden + 5] = bf16::NAN;
             let error = make(&traces, SETTINGS).0.err().unwrap().to_string();
-            for told in ["layer 7", "sample 17", part.name(), "NaN"] {
-                assert!(error.contains(told), "{error}");
+            for expected in ["layer 7", "sample 17", part.name(), "NaN"] {
+                assert!(error.contains(expected), "{error}");
             }
         }
     }
 
     #[test]
-    fn too_small_a_budget_is_told() {
+    fn a_too_small_budget_is_reported() {
         let settings = Settings {
             layer_bytes: 1000,
             ..SETTINGS
         };
         let refusal = refusal(&planted(EASY, 1), settings).to_string();
-        for told in ["rank 16", "1000 B"] {
-            assert!(refusal.contains(told), "{refusal}");
+        for expected in ["rank 16", "1000 B"] {
+            assert!(refusal.contains(expected), "{refusal}");
         }
     }
 
     #[test]
-    fn what_cannot_be_predicted_gets_none() {
-        // Who fires has to do with nothing.
+    fn unpredictable_neurons_get_no_predictor() {
+        // Activity is independent of the inputs.
         let mut random = Random::new(1);
         let mut traces = Traces::new(64, 512);
         for part in powerinfer_profile::Part::ALL {
@@ -470,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_misses_far_too_much_is_refused() {
+    fn a_predictor_far_below_its_targets_is_refused() {
         let quality = Quality {
             threshold: 0.0,
             recall: 0.93,
@@ -493,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn few_held_out_tokens_are_said_to_tell_little() {
+    fn a_recall_from_few_held_out_tokens_is_noted_as_uncertain() {
         let few = Planted {
             tokens: [2000, 40],
             ..EASY
@@ -502,12 +382,12 @@ mod tests {
         let (_, quality) = made.unwrap().unwrap();
         assert!(quality.recall_error > 0.02, "{quality:?}");
         assert_eq!(notes.len(), 1);
-        for told in [
-            "layer 7: 20 held-out tokens",
+        for expected in [
+            "layer 7: with 20 held-out tokens",
             "95 % confidence",
-            "must be held out",
+            "needs about",
         ] {
-            assert!(notes[0].contains(told), "{}", notes[0]);
+            assert!(notes[0].contains(expected), "{}", notes[0]);
         }
         let none = Planted {
             tokens: [2000, 10],

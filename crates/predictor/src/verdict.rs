@@ -1,37 +1,37 @@
-//! Whether a layer is better off with a predictor, and what a person should know of the one it gets.
+//! Whether a layer gets a predictor, and notes on its quality.
 
 use powerinfer_artifact::{ByteSize, Progress};
 use powerinfer_profile::{Part, Traces};
 
 use crate::{PredictorError, Targets, calibrate::Quality, make::FEWEST_SAMPLES};
 
-/// A predictor that misses more than so many times what it may is worse than none.
+/// A predictor whose misses exceed the allowed ones by more than this factor is refused.
 const FAR: f64 = 2.0;
-/// How near a recall should be known.
+/// Required confidence interval of a recall, ±.
 const SURE: f64 = 0.01;
 
-/// Why a layer gets no predictor and so runs `exact`, which misses nothing.
+/// Why a layer gets no predictor and runs `exact`, which is lossless.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Nothing to learn from, or to judge on.
-    #[error("no neuron fires in its samples ({training} to learn from, {held_out} to judge on)")]
-    NeverFires { training: usize, held_out: usize },
-    /// Nothing to save.
+    /// No active neurons in the training or held-out samples.
+    #[error("no neuron is active in its samples ({training} training, {held_out} held-out)")]
+    NoActivity { training: usize, held_out: usize },
+    /// Too few inactive neurons to save anything.
     #[error(
-        "{:.1} % of its neurons fire on a token, so predicting which ones saves nothing",
+        "{:.1} % of its neurons are active on a token, so that prediction saves nothing",
         100.0 * density
     )]
-    AlwaysFires { density: f64 },
-    /// No room.
-    #[error("even of rank {rank} one takes {bytes}, and the budget leaves {budget} for a layer")]
+    AlwaysActive { density: f64 },
+    /// The smallest predictor exceeds the budget.
+    #[error("a predictor of rank {rank} takes {bytes}, the budget is {budget} per layer")]
     OverBudget {
         rank: usize,
         bytes: ByteSize,
         budget: ByteSize,
     },
-    /// It would read more than it saves.
+    /// The predictor would read more than it saves.
     #[error(
-        "within {budget} the best, of rank {rank}, must predict {:.1} % of the neurons to predict {:.1} % of those that fire, which reads more than computing every gate",
+        "the best predictor within {budget}, of rank {rank}, must predict {:.1} % of the neurons for a recall of {:.1} %, which reads more than computing every gate",
         100.0 * predicted, 100.0 * recall
     )]
     DoesNotPay {
@@ -40,9 +40,9 @@ pub(crate) enum Refusal {
         predicted: f64,
         recall: f64,
     },
-    /// It would change what the model says.
+    /// The recall is far below the targets.
     #[error(
-        "within {budget} the best, of rank {rank}, predicts {} on held-out tokens, far from the {} asked for",
+        "the best predictor within {budget}, of rank {rank}, reaches {} on held-out tokens, far below the target of {}",
         shares(*recall, *contribution), shares(targets.recall, Some(targets.contribution_recall))
     )]
     FarShort {
@@ -54,7 +54,7 @@ pub(crate) enum Refusal {
     },
 }
 
-/// Refuses samples that are too few to learn from and to judge on, or have numbers that are none.
+/// Refuses samples that are too few, or not finite.
 pub(crate) fn check_samples(layer: usize, traces: &Traces) -> Result<(), PredictorError> {
     let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
     if training < FEWEST_SAMPLES || held_out < FEWEST_SAMPLES {
@@ -65,11 +65,11 @@ pub(crate) fn check_samples(layer: usize, traces: &Traces) -> Result<(), Predict
             needed: FEWEST_SAMPLES,
         });
     }
-    check_numbers(layer, traces)
+    check_finite(layer, traces)
 }
 
-/// Refuses samples with numbers that are none.
-pub(crate) fn check_numbers(layer: usize, traces: &Traces) -> Result<(), PredictorError> {
+/// Refuses samples with NaN or infinite values.
+pub(crate) fn check_finite(layer: usize, traces: &Traces) -> Result<(), PredictorError> {
     for part in Part::ALL {
         if let Some(token) = traces.part(part).first_not_finite() {
             return Err(PredictorError::NotFinite {
@@ -82,18 +82,18 @@ pub(crate) fn check_numbers(layer: usize, traces: &Traces) -> Result<(), Predict
     Ok(())
 }
 
-/// In words.
+/// Describes recall and contribution recall.
 fn shares(recall: f64, contribution: Option<f64>) -> String {
-    let neurons = format!("{:.1} % of the neurons that fire", 100.0 * recall);
+    let neurons = format!("a recall of {:.1} %", 100.0 * recall);
     contribution.map_or(neurons.clone(), |contribution| {
         format!(
-            "{neurons} and {:.1} % of what they add",
+            "{neurons} and a contribution recall of {:.1} %",
             100.0 * contribution
         )
     })
 }
 
-/// Whether so much less is predicted than asked for that the layer is better off without.
+/// Whether the recall is so far below the targets that the layer is better off without the predictor.
 pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
     let far =
         |reached: f64, target: f64| 1.0 - reached > FAR * (1.0 - target) + quality.recall_error;
@@ -103,15 +103,15 @@ pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
             .is_some_and(|reached| far(reached, targets.contribution_recall))
 }
 
-/// Says so where there are too few tokens to know how good the predictor of `layer` is.
+/// Notes if there are too few tokens to know the quality of the predictor of `layer`.
 pub(crate) fn note_unsure(layer: usize, quality: &Quality, progress: &dyn Progress) {
     if quality.recall_error <= SURE {
         return;
     }
-    // The error falls with the root of the tokens; as many set the threshold as count.
+    // The error decreases with the square root of the tokens; half of them set the threshold.
     let more = (quality.recall_error / SURE).powi(2);
     progress.note(&format!(
-        "layer {layer}: {} held-out tokens tell its recall of {:.1} % to ± {:.1} % (with 95 % confidence); for ± 1 % about {:.0} must be held out, so profile about {more:.0} times as many",
+        "layer {layer}: with {} held-out tokens its recall is {:.1} % ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
         quality.tokens,
         100.0 * quality.recall,
         100.0 * quality.recall_error,

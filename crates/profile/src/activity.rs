@@ -1,24 +1,24 @@
-//! How often, how strongly and how persistently each neuron of a layer fired.
+//! Frequency, magnitude and temporal locality of each neuron's activity.
 
 use serde::{Deserialize, Serialize};
 
-/// Windows, in tokens, over which it is asked whether a neuron had fired shortly before.
+/// Windows of preceding tokens, in tokens, over which reuse is measured.
 pub const LOCALITY_WINDOWS: [usize; 3] = [1, 4, 16];
 
-/// Share of a layer's neurons that hot sets are compared on.
+/// Size of the hot sets that are compared, as a share of a layer's neurons.
 pub const HOT_SHARE: f64 = 0.2;
 
-/// On how many tokens each neuron fired.
+/// Activation counts of neurons.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Tokens that went through the layer.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Tokens on which each neuron fired.
+    /// Tokens on which each neuron was active.
     pub active: Vec<u64>,
 }
 
 impl Counts {
-    /// Nothing seen yet of so many neurons.
+    /// Counts of zero for `neurons` neurons.
     pub fn new(neurons: usize) -> Self {
         Self {
             tokens: 0,
@@ -26,7 +26,7 @@ impl Counts {
         }
     }
 
-    /// Adds what was seen elsewhere.
+    /// Adds other counts.
     pub fn add(&mut self, other: &Self) {
         self.tokens += other.tokens;
         for (count, more) in self.active.iter_mut().zip(&other.active) {
@@ -34,7 +34,7 @@ impl Counts {
         }
     }
 
-    /// These counts without those of a `part` of them.
+    /// Subtracts the counts of a `part` of the text.
     pub fn without(&self, part: &Self) -> Self {
         let active = self.active.iter().zip(&part.active);
         Self {
@@ -43,11 +43,9 @@ impl Counts {
         }
     }
 
-    /// Jaccard similarity of the hottest [`HOT_SHARE`] of the neurons here and there: how many
-    /// are hot in both, of those that are in either.
+    /// Jaccard similarity of the hot sets, the most frequently active [`HOT_SHARE`] of the neurons.
     ///
-    /// Equally frequent neurons are ranked in opposite orders, so that ties, of which few tokens
-    /// make many, count against the likeness and not for it.
+    /// Ties are ranked in opposite orders, so that they reduce the similarity: few tokens produce many ties.
     pub fn overlap(&self, other: &Self) -> f64 {
         let count = ((self.active.len() as f64 * HOT_SHARE).round() as usize).max(1);
         let mut order: Vec<usize> = (0..self.active.len()).collect();
@@ -63,44 +61,43 @@ impl Counts {
     }
 }
 
-/// How many of the neurons that fired had fired shortly before.
+/// Reuse of active neurons within a window of preceding tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reuse {
-    /// Activations of neurons that were active on at least one of the window's tokens.
+    /// Activations of neurons that were also active within the window.
     pub reused: u64,
-    /// All activations of tokens that have a whole window before them.
+    /// All activations, on tokens with a full window before them.
     pub active: u64,
 }
 
 impl Reuse {
-    /// Share of activations that were reused; none where no token had a whole window before it.
+    /// Share of reused activations; `None` if no token had a full window before it.
     pub fn share(self) -> Option<f64> {
         (self.active > 0).then(|| self.reused as f64 / self.active as f64)
     }
 }
 
-/// What was seen of one layer over all calibration tokens. Activities add up: over shards, over
-/// texts, over rounds.
+/// Activity of a layer over all calibration tokens; additive over shards, texts and rounds.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LayerActivity {
-    /// Tokens that went through the layer.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Tokens on which each neuron fired: its activation was not exactly zero.
+    /// Tokens on which each neuron was active: `h_i != 0`.
     pub active: Vec<u64>,
     /// Mean of `|h_i|` over all tokens, `h_i = act(gate_i·x)·(up_i·x)`.
     pub magnitude: Vec<f32>,
-    /// Mean of `|h_i|·‖down_i‖`, what the neuron adds to the hidden state.
+    /// Mean contribution `|h_i|·‖down_i‖` to the hidden state.
     pub contribution: Vec<f32>,
     /// Counts over the first of two independent halves of the text.
     pub first_half: Counts,
-    /// Counts by where the text came from.
+    /// Counts per source of the text.
     pub sources: Vec<Counts>,
     /// Reuse within each of [`LOCALITY_WINDOWS`].
     pub locality: [Reuse; 3],
 }
 
 impl LayerActivity {
-    /// Nothing seen yet of so many neurons on text from so many sources.
+    /// No activity, for `neurons` neurons and `sources` sources.
     pub fn new(neurons: usize, sources: usize) -> Self {
         Self {
             tokens: 0,
@@ -113,7 +110,7 @@ impl LayerActivity {
         }
     }
 
-    /// Adds what was seen on other text from the same sources.
+    /// Adds the activity on other text from the same sources.
     pub fn add(&mut self, other: &Self) {
         let all = (self.tokens + other.tokens).max(1) as f64;
         let (here, there) = (self.tokens as f64 / all, other.tokens as f64 / all);
@@ -138,7 +135,7 @@ impl LayerActivity {
         }
     }
 
-    /// The counts over all text.
+    /// Counts over all text.
     pub fn counts(&self) -> Counts {
         Counts {
             tokens: self.tokens,
@@ -146,14 +143,13 @@ impl LayerActivity {
         }
     }
 
-    /// Overlap of the hot sets of two independent halves of the text: near one where more text
-    /// would not change who is hot.
+    /// Overlap of the hot sets of two independent halves of the text; near 1 when more text would not change the hot set.
     pub fn half_overlap(&self) -> f64 {
         let second = self.counts().without(&self.first_half);
         self.first_half.overlap(&second)
     }
 
-    /// Share of tokens on which each neuron fired.
+    /// Activation frequency of each neuron.
     pub fn frequencies(&self) -> Vec<f64> {
         let tokens = self.tokens.max(1) as f64;
         self.active
@@ -162,32 +158,32 @@ impl LayerActivity {
             .collect()
     }
 
-    /// Share of all activations that are exactly zero.
+    /// Sparsity: share of activations that are exactly zero.
     pub fn sparsity(&self) -> f64 {
         let total: u64 = self.active.iter().sum();
         1.0 - total as f64 / (self.tokens.max(1) * self.active.len().max(1) as u64) as f64
     }
 
-    /// Share of neurons that never fired.
+    /// Share of neurons that were never active.
     pub fn dead(&self) -> f64 {
         self.active.iter().filter(|active| **active == 0).count() as f64
             / self.active.len().max(1) as f64
     }
 
-    /// Neurons from the most to the least frequent; equals keep their order.
+    /// Neurons by descending activation frequency; stable.
     pub fn hottest_first(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.active.len() as u32).collect();
         order.sort_by_key(|neuron| std::cmp::Reverse(self.active[*neuron as usize]));
         order
     }
 
-    /// The curve of the layer's own activations.
+    /// Skewness of the layer's activations.
     pub fn skew(&self) -> Skew {
         Skew::of(self.active.clone())
     }
 }
 
-/// How unevenly activations are spread over neurons: the cumulative curve, hottest neuron first.
+/// Cumulative activations of neurons, hottest first.
 #[derive(Debug, Clone)]
 pub struct Skew {
     /// Activations of the hottest 1, 2, … neurons.
@@ -195,7 +191,7 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// Sorts and sums the counts of neurons, of one layer or of several.
+    /// Curve of activation counts, of one layer or several.
     pub fn of(mut counts: Vec<u64>) -> Self {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let mut sum = 0;
@@ -206,7 +202,7 @@ impl Skew {
         Self { cumulative: counts }
     }
 
-    /// Share of activations carried by the hottest `share` of the neurons.
+    /// Share of activations of the hottest `share` of the neurons.
     pub fn activations_of(&self, share: f64) -> f64 {
         let neurons = (share * self.cumulative.len() as f64) as usize;
         let total = self.cumulative.last().copied().unwrap_or(0);
@@ -216,7 +212,7 @@ impl Skew {
         }
     }
 
-    /// Smallest share of neurons that carries at least `share` of all activations.
+    /// Smallest share of neurons with at least `share` of all activations.
     pub fn neurons_for(&self, share: f64) -> f64 {
         let wanted = share * self.cumulative.last().copied().unwrap_or(0) as f64;
         if wanted <= 0.0 {
@@ -275,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_do_not_pass_for_agreement() {
+    fn ties_do_not_count_as_overlap() {
         let counts = Counts {
             tokens: 1,
             active: vec![0; 100],

@@ -1,4 +1,4 @@
-//! Calibration text as token sequences: where each comes from, and what it is for.
+//! Calibration text as token sequences with source and part.
 
 use std::ops::Range;
 
@@ -6,32 +6,32 @@ use powerinfer_artifact::Digest;
 
 use crate::ProfileError;
 
-/// One sequence in so many is held out from training predictors.
+/// Every `HELD_OUT_EVERY`-th sequence belongs to the held-out part.
 const HELD_OUT_EVERY: usize = 5;
 
-/// Most tokens that are held back from a calibration altogether.
+/// Most tokens of the reserved texts, which are not profiled.
 pub const RESERVED: usize = 16_384;
 
-/// Where the text ends before anything could be held back, one sequence in so many is.
+/// If no text remains to be reserved, the last `1 / RESERVED_EVERY` of the sequences are.
 const RESERVED_EVERY: usize = 8;
 
-/// From so many documents on, the halves of a source share no document.
+/// Documents of a source from which on its halves share no document.
 const DOCUMENTS_FOR_HALVES: usize = 8;
 
-/// What a sequence is for.
+/// Training or held-out part of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Predictors learn from it.
+    /// Predictors are trained on it.
     Training,
-    /// Predictors are judged on it.
+    /// Predictors are calibrated and evaluated on it.
     HeldOut,
 }
 
 impl Part {
-    /// Both, in the order of their files.
+    /// Both parts.
     pub const ALL: [Self; 2] = [Self::Training, Self::HeldOut];
 
-    /// The name tensors of this part carry.
+    /// Name, as in tensor names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Training => "training",
@@ -40,39 +40,39 @@ impl Part {
     }
 }
 
-/// Documents that belong together: the tokens of each, and what a person calls them.
+/// A named set of tokenised documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// For reports.
+    /// Name for reports.
     pub name: String,
-    /// Token ids.
+    /// Token ids of each document.
     pub documents: Vec<Vec<u32>>,
 }
 
-/// Tokens that the model reads from its first position on.
+/// A token sequence that starts at position 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sequence {
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// Which source it comes from.
+    /// Index of the source.
     pub source: usize,
-    /// Whether it is of the first of two independent halves.
+    /// Whether it belongs to the first of two independent halves.
     pub first_half: bool,
-    /// What it is for.
+    /// Training or held-out part.
     pub part: Part,
 }
 
-/// One of several runs that together profile all text.
+/// One of several runs that together profile a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// Which, from 1.
+    /// Index, from 1.
     pub index: usize,
-    /// Of how many.
+    /// Number of shards.
     pub count: usize,
 }
 
 impl Shard {
-    /// The one run that does everything.
+    /// The only shard of an undivided run.
     pub const WHOLE: Self = Self { index: 1, count: 1 };
 }
 
@@ -95,7 +95,7 @@ impl std::str::FromStr for Shard {
     }
 }
 
-/// Sequences from one or several sources.
+/// Calibration sequences from one or several sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
     sources: Vec<String>,
@@ -104,19 +104,22 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Cuts documents into sequences of at most `length` tokens, until `tokens` are there, and holds
-    /// back what follows: at most [`RESERVED`] tokens, or the last sequences where nothing follows.
+    /// Splits documents into sequences of at most `length` tokens, `tokens` in total, and reserves the text after them: at
+    /// most [`RESERVED`] tokens, or the last sequences if no text remains.
     ///
-    /// Every document begins a sequence, so that what the model sees is what it would see. The
-    /// sources take turns, and within a source its documents, so that whatever is taken from the
-    /// beginning stands for all.
+    /// Every document starts a sequence. Sources alternate, and documents within a source, so that any prefix of the
+    /// sequences is representative.
+    ///
+    /// # Errors
+    ///
+    /// There are no tokens, or too few for a held-out part.
     pub fn new(sources: Vec<Source>, length: usize, tokens: usize) -> Result<Self, ProfileError> {
         let names = sources.iter().map(|source| source.name.clone()).collect();
         let calibration = Self::cut(&sources, names, length, tokens);
         match calibration.sequences.len() {
             0 => Err(ProfileError::NoTokens),
             few if few < HELD_OUT_EVERY => {
-                // A single long text still has parts: its sequences are cut shorter.
+                // A single long text is split into shorter sequences.
                 let total = calibration.tokens();
                 if total < 2 * HELD_OUT_EVERY {
                     return Err(ProfileError::TooShort {
@@ -185,7 +188,7 @@ impl Calibration {
         }
     }
 
-    /// Text that is not profiled at all.
+    /// Token ids of the reserved texts, which are not profiled.
     pub fn reserved(&self) -> &[Vec<u32>] {
         &self.reserved
     }
@@ -195,30 +198,34 @@ impl Calibration {
         &self.sources
     }
 
-    /// All sequences.
+    /// The sequences.
     pub fn sequences(&self) -> &[Sequence] {
         &self.sequences
     }
 
-    /// All tokens.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens_in(0..self.sequences.len())
     }
 
-    /// Tokens of some sequences.
+    /// Number of tokens of a range of sequences.
     pub fn tokens_in(&self, range: Range<usize>) -> usize {
         let lengths = self.sequences[range].iter().map(|s| s.tokens.len());
         lengths.sum()
     }
 
-    /// Tokens of one part in some sequences.
+    /// Number of tokens of one part in a range of sequences.
     pub fn part_tokens(&self, wanted: Part, range: Range<usize>) -> usize {
         let sequences = self.sequences[range].iter();
         let of_part = sequences.filter(|sequence| sequence.part == wanted);
         of_part.map(|sequence| sequence.tokens.len()).sum()
     }
 
-    /// The sequences that `shard` profiles.
+    /// The range of sequences of `shard`.
+    ///
+    /// # Errors
+    ///
+    /// The shard is empty.
     pub fn shard(&self, shard: Shard) -> Result<Range<usize>, ProfileError> {
         let edge = |index| self.sequences.len() * index / shard.count;
         let range = edge(shard.index - 1)..edge(shard.index);
@@ -231,7 +238,7 @@ impl Calibration {
         Ok(range)
     }
 
-    /// The sequences from `start` on that together have at least `tokens`.
+    /// The shortest range of sequences from `start` with at least `tokens` tokens, or all remaining ones.
     pub fn first(&self, start: usize, tokens: usize) -> Range<usize> {
         let mut end = start;
         let mut sum = 0;
@@ -242,7 +249,7 @@ impl Calibration {
         start..end
     }
 
-    /// A digest of the text as the model sees it.
+    /// Digest of the sequences, their sources, and the reserved texts.
     pub fn digest(&self) -> Digest {
         let parts = self.sequences.iter().map(|sequence| {
             let source = sequence.source as u32;
@@ -321,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_text_still_has_a_held_out_part() {
+    fn a_single_long_text_has_a_held_out_part() {
         for length in 10..60 {
             let calibration = one(vec![(0..length).collect()], 512, 1000).unwrap();
             let all = 0..calibration.sequences().len();
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_and_documents_take_turns() {
+    fn sources_and_documents_alternate() {
         let calibration = Calibration::new(
             vec![
                 source("a", vec![vec![1; 20], vec![2; 10]]),
@@ -362,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_share_no_document_where_there_are_many() {
+    fn halves_of_many_documents_share_none() {
         let documents = (0..20).map(|document| vec![document; 12]).collect();
         let calibration = one(documents, 5, 1000).unwrap();
         let halves = |first: bool| -> std::collections::BTreeSet<u32> {
@@ -375,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_cover_everything_once() {
+    fn shards_partition_the_sequences() {
         let calibration = one(vec![(0..103).collect()], 5, 1000).unwrap();
         for count in 1..calibration.sequences().len() {
             let mut next = 0;

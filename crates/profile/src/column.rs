@@ -1,24 +1,23 @@
-//! Numbers of many samples: gathered in memory while they are made, afterwards read where they lie
-//! in a mapped file, so that a layer's samples may be larger than memory.
+//! Values of samples, in memory while they are collected, later in a mapped file, so that a layer's samples may exceed memory.
 
 use std::{ops::Deref, ops::Range, sync::Arc};
 
 use bytemuck::Pod;
 use powerinfer_artifact::{ArtifactError, TensorFile, mapped_file::FileBytes, tensor_file::Dtype};
 
-/// Numbers that are read as one slice, wherever they are.
+/// An array of values, in memory or in a mapped file.
 #[derive(Debug, Clone)]
-pub struct Column<Value>(Numbers<Value>);
+pub struct Column<Value>(Storage<Value>);
 
 #[derive(Debug, Clone)]
-enum Numbers<Value> {
-    Gathered(Vec<Value>),
-    /// A part of a file, aligned for the numbers.
+enum Storage<Value> {
+    Owned(Vec<Value>),
+    /// A range of a file, aligned for the values.
     Mapped(FileBytes, Range<usize>),
 }
 
 impl<Value: Pod> Column<Value> {
-    /// The tensor called `name`, which must be there with this type and shape.
+    /// Maps the tensor `name`, which must have this type and shape.
     pub(crate) fn mapped(
         file: &Arc<TensorFile>,
         name: &str,
@@ -26,35 +25,35 @@ impl<Value: Pod> Column<Value> {
         shape: &[usize],
     ) -> Result<Self, ArtifactError> {
         let bytes = file.expect(name, dtype, shape)?;
-        // What we wrote is aligned; what others wrote need not be.
+        // Tensors written by other tools may be unaligned.
         if bytemuck::try_cast_slice::<u8, Value>(bytes).is_err() {
-            return Ok(Self(Numbers::Gathered(bytemuck::pod_collect_to_vec(bytes))));
+            return Ok(Self(Storage::Owned(bytemuck::pod_collect_to_vec(bytes))));
         }
-        let (bytes, range) = file.locate(name).expect("it was found above");
-        Ok(Self(Numbers::Mapped(bytes, range)))
+        let (bytes, range) = file.locate(name).expect("the tensor was found above");
+        Ok(Self(Storage::Mapped(bytes, range)))
     }
 
-    /// The numbers in memory, to be added to.
+    /// The values in memory, for appending; copies mapped values.
     pub fn to_mut(&mut self) -> &mut Vec<Value> {
-        if let Numbers::Mapped(..) = self.0 {
-            self.0 = Numbers::Gathered(self.to_vec());
+        if let Storage::Mapped(..) = self.0 {
+            self.0 = Storage::Owned(self.to_vec());
         }
         match &mut self.0 {
-            Numbers::Gathered(values) => values,
-            Numbers::Mapped(..) => unreachable!("it was gathered above"),
+            Storage::Owned(values) => values,
+            Storage::Mapped(..) => unreachable!("the values were copied above"),
         }
     }
 
-    /// Gives the memory of what was read from a file back; it can be read again.
+    /// Releases the pages of mapped values; they are read again on access.
     pub(crate) fn release(&self) {
-        if let Numbers::Mapped(bytes, range) = &self.0 {
+        if let Storage::Mapped(bytes, range) = &self.0 {
             bytes.release(range.clone());
         }
     }
 
-    /// Says that what is read next lies here and there.
+    /// Advises the system of random access.
     pub(crate) fn advise_random_access(&self) {
-        if let Numbers::Mapped(bytes, _) = &self.0 {
+        if let Storage::Mapped(bytes, _) = &self.0 {
             bytes.advise_random_access();
         }
     }
@@ -62,7 +61,7 @@ impl<Value: Pod> Column<Value> {
 
 impl<Value> Default for Column<Value> {
     fn default() -> Self {
-        Self(Numbers::Gathered(Vec::new()))
+        Self(Storage::Owned(Vec::new()))
     }
 }
 
@@ -71,8 +70,8 @@ impl<Value: Pod> Deref for Column<Value> {
 
     fn deref(&self) -> &[Value] {
         match &self.0 {
-            Numbers::Gathered(values) => values,
-            Numbers::Mapped(bytes, range) => bytemuck::cast_slice(&bytes[range.clone()]),
+            Storage::Owned(values) => values,
+            Storage::Mapped(bytes, range) => bytemuck::cast_slice(&bytes[range.clone()]),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a profile.
+//! Errors of making, reading and merging profiles.
 
 use std::path::PathBuf;
 
@@ -8,67 +8,67 @@ use powerinfer_model::ModelError;
 
 use crate::calibration::Shard;
 
-/// A profile that cannot be made or used.
+/// A profile that cannot be made, read or merged.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// There is no profile at this place.
+    /// The folder contains no profile.
     #[error("there is no profile in `{path}`")]
     Missing {
         /// The folder.
         path: PathBuf,
     },
-    /// Calibration text without a token.
+    /// The calibration text has no tokens.
     #[error("the calibration text has no tokens")]
     NoTokens,
-    /// Too little text to hold some of it out.
+    /// The calibration text is too short for a held-out part.
     #[error(
-        "the calibration text makes {sequences} sequence(s); at least {needed} are needed to hold some out"
+        "the calibration text has {sequences} sequence(s); at least {needed} are needed for a held-out part"
     )]
     TooShort {
-        /// Sequences there.
+        /// Sequences of the text.
         sequences: usize,
         /// Sequences needed.
         needed: usize,
     },
-    /// A shard without a sequence.
+    /// A shard has no sequences.
     #[error(
-        "shard {shard} would have no text, since there are only {sequences} sequences; take fewer shards or more text"
+        "shard {shard} has no text: there are only {sequences} sequences; use fewer shards or more text"
     )]
     EmptyShard {
         /// The shard.
         shard: Shard,
-        /// Sequences to be shared.
+        /// Sequences of all shards.
         sequences: usize,
     },
-    /// Nothing to merge.
-    #[error("there is nothing to merge; name the profiles")]
+    /// There are no profiles to merge.
+    #[error("no profiles to merge")]
     NothingToMerge,
-    /// Profiles that do not add up.
+    /// The profiles cannot be combined.
     #[error("`{path}` cannot be merged: {reason}")]
     NotMergeable {
         /// The profile.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The cause and the remedy.
         reason: String,
     },
-    /// The activations of a layer are not numbers.
-    #[error("layer {layer} of the model gives values that are not finite; its weights are damaged")]
+    /// The activations of a layer are NaN or infinite.
+    #[error("layer {layer} of the model produces NaN or infinite values; its weights are damaged")]
     NotFinite {
         /// The layer.
         layer: usize,
     },
-    /// The table of neurons is not what it should be.
+    /// The table of neurons is invalid.
     #[error("`{path}` is not a valid table of neurons: {reason}; make the profile again")]
     Table {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
-    /// A device cannot go on.
+    /// The device failed.
     #[error("{source}")]
     OnDevice {
-        /// Why.
+        /// The failure.
         source: DeviceError,
     },
     /// The model cannot be read or run.

@@ -1,8 +1,9 @@
-//! Measures which FFN neurons fire on calibration text.
+//! Measures how often each FFN neuron is active on calibration text, and samples FFN inputs for training predictors.
 //!
-//! The model is streamed: one layer is loaded, all calibration text goes through it, its neurons
-//! are counted, and the next layer takes its place. What is counted adds up: shards of one text,
-//! profiled on different machines, [`merge`] to what one run would have counted.
+//! The model is streamed: one layer is loaded, all calibration text runs through it, its neurons are counted, and the next
+//! layer takes its place. Counts are additive: shards of one text, profiled on different machines, [`merge`] to what a single
+//! run would have counted.
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod activity;
 mod calibration;
@@ -14,7 +15,9 @@ mod observe;
 mod profile;
 mod resume;
 mod samples;
+mod table;
 mod tally;
+mod times;
 mod traces;
 
 pub use activity::{Counts, HOT_SHARE, LOCALITY_WINDOWS, LayerActivity, Reuse, Skew};

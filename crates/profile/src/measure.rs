@@ -1,11 +1,10 @@
-//! The measurement: layers outside, text inside, so that each weight is read once a round.
+//! The measurement: the outer loop is over layers, the inner one over text, so that each weight is read once per round.
 
 use std::{
     cell::Cell,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use powerinfer_artifact::{Header, Progress, write::PartialFolder};
@@ -17,53 +16,54 @@ use powerinfer_reference::Embedding;
 use crate::{
     Calibration, LayerActivity, Part, Profile, ProfileDocument, ProfileError, Traces,
     calibration::Shard,
-    observe::{Watch, WatchedLayer},
+    observe::{InstrumentedLayer, Observation},
     profile::{self, Subject},
     resume::{self, HiddenSink, Place, Sizes, State},
     samples::Sampling,
+    times::Times,
     traces,
 };
 
-/// Tokens of the first round where the amount is not given.
+/// Tokens of the first round of [`Amount::UntilSettled`].
 pub const FIRST_ROUND: usize = 8192;
 
-/// Tokens for models without exact zeros, whose counts have no ranking that could settle.
+/// Tokens of [`Amount::UntilSettled`] for models without exact zeros, whose neurons are always active.
 const WITHOUT_ZEROS: usize = 32_768;
 
-/// How much of the text is profiled.
+/// Amount of text to profile.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
-    /// All of it.
+    /// All text.
     Everything,
-    /// Rounds of doubling length, until the hot sets of two independent halves overlap by this
-    /// much on average over the layers, and there are as many samples as were asked for.
+    /// Rounds of doubling length, until the hot sets of two independent halves of the text overlap enough (mean over the
+    /// layers) and all samples are taken.
     UntilSettled {
         /// Jaccard similarity, from 0 to 1.
         overlap: f64,
     },
 }
 
-/// What shapes a profile, beside model and text.
+/// Settings of a profile.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Tokens per layer to keep samples of, for training; a quarter as many are kept for judging.
+    /// Samples per layer of the training part; the held-out part has a quarter as many.
     pub trace_tokens: usize,
-    /// How much of the text is profiled.
+    /// Amount of text to profile.
     pub amount: Amount,
-    /// Which part of it.
+    /// Shard of the text to profile.
     pub shard: Shard,
     /// Seed recorded in the header.
     pub seed: u64,
 }
 
 impl Settings {
-    /// Samples kept per layer and part.
+    /// Samples per layer of each part.
     pub(crate) fn samples(trace_tokens: usize) -> [usize; 2] {
         [trace_tokens, trace_tokens.div_ceil(4)]
     }
 }
 
-/// The header of a profile of `checkpoint` over `calibration`.
+/// Header of a profile of `checkpoint` over `calibration`.
 pub(crate) fn header(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
@@ -87,11 +87,16 @@ pub(crate) fn header(
     }
 }
 
-/// Profiles `checkpoint` over `calibration` into the folder `out`; on `device`, where there is one.
+/// Profiles `checkpoint` over `calibration` into the folder `out`, on `device` if there is one, else on the CPU.
 ///
-/// An interrupted run with the same inputs goes on after its last finished layer, on whichever device: the counts
-/// are the same up to the rounding of sums. In memory are one layer (beside a device two), one sequence, and the samples of
-/// one layer; hidden states are on disk.
+/// An interrupted run with the same inputs resumes after its last finished layer, on either device: counts agree up to the
+/// rounding of sums. Memory holds one layer (two with a device), one sequence and one layer's samples; hidden states are on
+/// disk.
+///
+/// # Errors
+///
+/// The model cannot be read or run, the device fails, an activation is not finite, the shard is empty, a file cannot be
+/// written, or `progress` interrupts.
 pub fn measure(
     checkpoint: &Checkpoint,
     calibration: &Calibration,
@@ -121,7 +126,7 @@ pub fn measure(
         rounds: Vec::new(),
         ahead: Cell::new(None),
     };
-    // A run that was killed at the very end has left a whole profile.
+    // A run that was killed at the very end left a complete profile.
     if Profile::open(folder.path()).is_ok_and(|done| *done.header() == header) {
         run.remove_work()?;
         folder.finish()?;
@@ -146,61 +151,14 @@ pub fn measure(
         &activities,
         calibration.reserved(),
     )?;
-    // What cannot be read does not replace what can.
+    // Check it before it replaces an existing profile.
     Profile::open(folder.path())?;
     run.remove_work()?;
     folder.finish()?;
     Profile::open(out)
 }
 
-/// Where the time of a layer goes.
-#[derive(Debug, Default)]
-struct Times {
-    loading: Duration,
-    forward: Duration,
-    moving: Duration,
-}
-
-impl Times {
-    fn add<Output>(sum: &mut Duration, work: impl FnOnce() -> Output) -> Output {
-        let started = Instant::now();
-        let output = work();
-        *sum += started.elapsed();
-        output
-    }
-
-    /// Reads weights.
-    fn loading<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
-        Self::add(&mut self.loading, work)
-    }
-
-    /// Computes, and is watched doing so.
-    fn forward<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
-        Self::add(&mut self.forward, work)
-    }
-
-    /// Brings hidden states from disk or back.
-    fn moving<Output>(&mut self, work: impl FnOnce() -> Output) -> Output {
-        Self::add(&mut self.moving, work)
-    }
-
-    /// The times of a layer in words; `watching` is within the forward.
-    fn told(&self, layer: usize, tokens: usize, watching: Duration) -> String {
-        let all = self.loading + self.forward + self.moving;
-        let unwatched = (all - watching).as_secs_f64().max(1e-9);
-        format!(
-            "layer {layer}: {:.0} tokens/s; weights {:.2} s, forward {:.2} s, hidden states {:.2} s, watching {:.2} s ({:.1} % more than without)",
-            tokens as f64 / all.as_secs_f64().max(1e-9),
-            self.loading.as_secs_f64(),
-            (self.forward - watching).as_secs_f64(),
-            self.moving.as_secs_f64(),
-            watching.as_secs_f64(),
-            100.0 * watching.as_secs_f64() / unwatched,
-        )
-    }
-}
-
-/// A measurement on its way.
+/// A measurement in progress.
 struct Run<'a> {
     checkpoint: &'a Checkpoint,
     calibration: &'a Calibration,
@@ -211,14 +169,14 @@ struct Run<'a> {
     folder: &'a Path,
     header: &'a Header,
     progress: &'a dyn Progress,
-    /// Rounds that are done or under way.
+    /// Rounds that are finished or running.
     rounds: Vec<Range<usize>>,
-    /// The weights of a layer that has been read while another was computed.
+    /// Weights of a layer that were read ahead.
     ahead: Cell<Option<(usize, LayerWeights)>>,
 }
 
 impl Run<'_> {
-    /// Runs round after round until there is enough.
+    /// Runs rounds until the amount of text is reached.
     fn measure(&mut self, folder: &PartialFolder) -> Result<Vec<LayerActivity>, ProfileError> {
         let tokens = |range: Range<usize>| {
             (range.end <= self.sequences.end).then(|| self.calibration.tokens_in(range))
@@ -228,7 +186,7 @@ impl Run<'_> {
         let mut state = match found {
             Some(state) => {
                 self.progress.note(&format!(
-                    "going on after layer {} of an interrupted run",
+                    "resuming after layer {} of an interrupted run",
                     state.place.layer
                 ));
                 self.rounds = self.rounds_before(state.place);
@@ -264,7 +222,7 @@ impl Run<'_> {
         }
     }
 
-    /// The round that begins with the sequence `start`; empty where there is no more.
+    /// The round that starts at sequence `start`; empty at the end of the text.
     fn round_after(&self, start: usize) -> Range<usize> {
         let done = self.calibration.tokens_in(self.sequences.start..start);
         let wanted = match self.settings.amount {
@@ -278,7 +236,7 @@ impl Run<'_> {
         round.start..round.end.min(self.sequences.end)
     }
 
-    /// The rounds that are over at `place`.
+    /// The rounds that are finished at `place`.
     fn rounds_before(&self, place: Place) -> Vec<Range<usize>> {
         let mut rounds = Vec::new();
         let mut round = self.round_after(self.sequences.start);
@@ -293,7 +251,7 @@ impl Run<'_> {
         self.checkpoint.config().activation.has_exact_zeros()
     }
 
-    /// Whether more text would hardly change who is hot.
+    /// Whether the hot sets have converged and all samples are taken.
     fn is_settled(&self, activities: &[LayerActivity]) -> bool {
         let Amount::UntilSettled { overlap: bound } = self.settings.amount else {
             return false;
@@ -308,20 +266,20 @@ impl Run<'_> {
         let enough = sampled >= self.settings.trace_tokens;
         if !settled || !enough {
             self.progress.note(&format!(
-                "{} tokens: the hot sets of two halves of the text overlap by {:.1} %; going on {}",
+                "{} tokens: the hot sets of two halves of the text overlap by {:.1} %; continuing {}",
                 activities[0].tokens,
                 100.0 * mean,
                 if settled {
-                    "for the samples that predictors learn from".to_owned()
+                    "for more samples to train predictors".to_owned()
                 } else {
-                    format!("until it is {:.0} %", 100.0 * bound)
+                    format!("until the overlap is {:.0} %", 100.0 * bound)
                 }
             ));
         }
         settled && enough
     }
 
-    /// Takes a round from wherever it is through its remaining layers.
+    /// Runs the remaining layers of a round.
     fn round(&self, mut state: State) -> Result<State, ProfileError> {
         let range = state.place.start..state.place.end;
         let tokens = self.calibration.tokens_in(range.clone());
@@ -335,7 +293,7 @@ impl Run<'_> {
         Ok(state)
     }
 
-    /// Takes a round through its next layer.
+    /// Runs the next layer of a round.
     fn layer(
         &self,
         state: State,
@@ -347,7 +305,7 @@ impl Run<'_> {
             layer: index + 1,
             ..state.place
         };
-        // What comes out of the last layer is of no use.
+        // The output of the last layer is not needed.
         let is_last = place.layer == self.sizes.layers;
         let kept = if is_last { 0 } else { tokens };
         let run = |sink: &mut HiddenSink<'_>| {
@@ -357,14 +315,14 @@ impl Run<'_> {
                 ..
             } = state;
             let sequences = &self.calibration.sequences()[range.clone()];
-            let beginning = match &hidden {
+            let embedding = match &hidden {
                 Some(_) => None,
                 None => {
                     let tokens = sequences.iter().flat_map(|sequence| &sequence.tokens);
                     Some(Embedding::load_for(self.checkpoint, tokens)?)
                 }
             };
-            let watch = Watch {
+            let observation = Observation {
                 sources: self.sizes.sources,
                 longest: sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
                 sampling: self.sampling(range),
@@ -375,20 +333,20 @@ impl Run<'_> {
                     Some(device) => Some((device, self.weights(index)?)),
                     None => None,
                 };
-                WatchedLayer::load(self.checkpoint, index, device, watch)
+                InstrumentedLayer::load(self.checkpoint, index, device, observation)
             })?;
             let mut first = 0;
             self.reading_ahead(index + 1, || {
                 for sequence in sequences {
                     let count = sequence.tokens.len();
-                    let input = times.moving(|| match (&hidden, &beginning) {
+                    let input = times.moving(|| match (&hidden, &embedding) {
                         (Some(hidden), _) => Ok::<_, ProfileError>(hidden.read(first, count)),
-                        (None, Some(beginning)) => {
-                            let embedded = beginning.embed(&sequence.tokens)?;
+                        (None, Some(embedding)) => {
+                            let embedded = embedding.embed(&sequence.tokens)?;
                             Ok(embedded.flatten_all()?.to_vec1()?)
                         }
                         (None, None) => {
-                            unreachable!("there is a beginning where nothing is hidden")
+                            unreachable!("the first layer has embeddings")
                         }
                     })?;
                     first += count;
@@ -401,7 +359,7 @@ impl Run<'_> {
                 Ok::<_, ProfileError>(())
             })?;
             self.progress
-                .detail(&times.told(index, tokens, layer.watching()));
+                .detail(&times.describe(index, tokens, layer.observing()));
             let (activity, samples) = layer.finish(index)?;
             samples.write(&self.round_traces(range, index), &self.trace_header())?;
             activities[index].add(&activity);
@@ -410,7 +368,7 @@ impl Run<'_> {
         resume::save(self.folder, self.header, self.sizes, place, kept, run)
     }
 
-    /// The weights of layer `index`, which may have been read already.
+    /// Weights of layer `index`, read now or ahead.
     fn weights(&self, index: usize) -> Result<LayerWeights, ProfileError> {
         match self.ahead.take() {
             Some((layer, weights)) if layer == index => Ok(weights),
@@ -418,7 +376,7 @@ impl Run<'_> {
         }
     }
 
-    /// Does `work`; where a device does most of it, layer `next` is read meanwhile, where there is one.
+    /// Runs `work`; with a device, reads the weights of layer `next` in parallel.
     fn reading_ahead<Output>(&self, next: usize, work: impl FnOnce() -> Output) -> Output {
         if self.device.is_none() || next >= self.sizes.layers {
             return work();
@@ -427,7 +385,7 @@ impl Run<'_> {
         std::thread::scope(|scope| {
             let reading = scope.spawn(move || LayerWeights::read(checkpoint, next));
             let output = work();
-            // What cannot be read is told when it is asked for.
+            // A failure is reported when the layer is read again.
             if let Ok(Ok(weights)) = reading.join() {
                 self.ahead.set(Some((next, weights)));
             }
@@ -435,13 +393,13 @@ impl Run<'_> {
         })
     }
 
-    /// Which tokens of a round are sampled, per part.
+    /// Sampling of each part in a round.
     fn sampling(&self, round: &Range<usize>) -> [Sampling; 2] {
         let samples = Settings::samples(self.settings.trace_tokens);
         Part::ALL.map(|part| {
             let tokens = |range| self.calibration.part_tokens(part, range);
-            // Where all text is profiled, a shard takes the samples that one run would take of
-            // it; a round cannot know how many will follow and takes its fill.
+            // If all text is profiled, a shard takes the samples that a single run would take from it; a round cannot know
+            // how many will follow and takes all.
             let (total, first) = match self.settings.amount {
                 Amount::Everything => (
                     tokens(0..self.calibration.sequences().len()),
@@ -465,13 +423,13 @@ impl Run<'_> {
         }
     }
 
-    /// Where the samples of a round wait.
+    /// Temporary path of the samples of a round.
     fn round_traces(&self, round: &Range<usize>, layer: usize) -> PathBuf {
         let folder = self.folder.join(format!("rounds/{:08}", round.end));
         Traces::path(&folder, layer)
     }
 
-    /// Makes one set of samples of those of all rounds.
+    /// Joins the samples of all rounds.
     fn join_traces(&self) -> Result<(), ProfileError> {
         for layer in 0..self.sizes.layers {
             let Sizes {
@@ -492,7 +450,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the samples of all that was done before `place` are there.
+    /// Whether the samples of everything before `place` exist.
     fn has_samples(&self, place: Place) -> bool {
         let current = place.start..place.end;
         let layers = |round: &Range<usize>| match *round == current {
@@ -515,7 +473,7 @@ impl Run<'_> {
             })
     }
 
-    /// Removes what only an interrupted run needs.
+    /// Removes the files for resuming.
     fn remove_work(&self) -> Result<(), ProfileError> {
         resume::remove(self.folder);
         let rounds = self.folder.join("rounds");

@@ -1,5 +1,4 @@
-//! Merging profiles: shards of one text into what one run would have counted, and profiles of
-//! different texts into one of all.
+//! Merges profiles: shards of one text into the profile of a single run, and profiles of different texts into one.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,19 +11,24 @@ use crate::{
     traces,
 };
 
-/// Name of a header's setting: digests of the texts that were merged.
+/// Header setting: digests of the merged texts.
 const TEXTS: &str = "texts";
 
-/// Profiles of one text: all shards of it in order, or the one profile there is.
+/// Profiles of one text: all its shards in order, or a single profile.
 struct Text<'a> {
     digest: Option<Digest>,
     profiles: Vec<&'a Profile>,
 }
 
-/// Merges `profiles`, which must be of one model, into the folder `out`.
+/// Merges `profiles` of one model into the folder `out`.
 ///
-/// Counts add up exactly; means are weighted by tokens. Samples of shards are put side by side;
-/// of different texts each gives its share.
+/// Counts are added exactly; means are weighted by tokens. Samples of shards are concatenated; different texts contribute
+/// samples in proportion to their tokens.
+///
+/// # Errors
+///
+/// There are no profiles, they are of different models or sizes, a shard is missing, a text occurs twice, or a file cannot
+/// be read or written.
 pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> {
     let first = profiles.first().ok_or(ProfileError::NothingToMerge)?;
     for profile in profiles {
@@ -32,7 +36,7 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
         let (body, expected) = (profile.document(), first.document());
         let sizes = |body: &ProfileDocument| (body.layers.len(), body.ffn_size, body.hidden_size);
         if sizes(body) != sizes(expected) {
-            return Err(unfit(profile, "its layers have other sizes".to_owned()));
+            return Err(unfit(profile, "its layers have different sizes".to_owned()));
         }
     }
     let texts = texts(profiles)?;
@@ -89,8 +93,8 @@ pub fn merge(profiles: &[Profile], out: &Path) -> Result<Profile, ProfileError> 
     Profile::open(out)
 }
 
-/// What was held back of each text, in turns. Shards of one text have held back the same. Of sources
-/// with one name nothing is: what one profile held back the other may have read.
+/// Reserved texts of all profiles, interleaved. Shards of one text reserved the same. Texts that share a source name are
+/// left out, since one profile may have counted what the other reserved.
 fn reserved_of_all(texts: &[Text<'_>]) -> Result<Vec<Vec<u32>>, ProfileError> {
     let names = |text: &Text<'_>| {
         let sources = &text.profiles[0].document().sources;
@@ -127,7 +131,7 @@ fn unfit(profile: &Profile, reason: String) -> ProfileError {
     }
 }
 
-/// The shard that `profile` says it is.
+/// Shard of the text that `profile` covers.
 fn shard(profile: &Profile) -> Result<Option<Shard>, ProfileError> {
     let Some(setting) = profile.header().settings.get(SHARD) else {
         return Ok(None);
@@ -137,7 +141,7 @@ fn shard(profile: &Profile) -> Result<Option<Shard>, ProfileError> {
     shard.map(Some).map_err(|reason| unfit(profile, reason))
 }
 
-/// Sorts profiles by text, and checks that no text is there in part or twice.
+/// Groups profiles by text, and checks that every text is complete and occurs once.
 fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
     let mut texts: Vec<Text<'_>> = Vec::new();
     for profile in profiles {
@@ -159,7 +163,7 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
                 return Err(unfit(
                     profile,
                     format!(
-                        "it is shard {index}/{of}, and others are of another number of shards; merge shards of one run"
+                        "it is shard {index}/{of}, others belong to a different number of shards; merge shards of one run"
                     ),
                 ));
             }
@@ -167,7 +171,7 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
                 return Err(unfit(
                     profile,
                     format!(
-                        "it has profiled the same text as `{}`; name each profile once",
+                        "it covers the same text as `{}`; name each profile once",
                         other.folder().display()
                     ),
                 ));
@@ -182,11 +186,11 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
             return Err(unfit(
                 text.profiles[0],
                 format!(
-                    "of its shards {} missing: {}; profile them, then merge all",
+                    "{} missing: {}; profile the missing shards, then merge all",
                     if missing.len() == 1 {
-                        "one is"
+                        "one of its shards is"
                     } else {
-                        "some are"
+                        "some of its shards are"
                     },
                     missing.join(", ")
                 ),
@@ -197,7 +201,7 @@ fn texts(profiles: &[Profile]) -> Result<Vec<Text<'_>>, ProfileError> {
     Ok(texts)
 }
 
-/// Digests of the texts that `profile` is of: one, or those that were merged before.
+/// Digests of the texts of `profile`: one, or those of an earlier merge.
 fn constituents(profile: &Profile) -> Vec<String> {
     let header = profile.header();
     match header
@@ -216,7 +220,7 @@ fn constituents(profile: &Profile) -> Vec<String> {
     }
 }
 
-/// Fails where a text would be counted twice.
+/// Checks that no text is counted twice.
 fn check_disjoint(texts: &[Text<'_>]) -> Result<(), ProfileError> {
     let mut seen: BTreeMap<String, &Profile> = BTreeMap::new();
     for profile in texts.iter().filter_map(|text| text.profiles.first()) {
@@ -225,7 +229,7 @@ fn check_disjoint(texts: &[Text<'_>]) -> Result<(), ProfileError> {
                 return Err(unfit(
                     profile,
                     format!(
-                        "a text in it was profiled in `{}` too; merge each text once",
+                        "it shares a text with `{}`; merge each text once",
                         other.folder().display()
                     ),
                 ));
@@ -235,7 +239,7 @@ fn check_disjoint(texts: &[Text<'_>]) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// `activity` as one whose sources are `offset`, `offset` + 1, … of `total`.
+/// Moves the sources of `activity` to `offset..` of `total` sources.
 fn among_all_sources(activity: &LayerActivity, offset: usize, total: usize) -> LayerActivity {
     let mut wide = LayerActivity::new(activity.active.len(), total);
     wide.sources[offset..offset + activity.sources.len()].clone_from_slice(&activity.sources);
@@ -245,7 +249,7 @@ fn among_all_sources(activity: &LayerActivity, offset: usize, total: usize) -> L
     }
 }
 
-/// Samples that `profile` was asked to keep.
+/// Setting of `profile`: samples per layer.
 fn trace_tokens(profile: &Profile) -> usize {
     let setting = profile.header().settings.get(TRACE_TOKENS);
     setting
@@ -253,13 +257,13 @@ fn trace_tokens(profile: &Profile) -> usize {
         .map_or(0, |tokens| tokens as usize)
 }
 
-/// Tokens of each part that `profile` saw.
+/// Tokens of each part of `profile`.
 fn part_tokens(profile: &Profile) -> [usize; 2] {
     let body = profile.document();
     [body.training_tokens as usize, body.held_out_tokens as usize]
 }
 
-/// The header that one run over all texts would have got.
+/// Header of a single run over all texts.
 fn header(first: &Profile, texts: &[Text<'_>], trace_tokens: usize) -> Header {
     let model = first.header().model.clone();
     let seed = first.header().seed;

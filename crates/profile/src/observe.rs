@@ -1,4 +1,4 @@
-//! A layer that text goes through, and what is seen of it on the way: on the processor, or on a device.
+//! A layer under observation, on the CPU or on a device.
 
 use std::{
     sync::Arc,
@@ -19,38 +19,38 @@ use crate::{
     tally::{Counter, Place, Tally},
 };
 
-/// What a layer is watched for.
+/// Parameters of an observation.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Watch {
-    /// Sources of text that are counted apart.
+pub(crate) struct Observation {
+    /// Number of sources, which are counted separately.
     pub(crate) sources: usize,
     /// Tokens of the longest sequence.
     pub(crate) longest: usize,
-    /// Which tokens are kept, per part.
+    /// Sampling of each part.
     pub(crate) sampling: [Sampling; 2],
 }
 
-/// A layer, and what was seen of it.
-pub(crate) enum WatchedLayer {
-    /// On the processor.
+/// A layer with its counts and samples.
+pub(crate) enum InstrumentedLayer {
+    /// On the CPU.
     OnCpu(Box<(Layer, Observer)>),
-    /// On a device, which counts.
+    /// On a device, which also counts.
     OnDevice(Box<(ObservedLayer, Sampler, Tally)>),
 }
 
-impl WatchedLayer {
-    /// Loads layer `index` of `checkpoint`, or puts its weights on a device where there is one.
+impl InstrumentedLayer {
+    /// Loads layer `index` of `checkpoint` on the CPU, or uploads its weights to a device.
     pub(crate) fn load(
         checkpoint: &Checkpoint,
         index: usize,
         device: Option<(&Arc<dyn Device>, LayerWeights)>,
-        watch: Watch,
+        observation: Observation,
     ) -> Result<Self, ProfileError> {
         let config = checkpoint.config();
-        let (neurons, sources) = (config.ffn_size, watch.sources);
+        let (neurons, sources) = (config.ffn_size, observation.sources);
         let sampler = |norms| {
             let zeros = config.activation.has_exact_zeros();
-            Sampler::new(norms, zeros, config.hidden_size, watch.sampling)
+            Sampler::new(norms, zeros, config.hidden_size, observation.sampling)
         };
         Ok(match device {
             None => {
@@ -63,7 +63,7 @@ impl WatchedLayer {
                 Self::OnCpu(Box::new((layer, observer)))
             }
             Some((device, weights)) => {
-                let (longest, parts) = (watch.longest, 2 * sources);
+                let (longest, parts) = (observation.longest, 2 * sources);
                 let windows = LOCALITY_WINDOWS;
                 let layer =
                     ObservedLayer::new(device, config, index, &weights, longest, parts, windows)?;
@@ -73,7 +73,7 @@ impl WatchedLayer {
         })
     }
 
-    /// Takes a sequence, `[tokens, hidden]`, through the layer; returns what comes out.
+    /// Runs a sequence, `[tokens, hidden]`, through the layer; returns its output.
     pub(crate) fn forward(
         &mut self,
         sequence: &Sequence,
@@ -107,22 +107,22 @@ impl WatchedLayer {
                         });
                     },
                 )?;
-                sampler.pass(tokens);
+                sampler.advance(tokens);
                 tally.counts[place.source][place.half].tokens += tokens as u64;
                 Ok(output)
             }
         }
     }
 
-    /// Time that watching has taken, where it can be told from computing.
-    pub(crate) fn watching(&self) -> Duration {
+    /// Time spent on observation; 0 on a device, where it is part of the forward pass.
+    pub(crate) fn observing(&self) -> Duration {
         match self {
             Self::OnCpu(here) => here.1.elapsed,
             Self::OnDevice(_) => Duration::ZERO,
         }
     }
 
-    /// What was seen of layer `index`.
+    /// Activity and samples of layer `index`.
     pub(crate) fn finish(self, index: usize) -> Result<(LayerActivity, Traces), ProfileError> {
         let (sampler, tally) = match self {
             Self::OnCpu(here) => (here.1.sampler, here.1.counter.tally),
@@ -138,7 +138,7 @@ impl WatchedLayer {
     }
 }
 
-/// Brings home what a device has counted.
+/// Copies the counts of a device to the host.
 fn collect(layer: &ObservedLayer, tally: &mut Tally) -> Result<(), ProfileError> {
     let found = layer.counts();
     for (source, halves) in tally.counts.iter_mut().enumerate() {
@@ -156,11 +156,11 @@ fn collect(layer: &ObservedLayer, tally: &mut Tally) -> Result<(), ProfileError>
     Ok(())
 }
 
-/// Sees what passes through a layer on the processor.
+/// Counts and samples a layer on the CPU.
 pub(crate) struct Observer {
     sampler: Sampler,
     counter: Counter,
-    /// Time that watching has taken.
+    /// Time spent on observation.
     elapsed: Duration,
 }
 
@@ -175,7 +175,7 @@ fn with_values<Output>(
         (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
             Ok(read(&values[start..end]))
         }
-        _ => bail!("a contiguous float32 tensor on the CPU expected"),
+        _ => bail!("expected a contiguous float32 tensor on the CPU"),
     }
 }
 
@@ -201,7 +201,7 @@ impl FfnObserver for Observer {
                 })
             })
         })???;
-        self.sampler.pass(tokens);
+        self.sampler.advance(tokens);
         self.elapsed += started.elapsed();
         Ok(None)
     }

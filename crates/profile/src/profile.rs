@@ -3,50 +3,47 @@
 use std::{
     cmp::Ordering,
     collections::BTreeMap,
-    fs::File,
     path::{Path, PathBuf},
 };
 
-use polars::prelude::{
-    Column, DataFrame, ParquetCompression, ParquetReader, ParquetWriter, PolarsError, SerReader,
-};
 use powerinfer_artifact::{
     ArtifactError, Digest, Header, ModelIdentity, document::Document, token_texts,
-    write::write_with,
 };
 use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, Counts, LayerActivity, ProfileError, Settings, Skew, Traces, activity::Reuse,
+    Calibration, LayerActivity, ProfileError, Settings, Skew, Traces,
+    activity::Reuse,
     measure,
+    table::{read_table, write_table},
 };
 
 /// Format name in a profile's header.
 pub(crate) const FORMAT: &str = "powerinfer-profile";
-/// Newest version of profiles read here.
+/// Newest version of profiles that can be read.
 pub(crate) const VERSION: u32 = 2;
-/// Name of the text among a header's inputs.
+/// Header input: digest of the calibration text.
 pub(crate) const CALIBRATION: &str = "calibration";
-/// Name of a header's setting: samples kept per layer.
+/// Header setting: samples kept per layer.
 pub(crate) const TRACE_TOKENS: &str = "trace_tokens";
-/// Name of a header's setting: which part of the text was profiled.
+/// Header setting: shard of the text.
 pub(crate) const SHARD: &str = "shard";
 pub(crate) const DOCUMENT: &str = "profile.json";
 const TABLE: &str = "neurons.parquet";
-/// Text that nothing was counted on or learnt from.
+/// File of the reserved texts.
 const RESERVED_TEXTS: &str = "reserved.safetensors";
 
-/// How few neurons carry most activations.
+/// Skewness of activity: shares of neurons that account for most activations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct NeuronsFor {
-    /// Smallest share of neurons that carries 50 % of the activations.
+    /// Smallest share of neurons with 50 % of the activations.
     #[serde(rename = "50_percent")]
     pub half: f64,
-    /// The same for 80 %.
+    /// Smallest share of neurons with 80 % of the activations.
     #[serde(rename = "80_percent")]
     pub most: f64,
-    /// The same for 95 %.
+    /// Smallest share of neurons with 95 % of the activations.
     #[serde(rename = "95_percent")]
     pub nearly_all: f64,
 }
@@ -61,27 +58,27 @@ impl NeuronsFor {
     }
 }
 
-/// What a person wants to know of a layer.
+/// Summary of a layer's activity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerSummary {
-    /// Which layer.
+    /// Layer index.
     pub layer: usize,
     /// Share of activations that are exactly zero.
     pub sparsity: f64,
-    /// How few neurons carry most activations.
+    /// Skewness of activity: shares of neurons that account for most activations.
     pub neurons_for: NeuronsFor,
-    /// Share of neurons that never fired.
+    /// Share of neurons that were never active.
     pub dead: f64,
     /// Jaccard similarity of the hot sets (top 20 %) of two independent halves of the text.
     pub half_overlap: f64,
     /// Activations of neurons that were active in the last 1, 4 and 16 tokens.
     pub locality: [Reuse; 3],
-    /// Share of activations carried by the hottest tenth, two tenths, … of the neurons.
+    /// Share of activations of the hottest 10 %, 20 %, … 100 % of the neurons.
     pub cumulative: Vec<f64>,
 }
 
 impl LayerSummary {
-    /// Summarises the counts of `layer`.
+    /// Summary of the counts of `layer`.
     pub(crate) fn of(layer: usize, activity: &LayerActivity) -> Self {
         let skew = activity.skew();
         Self {
@@ -98,56 +95,55 @@ impl LayerSummary {
     }
 }
 
-/// Text that belongs together.
+/// A source of calibration text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSummary {
-    /// What a person calls it.
+    /// Name for reports.
     pub name: String,
-    /// Tokens profiled of it.
+    /// Number of profiled tokens.
     pub tokens: u64,
 }
 
-/// The body of `profile.json`.
+/// Body of `profile.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileDocument {
-    /// Calibration tokens.
+    /// Number of profiled tokens.
     pub tokens: u64,
     /// Tokens of the first of two independent halves.
     pub first_half_tokens: u64,
-    /// Tokens that predictors learn from.
+    /// Tokens of the training part.
     pub training_tokens: u64,
-    /// Tokens that predictors are judged on.
+    /// Tokens of the held-out part.
     pub held_out_tokens: u64,
-    /// Where the text came from.
+    /// Sources of the text.
     pub sources: Vec<SourceSummary>,
-    /// Jaccard similarity of the hot sets (top 20 %) of each source and each other, on average
-    /// over the layers.
+    /// `[source, source]`: mean over the layers of the Jaccard similarity of the hot sets (top 20 %).
     pub source_overlap: Vec<Vec<f64>>,
-    /// Numbers per token.
+    /// Hidden size of the model.
     pub hidden_size: usize,
     /// Neurons per layer.
     pub ffn_size: usize,
-    /// Whether a silent neuron contributes exactly nothing.
+    /// Whether inactive neurons contribute exactly 0.
     pub has_exact_zeros: bool,
-    /// How few neurons of all layers together carry most activations.
+    /// Skewness of activity over the neurons of all layers.
     pub neurons_for: NeuronsFor,
-    /// A summary per layer.
+    /// Summary of each layer.
     pub layers: Vec<LayerSummary>,
     /// Digests of the other files, by path.
     pub files: BTreeMap<String, Digest>,
 }
 
-/// What a profile is of, beside the counts.
+/// Facts of a profile that do not follow from its counts.
 pub(crate) struct Subject<'a> {
     pub(crate) hidden_size: usize,
     pub(crate) has_exact_zeros: bool,
-    /// Tokens for training and tokens held out.
+    /// Tokens of the training and of the held-out part.
     pub(crate) part_tokens: [u64; 2],
     pub(crate) sources: &'a [String],
 }
 
 impl ProfileDocument {
-    /// Summarises the counts of all layers.
+    /// Document with the summaries of all layers.
     pub(crate) fn of(subject: Subject<'_>, activities: &[LayerActivity]) -> Self {
         let sources = subject.sources;
         let all = activities.iter().flat_map(|activity| &activity.active);
@@ -179,13 +175,13 @@ impl ProfileDocument {
         }
     }
 
-    /// The mean of something over the layers.
-    pub fn mean(&self, of: impl Fn(&LayerSummary) -> f64) -> f64 {
-        self.layers.iter().map(of).sum::<f64>() / self.layers.len().max(1) as f64
+    /// Mean of `metric` over all layers.
+    pub fn mean(&self, metric: impl Fn(&LayerSummary) -> f64) -> f64 {
+        self.layers.iter().map(metric).sum::<f64>() / self.layers.len().max(1) as f64
     }
 
-    /// Share of activations whose neuron was active in the last 1, 4 and 16 tokens, over all
-    /// layers; none where sequences were too short to tell.
+    /// Share of activations of neurons that were also active within the last 1, 4 and 16 tokens, over all layers; `None`
+    /// where no sequence is longer than the window.
     pub fn locality(&self) -> [Option<f64>; 3] {
         [0, 1, 2].map(|window| {
             let mut sum = Reuse::default();
@@ -198,7 +194,7 @@ impl ProfileDocument {
     }
 }
 
-/// Overlap of the hot sets of each source and each other, on average over the layers.
+/// Pairwise overlap of the sources' hot sets, mean over the layers.
 fn source_overlap(sources: usize, activities: &[LayerActivity]) -> Vec<Vec<f64>> {
     let mean = |a: usize, b: usize| {
         let overlaps = activities
@@ -217,7 +213,7 @@ fn source_overlap(sources: usize, activities: &[LayerActivity]) -> Vec<Vec<f64>>
     (0..sources).map(row).collect()
 }
 
-/// An open profile.
+/// A profile that was opened and checked.
 #[derive(Debug)]
 pub struct Profile {
     folder: PathBuf,
@@ -226,7 +222,11 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Opens the profile in `folder` and checks that its table fits.
+    /// Opens the profile in `folder` and checks its table.
+    ///
+    /// # Errors
+    ///
+    /// There is no profile, or its document or table is invalid, damaged or of another version.
     pub fn open(folder: &Path) -> Result<Self, ProfileError> {
         let path = folder.join(DOCUMENT);
         if !path.exists() {
@@ -246,7 +246,7 @@ impl Profile {
         })
     }
 
-    /// Whether the profile in `folder` was made from these inputs.
+    /// Whether `folder` contains a profile of exactly these inputs and settings.
     pub fn is_current(
         folder: &Path,
         checkpoint: &Checkpoint,
@@ -258,7 +258,7 @@ impl Profile {
         })
     }
 
-    /// Writes document and table into `folder`, beside the traces that are there.
+    /// Writes document, table and reserved texts into `folder`, which contains the traces.
     pub(crate) fn write(
         folder: &Path,
         header: Header,
@@ -278,37 +278,44 @@ impl Profile {
         Ok(Document { header, body }.write(&folder.join(DOCUMENT))?)
     }
 
-    /// Refuses a profile of another model.
+    /// Checks that this is a profile of `model`.
+    ///
+    /// # Errors
+    ///
+    /// It is a profile of another model.
     pub fn check_model(&self, model: &ModelIdentity) -> Result<(), ProfileError> {
         Ok(self
             .header()
             .check_model(&self.folder.join(DOCUMENT), model)?)
     }
 
-    /// Who made it, from what.
+    /// Header: tool, model, inputs and settings.
     pub fn header(&self) -> &Header {
         &self.document.header
     }
 
-    /// Where it is.
+    /// Folder of the profile.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The body of `profile.json`.
+    /// Body of `profile.json`.
     pub fn document(&self) -> &ProfileDocument {
         &self.document.body
     }
 
-    /// The whole of `profile.json`, with its header.
+    /// All of `profile.json`, including the header.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "profile documents always serialise"
+    )]
     pub fn json(&self) -> serde_json::Value {
-        serde_json::to_value(&self.document).expect("our structures are plain JSON")
+        serde_json::to_value(&self.document).expect("profile documents serialise to JSON")
     }
 
-    /// Cumulative activation curves: one per layer, and a last one of all layers together.
+    /// Cumulative activation curves, `[layers + 1, points + 1]`; the last curve is over the neurons of all layers.
     ///
-    /// Element `p` of the `points + 1` of a curve is the share of activations carried by the hottest `p / points` of the
-    /// neurons.
+    /// Element `p` of a curve is the share of activations of the hottest `p / points` of the neurons.
     pub fn cumulative_curves(&self, points: usize) -> Vec<Vec<f64>> {
         let all = self.activities.iter().flat_map(|activity| &activity.active);
         let all = Skew::of(all.copied().collect());
@@ -320,17 +327,25 @@ impl Profile {
         layers.chain([all]).map(curve).collect()
     }
 
-    /// Counts per layer.
+    /// Activity of each layer.
     pub fn activities(&self) -> &[LayerActivity] {
         &self.activities
     }
 
-    /// The digest of `profile.json`, which holds the digests of everything else.
+    /// Digest of `profile.json`, which contains the digests of all other files.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
     pub fn digest(&self) -> Result<Digest, ProfileError> {
         Ok(Digest::of_file(&self.folder.join(DOCUMENT))?)
     }
 
-    /// The samples of `layer`.
+    /// Samples of `layer`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is damaged, or belongs to another model.
     pub fn traces(&self, layer: usize) -> Result<Traces, ProfileError> {
         let path = Traces::path(&self.folder, layer);
         let body = self.document();
@@ -341,8 +356,11 @@ impl Profile {
         Ok(traces)
     }
 
-    /// Token ids of texts that were held back: nothing here was counted on or learnt from them. None
-    /// where the text was too short, or was profiled before any was held back.
+    /// Token ids of the reserved texts, which were neither counted nor sampled. Empty if the calibration text was too short.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or is damaged.
     pub fn reserved(&self) -> Result<Vec<Vec<u32>>, ProfileError> {
         if !self.document().files.contains_key(RESERVED_TEXTS) {
             return Ok(Vec::new());
@@ -351,7 +369,11 @@ impl Profile {
         Ok(token_texts::read(&self.folder.join(RESERVED_TEXTS))?)
     }
 
-    /// Recomputes the digest of every file.
+    /// Recomputes and compares the digests of all files; returns their number.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read or is damaged.
     pub fn verify(&self) -> Result<usize, ProfileError> {
         for file in self.document().files.keys() {
             check_digest(&self.folder, file, self.document())?;
@@ -360,7 +382,7 @@ impl Profile {
     }
 }
 
-/// Compares a file's digest with the document's.
+/// Checks a file against its digest in the document.
 fn check_digest(folder: &Path, file: &str, document: &ProfileDocument) -> Result<(), ProfileError> {
     let path = folder.join(file);
     let found = Digest::of_file(&path)?;
@@ -377,148 +399,4 @@ fn check_digest(folder: &Path, file: &str, document: &ProfileDocument) -> Result
         found: found.to_string(),
     }
     .into())
-}
-
-/// A column of counts.
-fn source_column(source: usize) -> String {
-    format!("active_source_{source}")
-}
-
-/// Writes a row per neuron. Text from one source needs no counts by source.
-fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(), ProfileError> {
-    let failed = |error: PolarsError| ProfileError::Table {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    };
-    let integers = |name: String, of: &dyn Fn(&LayerActivity) -> &[u64]| {
-        let values: Vec<u64> = activities.iter().flat_map(of).copied().collect();
-        Column::new(name.into(), values)
-    };
-    let floats = |name: &str, of: &dyn Fn(&LayerActivity) -> &[f32]| {
-        let values: Vec<f32> = activities.iter().flat_map(of).copied().collect();
-        Column::new(name.into(), values)
-    };
-    let places = |name: &str, of: fn(usize, usize) -> usize| {
-        let rows = activities.iter().enumerate().flat_map(|(layer, activity)| {
-            (0..activity.active.len()).map(move |neuron| of(layer, neuron) as u32)
-        });
-        Column::new(name.into(), rows.collect::<Vec<_>>())
-    };
-    let tokens = activities
-        .iter()
-        .flat_map(|activity| std::iter::repeat_n(activity.tokens, activity.active.len()));
-    let mut columns = vec![
-        places("layer", |layer, _| layer),
-        places("neuron", |_, neuron| neuron),
-        Column::new("tokens".into(), tokens.collect::<Vec<_>>()),
-        integers("active".to_owned(), &|activity| &activity.active),
-        integers("active_first_half".to_owned(), &|activity| {
-            &activity.first_half.active
-        }),
-        floats("mean_magnitude", &|activity| &activity.magnitude),
-        floats("mean_contribution", &|activity| &activity.contribution),
-    ];
-    let sources = activities.first().map_or(0, |first| first.sources.len());
-    if sources > 1 {
-        columns.extend((0..sources).map(|source| {
-            integers(source_column(source), &|activity| {
-                &activity.sources[source].active
-            })
-        }));
-    }
-    let rows = activities.iter().map(|activity| activity.active.len());
-    let mut frame = DataFrame::new(rows.sum(), columns).map_err(failed)?;
-    write_with(path, |temporary| {
-        let file = File::create(temporary).map_err(ArtifactError::write(path))?;
-        ParquetWriter::new(file)
-            .with_compression(ParquetCompression::Uncompressed)
-            .finish(&mut frame)
-            .map_err(failed)?;
-        Ok(())
-    })
-}
-
-/// Reads the table that belongs to `body`.
-fn read_table(path: &Path, body: &ProfileDocument) -> Result<Vec<LayerActivity>, ProfileError> {
-    let wrong = |reason: String| ProfileError::Table {
-        path: path.to_owned(),
-        reason,
-    };
-    let failed = |error: PolarsError| wrong(error.to_string());
-    let file = File::open(path).map_err(ArtifactError::read(path))?;
-    let frame = ParquetReader::new(file).finish().map_err(failed)?;
-    let (layers, neurons) = (body.layers.len(), body.ffn_size);
-    let rows = layers.checked_mul(neurons).filter(|rows| *rows > 0);
-    let expected = |found: usize| {
-        if Some(found) == rows {
-            return Ok(());
-        }
-        Err(wrong(format!(
-            "it should have {layers} layers of {neurons} neurons and no gaps, it has {found} rows"
-        )))
-    };
-    let integers = |name: &str| -> Result<Vec<u64>, ProfileError> {
-        let column = frame.column(name).and_then(|column| column.u64().cloned());
-        let values: Vec<u64> = column.map_err(failed)?.into_no_null_iter().collect();
-        expected(values.len())?;
-        Ok(values)
-    };
-    let floats = |name: &str| -> Result<Vec<f32>, ProfileError> {
-        let column = frame.column(name).and_then(|column| column.f32().cloned());
-        let values: Vec<f32> = column.map_err(failed)?.into_no_null_iter().collect();
-        expected(values.len())?;
-        Ok(values)
-    };
-    let (active, first_half) = (integers("active")?, integers("active_first_half")?);
-    let (magnitude, contribution) = (floats("mean_magnitude")?, floats("mean_contribution")?);
-    let sources = match body.sources.len() {
-        0 => return Err(wrong("its document names no source".to_owned())),
-        1 => vec![active.clone()],
-        several => (0..several)
-            .map(|source| integers(&source_column(source)))
-            .collect::<Result<_, _>>()?,
-    };
-    let activity = |layer: usize| {
-        let range = layer * neurons..(layer + 1) * neurons;
-        let counts = |tokens: u64, active: &[u64]| Counts {
-            tokens,
-            active: active[range.clone()].to_vec(),
-        };
-        LayerActivity {
-            tokens: body.tokens,
-            active: active[range.clone()].to_vec(),
-            magnitude: magnitude[range.clone()].to_vec(),
-            contribution: contribution[range.clone()].to_vec(),
-            first_half: counts(body.first_half_tokens, &first_half),
-            sources: sources
-                .iter()
-                .zip(&body.sources)
-                .map(|(active, source)| counts(source.tokens, active))
-                .collect(),
-            locality: body.layers[layer].locality,
-        }
-    };
-    let activities: Vec<LayerActivity> = (0..layers).map(activity).collect();
-    for activity in &activities {
-        let parts = [&activity.first_half].into_iter().chain(&activity.sources);
-        let over = |counts: &Counts, tokens: u64, limit: &[u64]| {
-            counts.tokens > tokens
-                || counts.active.iter().any(|active| *active > counts.tokens)
-                || counts
-                    .active
-                    .iter()
-                    .zip(limit)
-                    .any(|(part, all)| part > all)
-        };
-        if over(&activity.counts(), body.tokens, &activity.active)
-            || parts
-                .into_iter()
-                .any(|part| over(part, body.tokens, &activity.active))
-        {
-            return Err(wrong(
-                "a neuron is active on more tokens than there were".to_owned(),
-            ));
-        }
-    }
-    Ok(activities)
 }

@@ -1,5 +1,5 @@
-//! What an interrupted profile needs to go on: what was counted, and the hidden states that go
-//! into the next layer. They are on disk all along, so that memory holds one sequence of them.
+//! State for resuming an interrupted profile: the counts so far, and the hidden states that are the input of the next layer.
+//! Hidden states are always on disk; memory holds one sequence of them.
 
 use std::path::{Path, PathBuf};
 
@@ -18,25 +18,24 @@ const HIDDEN: &str = "hidden";
 const PLACE: &str = "place";
 const DIGEST: &str = "digest";
 
-/// How far a run has come.
+/// Position of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     /// First sequence of the round.
     pub(crate) start: usize,
-    /// Sequence after the last of the round.
+    /// End of the round's sequences, exclusive.
     pub(crate) end: usize,
-    /// Next layer; the number of layers where the round is done.
+    /// Next layer; the number of layers if the round is finished.
     pub(crate) layer: usize,
 }
 
-/// What a run has found so far.
+/// Saved state of a run.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) place: Place,
-    /// Per layer, the counts of all rounds it has been through.
+    /// Activity of each layer over its finished rounds.
     pub(crate) activities: Vec<LayerActivity>,
-    /// Input of the next layer, `[tokens, hidden]` of the whole round; none before the first
-    /// layer and after the last.
+    /// Input of the next layer, `[tokens, hidden]` for the whole round; `None` before the first layer and after the last.
     pub(crate) hidden: Option<HiddenFile>,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct HiddenFile {
 }
 
 impl HiddenFile {
-    /// The states of `tokens` tokens from the `first` on.
+    /// Hidden states of `tokens` tokens from token `first`.
     pub(crate) fn read(&self, first: usize, tokens: usize) -> Vec<f32> {
         let row = self.hidden_size * size_of::<f32>();
         let view = self.file.find(HIDDEN);
@@ -69,7 +68,7 @@ fn path(folder: &Path, place: Place) -> PathBuf {
     ))
 }
 
-/// The states in `folder`, the furthest first.
+/// State files in `folder`, furthest progress first.
 fn states(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries
@@ -84,13 +83,13 @@ fn states(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What is kept of a layer.
+/// Tensors of a layer.
 const PARTS: [&str; 3] = ["numbers", "counts", "means"];
 
-/// Bytes of a digest as text.
+/// Bytes of a digest in text form.
 const DIGEST_LENGTH: usize = 67;
 
-/// Whether the bytes of a state are those that were written.
+/// Whether the state file matches its digest.
 fn is_whole(file: &TensorFile, layers: usize) -> bool {
     let mut digest = DigestBuilder::default();
     let bytes = |name: &str| file.find(name).map_or(&[][..], |view| view.bytes);
@@ -147,7 +146,7 @@ fn append(
     Ok(())
 }
 
-/// Reads what [`append`] wrote.
+/// Reads the tensors of [`append`].
 fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Option<LayerActivity> {
     let expect = |part: &str, dtype, shape: &[usize]| {
         file.expect(&format!("{layer:04}.{part}"), dtype, shape)
@@ -190,11 +189,11 @@ fn read(file: &TensorFile, layer: usize, neurons: usize, sources: usize) -> Opti
     })
 }
 
-/// Takes the hidden states of one sequence after the other, in order.
+/// Receives the hidden states of the sequences, in order.
 pub(crate) type HiddenSink<'a> = dyn FnMut(&[f32]) -> Result<(), ProfileError> + 'a;
 
-/// Saves the state at `place` into `folder`, in place of earlier ones. The hidden states of
-/// `tokens` tokens are brought by `run`, which also gives the counts.
+/// Saves the state at `place` in `folder` and removes earlier ones. `run` passes the hidden states of `tokens` tokens to its
+/// argument and returns the counts.
 pub(crate) fn save(
     folder: &Path,
     header: &Header,
@@ -236,7 +235,7 @@ pub(crate) fn save(
         Ok::<_, ProfileError>(writer.append(DIGEST, digest.finish().to_string().as_bytes())?)
     })?;
     for older in states(folder).into_iter().filter(|older| *older != path) {
-        let _ = std::fs::remove_file(older); // one left behind does no harm
+        let _ = std::fs::remove_file(older); // a stale file is ignored by `load`
     }
     let hidden = if tokens > 0 {
         let file = TensorFile::open(&path)?;
@@ -251,7 +250,7 @@ pub(crate) fn save(
     })
 }
 
-/// What a state's tensors are sized by.
+/// Dimensions of the tensors of a state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) layers: usize,
@@ -260,9 +259,8 @@ pub(crate) struct Sizes {
     pub(crate) hidden: usize,
 }
 
-/// Loads the furthest state that a run with the same `header` left in `folder`; anything else,
-/// such as the state of another model, is as good as nothing. `tokens` tells how many tokens the
-/// sequences of a round have, where there are such sequences.
+/// Loads the furthest state that a run with the same `header` left in `folder`; `None` if there is none. `tokens` returns the
+/// number of tokens of a range of sequences, if it exists.
 pub(crate) fn load(
     folder: &Path,
     header: &Header,
@@ -310,10 +308,10 @@ pub(crate) fn load(
     })
 }
 
-/// Forgets all states.
+/// Removes all state files.
 pub(crate) fn remove(folder: &Path) {
     for path in states(folder) {
-        // A state that cannot be removed does no harm.
+        // A stale file is ignored by `load`.
         let _ = std::fs::remove_file(path);
     }
 }

@@ -1,30 +1,30 @@
-//! Which tokens of a layer's text are kept, and what is kept of them.
+//! Sampling of tokens of a layer.
 
 use half::bf16;
 
 use crate::{Part, Traces};
 
-/// Which tokens of a part are sampled: evenly spread, `wanted` of `total` or all there are.
+/// Selects `wanted` of `total` tokens, evenly spread; all if there are fewer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sampling {
     pub(crate) wanted: usize,
     pub(crate) total: usize,
-    /// Running number of the first token that will be seen.
+    /// Index of the first token that will be seen.
     pub(crate) first: usize,
 }
 
 impl Sampling {
-    /// Whether the token with this running number is sampled.
+    /// Whether the token with this index is sampled.
     pub(crate) fn takes(self, number: usize) -> bool {
         let taken = |count: usize| count as u128 * self.wanted as u128 / self.total.max(1) as u128;
         self.wanted >= self.total || taken(number + 1) > taken(number)
     }
 }
 
-/// What one token makes of a layer's FFN.
+/// FFN values of one token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
-    /// What goes into the FFN's norm: `[hidden]`.
+    /// Input of the FFN's norm: `[hidden]`.
     pub(crate) residual: &'a [f32],
     /// The FFN's input, after its norm: `[hidden]`.
     pub(crate) input: &'a [f32],
@@ -32,22 +32,22 @@ pub(crate) struct Row<'a> {
     pub(crate) product: &'a [f32],
 }
 
-/// Keeps samples of one layer.
+/// Collects the samples of a layer.
 #[derive(Debug)]
 pub(crate) struct Sampler {
-    /// One a neuron.
+    /// `[neurons]`: norm of each column of down.
     pub(crate) contribution_norms: Vec<f32>,
-    /// Whether neurons fall silent at all.
+    /// Whether inactive neurons contribute exactly 0.
     has_exact_zeros: bool,
     sampling: [Sampling; 2],
     seen: [usize; 2],
-    /// What the sequence on its way is for.
+    /// Part of the current sequence.
     part: Part,
     pub(crate) traces: Traces,
 }
 
 impl Sampler {
-    /// Starts with nothing kept; `sampling` is per part.
+    /// An empty sampler; `sampling` is per part.
     pub(crate) fn new(
         contribution_norms: Vec<f32>,
         has_exact_zeros: bool,
@@ -65,18 +65,18 @@ impl Sampler {
         }
     }
 
-    /// Says what the sequence that comes next is for.
+    /// Begins a sequence of `part`.
     pub(crate) fn begin(&mut self, part: Part) {
         self.part = part;
     }
 
-    /// Whether token `index` of what comes next is kept.
+    /// Whether token `index` of the next batch is sampled.
     pub(crate) fn wants(&self, index: usize) -> bool {
         let part = self.part as usize;
         self.sampling[part].takes(self.seen[part] + index)
     }
 
-    /// Keeps a token that is wanted.
+    /// Stores a sample.
     pub(crate) fn keep(&mut self, row: Row<'_>) {
         let samples = self.traces.part_mut(self.part);
         samples.active.push(row.product);
@@ -95,8 +95,8 @@ impl Sampler {
         }
     }
 
-    /// So many tokens have come, wanted or not.
-    pub(crate) fn pass(&mut self, tokens: usize) {
+    /// Advances by `tokens` tokens, sampled or not.
+    pub(crate) fn advance(&mut self, tokens: usize) {
         self.seen[self.part as usize] += tokens;
     }
 }
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sampling_takes_just_what_is_wanted(wanted in 0usize..40, total in 1usize..100) {
+        fn sampling_takes_exactly_the_wanted_number(wanted in 0usize..40, total in 1usize..100) {
             let sampling = Sampling { wanted, total, first: 0 };
             let taken = (0..total).filter(|number| sampling.takes(*number)).count();
             prop_assert_eq!(taken, wanted.min(total));

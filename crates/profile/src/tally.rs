@@ -1,4 +1,4 @@
-//! Who fired on a layer's text, and how strongly.
+//! Counts of a layer's activity on text.
 
 use crate::{
     Counts, LayerActivity,
@@ -6,16 +6,16 @@ use crate::{
     calibration::Sequence,
 };
 
-/// Who fired on the last tokens of a sequence, a bit a neuron.
+/// Activity of the last tokens of a sequence, one bit per neuron.
 #[derive(Debug)]
 struct Recent {
-    /// A row of words a token, the oldest overwritten by the newest.
+    /// Ring buffer of bit masks, one per token.
     rows: Vec<Vec<u64>>,
     tokens: usize,
 }
 
 impl Recent {
-    /// Remembers as many tokens as the longest window needs, and the newest.
+    /// A history as long as the longest window, plus the current token.
     fn new(neurons: usize) -> Self {
         let longest = LOCALITY_WINDOWS[LOCALITY_WINDOWS.len() - 1];
         Self {
@@ -24,12 +24,12 @@ impl Recent {
         }
     }
 
-    /// Forgets what it saw of another sequence.
+    /// Clears the history.
     fn begin_sequence(&mut self) {
         self.tokens = 0;
     }
 
-    /// Takes in the next token and counts who of its active neurons was active before.
+    /// Adds a token, and counts its active neurons that were also active within each window.
     fn observe(&mut self, activations: &[f32], locality: &mut [Reuse]) {
         let capacity = self.rows.len();
         let row = &mut self.rows[self.tokens % capacity];
@@ -44,7 +44,7 @@ impl Recent {
         let mut distance = 0;
         for (window, reuse) in LOCALITY_WINDOWS.iter().zip(locality) {
             if self.tokens < *window {
-                break; // a shorter past would make the window look less used than it is
+                break; // an incomplete window would bias reuse downwards
             }
             while distance < *window {
                 distance += 1;
@@ -64,20 +64,20 @@ impl Recent {
     }
 }
 
-/// What is counted of one layer.
+/// Counts of a layer.
 #[derive(Debug)]
 pub(crate) struct Tally {
-    /// Counts of the sequences of each half and source: `[source][half]`.
+    /// Activation counts, `[source][half]`.
     pub(crate) counts: Vec<[Counts; 2]>,
-    /// Sums of absolute products, one a neuron.
+    /// `[neurons]`: sum of `|h|`.
     pub(crate) magnitude: Vec<f64>,
     /// Reuse within each window.
     pub(crate) locality: [Reuse; 3],
-    /// Whether every product was finite.
+    /// Whether every activation was finite.
     pub(crate) is_finite: bool,
 }
 
-/// Where a sequence is counted.
+/// Source and half of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) source: usize,
@@ -94,7 +94,7 @@ impl Place {
 }
 
 impl Tally {
-    /// Nothing counted yet.
+    /// Counts of zero.
     pub(crate) fn new(neurons: usize, sources: usize) -> Self {
         let counts = || [Counts::new(neurons), Counts::new(neurons)];
         Self {
@@ -105,7 +105,7 @@ impl Tally {
         }
     }
 
-    /// What that makes of the layer; `None` where a value was not finite.
+    /// Activity of the layer; `None` if an activation was not finite.
     pub(crate) fn activity(self, contribution_norms: &[f32]) -> Option<LayerActivity> {
         let neurons = self.magnitude.len();
         let mut activity = LayerActivity::new(neurons, self.counts.len());
@@ -131,7 +131,7 @@ impl Tally {
     }
 }
 
-/// Counts on the processor, token by token.
+/// Counts on the CPU, token by token.
 #[derive(Debug)]
 pub(crate) struct Counter {
     pub(crate) tally: Tally,
@@ -140,7 +140,7 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Nothing counted yet.
+    /// Counts of zero.
     pub(crate) fn new(neurons: usize, sources: usize) -> Self {
         Self {
             tally: Tally::new(neurons, sources),
@@ -149,16 +149,14 @@ impl Counter {
         }
     }
 
-    /// Says where the sequence that comes next is counted.
+    /// Begins a sequence with this source and half.
     pub(crate) fn begin(&mut self, place: Place) {
         self.place = place;
         self.recent.begin_sequence();
     }
 
-    /// Counts the products of one token.
-    ///
-    /// A neuron is active where it contributes: what decides is the product, not the gate alone, since with a
-    /// ReLU on both either may silence it.
+    /// Counts the activations `h` of one token. A neuron is active if `h != 0`; the gate alone does not decide, since with a
+    /// ReLU on both gate and up either may be 0.
     pub(crate) fn count(&mut self, product: &[f32]) {
         let Tally {
             counts,
@@ -184,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reuse_is_what_a_set_would_count() {
+    fn reuse_equals_a_straightforward_count() {
         let mut random = powerinfer_artifact::random::Random::new(3);
         let neurons = 70;
         let rows: Vec<Vec<f32>> = (0..40)
@@ -209,6 +207,6 @@ mod tests {
         recent.begin_sequence();
         let before = locality;
         recent.observe(&rows[0], &mut locality);
-        assert_eq!(locality, before, "a sequence has no past in another");
+        assert_eq!(locality, before, "sequences do not share a history");
     }
 }

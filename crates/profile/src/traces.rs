@@ -1,4 +1,4 @@
-//! Samples of what went into an FFN and which neurons it woke: what predictors learn from.
+//! Samples of FFN inputs and of the neurons they activate: the training data of predictors.
 
 use std::{
     collections::BTreeMap,
@@ -15,13 +15,12 @@ use powerinfer_artifact::{
 
 use crate::{Column, Part, samples::Sampling};
 
-/// Format name in a trace file's header.
+/// Format name in the header of a trace file.
 pub(crate) const FORMAT: &str = "powerinfer-traces";
-/// Newest version of trace files read here.
+/// Newest version of trace files that can be read.
 pub(crate) const VERSION: u32 = 1;
 
-/// Activity of all neurons for a number of tokens, a bit each, lowest bit first; a token begins
-/// at a byte.
+/// Activity of neurons per token: one bit per neuron, least significant bit first; each token starts at a byte.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActivityBits {
     neurons: usize,
@@ -29,12 +28,12 @@ pub struct ActivityBits {
 }
 
 impl ActivityBits {
-    /// Bytes that one token takes.
+    /// Bytes per token.
     pub fn row_bytes(neurons: usize) -> usize {
         neurons.div_ceil(8)
     }
 
-    /// No tokens yet.
+    /// An empty table.
     pub fn new(neurons: usize) -> Self {
         Self {
             neurons,
@@ -42,7 +41,7 @@ impl ActivityBits {
         }
     }
 
-    /// Appends a token's activity: a neuron is active where its value is not zero.
+    /// Appends a token; a neuron is active if its value is not zero.
     pub fn push(&mut self, activations: &[f32]) {
         let bits = activations.chunks(8).map(|group| {
             let bits = group.iter().enumerate();
@@ -53,12 +52,12 @@ impl ActivityBits {
         self.bytes.to_mut().extend(bits);
     }
 
-    /// Appends a token's activity as it is packed elsewhere.
+    /// Appends the packed activity of a token.
     fn push_packed(&mut self, row: &[u8]) {
         self.bytes.to_mut().extend(row);
     }
 
-    /// A token's activity as it is packed.
+    /// Packed activity of a token.
     fn packed(&self, token: usize) -> &[u8] {
         let row = Self::row_bytes(self.neurons);
         &self.bytes[token * row..][..row]
@@ -72,7 +71,7 @@ impl ActivityBits {
             .unwrap_or(0)
     }
 
-    /// How many neurons were active on `token`.
+    /// Number of neurons that were active on `token`.
     pub fn count(&self, token: usize) -> usize {
         let row = self.packed(token).iter();
         row.map(|byte| byte.count_ones() as usize).sum()
@@ -88,9 +87,9 @@ impl ActivityBits {
         self.bytes[token * Self::row_bytes(self.neurons) + neuron / 8] >> (neuron % 8) & 1 == 1
     }
 
-    /// The neurons that were active on `token`, upwards.
+    /// Neurons that were active on `token`, ascending.
     pub fn active(&self, token: usize) -> impl Iterator<Item = usize> + '_ {
-        // Silent neurons are passed by 64 at a time.
+        // Inactive neurons are skipped 64 at a time.
         let words = self.packed(token).chunks(8).enumerate();
         let neurons = words.flat_map(|(index, bytes)| {
             let mut word = [0; 8];
@@ -106,33 +105,31 @@ impl ActivityBits {
     }
 }
 
-/// The samples of one part of a layer.
+/// Samples of one part of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TracePart {
-    /// Numbers per token.
+    /// Hidden size of the model.
     pub hidden_size: usize,
     /// FFN inputs after the norm, `[tokens, hidden]`.
     pub inputs: Column<bf16>,
-    /// What went into the norm, `[tokens, hidden]`, of the part for judging alone: imported
-    /// predictors see this.
+    /// Inputs of the norm, `[tokens, hidden]`, in the held-out part only: the input of imported predictors.
     pub residuals: Column<bf16>,
-    /// Who fired.
+    /// Activity of the neurons.
     pub active: ActivityBits,
-    /// What each neuron that fired added to the hidden state; empty for models whose neurons all
-    /// fire, since nobody learns from who fires there.
+    /// Contributions of the active neurons; empty for models without exact zeros, which have no predictors.
     pub contributions: Contributions,
 }
 
-/// `|h_i|·‖down_i‖` of the neurons that fired, token after token.
+/// `|h_i|·‖down_i‖` of the active neurons of each token.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Contributions {
     values: Column<bf16>,
-    /// Where in the values each token ends.
+    /// End of each token's values.
     ends: Vec<usize>,
 }
 
 impl Contributions {
-    /// Appends those of a token.
+    /// Appends the contributions of a token.
     pub fn push(&mut self, contributions: impl IntoIterator<Item = f32>) {
         self.values
             .to_mut()
@@ -140,12 +137,12 @@ impl Contributions {
         self.ends.push(self.values.len());
     }
 
-    /// Whether there are none.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Those of `token`, in the order of the neurons that fired.
+    /// Contributions of `token`, in the order of its active neurons.
     fn of(&self, token: usize) -> &[bf16] {
         let start = token.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.values[start..self.ends[token]]
@@ -153,7 +150,7 @@ impl Contributions {
 }
 
 impl TracePart {
-    /// No samples yet.
+    /// Empty samples.
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
         Self {
             hidden_size,
@@ -164,8 +161,8 @@ impl TracePart {
         }
     }
 
-    /// The neurons that fired on `token`, each with what it added, relative to the mean over the
-    /// token's neurons; one where that was not sampled.
+    /// Active neurons of `token` with their contributions, relative to the mean over the token's active neurons; 1 if
+    /// contributions were not sampled.
     pub fn fired(&self, token: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
         let contributions = match self.contributions.is_empty() {
             true => &[][..],
@@ -188,21 +185,21 @@ impl TracePart {
         self.active.tokens()
     }
 
-    /// The FFN's input for `token`, `[hidden]`.
+    /// FFN input of `token`, `[hidden]`.
     pub fn input(&self, token: usize) -> impl Iterator<Item = f32> + '_ {
         self.inputs[token * self.hidden_size..][..self.hidden_size]
             .iter()
             .map(|value| value.to_f32())
     }
 
-    /// What went into the norm for `token`, `[hidden]`; none where that was not sampled.
+    /// Norm input of `token`, `[hidden]`; `None` if it was not sampled.
     pub fn residual(&self, token: usize) -> Option<impl Iterator<Item = f32> + '_> {
         let values = self.residuals.get(token * self.hidden_size..)?;
         let values = values.get(..self.hidden_size)?;
         Some(values.iter().map(|value| value.to_f32()))
     }
 
-    /// How often each neuron fired.
+    /// Number of tokens on which each neuron was active.
     pub fn counts(&self) -> Vec<u64> {
         let mut counts = vec![0; self.active.neurons()];
         for token in 0..self.tokens() {
@@ -214,10 +211,10 @@ impl TracePart {
         counts
     }
 
-    /// The first token with a number that is none, or is infinite.
+    /// First token with a NaN or infinite value.
     pub fn first_not_finite(&self) -> Option<usize> {
-        // All bits of the exponent are set in them and in nothing else.
-        let spoilt = |values: &[bf16]| {
+        // NaN and infinity are the values with all exponent bits set.
+        let has_not_finite = |values: &[bf16]| {
             let exponents = values.iter().map(|value| value.to_bits() & 0x7f80);
             exponents.fold(0, u16::max) == 0x7f80
         };
@@ -229,11 +226,13 @@ impl TracePart {
                 false => self.contributions.of(*token),
             };
             self.release_after(*token);
-            spoilt(&self.inputs[row]) || spoilt(residual) || spoilt(contributions)
+            has_not_finite(&self.inputs[row])
+                || has_not_finite(residual)
+                || has_not_finite(contributions)
         })
     }
 
-    /// Gives the memory of samples that were read from a file back; they can be read again.
+    /// Releases the pages of mapped samples; they are read again on access.
     pub fn release(&self) {
         self.inputs.release();
         self.residuals.release();
@@ -241,7 +240,7 @@ impl TracePart {
         self.contributions.values.release();
     }
 
-    /// The same now and then, for who reads one token after the other.
+    /// [`Self::release`] every 1024 tokens, for sequential reads.
     pub fn release_after(&self, token: usize) {
         const TOKENS: usize = 1 << 10;
         if token % TOKENS == TOKENS - 1 {
@@ -249,14 +248,14 @@ impl TracePart {
         }
     }
 
-    /// Says that tokens are read here and there from now on.
+    /// Advises the system of random access to the inputs.
     pub fn advise_random_access(&self) {
         self.inputs.advise_random_access();
     }
 }
 
 impl TracePart {
-    /// Appends evenly spread samples of `other`, at most `wanted` of them.
+    /// Appends at most `wanted` samples of `other`, evenly spread.
     fn take_from(&mut self, other: &Self, wanted: usize) {
         let sampling = Sampling {
             wanted,
@@ -280,22 +279,22 @@ impl TracePart {
     }
 }
 
-/// The samples of one layer.
+/// Samples of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traces {
-    /// For training.
+    /// Samples for training.
     pub training: TracePart,
-    /// For judging.
+    /// Samples for evaluation.
     pub held_out: TracePart,
 }
 
 impl Traces {
-    /// Format name in the header of their file.
+    /// Format name in the file header.
     pub const FORMAT: &str = FORMAT;
-    /// Newest version read here.
+    /// Newest version that can be read.
     pub const VERSION: u32 = VERSION;
 
-    /// No samples yet.
+    /// Empty samples.
     pub fn new(hidden_size: usize, neurons: usize) -> Self {
         Self {
             training: TracePart::new(hidden_size, neurons),
@@ -303,7 +302,7 @@ impl Traces {
         }
     }
 
-    /// One part.
+    /// Samples of a part.
     pub fn part(&self, part: Part) -> &TracePart {
         match part {
             Part::Training => &self.training,
@@ -311,7 +310,7 @@ impl Traces {
         }
     }
 
-    /// One part, to be filled.
+    /// Mutable samples of a part.
     pub fn part_mut(&mut self, part: Part) -> &mut TracePart {
         match part {
             Part::Training => &mut self.training,
@@ -319,8 +318,8 @@ impl Traces {
         }
     }
 
-    /// Joins samples of different texts, of each as many as its share of all tokens makes of
-    /// `wanted` (per part); `texts` gives the samples of a text and its tokens per part.
+    /// Joins samples of several texts in proportion to their tokens, `wanted` in total per part. `texts` holds the samples
+    /// and the tokens per part of each text.
     pub(crate) fn join(
         hidden_size: usize,
         neurons: usize,
@@ -333,7 +332,7 @@ impl Traces {
             let total: usize = texts.iter().map(|(_, tokens)| tokens[index]).sum();
             let wanted = wanted[index].min(total) as u128;
             let mut before = 0u128;
-            // Shares are cut at common edges, so that together they are just what is wanted.
+            // Cumulative rounding, so that the shares add up to `wanted`.
             let edge = |tokens: u128| (tokens * wanted / total.max(1) as u128) as usize;
             for (traces, tokens) in texts {
                 let after = before + tokens[index] as u128;
@@ -345,12 +344,16 @@ impl Traces {
         all
     }
 
-    /// Where a profile in `folder` keeps the samples of `layer`.
+    /// Path of the samples of `layer` in a profile folder.
     pub fn path(folder: &Path, layer: usize) -> PathBuf {
         folder.join(format!("traces/layer-{layer:03}.safetensors"))
     }
 
-    /// Writes the samples.
+    /// Writes the samples to a safetensors file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
     pub fn write(&self, path: &Path, header: &Header) -> Result<(), ArtifactError> {
         let mut tensors = BTreeMap::new();
         for part in Part::ALL {
@@ -389,8 +392,11 @@ impl Traces {
         write_tensors(path, Some(header), &tensors)
     }
 
-    /// Reads the samples of a layer with these dimensions, which stay in the file until they are
-    /// looked at.
+    /// Maps the samples of a layer with these dimensions; pages are read on access.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or has other dimensions.
     pub fn read(
         path: &Path,
         hidden_size: usize,
@@ -409,7 +415,7 @@ impl Traces {
             let values = |tensor: &str| -> Result<Column<bf16>, ArtifactError> {
                 Column::mapped(&file, tensor, Dtype::BF16, &[tokens, hidden_size])
             };
-            // Only held-out tokens have them.
+            // Only the held-out part has residuals.
             let residuals = format!("{name}.residuals");
             let residuals = match file.find(&residuals) {
                 Some(_) => values(&residuals)?,

@@ -1,4 +1,4 @@
-//! Profiles that are counted on a device against those of the processor: on the emulator, or on a card.
+//! Profiles made on a device against those of the CPU: on the emulator or a GPU.
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 #[path = "../../../tests/support/golden.rs"]
@@ -23,7 +23,7 @@ use powerinfer_profile::{
     Amount, Calibration, Part, Profile, ProfileError, Settings, Shard, Source, measure,
 };
 
-/// Text of two sources, of which one is cut into sequences of odd lengths.
+/// Text of two sources, one with sequences of odd lengths.
 fn calibration(checkpoint: &Checkpoint, length: usize) -> Calibration {
     let config = checkpoint.config();
     let mut random = Random::new(1);
@@ -61,7 +61,7 @@ fn profile(
     measure(checkpoint, calibration, SETTINGS, device, out, &Silent)
 }
 
-/// Remembers what is said.
+/// Records the notes.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -76,9 +76,9 @@ impl Progress for Notes {
     fn end(&self) {}
 }
 
-/// Fails where two numbers differ by more than rounding does.
+/// Asserts that two values agree up to rounding.
 #[track_caller]
-fn assert_alike(found: f32, want: f32, largest: f32, what: &str) {
+fn assert_near(found: f32, want: f32, largest: f32, what: &str) {
     let tolerance = 1e-4 * (want.abs() + largest);
     assert!(
         (found - want).abs() <= tolerance,
@@ -86,7 +86,7 @@ fn assert_alike(found: f32, want: f32, largest: f32, what: &str) {
     );
 }
 
-/// Fails where two profiles differ by more than rounding does: a neuron may be silent here and hardly fire there.
+/// Asserts that two profiles agree up to rounding, which may activate a neuron.
 fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
     for (layer, (found, want)) in found.activities().iter().zip(want.activities()).enumerate() {
         let context = format!("{context}, layer {layer}");
@@ -94,11 +94,11 @@ fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
         let differing = |found: &[u64], want: &[u64]| -> u64 {
             found.iter().zip(want).map(|(a, b)| a.abs_diff(*b)).sum()
         };
-        let fired: u64 = want.active.iter().sum();
-        let allowed = fired / 10_000;
+        let active: u64 = want.active.iter().sum();
+        let allowed = active / 10_000;
         assert!(
             differing(&found.active, &want.active) <= allowed,
-            "{context}: {} of {fired} activations",
+            "{context}: {} of {active} activations",
             differing(&found.active, &want.active)
         );
         let halves = (&found.first_half, &want.first_half);
@@ -117,14 +117,14 @@ fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
                 "{context}"
             );
         }
-        let largest = |numbers: &[f32]| numbers.iter().fold(0.0f32, |a, b| a.max(*b));
+        let largest = |values: &[f32]| values.iter().fold(0.0f32, |a, b| a.max(*b));
         for (found, want) in [
             (&found.magnitude, &want.magnitude),
             (&found.contribution, &want.contribution),
         ] {
             let largest = largest(want);
             for (found, want) in found.iter().zip(want) {
-                assert_alike(*found, *want, largest, &context);
+                assert_near(*found, *want, largest, &context);
             }
         }
     }
@@ -133,9 +133,9 @@ fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
         for part in Part::ALL {
             let (found, want) = (found.part(part), want.part(part));
             assert_eq!(found.tokens(), want.tokens());
-            let (mut fired, mut differing) = (0, 0);
+            let (mut active, mut differing) = (0, 0);
             for token in 0..want.tokens() {
-                // What is kept has eight bits.
+                // Samples are bf16.
                 let near = |(found, want): (f32, f32)| {
                     assert!(
                         (found - want).abs() <= 0.01 * (want.abs() + 0.01),
@@ -148,21 +148,21 @@ fn assert_same_profile(found: &Profile, want: &Profile, context: &str) {
                     found.zip(residual).for_each(near);
                 }
                 for neuron in 0..want.active.neurons() {
-                    let fires = want.active.is_active(token, neuron);
-                    fired += usize::from(fires);
-                    differing += usize::from(fires != found.active.is_active(token, neuron));
+                    let is_active = want.active.is_active(token, neuron);
+                    active += usize::from(is_active);
+                    differing += usize::from(is_active != found.active.is_active(token, neuron));
                 }
             }
             assert!(
-                differing <= fired / 1000,
-                "{context}: {differing} of {fired} bits"
+                differing <= active / 1000,
+                "{context}: {differing} of {active} bits"
             );
         }
     }
 }
 
 #[test]
-fn a_device_counts_what_the_processor_counts_in_every_family() {
+fn a_device_counts_as_the_cpu_does_in_every_family() {
     let Some(device) = test_device(Order::Shuffled(1)) else {
         return;
     };
@@ -180,7 +180,7 @@ fn a_device_counts_what_the_processor_counts_in_every_family() {
 }
 
 #[test]
-fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_do() {
+fn a_device_with_little_memory_uses_smaller_batches_and_with_too_little_fails_with_a_hint() {
     let checkpoint = Golden::open("llama-relu-gqa").checkpoint();
     let calibration = calibration(&checkpoint, 64);
     let folder = tempfile::tempdir().unwrap();
@@ -207,7 +207,7 @@ fn a_device_with_little_memory_takes_fewer_tokens_at_once_and_none_says_what_to_
 }
 
 #[test]
-fn what_a_lost_device_has_done_is_not_done_again() {
+fn a_run_resumes_after_the_layers_that_a_lost_device_finished() {
     let Some(device) = test_emulator(2, Order::Forward) else {
         return;
     };
@@ -216,7 +216,7 @@ fn what_a_lost_device_has_done_is_not_done_again() {
     let folder = tempfile::tempdir().unwrap();
     let (here, there) = (folder.path().join("cpu"), folder.path().join("device"));
     let want = profile(&checkpoint, &calibration, None, &here).unwrap();
-    // A layer's launches are over a hundred.
+    // A layer has more than a hundred launches.
     let device: Arc<dyn Device> = Arc::new(device.lost_after(150));
     let error = profile(&checkpoint, &calibration, Some(&device), &there).unwrap_err();
     let text = error.to_string();
@@ -228,8 +228,8 @@ fn what_a_lost_device_has_done_is_not_done_again() {
     assert!(
         notes
             .iter()
-            .any(|note| note.contains("going on after layer")),
+            .any(|note| note.contains("resuming after layer")),
         "{notes:?}"
     );
-    assert_same_profile(&found, &want, "half of it there");
+    assert_same_profile(&found, &want, "resumed on the CPU");
 }

@@ -1,10 +1,9 @@
-//! What training costs for a layer of a 7B model, measured: time, memory, quality per rank.
+//! Measures the cost of training a predictor for one layer of a 7B model: time, memory, quality per rank. An ignored test, on
+//! synthetic samples.
 //!
 //! ```text
-//! cargo test --release -p powerinfer-predictor -- --ignored --nocapture seven_billion_layer
+//! cargo test --release -p powerinfer-predictor -- --ignored --nocapture training_a_7b_layer
 //! ```
-//!
-//! The samples are planted.
 
 use std::time::Instant;
 
@@ -44,7 +43,7 @@ impl Progress for Printed {
     fn end(&self) {}
 }
 
-/// A line of `/proc/self/status`, in MiB.
+/// A field of `/proc/self/status`, in MiB.
 fn memory(name: &str) -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -54,7 +53,7 @@ fn memory(name: &str) -> f64 {
 
 #[test]
 #[ignore = "takes many minutes and gigabytes; a measurement"]
-fn seven_billion_layer() {
+fn training_a_7b_layer_stays_below_2_gib_of_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("traces.safetensors");
     let model = ModelIdentity {
@@ -63,7 +62,7 @@ fn seven_billion_layer() {
     };
     let header = Header::new(Traces::FORMAT, Traces::VERSION, model, 7);
     planted(SHAPE, 7).write(&path, &header).unwrap();
-    // The peak begins anew, where the system can.
+    // Resets the peak, where the system supports it.
     drop(std::fs::write("/proc/self/clear_refs", "5"));
     let settings = Settings {
         targets: Targets {
@@ -89,7 +88,7 @@ fn seven_billion_layer() {
         density: fired as f64 / (SHAPE.tokens[1] * SHAPE.neurons) as f64,
         most: 0.4,
     };
-    eprintln!("{:.1} % of the neurons fire", 100.0 * known.density);
+    eprintln!("{:.1} % of the neurons are active", 100.0 * known.density);
     let progress = Printed(began);
     let isa = Isa::detect().unwrap();
     let best = best_of_samples(known, &traces, settings, isa, &progress).unwrap();
@@ -103,7 +102,7 @@ fn seven_billion_layer() {
     }
     let (peak, own) = (memory("VmHWM"), memory("RssAnon"));
     eprintln!(
-        "{:.0} s; peak {peak:.0} MiB, of which at the end {own:.0} MiB are no file's",
+        "{:.0} s; peak memory {peak:.0} MiB, anonymous at the end {own:.0} MiB",
         began.elapsed().as_secs_f64()
     );
     assert!(peak.is_nan() || peak < 2048.0, "{peak} MiB");
