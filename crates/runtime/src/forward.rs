@@ -22,7 +22,7 @@ use crate::{
     threads::add,
 };
 
-/// Computes the layers of a model, on the CPU or on a device and the CPU.
+/// Computes the layers of a model, on the CPU or on a device and the CPU. Methods fail where a device does.
 pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     /// Tokens of a sequence that run together, at most.
     fn batch_tokens(&self) -> usize;
@@ -31,33 +31,17 @@ pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
     fn batches_sequences(&self) -> bool;
 
     /// Starts a pass, whose hidden states are the embeddings.
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
     fn begin(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
         Ok(())
     }
 
     /// Adds attention's output in `layer` to the hidden states, and appends keys and values to the KV cache.
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
     fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
 
     /// Adds the FFN's output in `layer` to the hidden states.
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
     fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
 
     /// Ends a pass: its hidden states are those after the last layer.
-    ///
-    /// # Errors
-    ///
-    /// Fails where a device does.
     fn finish(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
         Ok(())
     }
