@@ -270,12 +270,15 @@ impl Runtime {
         Ok(())
     }
 
-    /// Runs `tokens`, at least one, and leaves the last hidden state in the buffers; returns its range.
+    /// Runs `tokens` and leaves the last hidden state in the buffers; returns its range, which is empty without tokens.
     pub(crate) fn run_to_last(
         &mut self,
         tokens: &[u32],
     ) -> Result<std::ops::Range<usize>, ModelError> {
         self.run(tokens, |_| Ok(()))?;
+        if tokens.is_empty() {
+            return Ok(0..0);
+        }
         let end = self.buffers.hidden.len();
         Ok(end - self.model.config.hidden_size..end)
     }
