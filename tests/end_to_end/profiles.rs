@@ -143,7 +143,7 @@ fn auto_reads_until_the_ranking_is_stable() {
         let report = run.json();
         tokens.push(report["profile"]["tokens"].as_u64().unwrap());
         assert_eq!(
-            run.stderr.contains("going on"),
+            run.stderr.contains("continuing"),
             *tokens.last().unwrap() > 10_000
         );
     }
@@ -419,7 +419,7 @@ fn a_merge_keeps_its_inputs_and_counts_no_text_twice() {
             .run(&["merge", "both", again, "--out", "twice"])
             .bad(
                 1,
-                &["was profiled in `both` too", "hint: merge each text once"],
+                &["shares a text with `both`", "hint: merge each text once"],
             );
     }
 }
