@@ -118,11 +118,6 @@ impl LayerExecutor for CpuExecutor {
 
     fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
         let (model, weights) = (pass.model, &pass.model.weights.layers[layer]);
-        let mut of_batch = FfnBuffers::default();
-        let buffers = match pass.tokens.len() {
-            1 => &mut self.ffn,
-            _ => &mut of_batch,
-        };
 
         // x = norm(h)
         self.ffn_input.clear();
@@ -144,7 +139,7 @@ impl LayerExecutor for CpuExecutor {
         };
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
         pass.observers
-            .run_ffn(&model.threads, &ffn, &call, hidden, buffers);
+            .run_ffn(&model.threads, &ffn, &call, hidden, &mut self.ffn);
         if let (Block::PostNorm, Some(norm)) = (model.config.block, &weights.ffn_norm) {
             model.norm(norm, hidden);
         }
