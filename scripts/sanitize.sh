@@ -14,8 +14,10 @@ export PROPTEST_CASES=${PROPTEST_CASES:-16}
 # Kernel tests cover every instruction set of the CPU. Tests of the GPU kernels are skipped: the emulator runs
 # C++ on fibers, which the sanitizer does not support, and has guard pages after its buffers.
 tests=(--lib)
-for file in kernels/tests/*.rs; do
-  name=$(basename "$file" .rs)
+for target in kernels/tests/*.rs kernels/tests/*/main.rs; do
+  name=${target#kernels/tests/}
+  name=${name%/main.rs}
+  name=${name%.rs}
   case $name in cuda*) ;; *) tests+=(--test "$name") ;; esac
 done
 cargo test --locked --target x86_64-unknown-linux-gnu -p powerinfer-kernels "${tests[@]}"

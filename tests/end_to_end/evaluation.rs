@@ -286,7 +286,7 @@ fn perplexity_is_reported_per_token_word_and_byte() {
         tokens(&never) + 1,
         "then the first is scored too"
     );
-    assert!(always["begins_with"].is_string() && never["begins_with"].is_null());
+    assert!(always["bos_token"].is_string() && never["bos_token"].is_null());
     let figure = |name: &str| always[name].as_f64().unwrap();
     let nats = figure("dense_perplexity").ln() * tokens(&always) as f64;
     let [words, bytes] = ["words", "bytes"].map(figure);

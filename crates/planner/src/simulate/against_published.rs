@@ -127,8 +127,8 @@ source. Two have none and are assumed: 100 µs for handing over within a layer o
 half the bandwidth for its KV cache on the CPU. They were chosen by what such steps usually
 take, knowing this table; no figure belongs to one row.
 
-The answers for this engine cannot be compared so: it has no GPU kernels yet, and its figures assume
-that they will read at the 80 % of a card's nominal bandwidth that good kernels sustain.
+The estimates for this engine cannot be compared yet: no GPU has run its kernels, and the figures
+assume that they read at 80 % of a GPU's nominal bandwidth, as good kernels do.
 
 The paper's bar charts were read from a text conversion, their labels assigned by order; means and
 peaks that its text gives agree with the assignment. Labels have two digits, so 0.6 is anything from

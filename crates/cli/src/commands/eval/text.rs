@@ -236,7 +236,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         of_dense = token_losses(&mut dense, &texts, windows, &mut advance)?.likelihood();
         bar.end();
     }
-    let begins_with = tokenizer
+    let bos_token = tokenizer
         .bos()
         .filter(|bos| texts.iter().all(|text| text.first() == Some(&bos.id)))
         .map(|bos| bos.text.clone());
@@ -245,7 +245,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         let rows: Vec<Value> = rows.iter().map(|row| row.to_json(extent)).collect();
         return print_json(&json!({
             "tokens": total, "words": extent.words, "bytes": extent.bytes,
-            "window": length, "stride": stride, "begins_with": begins_with, "against": arguments.against,
+            "window": length, "stride": stride, "bos_token": bos_token, "against": arguments.against,
             "dense_perplexity": dense.perplexity(),
             "dense_word_perplexity": dense.word_perplexity(extent.words),
             "dense_bits_per_byte": dense.bits_per_byte(extent.bytes),
@@ -261,7 +261,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         (baseline, of_dense),
         &rows,
         windows,
-        begins_with.as_deref(),
+        bos_token.as_deref(),
         output,
     );
     Ok(())
@@ -408,11 +408,11 @@ fn report(
     (baseline, dense): (&str, Likelihood),
     rows: &[Row],
     windows: Windows,
-    begins_with: Option<&str>,
+    bos_token: Option<&str>,
     output: Output,
 ) {
     let tokens = dense.tokens;
-    let begins = match begins_with {
+    let begins = match bos_token {
         Some(token) => format!("every text begins with `{token}`"),
         None => "texts begin without a special token".to_owned(),
     };
