@@ -195,7 +195,7 @@ therefore takes 3.0 GiB for the 33B and 0.6 GiB for the 70B.
   40 % give {number(line[large, 0.4].speed / line[large, 0.0].speed)} times and all {number(line[large, 1.0].speed / line[large, 0.0].speed)} times. Eight concurrent requests
   also read colder neurons; there the speedups are {number(line[large, 0.1].together / line[large, 0.0].together)},
   {number(line[large, 0.4].together / line[large, 0.0].together)} and {number(line[large, 1.0].together / line[large, 0.0].together)} times. The share of hot neurons decides where
-  neurons are computed and does not change the generated text.
+  neurons are computed, not which.
 * **GPU bandwidth** matters only when most of the bytes read are in VRAM. With 12 GiB the 70B decodes
   {number(memory[large, "rtx3060-12g", 12].speed)} tokens/s on an RTX 3060, {number(memory[large, "rtx4090", 12].speed)} on an RTX 4090 and {number(memory[large, "rtx5090", 12].speed)} on an RTX 5090,
   whose desktops have RAM of 51, 90 and 96 GB/s.

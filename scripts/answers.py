@@ -41,9 +41,9 @@ class Asked:
         if RENDERS:
             sys.exit(f"`{kept}` does not exist, or is of another command; run scripts/answers.sh without --render")
         self.found = json.loads(run(folder, *arguments, "--json"))
-        beside = kept.with_suffix(".new")
-        beside.write_text(json.dumps({"arguments": arguments, "found": self.found}))
-        beside.replace(kept)
+        new = kept.with_suffix(".new")
+        new.write_text(json.dumps({"arguments": arguments, "found": self.found}))
+        new.replace(kept)
 
     def command(self):
         return f"powerinfer {shlex.join(self.arguments)}"

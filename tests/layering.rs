@@ -39,7 +39,9 @@ const WITHOUT_KERNELS: &[&str] = &[
     "powerinfer-artifact",
     "powerinfer-report",
     "powerinfer-model",
+    "powerinfer-import",
     "powerinfer-hub",
+    "powerinfer-bundle",
     "powerinfer-solver",
 ];
 

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use powerinfer_kernels::{
     Arithmetic, Isa,
     cuda::{
-        Buffer, Device, DownAddends, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix,
-        GpuNorm, GpuNormKind, HostBuffer, HostMirror, NeuronFilter, PredictedMask, Predictor,
-        TokenMasks,
+        Buffer, Device, DownAddends, Ffn, Gpu, GpuLinear, GpuMatrix, GpuNorm, HostBuffer,
+        HostMirror, NeuronFilter, PredictedMask, Predictor, TokenMasks,
     },
 };
-use powerinfer_tensor::{Format, pack};
+use powerinfer_tensor::{Activation, FfnKind, Format, NormKind, pack};
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -151,7 +150,7 @@ fn nan_and_infinity_propagate() {
 fn check_ffn(
     format: Format,
     [hot, hidden, tokens]: [usize; 3],
-    kind: GpuFfnKind,
+    kind: FfnKind,
     filter: usize,
     is_masked: bool,
 ) {
@@ -172,14 +171,13 @@ fn check_ffn(
         };
         let ffn = Ffn {
             gate: linear(&gate, 15),
-            up: (kind != GpuFfnKind::Plain).then(|| linear(&up, 16)),
+            up: (kind != FfnKind::Plain).then(|| linear(&up, 16)),
             down: GpuMatrix::upload(device, &down.as_view()).unwrap(),
             bias: Some(upload(device, &noise(17, hidden))),
             kind,
-            activation: GpuActivation::Relu,
+            activation: Activation::Relu,
         };
-        let norm =
-            GpuNorm::upload(device, GpuNormKind::RootMeanSquare, 1e-5, &weight, None).unwrap();
+        let norm = GpuNorm::upload(device, NormKind::RootMeanSquare, 1e-5, &weight, None).unwrap();
         let scale = upload(device, &scale);
         let filter = match filter {
             0 => NeuronFilter::NonZeroGate,
@@ -307,12 +305,12 @@ fn check_ffn(
 #[test]
 fn batched_ffns_equal_those_of_single_tokens() {
     for format in Format::ALL {
-        check_ffn(format, [33, 70, 5], GpuFfnKind::Gated, 0, true);
+        check_ffn(format, [33, 70, 5], FfnKind::Gated, 0, true);
     }
-    check_ffn(Format::Q4_0, [100, 64, 66], GpuFfnKind::Plain, 0, false);
-    check_ffn(Format::F16, [1, 33, 2], GpuFfnKind::DoublyGated, 0, false);
-    check_ffn(Format::Bf16, [65, 31, 9], GpuFfnKind::Gated, 1, true);
-    check_ffn(Format::Q8_0, [64, 100, 4], GpuFfnKind::Gated, 2, false);
+    check_ffn(Format::Q4_0, [100, 64, 66], FfnKind::Plain, 0, false);
+    check_ffn(Format::F16, [1, 33, 2], FfnKind::DoublyGated, 0, false);
+    check_ffn(Format::Bf16, [65, 31, 9], FfnKind::Gated, 1, true);
+    check_ffn(Format::Q8_0, [64, 100, 4], FfnKind::Gated, 2, false);
 }
 
 #[test]

@@ -204,10 +204,10 @@ fn main() {
         }
     }
     println!(
-        "\nPeers, one run each, LLaMA-70B in 4.5 bits on 24 GB by latency, groups of 64, other machines alike:\n\
+        "\nOther solvers, one run each; LLaMA-70B in 4.5 bits on 24 GB, objective latency, groups of 64, similar on other machines:\n\
          HiGHS through good_lp: no answer in 40 s with a binary per group, 26 tangents a layer 0.3–0.6 s with a proven gap of 0.28 %;\n\
-         SCIP's and CBC's kind: CBC 0.8 s without a bound; scipy's HiGHS 75 s, stopped at a gap of 0.74 %; microlp none in 20 s.\n\
-         By impact: HiGHS 7.9 s, microlp 8.4 s with a binary per group; the paper says about 10 s, the released solver (GLPK) 0.65 s in groups of 256."
+         CBC 0.8 s without a bound; scipy's HiGHS 75 s, stopped at a gap of 0.74 %; microlp none in 20 s.\n\
+         Objective impact: HiGHS 7.9 s, microlp 8.4 s with a binary per group; the paper says about 10 s, the released solver (GLPK) 0.65 s in groups of 256."
     );
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn ffn(
     let ffn = Ffn {
         mode: *mode,
         device: layer_device,
-        // Rates of decoding are those of matrices and of rows alike.
+        // Decoding has the same rates for matrices and rows.
         access: Access::Rows,
         syncs: 1,
         sync_bytes: 2.0 * problem.hidden_bytes as f64,

@@ -22,7 +22,7 @@ pub struct Candidate {
     pub mode: LayerMode,
     /// Activation frequency of each neuron under this mode, in falling order.
     pub frequencies: Vec<f64>,
-    /// Memory of what selects the neurons: predictor, sign bits or scores.
+    /// Bytes of the predictor, sign bits or scores that select the neurons.
     pub predictor_bytes: u64,
     /// Whether the mode may be chosen; if not, its cost is reported for comparison only.
     pub allowed: bool,

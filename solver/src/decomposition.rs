@@ -166,7 +166,7 @@ impl Search {
         }
     }
 
-    /// Solves the chain; `start` is a solution that fits, for where the heuristics may find none.
+    /// Solves the chain; `start` is a solution that fits, in case the heuristics find none.
     fn solve(&self, start: Option<Vec<Step>>) -> Result<Answer, Infeasible> {
         let chain = &self.chain;
         let least = |stage: &Stage| {
@@ -220,7 +220,7 @@ impl Search {
         Ok(answer)
     }
 
-    /// Offers the relaxed solutions that fit, and what fills the paths of all of them.
+    /// Offers the relaxed solutions that fit, and solutions that fill the paths of all of them.
     fn fill(&self, dual: &Dual, incumbent: &mut Incumbent) {
         const PATHS: usize = 24;
         let mut paths: Vec<Vec<usize>> = Vec::new();
@@ -287,7 +287,7 @@ impl Incumbent {
         }
     }
 
-    /// Offers what fills these paths; the best of them are improved greedily.
+    /// Offers solutions that fill these paths; improves the best of them greedily.
     fn offer_paths(&mut self, chain: &Chain, hulls: &Hulls, paths: Vec<Vec<usize>>) {
         const IMPROVED: usize = 400;
         let mut filled: Vec<(f64, Vec<Step>)> = paths

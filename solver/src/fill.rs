@@ -139,8 +139,8 @@ impl Free {
     }
 }
 
-/// Paths of a chain with one GPU whose first or last layers are on the GPU: where all layers are alike,
-/// some path of this kind is optimal.
+/// Paths of a chain with one GPU whose first or last layers are on the GPU. If all layers are equal, one of
+/// these paths is optimal.
 pub(crate) fn prefix_and_suffix_paths(chain: &Chain) -> Vec<Vec<usize>> {
     let layers = chain.stages.len().saturating_sub(1);
     let mut paths = Vec::new();

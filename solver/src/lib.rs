@@ -11,8 +11,6 @@
 //! Start reading at [`decide`], which chooses the execution mode of each layer together with the placement,
 //! and at [`objective`], the paper's objective.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod account;
 mod baselines;
 mod chain;

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use powerinfer_bundle::VERSION;
 
-use crate::sandbox::{Sandbox, golden_model};
+use crate::sandbox::{Sandbox, assert_contains, golden_model};
 
 /// Replaces the bytes of a file.
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
@@ -325,10 +325,10 @@ fn sizes_and_settings_out_of_range_are_refused() {
         .bad(1, &["1.5"]);
     sandbox
         .run(&["run", "demo", "--temperature", "-1"])
-        .bad(1, &["--temperature", "-1"]);
+        .bad(1, &["`temperature` is -1", "0 or more"]);
     sandbox
         .run(&["run", "demo", "--top-p", "7", "--prompt", "x"])
-        .bad(1, &["top-p"]);
+        .bad(1, &["`top_p` is 7", "at most 1"]);
     sandbox
         .run(&["logits", "demo", "--ids", "1,99999", "--out", "@x"])
         .bad(1, &["99999", "1024"]);
@@ -431,7 +431,7 @@ fn a_layer_without_active_neurons_gets_no_predictor() {
         "layer 1 gets no predictor and will run `exact`: no neuron is active",
         "have no predictor",
     ] {
-        assert!(train.stderr.contains(message), "{}", train.stderr);
+        train.stderr_contains(&[message]);
     }
     assert!(train.text().contains('–'), "{}", train.text());
 }
@@ -483,7 +483,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
         .run(&["train-predictors", "--sizing", "guess"])
         .bad(2, &["`evidence` or `paper`"]);
     let paper = train(&["--sizing", "paper"]);
-    assert!(paper.contains("trained"), "{paper}");
+    assert_contains(&paper, &["trained"]);
 
     let few = ["profile", "--tokens", "1500", "--trace-tokens", "200"];
     sandbox.run(&few).good();

@@ -27,7 +27,7 @@ fn the_plan_is_as_it_was() {
         assert!(text.contains(part), "{part}: {text}");
     }
     let proof = "by latency, optimal, as decomposition proved in";
-    assert!(place.stderr.contains(proof), "{}", place.stderr);
+    place.stderr_contains(&[proof]);
 }
 
 #[test]

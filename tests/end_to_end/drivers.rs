@@ -110,7 +110,7 @@ fn an_unusable_driver_or_gpu_is_reported_and_the_cpu_is_used() {
         run("auto", &[("POWERINFER_REQUIRE_GPU", "1")]).bad(1, &parts);
         let instead = run("auto", &[]).good();
         assert_eq!(instead.stdout, on_cpu.stdout);
-        assert!(instead.stderr.contains(reason), "{}", instead.stderr);
+        instead.stderr_contains(&[reason]);
         let profile = ["profile", "demo", "--device", "gpu", "--out", "never"];
         run_with(&sandbox, driver, variables, &profile).bad(1, &parts);
         assert!(!sandbox.path("never").exists());

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     golden::floats,
-    sandbox::{Sandbox, golden_model, prepared_demo},
+    sandbox::{Sandbox, assert_contains, golden_model, prepared_demo},
 };
 
 /// −ln softmax(logits)[target], in float64.
@@ -106,7 +106,7 @@ fn predicted_is_compared_with_dense_with_an_interval() {
         "{}",
         shown.text()
     );
-    assert!(shown.stderr.contains("takes about"), "{}", shown.stderr);
+    shown.stderr_contains(&["takes about"]);
     eval("perplexity", &["--window", "9999"]).bad(1, &["`--window` is 9999", "hint: the bundle"]);
     eval("perplexity", &["--stride", "512"]).bad(1, &["`--stride` is 512", "1 to 511"]);
     eval("perplexity", &["--data", "nowhere.txt"]).bad(1, &["`nowhere.txt`"]);
@@ -152,5 +152,5 @@ fn verification_distinguishes_predicted_from_exact() {
     assert_eq!(plain["bytes_per_token"], predicted["bytes_per_token"]);
     assert!(plain["verified"].is_null());
     let message = run("predicted", &["--verify-every", "4"]).stderr;
-    assert!(message.contains("relative FFN error"), "{message}");
+    assert_contains(&message, &["relative FFN error"]);
 }

@@ -224,9 +224,9 @@ fn a_gguf_file_goes_through_the_whole_pipeline() {
             "4",
         ])
         .good();
-    assert!(run.stderr.contains("decode: 4 tokens"), "{}", run.stderr);
+    run.stderr_contains(&["decode: 4 tokens"]);
     let about = sandbox.run(&["inspect", file.to_str().unwrap()]).good();
-    assert!(about.text().contains("2 of 256 hidden"), "{}", about.text());
+    about.stdout_contains(&["2 of 256 hidden"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use crate::{
     hub_server::{Behaviour, COMMIT, HubServer},
-    sandbox::{QUICK, Run, Sandbox, copy_folder, golden_model, run_command},
+    sandbox::{QUICK, Run, Sandbox, assert_contains, copy_folder, golden_model, run_command},
 };
 
 /// Runs the program with the hub at `endpoint`.
@@ -46,7 +46,7 @@ fn a_model_of_the_hub_computes_the_logits_of_its_folder_online_and_offline() {
     let online = |arguments: &[&str]| run(&sandbox, &endpoint, arguments);
     let first = online(&["tokenize", "tiny/llama-silu"]).good();
     assert_eq!(first.text(), expected.0);
-    assert!(first.stderr.contains("fetched `tiny/llama-silu`"));
+    first.stderr_contains(&["fetched `tiny/llama-silu`"]);
     let model = "tiny/llama-silu@main";
     assert_eq!(logits(online, &sandbox, model), expected.1);
     assert!(server.bodies("expected").is_empty(), "only what is needed");
@@ -64,8 +64,8 @@ fn a_model_of_the_hub_computes_the_logits_of_its_folder_online_and_offline() {
     ] {
         let tokens = run(&["tokenize", "tiny/llama-silu"]).good();
         assert_eq!(tokens.text(), expected.0);
-        assert!(tokens.stderr.contains(said), "{}", tokens.stderr);
-        assert!(tokens.stderr.contains("from the cache"));
+        tokens.stderr_contains(&[said]);
+        tokens.stderr_contains(&["from the cache"]);
         assert_eq!(logits(run, &sandbox, "tiny/llama-silu"), expected.1);
     }
 }
@@ -79,7 +79,7 @@ fn pull_prints_the_path_of_the_model() {
     assert_eq!(pull.text(), format!("{}\n", folder.display()));
     assert!(folder.join("model.safetensors").exists());
     assert!(!folder.join("expected.json").exists());
-    assert!(pull.stderr.contains("fetched `tiny/opt`"));
+    pull.stderr_contains(&["fetched `tiny/opt`"]);
 
     let arguments = ["pull", "tiny/opt", "--file", "expected.json", "--json"];
     let json = run(&sandbox, &server.endpoint, &arguments).good().json();
@@ -104,10 +104,10 @@ fn artifacts_are_named_after_the_model_and_not_after_its_commit() {
     assert!(sandbox.path("relu.powerinfer/bundle").is_dir());
     for model in ["tiny/relu", "tiny/relu@refs/pr/3"] {
         let run = run(&["run", model, "--prompt", "def", "-n", "2"]);
-        assert!(run.stderr.contains("decode: 2 tokens"), "{}", run.stderr);
+        run.stderr_contains(&["decode: 2 tokens"]);
     }
     let about = run(&["inspect", "tiny/relu"]).text();
-    assert!(about.contains("model        relu\n"), "{about}");
+    assert_contains(&about, &["model        relu\n"]);
 }
 
 #[test]
@@ -118,11 +118,7 @@ fn a_gguf_file_alone_in_its_repository_is_a_model() {
     let files = [("model.Q4_K_M.gguf".to_owned(), fs::read(&file).unwrap())];
     let server = HubServer::start("tiny/llama-GGUF", files.into());
     let about = run(&sandbox, &server.endpoint, &["inspect", "tiny/llama-GGUF"]).good();
-    assert!(
-        about.text().contains("model        llama-GGUF\n"),
-        "{}",
-        about.text()
-    );
+    about.stdout_contains(&["model        llama-GGUF\n"]);
     let tokens = run(&sandbox, &server.endpoint, &["tokenize", "tiny/llama-GGUF"]).good();
     let expected = sandbox
         .run_with(&["tokenize", file.to_str().unwrap()], b"def area(r):")

@@ -11,7 +11,7 @@ use powerinfer_model::greedy_token;
 
 use crate::{
     golden::floats,
-    sandbox::Sandbox,
+    sandbox::{Sandbox, assert_contains},
     torch::{Element, save},
 };
 
@@ -188,11 +188,7 @@ fn thresholds_are_kept_unless_a_recall_is_asked_for() {
     let model = model("f16");
     let import = ["train-predictors", &model, "--import", "pickles"];
     let kept = sandbox.run(&import).good();
-    assert!(
-        kept.stderr.contains("keep their threshold"),
-        "{}",
-        kept.stderr
-    );
+    kept.stderr_contains(&["keep their threshold"]);
     let kept = predictors(&sandbox, "f16");
     assert!(kept.layers().iter().all(|layer| layer.threshold == 0.5));
     sandbox
@@ -224,11 +220,8 @@ fn prepare_imports_predictors_and_detects_changed_ones() {
     assert_eq!(prepare(&model).matches("up to date").count(), 3);
     write_pickles(&sandbox.path("pickles"));
     let other = prepare("pickles");
-    assert!(other.contains("imported 2 predictors"), "{other}");
-    assert!(
-        other.contains("profile: ") && other.contains("up to date"),
-        "{other}"
-    );
+    assert_contains(&other, &["imported 2 predictors"]);
+    assert_contains(&other, &["profile: ", "up to date"]);
     let run = [
         "run",
         "tiny.powerinfer.q4_0.powerinfer",

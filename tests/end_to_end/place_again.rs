@@ -10,7 +10,7 @@ use powerinfer_artifact::{Digest, document::Document, plan::Plan};
 use powerinfer_bundle::{FORMAT, Manifest, VERSION};
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Run, Sandbox, golden_model};
+use crate::sandbox::{QUICK, Run, Sandbox, assert_contains, golden_model};
 
 /// Path of the demo's bundle in its sandbox.
 pub(crate) const BUNDLE: &str = "demo.powerinfer/bundle";
@@ -100,9 +100,9 @@ fn placing_again_changes_only_the_plan_and_keeps_the_text() {
         assert!(may_change || *bytes == before[name], "{name}");
     }
     let inspect = sandbox.run(&["inspect", BUNDLE, "--verify"]).good().text();
-    assert!(
-        inspect.contains("the certificate is of these weights, this plan"),
-        "{inspect}"
+    assert_contains(
+        &inspect,
+        &["the certificate is of these weights, this plan"],
     );
     assert_eq!(run(), text);
 
@@ -341,7 +341,7 @@ fn a_plan_is_drawn_on_one_page() {
             page,
         ];
         let run = sandbox.run(&arguments).good();
-        assert!(run.stderr.contains(&format!("drawn in `{page}`")));
+        run.stderr_contains(&[&format!("drawn in `{page}`")]);
         fs::read_to_string(sandbox.path(page)).unwrap()
     };
     for model in ["demo", BUNDLE] {

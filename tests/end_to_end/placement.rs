@@ -130,19 +130,11 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
     let placed = sandbox
         .run(&["place", "demo.powerinfer/bundle", "--vram", "514M,515M"])
         .good();
-    assert!(
-        placed.text().contains("total, of 515.0 MiB"),
-        "{}",
-        placed.text()
-    );
+    placed.stdout_contains(&["total, of 515.0 MiB"]);
     let run = sandbox
         .run(&["run", "demo", "-p", "1 + 1", "-n", "2"])
         .good();
-    assert!(
-        run.stderr.contains("the plan is for 2 GPUs"),
-        "{}",
-        run.stderr
-    );
+    run.stderr_contains(&["the plan is for 2 GPUs"]);
 }
 
 #[test]
@@ -190,7 +182,7 @@ fn a_budget_above_the_vram_is_reported_and_a_named_machine_sets_the_ram() {
     let sandbox = demo();
     let answer = dry_run(&sandbox, &["--vram", "64G", "--hardware", "rtx4060-8g"]).good();
     let message = "the budget of 64.0 GiB is more than the 8.0 GiB";
-    assert!(answer.stderr.contains(message), "{}", answer.stderr);
+    answer.stderr_contains(&[message]);
     let bundle = [
         "place",
         "demo.powerinfer/bundle",

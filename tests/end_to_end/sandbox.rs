@@ -39,14 +39,28 @@ impl Run {
         assert_eq!(self.code, code, "{}{}", self.text(), self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         assert!(self.stderr.contains("error: "), "{}", self.stderr);
-        for part in parts {
-            assert!(
-                self.stderr.contains(part),
-                "`{part}` is not in: {}",
-                self.stderr
-            );
-        }
+        self.stderr_contains(parts);
         self
+    }
+
+    /// Asserts that stderr contains all `parts`.
+    #[track_caller]
+    pub(crate) fn stderr_contains(&self, parts: &[&str]) {
+        assert_contains(&self.stderr, parts);
+    }
+
+    /// Asserts that stdout contains all `parts`.
+    #[track_caller]
+    pub(crate) fn stdout_contains(&self, parts: &[&str]) {
+        assert_contains(&self.text(), parts);
+    }
+}
+
+/// Asserts that `text` contains all `parts`.
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in: {text}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, assert_contains};
 
 /// The estimate of the first engine for one request.
 fn speed(answer: &Value) -> f64 {
@@ -114,8 +114,8 @@ fn a_folder_with_a_configuration_gives_the_shape() {
         .run(&["simulate", "--like", "./mine", "--sparsity", "0.5"])
         .good()
         .text();
-    assert!(text.contains("given"), "{text}");
-    assert!(text.contains("threshold"), "{text}");
+    assert_contains(&text, &["given"]);
+    assert_contains(&text, &["threshold"]);
 }
 
 #[test]

@@ -57,11 +57,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         "page.html",
     ];
     let first = sweep(&sandbox, &grid).good();
-    assert!(
-        first.stderr.contains("every logit is the same"),
-        "{}",
-        first.stderr
-    );
+    first.stderr_contains(&["every logit is the same"]);
     let out = sandbox.path("demo.powerinfer/sweep.jsonl");
     let found = rows(&out);
     assert_eq!(found.len(), 8);
@@ -139,9 +135,9 @@ fn a_grid_is_measured_resumed_and_drawn() {
         .json();
     assert_eq!(fs::read(&out).unwrap(), before);
     assert_eq!(json["rows"].as_array().unwrap().len(), 8);
-    let beside: Value =
+    let json_file: Value =
         serde_json::from_slice(&fs::read(sandbox.path("page.json")).unwrap()).unwrap();
-    assert_eq!(beside, json);
+    assert_eq!(json_file, json);
     let csv = fs::read_to_string(sandbox.path("page.csv")).unwrap();
     let widths: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
     assert_eq!(widths.len(), 9);
@@ -164,11 +160,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
     let kept: usize = text.split_inclusive('\n').take(3).map(str::len).sum();
     fs::write(&out, &text[..kept + 40]).unwrap();
     let again = sweep(&sandbox, &grid).good();
-    assert!(
-        again.stderr.contains("3 of 8 points are measured already"),
-        "{}",
-        again.stderr
-    );
+    again.stderr_contains(&["3 of 8 points are measured already"]);
     let again = rows(&out);
     assert_eq!(again.len(), 8);
     for (before, now) in found.iter().zip(&again) {
@@ -270,11 +262,7 @@ fn unusual_texts_and_machines_give_valid_rows() {
         "few.jsonl",
     ];
     let few = sweep(&sandbox, &few).good();
-    assert!(
-        few.stderr.contains("too little text for an interval"),
-        "{}",
-        few.stderr
-    );
+    few.stderr_contains(&["too little text for an interval"]);
     // Without a GPU the default grid has one VRAM budget.
     let rows = rows_on(
         &sandbox,

@@ -1,4 +1,4 @@
-//! Human-readable sizes: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹ (as in GNU).
+//! Human-readable sizes: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹ (as in GNU). Only 0 needs no unit.
 
 use std::{fmt, str::FromStr};
 
@@ -26,6 +26,9 @@ pub enum ByteSizeError {
         "`{0}` is not a size; write a number and a unit, such as `24G`, `24GiB` (2³⁰ bytes each) or `24GB` (10⁹)"
     )]
     Malformed(String),
+    /// The number has no unit, and is not 0.
+    #[error("`{0}` has no unit; did you mean `{0}G`? Bytes are `{0}B`")]
+    NoUnit(String),
     /// The size exceeds 2⁶⁴−1 bytes.
     #[error("`{0}` exceeds the largest size, 2⁶⁴−1 bytes")]
     TooLarge(String),
@@ -43,6 +46,9 @@ impl FromStr for ByteSize {
         let (number, unit) = trimmed.split_at(digits);
         let number: f64 = number.parse().map_err(|_| malformed())?;
         let unit = unit.trim_start().to_ascii_uppercase();
+        if unit.is_empty() && number != 0.0 {
+            return Err(ByteSizeError::NoUnit(trimmed.to_owned()));
+        }
         let (prefix, base) = match unit.strip_suffix('B') {
             None => (unit.as_str(), 1024f64),
             Some(prefix) => match prefix.strip_suffix('I') {
@@ -109,6 +115,10 @@ mod tests {
         ] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
+        assert_eq!(
+            "24".parse::<ByteSize>().unwrap_err().to_string(),
+            "`24` has no unit; did you mean `24G`? Bytes are `24B`"
+        );
         assert!(matches!(
             "99999999T".parse::<ByteSize>(),
             Err(ByteSizeError::TooLarge(_))

@@ -4,8 +4,6 @@
 //! seed and settings. There is no timestamp, so equal inputs and seed give equal bytes. Every file is
 //! written to a temporary file in the same folder, then renamed.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 pub mod byte_size;
 pub mod certificate;
 pub mod digest;

@@ -1,12 +1,9 @@
 //! Bundles: packed models for running, with neurons permuted hottest first, quantised weights, predictors,
 //! plan, and a manifest with the digest of every file.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod bundle;
 mod error;
 mod manifest;
-pub mod memory;
 mod pack;
 mod place_again;
 mod weights;

@@ -1,4 +1,4 @@
-//! Options that say what a plan may use, what is best, and which parts are pinned.
+//! Options of a plan: budgets, objective, solver and pinned parts.
 
 use anyhow::Result;
 use powerinfer_artifact::{
@@ -11,12 +11,12 @@ use powerinfer_tensor::{CacheFormat, Format};
 
 use crate::{engine::PolicyArgument, output::parse_percent};
 
-/// What may be used, and in which format.
+/// Budgets and formats.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Budget")]
 pub(crate) struct BudgetArguments {
-    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none,
-    /// `auto` what is free now less 256 MiB, and `24G,12G` two GPUs, which are planned for ahead
+    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none, `auto` what
+    /// is free now less 256 MiB, and `24G,12G` two GPUs (planned only, not executed)
     #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
     vram: Vram,
     /// Memory to use on the CPU [default: all of this machine's, or of the one `--hardware` names]
@@ -32,20 +32,18 @@ pub(crate) struct BudgetArguments {
     /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: rtx4090]
     #[arg(long, value_name = "NAME|FILE")]
     hardware: Option<String>,
-    /// Which neurons every layer computes [default: what is quickest within the allowed rise of
-    /// perplexity, layer by layer]
+    /// Policy of all layers [default: the fastest within `--max-ppl-increase`, layer by layer]
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyArgument>,
-    /// By how much skipping neurons may raise perplexity, on text held back from the profile
-    /// [default: 1%]
+    /// By how much skipping neurons may raise perplexity on held-out text [default: 1%]
     #[arg(long, value_name = "SHARE%")]
     max_ppl_increase: Option<Rise>,
-    /// Leave out this share of the inputs of attention's projections, the smallest, and of gate and up
-    /// where every neuron is computed [default: none]
+    /// Skip this share of the inputs, the smallest, of attention's projections, and of gate and up in `dense`
+    /// layers [default: none]
     #[arg(long, value_name = "SHARE%")]
     input_sparsity: Option<InputSparsity>,
-    /// Tokens of held-back text to certify the bundle on, and as many to decide on; 0 certifies
-    /// nothing [default: 8192, for models beyond a billion parameters fewer]
+    /// Tokens of held-out text to certify the bundle on, and as many to choose policies on; 0 certifies nothing
+    /// [default: 8192, fewer for models beyond a billion parameters]
     #[arg(long, value_name = "N")]
     certify_tokens: Option<usize>,
     /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
@@ -140,37 +138,37 @@ impl BudgetArguments {
     }
 }
 
-/// What is best, and what has to be where.
+/// Objective, solver and pinned parts.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Placement")]
 struct PlacementArguments {
     /// Objective of the integer program
     #[arg(long, value_enum, default_value_t = ObjectiveArgument::Latency)]
     objective: ObjectiveArgument,
-    /// What solves it
+    /// Solver of the integer program
     #[arg(long, value_enum, default_value_t = SolverArgument::Auto)]
     solver: SolverArgument,
-    /// Keep a part on one side: `layers`, `attention` or `head`, of some layers only as in
-    /// `layers:0-9=gpu`; may be given several times
+    /// Keep a part on one device: `layers`, `attention` or `head`, of some layers only as in `layers:0-9=gpu`; may
+    /// be given several times
     #[arg(long = "pin", value_name = "PART=gpu|cpu")]
     pins: Vec<Pin>,
 }
 
-/// What a plan makes as good as it can be.
+/// Objective of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ObjectiveArgument {
-    /// The least time for a token
+    /// Least predicted time per token
     Latency,
-    /// The paper's: the most activations on the GPU, attention and the rest there first
+    /// The paper's: most activations on the GPU, after attention and the other parts
     Impact,
 }
 
-/// What solves.
+/// Solver of the integer program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum SolverArgument {
-    /// Whatever proves its answer first
+    /// Decomposition; a mixed integer program where it leaves a gap
     Auto,
-    /// A price on memory, exact choices per layer and an exact search for the rest
+    /// Lagrangian relaxation of memory, exact per layer; a dynamic program closes the gap
     Decomposition,
     /// A mixed integer program, by microlp
     Microlp,
@@ -187,8 +185,8 @@ mod tests {
         assert_eq!("25%".parse(), Ok(InputSparsity(0.25)));
         assert_eq!("0.5 %".parse(), Ok(InputSparsity(0.005)));
         for bad in ["0%", "100%", "-1%", "NaN%", "25", "x", ""] {
-            let told = bad.parse::<InputSparsity>().unwrap_err();
-            assert!(told.contains("such as `25%`"), "{told}");
+            let message = bad.parse::<InputSparsity>().unwrap_err();
+            assert!(message.contains("such as `25%`"), "{message}");
         }
     }
 }

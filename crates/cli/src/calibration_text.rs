@@ -28,17 +28,17 @@ const BYTES_PER_TOKEN: usize = 16;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Calibration text")]
 pub(crate) struct CalibrationArguments {
-    /// Text file, or folder of text files, to calibrate on; given several times, each is a source
-    /// of its own in the report, and they take turns, a sequence of at most 512 tokens each
-    /// [default for `demo`: its own calibration tasks]
+    /// Text file, or folder of text files, to calibrate on; given several times, each is a source of its own in the
+    /// report, and sources are interleaved in sequences of at most 512 tokens [default for `demo`: its own
+    /// calibration tasks]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Vec<PathBuf>,
-    /// Calibration tokens; `auto` reads until the ranking of neurons has settled and the samples
-    /// for training are there, 131072 at most
+    /// Calibration tokens; `auto` reads until `--settled` holds and there are enough samples for training, 131072
+    /// at most
     #[arg(long, value_name = "N|auto", default_value = "auto")]
     pub(crate) tokens: Tokens,
-    /// With `--tokens auto`: how much of the hot sets of two independent halves of the text must
-    /// overlap, on average over the layers
+    /// With `--tokens auto`: overlap that the most frequently active 20 % of a layer must reach between two
+    /// independent halves of the text (Jaccard, mean over layers)
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
     pub(crate) settled: f64,
 }
@@ -103,7 +103,7 @@ pub(crate) fn calibration(
     let encode = |text: &str| document(tokenizer, config, text);
     let length = SEQUENCE.min(config.context_length);
     let limit = arguments.limit();
-    // Some is held back beside what is profiled.
+    // Held-out text is read in addition to the profiled text.
     let wanted = limit.saturating_add(RESERVED);
     let sources = if arguments.data.is_empty() {
         if files.name() != DEMO {
@@ -219,7 +219,7 @@ fn documents(
         }
         let mut ids = encode(&text)?;
         ids.truncate(limit);
-        // Documents take turns, so once each gives one full sequence, more documents are not read.
+        // Documents are interleaved, so once each gives one full sequence, more documents are not read.
         sequences += ids.len().min(length);
         documents.push(ids);
     }
@@ -228,11 +228,11 @@ fn documents(
 
 /// The first `most` bytes of the text file at `path`, or all of it where it is shorter.
 fn read_text(path: &Path, most: usize) -> Result<String> {
-    let told = || format!("cannot read `{}`", path.display());
+    let context = || format!("cannot read `{}`", path.display());
     let mut bytes = Vec::new();
-    let file = File::open(path).with_context(told)?;
+    let file = File::open(path).with_context(context)?;
     let read = file.take(most as u64).read_to_end(&mut bytes);
-    let read = read.with_context(told)?;
+    let read = read.with_context(context)?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text),
         // A character at the end may have been cut.
@@ -280,7 +280,7 @@ fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Paths that do not exist, told before any work begins.
+/// Reports paths that do not exist before any work begins.
 pub(crate) fn check_paths(paths: &[PathBuf]) -> Result<()> {
     for path in paths {
         if !Path::exists(path) {

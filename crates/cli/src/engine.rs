@@ -22,11 +22,12 @@ use crate::{model_argument::bundle_folder, output::Output, progress::Bar};
 pub(crate) enum PolicyArgument {
     /// All neurons
     Dense,
-    /// Every gate, then only the neurons it leaves alive; the same result as dense for ReLU
+    /// Gate of all neurons, then up and down of those with a non-zero gate activation; the same result as dense for
+    /// ReLU
     Exact,
     /// Only the neurons that the predictor predicts; approximate
     Predicted,
-    /// Only the neurons that the signs of their gates speak for; approximate
+    /// Only the neurons with enough sign agreements between gate row and input; approximate
     SignBit,
     /// Only the neurons whose score reaches the layer's threshold; approximate
     Threshold,
@@ -60,8 +61,8 @@ pub(crate) struct EngineArguments {
     /// Lock the weights in memory
     #[arg(long)]
     pub(crate) mlock: bool,
-    /// Read the weights into memory instead of mapping their file: it starts later, and reads sparse
-    /// rows faster where the system has huge pages
+    /// Read the weights into memory instead of mapping their file: slower to start, faster on sparse rows where the
+    /// system has no huge pages for files
     #[arg(long, conflicts_with = "mlock")]
     pub(crate) no_mmap: bool,
     /// Device of the parts that the plan puts on a GPU
@@ -86,9 +87,9 @@ pub(crate) enum DeviceArgument {
 /// How the numbers are stored that weights are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationArgument {
-    /// Bytes with a scale for every 32, for quantised weights
+    /// One scale per 32 values, for quantised weights
     Int8,
-    /// As exact as the weights; slower with quantised ones
+    /// No rounding; slower with quantised weights
     F32,
 }
 

@@ -142,23 +142,23 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     }) {
         return ExitCode::SUCCESS; // the reader has seen enough
     }
-    // Messages carry their causes already; one that does not is told below the first line.
-    let mut told: Vec<String> = Vec::new();
+    // Most messages contain their causes; a cause that is not contained gets a line of its own.
+    let mut lines: Vec<String> = Vec::new();
     for cause in error.chain().map(ToString::to_string) {
-        if !told.iter().any(|line| line.contains(&cause)) {
-            told.push(cause);
+        if !lines.iter().any(|line| line.contains(&cause)) {
+            lines.push(cause);
         }
     }
-    let last = told.pop().unwrap_or_default();
+    let last = lines.pop().unwrap_or_default();
     let (last, hint) = match (hint::of(error), last.rsplit_once("; ")) {
         (Some(hint), _) => (last, Some(hint.to_owned())),
         (None, Some((what, hint))) => (what.to_owned(), Some(hint.to_owned())),
         (None, None) => (last, None),
     };
-    told.push(last);
+    lines.push(last);
     let (style, reset) = ("\u{1b}[1;31m", "\u{1b}[0m");
     let mut stderr = anstream::stderr();
-    let _ = writeln!(stderr, "{style}error:{reset} {}", told.join("\n  "));
+    let _ = writeln!(stderr, "{style}error:{reset} {}", lines.join("\n  "));
     if let Some(hint) = hint {
         let _ = writeln!(stderr, "hint: {hint}");
     }

@@ -35,7 +35,7 @@ impl Output {
         }
     }
 
-    /// A line of talk for those who want to know more.
+    /// A line for `--verbose`.
     pub(crate) fn detail(self, line: impl AsRef<str>) {
         if self.verbose {
             self.say(line);

@@ -184,7 +184,7 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
         };
         sentences.push(match saved * 1e3 > own * 1e-3 {
             true => format!(
-                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2} % of its time, for as long as the next bytes are worth as much as the last",
+                "1 {unit} more VRAM would save {saved:.1} µs a token, {:.2} % of its time (marginal value)",
                 100.0 * saved / own
             ),
             false => "more VRAM would save nothing".to_owned(),
@@ -220,7 +220,7 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
                 "the VRAM budget is below the {} that using the GPU takes at all, so everything stays on the CPU",
                 ByteSize(reserve)
             ),
-            false => "nothing of the model would be quicker on the GPU, so everything stays on the CPU".to_owned(),
+            false => "nothing of the model would be faster on the GPU, so everything stays on the CPU".to_owned(),
         });
     }
     if let Some(warning) = beyond_the_card(plan) {

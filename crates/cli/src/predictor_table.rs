@@ -1,4 +1,4 @@
-//! What finds silent neurons, in tables: bytes, how well, and how long it takes here.
+//! Predictors, sign tests and thresholds in tables: bytes, quality, and time on this machine.
 
 use std::time::Instant;
 
@@ -30,13 +30,13 @@ pub(crate) fn tables(file: &PredictorFile, isa: Isa) -> String {
     text
 }
 
-/// A row per layer and way to predict.
+/// A row per layer and method of prediction.
 fn prediction(file: &PredictorFile, isa: Isa) -> String {
     let mut table = Table::new(&[
         "layer",
         "by",
         "bytes",
-        "µs here",
+        "µs measured",
         "recall",
         "contribution recall",
         "precision",
@@ -108,18 +108,18 @@ fn time_of_predictor(file: &PredictorFile, layer: &PredictorSummary, isa: Isa) -
     let (hidden, neurons) = sizes(file, layer)?;
     let stored = file.find(layer.layer, hidden, neurons).ok()??;
     let (a, b) = (stored.a.view(file.tensors()), stored.b.view(file.tensors()));
-    // As a bundle has it, and relu leaves it.
+    // As a bundle stores it; hidden units that are zero after ReLU are not read.
     let order: Vec<u32> = (0..neurons as u32).collect();
     let Transposed { units, .. } = transpose(&b, &order);
     let x = input(hidden);
     let (mut middle, mut logits) = (vec![0.0; layer.rank], vec![0.0; neurons]);
     Some(median_microseconds(|| {
         isa.gemv(&a, &x, &mut middle);
-        let alive = (0..layer.rank as u32).filter(|unit| middle[*unit as usize] > 0.0);
-        let alive: Vec<u32> = alive.collect();
-        let values: Vec<f32> = alive.iter().map(|unit| middle[*unit as usize]).collect();
+        let active = (0..layer.rank as u32).filter(|unit| middle[*unit as usize] > 0.0);
+        let active: Vec<u32> = active.collect();
+        let values: Vec<f32> = active.iter().map(|unit| middle[*unit as usize]).collect();
         logits.fill(0.0);
-        isa.axpy_rows(&units.as_view(), &alive, &values, 0..neurons, &mut logits);
+        isa.axpy_rows(&units.as_view(), &active, &values, 0..neurons, &mut logits);
         let words = logits.chunks(64).map(|logits| {
             let bits = logits.iter().enumerate();
             bits.fold(0u64, |word, (bit, logit)| {

@@ -15,7 +15,7 @@ use crate::{
     progress::Bar,
 };
 
-/// What watches, and how much it keeps for training predictors.
+/// Device, and samples to keep for training predictors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TraceArguments {
     /// Device that runs the layers
@@ -86,7 +86,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
         "neurons for 50 %",
         "80 %",
         "95 %",
-        "never fired",
+        "never active",
         "halves overlap",
         "activations by tenths",
     ]);
@@ -134,7 +134,7 @@ pub(crate) fn report(profile: &ProfileDocument) -> String {
         );
     }
     if profile.sources.len() > 1 {
-        text += "\noverlap of the hot sets (top 20 %) of the sources\n";
+        text += "\noverlap of the most frequently active 20 % between sources\n";
         text += &overlap(profile);
     }
     text
@@ -181,7 +181,7 @@ pub(crate) fn say_result(profile: &Profile, output: Output) {
         .min_by(|a, b| a.half_overlap.total_cmp(&b.half_overlap));
     if let Some(worst) = worst {
         output.say(format!(
-            "how sure: the hot sets of two independent halves of the text overlap by {} on average, by {} in layer {}",
+            "stability: the most frequently active 20 % overlap by {} between two independent halves of the text, by {} in layer {}",
             percent(document.mean(|layer| layer.half_overlap)),
             percent(worst.half_overlap),
             worst.layer,

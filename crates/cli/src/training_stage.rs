@@ -16,7 +16,7 @@ use powerinfer_tensor::{Format, TensorError};
 
 use crate::output::{Output, parse_percent, percent};
 
-/// What trained predictors predict unless told otherwise.
+/// Targets of trained predictors unless others are given.
 const DEFAULT_TARGETS: Targets = Targets {
     recall: 0.95,
     contribution_recall: 0.99,
@@ -25,23 +25,23 @@ const DEFAULT_TARGETS: Targets = Targets {
 /// A share of contributions that any predictor predicts.
 const NOTHING_ASKED: f64 = 0.01;
 
-/// How to come by predictors.
+/// How predictors are made.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Share of active neurons that must be predicted on held-out tokens [default: 0.95, with
     /// `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     recall: Option<f64>,
-    /// Share of what active neurons add to the hidden state that must come from predicted ones
-    /// [default: 0.99, with `--import` what the predictors' own threshold gives]
+    /// Share of the contributions (`|h|·‖down‖`) that predicted neurons must have on held-out tokens [default:
+    /// 0.99, with `--import` what the predictors' own threshold gives]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     contribution_recall: Option<f64>,
     /// Bytes of all predictors, at most: a size, or a share of the model's bytes
     #[arg(long, value_name = "SIZE|SHARE%", default_value = "3%")]
     max_bytes: ByteBudget,
-    /// How a predictor's rank is found: `evidence` takes the one at which a token reads least,
-    /// `paper` does as the paper describes, to compare with, and asks nothing of contributions
-    #[arg(long, value_name = "WAY", default_value = "evidence", value_parser = sizing)]
+    /// How a predictor's rank is found: `evidence`: the rank at which a token reads the fewest bytes; `paper`: the
+    /// paper's rule, ignores contribution recall
+    #[arg(long, value_name = "METHOD", default_value = "evidence", value_parser = sizing)]
     sizing: Sizing,
     /// Optimiser steps per network, at most
     #[arg(long, value_name = "N", default_value_t = 2000)]
@@ -70,7 +70,7 @@ fn predictor_format(name: &str) -> Result<Format, String> {
     }
 }
 
-/// The way of this name.
+/// The sizing method of this name.
 fn sizing(name: &str) -> Result<Sizing, String> {
     let known = Sizing::ALL.into_iter().find(|way| way.name() == name);
     known.ok_or_else(|| "give `evidence` or `paper`".to_owned())
@@ -114,7 +114,7 @@ impl ByteBudget {
 }
 
 impl TrainingArguments {
-    /// What is to be predicted, where something is asked for.
+    /// The targets, where any is given.
     fn targets(&self) -> Option<Targets> {
         if self.recall.is_none() && self.contribution_recall.is_none() {
             return None;
@@ -194,15 +194,15 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
         ByteSize(bytes),
         predictors.path().display()
     ));
-    let told = |layers: Vec<&PredictorSummary>| -> String {
+    let list = |layers: Vec<&PredictorSummary>| -> String {
         let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
         numbers.join(", ")
     };
     let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
     if !without.is_empty() {
         output.say(format!(
-            "layer(s) {} have no predictor; `place` looks for another way",
-            told(without)
+            "layer(s) {} have no predictor; `place` will use another policy",
+            list(without)
         ));
     }
     let Some(targets) = recipe.targets() else {
@@ -218,10 +218,10 @@ pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Ou
         let contribution = layer
             .contribution_recall
             .map_or_else(String::new, |reached| {
-                format!(" ({} of what they add)", percent(reached))
+                format!(" (contribution recall {})", percent(reached))
             });
         output.say(format!(
-            "layer {} falls short: {}{contribution} of the neurons that fire are predicted on held-out tokens, {} ({}) are asked for; {advice}",
+            "layer {} misses its targets on held-out tokens: recall {}{contribution}, asked for {} ({}); {advice}",
             layer.layer,
             percent(layer.recall),
             percent(targets.recall),

@@ -1,8 +1,6 @@
 //! Quality and speed of language models: perplexity, fidelity to `dense`, pass@k of generated functions, sweeps and
 //! benchmarks.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 pub mod bench;
 mod completion;
 mod contention;

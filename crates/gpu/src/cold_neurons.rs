@@ -4,12 +4,11 @@
 use std::{ops::Range, sync::Arc};
 
 use powerinfer_kernels::cuda::{
-    Buffer, Device, DeviceError, DownAddends, Ffn, GpuLinear, GpuMatrix, NeuronFilter,
-    StagingStream, TokenMasks,
+    Buffer, Device, DeviceError, DownAddends, Ffn, GpuLinear, GpuMatrix, StagingStream, TokenMasks,
 };
 use powerinfer_tensor::Matrix;
 
-use crate::{DeviceModel, DeviceSelector, launches::activate_batch};
+use crate::{DeviceModel, launches::activate_batch};
 
 /// Neurons that are copied, and then multiplied, at a time.
 pub(crate) const PIECE: usize = 512;
@@ -87,25 +86,6 @@ impl Piece {
         weight_bytes(&self.ffn) + self.scale.bytes() + self.centre.bytes()
     }
 
-    /// The layer's filter, with the numbers of these neurons.
-    fn filter<'a>(&'a self, selector: &DeviceSelector) -> NeuronFilter<'a> {
-        match selector {
-            DeviceSelector::Dense => NeuronFilter::All,
-            DeviceSelector::Gate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
-            DeviceSelector::Gate(threshold, Some(_)) => {
-                NeuronFilter::ScaledGateThreshold(*threshold, &self.scale)
-            }
-            DeviceSelector::Contribution {
-                threshold, centre, ..
-            } => NeuronFilter::ContributionThreshold {
-                threshold: *threshold,
-                scale: &self.scale,
-                centre: centre.as_ref().map(|_| &self.centre),
-            },
-            _ => NeuronFilter::NonZeroGate,
-        }
-    }
-
     /// Starts the copies of the neurons from `first` on, as many as fit; the staging stream has begun.
     fn fill(&mut self, first: usize, neurons: &ColdNeurons<'_>) -> Result<(), DeviceError> {
         let Self {
@@ -157,6 +137,11 @@ fn weight_bytes(ffn: &Ffn) -> usize {
 /// # Panics
 ///
 /// All but [`streams`](Self::streams) panic if no cold neurons are copied for the tokens that run.
+#[expect(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    reason = "stated once for all methods"
+)]
 impl DeviceModel {
     /// Whether the cold neurons of layer `index` are copied to the device for the tokens that run.
     pub fn streams(&self, index: usize) -> bool {
@@ -215,7 +200,7 @@ impl DeviceModel {
             activate_batch(
                 &self.gpu,
                 &piece.ffn,
-                piece.filter(&found.selector),
+                found.selector.filter(Some([&piece.scale, &piece.centre])),
                 masks,
                 &batch.input,
                 (&mut state.products, &mut batch.up, &mut batch.products),

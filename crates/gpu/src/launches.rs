@@ -63,6 +63,7 @@ pub(crate) fn activate_batch(
 /// # Errors
 ///
 /// All methods return an error if the device fails.
+#[expect(clippy::missing_errors_doc, reason = "stated once for all methods")]
 impl DeviceModel {
     /// Copies the hidden state of the tokens that run to the device.
     pub fn write_hidden(&mut self, hidden: &[f32]) -> Result<(), DeviceError> {
@@ -128,7 +129,7 @@ impl DeviceModel {
                     self.device().check()?;
                 }
                 if since.elapsed() > TIMEOUT {
-                    self.give_up();
+                    self.release_waiting_kernels();
                     self.device().synchronise()?;
                     return Err(self.timed_out("the device's part of a layer"));
                 }
@@ -155,13 +156,13 @@ impl DeviceModel {
     }
 
     /// Signals that the cold sum of layer `index` is complete, to a kernel that waits for it.
-    pub fn sync(&self, index: usize) {
+    pub fn signal_cold_sum(&self, index: usize) {
         let state = &self.state;
         state.done.words()[index].store(state.steps, Ordering::Release);
     }
 
     /// Tells the kernels of this pass to stop waiting for the host.
-    pub fn give_up(&self) {
+    pub fn release_waiting_kernels(&self) {
         let state = &self.state;
         state.timed_out.words()[0].store(state.steps, Ordering::Release);
     }
@@ -193,6 +194,11 @@ impl DeviceModel {
 /// # Panics
 ///
 /// All methods panic if the layer's part is not on the device.
+#[expect(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    reason = "stated once for all methods"
+)]
 impl DeviceModel {
     /// Whether neurons of layer `index` run on the device for the tokens that run.
     pub fn has_ffn(&self, index: usize) -> bool {
@@ -347,7 +353,12 @@ impl DeviceModel {
                 self.gpu
                     .predict_by_signs(x, norm.as_ref(), signs, &mut predicted)
             }
-            _ => Ok(()),
+            // Predicted on the host, or not before the gate is computed.
+            DeviceSelector::Host
+            | DeviceSelector::Dense
+            | DeviceSelector::Exact
+            | DeviceSelector::Gate { .. }
+            | DeviceSelector::Contribution { .. } => Ok(()),
         }
     }
 
@@ -369,7 +380,7 @@ impl DeviceModel {
             FfnInput::Hidden => &state.hidden,
             FfnInput::Residual => &state.residual,
         };
-        let filter = found.filter();
+        let filter = found.selector.filter(None);
         let host = HostMirror {
             input: &state.input,
             flags: &state.ready,
@@ -416,7 +427,7 @@ impl DeviceModel {
     }
 
     /// Adds the sums of down of the hot neurons to the hidden state, and with `cold` those of the cold neurons, for which
-    /// the kernel waits in a [whole](Self::is_whole) pass.
+    /// the kernel waits in a [whole](Self::is_launched_ahead) pass.
     pub fn down(&mut self, index: usize, cold: bool) -> Result<(), DeviceError> {
         if !self.segments.wants_launch()? {
             return Ok(());
@@ -435,7 +446,7 @@ impl DeviceModel {
         }
         let share = ColdSum {
             sum: &state.cold,
-            flag: self.is_whole.then_some((&state.done, index)),
+            flag: self.is_launched_ahead.then_some((&state.done, index)),
             step: &state.step,
             timed_out: &state.timed_out,
             timeout_nanoseconds: match self.gpu.device().info().has_watchdog {

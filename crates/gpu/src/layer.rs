@@ -57,14 +57,14 @@ pub struct DeviceFfn {
     pub offset: Option<Buffer<f32>>,
 }
 
-/// How the neurons that are computed on the device are selected.
+/// Which of the hot neurons are computed.
 #[derive(Debug)]
 pub enum DeviceSelector {
     /// All neurons.
     Dense,
-    /// Neurons whose gate is not exactly zero.
+    /// Neurons whose `act(gate·x)` is not exactly zero.
     Exact,
-    /// Neurons with a non-zero gate among those predicted by a network.
+    /// Neurons with non-zero `act(gate·x)` among those predicted by a network.
     Predicted {
         /// The network.
         predictor: Box<Predictor>,
@@ -73,12 +73,17 @@ pub enum DeviceSelector {
         /// Whether its input is the hidden state before the norm.
         reads_residual: bool,
     },
-    /// Neurons with a non-zero gate among those predicted by signs.
+    /// Neurons with non-zero `act(gate·x)` among those predicted by signs.
     SignBit(SignBits),
-    /// Neurons with a non-zero gate among those predicted on the host.
+    /// Neurons with non-zero `act(gate·x)` among those predicted on the host.
     Host,
-    /// Neurons whose gate, times a scale per neuron if there is one, has at least this magnitude.
-    Gate(f32, Option<Buffer<f32>>),
+    /// Neurons whose `act(gate·x)`, times a scale per neuron if there is one, has at least a magnitude.
+    Gate {
+        /// Smallest magnitude that is computed.
+        threshold: f32,
+        /// Scale per neuron.
+        scale: Option<Buffer<f32>>,
+    },
     /// Neurons whose product, less a centre if there is one, times a scale has at least a magnitude.
     Contribution {
         /// Smallest magnitude that is computed.
@@ -110,14 +115,15 @@ impl DeviceLayer {
     /// Whether neurons are predicted before any weight of a neuron is read.
     pub fn predicts(&self) -> bool {
         let selector = self.ffn.as_ref().map(|ffn| &ffn.selector);
-        matches!(
-            selector,
-            Some(
-                DeviceSelector::Host
-                    | DeviceSelector::Predicted { .. }
-                    | DeviceSelector::SignBit(_)
-            )
-        )
+        selector.is_some_and(|selector| match selector {
+            DeviceSelector::Host
+            | DeviceSelector::Predicted { .. }
+            | DeviceSelector::SignBit(_) => true,
+            DeviceSelector::Dense
+            | DeviceSelector::Exact
+            | DeviceSelector::Gate { .. }
+            | DeviceSelector::Contribution { .. } => false,
+        })
     }
 
     /// Size in bytes on the device, without the KV cache.
@@ -147,27 +153,6 @@ impl DeviceAttention {
 }
 
 impl DeviceFfn {
-    /// Condition on a neuron's gate or product under which it is computed.
-    pub(crate) fn filter(&self) -> NeuronFilter<'_> {
-        match &self.selector {
-            DeviceSelector::Dense => NeuronFilter::All,
-            DeviceSelector::Gate(threshold, None) => NeuronFilter::GateThreshold(*threshold),
-            DeviceSelector::Gate(threshold, Some(scale)) => {
-                NeuronFilter::ScaledGateThreshold(*threshold, scale)
-            }
-            DeviceSelector::Contribution {
-                threshold,
-                scale,
-                centre,
-            } => NeuronFilter::ContributionThreshold {
-                threshold: *threshold,
-                scale,
-                centre: centre.as_ref(),
-            },
-            _ => NeuronFilter::NonZeroGate,
-        }
-    }
-
     fn bytes(&self) -> usize {
         let Ffn {
             gate,
@@ -187,6 +172,35 @@ impl DeviceFfn {
 }
 
 impl DeviceSelector {
+    /// Condition on a neuron's `act(gate·x)` or product under which it is computed; `vectors` are scales and centres of
+    /// other neurons than the hot ones.
+    pub(crate) fn filter<'a>(&'a self, vectors: Option<[&'a Buffer<f32>; 2]>) -> NeuronFilter<'a> {
+        match self {
+            Self::Dense => NeuronFilter::All,
+            Self::Gate { threshold, scale } => match scale {
+                None => NeuronFilter::GateThreshold(*threshold),
+                Some(hot) => NeuronFilter::ScaledGateThreshold(
+                    *threshold,
+                    vectors.map_or(hot, |[scale, _]| scale),
+                ),
+            },
+            Self::Contribution {
+                threshold,
+                scale,
+                centre,
+            } => NeuronFilter::ContributionThreshold {
+                threshold: *threshold,
+                scale: vectors.map_or(scale, |[scale, _]| scale),
+                centre: centre
+                    .as_ref()
+                    .map(|hot| vectors.map_or(hot, |[_, centre]| centre)),
+            },
+            Self::Exact | Self::Predicted { .. } | Self::SignBit(_) | Self::Host => {
+                NeuronFilter::NonZeroGate
+            }
+        }
+    }
+
     /// Bytes that a prediction reads.
     pub(crate) fn read_bytes(&self) -> usize {
         match self {
@@ -205,7 +219,7 @@ impl DeviceSelector {
     fn bytes(&self) -> usize {
         let buffers = match self {
             Self::Predicted { middle, .. } => middle.bytes(),
-            Self::Gate(_, scale) => buffer_bytes(scale),
+            Self::Gate { scale, .. } => buffer_bytes(scale),
             Self::Contribution { scale, centre, .. } => scale.bytes() + buffer_bytes(centre),
             _ => 0,
         };

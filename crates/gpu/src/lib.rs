@@ -2,10 +2,12 @@
 //!
 //! A [`DeviceModel`] holds the parts of layers that are on a device, with the buffers of the tokens that run. The
 //! host calls its steps in the order of the forward pass and exchanges inputs, masks and cold sums with it through memory
-//! that both can access. An [`ObservedLayer`] is a single layer whose active neurons are counted on the device.
+//! that both can access. An [`ObservedLayer`] is a single layer whose active neurons are counted on the device. A
+//! [`MeasuredGpu`] has the bandwidths and latencies that placement calculates with.
 
 mod bytes;
 mod cold_neurons;
+mod hardware;
 mod head;
 mod launches;
 mod layer;
@@ -17,6 +19,7 @@ mod upload;
 
 pub use bytes::read_bandwidth;
 pub use cold_neurons::ColdNeurons;
+pub use hardware::{MeasuredGpu, vram_free};
 pub use head::DeviceHead;
 pub use launches::FfnInput;
 pub use layer::{DeviceAttention, DeviceFfn, DeviceLayer, DeviceSelector};

@@ -67,7 +67,7 @@ pub struct DeviceModel {
     /// The layer that runs.
     pub(crate) layer: usize,
     /// Whether all launches of the pass are made before the host computes its parts.
-    pub(crate) is_whole: bool,
+    pub(crate) is_launched_ahead: bool,
     pub(crate) segments: GraphSegments,
 }
 
@@ -100,7 +100,7 @@ impl DeviceModel {
             state,
             prompt: None,
             layer: 0,
-            is_whole: false,
+            is_launched_ahead: false,
             segments: GraphSegments::new(gpu.device()),
             gpu,
             shape,
@@ -162,7 +162,7 @@ impl DeviceModel {
     /// # Errors
     ///
     /// Returns an error if the device fails, but not for lack of memory.
-    pub fn make_room_for_prompts(
+    pub fn allocate_prompt_buffers(
         &mut self,
         tokens: usize,
         fits: impl Fn(usize) -> bool,
@@ -190,7 +190,7 @@ impl DeviceModel {
     /// Begins a pass of a single token of the sequence whose KV caches are at `addresses`: what is recorded of the
     /// sequence is replayed.
     pub fn begin_token(&mut self, addresses: Vec<u64>) {
-        self.is_whole = false;
+        self.is_launched_ahead = false;
         self.segments.start(addresses);
     }
 
@@ -199,8 +199,8 @@ impl DeviceModel {
     /// # Panics
     ///
     /// Panics if there is no room for prompts.
-    pub fn switch_to(&mut self, tokens: usize) {
-        self.is_whole = false;
+    pub fn use_prompt_buffers(&mut self, tokens: usize) {
+        self.is_launched_ahead = false;
         let prompt = self.prompt.as_mut().expect("room for several tokens");
         std::mem::swap(&mut self.state, prompt);
         self.segments.pause(tokens > 1);
@@ -231,11 +231,11 @@ impl DeviceModel {
     /// # Errors
     ///
     /// Returns an error if the device fails.
-    pub fn launch_whole(&mut self, is_allowed: bool) -> Result<(), DeviceError> {
+    pub fn launch_ahead(&mut self, is_allowed: bool) -> Result<(), DeviceError> {
         let is_here = |layer: &DeviceLayer| {
             layer.has_cache && layer.has_neurons() && !layer.is_predicted_on_host()
         };
-        self.is_whole = is_allowed
+        self.is_launched_ahead = is_allowed
             && self.tokens == 1
             && self.layers.iter().all(is_here)
             && self.segments.are_recorded()?;
@@ -243,8 +243,8 @@ impl DeviceModel {
     }
 
     /// Whether all of the pass is launched before the host computes its parts.
-    pub fn is_whole(&self) -> bool {
-        self.is_whole
+    pub fn is_launched_ahead(&self) -> bool {
+        self.is_launched_ahead
     }
 
     /// Begins layer `index`: what is launched and waited for is accounted to it.
@@ -263,7 +263,7 @@ impl DeviceModel {
 
     /// Discards the graph segments of the sequence after an error. Returns whether recording may have been the
     /// cause; from then on nothing is recorded.
-    pub fn fail(&mut self) -> bool {
+    pub fn discard_segments(&mut self) -> bool {
         self.segments.fail()
     }
 

@@ -7,7 +7,7 @@ use powerinfer_kernels::{
     Arithmetic,
     cuda::{ActivityCounts, Device, DeviceError, Gpu, GpuCache, WINDOWS},
 };
-use powerinfer_model::{Block, ModelConfig, Positions};
+use powerinfer_model::{ModelConfig, Positions};
 use powerinfer_tensor::CacheFormat;
 
 use crate::{
@@ -103,9 +103,9 @@ impl ObservedLayer {
             cache,
             counts,
             positions: config.positions.clone(),
-            reads: match config.block {
-                Block::Parallel | Block::ParallelSharedNorm => FfnInput::Residual,
-                Block::PreNorm | Block::PostNorm => FfnInput::Hidden,
+            reads: match config.block.is_parallel() {
+                true => FfnInput::Residual,
+                false => FfnInput::Hidden,
             },
             contribution_norms: weights.contribution_norms().to_vec(),
         })

@@ -8,13 +8,9 @@ use std::{
     },
 };
 
-use powerinfer_kernels::cuda::{
-    Buffer, Device, DeviceError, Ffn, GpuActivation, GpuFfnKind, GpuLinear, GpuNorm, GpuNormKind,
-    HeadNorms,
-};
+use powerinfer_kernels::cuda::{Buffer, Device, DeviceError, Ffn, GpuLinear, GpuNorm, HeadNorms};
 use powerinfer_model::{
-    Activation, Block, Checkpoint, FfnKind, LayerWeight, ModelConfig, ModelError, NormKind,
-    Positions, Weight,
+    Block, Checkpoint, LayerWeight, ModelConfig, ModelError, Positions, Weight,
 };
 use powerinfer_tensor::{Format, OwnedMatrix, bf16, f16, pack};
 
@@ -52,6 +48,7 @@ pub struct Upload<'a> {
     pub config: &'a ModelConfig,
 }
 
+#[expect(clippy::missing_errors_doc, reason = "stated once for all methods")]
 impl Upload<'_> {
     /// Uploads a vector.
     pub fn floats(&self, numbers: &[f32]) -> Result<Buffer<f32>, DeviceError> {
@@ -60,12 +57,8 @@ impl Upload<'_> {
 
     /// Uploads a norm.
     pub fn norm(&self, weight: &[f32], bias: Option<&[f32]>) -> Result<GpuNorm, DeviceError> {
-        let kind = match self.config.norm {
-            NormKind::RootMeanSquare => GpuNormKind::RootMeanSquare,
-            NormKind::Layer => GpuNormKind::Layer,
-        };
         let epsilon = self.config.norm_epsilon;
-        GpuNorm::upload(self.device, kind, epsilon, weight, bias)
+        GpuNorm::upload(self.device, self.config.norm, epsilon, weight, bias)
     }
 
     /// Uploads a norm of a layer; `None` if the layer does not have it.
@@ -114,9 +107,9 @@ impl Upload<'_> {
         let query_norm = self.norm_of(source, QueryNorm, QueryNormBias)?;
         let key_norm = self.norm_of(source, KeyNorm, KeyNormBias)?;
         Ok(DeviceAttention {
-            norm: match self.config.block {
-                Block::PostNorm => None,
-                _ => self.attention_norm(source)?,
+            norm: match self.config.block.is_post_norm() {
+                true => None,
+                false => self.attention_norm(source)?,
             },
             query: linear(Query, QueryBias)?,
             key: linear(Key, KeyBias)?,
@@ -144,7 +137,7 @@ impl Upload<'_> {
         &self,
         source: &impl LayerSource,
     ) -> Result<Option<[GpuNorm; 2]>, DeviceError> {
-        if self.config.block != Block::PostNorm {
+        if !self.config.block.is_post_norm() {
             return Ok(None);
         }
         let norms = self.attention_norm(source)?.zip(self.own_ffn_norm(source)?);
@@ -164,19 +157,8 @@ impl Upload<'_> {
             },
             down: down.matrix,
             bias: down.bias,
-            kind: match self.config.ffn {
-                FfnKind::Plain => GpuFfnKind::Plain,
-                FfnKind::Gated => GpuFfnKind::Gated,
-                FfnKind::DoublyGated => GpuFfnKind::DoublyGated,
-            },
-            activation: match self.config.activation {
-                Activation::Relu => GpuActivation::Relu,
-                Activation::SquaredRelu => GpuActivation::SquaredRelu,
-                Activation::FatRelu { threshold } => GpuActivation::FatRelu(threshold),
-                Activation::Silu => GpuActivation::Silu,
-                Activation::GeluErf => GpuActivation::GeluErf,
-                Activation::GeluTanh => GpuActivation::GeluTanh,
-            },
+            kind: self.config.ffn,
+            activation: self.config.activation,
         })
     }
 }

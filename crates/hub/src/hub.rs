@@ -124,7 +124,7 @@ impl Hub {
                 let Some(snapshot) = cached(&cache, model, wish) else {
                     return Err(error);
                 };
-                // The last part of the message is advice for those who have no copy.
+                // The last part of the message is advice for a user without a copy.
                 let error = error.to_string();
                 let (what, _) = error.rsplit_once("; ").unwrap_or((&error, ""));
                 progress.note(&format!(

@@ -1,8 +1,6 @@
 //! Imports from other programs: checkpoints written by `torch.save`, and the predictors of the original
 //! PowerInfer.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod error;
 mod original_predictors;
 mod pickle;

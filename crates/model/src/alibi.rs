@@ -1,6 +1,6 @@
 //! ALiBi (Press et al. 2022): attention scores with a per-head bias proportional to the key's position.
 
-use half::bf16;
+use powerinfer_tensor::bf16;
 
 /// Bias on the attention score of the key at `position`, for a head with `slope`.
 ///

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
-use half::f16;
 use powerinfer_artifact::{ArtifactError, Digest, ModelIdentity, TensorFile};
+use powerinfer_tensor::f16;
 use serde::Deserialize;
 
 use crate::{

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Activation, LayerWeight, ModelError, Rotary, Weight, families, keys::Keys};
+use crate::{
+    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families, keys::Keys,
+};
 
 /// Position encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,26 +44,22 @@ pub enum Block {
     ParallelSharedNorm,
 }
 
-/// Kind of the norms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NormKind {
-    /// `w · x / √(mean(x²) + ε)` (Zhang and Sennrich 2019).
-    RootMeanSquare,
-    /// `w · (x − mean) / √(variance + ε) + b` (Ba et al. 2016).
-    Layer,
-}
+impl Block {
+    /// Whether norms follow attention and FFN instead of preceding them.
+    pub fn is_post_norm(self) -> bool {
+        match self {
+            Self::PostNorm => true,
+            Self::PreNorm | Self::Parallel | Self::ParallelSharedNorm => false,
+        }
+    }
 
-/// Kind of the FFN; a neuron contributes `h_i · down_i`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FfnKind {
-    /// `h_i = act(gate_i·x)`, with two matrices.
-    Plain,
-    /// `h_i = act(gate_i·x) · (up_i·x)`.
-    Gated,
-    /// `h_i = act(gate_i·x) · act(up_i·x)`: dReLU (TurboSparse, Song et al. 2024).
-    DoublyGated,
+    /// Whether attention and FFN read the same hidden state.
+    pub fn is_parallel(self) -> bool {
+        match self {
+            Self::Parallel | Self::ParallelSharedNorm => true,
+            Self::PreNorm | Self::PostNorm => false,
+        }
+    }
 }
 
 /// Projections that have a bias.

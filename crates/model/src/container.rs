@@ -2,8 +2,8 @@
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
-use half::{bf16, f16};
 use powerinfer_artifact::{Digest, TensorFile, tensor_file::Dtype};
+use powerinfer_tensor::{bf16, f16};
 
 use crate::ModelError;
 

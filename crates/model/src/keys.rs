@@ -1,6 +1,6 @@
 //! Keys of a `config.json`, read such that unknown ones are detected.
 //!
-//! A key that no family reads may change what the model computes; ignoring it would give wrong_type results
+//! A key that no family reads may change what the model computes; ignoring it would give wrong results
 //! silently. So every key is either read, known to be harmless, neutral in value, or an error.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path};

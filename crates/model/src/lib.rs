@@ -1,9 +1,6 @@
 //! Checkpoints in other projects' formats (Hugging Face folders and GGUF), the model configuration they
 //! describe, and the interface of a language model.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
-mod activation;
 mod alibi;
 mod checkpoint;
 mod config;
@@ -20,13 +17,13 @@ mod source;
 mod stored;
 mod weight;
 
-pub use activation::Activation;
 pub use alibi::alibi_bias;
 pub use checkpoint::Checkpoint;
-pub use config::{Biases, Block, FfnKind, ModelConfig, NormKind, Positions};
+pub use config::{Biases, Block, ModelConfig, Positions};
 pub use error::ModelError;
 pub use files::{Files, gguf_files};
 pub use language_model::{LanguageModel, greedy_token};
+pub use powerinfer_tensor::{Activation, FfnKind, NormKind};
 pub use rotary::Rotary;
 pub use stored::StoredTensor;
 pub use weight::{LayerWeight, Weight};

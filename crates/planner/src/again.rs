@@ -1,4 +1,4 @@
-//! Places a bundle again: other budgets, other places, the same neurons computed.
+//! Places an existing bundle within other budgets, with the same policies and thresholds.
 
 use powerinfer_artifact::{
     ByteSize, Digest,
@@ -16,24 +16,36 @@ use crate::{
     problem::{largest_rank, problem},
 };
 
-/// Finds the best placement of `bundle` within other budgets that leaves every layer's policy and thresholds
-/// as they are. Options that are `None` stay as they were; those that would change what the bundle computes
-/// are ignored.
+/// Finds the best placement of `bundle` within other budgets, with the same policies and thresholds.
+///
+/// Options that are `None` keep their present value. Options that would change what the bundle computes are ignored.
+///
+/// # Errors
+///
+/// The placement inputs cannot be read, an option is invalid, or no placement keeps the budget.
 pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision, PlannerError> {
     let layers = bundle.placement_inputs()?;
-    let problem = stated(bundle, &layers, options)?;
-    solved(bundle, &problem, &layers, &options.solver())
+    let problem = build_problem(bundle, &layers, options)?;
+    solve(bundle, &problem, &layers, &options.solver())
 }
 
-/// Writes `plan`, which [`place_again`] found, into `bundle`.
+/// Replaces the plan of `bundle` by `plan`, the result of [`place_again`].
+///
+/// # Errors
+///
+/// `plan` is inconsistent, another run changes the bundle, or a file cannot be written.
+///
+/// # Panics
+///
+/// If `plan` has other policies or thresholds than the bundle.
 pub fn rewrite(bundle: Bundle, plan: Plan) -> Result<(), PlannerError> {
     let request = request(&bundle, &plan);
     bundle.place_again(plan, request)?;
     Ok(())
 }
 
-/// The placement as the solver takes it; what `options` leave open is as it was.
-fn stated(
+/// Builds the placement problem. Options that are `None` keep their value from the present plan.
+fn build_problem(
     bundle: &Bundle,
     layers: &[LayerInputs],
     options: &PlanOptions,
@@ -61,7 +73,7 @@ fn stated(
     let rank = largest_rank(bundle.predictors());
     let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
     if is_this_machine {
-        // A plan has its machine as the model finds it already.
+        // The plan's hardware already has the figures for the model.
         problem.hardware = plan.hardware.clone();
     }
     for (layer, placing) in problem.layers.iter_mut().zip(layers) {
@@ -71,8 +83,8 @@ fn stated(
     Ok(problem)
 }
 
-/// The best placement that leaves every layer's policy and thresholds as they are.
-fn solved(
+/// Solves for the best placement with the present policy and thresholds of each layer.
+fn solve(
     bundle: &Bundle,
     problem: &Problem,
     layers: &[LayerInputs],
@@ -104,7 +116,7 @@ fn solved(
     {
         (layer.threshold, layer.input_thresholds) = (before.threshold, before.input_thresholds);
         layer.reason = format!(
-            "{:.1} µs, {}; placed again, so the policy is as it was",
+            "{:.1} µs, {}; placed again with the same policy",
             1e6 * costs[0].seconds,
             ByteSize(costs[0].work.bytes as u64)
         );
@@ -115,8 +127,8 @@ fn solved(
     Ok(decision)
 }
 
-/// What is recorded as asked for: never what making a bundle would record, whose policies were
-/// decided for the budget it names.
+/// Digest of the request, for the bundle's header. It includes the request that made the bundle, so it differs from
+/// that of a bundle made for this budget, whose policies may differ.
 fn request(bundle: &Bundle, plan: &Plan) -> Value {
     let first = powerinfer_bundle::FIRST_REQUEST;
     let settings = &bundle.header().settings;

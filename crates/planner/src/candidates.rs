@@ -1,14 +1,15 @@
-//! Candidates: the execution modes that a layer may be placed in, with what each reads. Every candidate is
-//! built here, from a profile, a simulation, an audit, or the figures that a bundle keeps.
+//! Candidates: the execution modes that a layer may have, with the work of each. They are built from a profile, a
+//! simulation, an audit, or the placement inputs of a bundle.
 
 use powerinfer_artifact::{
     placement_inputs::{LayerCosts, LayerInputs, ReadCost},
     plan::{Policy, Score, Threshold},
     threshold_curve::{ThresholdCurve, lerp, neighbours},
 };
-use powerinfer_bundle::{Bundle, memory::predictor_bytes, neuron_bytes};
+use powerinfer_bundle::{Bundle, neuron_bytes};
 use powerinfer_model::ModelConfig;
 use powerinfer_runtime::LayerAudit;
+use powerinfer_runtime::memory::predictor_bytes;
 use powerinfer_solver::{Candidate, LayerMode, NeuronShape, Prediction, Work};
 use powerinfer_tensor::{BLOCK, Format};
 
@@ -22,7 +23,7 @@ pub(crate) struct Quality {
 }
 
 impl Quality {
-    /// Every active neuron is predicted, and no other.
+    /// Exactly the active neurons are predicted.
     pub(crate) const PERFECT: Self = Self {
         predicted_per_active: 1.0,
         recall: 1.0,
@@ -45,7 +46,7 @@ pub(crate) struct ModeBuilder<'a> {
 }
 
 impl<'a> ModeBuilder<'a> {
-    /// Modes of the layers of a model whose weights are in format `quant`.
+    /// Builder for a model whose weights are in format `quant`.
     pub(crate) fn new(config: &'a ModelConfig, quant: Format) -> Self {
         Self {
             config,
@@ -56,7 +57,7 @@ impl<'a> ModeBuilder<'a> {
         }
     }
 
-    /// Policy `dense`, which skips the share `input_sparsity` of the inputs of gate and up.
+    /// Policy `dense`; gate and up skip the share `input_sparsity` of their inputs.
     pub(crate) fn dense(self, input_sparsity: Option<f64>) -> LayerMode {
         match input_sparsity {
             None => LayerMode::dense(self.shape),
@@ -75,7 +76,7 @@ impl<'a> ModeBuilder<'a> {
         LayerMode::predicted(Policy::Predicted, self.shape, quality.with(work))
     }
 
-    /// A policy that reads `bytes` to predict: `sign-bit`, or `predicted` as other engines have it.
+    /// Policy `sign-bit`, or `predicted` of another engine, whose prediction reads `bytes`.
     pub(crate) fn reading(self, policy: Policy, bytes: u64, quality: Quality) -> LayerMode {
         let work = Work {
             bytes: bytes as f64,
@@ -89,9 +90,8 @@ impl<'a> ModeBuilder<'a> {
         LayerMode::threshold(self.shape, score)
     }
 
-    /// The threshold at error level `level` of the score that reads least there; `None` where there are no
-    /// curves. Levels are indices into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), and may lie
-    /// between two of them.
+    /// Threshold at error level `level`, with the score that reads the fewest bytes; `None` without curves. A level is an
+    /// index into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), possibly fractional.
     pub(crate) fn cheapest_threshold(
         self,
         curves: &[ThresholdCurve],
@@ -115,8 +115,8 @@ impl<'a> ModeBuilder<'a> {
     }
 }
 
-/// What a predictor of `rank` hidden units reads for a token: A, the rows of B of its active units, of which
-/// ReLU leaves about half, and the values per neuron in float32.
+/// Work of a predictor of `rank` hidden units for a token: all of A, the rows of B of the active units (about half of
+/// them after ReLU), and the `f32` values per neuron.
 pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) -> Work {
     let neurons = config.ffn_size;
     let blocks = match format {
@@ -128,18 +128,18 @@ pub(crate) fn predictor_work(config: &ModelConfig, format: Format, rank: usize) 
         bytes: (rank * format.row_bytes(config.hidden_size)) as f64
             + active_units * format.row_bytes(neurons) as f64
             + ((blocks + 1) * neurons * size_of::<f32>()) as f64,
-        // A is read in full, of B every other row.
+        // A is contiguous. In B, half of the active rows follow an inactive one.
         rows: active_units / 2.0,
         sums: active_units,
     }
 }
 
-/// The candidate of each layer of `bundle` under `policy`, with activation frequencies `inputs` and the
-/// quality that `audit` measured.
+/// Candidate of each layer of `bundle` under `policy`, with the activation frequencies of `inputs` and the quality
+/// measured by `audit`.
 ///
 /// # Panics
 ///
-/// When there is not an audit for each layer.
+/// If `audit` or `thresholds` has fewer elements than `inputs`.
 pub(crate) fn audited(
     bundle: &Bundle,
     inputs: &[LayerInputs],
@@ -152,7 +152,7 @@ pub(crate) fn audited(
     let candidate = |(index, inputs): (usize, &LayerInputs)| {
         let audit = &audit[index];
         let quality = Quality {
-            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.fired.max(1) as f64,
+            predicted_per_active: audit.predicted.unwrap_or(0) as f64 / audit.active.max(1) as f64,
             recall: audit.recall(),
         };
         let file = bundle.predictors();
@@ -170,7 +170,7 @@ pub(crate) fn audited(
                 modes.reading(policy, signs.map_or(0, |signs| signs.bytes), quality)
             }
             Policy::Threshold => {
-                // A bundle made with these thresholds would have its neurons in this order.
+                // Order of the neurons in a bundle made with these thresholds.
                 let tokens = audit.tokens.max(1) as f64;
                 let computed = audit.computed.iter();
                 frequencies = computed.map(|count| f64::from(*count) / tokens).collect();
@@ -191,7 +191,7 @@ pub(crate) fn audited(
     inputs.iter().enumerate().map(candidate).collect()
 }
 
-/// What a bundle keeps of the candidate that a layer was placed in.
+/// Placement inputs that a bundle stores for a layer, from its chosen candidate.
 pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerInputs {
     let stored = |work: Work| ReadCost {
         bytes: work.bytes,
@@ -221,7 +221,7 @@ pub(crate) fn stored(candidate: &Candidate, attention_read_bytes: u64) -> LayerI
     }
 }
 
-/// The candidate that [`stored`] was made from.
+/// Candidate from placement inputs: the inverse of [`stored`].
 pub(crate) fn restored(layer: &LayerInputs) -> Candidate {
     let work = |stored: ReadCost| Work {
         bytes: stored.bytes,

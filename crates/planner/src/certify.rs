@@ -1,4 +1,4 @@
-//! Measures what a bundle's policies do on text that nothing was fitted to, and writes it down.
+//! Certification: measures the quality of a bundle's policies on held-out text.
 
 use std::collections::BTreeSet;
 
@@ -21,20 +21,18 @@ use crate::{
     search::{scored, windows},
 };
 
-/// Floating-point operations that a certificate may take unless told otherwise; large models are
-/// certified on fewer tokens.
+/// Floating-point operations of a certification by default; large models are certified on fewer tokens.
 const WORK: f64 = 2e13;
 
-/// Fewest tokens that decide or certify anything: of fewer, no interval can be believed.
+/// Minimum number of tokens for a decision or a certificate: below it, confidence intervals are unreliable.
 pub(crate) const FEWEST: usize = 100;
 
-/// Tokens to certify a model of so many parameters on, unless told otherwise.
+/// Default number of tokens for certifying a model with this number of parameters.
 pub(crate) fn usual_tokens(parameters: usize) -> usize {
     ((WORK / (2 * parameters.max(1)) as f64) as usize).clamp(1024, 8192)
 }
 
-/// The texts of `reserved` that decisions are made on, and those they are certified on; at most
-/// `tokens` tokens of each.
+/// Splits `reserved` into texts for decisions and texts for certification, at most `tokens` tokens each.
 pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] {
     [0, 1].map(|half| {
         let mut left = tokens;
@@ -51,7 +49,7 @@ pub(crate) fn split(reserved: &[Vec<u32>], tokens: usize) -> [Vec<Vec<u32>>; 2] 
     })
 }
 
-/// Measures `bundle` as planned on `texts`, in the usual windows.
+/// Measures `bundle` under its plan on `texts`, in the default windows.
 pub(crate) fn measure(
     bundle: &Bundle,
     texts: &[Vec<u32>],
@@ -61,7 +59,11 @@ pub(crate) fn measure(
     measure_in(bundle, windows(bundle), texts, perplexity_budget, progress)
 }
 
-/// Measures again what `written` says.
+/// Repeats the measurement of the certificate `written`, on the same texts and windows.
+///
+/// # Errors
+///
+/// The context is shorter than the windows, the bundle cannot be read or run, or `progress` interrupts.
 pub fn measure_again(
     bundle: &Bundle,
     written: &Certificate,
@@ -141,13 +143,13 @@ fn measure_in(
     })
 }
 
-/// What differs between a certificate and the same measured again, in words; none where nothing does.
+/// First difference between a certificate and a new measurement, in words; `None` if they agree.
 pub fn difference(written: &Certificate, found: &Certificate) -> Option<String> {
     let [written, found] = [written, found].map(|certificate| json!(certificate));
     differs("", &written, &found)
 }
 
-/// The first place at which two documents differ by more than rounding in text.
+/// First difference of two JSON values beyond the rounding of their text form.
 fn differs(place: &str, written: &Value, found: &Value) -> Option<String> {
     let inside = |name: &str| match place {
         "" => name.to_owned(),

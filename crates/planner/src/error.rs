@@ -1,4 +1,4 @@
-//! What keeps a model from being placed, certified or simulated.
+//! Errors of planning, certification and simulation.
 
 use std::path::PathBuf;
 
@@ -18,15 +18,15 @@ use powerinfer_solver::SolveError;
 use powerinfer_synth::SynthError;
 use powerinfer_text::TextError;
 
-/// A model that cannot be placed, certified or simulated as asked.
+/// Error of planning, certification or simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum PlannerError {
-    /// A policy that would skip nothing.
+    /// Policy `exact` for an activation that is never exactly zero.
     #[error(
         "the activation of this model is never exactly zero, so the policy `exact` would skip nothing"
     )]
     NeverZero,
-    /// A layer without what a policy needs.
+    /// A layer that lacks what the policy needs.
     #[error("layer {layer} has no {what}, so the policy `{policy}` is not possible")]
     PolicyMissing {
         /// The first layer that lacks it.
@@ -46,7 +46,7 @@ pub enum PlannerError {
         /// The policy.
         policy: Policy,
     },
-    /// A policy that a model of this shape cannot have.
+    /// A policy that is not possible for a model of this shape.
     #[error(
         "the policy `{policy}` is not possible here; this model can have {}",
         names(possible)
@@ -54,7 +54,7 @@ pub enum PlannerError {
     PolicyOfShape {
         /// The policy.
         policy: Policy,
-        /// Policies that it can have.
+        /// Possible policies.
         possible: Vec<Policy>,
     },
     /// A pin of a layer that the model does not have.
@@ -68,7 +68,7 @@ pub enum PlannerError {
     /// A part that is pinned to both devices.
     #[error("the same part is pinned to both devices; pin it to one of them")]
     PinnedTwice,
-    /// A context that the model was not made for.
+    /// A context length outside the model's range.
     #[error(
         "there is no room for {context} tokens of context; this model was made for 1 to {longest}"
     )]
@@ -78,44 +78,44 @@ pub enum PlannerError {
         /// The model's longest context.
         longest: usize,
     },
-    /// The free memory of this machine's graphics card is asked for and not known.
-    #[error("the free memory of this machine's graphics card is not known: {reason}")]
+    /// The free memory of this machine's GPU is asked for and not known.
+    #[error("the free memory of this machine's GPU is not known: {reason}")]
     VramUnknown {
         /// The reason.
         reason: String,
     },
     /// Sizes whose sum does not fit in 64 bits.
-    #[error("the memory of the GPUs adds up to more than this program can count")]
+    #[error("the sum of the GPUs' memory does not fit in 64 bits")]
     VramSum,
-    /// A machine that has no name here and no file.
+    /// Neither a known machine nor a file.
     #[error("there is no machine called `{name}` and no such file; known are {}", hardware::NAMES.join(", "))]
     UnknownHardware {
         /// The name.
         name: String,
     },
-    /// Predictors that were fitted to another profile's text.
+    /// Predictors made from another profile.
     #[error(
-        "the predictors in `{folder}` were made from another profile, which may have read the text that this one holds back to certify on"
+        "the predictors in `{folder}` were made from another profile, whose text may include the held-out text of this one"
     )]
     OtherProfile {
         /// The predictors.
         folder: PathBuf,
     },
-    /// Input sparsity that is to be calibrated where nothing may be written.
+    /// Input sparsity in a dry run, which cannot calibrate it.
     #[error("a dry run measures nothing, and input sparsity has to be calibrated")]
     DryRun,
     /// No text to calibrate input sparsity on.
     #[error("there is no text to calibrate input sparsity on")]
     NoCalibrationText,
-    /// Too little text to choose thresholds on.
-    #[error("choosing thresholds takes text that was held back, at least {needed} tokens of it")]
+    /// Too little held-out text to choose thresholds.
+    #[error("choosing thresholds needs at least {needed} tokens of held-out text")]
     NoHeldOutText {
         /// Tokens needed.
         needed: usize,
     },
-    /// A bundle whose plan and figures differ in policies.
+    /// A bundle whose plan and placement inputs differ in policies.
     #[error(
-        "the bundle in `{folder}` follows other policies than it carries figures of; make it again from its model"
+        "the plan of the bundle in `{folder}` has other policies than its placement inputs; make it again from its model"
     )]
     OtherFigures {
         /// The bundle.
@@ -143,7 +143,7 @@ pub enum PlannerError {
     },
     /// More hot neurons than the VRAM has room for.
     #[error(
-        "a share of {share} hot neurons takes {} on the GPU in addition to {} of attention and the like, of {}",
+        "hot neurons at a share of {share} take {} on the GPU; with {} of other parts they exceed the budget of {}",
         ByteSize(*hot), ByteSize(*dense), ByteSize(*budget)
     )]
     HotShare {
@@ -188,13 +188,13 @@ pub enum PlannerError {
     /// A temporary file that cannot be written.
     #[error("cannot write a temporary file: {0}")]
     Temporary(std::io::Error),
-    /// The user stopped it.
+    /// Interrupted by the user.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
     /// A file that cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// Hardware figures that cannot be.
+    /// Invalid hardware figures.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A bundle that cannot be packed, opened or changed.
@@ -203,7 +203,7 @@ pub enum PlannerError {
     /// A measurement that fails.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// An instruction set that is not here.
+    /// An instruction set that this CPU lacks.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// A model that cannot be used.
@@ -215,10 +215,10 @@ pub enum PlannerError {
     /// A bundle that cannot be run.
     #[error(transparent)]
     Runtime(Box<RuntimeError>),
-    /// A problem without a plan.
+    /// A placement problem without a solution.
     #[error(transparent)]
     Solve(Box<SolveError>),
-    /// Activation frequencies that no neurons can have.
+    /// A sparsity and a skew that no power law has.
     #[error(transparent)]
     Synth(#[from] SynthError),
     /// A tokenizer that cannot be used.
@@ -250,7 +250,7 @@ fn names(policies: &[Policy]) -> String {
 }
 
 impl PlannerError {
-    /// What can be done about it, where that takes a command or a flag.
+    /// Remedy that takes a command or a flag.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Self::NeverZero => Some(Hint::OtherPolicy),

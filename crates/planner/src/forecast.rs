@@ -1,4 +1,4 @@
-//! What a plan is expected to do besides decoding one sequence: many at once, and prompts.
+//! Forecast of a plan: tokens per second of decoding batches and of prompts.
 
 use powerinfer_artifact::plan::{BatchSpeed, PROMPT_TOKENS, Plan};
 use powerinfer_model::ModelConfig;
@@ -10,11 +10,11 @@ use crate::simulate::{
     step::{Estimator, Kind, Pass, Placed},
 };
 
-/// Sequences that are decoded at once.
+/// Batch sizes of the forecast.
 const BATCHES: [usize; 2] = [1, 8];
 
-/// Writes into `plan` how fast it is expected to be, its layers going the ways `chosen`. The KV cache
-/// counts as full, of all sequences together.
+/// Adds the forecast to `plan`, whose layers have the candidates `chosen`. The KV cache counts as full, all sequences
+/// together.
 pub(crate) fn predict(
     plan: &mut Plan,
     problem: &Problem,
@@ -42,7 +42,7 @@ pub(crate) fn predict(
         tokens_per_second: speed(batch, context, Kind::Decode),
     });
     let prompt = PROMPT_TOKENS.min(plan.budget.context_tokens as usize);
-    // Half of a prompt is behind a token of it on average.
+    // On average, a token of the prompt attends to half of it.
     let prompt = speed(prompt, prompt as f64 / 2.0, Kind::Prompt);
     if let Some(forecast) = &mut plan.forecast {
         forecast.decode = decode.to_vec();

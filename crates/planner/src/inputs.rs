@@ -1,5 +1,4 @@
-//! Input sparsity: from which magnitude on the inputs of projections are read, calibrated on text
-//! that was held back.
+//! Input sparsity: calibrates on held-out text the magnitude below which inputs of projections are skipped.
 
 use powerinfer_artifact::{
     Progress,
@@ -14,8 +13,7 @@ use powerinfer_runtime::{Execution, Runtime};
 
 use crate::PlannerError;
 
-/// Per layer, thresholds that `share` of the inputs stay below on `texts`, as `bundle` has them when
-/// everything is computed.
+/// Calibrates, per layer, the thresholds below which `share` of the inputs are on `texts`, with `bundle` run `dense`.
 pub(crate) fn calibrate(
     bundle: Bundle,
     texts: &[Vec<u32>],
@@ -39,18 +37,12 @@ pub(crate) fn calibrate(
     Ok(found.iter().map(|layer| layer.thresholds(share)).collect())
 }
 
-/// What `layer` reads of its inputs, in words; none where it reads all.
+/// Describes the share of its inputs that `layer` reads; `None` if it reads all.
 pub(crate) fn reason(layer: &LayerPlan) -> Option<String> {
     let thresholds = layer.input_thresholds?;
-    let who = match thresholds.ffn {
-        Some(_) => "attention, gate and up read",
-        None => "attention reads",
-    };
     let read = percent(1.0 - thresholds.share);
-    let whose = if thresholds.ffn.is_some() {
-        "their"
-    } else {
-        "its"
-    };
-    Some(format!("{who} {read} of {whose} inputs' channels"))
+    Some(match thresholds.ffn {
+        Some(_) => format!("attention, gate and up read {read} of their inputs' channels"),
+        None => format!("attention reads {read} of its inputs' channels"),
+    })
 }

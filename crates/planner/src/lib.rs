@@ -1,4 +1,4 @@
-//! Decides how a model runs within a budget: which neurons every layer computes, and where.
+//! Plans how a model runs within a memory and a perplexity budget: the policy of each layer, and the device of each part.
 //!
 //! ```text
 //! profile, predictors ──modes──▶ candidates ──solver crate──▶ plan ──pack──▶ bundle ──certify──▶ certificate
@@ -6,8 +6,7 @@
 //!                                    └── search: perplexity ◀───┘
 //! ```
 //!
-//! [`simulate`] estimates the same for a model without weights, and for other engines.
-
+//! [`simulate`] estimates the speed of a model without its weights, on this engine and on others.
 mod again;
 mod candidates;
 pub mod certify;
@@ -28,7 +27,7 @@ pub mod sweep;
 pub use again::{place_again, rewrite};
 pub use error::PlannerError;
 pub use pins::{Part, Pin};
-pub use placement::{Placement, certify_packed, plan};
+pub use placement::{Placement, certify_bundle, plan};
 pub use request::{PlanOptions, Request, Vram, read_hardware};
 pub use search::windows;
 pub use solver::Scratch;

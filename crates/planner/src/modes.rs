@@ -1,4 +1,4 @@
-//! The ways each layer could go, as a profile and predictors have it.
+//! Candidates of each layer, from the profile and the predictors.
 
 use powerinfer_artifact::{
     ByteSize, Hint,
@@ -6,9 +6,9 @@ use powerinfer_artifact::{
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::{lerp, neighbours},
 };
-use powerinfer_bundle::memory::predictor_bytes;
 use powerinfer_model::ModelConfig;
 use powerinfer_profile::Profile;
+use powerinfer_runtime::memory::predictor_bytes;
 use powerinfer_solver::{Candidate, CandidateCost, LayerMode};
 use powerinfer_tensor::Format;
 
@@ -17,31 +17,31 @@ use crate::{
     candidates::{ModeBuilder, Quality},
 };
 
-/// What a placement is of.
+/// Inputs of a placement.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) profile: &'a Profile,
     pub(crate) predictors: Option<&'a PredictorFile>,
     pub(crate) quant: Format,
-    /// The policy of every layer, where a person says so.
+    /// Policy of every layer, if the options set one.
     pub(crate) forced: Option<Policy>,
-    /// Share of inputs that gate and up leave out where every neuron is computed.
+    /// Input sparsity: share of the inputs of dense gate and up that are skipped.
     pub(crate) inputs_left_out: Option<f64>,
 }
 
-/// Modes of every layer that the perplexity budget allows: those that change the model's output.
+/// Lossy modes that the perplexity budget allows.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AllowedModes {
-    /// Per layer, whether neurons may be predicted.
+    /// Per layer, whether prediction is allowed.
     pub(crate) predicted: Vec<bool>,
-    /// Error level of thresholds: index into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), between
-    /// levels too; `None` where no threshold may be used.
+    /// Error level of thresholds: an index into [`ERRORS`](powerinfer_artifact::threshold_curve::ERRORS), possibly
+    /// fractional; `None` if thresholds are not allowed.
     pub(crate) level: Option<f64>,
 }
 
 impl AllowedModes {
-    /// Lossless modes alone.
+    /// Lossless modes only.
     pub(crate) fn none(layers: usize) -> Self {
         Self {
             predicted: vec![false; layers],
@@ -50,12 +50,12 @@ impl AllowedModes {
     }
 }
 
-/// The ways one layer could go.
+/// Candidates of one layer.
 pub(crate) struct LayerCandidates {
     pub(crate) candidates: Vec<Candidate>,
     /// Neurons, hottest first.
     pub(crate) order: Vec<u32>,
-    /// Of the candidate with the threshold policy.
+    /// Threshold of the candidate with policy `threshold`.
     pub(crate) threshold: Option<Threshold>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Subject<'a> {
         self.predictors.and_then(|file| file.layers().get(layer))
     }
 
-    /// Whether anything but dense and exact is possible at all.
+    /// Whether any layer has calibrated thresholds.
     pub(crate) fn has_thresholds(&self) -> bool {
         let has = |layer| {
             self.summary(layer)
@@ -78,7 +78,7 @@ impl<'a> Subject<'a> {
         ModeBuilder::new(self.config, self.quant)
     }
 
-    /// Refuses a policy that the model or the predictors cannot have.
+    /// Fails if the model or its predictors do not support the forced policy.
     pub(crate) fn check_forced(&self) -> Result<(), PlannerError> {
         let Some(forced) = self.forced else {
             return Ok(());
@@ -118,7 +118,7 @@ impl<'a> Subject<'a> {
         layer.map_or(Ok(()), |layer| Err(missing(layer)))
     }
 
-    /// The ways `layer` could go within `allowed`.
+    /// Candidates of `layer` within `allowed`.
     pub(crate) fn modes(
         &self,
         layer: usize,
@@ -141,7 +141,7 @@ impl<'a> Subject<'a> {
             |mode: LayerMode, frequencies: &[f64], predictor_bytes: u64, allowed: bool| {
                 candidates.push(Candidate {
                     mode,
-                    // As a bundle keeps them, so that placing it again finds the same.
+                    // Rounded as in a bundle, so that placing it again finds the same plan.
                     frequencies: frequencies
                         .iter()
                         .map(|one| f64::from(*one as f32))
@@ -205,8 +205,7 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// The score that reads least at `level`, its threshold, and on which share of tokens each
-    /// neuron reaches it.
+    /// Threshold at `level` with the score that reads the fewest bytes, and per neuron the share of tokens that reach it.
     fn at_level(
         &self,
         file: &PredictorFile,
@@ -231,7 +230,7 @@ impl<'a> Subject<'a> {
         Ok(Some((threshold, kept.collect())))
     }
 
-    /// Why `layer` goes the way it does, in a line.
+    /// Explains the choice for `layer` in one line.
     pub(crate) fn reason(
         &self,
         layer: usize,
@@ -239,7 +238,7 @@ impl<'a> Subject<'a> {
         costs: &[CandidateCost],
         chosen: usize,
     ) -> String {
-        let told = |place: usize| {
+        let describe = |place: usize| {
             let cost = costs[place];
             let name = match modes.candidates[place].mode.policy {
                 Policy::Predicted => {
@@ -261,8 +260,7 @@ impl<'a> Subject<'a> {
                 ),
             )
         };
-        let (_, own) = told(chosen);
-        let mut reason = own;
+        let (_, mut reason) = describe(chosen);
         if let (Policy::Threshold, Some(threshold)) =
             (modes.candidates[chosen].mode.policy, modes.threshold)
         {
@@ -274,7 +272,7 @@ impl<'a> Subject<'a> {
             );
         }
         for other in (0..costs.len()).filter(|place| *place != chosen) {
-            let (name, cost) = told(other);
+            let (name, cost) = describe(other);
             let is_quicker = costs[other].seconds < costs[chosen].seconds;
             let but = match modes.candidates[other].allowed || self.forced.is_some() {
                 false if is_quicker => ", but raises perplexity too much",
@@ -285,7 +283,7 @@ impl<'a> Subject<'a> {
         if self.forced.is_some() {
             reason = format!("policy given; {reason}");
         } else if costs.len() == 1 {
-            reason += "; no other way is known";
+            reason += "; there is no other candidate";
         }
         reason
     }

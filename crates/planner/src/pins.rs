@@ -1,4 +1,4 @@
-//! Parts that have to be on one device.
+//! Pins: parts whose device the user prescribes.
 
 use std::str::FromStr;
 
@@ -7,12 +7,12 @@ use powerinfer_solver::Problem;
 
 use crate::PlannerError;
 
-/// A part of a model that has to be on one device.
+/// A part of a model with a prescribed device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pin {
     /// The part.
     pub part: Part,
-    /// First and last of the layers that it is pinned of; all where there are none.
+    /// First and last pinned layer; `None` for all layers.
     pub layers: Option<(usize, usize)>,
     /// The device.
     pub device: Device,
@@ -71,7 +71,7 @@ impl FromStr for Pin {
     }
 }
 
-/// Sets `pins` in `problem`.
+/// Applies `pins` to `problem`.
 pub(crate) fn pin(pins: &[Pin], problem: &mut Problem) -> Result<(), PlannerError> {
     let count = problem.layers.len();
     for pin in pins {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_are_understood_or_refused() {
+    fn pins_are_parsed_or_refused() {
         let pin = |text: &str| text.parse::<Pin>();
         assert_eq!(
             pin("layers:3-7=gpu"),
@@ -135,8 +135,11 @@ mod tests {
             "ffn=gpu",
             "layers:x=gpu",
         ] {
-            let told = pin(bad).unwrap_err();
-            assert!(told.contains("such as `attention=gpu`"), "{bad}: {told}");
+            let message = pin(bad).unwrap_err();
+            assert!(
+                message.contains("such as `attention=gpu`"),
+                "{bad}: {message}"
+            );
         }
     }
 }

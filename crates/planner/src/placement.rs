@@ -33,14 +33,19 @@ pub struct Placement {
     request: Request,
     quant: Format,
     seed: u64,
-    /// Text to certify on.
+    /// Held-out texts for the certificate.
     texts: Vec<Vec<u32>>,
     perplexity_budget: f64,
 }
 
-/// Solves the placement of a model within a budget, with policies as far as the perplexity budget allows.
+/// Finds the best placement of a model within its memory and perplexity budgets.
 ///
-/// Where that takes measuring, a bundle is packed into `scratch` for it, and removed.
+/// If perplexity has to be measured, packs a temporary bundle into `scratch`.
+///
+/// # Errors
+///
+/// The inputs do not match the model or each other, an option cannot be met, no placement keeps the budget, a file cannot
+/// be read or written, or `progress` interrupts.
 pub fn plan(
     checkpoint: &Checkpoint,
     profile: &Profile,
@@ -77,11 +82,11 @@ pub fn plan(
     if let Some(file) = &predictors {
         check_same_text(file, &request)?;
     }
-    if let Scratch::Beside(out) = scratch {
+    if let Scratch::NextTo(out) = scratch {
         ScratchFolder::remove_leftover(out)?;
     }
     let tokens = options.certify_tokens(config);
-    let [search_texts, certificate_texts] = held_back(profile, &request, tokens)?;
+    let [search_texts, certificate_texts] = held_out(profile, &request, tokens)?;
     let mut solver = Solver {
         checkpoint,
         subject,
@@ -98,7 +103,7 @@ pub fn plan(
         solver.inputs = Some(solver.calibrated_inputs(share)?);
     }
     let allowed = solver.allowed_modes()?;
-    let solved = solver.solved(&allowed)?;
+    let solved = solver.solve(&allowed)?;
     Ok(Placement {
         plan: solved.plan,
         report: solved.report,
@@ -113,9 +118,8 @@ pub fn plan(
     })
 }
 
-/// The texts that `profile` has held back, to decide on and to certify on; none where the context is
-/// too short to score anything.
-fn held_back(
+/// Reserved texts of `profile` for decisions and for certification; empty if the context is too short to score a token.
+fn held_out(
     profile: &Profile,
     request: &Request,
     tokens: usize,
@@ -126,8 +130,7 @@ fn held_back(
     Ok(certify::split(&profile.reserved()?, tokens))
 }
 
-/// Refuses predictors that were fitted to another profile's text: what this profile has held back may
-/// be among it.
+/// Refuses predictors made from another profile, since they may have been trained on the reserved texts of this one.
 fn check_same_text(file: &PredictorFile, request: &Request) -> Result<(), PlannerError> {
     let (fitted, here) = (
         file.header().inputs.get("profile"),
@@ -141,9 +144,12 @@ fn check_same_text(file: &PredictorFile, request: &Request) -> Result<(), Planne
     Ok(())
 }
 
-/// Certifies `bundle` on the text that `profile` has held back, as [`Placement::certify`] does right after
-/// packing.
-pub fn certify_packed(
+/// Certifies a packed `bundle` on the reserved texts of `profile`, like [`Placement::certify`].
+///
+/// # Errors
+///
+/// The reserved texts cannot be read, the bundle cannot be run or changed, or `progress` interrupts.
+pub fn certify_bundle(
     bundle: Bundle,
     checkpoint: &Checkpoint,
     profile: &Profile,
@@ -152,12 +158,12 @@ pub fn certify_packed(
     progress: &dyn Progress,
 ) -> Result<Bundle, PlannerError> {
     let tokens = options.certify_tokens(checkpoint.config());
-    let [_, texts] = held_back(profile, request, tokens)?;
-    certify_bundle(bundle, &texts, options.perplexity_budget(), progress)
+    let [_, texts] = held_out(profile, request, tokens)?;
+    certify_on(bundle, &texts, options.perplexity_budget(), progress)
 }
 
-/// Certifies `bundle` on `texts`, where there are enough.
-fn certify_bundle(
+/// Certifies `bundle` on `texts`, or advises more text if there is too little.
+fn certify_on(
     bundle: Bundle,
     texts: &[Vec<u32>],
     perplexity_budget: f64,
@@ -166,7 +172,7 @@ fn certify_bundle(
     let tokens = search::scored(texts);
     if tokens < certify::FEWEST {
         let line = format!(
-            "there is no certificate: {tokens} tokens were held back for it, at least {} are needed",
+            "there is no certificate: {tokens} held-out tokens are left for it, at least {} are needed",
             certify::FEWEST
         );
         progress.advise(&line, Hint::MoreHeldOutText);
@@ -191,21 +197,22 @@ impl Placement {
         &self.plan
     }
 
-    /// How the solving went.
+    /// Statistics of the solver.
     pub fn report(&self) -> &SolveReport {
         &self.report
     }
 
     /// Packs the bundle into the folder `out`.
+    ///
+    /// # Errors
+    ///
+    /// A weight cannot be read, the bundle cannot be written, or `progress` interrupts.
     pub fn pack(
         &self,
         checkpoint: &Checkpoint,
         out: &Path,
         progress: &dyn Progress,
     ) -> Result<Bundle, PlannerError> {
-        let mut companions = Tokenizer::FILES.to_vec();
-        companions.push("generation_config.json");
-        companions.dedup();
         let inputs = PackInputs {
             checkpoint,
             orders: &self.orders,
@@ -213,7 +220,7 @@ impl Placement {
             plan: self.plan.clone(),
             placement_inputs: Some(&self.placing),
             quant: self.quant,
-            companions: &companions,
+            companions: &Tokenizer::FILES,
             inputs: self.request.inputs.clone(),
             request: self.request.settings.clone(),
             seed: self.seed,
@@ -221,8 +228,12 @@ impl Placement {
         Ok(pack(&inputs, out, progress)?)
     }
 
-    /// Measures `bundle` on held-out text, and adds the certificate to it.
+    /// Measures `bundle` on held-out text and adds the certificate to it.
+    ///
+    /// # Errors
+    ///
+    /// The bundle cannot be run or changed, or `progress` interrupts.
     pub fn certify(&self, bundle: Bundle, progress: &dyn Progress) -> Result<Bundle, PlannerError> {
-        certify_bundle(bundle, &self.texts, self.perplexity_budget, progress)
+        certify_on(bundle, &self.texts, self.perplexity_budget, progress)
     }
 }

@@ -1,17 +1,18 @@
-//! A placement as the solver takes it.
+//! The placement problem of a model, as input of the solver.
 
 use powerinfer_artifact::{
     hardware::{Hardware, ModelShape},
     plan::Budget,
     predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{memory, neuron_bytes};
+use powerinfer_bundle::neuron_bytes;
 use powerinfer_model::ModelConfig;
+use powerinfer_runtime::memory;
 use powerinfer_solver::{GROUP_SIZE, Layer, LayerMode, NeuronShape, Pins, Problem};
 use powerinfer_tensor::Format;
 
-/// States the placement as the solver takes it, with a share of inputs that are not read, and
-/// predictors of at most `rank` units.
+/// Builds the placement problem. `left_out` is the share of inputs that are skipped, `rank` the largest rank of a
+/// predictor.
 pub(crate) fn problem(
     config: &ModelConfig,
     budget: Budget,
@@ -29,7 +30,7 @@ pub(crate) fn problem(
         matrices: config.matrices_per_neuron(),
     };
     let layer = Layer {
-        // The candidates say what is active, and which way it goes.
+        // Placeholders: the candidates replace mode and frequencies.
         mode: LayerMode::dense(shape),
         frequencies: vec![1.0; config.ffn_size],
         neuron_bytes: neuron,
@@ -60,7 +61,7 @@ pub(crate) fn problem(
     }
 }
 
-/// The most units that a layer's predictor in `file` has.
+/// Largest rank of the predictors in `file`; 0 without predictors.
 pub(crate) fn largest_rank(file: Option<&PredictorFile>) -> usize {
     let layers = file.map_or(&[][..], PredictorFile::layers);
     layers.iter().map(|layer| layer.rank).max().unwrap_or(0)

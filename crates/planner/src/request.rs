@@ -1,4 +1,4 @@
-//! What was asked for, resolved to what decides the bundle.
+//! Options of a plan, and the request that they resolve to for a model.
 
 use std::{collections::BTreeMap, path::Path, str::FromStr};
 
@@ -16,16 +16,15 @@ use powerinfer_solver::{Backend, Options};
 use powerinfer_tensor::{CacheFormat, Format};
 use serde_json::json;
 
-use crate::{Pin, PlannerError, certify, machine};
+use crate::{Pin, PlannerError, certify};
 
-/// Machine that is planned for where none is named.
+/// Default target machine.
 const ASSUMED_HARDWARE: &str = "rtx4090";
 
-/// Longest context that a plan makes room for by default.
+/// Largest default context length, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
 
-/// What a plan may use and must keep. Fields that are `None` have a default, or stay as they are when a
-/// bundle is placed again.
+/// Options of a plan. Fields that are `None` have a default; when a bundle is placed again, they keep their present value.
 #[derive(Debug, Clone)]
 pub struct PlanOptions {
     /// GPU memory to use.
@@ -38,7 +37,7 @@ pub struct PlanOptions {
     pub kv_cache: Option<CacheFormat>,
     /// Machine to plan for [default: `rtx4090` with this machine's memory].
     pub hardware: Option<Hardware>,
-    /// Policy of every layer [default: the quickest within the perplexity budget, layer by layer].
+    /// Policy of every layer [default: the fastest of each layer within the perplexity budget].
     pub policy: Option<Policy>,
     /// Perplexity budget: allowed relative rise on held-out text [default: 0.01].
     pub max_perplexity_increase: Option<f64>,
@@ -48,11 +47,11 @@ pub struct PlanOptions {
     pub certify_tokens: Option<usize>,
     /// Format of the weights [default: q8_0].
     pub quant: Option<Format>,
-    /// What is minimised or maximised.
+    /// Objective to optimise.
     pub objective: Objective,
-    /// What solves it.
+    /// Solver to use.
     pub backend: Backend,
-    /// Parts that have to be on one device.
+    /// Parts with a prescribed device.
     pub pins: Vec<Pin>,
 }
 
@@ -67,7 +66,7 @@ impl PlanOptions {
         self.max_perplexity_increase.unwrap_or(0.01)
     }
 
-    /// Tokens to certify a model on, and to decide on.
+    /// Number of tokens for the certificate, and for decisions.
     pub(crate) fn certify_tokens(&self, config: &ModelConfig) -> usize {
         self.certify_tokens.unwrap_or_else(|| {
             let weights = config.weights().into_iter();
@@ -85,7 +84,7 @@ impl PlanOptions {
         }
     }
 
-    /// Tokens to make room for, `default` unless the options set them.
+    /// Context length in tokens, `default` if the options do not set it.
     pub(crate) fn context(
         &self,
         config: &ModelConfig,
@@ -105,15 +104,15 @@ impl PlanOptions {
 /// GPU memory to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Vram {
-    /// What is free now, less a reserve.
+    /// The free memory of the GPU, less a reserve.
     Auto,
     /// Bytes on each GPU.
     Sizes(Vec<ByteSize>),
 }
 
-/// What `auto` leaves to others on a card: a desktop that draws another window.
+/// Bytes that `auto` leaves free for other programs, such as a desktop.
 const LEFT_FREE: u64 = 256 << 20;
-/// `auto` rounds down to multiples of this, so that small changes of what is free give the same plan.
+/// `auto` rounds down to multiples of this, so that small changes of the free memory give the same plan.
 const ROUNDED_TO: u64 = 64 << 20;
 
 impl FromStr for Vram {
@@ -135,7 +134,7 @@ impl FromStr for Vram {
 }
 
 impl Vram {
-    /// Sets the VRAM of `budget` for `hardware`, which is this machine unless another one was named.
+    /// Sets the VRAM of `budget` for `hardware`.
     pub(crate) fn set(
         &self,
         budget: &mut Budget,
@@ -146,7 +145,7 @@ impl Vram {
             Self::Sizes(sizes) => sizes.iter().map(|size| size.0).collect(),
             Self::Auto => {
                 let free = match (is_this_machine, &hardware.gpu) {
-                    (true, _) => machine::gpu::vram_free()
+                    (true, _) => powerinfer_gpu::vram_free()
                         .map_err(|reason| PlannerError::VramUnknown { reason })?,
                     (false, Some(gpu)) => gpu.free_bytes.unwrap_or(gpu.vram_bytes),
                     (false, None) => 0,
@@ -166,7 +165,7 @@ impl Vram {
     }
 }
 
-/// What was asked for, resolved for a model: the same request gives the same bundle.
+/// Options resolved for a model. Equal requests give equal bundles.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub(crate) budget: Budget,
@@ -177,6 +176,11 @@ pub struct Request {
 
 impl Request {
     /// Resolves `options` for a model, its profile and its predictors.
+    ///
+    /// # Errors
+    ///
+    /// The profile or the predictors cannot be read, the context is out of range, or the VRAM is unknown.
+    #[expect(clippy::missing_panics_doc, reason = "the default machine is known")]
     pub fn of(
         checkpoint: &Checkpoint,
         profile: &Profile,
@@ -192,7 +196,7 @@ impl Request {
         let is_this_machine = options.hardware.is_none();
         let hardware = match &options.hardware {
             Some(hardware) => hardware.clone(),
-            None => hardware::named(ASSUMED_HARDWARE).expect("the machine has a name"),
+            None => hardware::named(ASSUMED_HARDWARE).expect("the default machine is known"),
         };
         let ram_bytes = options.ram_bytes.unwrap_or_else(|| {
             let here = system::memory().filter(|_| is_this_machine);
@@ -224,7 +228,7 @@ impl Request {
         })
     }
 
-    /// The bundle in `out`, where it was made from the same inputs and by the same request.
+    /// Opens the bundle in `out`; `None` unless it was made from the same inputs by the same request.
     pub fn packed(&self, checkpoint: &Checkpoint, quant: Format, out: &Path) -> Option<Bundle> {
         let bundle = Bundle::open(out, powerinfer_bundle::IntegrityCheck::Quick).ok()?;
         let header = bundle.header();
@@ -236,7 +240,11 @@ impl Request {
     }
 }
 
-/// The machine called `name`, or described in the file of that name.
+/// Returns the known machine `name`, or reads the hardware file `name`.
+///
+/// # Errors
+///
+/// There is neither, or the file is invalid.
 pub fn read_hardware(name: &str) -> Result<Hardware, PlannerError> {
     if let Some(hardware) = hardware::named(name) {
         return Ok(hardware);
@@ -255,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vram_is_of_one_gpu_or_of_each() {
+    fn vram_is_one_size_or_one_per_gpu() {
         let vram = |text: &str| text.parse::<Vram>();
         assert_eq!(vram("auto"), Ok(Vram::Auto));
         assert_eq!(vram("0G"), Ok(Vram::Sizes(vec![ByteSize(0)])));

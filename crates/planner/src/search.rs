@@ -1,4 +1,4 @@
-//! How far the policies may go: as far as perplexity on text that was held back allows.
+//! Search for the sparsest policies whose perplexity on held-out text stays within the budget.
 
 use powerinfer_artifact::{
     Progress,
@@ -12,7 +12,8 @@ use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{Execution, Runtime};
 
 use crate::{PlannerError, modes::AllowedModes};
-/// Steps that thresholds are looked for in, between two levels.
+
+/// Steps of the search between two error levels.
 const FRACTIONS: usize = 4;
 
 /// Ladder of allowed modes by error level, from lossless to the largest error.
@@ -26,7 +27,7 @@ pub(crate) fn thresholds(layers: usize) -> Vec<AllowedModes> {
         .collect()
 }
 
-/// The ladder in which one layer after the other of `ranked` may be predicted.
+/// Ladder of allowed modes: each step allows prediction in one more layer of `ranked`.
 pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
     let mut ladder = vec![AllowedModes::none(layers)];
     for layer in ranked {
@@ -37,14 +38,14 @@ pub(crate) fn predicted(layers: usize, ranked: &[usize]) -> Vec<AllowedModes> {
     ladder
 }
 
-/// Finds the last of `ladder` whose rise is allowed, by halving: the first is, and who allows one
-/// allows those before it.
+/// Finds the last allowed step of `ladder` by bisection. The first step is allowed, and so is every step before an
+/// allowed one.
 pub(crate) fn last_allowed<T>(
     ladder: &[T],
     mut is_allowed: impl FnMut(&T) -> Result<bool, PlannerError>,
 ) -> Result<usize, PlannerError> {
     let (mut good, mut bad) = (0, ladder.len());
-    // The most that is asked for is often allowed.
+    // The last step is often allowed.
     if ladder.len() <= 8 && ladder.len() > 1 && is_allowed(&ladder[ladder.len() - 1])? {
         return Ok(ladder.len() - 1);
     }
@@ -59,7 +60,7 @@ pub(crate) fn last_allowed<T>(
     Ok(good)
 }
 
-/// Measures what decisions do to the perplexity of some texts.
+/// Measures the rise of perplexity under given policies.
 pub(crate) struct Judge<'a> {
     model: Runtime,
     texts: Vec<Vec<u32>>,
@@ -70,7 +71,7 @@ pub(crate) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Measures `texts` as `bundle` has them when everything is computed.
+    /// Measures the perplexity of `texts` under `dense`.
     pub(crate) fn new(
         bundle: Bundle,
         texts: Vec<Vec<u32>>,
@@ -90,7 +91,7 @@ impl<'a> Judge<'a> {
         Ok(judge)
     }
 
-    /// By how much of itself perplexity rises under the decisions of `layers`.
+    /// Relative rise of perplexity under the policies and thresholds of `layers`.
     pub(crate) fn rise(&mut self, layers: &[LayerPlan]) -> Result<Interval, PlannerError> {
         for layer in layers {
             self.model
@@ -102,9 +103,9 @@ impl<'a> Judge<'a> {
         Ok(perplexity_rise(&self.dense, &found))
     }
 
-    fn losses(&mut self, doing: &str) -> Result<TokenLosses, PlannerError> {
+    fn losses(&mut self, label: &str) -> Result<TokenLosses, PlannerError> {
         let bar = self.progress;
-        bar.begin(doing, scored(&self.texts) as u64, "tokens");
+        bar.begin(label, scored(&self.texts) as u64, "tokens");
         let found = token_losses(&mut self.model, &self.texts, self.windows, |tokens| {
             bar.advance(tokens).map_err(PlannerError::from)
         })?;
@@ -113,12 +114,12 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Default windows of `bundle`'s texts.
+/// Default scoring windows for the context of `bundle`.
 pub fn windows(bundle: &Bundle) -> Windows {
     Windows::for_context(bundle.plan().budget.context_tokens as usize)
 }
 
-/// Tokens of `texts` that are scored: all but each one's first.
+/// Number of scored tokens of `texts`: all but the first of each text.
 pub(crate) fn scored(texts: &[Vec<u32>]) -> usize {
     texts.iter().map(|text| text.len().saturating_sub(1)).sum()
 }
@@ -131,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn halving_finds_the_last_allowed(length in 1usize..70, allowed in 0usize..70) {
+        fn bisection_finds_the_last_allowed(length in 1usize..70, allowed in 0usize..70) {
             let ladder: Vec<usize> = (0..length).collect();
             let found = last_allowed(&ladder, |step| Ok(*step <= allowed)).unwrap();
             prop_assert_eq!(found, allowed.min(length - 1));

@@ -1,4 +1,4 @@
-//! Finds a placement, and how far its policies may go for perplexity to stay within what is allowed.
+//! Finds the policies that the perplexity budget allows, and the best placement with them.
 
 use std::path::Path;
 
@@ -21,13 +21,13 @@ use crate::{
     search::{self, Judge},
 };
 
-/// Where a bundle may be packed to be measured.
+/// Location of the temporary bundle that is measured.
 #[derive(Clone, Copy)]
 pub enum Scratch<'a> {
-    /// Nowhere: nothing is to be written.
+    /// None: nothing may be written.
     None,
     /// Next to this folder.
-    Beside(&'a Path),
+    NextTo(&'a Path),
 }
 
 /// A solved placement.
@@ -35,53 +35,53 @@ pub(crate) struct Solved {
     pub(crate) plan: Plan,
     pub(crate) report: SolveReport,
     pub(crate) orders: Vec<Vec<u32>>,
-    /// Per layer, what placing this again takes.
+    /// Per layer, the placement inputs for the bundle.
     pub(crate) placing: Vec<LayerInputs>,
-    /// Per layer, microseconds that its way saves over the quickest that changes nothing.
+    /// Per layer, microseconds that its mode saves over the fastest lossless one.
     pub(crate) savings: Vec<f64>,
 }
 
-/// Finds a placement, and how far its policies may go.
+/// Inputs of the search for policies and placement.
 pub(crate) struct Solver<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) subject: Subject<'a>,
     pub(crate) problem: Problem,
     pub(crate) options: Options,
     pub(crate) request: &'a Request,
-    /// Text to decide on.
+    /// Held-out texts for decisions.
     pub(crate) texts: Vec<Vec<u32>>,
     pub(crate) perplexity_budget: f64,
-    /// Per layer, which inputs are read; all where there is none.
+    /// Input thresholds per layer; `None` without input sparsity.
     pub(crate) inputs: Option<Vec<InputThresholds>>,
     pub(crate) scratch: Scratch<'a>,
     pub(crate) progress: &'a dyn Progress,
 }
 
-/// Margins that a rise must stay below what is allowed: one for the text it is measured on, and one
-/// for the text that it is certified on.
+/// Half widths of the confidence interval that are added to a measured rise: one for the sampling error here, one for that
+/// of the certificate.
 const CAUTION: f64 = 2.0;
 
-/// The common error that a plan assumes where none may be measured, as a place in the curve.
+/// Error level that a dry run assumes, an index into `ERRORS`.
 const ASSUMED_LEVEL: f64 = 7.0;
 
 impl Solver<'_> {
-    /// Which inputs to read, for `share` of them to be left out on the text that decides.
+    /// Calibrates input thresholds at which `share` of the inputs is skipped.
     pub(crate) fn calibrated_inputs(
         &self,
         share: f64,
     ) -> Result<Vec<InputThresholds>, PlannerError> {
-        let Scratch::Beside(out) = self.scratch else {
+        let Scratch::NextTo(out) = self.scratch else {
             return Err(PlannerError::DryRun);
         };
         if search::scored(&self.texts) == 0 {
             return Err(PlannerError::NoCalibrationText);
         }
         let folder = ScratchFolder::next_to(out)?;
-        let bundle = self.pack(&self.solved(&self.most())?, &folder.path().join("bundle"))?;
+        let bundle = self.pack(&self.solve(&self.most())?, &folder.path().join("bundle"))?;
         inputs::calibrate(bundle, &self.texts, share, self.progress)
     }
 
-    /// The furthest that policies may go without being measured.
+    /// Allowed modes without a measurement: prediction in every layer, thresholds at `ASSUMED_LEVEL`.
     fn most(&self) -> AllowedModes {
         AllowedModes {
             predicted: vec![true; self.subject.config.layer_count],
@@ -89,19 +89,19 @@ impl Solver<'_> {
         }
     }
 
-    /// How far the policies may go.
+    /// Finds the modes that the perplexity budget allows.
     pub(crate) fn allowed_modes(&mut self) -> Result<AllowedModes, PlannerError> {
         let layers = self.subject.config.layer_count;
         let none = AllowedModes::none(layers);
         let most = self.most();
         match self.subject.forced {
             Some(Policy::Dense | Policy::Exact) => return Ok(none),
-            // Who forces these wants to see what they do; the certificate tells.
+            // A forced policy is not limited by the budget; the certificate reports its quality.
             Some(Policy::Predicted | Policy::SignBit) => return Ok(most),
             Some(Policy::Threshold) | None => {}
         }
         if !self.subject.has_thresholds() && self.subject.config.activation.has_exact_zeros() {
-            return self.budget_of_predictions(&none, &most);
+            return self.allowed_predictions(&none, &most);
         }
         if !self.subject.has_thresholds() {
             let line = "the activation is never exactly zero and there are no thresholds, so every neuron is computed";
@@ -127,14 +127,14 @@ impl Solver<'_> {
         self.last_allowed(&ladder, &most)
     }
 
-    /// Which layers may predict: all that would be quicker for it, or as many of them as
-    /// perplexity allows, those first that save most for what they miss.
-    fn budget_of_predictions(
+    /// Finds the layers in which prediction is allowed. Layers that are faster with it are ranked by time saved over
+    /// contribution missed; as many are allowed as the perplexity budget permits.
+    fn allowed_predictions(
         &mut self,
         none: &AllowedModes,
         most: &AllowedModes,
     ) -> Result<AllowedModes, PlannerError> {
-        let solved = self.solved(most)?;
+        let solved = self.solve(most)?;
         let layers = solved.plan.layers.iter();
         let mut approximate: Vec<usize> = layers
             .filter(|layer| !layer.policy.is_lossless())
@@ -145,7 +145,7 @@ impl Solver<'_> {
         }
         if matches!(self.scratch, Scratch::None) {
             self.progress
-                .note("a dry run measures nothing: it takes predictors by their recall alone");
+                .note("a dry run measures nothing: it allows prediction in every layer");
             return Ok(most.clone());
         }
         if !self.can_measure() {
@@ -165,12 +165,12 @@ impl Solver<'_> {
         self.last_allowed(&ladder, most)
     }
 
-    /// Whether there is text to measure on; says so where there is not.
+    /// Whether there is enough text to measure on; advises more if not.
     fn can_measure(&self) -> bool {
         let is_there = search::scored(&self.texts) >= certify::FEWEST;
         if !is_there {
             let line = format!(
-                "there are {} tokens to decide on, at least {} are needed, so nothing is skipped that changes the model",
+                "there are {} tokens to decide on, at least {} are needed, so only lossless policies are used",
                 search::scored(&self.texts),
                 certify::FEWEST
             );
@@ -179,26 +179,26 @@ impl Solver<'_> {
         is_there
     }
 
-    /// The last of `ladder` that perplexity allows.
+    /// Finds the last step of `ladder` within the perplexity budget. The temporary bundle is packed for the modes `packed`.
     fn last_allowed(
         &mut self,
         ladder: &[AllowedModes],
         packed: &AllowedModes,
     ) -> Result<AllowedModes, PlannerError> {
-        let Scratch::Beside(out) = self.scratch else {
-            unreachable!("who may write nothing measures nothing")
+        let Scratch::NextTo(out) = self.scratch else {
+            unreachable!("nothing is measured without a scratch folder")
         };
         let folder = ScratchFolder::next_to(out)?;
-        let solved = self.solved(packed)?;
+        let solved = self.solve(packed)?;
         self.progress.note(&format!(
-            "measuring how far policies may go for perplexity to rise by at most {} on {} tokens",
+            "searching for policies that raise perplexity by at most {} on {} tokens",
             percent(self.perplexity_budget),
             search::scored(&self.texts)
         ));
         let bundle = self.pack(&solved, &folder.path().join("bundle"))?;
         let mut judge = Judge::new(bundle, self.texts.clone(), self.progress)?;
         let found = search::last_allowed(ladder, |allowed| {
-            let solved = self.solved(allowed)?;
+            let solved = self.solve(allowed)?;
             if solved
                 .plan
                 .layers
@@ -220,7 +220,7 @@ impl Solver<'_> {
         drop((judge, folder));
         if found == 0 {
             let line = format!(
-                "nothing that would skip more keeps perplexity within {}",
+                "no policy that skips more keeps the rise of perplexity within {}",
                 percent(self.perplexity_budget)
             );
             self.progress.advise(&line, Hint::LargerPerplexityBudget);
@@ -228,8 +228,8 @@ impl Solver<'_> {
         Ok(ladder[found].clone())
     }
 
-    /// The quickest placement within `allowed`.
-    pub(crate) fn solved(&self, allowed: &AllowedModes) -> Result<Solved, PlannerError> {
+    /// Finds the fastest placement within `allowed`.
+    pub(crate) fn solve(&self, allowed: &AllowedModes) -> Result<Solved, PlannerError> {
         let layers = 0..self.subject.config.layer_count;
         let modes = layers.map(|layer| self.subject.modes(layer, allowed));
         let modes = modes.collect::<Result<Vec<LayerCandidates>, PlannerError>>()?;
@@ -272,13 +272,13 @@ impl Solver<'_> {
 
     fn pack(&self, solved: &Solved, out: &Path) -> Result<Bundle, PlannerError> {
         let mut plan = solved.plan.clone();
-        // It has other signs and layouts than what is accounted for.
+        // Its sign bits and layouts differ from those in the memory account.
         plan.clear_memory_use();
-        // A matrix by output gives the same with small inputs as zeros, and is quicker for prompts.
+        // With small inputs set to zero, the layout by output gives the same and is faster for prompts.
         for layer in &mut plan.layers {
             layer.input_thresholds = None;
         }
-        // Signs come along where a policy needs them, and here any layer may.
+        // Sign bits are packed for policy `sign-bit` only, and here any layer may take it.
         if let Some(file) = self.subject.predictors {
             for (layer, summary) in plan.layers.iter_mut().zip(file.layers()) {
                 if summary.sign_bit.is_some() {
@@ -302,7 +302,7 @@ impl Solver<'_> {
     }
 }
 
-/// `allowed` in words.
+/// Describes `allowed`.
 fn describe(allowed: &AllowedModes) -> String {
     match allowed.level {
         Some(level) => {

@@ -1,4 +1,4 @@
-//! Placements of a sweep's points, with the cost model's estimates.
+//! Places the points of a sweep and predicts their speed with the cost model.
 
 use powerinfer_artifact::{
     Hint,
@@ -30,9 +30,9 @@ pub struct BundlePlanner<'a> {
     pub bundle: &'a Bundle,
     /// The bundle's activation frequencies.
     pub layers: &'a [LayerInputs],
-    /// Target machine, measured for the model.
+    /// Target machine, with figures for the model.
     pub hardware: &'a Hardware,
-    /// This machine, measured for the model.
+    /// This machine, with figures for the model.
     pub here: Hardware,
 }
 
@@ -84,7 +84,7 @@ impl SweepPlanner for BundlePlanner<'_> {
     }
 }
 
-/// Threshold of every layer of `bundle` under `setting`; none where its policy has no thresholds.
+/// Thresholds of the layers of `bundle` under `setting`; `None` if its policy has no thresholds.
 ///
 /// # Errors
 ///
@@ -132,7 +132,7 @@ pub fn thresholds(
     thresholds.map(Some)
 }
 
-/// Places a bundle whose layers run in the modes of `candidates` on `hardware`, measured for the model.
+/// Places a bundle whose layers have the modes of `candidates` on `hardware`, which has figures for the model.
 fn place(
     bundle: &Bundle,
     candidates: &[Candidate],
@@ -165,7 +165,7 @@ fn place(
     })
 }
 
-/// Estimate of `plan` on `hardware`, measured for the model.
+/// Predicted speed of `plan` on `hardware`, which has figures for the model.
 fn estimate(
     bundle: &Bundle,
     candidates: &[Candidate],
@@ -182,7 +182,7 @@ fn estimate(
 /// More memory than any model takes.
 const MORE_THAN_ANY: u64 = 1 << 50;
 
-/// The placement problem of the solver.
+/// Placement problem for a batch of `shape`.
 fn placement_problem(
     bundle: &Bundle,
     hardware: &Hardware,
@@ -236,7 +236,7 @@ fn predict(placed: &Placed<'_>, hardware: &Hardware, shape: BatchShape) -> Plann
     }
 }
 
-/// Everything on a GPU: its bytes outside the layers, and those of the layers.
+/// Bytes on the GPU if it holds the whole model: outside the layers, and in the layers.
 fn whole(
     bundle: &Bundle,
     candidates: &[Candidate],
@@ -250,7 +250,7 @@ fn whole(
     Ok((plan.totals.gpu_bytes.saturating_sub(layers), layers))
 }
 
-/// Moves the border between hot and cold to the activation frequency `threshold`.
+/// Makes the neurons with an activation frequency of at least `threshold` hot, and all others cold.
 fn move_border(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let mut moved: i128 = 0;
     for (layer, candidate) in plan.layers.iter_mut().zip(candidates) {
@@ -264,7 +264,7 @@ fn move_border(plan: &mut Plan, candidates: &[Candidate], threshold: f64) {
     let shifted = |bytes: u64, by: i128| (i128::from(bytes) + by).max(0) as u64;
     let (gpu, cpu) = (plan.totals.gpu_bytes, plan.totals.cpu_bytes);
     let (gpu, cpu) = (shifted(gpu, moved), shifted(cpu, -moved));
-    // The plan's lines no longer add up.
+    // The memory account of the plan no longer holds.
     plan.clear_memory_use();
     (plan.totals.gpu_bytes, plan.totals.cpu_bytes) = (gpu, cpu);
     plan.totals.hot_count = plan.layers.iter().map(|layer| layer.hot_count as u64).sum();
@@ -306,8 +306,12 @@ fn placement(plan: &Plan, placed: &Placed<'_>, candidates: &[Candidate]) -> Plac
     }
 }
 
-/// Default budgets of a sweep: none, and room for a quarter, half, three quarters and all of the layers next to what a
-/// GPU holds outside them; none alone if `hardware` has no GPU.
+/// Default VRAM budgets of a sweep: 0 and, with a GPU, room for a quarter, half, three quarters and all of the layers in
+/// addition to the other parts.
+///
+/// # Errors
+///
+/// The placement problem is invalid, or the model does not fit in RAM.
 pub fn default_budgets(
     bundle: &Bundle,
     layers: &[LayerInputs],

@@ -15,8 +15,6 @@
 //! # }
 //! ```
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod chunks;
 mod cores;
 mod credit;

@@ -342,8 +342,16 @@ mod tests {
     fn spinning_and_sleeping_threads_take_parts() {
         for threads in [2, 5, 40, 70] {
             let pool = Pool::new(threads).unwrap();
-            for gap in [0, 20, 300, 3_000] {
-                thread::sleep(Duration::from_micros(gap));
+            let sleeping = || {
+                let words = pool.shared.asleep.iter();
+                words
+                    .map(|word| word.load(SeqCst).count_ones())
+                    .sum::<u32>()
+            };
+            for sleepers in [0, threads as u32 - 1, 0, threads as u32 - 1] {
+                while sleeping() < sleepers {
+                    thread::yield_now();
+                }
                 // The barrier needs all threads, so each part runs on a thread of its own.
                 let barrier = Barrier::new(threads);
                 let own = pool.shared.share(threads, &|_| {

@@ -17,20 +17,18 @@ fn next(state: &mut u64) -> usize {
     (*state >> 16) as usize
 }
 
-/// Sleeps or spins for about as long as idle threads spin, or does nothing.
+/// Spins for `microseconds`.
+fn spin(microseconds: u64) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_micros(microseconds) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Spins for about as long as idle threads spin before they sleep, or not at all.
 fn pause(state: &mut u64) {
-    match next(state) % 16 {
-        0 => thread::sleep(Duration::from_micros(next(state) as u64 % 200)),
-        1..4 => {
-            let (started, time) = (
-                Instant::now(),
-                Duration::from_micros(next(state) as u64 % 120),
-            );
-            while started.elapsed() < time {
-                std::hint::spin_loop();
-            }
-        }
-        _ => {}
+    if next(state).is_multiple_of(4) {
+        spin(next(state) as u64 % 200);
     }
 }
 
@@ -163,7 +161,7 @@ fn a_pool_stops_whether_its_threads_spin_or_sleep() {
         if round % 2 == 0 {
             pool.run(4, &|_| ());
         }
-        thread::sleep(Duration::from_micros([0, 30, 300][round % 3]));
+        spin([0, 30, 300][round % 3]);
         drop(pool);
     }
 }

@@ -21,7 +21,7 @@ const MARGINS: [f64; 3] = [0.2, 0.5, 0.8];
 /// Largest number of tokens for calibration, and for evaluation.
 const MOST_TOKENS: usize = 8192;
 /// Largest number of active neurons over all tokens of a calibration, which are all in memory.
-const MOST_FIRED: usize = 1 << 24;
+const MOST_ACTIVE: usize = 1 << 24;
 /// Tokens per task.
 const PIECE: usize = 64;
 
@@ -66,13 +66,13 @@ pub(crate) fn calibrate(
     isa: Isa,
 ) -> Quality {
     let (even, odd) = halves(held_out);
-    let mut fired = fired_logits(network, held_out, &even, isa);
-    fired.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut active = active_logits(network, held_out, &even, isa);
+    active.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let threshold = |margin: f64| {
         let with_margin = |target: f64| 1.0 - (1.0 - target) * (1.0 - margin);
-        let of_count = threshold(&fired, with_margin(targets.recall), |_| 1.0);
+        let of_count = threshold(&active, with_margin(targets.recall), |_| 1.0);
         let share = with_margin(targets.contribution_recall);
-        of_count.min(threshold(&fired, share, f64::from))
+        of_count.min(threshold(&active, share, f64::from))
     };
     let [first, more @ ..] = MARGINS;
     let mut quality = count(network, held_out, &odd, threshold(first), isa);
@@ -111,17 +111,17 @@ fn halves(held_out: &TracePart) -> (Vec<usize>, Vec<usize>) {
 }
 
 /// Logits and contributions of the active neurons of `tokens`.
-fn fired_logits(
+fn active_logits(
     network: &impl Predicts,
     samples: &TracePart,
     tokens: &[usize],
     isa: Isa,
 ) -> Vec<(f32, f32)> {
-    let fired: usize = tokens
+    let active: usize = tokens
         .iter()
         .map(|token| samples.active.count(*token))
         .sum();
-    let stride = fired.div_ceil(MOST_FIRED).max(1);
+    let stride = active.div_ceil(MOST_ACTIVE).max(1);
     let tokens: Vec<usize> = tokens.iter().copied().step_by(stride).collect();
     let pieces = in_parallel(
         network,
@@ -129,7 +129,7 @@ fn fired_logits(
         &tokens,
         isa,
         |all: &mut Vec<(f32, f32)>, token, logits| {
-            let neurons = samples.fired(token);
+            let neurons = samples.active(token);
             all.extend(neurons.map(|(neuron, added)| (logits[neuron], added)));
         },
     );
@@ -175,7 +175,7 @@ impl Share {
     }
 
     /// Half width of the 95 % confidence interval of a ratio estimator over tokens, since the neurons of a token are
-    /// correlated. One imagined half-missed token keeps a handful of tokens without a miss from appearing certain.
+    /// correlated. One fictitious half-missed token keeps a few tokens without a miss from appearing certain.
     fn error(&self) -> f64 {
         if self.whole == 0.0 {
             return 1.0;
@@ -212,7 +212,7 @@ fn count(
         |counted: &mut Counted, token, logits| {
             counted.predicted += logits.iter().filter(|logit| **logit >= threshold).count();
             let (mut both, mut active, mut recalled, mut added) = (0usize, 0usize, 0f64, 0f64);
-            for (neuron, contribution) in samples.fired(token) {
+            for (neuron, contribution) in samples.active(token) {
                 let is_predicted = logits[neuron] >= threshold;
                 active += 1;
                 both += usize::from(is_predicted);
@@ -246,8 +246,8 @@ fn count(
     }
 }
 
-/// Shows `visit` the logits of `tokens` of `samples`, together with what it made of those before;
-/// every few tokens it begins anew. What it made comes out in the order of the tokens.
+/// Folds the logits of `tokens` with `visit`, in parallel over tasks of [`PIECE`] tokens. Returns the result of each task, in
+/// order.
 fn in_parallel<Made: Default + Send>(
     network: &impl Predicts,
     samples: &TracePart,

@@ -3,8 +3,6 @@
 //!
 //! A predictor pays only while it reads fewer bytes than it saves, so its rank is chosen to minimise the bytes read per
 //! token, predictor and predicted neurons together.
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod calibrate;
 mod descent;
 mod error;
@@ -20,8 +18,6 @@ mod search;
 mod sign_bit;
 mod thresholds;
 mod train;
-#[cfg(test)]
-mod training_cost;
 mod verdict;
 
 pub use calibrate::Targets;

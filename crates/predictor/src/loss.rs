@@ -11,7 +11,7 @@ const MOST_ADDED: f32 = 5.0;
 /// Weight of false negatives; false positives have weight 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MissCost {
-    /// Depends on the neuron's contribution to the hidden state; this much on average.
+    /// By the neuron's contribution to the hidden state, with this mean.
     ByContribution(f32),
     /// The same for every neuron.
     Even(f32),
@@ -30,7 +30,7 @@ impl MissCost {
 /// Active neurons of some tokens, with their weights.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
-    fired: Vec<(u32, f32)>,
+    active: Vec<(u32, f32)>,
     /// End of each token's neurons.
     ends: Vec<usize>,
 }
@@ -38,10 +38,10 @@ pub(crate) struct Labels {
 impl Labels {
     /// Appends the active neurons of a token of `samples`.
     pub(crate) fn add(&mut self, samples: &TracePart, token: usize, cost: MissCost) {
-        let neurons = samples.fired(token);
-        let fired = neurons.map(|(neuron, added)| (neuron as u32, cost.of(added)));
-        self.fired.extend(fired);
-        self.ends.push(self.fired.len());
+        let neurons = samples.active(token);
+        let active = neurons.map(|(neuron, added)| (neuron as u32, cost.of(added)));
+        self.active.extend(active);
+        self.ends.push(self.active.len());
     }
 
     /// Active neurons of token `place` within `first..first + count`, relative to `first`.
@@ -52,10 +52,10 @@ impl Labels {
         count: usize,
     ) -> impl Iterator<Item = (usize, f32)> + '_ {
         let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
-        let fired = &self.fired[start..self.ends[place]];
-        let begin = fired.partition_point(|(neuron, _)| (*neuron as usize) < first);
-        let fired = fired[begin..].iter();
-        fired
+        let active = &self.active[start..self.ends[place]];
+        let begin = active.partition_point(|(neuron, _)| (*neuron as usize) < first);
+        let active = active[begin..].iter();
+        active
             .map(move |(neuron, cost)| (*neuron as usize - first, *cost))
             .take_while(move |(neuron, _)| *neuron < count)
     }
@@ -190,6 +190,6 @@ mod tests {
         samples.contributions.push([1.0, 9.0]);
         let mut labels = Labels::default();
         labels.add(&samples, 0, MissCost::Even(7.0));
-        assert_eq!(labels.fired, [(0, 7.0), (1, 7.0)]);
+        assert_eq!(labels.active, [(0, 7.0), (1, 7.0)]);
     }
 }

@@ -65,8 +65,8 @@ pub(crate) fn planted(shape: Planted, seed: u64) -> Traces {
                     *value = (*value - threshold).max(0.0);
                 }
                 samples.active.push(&row);
-                let fired = row.into_iter().filter(|value| *value > 0.0);
-                samples.contributions.push(fired);
+                let active = row.into_iter().filter(|value| *value > 0.0);
+                samples.contributions.push(active);
             }
         }
     }

@@ -115,12 +115,12 @@ pub(crate) fn best_of_samples(
     check_samples(layer, traces)?;
     let (training, held_out) = (traces.training.tokens(), traces.held_out.tokens());
     let counts = traces.training.counts();
-    let fired: u64 = counts.iter().sum();
-    if fired == 0 || traces.held_out.counts().iter().all(|count| *count == 0) {
+    let activations: u64 = counts.iter().sum();
+    if activations == 0 || traces.held_out.counts().iter().all(|count| *count == 0) {
         return Ok(Err(Refusal::NoActivity { training, held_out }));
     }
     let (hidden, neurons) = (traces.training.hidden_size, counts.len());
-    let density = fired as f64 / (training * neurons) as f64;
+    let density = activations as f64 / (training * neurons) as f64;
     let bytes = |rank: usize| {
         let row = settings.weights.row_bytes(rank) + BIAS.row_bytes(1);
         (rank * settings.weights.row_bytes(hidden) + neurons * row) as u64
@@ -339,14 +339,17 @@ mod tests {
             for _ in 0..500 {
                 let input = (0..64).map(|_| bf16::from_f64(random.normal()));
                 samples.inputs.to_mut().extend(input);
-                let fired: Vec<f32> = (0..512).map(|_| f32::from(random.chance(10))).collect();
-                samples.active.push(&fired);
+                let values: Vec<f32> = (0..512).map(|_| f32::from(random.chance(10))).collect();
+                samples.active.push(&values);
             }
         }
         let refusal = refusal(&traces, SETTINGS);
-        let told = refusal.to_string();
-        assert!(matches!(refusal, Refusal::DoesNotPay { .. }), "{told}");
-        assert!(told.contains("rank") && told.contains("predict"), "{told}");
+        let message = refusal.to_string();
+        assert!(matches!(refusal, Refusal::DoesNotPay { .. }), "{message}");
+        assert!(
+            message.contains("rank") && message.contains("predict"),
+            "{message}"
+        );
     }
 
     #[test]

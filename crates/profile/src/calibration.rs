@@ -15,7 +15,7 @@ pub const RESERVED: usize = 16_384;
 /// If no text remains to be reserved, the last `1 / RESERVED_EVERY` of the sequences are.
 const RESERVED_EVERY: usize = 8;
 
-/// Documents of a source from which on its halves share no document.
+/// Number of documents from which on the halves of a source share none.
 const DOCUMENTS_FOR_HALVES: usize = 8;
 
 /// Training or held-out part of the text.
@@ -267,8 +267,7 @@ impl Calibration {
     }
 }
 
-/// The pieces of a source's documents, one of each document in turn, and whether each belongs to
-/// the first half.
+/// Pieces of a source's documents, round-robin over the documents, and whether each belongs to the first half.
 fn pieces(source: &Source, length: usize) -> impl Iterator<Item = (&[u32], bool)> {
     let many = source.documents.len() >= DOCUMENTS_FOR_HALVES;
     let mut queues: Vec<_> = source

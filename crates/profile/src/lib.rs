@@ -3,8 +3,6 @@
 //! The model is streamed: one layer is loaded, all calibration text runs through it, its neurons are counted, and the next
 //! layer takes its place. Counts are additive: shards of one text, profiled on different machines, [`merge`] to what a single
 //! run would have counted.
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod activity;
 mod calibration;
 mod column;

@@ -82,8 +82,8 @@ impl Sampler {
         samples.active.push(row.product);
         if self.has_exact_zeros {
             let each = row.product.iter().zip(&self.contribution_norms);
-            let fired = each.filter(|(value, _)| **value != 0.0);
-            let added = fired.map(|(value, norm)| value.abs() * norm);
+            let active = each.filter(|(value, _)| **value != 0.0);
+            let added = active.map(|(value, norm)| value.abs() * norm);
             samples.contributions.push(added);
         }
         let sample = |from: &[f32], to: &mut Vec<bf16>| {

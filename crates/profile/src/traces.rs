@@ -163,7 +163,7 @@ impl TracePart {
 
     /// Active neurons of `token` with their contributions, relative to the mean over the token's active neurons; 1 if
     /// contributions were not sampled.
-    pub fn fired(&self, token: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
+    pub fn active(&self, token: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
         let contributions = match self.contributions.is_empty() {
             true => &[][..],
             false => self.contributions.of(token),

@@ -63,7 +63,7 @@ impl Scale {
 pub(crate) struct Axis {
     pub(crate) label: String,
     pub(crate) scale: Scale,
-    /// Text of a value beside the axis; a value without a text has no grid line.
+    /// Label of a value at the axis; a value without a text has no grid line.
     pub(crate) format: fn(f64) -> String,
     /// Values that are always in sight.
     pub(crate) include: Vec<f64>,

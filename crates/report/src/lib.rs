@@ -14,5 +14,5 @@ pub use plan::plan_page;
 pub use profile::profile_page;
 pub use sweep::sweep_page;
 
-/// First bytes of every page, by which a page can be told from other files.
+/// First bytes of every page, which distinguish a page from other files.
 pub const BEGINNING: &str = "<!doctype html>";

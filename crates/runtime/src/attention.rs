@@ -6,7 +6,7 @@
 
 use std::{cell::Cell, f32::consts::LOG2_E, ops::Range};
 
-use powerinfer_bundle::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
+use crate::memory::{ATTENTION_ROWS, ATTENTION_SPAN, FEW_ROWS};
 use powerinfer_kernels::{Isa, exp2};
 use powerinfer_model::alibi_bias;
 use powerinfer_tensor::BLOCK;

@@ -11,7 +11,7 @@ pub struct LayerAudit {
     /// Neurons of the layer.
     pub neurons: u64,
     /// Active neurons (`h_i ≠ 0`), summed over tokens.
-    pub fired: u64,
+    pub active: u64,
     /// Predicted neurons, summed over tokens; none where the policy does not predict.
     pub predicted: Option<u64>,
     /// Predicted neurons that are active; where the policy does not predict, computed ones that are.
@@ -71,9 +71,9 @@ impl LayerAudit {
                 let added = f64::from(product.abs() * self.norms[neuron]);
                 all += added;
                 recalled += f64::from(u8::from(is_computed[neuron])) * added;
-                let fired = *product != 0.0;
-                self.fired += u64::from(fired);
-                self.found += u64::from(fired && is_chosen[neuron]);
+                let active = *product != 0.0;
+                self.active += u64::from(active);
+                self.found += u64::from(active && is_chosen[neuron]);
             }
             self.recalled += if all > 0.0 { recalled / all } else { 1.0 };
         }
@@ -85,7 +85,7 @@ impl LayerAudit {
 
     /// Share of inactive neurons.
     pub fn sparsity(&self) -> f64 {
-        1.0 - self.fired as f64 / self.places()
+        1.0 - self.active as f64 / self.places()
     }
 
     /// Share of neurons that are not predicted; none where the policy does not predict.
@@ -102,9 +102,9 @@ impl LayerAudit {
 
     /// Share of the active neurons that are predicted, or computed where the policy does not predict.
     pub fn recall(&self) -> f64 {
-        match self.fired {
+        match self.active {
             0 => 1.0,
-            fired => self.found as f64 / fired as f64,
+            active => self.found as f64 / active as f64,
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
         let mut audit = LayerAudit::default();
         let lists = [vec![1, 2], vec![0]];
         audit.observe(&observation, Some(|token: usize| lists[token].clone()));
-        assert_eq!((audit.tokens, audit.neurons, audit.fired), (2, 4, 3));
+        assert_eq!((audit.tokens, audit.neurons, audit.active), (2, 4, 3));
         assert_eq!((audit.predicted, audit.found), (Some(3), 2));
         assert_eq!(audit.computed, [1, 1, 0, 0]);
         let close = |found: f64, want: f64| assert!((found - want).abs() < 1e-9, "{found} {want}");

@@ -94,9 +94,9 @@ pub enum RuntimeError {
         source: std::io::Error,
     },
     /// A sampling setting is out of range.
-    #[error("`--{setting}` is {value}; {expected}")]
+    #[error("the sampling setting `{setting}` is {value}; {expected}")]
     Sampling {
-        /// The setting.
+        /// The setting's name in `generation_config.json`.
         setting: &'static str,
         /// Its value.
         value: f32,

@@ -1,19 +1,48 @@
-//! The layers of a model on the CPU.
+//! The backend of the forward pass, and its implementation for the CPU.
 
-use powerinfer_bundle::memory::PREFILL_BATCH;
-use powerinfer_model::{Block, Positions};
+use powerinfer_model::Positions;
 
 use crate::{
     RuntimeError, Stage,
     attention::{AttentionMask, Heads, attend},
     ffn::FfnBuffers,
-    forward::LayerExecutor,
     input::InputBuffers,
+    memory::PREFILL_BATCH,
     observer::{FfnCall, LayerInput},
     pass::Pass,
     rotary::rotate,
     threads::add,
 };
+
+/// Backend of the layers: the CPU, or a GPU and the CPU. Errors are those of a device.
+pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
+    /// Largest number of tokens of a sequence in a pass.
+    fn max_batch_tokens(&self) -> usize;
+
+    /// Whether a pass may contain several sequences.
+    fn supports_batches(&self) -> bool;
+
+    /// Starts a pass, whose hidden states are the embeddings.
+    fn begin(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    /// Adds attention's output in `layer` to the hidden states, and appends keys and values to the KV cache.
+    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
+
+    /// Adds the FFN's output in `layer` to the hidden states.
+    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
+
+    /// Ends a pass: its hidden states are those after the last layer.
+    fn finish(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    /// Resets the executor after a failed pass; returns whether the pass can be retried.
+    fn recover(&mut self, _pass: &mut Pass<'_>) -> bool {
+        false
+    }
+}
 
 /// Computes layers on the CPU.
 #[derive(Debug, Default)]
@@ -43,11 +72,11 @@ pub(crate) struct Projections {
 }
 
 impl LayerExecutor for CpuExecutor {
-    fn batch_tokens(&self) -> usize {
+    fn max_batch_tokens(&self) -> usize {
         PREFILL_BATCH
     }
 
-    fn batches_sequences(&self) -> bool {
+    fn supports_batches(&self) -> bool {
         true
     }
 
@@ -65,10 +94,10 @@ impl LayerExecutor for CpuExecutor {
         // x = norm(h), or h where the norm comes after.
         buffers.x.clear();
         buffers.x.extend_from_slice(&pass.buffers.hidden);
-        if model.config.block != Block::PostNorm {
+        if !model.config.block.is_post_norm() {
             model.norm(&weights.attention_norm, &mut buffers.x);
         }
-        pass.observers.stage(Stage::Norms);
+        pass.observers.end_stage(Stage::Norms);
 
         // q, k, v = W_q x, W_k x, W_v x
         let threshold = thresholds.map_or(0.0, |thresholds| thresholds.attention);
@@ -84,14 +113,14 @@ impl LayerExecutor for CpuExecutor {
         ];
         for (stored, out) in stored {
             let bytes = model.linear(stored).product(threads, &x, threshold, out);
-            pass.observers.read(bytes);
+            pass.observers.count_bytes(bytes);
         }
-        pass.observers.stage(Stage::QueryKeyValue);
+        pass.observers.end_stage(Stage::QueryKeyValue);
 
         // softmax(q · kᵀ / √d) · v
         mix(pass, layer, &mut buffers.projections);
         let mixed = &buffers.projections.query;
-        pass.observers.stage(Stage::Attention);
+        pass.observers.end_stage(Stage::Attention);
 
         // h ← h + W_o · …
         pass.observers.input(layer, LayerInput::Output, mixed);
@@ -99,18 +128,18 @@ impl LayerExecutor for CpuExecutor {
         let output = model.linear(&weights.output);
         let mixed = output.input(threads, mixed, threshold, &mut buffers.input);
         let bytes = output.product(threads, &mixed, threshold, &mut buffers.output);
-        pass.observers.read(bytes);
-        pass.observers.stage(Stage::AttentionOutput);
+        pass.observers.count_bytes(bytes);
+        pass.observers.end_stage(Stage::AttentionOutput);
         let hidden = &mut pass.buffers.hidden;
         self.residual.clear();
-        if model.is_parallel() {
+        if model.config.block.is_parallel() {
             self.residual.extend_from_slice(hidden);
         }
         add(hidden, &buffers.output);
-        if model.config.block == Block::PostNorm {
+        if model.config.block.is_post_norm() {
             model.norm(&weights.attention_norm, hidden);
         }
-        if !model.is_parallel() {
+        if !model.config.block.is_parallel() {
             self.residual.extend_from_slice(hidden);
         }
         Ok(())
@@ -123,7 +152,7 @@ impl LayerExecutor for CpuExecutor {
         self.ffn_input.clear();
         self.ffn_input.extend_from_slice(&self.residual);
         model.ffn_norm(layer, &mut self.ffn_input);
-        pass.observers.stage(Stage::Norms);
+        pass.observers.end_stage(Stage::Norms);
 
         // h ← h + Σ_{i selected} act(gate_i · x) (up_i · x) · down_i
         pass.observers
@@ -140,7 +169,7 @@ impl LayerExecutor for CpuExecutor {
         let (hidden, ffn) = (&mut pass.buffers.hidden, model.ffn(layer));
         pass.observers
             .run_ffn(&model.threads, &ffn, &call, hidden, &mut self.ffn);
-        if let (Block::PostNorm, Some(norm)) = (model.config.block, &weights.ffn_norm) {
+        if let (true, Some(norm)) = (model.config.block.is_post_norm(), &weights.ffn_norm) {
             model.norm(norm, hidden);
         }
         Ok(())
@@ -195,6 +224,6 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
             cache.push(key, value);
         }
         let bytes = attend(&model.threads, heads, &mask, cache, query);
-        pass.observers.read(bytes);
+        pass.observers.count_bytes(bytes);
     }
 }

@@ -175,7 +175,7 @@ impl Ffn<'_> {
             statistics.bytes_read += size_of_val(constant) as u64;
         }
         statistics.neurons += (tokens * neurons) as u64;
-        statistics.neurons_passed += neurons as u64;
+        statistics.neurons_per_pass += neurons as u64;
         let mut of_all = |linear: &Linear<'_>, products: &mut Vec<f32>| {
             if linear.layout == Layout::ByInput {
                 let read = linear.product(threads, &x, self.input_threshold, products);

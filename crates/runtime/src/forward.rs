@@ -3,54 +3,28 @@
 //! ```text
 //! h ← E[token]  (+ P[position])
 //! for each layer
-//!     h ← h + W_o · softmax(q · kᵀ / √d) · v                          attention over the KV cache
+//!     x ← norm(h)
+//!     q, k, v ← W_q x, W_k x, W_v x                                   rotary embedding of q and k; KV cache
+//!     h ← h + W_o · softmax(q · kᵀ / √d) · v                          attention
+//!     x ← norm(h)
 //!     h ← h + Σ_{i selected} act(gate_i · x) (up_i · x) · down_i      FFN: the policy selects neurons
 //! logits ← W · norm(h)
 //! ```
 //!
-//! Where a neuron is computed never changes the result beyond summation order; whether it is computed is the policy's
-//! decision, made in the FFN and nowhere else.
+//! That is a pre-norm block; [`Block`](powerinfer_model::Block) has the others. Placement changes rounding alone: which
+//! neurons are computed is the policy's decision, made in the FFN and nowhere else.
 
 use powerinfer_model::Positions;
 
 use crate::{
-    RuntimeError, Sequence, Stage,
+    RuntimeError, Stage,
+    executor::LayerExecutor,
     input::InputBuffers,
     model::Model,
     observer::Observers,
     pass::{Pass, PassBuffers},
     threads::add,
 };
-
-/// Computes the layers of a model, on the CPU or on a device and the CPU. Methods fail where a device does.
-pub(crate) trait LayerExecutor: std::fmt::Debug + Send {
-    /// Tokens of a sequence that run together, at most.
-    fn batch_tokens(&self) -> usize;
-
-    /// Whether tokens of several sequences run together.
-    fn batches_sequences(&self) -> bool;
-
-    /// Starts a pass, whose hidden states are the embeddings.
-    fn begin(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
-        Ok(())
-    }
-
-    /// Adds attention's output in `layer` to the hidden states, and appends keys and values to the KV cache.
-    fn attention(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
-
-    /// Adds the FFN's output in `layer` to the hidden states.
-    fn ffn(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError>;
-
-    /// Ends a pass: its hidden states are those after the last layer.
-    fn finish(&mut self, _pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
-        Ok(())
-    }
-
-    /// Ends a pass that has failed; returns whether another attempt may succeed.
-    fn abort(&mut self, _pass: &mut Pass<'_>) -> bool {
-        false
-    }
-}
 
 /// Runs the tokens of `pass` through all layers; on success its hidden states are those after the last one and its
 /// sequences contain the tokens. On failure sequences are as before.
@@ -62,20 +36,22 @@ pub(crate) fn forward(
     executor: &mut dyn LayerExecutor,
     pass: &mut Pass<'_>,
 ) -> Result<(), RuntimeError> {
-    let starts = pass.sequences.iter().map(Sequence::position);
-    let each = pass.tokens.len() / pass.sequences.len();
-    let positions = starts.flat_map(|start| start..start + each);
-    pass.buffers.positions.clear();
-    pass.buffers.positions.extend(positions);
-    while let Err(error) = layers(executor, pass) {
+    let tokens_each = pass.tokens.len() / pass.sequences.len();
+    let positions = &mut pass.buffers.positions;
+    positions.clear();
+    for sequence in &*pass.sequences {
+        positions.extend(sequence.position()..sequence.position() + tokens_each);
+    }
+    while let Err(error) = run_layers(executor, pass) {
+        // Removes the keys and values of this pass.
         for sequence in &mut *pass.sequences {
             sequence.truncate(sequence.position());
         }
-        if !executor.abort(pass) {
+        if !executor.recover(pass) {
             return Err(error);
         }
     }
-    let tokens = pass.tokens.chunks_exact(each);
+    let tokens = pass.tokens.chunks_exact(tokens_each);
     for (sequence, tokens) in pass.sequences.iter_mut().zip(tokens) {
         sequence.tokens.extend(tokens);
     }
@@ -83,7 +59,7 @@ pub(crate) fn forward(
     Ok(())
 }
 
-fn layers(executor: &mut dyn LayerExecutor, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
+fn run_layers(executor: &mut dyn LayerExecutor, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
     embed(pass);
     executor.begin(pass)?;
     for layer in 0..pass.model.config.layer_count {
@@ -93,10 +69,11 @@ fn layers(executor: &mut dyn LayerExecutor, pass: &mut Pass<'_>) -> Result<(), R
     executor.finish(pass)
 }
 
-/// Sets the hidden states to the rows of the token embedding, plus those of learned positions.
+/// Sets the hidden states to the rows of the token embedding, plus the learned position embedding; and the rotations
+/// of rotary embedding.
 fn embed(pass: &mut Pass<'_>) {
     let (model, weights) = (pass.model, &pass.model.weights);
-    let (config, file) = (&model.config, model.bundle.weights());
+    let (config, tensors) = (&model.config, model.bundle.weights());
     let PassBuffers {
         positions,
         rotations,
@@ -104,45 +81,47 @@ fn embed(pass: &mut Pass<'_>) {
         embedded,
         input,
     } = &mut *pass.buffers;
-    let table = weights.embedding.view(file);
-    embedded.clear();
-    embedded.resize(pass.tokens.len() * config.embedding_size, 0.0);
-    let rows = embedded.chunks_exact_mut(config.embedding_size);
-    for (token, out) in pass.tokens.iter().zip(rows) {
-        table.dequantise_row(*token as usize, out);
-        out.iter_mut().for_each(|x| *x *= config.embedding_scale);
+    let table = weights.embedding.view(tensors);
+    let mut bytes_read = pass.tokens.len() * table.row_bytes();
+    let rows = match &weights.project_in {
+        Some(_) => &mut *embedded,
+        None => &mut *hidden,
+    };
+    rows.clear();
+    rows.resize(pass.tokens.len() * config.embedding_size, 0.0);
+    let vectors = rows.chunks_exact_mut(config.embedding_size);
+    for (token, row) in pass.tokens.iter().zip(vectors) {
+        table.dequantise_row(*token as usize, row);
+        row.iter_mut().for_each(|x| *x *= config.embedding_scale);
     }
-    let mut bytes = pass.tokens.len() * table.row_bytes();
-    match &weights.project_in {
-        None => std::mem::swap(hidden, embedded),
-        Some(project) => {
-            let linear = model.linear(project);
-            let x = linear.input(&model.threads, embedded, 0.0, input);
-            bytes += linear.product(&model.threads, &x, 0.0, hidden);
-        }
+    if let Some(project_in) = &weights.project_in {
+        bytes_read += model.project(project_in, embedded, input, hidden);
     }
     rotations.clear();
-    match (&config.positions, &weights.positions) {
-        (Positions::Rotary(rotary), _) => {
-            let of_positions = positions.iter();
-            rotations.extend(of_positions.flat_map(|at| rotary.rotations(*at)));
+    match &config.positions {
+        Positions::Rotary(rotary) => {
+            let positions = positions.iter();
+            rotations.extend(positions.flat_map(|position| rotary.rotations(*position)));
         }
-        (Positions::Learned { offset }, Some(table)) => {
-            let table = table.view(file);
+        Positions::Learned { offset } => {
+            let table = weights
+                .positions
+                .as_ref()
+                .map(|stored| stored.view(tensors));
+            let table = table.expect("loading checked the position embedding");
             embedded.resize(config.hidden_size, 0.0);
-            for (position, hidden) in positions
-                .iter()
-                .zip(hidden.chunks_exact_mut(config.hidden_size))
-            {
+            let vectors = hidden.chunks_exact_mut(config.hidden_size);
+            for (position, hidden) in positions.iter().zip(vectors) {
                 table.dequantise_row(position + offset, embedded);
                 add(hidden, embedded);
             }
-            bytes += positions.len() * table.row_bytes();
+            bytes_read += positions.len() * table.row_bytes();
         }
-        _ => {}
+        // Biases of the attention scores.
+        Positions::Alibi { .. } => {}
     }
-    pass.observers.read(bytes);
-    pass.observers.stage(Stage::Embedding);
+    pass.observers.count_bytes(bytes_read);
+    pass.observers.end_stage(Stage::Embedding);
 }
 
 /// Sets `logits [tokens, vocabulary]` to those of the hidden states `hidden [tokens, hidden]`.
@@ -154,38 +133,33 @@ pub(crate) fn head(
     observers: &mut Observers,
 ) {
     let HeadBuffers {
-        x,
+        normed,
         projected,
         input,
     } = buffers;
-    let mut linear = |stored, x: &[f32], out: &mut Vec<f32>| {
-        let linear = model.linear(stored);
-        let x = linear.input(&model.threads, x, 0.0, input);
-        linear.product(&model.threads, &x, 0.0, out)
-    };
-    x.clear();
-    x.extend_from_slice(hidden);
+    normed.clear();
+    normed.extend_from_slice(hidden);
     if let Some(norm) = &model.weights.final_norm {
-        model.norm(norm, x);
+        model.norm(norm, normed);
     }
-    let mut bytes = 0;
+    observers.end_stage(Stage::Norms);
+    let mut bytes_read = 0;
     let x = match &model.weights.project_out {
-        None => x,
-        Some(project) => {
-            bytes += linear(project, x, projected);
+        None => normed,
+        Some(project_out) => {
+            bytes_read += model.project(project_out, normed, input, projected);
             projected
         }
     };
-    observers.stage(Stage::Norms);
-    bytes += linear(&model.weights.head, x, logits);
-    observers.read(bytes);
-    observers.stage(Stage::Head);
+    bytes_read += model.project(&model.weights.head, x, input, logits);
+    observers.count_bytes(bytes_read);
+    observers.end_stage(Stage::Head);
 }
 
 /// Buffers of [`head`], reused from token to token.
 #[derive(Debug, Default)]
 pub(crate) struct HeadBuffers {
-    x: Vec<f32>,
+    normed: Vec<f32>,
     projected: Vec<f32>,
     input: InputBuffers,
 }

@@ -74,7 +74,7 @@ impl Runtime {
             let launched = device.run_head(&hidden);
             launched.map_err(|error| model_error(error.into()))?;
             self.logits.clear();
-            self.observers.stage(Stage::Head);
+            self.observers.end_stage(Stage::Head);
         }
         Ok(())
     }
@@ -109,7 +109,7 @@ impl Runtime {
 
     fn samples_on_device(&self, sampler: &Sampler) -> bool {
         let device = self.executor.device();
-        sampler.takes_the_largest() && device.is_some_and(|device| device.has_head())
+        sampler.is_greedy() && device.is_some_and(|device| device.has_head())
     }
 }
 

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::plan::Policy;
-use powerinfer_bundle::{Bundle, StoredWeights, memory::kv_bytes};
+use powerinfer_bundle::{Bundle, StoredWeights};
 use powerinfer_gpu::DeviceModel;
 use powerinfer_kernels::cuda::{Device, GpuCache};
 
 use crate::{
-    Runtime, RuntimeError, Sequence, Threads,
+    Runtime, RuntimeError, Sequence, Threads, held,
     hybrid::{self, HybridExecutor},
-    memory,
+    memory::kv_bytes,
     model::{Model, context_limit},
     runtime::Executor,
     selector::LayerSelectors,
@@ -90,9 +90,9 @@ fn load(
         let caches = sequence.on_device.iter().flatten().map(GpuCache::bytes);
         let caches = caches.sum();
         hybrid::check_budget(device, &model.bundle, caches)?;
-        hybrid::make_room_for_prompts(device, &model.bundle, caches)?;
+        hybrid::allocate_prompt_buffers(device, &model.bundle, caches)?;
     }
-    memory::check(&model.bundle, &memory::held(&model, &sequence))?;
+    held::check(&model.bundle, &held::held(&model, &sequence))?;
     let executor = match on_device {
         None => Executor::Cpu(Box::default()),
         Some(device) => Executor::Hybrid(Box::new(HybridExecutor::new(device))),

@@ -1,158 +1,208 @@
-//! Memory in use by the lines of a plan, and the check that the plan accounts for it.
+//! Memory of a running bundle, by line of the plan: the planner budgets with these sizes, and the runtime
+//! is checked against them.
+//!
+//! With tied embeddings the weights between the last layer and the head count with the embeddings, and a
+//! head on the GPU is a copy of the embeddings.
 
-use crate::{RuntimeError, Sequence, model::Model, selector::LayerSelectors};
-use powerinfer_artifact::{
-    plan::{
-        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
-        PREDICTORS, Plan, SCRATCH,
-    },
-    predictor_file::PredictorFile,
-};
-use powerinfer_bundle::{
-    Bundle, StoredLinear, StoredNorm,
-    memory::{cpu_scratch_bytes, scratch_bytes},
-};
+use powerinfer_artifact::predictor_file::PredictorSummary;
+use powerinfer_bundle::{neuron_bytes, weight_bytes, weight_bytes_by_input};
+use powerinfer_kernels::{QuantisedActivations, kernel_scratch_bytes};
+use powerinfer_model::{LayerWeight, ModelConfig, Weight};
+use powerinfer_tensor::{BLOCK, CacheFormat, Format, SignMatrix};
 
-/// Memory in use for one purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
-    /// Name of the line in the plan; `neurons` for hot and cold ones together.
-    pub line: &'static str,
-    /// Bytes: mapped or kept for weights and predictors, reserved for the KV cache, at most for scratch.
-    pub bytes: u64,
+/// Tokens of a prompt that are processed together (prefill batch).
+pub const PREFILL_BATCH: usize = 64;
+
+/// Maximum number of threads in a GEMM; each needs memory to unpack rows of weights.
+pub const BATCH_THREADS: usize = 64;
+
+/// Positions per span of the KV cache: attention computes spans separately and merges the results.
+pub const ATTENTION_SPAN: usize = 512;
+
+/// Query rows per KV head that attention processes together.
+pub const ATTENTION_ROWS: usize = 32;
+
+/// Query rows per KV head up to which threads split spans; above it they split queries.
+pub const FEW_ROWS: usize = 8;
+
+const FLOAT: u64 = size_of::<f32>() as u64;
+
+/// Bytes of a layer outside its neurons: attention, norms, the FFN's output bias; `by_input` is the layout
+/// of the attention projections.
+pub fn attention_bytes(config: &ModelConfig, quant: Format, by_input: bool) -> u64 {
+    let bytes =
+        |layer_weight: &LayerWeight| attention_weight_bytes(config, *layer_weight, quant, by_input);
+    attention_weights(config).iter().map(bytes).sum()
 }
 
-/// The line for all neurons, hot and cold: on the host all of them are mapped.
-const NEURONS: &str = "neurons";
-
-/// Memory in use, line by line.
-pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
-    let Model {
-        config,
-        weights,
-        selectors,
-        ..
-    } = model;
-    let context = model.context_limit() as u64;
-    let (mut attention, mut neurons) = (0, 0);
-    for layer in &weights.layers {
-        let projections = [&layer.query, &layer.key, &layer.value, &layer.output];
-        attention += projections.into_iter().map(linear).sum::<usize>();
-        attention += norm(&layer.attention_norm) + layer.ffn_norm.as_ref().map_or(0, norm);
-        attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
-        attention += bias(&layer.down);
-        neurons += linear(&layer.gate) + layer.up.as_ref().map_or(0, linear);
-        neurons += layer.down.matrix.bytes();
-    }
-    let own = weights.embedding.bytes()
-        + weights.positions.as_ref().map_or(0, |found| found.bytes())
-        + weights.project_in.as_ref().map_or(0, linear);
-    let around_head = weights.final_norm.as_ref().map_or(0, norm)
-        + weights.project_out.as_ref().map_or(0, linear)
-        + bias(&weights.head);
-    let (embeddings, head) = match config.tied_embeddings {
-        true => (own + around_head, 0),
-        false => (own, weights.head.matrix.bytes() + around_head),
+/// Bytes of these weights read per token if the share `skipped` of projection inputs is not read.
+pub fn attention_read_bytes(config: &ModelConfig, quant: Format, skipped: Option<f64>) -> u64 {
+    let read = |layer_weight: &LayerWeight| {
+        let bytes = attention_weight_bytes(config, *layer_weight, quant, skipped.is_some()) as f64;
+        match skipped {
+            Some(share) if is_projection(*layer_weight) => bytes * (1.0 - share),
+            _ => bytes,
+        }
     };
-    let rank = selectors
+    attention_weights(config)
         .iter()
-        .map(LayerSelectors::rank)
-        .max()
-        .unwrap_or(0);
-    let scratch = cpu_scratch_bytes(config, context, rank);
-    [
-        (ATTENTION, attention as u64),
-        (
-            PREDICTORS,
-            selectors.iter().map(LayerSelectors::bytes).sum::<usize>() as u64,
-        ),
-        (HEAD, head as u64),
-        (EMBEDDINGS, embeddings as u64),
-        (NEURONS, neurons as u64),
-        (KV_CACHE, sequence.bytes() as u64),
-        (SCRATCH, scratch),
-    ]
-    .map(|(line, bytes)| Held { line, bytes })
-    .to_vec()
+        .map(read)
+        .sum::<f64>()
+        .round() as u64
 }
 
-fn linear(stored: &StoredLinear) -> usize {
-    stored.matrix.bytes() + bias(stored)
+fn attention_weights(config: &ModelConfig) -> Vec<LayerWeight> {
+    use LayerWeight::{Down, Gate, GateBias, Up, UpBias};
+    let mut weights = config.layer_weights();
+    weights.retain(|layer_weight| !matches!(layer_weight, Gate | GateBias | Up | UpBias | Down));
+    weights
 }
 
-fn bias(stored: &StoredLinear) -> usize {
-    stored.bias.as_deref().map_or(0, size_of_val)
-}
-
-fn norm(stored: &StoredNorm) -> usize {
-    size_of_val(&stored.weight[..]) + stored.bias.as_deref().map_or(0, size_of_val)
-}
-
-/// Checks that the plan of `bundle` accounts for what is `held`: weights and predictors exactly, KV cache and scratch
-/// at least. Plans that account for nothing are accepted.
-///
-/// # Errors
-///
-/// Fails with the first line that differs.
-pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> {
-    let plan = bundle.plan();
-    if !plan.is_placed() {
-        return Ok(());
+fn attention_weight_bytes(
+    config: &ModelConfig,
+    layer_weight: LayerWeight,
+    quant: Format,
+    by_input: bool,
+) -> u64 {
+    let weight = Weight::Layer(0, layer_weight); // layers are of equal size
+    match by_input && is_projection(layer_weight) {
+        true => weight_bytes_by_input(config, weight, quant),
+        false => weight_bytes(config, weight, quant),
     }
-    let wrong = |line, planned, held| {
-        Err(RuntimeError::OtherMemory {
-            folder: bundle.folder().to_owned(),
-            line,
-            planned,
-            held,
-        })
-    };
-    // The scratch line of a GPU covers that of the CPU without its threads.
-    if let Some(planned) = scratch_line(plan, Device::Gpu) {
-        let config = bundle.config();
-        let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
-        let rank = layers.iter().map(|layer| layer.rank).max().unwrap_or(0);
-        let taken = scratch_bytes(config, plan.budget.context_tokens, rank);
-        if planned < taken {
-            return wrong(SCRATCH, planned, taken);
-        }
+}
+
+fn is_projection(layer_weight: LayerWeight) -> bool {
+    use LayerWeight::{Key, Output, Query, Value};
+    matches!(layer_weight, Query | Key | Value | Output)
+}
+
+/// Upper bound of the bytes of one neuron over both layouts of gate and up, which differ if sizes are not
+/// multiples of a block.
+pub fn neuron_bytes_in_either_layout(config: &ModelConfig, quant: Format) -> u64 {
+    let columns = (config.hidden_size * quant.row_bytes(config.ffn_size)) as u64;
+    let rows = quant.row_bytes(config.hidden_size) as u64;
+    let matrices = config.matrices_per_neuron() as u64 - 1;
+    let more = (matrices * columns).div_ceil(config.ffn_size as u64);
+    let by_output = neuron_bytes(config, quant);
+    by_output.max(by_output - matrices * rows + more)
+}
+
+/// Bytes of the embeddings, including learned positions.
+pub fn embedding_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    let own = [Weight::Embedding, Weight::Positions, Weight::ProjectIn];
+    let own = sum(config, quant, &own);
+    own + if config.tied_embeddings {
+        head_extra_bytes(config, quant)
+    } else {
+        0
     }
-    for Held { line, bytes } in held {
-        let planned = planned(plan, line);
-        let is_right = match *line {
-            KV_CACHE | SCRATCH => planned >= *bytes,
-            // The plan has room for neurons in either layout; their rows are padded differently where sizes are no
-            // multiples of a block.
-            NEURONS if skips_inputs(plan) => planned >= *bytes,
-            // A tied head is mapped once; the plan may have a copy of it for the GPU.
-            HEAD if bundle.config().tied_embeddings => true,
-            _ => planned == *bytes,
+}
+
+/// Bytes of the head and the final norm.
+pub fn head_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    weight_bytes(config, Weight::Head, quant) + head_extra_bytes(config, quant)
+}
+
+fn head_extra_bytes(config: &ModelConfig, quant: Format) -> u64 {
+    let weights = [
+        Weight::FinalNorm,
+        Weight::FinalNormBias,
+        Weight::ProjectOut,
+        Weight::HeadBias,
+    ];
+    sum(config, quant, &weights)
+}
+
+fn sum(config: &ModelConfig, quant: Format, weights: &[Weight]) -> u64 {
+    let all = config.weights();
+    let present = weights.iter().filter(|weight| all.contains(weight));
+    present
+        .map(|weight| weight_bytes(config, *weight, quant))
+        .sum()
+}
+
+/// Bytes of a layer's predictors as a bundle stores them: an MLP with weights in `format`, score vectors,
+/// and gate signs `with_signs`.
+pub fn predictor_bytes(
+    config: &ModelConfig,
+    summary: &PredictorSummary,
+    format: Format,
+    with_signs: bool,
+) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut bytes = 0;
+    if summary.rank > 0 {
+        let rank = summary.rank;
+        bytes += rank * (format.row_bytes(hidden) + format.row_bytes(neurons));
+        // F32 values: the bias, and the block scales of transposed units.
+        let blocks = match format.is_quantised() {
+            true => rank.div_ceil(BLOCK),
+            false => 0,
         };
-        if !is_right {
-            return wrong(line, planned, *bytes);
-        }
+        bytes += (1 + blocks) * neurons * size_of::<f32>();
     }
-    Ok(())
-}
-
-/// Bytes that `plan` has for `line`.
-fn planned(plan: &Plan, line: &str) -> u64 {
-    match line {
-        NEURONS => plan
-            .line(HOT_NEURONS)
-            .saturating_add(plan.line(COLD_NEURONS)),
-        SCRATCH => scratch_line(plan, Device::Cpu).unwrap_or(0),
-        line => plan.line(line),
+    if !summary.thresholds.is_empty() {
+        bytes += (3 * neurons + hidden) * size_of::<f32>();
     }
+    if with_signs && summary.sign_bit.is_some() {
+        bytes += neurons * SignMatrix::row_bytes(hidden);
+    }
+    bytes as u64
 }
 
-/// Bytes of scratch that `plan` has on `device`.
-fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
-    let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
-    plan.lines.iter().find(is_it).map(|line| line.bytes)
+/// Bytes of a layer's KV cache in `format`; head size and `context` are padded to multiples of 32.
+pub fn kv_bytes(config: &ModelConfig, context: u64, format: CacheFormat) -> u64 {
+    let block = format.plane_bytes(config.head_size, BLOCK);
+    context.div_ceil(BLOCK as u64) * (2 * config.kv_head_count * block) as u64
 }
 
-fn skips_inputs(plan: &Plan) -> bool {
-    let mut layers = plan.layers.iter();
-    layers.any(|layer| layer.input_thresholds.is_some())
+/// Upper bound of the temporary memory of a forward pass and of sampling, for predictors with at most
+/// `rank` hidden units: activations of [`PREFILL_BATCH`] tokens, neuron lists, attention over spans of
+/// `context` tokens, logits of one token.
+pub fn scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let queries = config.head_count * config.head_size;
+    let keys = config.kv_head_count * config.head_size;
+    // Per token of a batch: the hidden state, its norm, the attention output, and the state before the FFN;
+    // in addition the maximum of embedding, attention and FFN. A GEMM output exists twice for a moment, by
+    // row group and in its final order; its input also exists quantised.
+    let embedding = config.embedding_size + 2 * hidden;
+    // Queries and attention outputs exist in a second order, padded to the block size.
+    let width = config.head_size.next_multiple_of(BLOCK);
+    let ordered = config.head_count * width;
+    let rounded =
+        QuantisedActivations::vector_bytes(hidden.max(queries)).div_ceil(size_of::<f32>());
+    let attention = queries + 2 * keys + 2 * hidden.max(queries).max(ordered) + hidden + rounded;
+    // GEMMs by input; neurons and their coefficients by group, by token, and spread over the rows of all
+    // tokens; the masks of predicted neurons.
+    let ffn = 7 * neurons + neurons.div_ceil(32) + 3 * hidden + rounded;
+    let per_token = 4 * hidden + embedding.max(attention).max(ffn);
+    let batch = PREFILL_BATCH.min(usize::try_from(context).unwrap_or(usize::MAX));
+    // For one token at a time. Lists grow by doubling, so two copies exist for a moment.
+    let lists = 3 * (4 * neurons + 2 * hidden.max(queries) + 2 * rank);
+    let single = lists + 6 * neurons + 4 * hidden + rank;
+    // Logits, and the sampler's sorted copy.
+    let logits = 8 * config.vocabulary_size + config.embedding_size + 2 * hidden;
+    let tokens = (batch * per_token + single + logits) as u64;
+    // Partial attention of few queries per span until they are merged, lists of spans, and the token ids.
+    let rows = config.head_count.max(FEW_ROWS * config.kv_head_count);
+    let span = rows * (width + 2) + 16 * config.kv_head_count;
+    let spans = context.div_ceil(ATTENTION_SPAN as u64) * span as u64;
+    (tokens + spans + context) * FLOAT
+}
+
+/// Upper bound of the temporary memory on the CPU: [`scratch_bytes`] and the buffers of each thread.
+pub fn cpu_scratch_bytes(config: &ModelConfig, context: u64, rank: usize) -> u64 {
+    scratch_bytes(config, context, rank) + (BATCH_THREADS * thread_bytes(config)) as u64
+}
+
+/// Upper bound of the buffers of one thread in GEMMs and attention.
+pub fn thread_bytes(config: &ModelConfig) -> usize {
+    let width = config.head_size.next_multiple_of(BLOCK);
+    let floats = ATTENTION_ROWS * (ATTENTION_SPAN + 2 * (width + 2));
+    let columns = config.hidden_size.max(config.head_count * config.head_size);
+    // Next to a GEMM of few rows: the products of all tokens, and lists of the rows.
+    let products = 64 * (PREFILL_BATCH + 8) * size_of::<f32>();
+    let gemm = kernel_scratch_bytes(columns.max(config.embedding_size)) + products;
+    gemm.max(floats * size_of::<f32>())
 }

@@ -7,6 +7,7 @@ use powerinfer_model::{Block, ModelConfig};
 use crate::{
     Threads,
     ffn::Ffn,
+    input::InputBuffers,
     linear::Linear,
     norm::norm_all,
     selector::{LayerSelectors, Selector},
@@ -31,14 +32,6 @@ impl Model {
     /// Tokens that fit the context of the plan.
     pub(crate) fn context_limit(&self) -> usize {
         context_limit(&self.bundle)
-    }
-
-    /// Whether the FFN runs in parallel to attention, on the same hidden state.
-    pub(crate) fn is_parallel(&self) -> bool {
-        matches!(
-            self.config.block,
-            Block::Parallel | Block::ParallelSharedNorm
-        )
     }
 
     /// The FFN of `layer` under its policy.
@@ -81,6 +74,19 @@ impl Model {
         Linear::of(stored, self.bundle.weights())
     }
 
+    /// Sets `out [tokens, outputs]` to `x · Wᵀ + b` of a stored projection, and returns the bytes read.
+    pub(crate) fn project(
+        &self,
+        stored: &StoredLinear,
+        x: &[f32],
+        buffers: &mut InputBuffers,
+        out: &mut Vec<f32>,
+    ) -> usize {
+        let linear = self.linear(stored);
+        let x = linear.input(&self.threads, x, 0.0, buffers);
+        linear.product(&self.threads, &x, 0.0, out)
+    }
+
     /// Normalises each vector of `x` in place.
     pub(crate) fn norm(&self, norm: &StoredNorm, x: &mut [f32]) {
         norm_all(self.config.norm, self.config.norm_epsilon, norm, x);
@@ -89,10 +95,13 @@ impl Model {
     /// The FFN's input in `layer`, in place of the hidden states `x` that it reads.
     pub(crate) fn ffn_norm(&self, layer: usize, x: &mut [f32]) {
         let stored = &self.weights.layers[layer];
-        match (self.config.block, &stored.ffn_norm) {
-            (Block::ParallelSharedNorm, _) => self.norm(&stored.attention_norm, x),
-            (Block::PreNorm | Block::Parallel, Some(norm)) => self.norm(norm, x),
-            _ => {}
+        let norm = match self.config.block {
+            Block::PreNorm | Block::Parallel => stored.ffn_norm.as_ref(),
+            Block::ParallelSharedNorm => Some(&stored.attention_norm),
+            Block::PostNorm => None,
+        };
+        if let Some(norm) = norm {
+            self.norm(norm, x);
         }
     }
 }

@@ -46,13 +46,13 @@ pub(crate) struct FfnCall<'a> {
 }
 
 impl Observers {
-    /// Bytes of weights or of the KV cache were read.
-    pub(crate) fn read(&mut self, bytes: usize) {
+    /// Counts bytes read of weights or of the KV cache.
+    pub(crate) fn count_bytes(&mut self, bytes: usize) {
         self.statistics.bytes_read += bytes as u64;
     }
 
-    /// What was done since the last call belongs to `stage`.
-    pub(crate) fn stage(&mut self, stage: Stage) {
+    /// Adds the time and bytes since the last call to `stage`.
+    pub(crate) fn end_stage(&mut self, stage: Stage) {
         self.statistics.mark(stage);
     }
 

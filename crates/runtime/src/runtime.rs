@@ -6,18 +6,19 @@ use powerinfer_artifact::{
     plan::{InputThresholds, Policy, Threshold},
     random::Random,
 };
-use powerinfer_bundle::{Bundle, memory::PREFILL_BATCH};
+use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
 use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
 
 use crate::{
     InputMagnitudes, RuntimeError, Sequence, Stage, Statistics, Verification,
-    executor::CpuExecutor,
+    executor::{CpuExecutor, LayerExecutor},
     ffn::FfnBuffers,
-    forward::{HeadBuffers, LayerExecutor, forward, head},
-    hybrid::{HybridExecutor, SideTimes},
+    forward::{HeadBuffers, forward, head},
+    held::{self, Held},
+    hybrid::{HybridExecutor, PassTimes},
     load::new_sequence,
-    memory::{self, Held},
+    memory::PREFILL_BATCH,
     model::Model,
     observer::Observers,
     pass::{Pass, PassBuffers},
@@ -99,8 +100,8 @@ impl Runtime {
     /// Tokens of a prompt that run together.
     pub fn prompt_batch(&self) -> usize {
         match &self.executor {
-            Executor::Cpu(executor) => executor.batch_tokens(),
-            Executor::Hybrid(executor) => executor.batch_tokens(),
+            Executor::Cpu(executor) => executor.max_batch_tokens(),
+            Executor::Hybrid(executor) => executor.max_batch_tokens(),
         }
     }
 
@@ -111,7 +112,7 @@ impl Runtime {
 
     /// Memory in use, by the lines of a plan.
     pub fn memory(&self) -> Vec<Held> {
-        memory::held(&self.model, &self.sequence)
+        held::held(&self.model, &self.sequence)
     }
 
     /// The policy of every layer.
@@ -224,7 +225,7 @@ impl Runtime {
             self.check(sequence.position(), &[*token])
                 .map_err(|source| in_batch(index, source))?;
         }
-        let size = match self.executor.layers().batches_sequences() {
+        let size = match self.executor.layers().supports_batches() {
             true => PREFILL_BATCH,
             false => 1,
         };
@@ -294,7 +295,7 @@ impl Runtime {
         let device = self.executor.device_mut();
         if let Some(device) = device.filter(|device| device.has_head()) {
             self.logits = device.logits(hidden)?;
-            self.observers.stage(Stage::Head);
+            self.observers.end_stage(Stage::Head);
             return Ok(());
         }
         let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);
@@ -341,7 +342,7 @@ impl Runtime {
 
     /// Attributes the time since the last forward pass to `stage`, where the clock runs.
     pub fn mark(&mut self, stage: Stage) {
-        self.observers.stage(stage);
+        self.observers.end_stage(stage);
     }
 
     /// Starts to count the magnitudes of the inputs of projections.
@@ -368,7 +369,7 @@ impl Runtime {
 
     /// Takes the times of device and host by layer, and goes on measuring them where `continues`; none where everything
     /// is on the CPU.
-    pub fn take_side_times(&mut self, continues: bool) -> Option<SideTimes> {
+    pub fn take_pass_times(&mut self, continues: bool) -> Option<PassTimes> {
         match &mut self.executor {
             Executor::Cpu(_) => None,
             Executor::Hybrid(executor) => Some(executor.take_times(continues)),

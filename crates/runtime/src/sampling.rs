@@ -90,20 +90,20 @@ impl Sampler {
             "it must be 0 or more",
         )?;
         check(
-            "top-p",
+            "top_p",
             top_p,
             top_p > 0.0 && top_p <= 1.0,
             "it must be above 0 and at most 1",
         )?;
         check(
-            "min-p",
+            "min_p",
             min_p,
             (0.0..=1.0).contains(&min_p),
             "it must lie between 0 and 1",
         )?;
         let penalty = repeat_penalty.is_finite() && repeat_penalty > 0.0;
         check(
-            "repeat-penalty",
+            "repetition_penalty",
             repeat_penalty,
             penalty,
             "it must be above 0; 1 switches it off",
@@ -118,12 +118,13 @@ impl Sampler {
     }
 
     /// A sampler of the token with the largest logit.
+    #[expect(clippy::missing_panics_doc, reason = "the defaults are in range")]
     pub fn greedy() -> Self {
         Self::new(SamplingSettings::default()).expect("the defaults are in range")
     }
 
     /// Whether the token with the largest logit is always chosen.
-    pub fn takes_the_largest(&self) -> bool {
+    pub fn is_greedy(&self) -> bool {
         self.settings.temperature == 0.0 && self.settings.repeat_penalty == 1.0
     }
 
@@ -283,21 +284,21 @@ mod tests {
                     top_p: 0.0,
                     ..Default::default()
                 },
-                "top-p",
+                "top_p",
             ),
             (
                 SamplingSettings {
                     min_p: 1.5,
                     ..Default::default()
                 },
-                "min-p",
+                "min_p",
             ),
             (
                 SamplingSettings {
                     repeat_penalty: 0.0,
                     ..Default::default()
                 },
-                "repeat-penalty",
+                "repetition_penalty",
             ),
         ] {
             let message = Sampler::new(settings).unwrap_err().to_string();

@@ -19,15 +19,15 @@ use crate::{
 pub(crate) enum Selector<'a> {
     /// All neurons.
     Dense,
-    /// Neurons whose gate is not exactly zero.
+    /// Neurons whose `act(gate·x)` is not exactly zero.
     Exact,
-    /// Predicted neurons whose gate is not exactly zero.
+    /// Predicted neurons whose `act(gate·x)` is not exactly zero.
     Predicted(Predictor<'a>),
-    /// As `Predicted`, by the signs of the gate.
+    /// As `Predicted`, from the signs of gate and input.
     SignBit(SignBits<'a>),
     /// Neurons whose score reaches a threshold.
     Threshold(Scoring<'a>),
-    /// The listed neurons, in ascending order, whatever their gates.
+    /// The listed neurons, in ascending order, whatever their activations.
     Listed(&'a [u32]),
 }
 
@@ -56,10 +56,10 @@ impl<'a> Scoring<'a> {
 impl<'a> Selector<'a> {
     /// Whether a mask of neurons is known before any weight is read.
     pub(crate) fn predicts(&self) -> bool {
-        matches!(
-            self,
-            Self::Predicted(_) | Self::SignBit(_) | Self::Listed(_)
-        )
+        match self {
+            Self::Predicted(_) | Self::SignBit(_) | Self::Listed(_) => true,
+            Self::Dense | Self::Exact | Self::Threshold(_) => false,
+        }
     }
 
     /// Mean contribution of the neurons that are skipped, `[hidden]`, added for every token.
@@ -83,7 +83,7 @@ impl<'a> Selector<'a> {
             Self::Predicted(predictor) => predictor.predict(threads, x, buffers, statistics),
             Self::SignBit(signs) => signs.predict(threads, x, buffers, statistics),
             Self::Listed(neurons) => buffers.masks.set_listed(neurons, tokens),
-            _ => {}
+            Self::Dense | Self::Exact | Self::Threshold(_) => {}
         }
     }
 
@@ -99,7 +99,7 @@ impl<'a> Selector<'a> {
                 };
                 activation.abs() * scale >= threshold.value
             }
-            _ => activation != 0.0,
+            Self::Exact | Self::Predicted(_) | Self::SignBit(_) => activation != 0.0,
         }
     }
 
@@ -118,7 +118,9 @@ impl<'a> Selector<'a> {
                 let score = coefficient.abs() * vectors.contribution_scale[neuron];
                 (score >= threshold.value).then_some(coefficient)
             }
-            _ => (product != 0.0).then_some(product),
+            Self::Exact | Self::Predicted(_) | Self::SignBit(_) => {
+                (product != 0.0).then_some(product)
+            }
         }
     }
 }
@@ -282,32 +284,32 @@ impl LayerSelectors {
             return Selector::Listed(kept);
         }
         let tensors = file.map(PredictorFile::tensors);
-        match (policy, tensors) {
-            (Policy::Exact, _) => Selector::Exact,
-            (Policy::Predicted, Some(tensors)) => match &self.predictor {
-                Some(found) => Selector::Predicted(Predictor {
-                    a: found.stored.a.view(tensors),
-                    units: found.stored.units.view(tensors),
-                    scales: &found.stored.scales,
-                    bias: &found.stored.bias,
-                    threshold: found.threshold,
+        let selector = match policy {
+            Policy::Dense => None,
+            Policy::Exact => Some(Selector::Exact),
+            Policy::Predicted => tensors
+                .zip(self.predictor.as_ref())
+                .map(|(tensors, found)| {
+                    Selector::Predicted(Predictor {
+                        a: found.stored.a.view(tensors),
+                        units: found.stored.units.view(tensors),
+                        scales: &found.stored.scales,
+                        bias: &found.stored.bias,
+                        threshold: found.threshold,
+                    })
                 }),
-                None => Selector::Dense,
-            },
-            (Policy::SignBit, Some(tensors)) => match &self.sign_bit {
-                Some((signs, agreements)) => Selector::SignBit(SignBits {
+            Policy::SignBit => tensors.zip(self.sign_bit.as_ref()).map(|(tensors, found)| {
+                let (signs, agreements) = found;
+                Selector::SignBit(SignBits {
                     signs: signs.view(tensors),
                     agreements: *agreements,
-                }),
-                None => Selector::Dense,
-            },
-            (Policy::Threshold, Some(_)) => match (self.threshold, &self.scores) {
-                (Some(threshold), Some(vectors)) => {
-                    Selector::Threshold(Scoring { threshold, vectors })
-                }
-                _ => Selector::Dense,
-            },
-            _ => Selector::Dense,
-        }
+                })
+            }),
+            Policy::Threshold => self
+                .threshold
+                .zip(self.scores.as_ref())
+                .map(|(threshold, vectors)| Selector::Threshold(Scoring { threshold, vectors })),
+        };
+        selector.unwrap_or(Selector::Dense)
     }
 }

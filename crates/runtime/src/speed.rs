@@ -38,7 +38,7 @@ const PROMPT_TOKENS: usize = 64;
 
 /// Time of a decode step outside matrix products.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BesideMatrices {
+pub struct DecodeOverheads {
     /// Starting a kernel and waiting for all threads.
     pub kernel_seconds: f64,
     /// Time per layer and element of the hidden state.
@@ -224,8 +224,12 @@ impl SpeedTest {
     }
 
     /// Measures the time of a decode step outside matrix products.
-    pub fn beside_matrices(&self, threads: &Threads) -> Result<BesideMatrices, RuntimeError> {
-        Ok(BesideMatrices {
+    ///
+    /// # Errors
+    ///
+    /// Threads cannot be started.
+    pub fn decode_overheads(&self, threads: &Threads) -> Result<DecodeOverheads, RuntimeError> {
+        Ok(DecodeOverheads {
             kernel_seconds: self.kernel_seconds(threads)?,
             hidden_seconds: hidden_seconds(),
             neuron_seconds: neuron_seconds(),
@@ -234,6 +238,10 @@ impl SpeedTest {
     }
 
     /// Time to start a kernel on all threads and to wait for it.
+    ///
+    /// # Errors
+    ///
+    /// Threads cannot be started.
     pub fn kernel_seconds(&self, threads: &Threads) -> Result<f64, RuntimeError> {
         // Large enough to be shared, and small enough to stay in the caches, so that its own time is small.
         const COLUMNS: usize = 1024;
@@ -401,14 +409,14 @@ mod tests {
             assert!(test.read(count, 4096, 1) > 1e3);
             assert!(test.read(count, 4 << 20, 1) > 1e3, "a stream");
             assert!(test.operations(&threads) > 1e3);
-            let beside = test.beside_matrices(&threads).unwrap();
+            let overheads = test.decode_overheads(&threads).unwrap();
             for seconds in [
-                beside.kernel_seconds,
-                beside.hidden_seconds,
-                beside.neuron_seconds,
-                beside.vocabulary_seconds,
+                overheads.kernel_seconds,
+                overheads.hidden_seconds,
+                overheads.neuron_seconds,
+                overheads.vocabulary_seconds,
             ] {
-                assert!(seconds > 0.0 && seconds < 1e-2, "{beside:?}");
+                assert!(seconds > 0.0 && seconds < 1e-2, "{overheads:?}");
             }
         }
     }

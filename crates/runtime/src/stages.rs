@@ -96,7 +96,7 @@ pub enum Reads {
 
 /// Time and bytes of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Lap {
+pub struct StageTotal {
     /// Time.
     pub time: Duration,
     /// Bytes read.
@@ -106,7 +106,7 @@ pub struct Lap {
 /// Time and bytes of every stage, and the running clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageTimes {
-    laps: [Lap; Stage::ALL.len()],
+    totals: [StageTotal; Stage::ALL.len()],
     marks: u64,
     last: Instant,
     last_bytes: u64,
@@ -123,7 +123,7 @@ impl StageTimes {
     /// Starts the clock when `bytes` have been read.
     pub(crate) fn start(bytes: u64) -> Self {
         Self {
-            laps: Default::default(),
+            totals: Default::default(),
             marks: 0,
             last: Instant::now(),
             last_bytes: bytes,
@@ -138,8 +138,11 @@ impl StageTimes {
 
     /// Ends a part of `stage` when `bytes` have been read.
     pub(crate) fn mark(&mut self, stage: Stage, bytes: u64) {
-        let now = Instant::now();
-        let lap = &mut self.laps[stage as usize];
+        self.mark_at(Instant::now(), stage, bytes);
+    }
+
+    fn mark_at(&mut self, now: Instant, stage: Stage, bytes: u64) {
+        let lap = &mut self.totals[stage as usize];
         lap.time += now - self.last;
         lap.bytes += bytes - self.last_bytes;
         self.marks += 1;
@@ -147,13 +150,13 @@ impl StageTimes {
     }
 
     /// Time and bytes of `stage`.
-    pub fn lap(&self, stage: Stage) -> Lap {
-        self.laps[stage as usize]
+    pub fn lap(&self, stage: Stage) -> StageTotal {
+        self.totals[stage as usize]
     }
 
     /// Time of all stages.
     pub fn total(&self) -> Duration {
-        self.laps.iter().map(|lap| lap.time).sum()
+        self.totals.iter().map(|lap| lap.time).sum()
     }
 
     /// Readings of the clock.
@@ -180,21 +183,22 @@ mod tests {
 
     #[test]
     fn laps_add_up_to_what_lies_between_the_marks() {
-        let started = Instant::now();
         let mut clock = StageTimes::start(10);
-        std::thread::sleep(Duration::from_millis(2));
-        clock.mark(Stage::Head, 30);
-        clock.mark(Stage::Down, 35);
-        std::thread::sleep(Duration::from_millis(2));
+        let after = |clock: &StageTimes, seconds| clock.last + Duration::from_secs(seconds);
+        clock.mark_at(after(&clock, 2), Stage::Head, 30);
+        clock.mark_at(after(&clock, 3), Stage::Down, 35);
+        // The time up to here belongs to no stage.
         clock.skip(40);
-        clock.mark(Stage::Head, 41);
-        let elapsed = started.elapsed();
-        let head = clock.lap(Stage::Head);
-        assert!(head.time >= Duration::from_millis(2));
-        assert_eq!((head.bytes, clock.lap(Stage::Down).bytes), (21, 5));
-        assert!(clock.total() <= elapsed - Duration::from_millis(2));
+        clock.mark_at(after(&clock, 4), Stage::Head, 41);
+        let lap = |seconds, bytes| StageTotal {
+            time: Duration::from_secs(seconds),
+            bytes,
+        };
+        assert_eq!(clock.lap(Stage::Head), lap(6, 21));
+        assert_eq!(clock.lap(Stage::Down), lap(3, 5));
+        assert_eq!(clock.total(), Duration::from_secs(9));
         assert_eq!(clock.marks(), 3);
-        assert_eq!(clock.lap(Stage::Norms), Lap::default());
+        assert_eq!(clock.lap(Stage::Norms), StageTotal::default());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct Statistics {
     /// FFN neurons of all layers, for each token.
     pub neurons: u64,
     /// FFN neurons of all layers, for each pass.
-    pub neurons_passed: u64,
+    pub neurons_per_pass: u64,
     /// Bytes of weights and of the KV cache that were read.
     pub bytes_read: u64,
     /// Time and bytes of every stage, where the clock runs.
@@ -51,7 +51,7 @@ impl Statistics {
 
     /// Share of the neurons that were computed for at least one token of a pass.
     pub fn union_share(&self) -> f64 {
-        match self.neurons_passed {
+        match self.neurons_per_pass {
             0 => 0.0,
             passed => self.neurons_in_union as f64 / passed as f64,
         }
@@ -74,7 +74,7 @@ impl AddAssign for Statistics {
         self.neurons_computed += other.neurons_computed;
         self.neurons_in_union += other.neurons_in_union;
         self.neurons += other.neurons;
-        self.neurons_passed += other.neurons_passed;
+        self.neurons_per_pass += other.neurons_per_pass;
         self.bytes_read += other.bytes_read;
     }
 }

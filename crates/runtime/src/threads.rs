@@ -5,7 +5,7 @@ mod axpy;
 
 use std::ops::Range;
 
-use powerinfer_bundle::memory::BATCH_THREADS;
+use crate::memory::BATCH_THREADS;
 use powerinfer_kernels::Isa;
 use powerinfer_pool::Pool;
 use powerinfer_tensor::Matrix;

@@ -7,7 +7,7 @@ use powerinfer_artifact::plan::Policy;
 use powerinfer_tensor::Matrix;
 
 /// Verified tokens whose mean error is compared with the error bound, so that one outlier is no drift.
-pub const WINDOW: usize = 16;
+pub const DRIFT_WINDOW: usize = 16;
 
 /// Share of the error bound by which the mean may exceed it.
 const SLACK: f64 = 0.1;
@@ -28,21 +28,21 @@ pub struct Verification {
     layers: Vec<Drift>,
     /// Per layer, `‖down_i‖` of every neuron; computed on first use.
     norms: Vec<Vec<f32>>,
-    /// Per layer, the error bound on the mean of [`WINDOW`] tokens.
+    /// Per layer, the error bound on the mean of [`DRIFT_WINDOW`] tokens.
     bounds: Vec<f64>,
     /// Policy of layers that have exceeded their bound.
     fallback: Policy,
-    alarms: Vec<Alarm>,
+    alarms: Vec<DriftAlarm>,
 }
 
 /// A layer that exceeded its error bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Alarm {
+pub struct DriftAlarm {
     /// The layer.
     pub layer: usize,
     /// Position of the token at which it did.
     pub position: usize,
-    /// Mean relative error of the last [`WINDOW`] verified tokens.
+    /// Mean relative error of the last [`DRIFT_WINDOW`] verified tokens.
     pub error: f64,
     /// The error bound.
     pub certified: f64,
@@ -55,7 +55,7 @@ pub struct Alarm {
 pub struct Drift {
     /// Relative error `‖sparse − exact‖ / ‖exact‖` of every verified token.
     errors: Vec<f32>,
-    /// The last [`WINDOW`] of them.
+    /// The last [`DRIFT_WINDOW`] of them.
     recent: VecDeque<f64>,
     /// Sum over tokens of the share of `Σ|h_i|·‖down_i‖` of the computed neurons.
     recalled: f64,
@@ -95,15 +95,15 @@ impl Drift {
             .into()
     }
 
-    /// The largest mean over [`WINDOW`] consecutive tokens, or over all of fewer tokens.
+    /// The largest mean over [`DRIFT_WINDOW`] consecutive tokens, or over all of fewer tokens.
     pub fn worst_window(&self) -> f64 {
         let mean = |errors: &[f32]| {
             let sum: f64 = errors.iter().copied().map(f64::from).sum();
             sum / errors.len().max(1) as f64
         };
-        let windows = self.errors.windows(WINDOW).map(mean);
+        let windows = self.errors.windows(DRIFT_WINDOW).map(mean);
         windows.fold(
-            if self.tokens() < WINDOW {
+            if self.tokens() < DRIFT_WINDOW {
                 self.mean()
             } else {
                 0.0
@@ -159,7 +159,7 @@ impl Verification {
         }
     }
 
-    /// Changes the policy of a layer to `fallback` once the mean error of [`WINDOW`] verified tokens exceeds its
+    /// Changes the policy of a layer to `fallback` once the mean error of [`DRIFT_WINDOW`] verified tokens exceeds its
     /// entry of `bounds`.
     #[must_use]
     pub fn within(mut self, bounds: Vec<f64>, fallback: Policy) -> Self {
@@ -213,15 +213,15 @@ impl Verification {
                 .map_or(&[][..], Vec::as_slice);
             drift.recalled += recalled(computed, products, norms);
             drift.recent.push_back(error);
-            if drift.recent.len() > WINDOW {
+            if drift.recent.len() > DRIFT_WINDOW {
                 drift.recent.pop_front();
             }
-            let mean = drift.recent.iter().sum::<f64>() / WINDOW as f64;
+            let mean = drift.recent.iter().sum::<f64>() / DRIFT_WINDOW as f64;
             let certified = self.bounds[layer];
-            if drift.recent.len() == WINDOW && mean > certified * (1.0 + SLACK) {
+            if drift.recent.len() == DRIFT_WINDOW && mean > certified * (1.0 + SLACK) {
                 self.bounds[layer] = f64::INFINITY; // reported once
                 fallback = Some(self.fallback);
-                self.alarms.push(Alarm {
+                self.alarms.push(DriftAlarm {
                     layer,
                     position: positions[token],
                     error: mean,
@@ -244,7 +244,7 @@ impl Verification {
     }
 
     /// Layers that exceeded their error bound, in order.
-    pub fn alarms(&self) -> &[Alarm] {
+    pub fn alarms(&self) -> &[DriftAlarm] {
         &self.alarms
     }
 
@@ -364,7 +364,7 @@ mod tests {
     fn a_layer_that_exceeds_its_error_bound_falls_back_once() {
         let verification = Verification::of_decoded(1, 2);
         let mut verification = verification.within(vec![0.05, 0.05], Policy::Exact);
-        for token in 0..WINDOW {
+        for token in 0..DRIFT_WINDOW {
             assert_eq!(
                 observe(&mut verification, token, 0.25),
                 None,
@@ -372,18 +372,18 @@ mod tests {
             );
         }
         let mut fallbacks = Vec::new();
-        for token in WINDOW..3 * WINDOW {
+        for token in DRIFT_WINDOW..3 * DRIFT_WINDOW {
             fallbacks.extend(observe(&mut verification, token, 1.0).map(|policy| (token, policy)));
         }
         assert_eq!(
             fallbacks,
-            [(WINDOW, Policy::Exact)],
+            [(DRIFT_WINDOW, Policy::Exact)],
             "one token of 20 % among 16"
         );
         let [alarm] = verification.alarms() else {
             panic!("one alarm expected")
         };
-        assert_eq!((alarm.layer, alarm.position), (1, WINDOW));
+        assert_eq!((alarm.layer, alarm.position), (1, DRIFT_WINDOW));
         assert!(alarm.error > alarm.certified && alarm.certified == 0.05);
     }
 

@@ -31,7 +31,7 @@ use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
 
-/// Learned, rotary and linear positions, gated and plain FFNs, norms before, after and beside, windows,
+/// Learned, rotary and linear positions, gated and plain FFNs, pre-norm, post-norm and parallel blocks, windows,
 /// with and without zeros.
 const MODELS: [&str; 7] = [
     "llama-relu-gqa",

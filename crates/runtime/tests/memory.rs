@@ -24,17 +24,17 @@ use powerinfer_artifact::{
     },
     predictor_file::PredictorFile,
 };
-use powerinfer_bundle::{Bundle, IntegrityCheck, memory};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::Isa;
 use powerinfer_model::{LanguageModel, ModelConfig};
-use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads};
+use powerinfer_runtime::{Options, Runtime, Sampler, SamplingSettings, Threads, memory};
 use powerinfer_tensor::Format;
 use predictor_files::{RANK, full_predictors};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Room for what is allocated beside the model: a word about where we are.
+/// Bytes allowed for allocations of the test itself: a message.
 const SLACK: usize = 1024;
 
 /// What a bundle is made like.

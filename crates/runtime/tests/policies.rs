@@ -26,7 +26,7 @@ use powerinfer_artifact::{
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel, LayerWeight, Weight};
 use powerinfer_reference::{FeedForward, FfnObservation, FfnObserver, ReferenceModel};
-use powerinfer_runtime::{Options, Runtime, Threads, Verification, WINDOW};
+use powerinfer_runtime::{DRIFT_WINDOW, Options, Runtime, Threads, Verification};
 use powerinfer_tensor::Format;
 use predictor_files::{insert_signs, summary, write_predictors};
 
@@ -39,7 +39,7 @@ const MODELS: [&str; 5] = [
     "falcon-rw-alibi",
 ];
 
-/// How a layer's neurons are found, beside the definitions.
+/// The policy of a layer, and its parameters.
 struct Layer {
     vectors: ScoreVectors,
     /// Signs of the gate, row after row.
@@ -288,7 +288,7 @@ fn a_layer_outside_its_band_is_computed_in_full_from_then_on() {
     let mut bands = vec![1e-6; count];
     bands[0] = f64::INFINITY;
     model.verify(Verification::of_decoded(2, count).within(bands, Policy::Dense));
-    let tokens = 2 * WINDOW + 5;
+    let tokens = 2 * DRIFT_WINDOW + 5;
     for token in 0..tokens as u32 {
         model.forward_last(&[token % 7]).unwrap();
     }
@@ -301,11 +301,11 @@ fn a_layer_outside_its_band_is_computed_in_full_from_then_on() {
         found
             .alarms()
             .iter()
-            .all(|alarm| alarm.position == 2 * (WINDOW - 1))
+            .all(|alarm| alarm.position == 2 * (DRIFT_WINDOW - 1))
     );
     let recall = found.layers()[0].contribution_recall();
     assert!((0.1..1.0).contains(&recall), "{recall}");
-    let last = found.layers()[1].errors()[WINDOW..].iter();
+    let last = found.layers()[1].errors()[DRIFT_WINDOW..].iter();
     assert!(last.clone().count() > 0 && last.clone().all(|error| *error == 0.0));
     assert_eq!(model.policies()[0], Policy::Threshold);
     assert!(

@@ -6,8 +6,6 @@
 //! `gate_i·x` is normally distributed around that offset, which is chosen to give the neuron its activation
 //! frequency. Frequencies follow a power law.
 
-#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
-
 mod error;
 mod noise;
 mod predictor;

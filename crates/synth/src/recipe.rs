@@ -7,7 +7,7 @@
 //! `s = √(2ε/(1+ε))`. A neuron is active if `gate_i·x` exceeds the activation function's threshold `θ`, so its
 //! frequency is `p` if channel 0 has the weight `(θ − z·s)/x_0` with `P(normal > z) = p`.
 
-use powerinfer_model::{Activation, Block, FfnKind, ModelConfig, Positions};
+use powerinfer_model::{Activation, FfnKind, ModelConfig, Positions};
 
 use crate::{SynthError, rates::upper_quantile};
 
@@ -60,7 +60,7 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
             "the activation of this configuration is never exactly zero, so it has no sparsity to set; change it to `relu`",
         ));
     }
-    if config.block == Block::PostNorm || config.embedding_size != config.hidden_size {
+    if config.block.is_post_norm() || config.embedding_size != config.hidden_size {
         return Err(unsupported(
             "post-norm models and embeddings of another size than the hidden state are not supported; take another shape",
         ));
@@ -100,9 +100,9 @@ pub(crate) fn recipe(config: &ModelConfig, rates: &[f64]) -> Result<Vec<LayerRec
         let values = HEAD_VARIANCE * scale(energy).powi(2);
         let output = (added / (width * values)).sqrt();
         let attended = energy + concentration * added;
-        let seen = match config.block {
-            Block::Parallel | Block::ParallelSharedNorm => energy,
-            Block::PreNorm | Block::PostNorm => attended,
+        let seen = match config.block.is_parallel() {
+            true => energy,
+            false => attended,
         };
         let constant = (hidden / (1.0 + seen)).sqrt();
         let deviation = scale(seen);

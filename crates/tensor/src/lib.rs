@@ -2,11 +2,13 @@
 //!
 //! A [`Matrix`] borrows row-major weights in one of the [`Format`]s, an [`OwnedMatrix`] owns them;
 //! [`pack`] makes one from `f32`. A [`SignMatrix`] keeps the signs alone. A [`CachePlane`] holds the
-//! keys or the values of one head in a [`CacheFormat`].
+//! keys or the values of one head in a [`CacheFormat`]. [`NormKind`], [`FfnKind`] and [`Activation`] name the
+//! functions of a layer, for configurations and kernels alike.
 
 mod cache;
 mod error;
 mod format;
+mod layer;
 mod matrix;
 mod pack;
 mod pack_q4_k;
@@ -17,6 +19,7 @@ pub use cache::{CacheBlock, CacheData, CacheFormat, CacheLayout, CachePlane};
 pub use error::TensorError;
 pub use format::{BLOCK, Format, SUPER_BLOCK};
 pub use half::{bf16, f16};
+pub use layer::{Activation, FfnKind, NormKind};
 pub use matrix::{Block, Matrix, MatrixData};
 pub use pack::{OwnedMatrix, pack, repack_q4_k};
 pub use signs::{SignMatrix, pack_signs};

@@ -157,6 +157,7 @@ pub(crate) enum OwnedData {
 
 impl OwnedMatrix {
     /// Borrows the matrix.
+    #[expect(clippy::missing_panics_doc, reason = "planes are packed for the shape")]
     pub fn as_view(&self) -> Matrix<'_> {
         let data = match &self.data {
             OwnedData::F32(values) => MatrixData::F32(values),

@@ -1,10 +1,9 @@
 //! The kernels of a layer: sparse FFN, GEMV, GEMM, attention.
 
 use powerinfer_kernels::cuda::{
-    Attention, Buffer, DownScratch, Ffn, Gpu, GpuActivation, GpuCache, GpuFfnKind, GpuLinear,
-    NeuronFilter,
+    Attention, Buffer, DownScratch, Ffn, Gpu, GpuCache, GpuLinear, NeuronFilter,
 };
-use powerinfer_tensor::{CacheFormat, Format};
+use powerinfer_tensor::{Activation, CacheFormat, FfnKind, Format};
 
 use crate::{
     Bench, Outcome, compare,
@@ -28,8 +27,8 @@ impl Bench {
             up: Some(linear(up)?),
             down: down.upload(&self.device)?,
             bias: None,
-            kind: GpuFfnKind::Gated,
-            activation: GpuActivation::Silu,
+            kind: FfnKind::Gated,
+            activation: Activation::Silu,
         };
         Ok((tiled, ffn))
     }

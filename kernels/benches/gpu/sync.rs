@@ -6,10 +6,9 @@ use std::{
 };
 
 use powerinfer_kernels::cuda::{
-    Buffer, ColdSum, Device, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix, HostBuffer,
-    HostMirror,
+    Buffer, ColdSum, Device, Ffn, Gpu, GpuLinear, GpuMatrix, HostBuffer, HostMirror,
 };
-use powerinfer_tensor::{Format, pack};
+use powerinfer_tensor::{Activation, FfnKind, Format, pack};
 
 use crate::{Bench, Outcome, driver_syncs, median};
 
@@ -83,8 +82,8 @@ impl Bench {
             up: None,
             down: GpuMatrix::upload(device, &matrix.as_view())?,
             bias: None,
-            kind: GpuFfnKind::Plain,
-            activation: GpuActivation::Relu,
+            kind: FfnKind::Plain,
+            activation: Activation::Relu,
         };
         let products = Buffer::new(device, 1)?;
         let mut scratch = self.gpu.down_scratch([&ffn.down].into_iter())?;

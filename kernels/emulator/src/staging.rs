@@ -33,7 +33,7 @@ impl Emulator {
         let pending = &mut lock(&self.copies).pending;
         let last = pending.iter().rposition(is_last);
         for copy in pending.drain(..last.map_or(0, |last| last + 1)) {
-            // SAFETY: as the caller of `copy_async` guarantees, who waits before the memory is changed or freed.
+            // SAFETY: the caller of `copy_async` waits before it changes or frees the memory.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     copy.host as *const u8,

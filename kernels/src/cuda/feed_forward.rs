@@ -1,11 +1,10 @@
 //! The FFN of one token over the hot neurons: the kernels `gate_up` and `down` of `feed_forward.cu`.
 
 use bytemuck::Zeroable;
-use powerinfer_tensor::Format;
+use powerinfer_tensor::{FfnKind, Format};
 
 use super::{
-    Buffer, DeviceError, Ffn, Gpu, GpuFfnKind, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter,
-    arguments,
+    Buffer, DeviceError, Ffn, Gpu, GpuMatrix, GpuNorm, HostBuffer, NeuronFilter, arguments,
     ffn::neurons,
     gpu::{THREADS, WARP, WORD, input_bytes, kernel},
 };
@@ -134,7 +133,7 @@ impl Gpu {
         assert!(mask.is_none_or(|mask| mask.len() >= words));
         assert_eq!(
             ffn.up.is_none(),
-            ffn.kind == GpuFfnKind::Plain,
+            ffn.kind == FfnKind::Plain,
             "up exactly if the FFN is gated"
         );
         let mut arguments = arguments::GateUp::zeroed();

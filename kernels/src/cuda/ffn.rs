@@ -1,48 +1,19 @@
-//! An FFN's weights on a device, its activation function, and the filter of neurons to skip.
+//! An FFN's weights on a device, and the filter of neurons to skip.
 
 use bytemuck::Zeroable;
+use powerinfer_tensor::{Activation, FfnKind};
 
 use super::{Buffer, GpuLinear, GpuMatrix, arguments};
 
-/// How gate and up are combined into the activations `h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GpuFfnKind {
-    /// `act(gate)`: there is no up.
-    Plain,
-    /// `act(gate) · up`.
-    Gated,
-    /// `act(gate) · act(up)`.
-    DoublyGated,
-}
-
-/// Activation function of an FFN.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum GpuActivation {
-    /// `max(0, x)`.
-    Relu,
-    /// `max(0, x)²`.
-    SquaredRelu,
-    /// FATReLU: `x` if it is at least the threshold, else 0.
-    FatRelu(f32),
-    /// `x / (1 + e^−x)`.
-    Silu,
-    /// `x·Φ(x)`.
-    GeluErf,
-    /// `x·Φ(x)`, approximated with tanh.
-    GeluTanh,
-}
-
-impl GpuActivation {
-    /// Its value in the CUDA enum, and the threshold of FATReLU.
-    fn argument(self) -> (i32, f32) {
-        match self {
-            Self::Relu => (0, 0.0),
-            Self::SquaredRelu => (1, 0.0),
-            Self::FatRelu(threshold) => (2, threshold),
-            Self::Silu => (3, 0.0),
-            Self::GeluErf => (4, 0.0),
-            Self::GeluTanh => (5, 0.0),
-        }
+/// The activation function's value in the CUDA enum, and the threshold of FATReLU.
+fn activation_argument(activation: Activation) -> (i32, f32) {
+    match activation {
+        Activation::Relu => (0, 0.0),
+        Activation::SquaredRelu => (1, 0.0),
+        Activation::FatRelu { threshold } => (2, threshold),
+        Activation::Silu => (3, 0.0),
+        Activation::GeluErf => (4, 0.0),
+        Activation::GeluTanh => (5, 0.0),
     }
 }
 
@@ -80,20 +51,20 @@ pub struct Ffn {
     /// `[hidden]`: bias of down.
     pub bias: Option<Buffer<f32>>,
     /// How gate and up are combined.
-    pub kind: GpuFfnKind,
+    pub kind: FfnKind,
     /// The activation function.
-    pub activation: GpuActivation,
+    pub activation: Activation,
 }
 
 /// The kernel arguments for the neurons of `ffn` under `filter`.
 pub(super) fn neurons(ffn: &Ffn, filter: NeuronFilter<'_>) -> arguments::Neurons {
     let hot = ffn.gate.matrix.rows();
     let mut argument = arguments::Neurons::zeroed();
-    (argument.activation, argument.fat_threshold) = ffn.activation.argument();
+    (argument.activation, argument.fat_threshold) = activation_argument(ffn.activation);
     argument.kind = match ffn.kind {
-        GpuFfnKind::Plain => 0,
-        GpuFfnKind::Gated => 1,
-        GpuFfnKind::DoublyGated => 2,
+        FfnKind::Plain => 0,
+        FfnKind::Gated => 1,
+        FfnKind::DoublyGated => 2,
     };
     let per_neuron = |values: &Buffer<f32>| {
         assert!(values.len() >= hot, "one value per neuron");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Buffer, Device, DeviceError, StagingStream, arguments};
-use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, pack};
+use powerinfer_tensor::{CacheFormat, Format, Matrix, MatrixData, NormKind, pack};
 
 /// A weight matrix on a device, in the planes of [`Matrix`].
 #[derive(Debug)]
@@ -185,19 +185,10 @@ impl GpuLinear {
     }
 }
 
-/// Kind of a norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GpuNormKind {
-    /// RMSNorm: division by the root mean square.
-    RootMeanSquare,
-    /// LayerNorm: subtraction of the mean, division by the standard deviation.
-    Layer,
-}
-
 /// Weight and bias of a norm on a device.
 #[derive(Debug)]
 pub struct GpuNorm {
-    kind: GpuNormKind,
+    kind: NormKind,
     epsilon: f32,
     weight: Buffer<f32>,
     bias: Option<Buffer<f32>>,
@@ -211,7 +202,7 @@ impl GpuNorm {
     /// The device is out of memory or fails.
     pub fn upload(
         device: &Arc<dyn Device>,
-        kind: GpuNormKind,
+        kind: NormKind,
         epsilon: f32,
         weight: &[f32],
         bias: Option<&[f32]>,
@@ -246,8 +237,8 @@ impl GpuNorm {
             bias: norm.bias.as_ref().map_or(0, Buffer::address),
             epsilon: norm.epsilon,
             kind: match norm.kind {
-                GpuNormKind::RootMeanSquare => 1,
-                GpuNormKind::Layer => 2,
+                NormKind::RootMeanSquare => 1,
+                NormKind::Layer => 2,
             },
         }
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Attention, Buffer, Gpu, GpuCache, GpuNormKind, HeadNorms},
+    cuda::{Attention, Buffer, Gpu, GpuCache, HeadNorms},
 };
-use powerinfer_tensor::CacheFormat;
+use powerinfer_tensor::{CacheFormat, NormKind};
 
 use crate::{
     Norm,
@@ -201,9 +201,7 @@ fn attention_equals_its_formula() {
     }
     .check(40, 64, 1e-5);
     AttentionCase {
-        norms: Some(
-            [GpuNormKind::RootMeanSquare, GpuNormKind::Layer].map(|kind| Norm::new(kind, 12)),
-        ),
+        norms: Some([NormKind::RootMeanSquare, NormKind::Layer].map(|kind| Norm::new(kind, 12))),
         pairs: 6,
         format: CacheFormat::F16,
         ..AttentionCase::new(4, 2, 12)

@@ -4,12 +4,9 @@ use std::{ops::Range, sync::Arc};
 
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{
-        Buffer, ColdSum, Ffn, Gpu, GpuActivation, GpuFfnKind, GpuLinear, GpuMatrix, GpuNormKind,
-        HostBuffer, HostMirror, NeuronFilter,
-    },
+    cuda::{Buffer, ColdSum, Ffn, Gpu, GpuLinear, GpuMatrix, HostBuffer, HostMirror, NeuronFilter},
 };
-use powerinfer_tensor::{Format, Matrix, pack};
+use powerinfer_tensor::{Activation, FfnKind, Format, Matrix, NormKind, pack};
 
 use crate::{
     Norm,
@@ -23,8 +20,8 @@ struct FfnCase {
     format: Format,
     hidden: usize,
     hot: usize,
-    kind: GpuFfnKind,
-    activation: GpuActivation,
+    kind: FfnKind,
+    activation: Activation,
     biased: bool,
 }
 
@@ -61,21 +58,9 @@ impl FfnCase {
         );
         let scale: Vec<f32> = scale.iter().map(|scale| scale.abs() + 0.1).collect();
         let cold = noise(29, hidden);
-        let norm = Norm::new(GpuNormKind::RootMeanSquare, hidden);
+        let norm = Norm::new(NormKind::RootMeanSquare, hidden);
         let normed = norm.apply(&x);
-        let activate = |x: f32| match self.activation {
-            GpuActivation::Relu => x.max(0.0),
-            GpuActivation::SquaredRelu => x.max(0.0) * x.max(0.0),
-            GpuActivation::FatRelu(threshold) if x < threshold => 0.0,
-            GpuActivation::FatRelu(_) => x,
-            GpuActivation::Silu => x / (1.0 + (-x).exp()),
-            GpuActivation::GeluErf => {
-                0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
-            }
-            GpuActivation::GeluTanh => {
-                0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
-            }
-        };
+        let activate = |x: f32| self.activation.apply(x);
         let (gates, ups) = (
             product(&gate.as_view(), &normed, arithmetic),
             product(&up.as_view(), &normed, arithmetic),
@@ -90,9 +75,9 @@ impl FfnCase {
                 activate(gates[neuron] + gate_bias.as_ref().map_or(0.0, |bias| bias[neuron]));
             let up = ups[neuron] + up_bias.as_ref().map_or(0.0, |bias| bias[neuron]);
             let h = match self.kind {
-                GpuFfnKind::Plain => activation,
-                GpuFfnKind::Gated => activation * up,
-                GpuFfnKind::DoublyGated => activation * activate(up),
+                FfnKind::Plain => activation,
+                FfnKind::Gated => activation * up,
+                FfnKind::DoublyGated => activation * activate(up),
             };
             // Distance from the threshold.
             let (h, margin) = match filter {
@@ -143,7 +128,7 @@ impl FfnCase {
             };
             let ffn = Ffn {
                 gate: linear(&gate.as_view(), &gate_bias),
-                up: (self.kind != GpuFfnKind::Plain).then(|| linear(&up.as_view(), &up_bias)),
+                up: (self.kind != FfnKind::Plain).then(|| linear(&up.as_view(), &up_bias)),
                 down: GpuMatrix::upload(device, &down.as_view()).unwrap(),
                 bias: down_bias.as_ref().map(|bias| upload(device, bias)),
                 kind: self.kind,
@@ -252,8 +237,8 @@ fn an_ffn_equals_its_formula_in_every_format_and_shape() {
                 format,
                 hidden,
                 hot,
-                kind: GpuFfnKind::Gated,
-                activation: GpuActivation::Relu,
+                kind: FfnKind::Gated,
+                activation: Activation::Relu,
                 biased: false,
             };
             case.check(Filter::NonZeroGate, None, Arithmetic::Integer);
@@ -266,19 +251,15 @@ fn an_ffn_equals_its_formula_in_every_format_and_shape() {
 #[test]
 fn an_ffn_equals_its_formula_for_every_kind_activation_and_filter() {
     let activations = [
-        GpuActivation::Relu,
-        GpuActivation::SquaredRelu,
-        GpuActivation::FatRelu(0.3),
-        GpuActivation::Silu,
-        GpuActivation::GeluErf,
-        GpuActivation::GeluTanh,
+        Activation::Relu,
+        Activation::SquaredRelu,
+        Activation::FatRelu { threshold: 0.3 },
+        Activation::Silu,
+        Activation::GeluErf,
+        Activation::GeluTanh,
     ];
     for activation in activations {
-        for kind in [
-            GpuFfnKind::Plain,
-            GpuFfnKind::Gated,
-            GpuFfnKind::DoublyGated,
-        ] {
+        for kind in [FfnKind::Plain, FfnKind::Gated, FfnKind::DoublyGated] {
             let case = FfnCase {
                 format: Format::Q8_0,
                 hidden: 64,
@@ -295,8 +276,8 @@ fn an_ffn_equals_its_formula_for_every_kind_activation_and_filter() {
         format: Format::F16,
         hidden: 40,
         hot: 70,
-        kind: GpuFfnKind::Gated,
-        activation: GpuActivation::Silu,
+        kind: FfnKind::Gated,
+        activation: Activation::Silu,
         biased: false,
     };
     for filter in [
@@ -319,8 +300,8 @@ fn a_host_that_does_not_answer_times_out() {
             up: None,
             down: GpuMatrix::upload(device, &packed.as_view()).unwrap(),
             bias: None,
-            kind: GpuFfnKind::Plain,
-            activation: GpuActivation::Relu,
+            kind: FfnKind::Plain,
+            activation: Activation::Relu,
         };
         let step = Buffer::from_slice(device, &[3u32]).unwrap();
         let [sum, done, timed_out] = [8, 1, 1].map(|words| HostBuffer::new(device, words).unwrap());

@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use powerinfer_kernels::{
     Arithmetic, Isa, QuantisedActivations,
-    cuda::{Buffer, Device, GpuNorm, GpuNormKind},
+    cuda::{Buffer, Device, GpuNorm},
 };
-use powerinfer_tensor::Matrix;
+use powerinfer_tensor::{Matrix, NormKind};
 
 use noise::noise;
 
@@ -35,7 +35,7 @@ fn zeros<T: bytemuck::Pod>(device: &Arc<dyn Device>, count: usize) -> Buffer<T> 
 
 /// A norm's weight and bias, with its formula in `f64`.
 struct Norm {
-    kind: GpuNormKind,
+    kind: NormKind,
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
 }
@@ -43,11 +43,11 @@ struct Norm {
 const EPSILON: f32 = 1e-5;
 
 impl Norm {
-    fn new(kind: GpuNormKind, size: usize) -> Self {
+    fn new(kind: NormKind, size: usize) -> Self {
         Self {
             kind,
             weight: noise(1, size),
-            bias: (kind == GpuNormKind::Layer).then(|| noise(2, size)),
+            bias: (kind == NormKind::Layer).then(|| noise(2, size)),
         }
     }
 
@@ -65,8 +65,8 @@ impl Norm {
     fn apply(&self, x: &[f32]) -> Vec<f32> {
         let count = x.len() as f64;
         let mean = match self.kind {
-            GpuNormKind::Layer => x.iter().map(|x| f64::from(*x)).sum::<f64>() / count,
-            GpuNormKind::RootMeanSquare => 0.0,
+            NormKind::Layer => x.iter().map(|x| f64::from(*x)).sum::<f64>() / count,
+            NormKind::RootMeanSquare => 0.0,
         };
         let squares = x
             .iter()

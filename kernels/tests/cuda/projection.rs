@@ -5,9 +5,9 @@ use std::sync::Arc;
 use powerinfer_emulator::{Order, test_emulator};
 use powerinfer_kernels::{
     Arithmetic,
-    cuda::{Device, Gpu, GpuLinear, GpuNormKind},
+    cuda::{Device, Gpu, GpuLinear},
 };
-use powerinfer_tensor::{Format, pack};
+use powerinfer_tensor::{Format, NormKind, pack};
 
 use crate::{
     COLUMNS, Norm,
@@ -49,7 +49,7 @@ fn projections_equal_those_of_the_cpu() {
 fn a_projection_fuses_the_norm_and_three_matrices_for_several_tokens() {
     let (columns, tokens) = (100, 3);
     let rows = [40, 9, 1];
-    for kind in [GpuNormKind::RootMeanSquare, GpuNormKind::Layer] {
+    for kind in [NormKind::RootMeanSquare, NormKind::Layer] {
         let norm = Norm::new(kind, columns);
         let x = noise(4, tokens * columns);
         let packed = rows.map(|rows| {
@@ -98,7 +98,7 @@ fn a_projection_fuses_the_norm_and_three_matrices_for_several_tokens() {
 #[test]
 fn norms_in_place_and_arg_max_equal_their_formulas() {
     for size in [1, 33, 300] {
-        for kind in [GpuNormKind::RootMeanSquare, GpuNormKind::Layer] {
+        for kind in [NormKind::RootMeanSquare, NormKind::Layer] {
             let norm = Norm::new(kind, size);
             let x = noise(6, 2 * size);
             on_every_device(|device| {

@@ -1,5 +1,5 @@
-//! The cost model: the time of one pass over the weights, for the decoding of a token by this engine, or for
-//! any number of tokens and other engines, which differ in their rates alone.
+//! The cost model: the time of one pass over the weights. A pass is the decoding of a token by this engine, or
+//! any number of tokens by another engine, which differs in its rates only.
 //!
 //! ```text
 //! T    = attention + KV + predictor + max(hot, cold + T_sync)        attention on the GPU
@@ -146,7 +146,7 @@ pub struct CostModel {
     pub bytes_per_weight: f64,
     /// Bytes of the hidden state of a token.
     pub hidden_bytes: f64,
-    /// Whether whole matrices in CPU memory are sent to the GPU where computing them there is quicker.
+    /// Whether whole matrices in CPU memory are copied to the GPU where this is faster.
     pub streams_weights: bool,
 }
 
@@ -157,7 +157,7 @@ struct Part {
     device: Device,
     /// How they are read.
     access: Access,
-    /// What is read, once for all tokens.
+    /// Work of reading, once for all tokens.
     work: Work,
     /// Bytes of weights that each token is computed with, on average.
     computed_bytes: f64,
@@ -328,7 +328,7 @@ impl CostModel {
         self.matrices(device, bytes, computed_bytes, 1.0)
     }
 
-    /// What the CPU does once per pass.
+    /// Work that the CPU does once per pass.
     pub fn token(&self) -> Cost {
         Cost::on(Device::Cpu, self.token_seconds)
     }
@@ -346,7 +346,7 @@ impl CostModel {
         })
     }
 
-    /// Time of `part` where its weights are, or on the GPU after sending them to it.
+    /// Time of `part` on the device of its weights, or on the GPU after copying them there.
     fn part(&self, part: &Part) -> Cost {
         let here = self.seconds(part.device, part);
         let may_move = part.device == Device::Cpu && part.access == Access::Matrices;

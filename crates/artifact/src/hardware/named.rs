@@ -91,7 +91,7 @@ pub fn named(name: &str) -> Option<Hardware> {
             card: Some(H200),
         },
         "laptop" => Machine {
-            description: "laptop with two channels of LPDDR5-5200, four fast cores and no graphics card",
+            description: "laptop with two channels of LPDDR5-5200, four fast cores and no GPU",
             threads: (8, "assumed: 4 cores, 2 threads each"),
             memory: (83.2, "128 bits of LPDDR5 at 5200 MT/s"),
             memory_sustained: (SUSTAINED, SUSTAINED_NOTE),
@@ -100,7 +100,7 @@ pub fn named(name: &str) -> Option<Hardware> {
             card: None,
         },
         "cpu-only" => Machine {
-            description: "laptop with two channels of DDR5-4800 and no graphics card",
+            description: "laptop with two channels of DDR5-4800 and no GPU",
             threads: (8, "assumed"),
             memory: (76.8, "2 channels × 8 bytes × 4800 MT/s"),
             memory_sustained: (SUSTAINED, SUSTAINED_NOTE),

@@ -34,11 +34,10 @@ pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
     #[arg(default_value = DEMO)]
     bundle: String,
-    /// Lengths of the prompts, 0 for none [default: 128 and 512, as far as the context goes; none
-    /// with `--batch`]
+    /// Lengths of the prompts, 0 for none [default: 128 and 512, within the context; none with `--batch`]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     prompt_tokens: Option<Vec<usize>>,
-    /// Tokens to decode, 0 for none [default: 64, as far as the context goes]
+    /// Tokens to decode, 0 for none [default: 64, within the context]
     #[arg(short = 'n', long, value_name = "N")]
     decode_tokens: Option<usize>,
     /// Tokens in the context before the decoded ones

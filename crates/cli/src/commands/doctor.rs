@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     hardware::{Cpu, Gpu, Hardware},
 };
 use powerinfer_kernels::Isa;
-use powerinfer_planner::machine::{Thoroughness, gpu_status, measure};
+use powerinfer_planner::machine::{Thoroughness, measure};
 use powerinfer_pool::{system, usable_cores};
 use powerinfer_runtime::warn_of_too_many_threads;
 use powerinfer_tensor::Format;
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
         false => Thoroughness::Full,
     };
     output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
-    let (hardware, no_gpu) = measure(threads, thoroughness, &Bar::new(output))?;
+    let (hardware, gpu_status) = measure(threads, thoroughness, &Bar::new(output))?;
     if let Some(path) = &arguments.write {
         hardware.write(path)?;
         output.say(format!(
@@ -63,7 +63,6 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     let isa = Isa::detect()?;
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     let memory = system::memory();
-    let gpu_status = no_gpu.unwrap_or_else(gpu_status);
     if arguments.json {
         let cpu = &hardware.cpu;
         return print_json(&json!({
@@ -123,14 +122,14 @@ fn describe_cpu(text: &mut String, cpu: &Cpu) -> Result<()> {
     )?;
     writeln!(
         text,
-        "beside bytes    {:.1} ns a jump to another row, {:.1} ns a row of a sum, {:.1} µs a kernel",
+        "overheads       {:.1} ns per scattered row, {:.1} ns per axpy row, {:.1} µs per kernel launch",
         1e9 * cpu.row_seconds,
         1e9 * cpu.sum_row_seconds,
         1e6 * cpu.kernel_seconds,
     )?;
     writeln!(
         text,
-        "a layer         {:.1} µs of a hidden state of 4096, {:.1} µs of 11008 neurons; a token {:.0} µs of 32000 to choose from",
+        "outside GEMVs   {:.1} µs per layer for a hidden size of 4096, {:.1} µs for 11008 neurons; sampling {:.0} µs for a vocabulary of 32000",
         4096e6 * cpu.hidden_seconds,
         11008e6 * cpu.neuron_seconds,
         32000e6 * cpu.vocabulary_seconds,
@@ -138,7 +137,7 @@ fn describe_cpu(text: &mut String, cpu: &Cpu) -> Result<()> {
     if let Some(operations) = cpu.operations_per_second {
         writeln!(
             text,
-            "prompts         {:.0} GFLOPS in matrix products",
+            "prompts         {:.0} GFLOP/s in GEMMs",
             operations / 1e9
         )?;
     }
@@ -156,13 +155,13 @@ fn describe_gpu(text: &mut String, gpu: &Gpu, status: &str) -> Result<()> {
     )?;
     writeln!(
         text,
-        "GPU memory      {} GB/s (twice the speed of copies), {:.1} µs a kernel",
+        "GPU memory      {} GB/s (twice the speed of copies), {:.1} µs per kernel launch",
         gigabytes(gpu.read_bandwidth_bytes_per_second),
         1e6 * gpu.kernel_launch_seconds
     )?;
     writeln!(
         text,
-        "link            {} GB/s, {:.1} µs until something arrives, {:.1} µs a synchronisation",
+        "PCIe            {} GB/s, {:.1} µs latency, {:.1} µs per synchronisation",
         gigabytes(gpu.pcie_bandwidth_bytes_per_second),
         1e6 * gpu.pcie_latency_seconds,
         1e6 * gpu.sync_seconds
@@ -192,10 +191,10 @@ fn tables(cpu: &Cpu) -> String {
         "GB/s of weights",
         "threads",
         "row",
-        "all rows",
-        "some rows",
-        "sum of all",
-        "sum of some",
+        "GEMV, all rows",
+        "GEMV, 10 % of rows",
+        "axpy, all rows",
+        "axpy, 10 % of rows",
     ]);
     for format in Format::ALL {
         for kernel in cpu

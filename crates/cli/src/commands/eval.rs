@@ -68,7 +68,7 @@ struct TasksArguments {
     /// Number of tasks, all of combinations that the demo was not trained on
     #[arg(long, value_name = "N", default_value_t = 200)]
     count: usize,
-    /// Policies to compare [default: dense, exact and predicted; of a model that is no bundle dense]
+    /// Policies to compare [default: dense, exact and predicted; dense for an unpacked model]
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     policy: Vec<PolicyArgument>,
     /// Tokens of a solution, at most
@@ -172,7 +172,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
         "FFN neurons",
         "pass@1",
         "perplexity",
-        "same text",
+        "identical outputs",
     ]);
     for row in &rows {
         table.row(vec![
@@ -192,7 +192,7 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     }
     print(table.to_string())?;
     output.say(format!(
-        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; same text: completions equal to those of `{}`",
+        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; identical outputs: completions equal to those of `{}`",
         arguments.count, subject.threads(), rows[0].likelihood.tokens, rows[0].policy
     ));
     Ok(())

@@ -1,4 +1,4 @@
-//! `powerinfer inspect`: what an artifact is, who made it from what, and whether it is whole.
+//! `powerinfer inspect`: what an artifact is, how it was made, and whether it is intact.
 
 use std::{
     io::Read,
@@ -251,7 +251,7 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let certificate = bundle.certificate();
     if verify && certificate.is_some() && !bundle.certificate_matches() {
         bail!(
-            "the certificate in `{}` is of another plan or of another text than are here; run `powerinfer place` again",
+            "the certificate in `{}` is for another plan or another text; run `powerinfer place` again",
             path.display()
         );
     }
@@ -365,7 +365,7 @@ fn is_safetensors(path: &Path) -> bool {
     read.is_ok() && start[8] == b'{'
 }
 
-/// A JSON file of ours.
+/// A JSON artifact.
 fn document(path: &Path, verify: bool) -> Result<Report> {
     let name = path
         .file_name()

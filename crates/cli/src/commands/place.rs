@@ -25,14 +25,14 @@ use crate::{
     after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, to be placed again:
-    /// its plan alone is rewritten, and what no option names stays as it is
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, to be placed again: only its
+    /// plan is rewritten, and other settings are kept
     #[arg(default_value = model_argument::DEMO, value_name = "MODEL|BUNDLE")]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
     #[arg(long, value_name = "DIR")]
     profile: Option<PathBuf>,
-    /// Folder of the predictors [default: ./<model>.powerinfer/predictors, where it is there]
+    /// Folder of the predictors [default: ./<model>.powerinfer/predictors, if it exists]
     #[arg(long, value_name = "DIR")]
     predictors: Option<PathBuf>,
     #[command(flatten)]
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     refuse_inside(arguments.html.as_deref(), &out)?;
     let scratch = match arguments.dry_run {
         true => Scratch::None,
-        false => Scratch::Beside(&out),
+        false => Scratch::NextTo(&out),
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use powerinfer_artifact::predictor_file::PredictorFile;
 use powerinfer_kernels::Isa;
-use powerinfer_planner::{Request, Scratch, certify_packed, plan};
+use powerinfer_planner::{Request, Scratch, certify_bundle, plan};
 use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard};
 
@@ -105,12 +105,12 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
             // A run may have been stopped between packing and certifying.
             if bundle.certificate().is_none() {
                 let bundle =
-                    certify_packed(bundle, &checkpoint, &profile, &request, &options, &bar)?;
+                    certify_bundle(bundle, &checkpoint, &profile, &request, &options, &bar)?;
                 say_certificate(&bundle, output);
             }
         }
         None => {
-            let scratch = Scratch::Beside(&out);
+            let scratch = Scratch::NextTo(&out);
             let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
             say_result(placement.plan(), placement.report(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;

@@ -1,4 +1,4 @@
-//! `powerinfer profile`: which neurons fire.
+//! `powerinfer profile`: which neurons are active.
 
 use std::path::PathBuf;
 

@@ -39,7 +39,7 @@ pub(crate) struct RunArguments {
     /// Text to continue [default: stdin; for `demo` without any, an example]
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Chat line by line; a line that ends in `\` goes on
+    /// Chat line by line; a line that ends in `\` continues on the next line
     #[arg(short, long, conflicts_with = "prompt")]
     interactive: bool,
     /// Tokens to generate, at most

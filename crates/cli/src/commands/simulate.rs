@@ -10,7 +10,7 @@ use powerinfer_artifact::{
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::{
     read_hardware,
-    simulate::{Activity, Request, Said},
+    simulate::{Activity, ActivityOverrides, Request},
 };
 use powerinfer_synth::Shape;
 use powerinfer_tensor::{CacheFormat, Format};
@@ -22,13 +22,13 @@ use crate::{
 
 use answer::{describe, say_result};
 
-/// Longest context unless told otherwise.
+/// Default limit of the context.
 const DEFAULT_CONTEXT: usize = 2048;
 
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: how often neurons fire follows from a sparsity and a skew, the published ones of that model where there are any. docs/simulator.md compares the predictions with what was measured.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, the model's published ones where there are any. docs/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
 )]
 pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
@@ -60,11 +60,11 @@ pub(crate) struct SimulateArguments {
     /// published one]
     #[arg(long, value_name = "SHARE")]
     predictor_share: Option<f64>,
-    /// Which neurons every layer computes [default: what is quickest, layer by layer]
+    /// Policy of all layers [default: the fastest, layer by layer]
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyArgument>,
-    /// Draw the line between hot and cold by hand: this share of every layer's neurons, the hottest,
-    /// is on the GPU [default: where the solver draws it]
+    /// Fix the hot share: the share of every layer's neurons, the hottest first, that is on the GPU [default: the
+    /// solver's]
     #[arg(long, value_name = "SHARE")]
     hot: Option<f64>,
     /// Requests that the KV cache has room for at once
@@ -108,7 +108,7 @@ impl SimulateArguments {
         };
         let activity = Activity::of(
             &shape.name,
-            Said {
+            ActivityOverrides {
                 sparsity: self.sparsity,
                 skew: self.skew,
                 predictor_share: self.predictor_share,
@@ -133,7 +133,7 @@ impl SimulateArguments {
             budget,
             quant: self.quant,
             activity,
-            is_skew_said: self.skew.is_some(),
+            is_skew_given: self.skew.is_some(),
             policy: self.policy.map(Policy::from),
             hot: self.hot,
             prompt: self.prompt as usize,

@@ -30,7 +30,7 @@ pub(crate) struct SynthArguments {
     /// Share of a layer's neurons that carry 80 % of its activations
     #[arg(long, value_name = "SHARE", default_value_t = 0.26)]
     skew: f64,
-    /// Build the gates so that predictors of this rank predict them, and write these too
+    /// Make gate matrices that predictors of this rank predict exactly, and write the predictors too
     #[arg(long, value_name = "R")]
     predictor_rank: Option<usize>,
     /// Type of the weights

@@ -1,4 +1,4 @@
-//! `powerinfer train-predictors`: learn, or import, what predicts which neurons fire.
+//! `powerinfer train-predictors`: trains or imports the predictors of active neurons.
 
 use std::path::PathBuf;
 

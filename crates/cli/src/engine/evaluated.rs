@@ -1,4 +1,4 @@
-//! What is evaluated: a bundle under policies, or a model as it is.
+//! What is evaluated: a bundle under policies, or an unpacked model.
 
 use std::{
     collections::BTreeMap,
@@ -32,15 +32,15 @@ use crate::{
 pub(crate) enum EngineKind {
     /// candle, dense, float32; takes a model
     Reference,
-    /// Ours; takes a bundle, or a model whose weights it packs as float32
+    /// PowerInfer runtime; takes a bundle, or a model whose weights it packs as float32
     Runtime,
 }
 
 /// What to evaluate, and what runs it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SubjectArguments {
-    /// Bundle, a folder with a bundle in it, or the name of a model prepared here; or a model that is none, a
-    /// folder or a GGUF file, as it is
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here; or an unpacked model (folder or
+    /// GGUF file)
     #[arg(default_value = DEMO, value_name = "BUNDLE|MODEL")]
     model: String,
     /// Implementation of the forward pass [default: runtime for a bundle, reference for a model]
@@ -172,7 +172,7 @@ impl Evaluated {
         }
     }
 
-    /// The same model, packed as it is, for our engine; none where it is a bundle already.
+    /// The same model packed as float32 for the runtime; none where it is a bundle already.
     pub(crate) fn packed(&self) -> Result<Option<Self>> {
         let Some(checkpoint) = self.checkpoint() else {
             return Ok(None);
@@ -186,7 +186,7 @@ impl Evaluated {
         }))
     }
 
-    /// Threads of our engine.
+    /// Threads of the runtime.
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }

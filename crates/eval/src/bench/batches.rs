@@ -3,8 +3,8 @@
 use std::{hint::black_box, time::Instant};
 
 use powerinfer_artifact::Progress;
-use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_model::LanguageModel;
+use powerinfer_runtime::memory::kv_bytes;
 use powerinfer_runtime::{Runtime, Sampler, SamplingSettings, Sequence, Stage};
 use serde::Serialize;
 

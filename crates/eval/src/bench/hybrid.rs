@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use powerinfer_artifact::plan::Plan;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, SideTimes};
+use powerinfer_runtime::{PassTimes, Runtime};
 use serde::Serialize;
 
 use crate::EvalError;
@@ -96,11 +96,11 @@ pub fn time_hybrid(
     for id in warm_up {
         model.forward_last(&[*id])?;
     }
-    model.take_side_times(true);
+    model.take_pass_times(true);
     for id in timed {
         model.forward_last(&[*id])?;
     }
-    let times = model.take_side_times(false);
+    let times = model.take_pass_times(false);
     model.reset();
     let bandwidths = [model.device_read_bandwidth()?, Some(cpu_read_bandwidth)];
     Ok(times.map(|times| HybridTimes::new(&times, model.bundle().plan(), bandwidths)))
@@ -108,7 +108,7 @@ pub fn time_hybrid(
 
 impl HybridTimes {
     /// Times relative to `plan`; `bandwidths` are those of GPU and CPU.
-    fn new(times: &SideTimes, plan: &Plan, bandwidths: [Option<f64>; 2]) -> Self {
+    fn new(times: &PassTimes, plan: &Plan, bandwidths: [Option<f64>; 2]) -> Self {
         let tokens = times.tokens.max(1) as f64;
         let each = |time: Duration| time.as_secs_f64() * 1e6 / tokens;
         let layers = times.layers.iter().zip(&plan.layers);
@@ -160,7 +160,7 @@ mod tests {
             host: Duration::from_micros(host),
             waiting: Duration::from_micros(3),
         };
-        let times = SideTimes {
+        let times = PassTimes {
             tokens: 2,
             layers: vec![layer(10, 4), layer(20, 0)],
             neurons_on_device: 3,

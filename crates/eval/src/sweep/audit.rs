@@ -41,7 +41,7 @@ pub(super) fn predictor(audit: &[LayerAudit], cost: PredictionCost) -> Predictor
         all => part as f64 / all as f64,
     };
     PredictorQuality {
-        count_recall: share(of_all(|layer| layer.found), of_all(|layer| layer.fired)),
+        count_recall: share(of_all(|layer| layer.found), of_all(|layer| layer.active)),
         contribution_recall: mean(audit, LayerAudit::contribution_recall),
         precision: share(
             of_all(|layer| layer.found),

@@ -1,74 +1,181 @@
 //! A sweep as CSV: one line per row, for spreadsheets.
 
-use super::{FunctionResults, PlacementSummary, PlannedSpeed, PredictorQuality, SweepRow};
+use super::{FunctionResults, PlacementSummary, PredictorQuality, SweepRow};
+use crate::statistics::Interval;
 
 /// First bytes of every such file.
 pub const BEGINNING: &str = "setting,policy,parameter,";
 
-/// Names of the columns.
-const NAMES: [&str; 54] = [
-    "setting",
-    "policy",
-    "parameter",
-    "parameter_value",
-    "vram_bytes",
-    "hot_threshold",
-    "batch",
-    "context_tokens",
-    "placement_error",
-    "hot_neurons",
-    "hot_neuron_share",
-    "hot_activation_share",
-    "gpu_load_share",
-    "gpu_bytes",
-    "cpu_bytes",
-    "true_sparsity",
-    "predicted_sparsity",
-    "computed_share",
-    "relative_ffn_error",
-    "count_recall",
-    "contribution_recall",
-    "precision",
-    "predictor_time_share",
-    "predictor_bytes_share",
-    "measured_on",
-    "placement_ran",
-    "emulated",
-    "disturbed",
-    "first_token_milliseconds",
-    "decode_microseconds_median",
-    "decode_microseconds_p95",
-    "decode_microseconds_p99",
-    "tokens_per_second",
-    "tokens_per_second_least",
-    "tokens_per_second_most",
-    "bytes_per_token",
-    "bandwidth_share",
-    "measured_over_predicted",
-    "planned_for",
-    "planned_tokens_per_second_simulated",
-    "perplexity",
-    "perplexity_rise",
-    "perplexity_rise_low",
-    "perplexity_rise_high",
-    "kl_divergence_mean",
-    "top1_agreement",
-    "tasks_pass_at_1",
-    "tasks_pass_at_1_low",
-    "tasks_pass_at_1_high",
-    "tasks_p_value",
-    "humaneval_pass_at_1",
-    "humaneval_pass_at_1_low",
-    "humaneval_pass_at_1_high",
-    "humaneval_p_value",
+/// The functions of a sweep, by their names in its rows.
+const TASKS: &str = "held-out tasks";
+const HUMANEVAL: &str = "HumanEval";
+
+/// A column's name, and its cell in a row.
+type Column = (&'static str, fn(&SweepRow) -> String);
+
+const COLUMNS: &[Column] = &[
+    ("setting", |row| row.axes.setting.clone()),
+    ("policy", |row| row.axes.policy.clone()),
+    ("parameter", |row| {
+        row.axes.parameter.clone().unwrap_or_default()
+    }),
+    ("parameter_value", |row| or_empty(row.axes.parameter_value)),
+    ("vram_bytes", |row| {
+        row.axes
+            .vram_bytes
+            .map_or_else(String::new, |bytes| bytes.to_string())
+    }),
+    ("hot_threshold", |row| or_empty(row.axes.hot_threshold)),
+    ("batch", |row| row.axes.batch.to_string()),
+    ("context_tokens", |row| row.axes.context_tokens.to_string()),
+    ("placement_error", |row| {
+        row.placement_error.clone().unwrap_or_default()
+    }),
+    ("hot_neurons", |row| {
+        placed(row, |placed| placed.hot_neurons as f64)
+    }),
+    ("hot_neuron_share", |row| {
+        placed(row, |placed| placed.neuron_share)
+    }),
+    ("hot_activation_share", |row| {
+        placed(row, |placed| placed.activation_share)
+    }),
+    ("gpu_load_share", |row| {
+        placed(row, |placed| placed.load_share)
+    }),
+    ("gpu_bytes", |row| {
+        placed(row, |placed| placed.gpu_bytes as f64)
+    }),
+    ("cpu_bytes", |row| {
+        placed(row, |placed| placed.cpu_bytes as f64)
+    }),
+    ("true_sparsity", |row| row.sparsity.true_share.to_string()),
+    ("predicted_sparsity", |row| {
+        or_empty(row.sparsity.predicted_share)
+    }),
+    ("computed_share", |row| {
+        row.sparsity.computed_share.to_string()
+    }),
+    ("relative_ffn_error", |row| {
+        row.sparsity.relative_error.to_string()
+    }),
+    ("count_recall", |row| {
+        predicted(row, |predictor| predictor.count_recall)
+    }),
+    ("contribution_recall", |row| {
+        predicted(row, |predictor| predictor.contribution_recall)
+    }),
+    ("precision", |row| {
+        predicted(row, |predictor| predictor.precision)
+    }),
+    ("predictor_time_share", |row| {
+        predicted(row, |predictor| predictor.time_share)
+    }),
+    ("predictor_bytes_share", |row| {
+        predicted(row, |predictor| predictor.bytes_share)
+    }),
+    ("measured_on", |row| row.speed.measured.device.clone()),
+    ("placement_ran", |row| {
+        row.speed.measured.placement_ran.to_string()
+    }),
+    ("emulated", |row| row.speed.measured.emulated.to_string()),
+    ("disturbed", |row| row.speed.measured.disturbed.to_string()),
+    ("first_token_milliseconds", |row| {
+        row.speed
+            .measured
+            .first_token_milliseconds
+            .median
+            .to_string()
+    }),
+    ("decode_microseconds_median", |row| {
+        row.speed.measured.decode_microseconds.median.to_string()
+    }),
+    ("decode_microseconds_p95", |row| {
+        row.speed.measured.decode_microseconds.p95.to_string()
+    }),
+    ("decode_microseconds_p99", |row| {
+        row.speed.measured.decode_microseconds.p99.to_string()
+    }),
+    ("tokens_per_second", |row| {
+        row.speed.measured.tokens_per_second.median.to_string()
+    }),
+    ("tokens_per_second_least", |row| {
+        row.speed.measured.tokens_per_second.least.to_string()
+    }),
+    ("tokens_per_second_most", |row| {
+        row.speed.measured.tokens_per_second.most.to_string()
+    }),
+    ("bytes_per_token", |row| {
+        row.speed.measured.bytes_per_token.to_string()
+    }),
+    ("bandwidth_share", |row| {
+        row.speed.measured.bandwidth_share.to_string()
+    }),
+    ("measured_over_predicted", |row| {
+        or_empty(row.speed.measured.measured_over_predicted)
+    }),
+    ("planned_for", |row| {
+        row.speed
+            .planned
+            .as_ref()
+            .map_or_else(String::new, |planned| planned.hardware.clone())
+    }),
+    ("planned_tokens_per_second_simulated", |row| {
+        or_empty(
+            row.speed
+                .planned
+                .as_ref()
+                .map(|planned| planned.tokens_per_second),
+        )
+    }),
+    ("perplexity", |row| row.quality.perplexity.to_string()),
+    ("perplexity_rise", |row| {
+        row.quality.perplexity_rise.value.to_string()
+    }),
+    ("perplexity_rise_low", |row| {
+        row.quality.perplexity_rise.low.to_string()
+    }),
+    ("perplexity_rise_high", |row| {
+        row.quality.perplexity_rise.high.to_string()
+    }),
+    ("kl_divergence_mean", |row| {
+        row.quality.kl_divergence_mean.to_string()
+    }),
+    ("top1_agreement", |row| {
+        row.quality.top1_agreement.to_string()
+    }),
+    ("tasks_pass_at_1", |row| {
+        pass_at_1(row, TASKS, |pass| pass.value)
+    }),
+    ("tasks_pass_at_1_low", |row| {
+        pass_at_1(row, TASKS, |pass| pass.low)
+    }),
+    ("tasks_pass_at_1_high", |row| {
+        pass_at_1(row, TASKS, |pass| pass.high)
+    }),
+    ("tasks_p_value", |row| {
+        or_empty(functions(row, TASKS).map(|found| found.p_value))
+    }),
+    ("humaneval_pass_at_1", |row| {
+        pass_at_1(row, HUMANEVAL, |pass| pass.value)
+    }),
+    ("humaneval_pass_at_1_low", |row| {
+        pass_at_1(row, HUMANEVAL, |pass| pass.low)
+    }),
+    ("humaneval_pass_at_1_high", |row| {
+        pass_at_1(row, HUMANEVAL, |pass| pass.high)
+    }),
+    ("humaneval_p_value", |row| {
+        or_empty(functions(row, HUMANEVAL).map(|found| found.p_value))
+    }),
 ];
 
 /// CSV document of `rows` with a header line.
 pub fn text(rows: &[SweepRow]) -> String {
-    let mut text = NAMES.join(",") + "\n";
+    let line = |cells: Vec<String>| cells.join(",") + "\n";
+    let mut text = line(COLUMNS.iter().map(|(name, _)| (*name).to_owned()).collect());
     for row in rows {
-        let cells = cells(row).map(quoted);
-        text += &(cells.join(",") + "\n");
+        text += &line(COLUMNS.iter().map(|(_, cell)| quoted(cell(row))).collect());
     }
     text
 }
@@ -86,88 +193,27 @@ fn or_empty(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| value.to_string())
 }
 
-fn cells(row: &SweepRow) -> [String; NAMES.len()] {
-    let SweepRow {
-        axes,
-        sparsity,
-        quality,
-        ..
-    } = row;
-    let placed = |of: fn(&PlacementSummary) -> f64| or_empty(row.placement.as_ref().map(of));
-    let predicted = |of: fn(&PredictorQuality) -> f64| or_empty(row.predictor.as_ref().map(of));
-    let planned = row.speed.planned.as_ref();
-    let plan = |of: fn(&PlannedSpeed) -> f64| or_empty(planned.map(of));
-    let measured = &row.speed.measured;
-    let (steps, speed) = (&measured.decode_microseconds, &measured.tokens_per_second);
-    let functions = |name: &str| -> [String; 4] {
-        let found: Option<&FunctionResults> = quality.functions.iter().find(|one| one.name == name);
-        let pass = found.and_then(|found| found.pass_at_1);
-        [
-            or_empty(pass.map(|pass| pass.value)),
-            or_empty(pass.map(|pass| pass.low)),
-            or_empty(pass.map(|pass| pass.high)),
-            or_empty(found.map(|found| found.p_value)),
-        ]
-    };
-    let [tasks, tasks_low, tasks_high, tasks_p] = functions("held-out tasks");
-    let [code, code_low, code_high, code_p] = functions("HumanEval");
-    [
-        axes.setting.clone(),
-        axes.policy.clone(),
-        axes.parameter.clone().unwrap_or_default(),
-        or_empty(axes.parameter_value),
-        axes.vram_bytes
-            .map_or_else(String::new, |bytes| bytes.to_string()),
-        or_empty(axes.hot_threshold),
-        axes.batch.to_string(),
-        axes.context_tokens.to_string(),
-        row.placement_error.clone().unwrap_or_default(),
-        placed(|placed| placed.hot_neurons as f64),
-        placed(|placed| placed.neuron_share),
-        placed(|placed| placed.activation_share),
-        placed(|placed| placed.load_share),
-        placed(|placed| placed.gpu_bytes as f64),
-        placed(|placed| placed.cpu_bytes as f64),
-        sparsity.true_share.to_string(),
-        or_empty(sparsity.predicted_share),
-        sparsity.computed_share.to_string(),
-        sparsity.relative_error.to_string(),
-        predicted(|predictor| predictor.count_recall),
-        predicted(|predictor| predictor.contribution_recall),
-        predicted(|predictor| predictor.precision),
-        predicted(|predictor| predictor.time_share),
-        predicted(|predictor| predictor.bytes_share),
-        measured.device.clone(),
-        measured.placement_ran.to_string(),
-        measured.emulated.to_string(),
-        measured.disturbed.to_string(),
-        measured.first_token_milliseconds.median.to_string(),
-        steps.median.to_string(),
-        steps.p95.to_string(),
-        steps.p99.to_string(),
-        speed.median.to_string(),
-        speed.least.to_string(),
-        speed.most.to_string(),
-        measured.bytes_per_token.to_string(),
-        measured.bandwidth_share.to_string(),
-        or_empty(measured.measured_over_predicted),
-        planned.map_or_else(String::new, |planned| planned.hardware.clone()),
-        plan(|planned| planned.tokens_per_second),
-        quality.perplexity.to_string(),
-        quality.perplexity_rise.value.to_string(),
-        quality.perplexity_rise.low.to_string(),
-        quality.perplexity_rise.high.to_string(),
-        quality.kl_divergence_mean.to_string(),
-        quality.top1_agreement.to_string(),
-        tasks,
-        tasks_low,
-        tasks_high,
-        tasks_p,
-        code,
-        code_low,
-        code_high,
-        code_p,
-    ]
+fn placed(row: &SweepRow, figure: fn(&PlacementSummary) -> f64) -> String {
+    or_empty(row.placement.as_ref().map(figure))
+}
+
+fn predicted(row: &SweepRow, figure: fn(&PredictorQuality) -> f64) -> String {
+    or_empty(row.predictor.as_ref().map(figure))
+}
+
+fn functions<'a>(row: &'a SweepRow, name: &str) -> Option<&'a FunctionResults> {
+    row.quality
+        .functions
+        .iter()
+        .find(|found| found.name == name)
+}
+
+fn pass_at_1(row: &SweepRow, name: &str, figure: fn(&Interval) -> f64) -> String {
+    or_empty(
+        functions(row, name)
+            .and_then(|found| found.pass_at_1.as_ref())
+            .map(figure),
+    )
 }
 
 #[cfg(test)]

@@ -132,6 +132,9 @@ pub(super) fn head_size(
     )))
 }
 
+/// Names of activation functions, for messages.
+const ACTIVATIONS: &str = "relu, relu2, fatrelu (with `hidden_act_param`), silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast";
+
 /// Reads the activation function under `key`.
 pub(super) fn activation(
     keys: &Keys<'_>,
@@ -139,9 +142,22 @@ pub(super) fn activation(
     default: &str,
 ) -> Result<Activation, ModelError> {
     let name = keys.text(key)?.unwrap_or(default);
-    let parameter = keys.number("hidden_act_param")?;
-    Activation::from_name(name, parameter.map(|parameter| parameter as f32))
-        .ok_or_else(|| keys.unsupported(key, name, Activation::NAMES))
+    // Read for every function: a key that nothing reads is an error.
+    let threshold = keys.number("hidden_act_param")?;
+    Ok(match name {
+        "relu" => Activation::Relu,
+        "relu2" | "squared_relu" => Activation::SquaredRelu,
+        "fatrelu" => match threshold {
+            Some(threshold) => Activation::FatRelu {
+                threshold: threshold as f32,
+            },
+            None => return Err(keys.unsupported(key, name, ACTIVATIONS)),
+        },
+        "silu" | "swish" => Activation::Silu,
+        "gelu" | "gelu_python" => Activation::GeluErf,
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh" => Activation::GeluTanh,
+        _ => return Err(keys.unsupported(key, name, ACTIVATIONS)),
+    })
 }
 
 /// Tensor names of Llama checkpoints.

@@ -2,7 +2,7 @@
 //!
 //! Operations and their order are those of ggml, so that results are bit-identical.
 
-use half::{bf16, f16};
+use powerinfer_tensor::{bf16, f16};
 
 /// Element type: elements are stored in blocks along a row.
 #[derive(Debug, Clone, Copy)]

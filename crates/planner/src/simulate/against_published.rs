@@ -1,5 +1,4 @@
-//! What is predicted, against what others measured: docs/simulator.md, kept by a test.
-//! `POWERINFER_UPDATE_DOCS=1` writes the file anew.
+//! Compares predictions with published measurements in docs/simulator.md; `POWERINFER_UPDATE_DOCS=1` rewrites the file.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
@@ -10,10 +9,10 @@ use powerinfer_tensor::{CacheFormat, Format};
 use super::{
     answer::{Answer, Request, Speed},
     engine::{Engine, LLAMA_CPP, ORIGINAL},
-    published::{Activity, Said},
+    published::{Activity, ActivityOverrides},
 };
 
-/// A place where something is published.
+/// Configuration of a published measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Setting {
     model: &'static str,
@@ -43,8 +42,7 @@ const fn int4(model: &'static str, hardware: &'static str) -> Setting {
     }
 }
 
-/// Tokens per second of PowerInfer and of llama.cpp, generated tokens over all seconds of a
-/// request.
+/// Tokens per second of PowerInfer and of llama.cpp: generated tokens over the seconds of a request.
 const SPEEDS: [(Setting, &str, [f64; 2]); 16] = [
     (f16("opt-30b", "pc-high", 512), "figure 10", [16.0, 1.6]),
     (f16("opt-66b", "pc-high", 512), "figure 10", [2.3, 0.6]),
@@ -64,7 +62,7 @@ const SPEEDS: [(Setting, &str, [f64; 2]); 16] = [
     (int4("llama-70b", "pc-low"), "figure 13", [4.2, 1.1]),
 ];
 
-/// The same of requests for eight tokens, which are mostly prompt.
+/// The same for requests of eight tokens, whose time is mostly that of the prompt.
 const SHORT: [(Setting, &str, [f64; 2]); 8] = [
     (f16("opt-30b", "pc-high", 8), "figure 10", [4.4, 1.0]),
     (f16("opt-66b", "pc-high", 8), "figure 10", [1.2, 0.3]),
@@ -76,14 +74,13 @@ const SHORT: [(Setting, &str, [f64; 2]); 8] = [
     (f16("llama-13b", "pc-low", 8), "figure 11", [2.5, 1.6]),
 ];
 
-/// How many times faster than llama.cpp PowerInfer is while so many requests decode together
-/// (figure 14).
+/// Speedup of PowerInfer over llama.cpp by the number of requests that decode together (figure 14).
 const TOGETHER: (Setting, [(u32, f64); 5]) = (
     f16("falcon-40b", "pc-high", 512),
     [(1, 11.69), (4, 5.73), (8, 4.85), (16, 4.69), (32, 4.38)],
 );
 
-/// Share of the neuron load that is on the GPU, over these (section 8.2, figure 12).
+/// Share of the neuron load on the GPU, as a mean over settings (section 8.2, figure 12).
 const LOADS: [(&str, &[Setting], &Engine, f64); 3] = [
     (
         "OPT-30B, 66B, 175B in INT4; pc-high",
@@ -111,49 +108,49 @@ const PC_HIGH: &[Setting] = &[
 ];
 
 const ABOUT: &str = "\
-# The simulator against the world
+# Simulator against published measurements
 
-`powerinfer simulate` predicts tokens per second without weights. Here its answers for PowerInfer as
-published and for llama.cpp of the same time stand beside what the PowerInfer paper (Song et al., arXiv
-2312.12456v2, SOSP 2024) measured. A test (`crates/planner/src/simulate/against_published.rs`)
-keeps this page and the errors below; `POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-planner
-published` writes it anew.
+`powerinfer simulate` predicts tokens per second without weights. This page compares its predictions
+for PowerInfer as published and for llama.cpp of the same time with the measurements of the PowerInfer
+paper (Song et al., arXiv 2312.12456v2, SOSP 2024). A test
+(`crates/planner/src/simulate/against_published.rs`) checks this page and limits the errors below;
+`POWERINFER_UPDATE_DOCS=1 cargo test -p powerinfer-planner published` rewrites it.
 
-What goes in: sizes of the model from its configuration by the code that `place` uses, sparsity
-(table 3), skew (figure 4) and predictor sizes (table 6) of the paper or of the nearest model that it
-gives, and the machines of its section 8.1. Constants of the engines stand in
-`crates/planner/src/simulate/engine.rs`, each once for all models, machines and formats, with its
-source. Two have none and are assumed: 100 µs for handing over within a layer of the original, and
-half the bandwidth for its KV cache on the CPU. They were chosen by what such steps usually
-take, knowing this table; no figure belongs to one row.
+Inputs are the model's sizes from its configuration, by the code that `place` uses; sparsity (table 3),
+skew (figure 4) and predictor sizes (table 6) from the paper, or from the most similar model in it; and
+the machines of its section 8.1. The constants of the engines are in
+`crates/planner/src/simulate/engine.rs`, one value for all models, machines and formats, with its
+source. Two are assumed: 100 µs per synchronisation within a layer of the original, and half the
+bandwidth for its KV cache on the CPU. They are typical values, chosen with knowledge of this table. No
+constant is fitted to a single row.
 
 The estimates for this engine cannot be compared yet: no GPU has run its kernels, and the figures
 assume that they read at 80 % of a GPU's nominal bandwidth, as good kernels do.
 
-The paper's bar charts were read from a text conversion, their labels assigned by order; means and
-peaks that its text gives agree with the assignment. Labels have two digits, so 0.6 is anything from
-0.55 to 0.65. Inputs of figure 13 are not stated; 8 tokens are taken. Memory of `pc-high` is
-taken to sustain the 67.2 GB/s that the paper gives, since the authors' model cards have dense models
-at 70; that of `pc-low` to sustain 80 % of its 38.4.
+The labels of the paper's bar charts come from a text conversion and were assigned by order; the means
+and peaks in its text agree with the assignment. Labels have two digits, so 0.6 is anything from 0.55
+to 0.65. The prompt length of figure 13 is not stated; 8 tokens are assumed. The memory of `pc-high` is
+assumed to sustain the 67.2 GB/s in the paper, since dense models reach 70 in the authors' model cards;
+that of `pc-low` to sustain 80 % of its 38.4.
 
 ";
 
 const MISSING: &str = "
-## What falls short
+## Known deviations
 
-* Prompts of the original take two to five times as long as predicted where little is computed on the
-  CPU (OPT, Bamboo): requests for eight tokens, which the errors above leave out, are below.
+* Prompts of the original take two to five times as long as predicted where the CPU computes little
+  (OPT, Bamboo). The table of short requests below shows it; the errors above exclude them.
 * llama.cpp with all of Falcon-40B in INT4 on the RTX 4090 was measured at 17 tokens/s, 395 GB/s where
   a 7B model of that time reaches 566. Perhaps not all layers were on the card; the paper does not say.
-* LLaMA(ReGLU)-13B on `pc-low` is predicted too slow: its skew and the size of its predictors are not
-  published, and those of the 70B model and the mean are taken.
-* Tokens of a batch are taken to be independent. Real ones share neurons, so the original is predicted
+* LLaMA(ReGLU)-13B on `pc-low` is predicted too slow: its skew and predictor size are not published,
+  so the skew of the 70B model and the mean size are used.
+* Tokens of a batch are assumed to be independent. Real ones share neurons, so the original is predicted
   too slow at 4 to 16 requests.
-* Not compared: table 4 (1.5K tokens of input), whose printed unit, ms, cannot be for its values;
+* Not compared: table 4 (1.5K tokens of input), whose printed unit, ms, does not fit its values;
   table 8, whose OPT-30B contradicts figure 10; figures 3, 6, 16, 17 and 18 and the speeds of figure
   14, whose bars carry no labels; SpecInfer, which is not modelled.
 
-## Short answers
+## Short requests
 
 Input 64, output 8: mostly the time of the prompt. Not part of the errors above.
 
@@ -176,8 +173,8 @@ impl Setting {
             },
             config,
             quant: self.quant,
-            activity: Activity::of(self.model, Said::default()),
-            is_skew_said: false,
+            activity: Activity::of(self.model, ActivityOverrides::default()),
+            is_skew_given: false,
             policy: None,
             hot: None,
             prompt: self.prompt,
@@ -188,7 +185,7 @@ impl Setting {
     }
 }
 
-/// Answers, each found once.
+/// Cache of answers.
 #[derive(Default)]
 struct Answers(BTreeMap<Setting, Answer>);
 
@@ -199,7 +196,7 @@ impl Answers {
     }
 }
 
-/// A page that grows, and the errors of its rows.
+/// Text of the page, and the errors of its rows.
 #[derive(Default)]
 struct Page {
     text: String,
@@ -253,7 +250,7 @@ impl Page {
 }
 
 #[test]
-fn what_is_predicted_is_near_what_was_published() {
+fn predictions_are_near_published_measurements() {
     let mut answers = Answers::default();
     let mut page = Page::default();
     let columns = "| model | machine | format | engine | source | published | predicted | error |";
@@ -263,7 +260,7 @@ fn what_is_predicted_is_near_what_was_published() {
     );
     page.speeds(&mut answers, &SPEEDS);
     page.head(
-        "\n## Requests that decode together\n\nHow many times faster than llama.cpp PowerInfer is; \
+        "\n## Requests that decode together\n\nSpeedup of PowerInfer over llama.cpp; \
          Falcon-40B, FP16, `pc-high`, figure 14.\n\n",
         "| requests | published | predicted | error |",
     );

@@ -1,4 +1,4 @@
-//! A simulation's request, resolved, and its answer.
+//! Request and answer of a simulation.
 
 use powerinfer_artifact::{
     ByteSize,
@@ -18,7 +18,7 @@ use super::{
     subject::{Solved, Subject, model_bytes, parameters, rank},
 };
 
-/// Requests that decode together.
+/// Numbers of requests that decode together.
 const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 /// A model's shape, a machine, and a workload.
@@ -29,17 +29,17 @@ pub struct Request {
     pub config: ModelConfig,
     /// The machine.
     pub hardware: Hardware,
-    /// Memory that may be used, and room for context.
+    /// Memory budget and context length.
     pub budget: Budget,
     /// Format of the weights.
     pub quant: Format,
-    /// How active neurons are.
+    /// Activity of the neurons.
     pub activity: Activity,
-    /// Whether the skew was given, so that no other may be taken.
-    pub is_skew_said: bool,
-    /// Policy of every layer; the quickest, layer by layer, where there is none.
+    /// Whether the skew was given and must be kept.
+    pub is_skew_given: bool,
+    /// Policy of every layer; `None` for the fastest of each layer.
     pub policy: Option<Policy>,
-    /// Share of every layer's neurons on the GPU; the solver's choice where there is none.
+    /// Share of every layer's neurons on the GPU; `None` for the solver's choice.
     pub hot: Option<f64>,
     /// Tokens of the prompt.
     pub prompt: usize,
@@ -52,21 +52,21 @@ pub struct Request {
 pub struct Answer {
     /// The model.
     pub model: Model,
-    /// How active neurons are taken to be, with sources.
+    /// Assumed activity of the neurons, with sources.
     pub activity: Activity,
-    /// How good the placement is.
+    /// Quality of the placement.
     #[serde(flatten)]
     pub solver: Solver,
-    /// What each engine would do with this machine.
+    /// Estimate for each engine.
     pub engines: Vec<EngineAnswer>,
     /// This engine's placement.
     pub plan: Plan,
-    /// Share of hot neurons that was drawn by hand, for this engine's speed alone.
+    /// Given share of hot neurons; it affects the speed of this engine only.
     #[serde(skip)]
     pub hot: Option<f64>,
 }
 
-/// The model, in sizes.
+/// Sizes of the model.
 #[derive(Debug, Clone, Serialize)]
 pub struct Model {
     /// Its name.
@@ -81,16 +81,16 @@ pub struct Model {
     pub predictor_rank: usize,
 }
 
-/// How good the placement is.
+/// Quality of the placement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Solver {
-    /// What solved it.
+    /// Solver that found it.
     pub backend: String,
-    /// Value of the plan.
+    /// Value of the objective.
     pub objective: f64,
-    /// No plan is better than this.
+    /// Bound on the objective of every plan.
     pub bound: f64,
-    /// Distance from the bound, as a share of it.
+    /// Distance between objective and bound, as a share of the bound.
     pub gap: f64,
     /// Time to solve.
     pub solve_seconds: f64,
@@ -101,45 +101,45 @@ pub struct Solver {
 pub struct EngineAnswer {
     /// Name of the engine.
     pub name: &'static str,
-    /// Why it cannot run this at all.
+    /// Reason why it cannot run the model.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub warning: Option<String>,
+    /// Estimated speed, if it can.
     #[serde(flatten)]
-    /// Its speed, where it can.
     pub speed: Option<Speed>,
 }
 
-/// How fast, and with what on the GPU.
+/// Estimated speed, and share of the model on the GPU.
 #[derive(Debug, Clone, Serialize)]
 pub struct Speed {
-    /// How the model is placed, in words: `neurons`, or how many whole layers.
+    /// Kind of placement: `neurons`, or the number of whole layers on the GPU.
     pub placement: String,
     /// Share of all FFN neurons that are on the GPU.
     pub hot_neurons: f64,
-    /// Share of the activations that they carry.
+    /// Share of the activations of these neurons.
     pub hot_share: f64,
-    /// Share of what a token computes with, attention included, that is on the GPU.
+    /// Share of the weights that a token reads, attention included, on the GPU.
     pub gpu_load: f64,
-    /// For each number of requests that decode together.
+    /// Decoding, by the number of requests that decode together.
     pub decode: Vec<Decode>,
     /// Throughput of the prompt.
     pub prompt_tokens_per_second: f64,
     /// One request, from prompt to last token.
-    pub request: Whole,
+    pub request: RequestTime,
 }
 
-/// Decoding by some requests at once.
+/// Decoding of several requests at once.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Decode {
     /// Requests that decode together.
     pub requests: u32,
     /// Throughput of all requests together.
     pub tokens_per_second: f64,
-    /// From one token of a request to its next.
+    /// Time between two tokens of a request.
     pub milliseconds: f64,
-    /// Work of the GPU.
+    /// Time during which the GPU works.
     pub gpu_milliseconds: f64,
-    /// Work of the CPU.
+    /// Time during which the CPU works.
     pub cpu_milliseconds: f64,
     /// Synchronisation.
     pub sync_milliseconds: f64,
@@ -147,7 +147,7 @@ pub struct Decode {
 
 /// One request, from prompt to last token.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Whole {
+pub struct RequestTime {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens generated.
@@ -161,12 +161,17 @@ pub struct Whole {
 }
 
 impl Request {
-    /// Estimates speed for this engine, PowerInfer as published, and llama.cpp.
+    /// Estimates the speed of this engine, of PowerInfer as published, and of llama.cpp.
+    ///
+    /// # Errors
+    ///
+    /// No power law has this sparsity and skew, the policy is not possible for the model, no placement keeps the budget, or
+    /// the given share of hot neurons exceeds the VRAM.
     pub fn answer(mut self) -> Result<Answer, PlannerError> {
         let config = &self.config;
         let frequencies =
             self.activity
-                .frequencies(config.layer_count, config.ffn_size, self.is_skew_said)?;
+                .frequencies(config.layer_count, config.ffn_size, self.is_skew_given)?;
         let subject = Subject {
             config,
             quant: self.quant,
@@ -182,7 +187,7 @@ impl Request {
         }
         let mut engines = vec![EngineAnswer {
             name: OURS.name,
-            trouble: None,
+            warning: None,
             speed: Some(self.speed(&OURS, &placed, "neurons".to_owned())),
         }];
         if config.activation.has_exact_zeros() && subject.rank > 0 {
@@ -191,13 +196,13 @@ impl Request {
                     let placed = subject.placed(&solved);
                     EngineAnswer {
                         name: ORIGINAL.name,
-                        trouble: None,
+                        warning: None,
                         speed: Some(self.speed(&ORIGINAL, &placed, "neurons".to_owned())),
                     }
                 }
                 Err(error) => EngineAnswer {
                     name: ORIGINAL.name,
-                    trouble: Some(error.to_string()),
+                    warning: Some(error.to_string()),
                     speed: None,
                 },
             });
@@ -265,8 +270,8 @@ impl Request {
         if on_cpu > self.budget.ram_bytes {
             return EngineAnswer {
                 name: LLAMA_CPP.name,
-                trouble: Some(format!(
-                    "what is not on the GPU takes {}, of {}",
+                warning: Some(format!(
+                    "the parts on the CPU take {}, the budget is {}",
                     ByteSize(on_cpu),
                     ByteSize(self.budget.ram_bytes)
                 )),
@@ -276,7 +281,7 @@ impl Request {
         let placement = format!("{count} of {} layers", self.config.layer_count);
         EngineAnswer {
             name: LLAMA_CPP.name,
-            trouble: None,
+            warning: None,
             speed: Some(self.speed(&LLAMA_CPP, &placed, placement)),
         }
     }
@@ -292,7 +297,7 @@ impl Request {
             engine,
             hardware: &hardware,
         };
-        // Of the contexts that a request has while it decodes, the mean.
+        // Mean context while decoding.
         let context = self.prompt as f64 + self.tokens as f64 / 2.0;
         let decode = |requests: u32| {
             let time = estimator.pass(
@@ -322,7 +327,7 @@ impl Request {
             hot_share,
             gpu_load: placed.load_on_gpu(),
             prompt_tokens_per_second: self.prompt as f64 / prompt_seconds,
-            request: Whole {
+            request: RequestTime {
                 prompt_tokens: self.prompt,
                 tokens: self.tokens,
                 prompt_seconds,

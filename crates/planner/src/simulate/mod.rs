@@ -1,4 +1,4 @@
-//! Estimates how fast a model would be on a machine, without its weights: by this engine and by others.
+//! Estimates the speed of a model on a machine without its weights, for this engine and for others.
 
 #[cfg(test)]
 mod against_published;
@@ -8,5 +8,5 @@ mod published;
 pub(crate) mod step;
 mod subject;
 
-pub use answer::{Answer, Decode, EngineAnswer, Model, Request, Solver, Speed, Whole};
-pub use published::{Activity, Figure, Said};
+pub use answer::{Answer, Decode, EngineAnswer, Model, Request, RequestTime, Solver, Speed};
+pub use published::{Activity, ActivityOverrides, SourcedValue};

@@ -1,29 +1,28 @@
-//! How active the neurons of a model are, as published, or assumed from its nearest kin where nothing
-//! is; each figure with its source.
+//! Published activity of models, each figure with its source. Models without published figures have those of the most
+//! similar model.
 
 use powerinfer_synth::{SynthError, rates};
 use serde::Serialize;
 
 use crate::PlannerError;
 
-/// Share of a model's parameters that predictors take where none is published for it: the mean that
-/// the paper gives in section 8.3.4.
+/// Default size of all predictors as a share of the model's parameters: the mean in section 8.3.4 of the paper.
 const MEAN_PREDICTOR_SHARE: f64 = 0.0709;
 
 const TABLE_3: &str = "PowerInfer (arXiv 2312.12456v2), table 3";
 const TABLE_6: &str = "PowerInfer (arXiv 2312.12456v2), table 6";
 const FIGURE_4: &str = "PowerInfer (arXiv 2312.12456v2), figure 4a";
 
-/// A figure and where it is from.
+/// A figure and its source.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Figure {
-    /// Its value.
+pub struct SourcedValue {
+    /// Value.
     pub value: f64,
-    /// Where it is from.
+    /// Source.
     pub source: String,
 }
 
-impl Figure {
+impl SourcedValue {
     fn new(value: f64, source: &str) -> Self {
         Self {
             value,
@@ -31,86 +30,88 @@ impl Figure {
         }
     }
 
-    /// A given value, or else this figure.
+    /// The value `given`, or else this figure.
     fn or_given(self, given: Option<f64>) -> Self {
         given.map_or(self, |value| Self::new(value, "given"))
     }
 }
 
-/// How active the neurons of a model are, and what prediction it takes.
+/// Activity of a model's neurons, and size of its predictors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Activity {
     /// Share of FFN activations that are zero, over all layers.
-    pub sparsity: Figure,
-    /// Share of a layer's neurons that carry 80 % of its activations.
-    pub skew: Figure,
+    pub sparsity: SourcedValue,
+    /// Smallest share of a layer's neurons with 80 % of its activations.
+    pub skew: SourcedValue,
     /// Size of all predictors as a share of the model's parameters.
-    pub predictor_share: Figure,
-    /// Share of the neurons that are active in each layer of the first half, where that differs.
+    pub predictor_share: SourcedValue,
+    /// Share of active neurons in each layer of the first half, if it differs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_half_density: Option<Figure>,
+    pub first_half_density: Option<SourcedValue>,
 }
 
 /// Figures that replace the published ones.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Said {
+pub struct ActivityOverrides {
     /// Share of FFN activations that are zero.
     pub sparsity: Option<f64>,
-    /// Share of a layer's neurons that carry 80 % of its activations.
+    /// Smallest share of a layer's neurons with 80 % of its activations.
     pub skew: Option<f64>,
     /// Size of all predictors as a share of the model's parameters.
     pub predictor_share: Option<f64>,
 }
 
 impl Activity {
-    /// The figures of the shape called `name`.
-    pub fn of(name: &str, said: Said) -> Self {
+    /// Figures of the model shape `name`; those in `said` take precedence.
+    pub fn of(name: &str, said: ActivityOverrides) -> Self {
         let sparsity = match name {
             "opt-1.3b" | "opt-6.7b" | "opt-13b" | "opt-30b" | "opt-66b" | "opt-175b" => {
-                Figure::new(
+                SourcedValue::new(
                     0.97,
                     &format!("{TABLE_3}: 96 to 98 % for OPT, 97 % in table 1"),
                 )
             }
-            "falcon-40b" => Figure::new(0.95, TABLE_3),
-            "falcon-7b" => Figure::new(0.95, &format!("assumed: as Falcon(ReLU)-40B, {TABLE_3}")),
-            "bamboo-7b" => Figure::new(
+            "falcon-40b" => SourcedValue::new(0.95, TABLE_3),
+            "falcon-7b" => {
+                SourcedValue::new(0.95, &format!("assumed: as Falcon(ReLU)-40B, {TABLE_3}"))
+            }
+            "bamboo-7b" => SourcedValue::new(
                 0.83,
                 "PowerInfer (arXiv 2312.12456v2), section 8.3.2: 80 to 86 % on the tokens that were timed; table 3 has 90 %",
             ),
-            "llama-7b" => Figure::new(0.70, &format!("{TABLE_3}, LLaMA2(ReGLU)-7B")),
-            "llama-13b" => Figure::new(0.78, &format!("{TABLE_3}, LLaMA2(ReGLU)-13B")),
-            "llama-70b" => Figure::new(0.82, &format!("{TABLE_3}, LLaMA2(ReGLU)-70B")),
-            "llama-30b" => Figure::new(
+            "llama-7b" => SourcedValue::new(0.70, &format!("{TABLE_3}, LLaMA2(ReGLU)-7B")),
+            "llama-13b" => SourcedValue::new(0.78, &format!("{TABLE_3}, LLaMA2(ReGLU)-13B")),
+            "llama-70b" => SourcedValue::new(0.82, &format!("{TABLE_3}, LLaMA2(ReGLU)-70B")),
+            "llama-30b" => SourcedValue::new(
                 0.80,
                 &format!("assumed: between LLaMA2(ReGLU)-13B and 70B, {TABLE_3}"),
             ),
-            _ => Figure::new(0.80, &format!("assumed: as a ReGLU model, {TABLE_3}")),
+            _ => SourcedValue::new(0.80, &format!("assumed: as a ReGLU model, {TABLE_3}")),
         };
         let is_plain = name.starts_with("opt-") || name.starts_with("falcon-");
         let skew = match name {
-            "opt-30b" => Figure::new(0.26, FIGURE_4),
-            "llama-70b" => Figure::new(0.43, &format!("{FIGURE_4}, LLaMA2(ReGLU)-70B")),
-            _ if is_plain => Figure::new(0.26, &format!("assumed: as OPT-30B, {FIGURE_4}")),
-            _ => Figure::new(0.43, &format!("assumed: as LLaMA2(ReGLU)-70B, {FIGURE_4}")),
+            "opt-30b" => SourcedValue::new(0.26, FIGURE_4),
+            "llama-70b" => SourcedValue::new(0.43, &format!("{FIGURE_4}, LLaMA2(ReGLU)-70B")),
+            _ if is_plain => SourcedValue::new(0.26, &format!("assumed: as OPT-30B, {FIGURE_4}")),
+            _ => SourcedValue::new(0.43, &format!("assumed: as LLaMA2(ReGLU)-70B, {FIGURE_4}")),
         };
         let predictor_share = match name {
-            "opt-13b" => Figure::new(0.0671, TABLE_6),
-            "opt-66b" => Figure::new(0.0488, TABLE_6),
-            "opt-30b" => Figure::new(
+            "opt-13b" => SourcedValue::new(0.0671, TABLE_6),
+            "opt-66b" => SourcedValue::new(0.0488, TABLE_6),
+            "opt-30b" => SourcedValue::new(
                 0.058,
                 &format!("assumed: between OPT-13B and OPT-66B, {TABLE_6}"),
             ),
-            "opt-175b" => Figure::new(0.0488, &format!("assumed: as OPT-66B, {TABLE_6}")),
-            "falcon-40b" => Figure::new(0.0868, TABLE_6),
-            "llama-70b" => Figure::new(0.0808, &format!("{TABLE_6}, LLaMA(ReGLU)-70B")),
-            _ => Figure::new(
+            "opt-175b" => SourcedValue::new(0.0488, &format!("assumed: as OPT-66B, {TABLE_6}")),
+            "falcon-40b" => SourcedValue::new(0.0868, TABLE_6),
+            "llama-70b" => SourcedValue::new(0.0808, &format!("{TABLE_6}, LLaMA(ReGLU)-70B")),
+            _ => SourcedValue::new(
                 MEAN_PREDICTOR_SHARE,
                 "assumed: the mean in PowerInfer (arXiv 2312.12456v2), section 8.3.4",
             ),
         };
         let first_half_density = (name == "opt-30b" && said.sparsity.is_none()).then(|| {
-            Figure::new(
+            SourcedValue::new(
                 0.01,
                 "PowerInfer (arXiv 2312.12456v2), section 3.1: less than 1 % in the first 24 layers",
             )
@@ -123,13 +124,17 @@ impl Activity {
         }
     }
 
-    /// How often each neuron is active, hottest first, per layer. Where nobody said what the skew
-    /// is and the usual one cannot be at this sparsity, the nearest that can is taken and noted.
+    /// Activation frequencies per layer, hottest first. A skew that was not given and is impossible at this sparsity is
+    /// replaced by the nearest possible one.
+    ///
+    /// # Errors
+    ///
+    /// No power law has this sparsity and skew.
     pub fn frequencies(
         &mut self,
         layers: usize,
         neurons: usize,
-        is_skew_said: bool,
+        is_skew_given: bool,
     ) -> Result<Vec<Vec<f64>>, PlannerError> {
         let mean = 1.0 - self.sparsity.value;
         let early = self
@@ -137,12 +142,12 @@ impl Activity {
             .as_ref()
             .map_or(mean, |found| found.value);
         let first = layers / 2;
-        // What is left to the second half, so that the mean holds.
+        // Density of the second half, so that the mean holds.
         let late = (mean * layers as f64 - early * first as f64) / (layers - first) as f64;
-        let late = self.law(neurons, late, is_skew_said)?;
+        let late = self.law(neurons, late, is_skew_given)?;
         let early = match self.first_half_density {
             None => late.clone(),
-            Some(_) => self.law(neurons, early, is_skew_said)?,
+            Some(_) => self.law(neurons, early, is_skew_given)?,
         };
         Ok((0..layers)
             .map(|layer| if layer < first { &early } else { &late }.clone())
@@ -153,20 +158,20 @@ impl Activity {
         &mut self,
         neurons: usize,
         density: f64,
-        is_skew_said: bool,
+        is_skew_given: bool,
     ) -> Result<Vec<f64>, PlannerError> {
         match rates(neurons, 1.0 - density, self.skew.value) {
             Err(SynthError::NoPowerLaw {
                 lowest, highest, ..
-            }) if !is_skew_said && lowest < highest => {
+            }) if !is_skew_given && lowest < highest => {
                 let nearest = self.skew.value.clamp(lowest / 100.0, highest / 100.0);
-                // A little inside, for the limits are where the law degenerates.
+                // Slightly inside the limits, where the law degenerates.
                 let inside = if nearest > self.skew.value {
                     1.02
                 } else {
                     0.98
                 };
-                self.skew = Figure::new(
+                self.skew = SourcedValue::new(
                     (nearest * inside).min(0.8),
                     "the nearest to the usual one that this sparsity allows",
                 );
@@ -184,7 +189,7 @@ mod tests {
     #[test]
     fn every_shape_has_figures_that_can_be() {
         for (name, _) in powerinfer_synth::SHAPES {
-            let mut activity = Activity::of(name, Said::default());
+            let mut activity = Activity::of(name, ActivityOverrides::default());
             let found = activity.frequencies(4, 4096, true).unwrap();
             let sum: f64 = found.iter().flatten().sum();
             let density = sum / (4.0 * 4096.0);
@@ -197,9 +202,9 @@ mod tests {
 
     #[test]
     fn where_the_usual_skew_cannot_be_the_nearest_is_taken() {
-        let said = Said {
+        let said = ActivityOverrides {
             sparsity: Some(0.5),
-            ..Said::default()
+            ..ActivityOverrides::default()
         };
         let mut activity = Activity::of("opt-30b", said);
         assert!(activity.frequencies(2, 2048, true).is_err());

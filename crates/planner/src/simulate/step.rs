@@ -1,15 +1,15 @@
-//! Time of one pass over the weights by an engine, with the solver's cost model: a step of decoding for some
-//! requests at once, or a chunk of a prompt.
+//! Time of one pass over the weights by an engine, with the solver's cost model: a decode step of one or more requests, or
+//! a chunk of a prompt.
 //!
-//! A neuron is read once for all tokens of a pass that it is active for, in `1 − (1 − f)^tokens` of
-//! the passes, as if tokens were independent; it is computed for each of them.
+//! A pass reads a neuron once if it is active on any of its tokens, with probability `1 − (1 − f)^tokens` for independent
+//! tokens, and computes it for each token on which it is active.
 
 use powerinfer_artifact::{
     hardware::Hardware,
     plan::{Device, Plan, Policy},
 };
-use powerinfer_bundle::memory::kv_bytes;
 use powerinfer_model::ModelConfig;
+use powerinfer_runtime::memory::kv_bytes;
 use powerinfer_solver::{
     Candidate, LayerMode, Problem, Work,
     cost::{Access, Cost, CostModel, Ffn, Neurons, Throughput},
@@ -18,10 +18,10 @@ use powerinfer_tensor::{BLOCK, Format};
 
 use super::engine::{Engine, Merge, PICKED_PRODUCTS, operations};
 
-/// Tokens of a prompt that go through the weights together.
+/// Prompt tokens per pass.
 const CHUNK: usize = 512;
 
-/// A placed model: the device of every part, and what a token reads of it.
+/// A placed model: the device of each part, and the bytes of it that a token reads.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed<'a> {
     /// The layers, in order.
@@ -43,9 +43,9 @@ pub(crate) struct Placed<'a> {
 pub(crate) struct PlacedLayer<'a> {
     /// Execution mode of the FFN.
     pub(crate) mode: LayerMode,
-    /// Hottest first.
+    /// Activation frequencies, hottest first.
     pub(crate) frequencies: &'a [f64],
-    /// How many of them, the hottest, are on the GPU.
+    /// Number of hot neurons.
     pub(crate) hot_count: usize,
     /// Bytes of a neuron.
     pub(crate) neuron_bytes: u64,
@@ -57,24 +57,24 @@ pub(crate) struct PlacedLayer<'a> {
     pub(crate) prediction: Device,
     /// Device of the KV cache.
     pub(crate) kv: Device,
-    /// Numbers that a token of context adds to the cache.
+    /// Numbers in the cache per token of context.
     pub(crate) kv_numbers: usize,
-    /// Bytes that they take where the plan says how they are stored.
+    /// Bytes of these numbers in the format of the plan.
     pub(crate) kv_bytes: f64,
 }
 
-/// What a pass does.
+/// Workload of a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pass {
-    /// Tokens that go through the weights together, a whole number.
+    /// Number of tokens, a whole number.
     pub(crate) tokens: f64,
-    /// Tokens of context whose keys and values are read, of all requests together.
+    /// Tokens of context whose keys and values are read, over all requests.
     pub(crate) context: f64,
-    /// Whether it is part of a prompt.
+    /// Decoding or prompt.
     pub(crate) kind: Kind,
 }
 
-/// What a pass is for.
+/// Kind of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A new token for every request.
@@ -88,12 +88,12 @@ pub(crate) enum Kind {
 pub(crate) struct Estimator<'a> {
     /// The engine.
     pub(crate) engine: &'a Engine,
-    /// The machine, as the model finds it.
+    /// The machine, with figures for the model.
     pub(crate) hardware: &'a Hardware,
 }
 
 impl Estimator<'_> {
-    /// Time of one pass over all of `placed`.
+    /// Cost of one pass through `placed`.
     pub(crate) fn pass(self, placed: &Placed<'_>, pass: Pass) -> Cost {
         let model = self.cost_model(placed, pass);
         let mut before = (Device::Cpu, 0);
@@ -107,7 +107,7 @@ impl Estimator<'_> {
             before = here;
         }
         let bytes = placed.head_bytes as f64;
-        // Of a prompt, only the last token needs logits.
+        // Only the last token of a prompt needs logits.
         let computed_bytes = match pass.kind {
             Kind::Decode => bytes,
             Kind::Prompt => bytes / pass.tokens,
@@ -248,7 +248,7 @@ impl Estimator<'_> {
     }
 }
 
-/// The neurons with these activation frequencies in a pass of `tokens` independent tokens.
+/// Neurons with these activation frequencies, in a pass of `tokens` independent tokens.
 fn neurons(frequencies: &[f64], tokens: f64) -> Neurons {
     let active: f64 = frequencies.iter().sum();
     let read = match tokens as i32 {
@@ -266,7 +266,7 @@ fn neurons(frequencies: &[f64], tokens: f64) -> Neurons {
 }
 
 impl<'a> Placed<'a> {
-    /// A model as `plan` has it, its layers going the ways `chosen`.
+    /// The model placed by `plan`, whose layers have the candidates `chosen`.
     pub(crate) fn of(
         plan: &Plan,
         problem: &Problem,
@@ -298,7 +298,7 @@ impl<'a> Placed<'a> {
         }
     }
 
-    /// Share of the neurons on the GPU, and of the activations that they carry.
+    /// Share of the neurons on the GPU, and share of the activations of these neurons.
     pub(crate) fn hot(&self) -> [f64; 2] {
         let mut counts = [0.0; 2];
         let mut carried = [0.0; 2];
@@ -311,8 +311,8 @@ impl<'a> Placed<'a> {
         [counts, carried].map(|[hot, cold]| hot / (hot + cold))
     }
 
-    /// Share of what a token computes with, attention and active neurons, that is on the GPU: the
-    /// paper's neuron load, whose neurons are the rows of any matrix.
+    /// Share of the weights that a token reads, attention and active neurons, on the GPU: the paper's neuron load, which
+    /// counts the rows of every matrix as neurons.
     pub(crate) fn load_on_gpu(&self) -> f64 {
         let mut on_gpu = 0.0;
         let mut all = 0.0;

@@ -1,5 +1,5 @@
-//! A model without weights as the engines take it: the same problem that `place` states, with
-//! published figures where a profile and predictors would be.
+//! Placement of a model without weights: the problem that `place` solves, with published figures instead of a profile and
+//! predictors.
 
 use std::time::Duration;
 
@@ -22,29 +22,29 @@ use crate::{
     problem::problem,
 };
 
-/// Format of this project's predictors unless told otherwise.
+/// Default format of this engine's predictors.
 const PREDICTORS: Format = Format::Q4_0;
 
-/// What there is to place.
+/// A model, a machine and a budget.
 pub(crate) struct Subject<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) quant: Format,
-    /// Per layer, hottest first.
+    /// Activation frequencies per layer, hottest first.
     pub(crate) frequencies: &'a [Vec<f64>],
-    /// Inner size of a layer's predictor; 0 for none.
+    /// Hidden units of each layer's predictor; 0 for none.
     pub(crate) rank: usize,
     pub(crate) budget: &'a Budget,
     pub(crate) hardware: &'a Hardware,
 }
 
-/// A placement of it.
+/// A solved placement.
 pub(crate) struct Solved {
     pub(crate) problem: Problem,
     pub(crate) candidates: Vec<Vec<Candidate>>,
     pub(crate) decision: Decision,
 }
 
-/// Parameters of a model.
+/// Number of parameters of a model.
 pub(crate) fn parameters(config: &ModelConfig) -> u64 {
     let weights = config.weights().into_iter();
     weights
@@ -60,7 +60,7 @@ pub(crate) fn model_bytes(config: &ModelConfig, quant: Format) -> u64 {
         .sum()
 }
 
-/// Inner size of predictors that together take `share` of the parameters.
+/// Rank at which all predictors together have `share` of the model's parameters.
 pub(crate) fn rank(config: &ModelConfig, share: f64) -> usize {
     let per_unit = config.layer_count * (config.hidden_size + config.ffn_size);
     (share * parameters(config) as f64 / per_unit as f64).round() as usize
@@ -78,7 +78,7 @@ impl Subject<'_> {
         )
     }
 
-    /// Placed for this engine, each layer going its quickest way, or all the way that is `forced`.
+    /// Solves the placement for this engine, with the policy `forced`, or else the fastest mode of each layer.
     pub(crate) fn solve(&self, forced: Option<Policy>) -> Result<Solved, PlannerError> {
         let builder = ModeBuilder::new(self.config, self.quant);
         let mut modes = vec![(builder.dense(None), 0)];
@@ -105,8 +105,8 @@ impl Subject<'_> {
         )
     }
 
-    /// Placed as PowerInfer's paper has it: predicted neurons everywhere, predictors in the
-    /// format of the weights, the KV cache on the CPU, the most activations on the GPU.
+    /// Solves the placement of PowerInfer's paper: policy `predicted` in every layer, predictors in the format of the
+    /// weights, the KV cache on the CPU, and the objective `impact`.
     pub(crate) fn solve_as_published(&self) -> Result<Solved, PlannerError> {
         // "The predictor will be quantized at the same time" (Tiiny-AI/PowerInfer, issue 120).
         let bytes = self.rank as u64
@@ -153,16 +153,16 @@ impl Subject<'_> {
         })
     }
 
-    /// Bytes of a layer's predictor, both matrices and what is kept per neuron.
+    /// Bytes of a layer's predictor: both matrices, and the values per neuron.
     fn predictor_bytes(&self, format: Format) -> u64 {
         let read = predictor_work(self.config, format, self.rank).bytes;
-        // Half of B's columns are not read, but there.
+        // A token does not read half of B.
         let unread = (self.rank - self.rank / 2) * format.row_bytes(self.config.ffn_size);
         read as u64 + unread as u64
     }
 
-    /// The model as placed by whole layers, every neuron computed: as many of the last layers on the
-    /// GPU as fit with their KV cache, the head after all of them.
+    /// Places whole layers with policy `dense`: as many of the last layers as fit on the GPU with their KV cache, then the
+    /// head. Returns the number of layers on the GPU as well.
     pub(crate) fn by_whole_layers<'b>(
         &self,
         kv_number_bytes: u64,
@@ -172,7 +172,7 @@ impl Subject<'_> {
         let numbers = 2 * self.config.kv_head_count * self.config.head_size;
         let kv_bytes = self.budget.context_tokens * numbers as u64 * kv_number_bytes;
         let neurons = self.config.ffn_size as u64;
-        // Scores of every head before and after softmax, and a matrix made 16 bits for its product.
+        // Attention scores before and after softmax, and a matrix dequantised to 16 bits.
         let scores = self.config.head_count as u64 * self.budget.context_tokens * 4;
         let widened = match self.quant.is_quantised() {
             true => (self.config.hidden_size * self.config.ffn_size * 2) as u64,
@@ -190,8 +190,8 @@ impl Subject<'_> {
             Some(_) => self.budget.vram_bytes.saturating_sub(reserve),
             None => 0,
         };
-        let mut homes = vec![Device::Cpu; problem.layers.len()];
-        for (layer_device, layer) in homes.iter_mut().zip(&problem.layers).rev() {
+        let mut devices = vec![Device::Cpu; problem.layers.len()];
+        for (layer_device, layer) in devices.iter_mut().zip(&problem.layers).rev() {
             let bytes = layer.attention_bytes + neurons * layer.neuron_bytes + kv_bytes;
             let Some(rest) = left.checked_sub(bytes) else {
                 break;
@@ -199,11 +199,11 @@ impl Subject<'_> {
             left = rest;
             *layer_device = Device::Gpu;
         }
-        let is_all = homes[0] == Device::Gpu && left >= problem.head_bytes;
+        let is_all = devices[0] == Device::Gpu && left >= problem.head_bytes;
         let layers = problem
             .layers
             .iter()
-            .zip(&homes)
+            .zip(&devices)
             .map(|(layer, &layer_device)| {
                 let hot_count = if layer_device == Device::Gpu {
                     all_active.len()
@@ -231,14 +231,14 @@ impl Subject<'_> {
             hidden_size: self.config.hidden_size,
             matrices: self.config.matrices_per_neuron(),
         };
-        let count = homes
+        let count = devices
             .iter()
             .filter(|layer_device| **layer_device == Device::Gpu)
             .count();
         (placed, count)
     }
 
-    /// Bytes of `placed` that are on the CPU, weights alone.
+    /// Bytes of the weights of `placed` on the CPU.
     pub(crate) fn cpu_bytes(&self, placed: &Placed<'_>) -> u64 {
         let problem = self.problem();
         let layers = placed.layers.iter().map(|layer| {
@@ -255,7 +255,7 @@ impl Subject<'_> {
         layers.sum::<u64>() + problem.embedding_bytes + head
     }
 
-    /// What `solved` has where.
+    /// The model as placed by `solved`.
     pub(crate) fn placed<'b>(&self, solved: &'b Solved) -> Placed<'b> {
         let Solved {
             problem,
@@ -268,7 +268,7 @@ impl Subject<'_> {
     }
 }
 
-/// How long solving may take, and for what.
+/// Options of the solver.
 fn options() -> Options {
     Options {
         time_limit: Duration::from_secs(60),

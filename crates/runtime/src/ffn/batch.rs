@@ -2,11 +2,13 @@
 
 use std::{cell::Cell, ops::Range};
 
-use powerinfer_bundle::{Layout, memory::PREFILL_BATCH};
+use powerinfer_bundle::Layout;
 use powerinfer_kernels::Isa;
 
 use super::{Ffn, Known, NeuronValue, ROWS, RowsRead, known};
-use crate::{input::Input, linear::Linear, masks::Masks, scratch::ThreadBuffer};
+use crate::{
+    input::Input, linear::Linear, masks::Masks, memory::PREFILL_BATCH, scratch::ThreadBuffer,
+};
 
 thread_local! {
     /// Products of a group for all tokens.

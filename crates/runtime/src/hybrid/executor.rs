@@ -5,12 +5,12 @@ use std::time::Duration;
 use powerinfer_gpu::{ColdNeurons, DeviceModel, FfnInput};
 use powerinfer_kernels::cuda::{DeviceError, GpuCache, NeuronCounts};
 
-use super::{SideTimes, times::Stopwatch};
+use super::{PassTimes, times::Stopwatch};
 use crate::{
     RuntimeError, Stage,
+    executor::LayerExecutor,
     executor::{CpuExecutor, Projections, mix},
     ffn::FfnBuffers,
-    forward::LayerExecutor,
     model::Model,
     pass::Pass,
     selector::Selector,
@@ -31,7 +31,7 @@ pub(crate) struct HybridExecutor {
     /// The layer that runs.
     layer: usize,
     /// Times of both sides, where they are measured.
-    times: Option<SideTimes>,
+    times: Option<PassTimes>,
 }
 
 impl HybridExecutor {
@@ -50,19 +50,19 @@ impl HybridExecutor {
     }
 
     /// Measures the times of both sides from now on, or no longer; returns those measured so far.
-    pub(crate) fn take_times(&mut self, continues: bool) -> SideTimes {
+    pub(crate) fn take_times(&mut self, continues: bool) -> PassTimes {
         self.device.set_timed(continues);
-        let fresh = continues.then(|| SideTimes::new(self.device.layer_count()));
+        let fresh = continues.then(|| PassTimes::new(self.device.layer_count()));
         std::mem::replace(&mut self.times, fresh).unwrap_or_default()
     }
 }
 
 impl LayerExecutor for HybridExecutor {
-    fn batch_tokens(&self) -> usize {
+    fn max_batch_tokens(&self) -> usize {
         self.device.prompt_tokens()
     }
 
-    fn batches_sequences(&self) -> bool {
+    fn supports_batches(&self) -> bool {
         false
     }
 
@@ -75,10 +75,10 @@ impl LayerExecutor for HybridExecutor {
                 let places = caches.flat_map(GpuCache::addresses).collect();
                 device.begin_token(places);
             }
-            tokens => device.switch_to(tokens),
+            tokens => device.use_prompt_buffers(tokens),
         }
         // Timed passes end a segment in every layer.
-        device.launch_whole(self.times.is_none())?;
+        device.launch_ahead(self.times.is_none())?;
         device.start(pass.buffers.positions[0], &pass.buffers.rotations)?;
         self.computed_before = pass.observers.statistics.neurons_computed;
         Ok(())
@@ -95,30 +95,30 @@ impl LayerExecutor for HybridExecutor {
         }
         self.bring_to_device(pass)?;
         let device = &mut self.device;
-        if pass.model.is_parallel() {
+        if pass.model.config.block.is_parallel() {
             device.keep_residual()?;
             if !device.has_ffn(layer) || device.layer(layer).is_predicted_on_host() {
                 self.residual = Some(read_hidden(device, pass)?);
             }
         }
         device.project_attention(layer)?;
-        pass.observers.stage(Stage::Launching);
+        pass.observers.end_stage(Stage::Launching);
         match &mut pass.sequences[0].on_device[layer] {
             Some(cache) => device.attend(layer, cache)?,
             None => {
                 // Keys and values are on the host.
                 let [query, key, value] = device.read_projections()?;
-                pass.observers.stage(Stage::Waiting);
+                pass.observers.end_stage(Stage::Waiting);
                 let mut projections = Projections { query, key, value };
                 let watch = self.watch(pass);
                 mix(pass, layer, &mut projections);
                 self.add_host(watch, pass);
-                pass.observers.stage(Stage::Attention);
+                pass.observers.end_stage(Stage::Attention);
                 self.device.write_mixed(&projections.query)?;
             }
         }
         self.device.add_attention(layer)?;
-        pass.observers.stage(Stage::Launching);
+        pass.observers.end_stage(Stage::Launching);
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl LayerExecutor for HybridExecutor {
         let streams = self.device.streams(layer);
         let cold = model.bundle.plan().layers[layer].hot_count < model.config.ffn_size && !streams;
         if self.device.layer(layer).attention.is_none() {
-            if let (true, Some(residual)) = (model.is_parallel(), &self.residual) {
+            if let (true, Some(residual)) = (model.config.block.is_parallel(), &self.residual) {
                 self.device.write_residual(residual)?;
             }
             self.bring_to_device(pass)?;
@@ -140,7 +140,7 @@ impl LayerExecutor for HybridExecutor {
             // The device computes attention in parallel.
             with_cold_neurons(model, layer, |cold| self.device.begin_stream(layer, cold))?;
         }
-        let reads = match model.is_parallel() {
+        let reads = match model.config.block.is_parallel() {
             true => FfnInput::Residual,
             false => FfnInput::Hidden,
         };
@@ -150,11 +150,11 @@ impl LayerExecutor for HybridExecutor {
             self.device.predict(layer, reads, cold)?;
         }
         self.device.gate_up(layer, reads, cold)?;
-        pass.observers.stage(Stage::Launching);
+        pass.observers.end_stage(Stage::Launching);
         let neurons = model.config.ffn_size as u64;
         pass.observers.statistics.neurons += pass.tokens.len() as u64 * neurons;
-        pass.observers.statistics.neurons_passed += neurons;
-        if cold && !self.device.is_whole() {
+        pass.observers.statistics.neurons_per_pass += neurons;
+        if cold && !self.device.is_launched_ahead() {
             self.device.end_segment()?;
             self.cold_neurons(pass, layer)?;
         }
@@ -163,12 +163,12 @@ impl LayerExecutor for HybridExecutor {
             with_cold_neurons(model, layer, |cold| self.device.stream(layer, cold))?;
         }
         self.device.norm_after(layer)?;
-        pass.observers.stage(Stage::Launching);
+        pass.observers.end_stage(Stage::Launching);
         Ok(())
     }
 
     fn finish(&mut self, pass: &mut Pass<'_>) -> Result<(), RuntimeError> {
-        if self.device.is_whole() {
+        if self.device.is_launched_ahead() {
             self.cold_neurons_of_all_layers(pass)?;
         }
         self.bring_to_host(pass)?;
@@ -181,24 +181,24 @@ impl LayerExecutor for HybridExecutor {
         let on_host = statistics.neurons_computed - self.computed_before;
         statistics.neurons_computed += computed;
         statistics.neurons_in_union += computed;
-        pass.observers.stage(Stage::Waiting);
+        pass.observers.end_stage(Stage::Waiting);
         self.add_times(pass, counts, on_host)?;
         if pass.tokens.len() > 1 {
-            self.device.switch_to(1);
+            self.device.use_prompt_buffers(1);
         }
         Ok(())
     }
 
-    fn abort(&mut self, pass: &mut Pass<'_>) -> bool {
-        if self.device.is_whole() {
-            self.device.give_up();
+    fn recover(&mut self, pass: &mut Pass<'_>) -> bool {
+        if self.device.is_launched_ahead() {
+            self.device.release_waiting_kernels();
         }
         if pass.tokens.len() > 1 {
-            self.device.switch_to(1);
+            self.device.use_prompt_buffers(1);
             return false;
         }
         // Once more without graphs.
-        self.device.fail()
+        self.device.discard_segments()
     }
 }
 
@@ -271,7 +271,7 @@ impl HybridExecutor {
 
     fn attention_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
         self.bring_to_host(pass)?;
-        pass.observers.stage(Stage::Waiting);
+        pass.observers.end_stage(Stage::Waiting);
         let watch = self.watch(pass);
         self.cpu.attention(pass, layer)?;
         self.add_host(watch, pass);
@@ -281,7 +281,7 @@ impl HybridExecutor {
 
     fn ffn_on_host(&mut self, pass: &mut Pass<'_>, layer: usize) -> Result<(), RuntimeError> {
         self.bring_to_host(pass)?;
-        pass.observers.stage(Stage::Waiting);
+        pass.observers.end_stage(Stage::Waiting);
         let residual = self.residual.take();
         self.cpu.residual = residual.unwrap_or_else(|| pass.buffers.hidden.clone());
         let watch = self.watch(pass);
@@ -309,7 +309,7 @@ impl HybridExecutor {
         let words =
             ffn.predicted_words(&model.threads, predictor_input, &mut self.cold, statistics);
         self.add_host(watch, pass);
-        pass.observers.stage(Stage::Prediction);
+        pass.observers.end_stage(Stage::Prediction);
         self.device.set_predicted(layer, &words)?;
         Ok(())
     }
@@ -322,7 +322,7 @@ impl HybridExecutor {
             if plan.hot_count < model.config.ffn_size {
                 self.begin_layer(layer);
                 self.cold_neurons(pass, layer)?;
-                self.device.sync(layer);
+                self.device.signal_cold_sum(layer);
             }
         }
         Ok(())
@@ -337,7 +337,7 @@ impl HybridExecutor {
         let device = &self.device;
         let mut input = vec![0.0; pass.tokens.len() * model.config.hidden_size];
         device.read_input(&mut input);
-        pass.observers.stage(Stage::Waiting);
+        pass.observers.end_stage(Stage::Waiting);
         let mask = (device.layer(layer).predicts()).then(|| device.predicted_words());
         let watch = self.watch(pass);
         let statistics = &mut pass.observers.statistics;
@@ -351,7 +351,7 @@ impl HybridExecutor {
         );
         self.device.write_cold_sum(&sum);
         self.add_host(watch, pass);
-        pass.observers.stage(Stage::Down);
+        pass.observers.end_stage(Stage::Down);
         Ok(())
     }
 }

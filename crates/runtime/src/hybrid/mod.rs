@@ -14,5 +14,5 @@ mod stored_layer;
 mod times;
 
 pub(crate) use executor::HybridExecutor;
-pub(crate) use place::{check_budget, make_room_for_prompts, place};
-pub use times::{LayerTimes, SideTimes};
+pub(crate) use place::{allocate_prompt_buffers, check_budget, place};
+pub use times::{LayerTimes, PassTimes};

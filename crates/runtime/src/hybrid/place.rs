@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use powerinfer_artifact::{
     Hint,
-    plan::{self, LayerPlan, Plan, Score},
+    plan::{self, LayerPlan, Plan, Score, Threshold},
 };
-use powerinfer_bundle::{Bundle, Layout, StoredLinear, memory::PREFILL_BATCH};
+use powerinfer_bundle::{Bundle, Layout, StoredLinear};
 use powerinfer_gpu::{
     DeviceFfn, DeviceHead, DeviceLayer, DeviceModel, DeviceSelector, ModelShape, Upload,
 };
@@ -18,7 +18,9 @@ use powerinfer_model::ModelConfig;
 use powerinfer_tensor::CacheFormat;
 
 use super::stored_layer::{StoredLayerSource, upload_stored};
-use crate::{ActivationFormat, RuntimeError, model::Model, selector::Selector};
+use crate::{
+    ActivationFormat, RuntimeError, memory::PREFILL_BATCH, model::Model, selector::Selector,
+};
 
 /// Uploads what a selector of `hot` neurons needs on the device; `is_here` if the plan has the predictor there.
 fn device_selector(
@@ -59,17 +61,26 @@ fn device_selector(
             })
         }
         Selector::Threshold(scoring) => {
-            let (threshold, vectors) = (scoring.threshold, scoring.vectors);
-            let value = threshold.value;
-            match threshold.score {
-                Score::Gate => DeviceSelector::Gate(value, None),
-                Score::WeightedGate => {
-                    DeviceSelector::Gate(value, Some(upload.floats(&vectors.gate_scale[..hot])?))
-                }
+            let vectors = scoring.vectors;
+            let Threshold {
+                value: threshold,
+                score,
+                centred,
+                ..
+            } = scoring.threshold;
+            match score {
+                Score::Gate => DeviceSelector::Gate {
+                    threshold,
+                    scale: None,
+                },
+                Score::WeightedGate => DeviceSelector::Gate {
+                    threshold,
+                    scale: Some(upload.floats(&vectors.gate_scale[..hot])?),
+                },
                 Score::Contribution => DeviceSelector::Contribution {
-                    threshold: value,
+                    threshold,
                     scale: upload.floats(&vectors.contribution_scale[..hot])?,
-                    centre: match threshold.centred {
+                    centre: match centred {
                         true => Some(upload.floats(&vectors.centre[..hot])?),
                         false => None,
                     },
@@ -182,14 +193,14 @@ pub(crate) fn place(device: Arc<dyn Device>, model: &Model) -> Result<DeviceMode
 /// # Errors
 ///
 /// Returns an error if the device fails.
-pub(crate) fn make_room_for_prompts(
+pub(crate) fn allocate_prompt_buffers(
     device: &mut DeviceModel,
     bundle: &Bundle,
     caches: usize,
 ) -> Result<(), DeviceError> {
     let held = device.bytes() + caches;
     let (budget, is_placed) = (bundle.plan().budget.vram_bytes, bundle.plan().is_placed());
-    device.make_room_for_prompts(PREFILL_BATCH, |bytes| {
+    device.allocate_prompt_buffers(PREFILL_BATCH, |bytes| {
         !is_placed || (held + bytes) as u64 <= budget
     })
 }

@@ -15,7 +15,7 @@ pub struct LayerTimes {
 
 /// Times, neurons and bytes of both sides for some tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SideTimes {
+pub struct PassTimes {
     /// Tokens measured.
     pub tokens: u64,
     /// Times of each layer.
@@ -30,7 +30,7 @@ pub struct SideTimes {
     pub host_bytes: u64,
 }
 
-impl SideTimes {
+impl PassTimes {
     /// Zero for `layers` layers.
     pub(super) fn new(layers: usize) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, ops::Range};
 
-use powerinfer_bundle::memory::PREFILL_BATCH;
+use crate::memory::PREFILL_BATCH;
 use powerinfer_kernels::{AXPY_GROUP_ROWS, Arithmetic, relative_axpy_cost};
 use powerinfer_tensor::{BLOCK, Matrix};
 

@@ -66,7 +66,7 @@ pub(crate) fn insert_signs(
     tensors.insert(signs_name(layer), signs);
 }
 
-/// Writes predictors for `checkpoint` with these settings beside the layers' summaries.
+/// Writes predictors for `checkpoint` with these settings and the layers' summaries.
 pub(crate) fn write_predictors(
     checkpoint: &Checkpoint,
     settings: &[(&str, &str)],

@@ -141,7 +141,7 @@ impl Report<'_> {
         }
         writeln!(
             text,
-            "synchronisation       {:.1} µs per kernel besides its work, on {}",
+            "kernel launch   {:.1} µs of overhead each, with the wait for all threads, on {}",
             self.sync_microseconds,
             threads(self.threads)
         )?;

@@ -64,8 +64,8 @@ pub(crate) struct TextArguments {
     /// Measure the bundle's certificate again, on its own text, and fail if it differs
     #[arg(long, conflicts_with_all = ["data", "tokens", "window", "stride", "bos", "policy"])]
     certificate: bool,
-    /// Compare with this model under the reference engine instead of the bundle's own `dense`, so that the cost of the
-    /// weights' format counts
+    /// Compare with this model under the reference engine instead of the bundle's own `dense`, which includes the
+    /// cost of quantisation
     #[arg(long, value_name = "MODEL", conflicts_with = "certificate")]
     against: Option<String>,
     /// Print one JSON document
@@ -214,9 +214,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
         (None, None) => Vec::new(),
     };
     if bundle.is_none() && !arguments.policy.is_empty() {
-        bail!(
-            "a model that is no bundle is dense; use `--engine runtime`, or a bundle, for `--policy`"
-        );
+        bail!("an unpacked model runs dense; use `--engine runtime`, or a bundle, for `--policy`");
     }
     let (mut rows, mut of_dense) = (Vec::new(), Likelihood::default());
     for (policy, choice) in choices {
@@ -327,7 +325,7 @@ fn choices(
 fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     let Some(written) = bundle.certificate() else {
         bail!(
-            "the bundle in `{}` has no certificate; `powerinfer place` makes one where the profile has held text back",
+            "the bundle in `{}` has no certificate; `powerinfer place` makes one where the profile has held-out text",
             bundle.folder().display()
         );
     };

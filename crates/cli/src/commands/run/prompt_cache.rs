@@ -1,4 +1,4 @@
-//! `run --prompt-cache FILE`: what a prompt computes, kept for the next one that begins like it.
+//! `run --prompt-cache FILE`: the KV state of a prompt, reused by prompts with a common prefix.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,11 @@ use anyhow::{Result, bail};
 use powerinfer_artifact::prompt_cache::PromptCacheFile;
 use powerinfer_runtime::Runtime;
 
-/// Which file, and what for.
+/// The file, and what is written to it.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Prompt cache")]
 pub(crate) struct PromptCacheArguments {
-    /// Keep what the prompt computes in this file; what the file has of the prompt's beginning is taken
-    /// over from it and not computed again
+    /// Cache the prompt's KV state in this file, and reuse the longest common prefix
     #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
     pub(super) prompt_cache: Option<PathBuf>,
     /// Store the generated tokens too
@@ -32,7 +31,7 @@ pub(super) struct PromptCache<'a> {
 }
 
 impl<'a> PromptCache<'a> {
-    /// Has `model` go on with what it has of `prompt` already, from the file or from before.
+    /// Makes `model` reuse the longest common prefix with `prompt`, from the file or from its sequence.
     pub(super) fn open(
         arguments: &'a PromptCacheArguments,
         model: &mut Runtime,
@@ -74,7 +73,7 @@ impl<'a> PromptCache<'a> {
         }
         if alarms > 0 {
             bail!(
-                "the prompt cache was not written: {alarms} layers left the plan's policy on the way"
+                "the prompt cache was not written: {alarms} layers fell back from the plan's policy"
             );
         }
         self.keep(model)

@@ -2,7 +2,7 @@
 
 use powerinfer_artifact::plan::Policy;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, Verification, WINDOW};
+use powerinfer_runtime::{DRIFT_WINDOW, Runtime, Verification};
 use serde_json::json;
 
 use crate::output::{Output, percent};
@@ -50,7 +50,7 @@ pub(super) fn print_alarms(model: &Runtime, printed: &mut usize, output: Output)
     let alarms = model.verification().map_or(&[][..], Verification::alarms);
     for alarm in alarms.get(*printed..).unwrap_or_default() {
         output.say(format!(
-            "layer {}: relative FFN error {} over the last {WINDOW} verified tokens exceeds the certified {}, as this text differs from the profile's; it runs `{}` from token {} on",
+            "layer {}: relative FFN error {} over the last {DRIFT_WINDOW} verified tokens exceeds the certified {}, as this text differs from the profile's; it runs `{}` from token {} on",
             alarm.layer,
             percent(alarm.error),
             percent(alarm.certified),

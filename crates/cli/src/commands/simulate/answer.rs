@@ -98,8 +98,8 @@ pub(crate) fn describe(answer: &Answer) -> String {
         text += &format!("\n{others}");
     }
     for engine in &answer.engines {
-        if let Some(trouble) = &engine.trouble {
-            text += &format!("{}: {trouble}\n", engine.name);
+        if let Some(warning) = &engine.warning {
+            text += &format!("{}: {warning}\n", engine.name);
         }
     }
     text
@@ -156,12 +156,12 @@ fn memory(answer: &Answer) -> Table {
     for line in &answer.plan.lines {
         lines.entry(&line.name).or_default()[place(line.device)] += line.bytes;
     }
-    let told = |bytes: u64| match bytes {
+    let format = |bytes: u64| match bytes {
         0 => "–".to_owned(),
         bytes => ByteSize(bytes).to_string(),
     };
     for (name, bytes) in lines {
-        table.row([vec![name.to_owned()], bytes.map(told).to_vec()].concat());
+        table.row([vec![name.to_owned()], bytes.map(format).to_vec()].concat());
     }
     let totals = [Device::Gpu, Device::Cpu].map(|device| {
         format!(

@@ -20,9 +20,9 @@ pub(super) struct GridArguments {
     #[arg(long, value_name = "SHARE", value_delimiter = ',', conflicts_with = "vram", value_parser = share)]
     pub(super) hot_threshold: Vec<f64>,
     /// Policies with their parameter: `dense`, `exact`, `sign-bit`, `predicted`, `predicted:+2` (predictors'
-    /// thresholds raised by that logit), `error:10%` (threshold policy with that relative error of FFN outputs),
-    /// `gate:50%` (threshold policy that drops that share of the smallest gates) [default: dense, exact and three of
-    /// predicted, or dense and four errors]
+    /// thresholds raised by that logit), `error:10%` (threshold policy with that relative FFN error), `gate:50%`
+    /// (threshold policy that skips that share of the smallest gate activations) [default: dense, exact and three
+    /// of predicted, or dense and four errors]
     #[arg(
         long,
         value_name = "SETTING",
@@ -53,10 +53,10 @@ pub(super) struct MeasureArguments {
     /// Tokens to score, at most
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub(super) tokens: usize,
-    /// Most tokens of them on which every neuron is counted
+    /// Tokens of the neuron audit, for which every neuron is also computed and counted, at most
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub(super) audit_tokens: usize,
-    /// Most tokens of them on which each layer alone follows a policy; 0 leaves that out
+    /// Tokens on which one layer at a time follows the policy, at most; 0 for none
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(super) layer_tokens: usize,
     /// Held-out function tasks of the demo to solve as well [default: 100 for `demo`, else 0]

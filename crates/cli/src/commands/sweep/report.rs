@@ -127,7 +127,7 @@ fn describe_device(rows: &[SweepRow]) -> String {
             "the CPU computed both parts of each placement".to_owned()
         }
         Some(row) if row.speed.measured.emulated => {
-            "placements ran on an emulated GPU, whose speed means nothing".to_owned()
+            "placements ran on an emulated GPU, whose speed is not representative".to_owned()
         }
         Some(row) => format!("placements ran on {}", row.speed.measured.device),
     }
@@ -159,7 +159,7 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
     let mut headings = vec![
         "policy",
         match first.axes.hot_threshold {
-            Some(_) => "hot if active",
+            Some(_) => "hot threshold",
             None => "VRAM",
         },
     ];
@@ -173,7 +173,7 @@ pub(super) fn table(rows: &[SweepRow]) -> String {
         "hot neurons",
         "computed",
         "tok/s predicted",
-        "tok/s here",
+        "tok/s measured",
         "P99 µs",
         "perplexity (95 %)",
     ]);
@@ -234,7 +234,7 @@ pub(super) fn report(rows: &[SweepRow], out: &Path, output: Output) {
         let measured = &row.speed.measured;
         let planned = row.speed.planned.as_ref();
         output.say(format!(
-            "predicted: by the cost model, for {}; here: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by the paired block bootstrap",
+            "predicted: by the cost model, for {}; measured: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by the paired block bootstrap",
             planned.map_or("no machine", |planned| &planned.hardware),
             row.identity.processor,
             measured.threads,

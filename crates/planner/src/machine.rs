@@ -1,4 +1,4 @@
-//! Measures this machine: reading, kernels, what a decode step takes besides, the graphics card.
+//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -6,25 +6,25 @@ use powerinfer_artifact::{
     Progress,
     hardware::{Cpu, Hardware, ReadSpeed},
 };
+use powerinfer_gpu::MeasuredGpu;
 use powerinfer_kernels::Isa;
 use powerinfer_pool::system;
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
 
-use super::gpu;
 use crate::PlannerError;
 
-/// How long to take over it.
+/// Extent of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thoroughness {
-    /// Everything, several times over.
+    /// All sizes, several passes.
     Full,
-    /// A few seconds: fewer row lengths, each once, over less memory.
+    /// A few seconds: fewer sizes, one pass, less memory.
     Quick,
 }
 
 impl Thoroughness {
-    /// Weights to go through; many times a desktop's caches.
+    /// Bytes of weights to read: many times the caches of a desktop CPU.
     fn bytes(self) -> usize {
         match self {
             Self::Full => 256 << 20,
@@ -39,7 +39,7 @@ impl Thoroughness {
         }
     }
 
-    /// Lengths of rows, in weights: hidden states that models have.
+    /// Row lengths in weights: usual hidden sizes.
     fn columns(self) -> &'static [usize] {
         match self {
             Self::Full => &[512, 1024, 2048, 4096, 8192, 14336],
@@ -47,7 +47,7 @@ impl Thoroughness {
         }
     }
 
-    /// Bytes of rows that are just read. The last is a stream.
+    /// Row sizes of plain reads, in bytes; the last one is a stream.
     fn row_bytes(self) -> &'static [usize] {
         match self {
             Self::Full => &[256, 1024, 4096, 16 << 10, 64 << 10, 4 << 20],
@@ -56,12 +56,17 @@ impl Thoroughness {
     }
 }
 
-/// This machine with at most `threads` threads; and why it has no graphics card, where it has none.
+/// Measures this machine with at most `threads` threads; the string is the GPU's driver, or the reason why there is none.
+///
+/// # Errors
+///
+/// The CPU is not supported, the temporary file cannot be written, a figure is invalid, or `progress` interrupts.
+#[expect(clippy::missing_panics_doc, reason = "at least one size is measured")]
 pub fn measure(
     threads: usize,
     thoroughness: Thoroughness,
     progress: &dyn Progress,
-) -> Result<(Hardware, Option<String>), PlannerError> {
+) -> Result<(Hardware, String), PlannerError> {
     let isa = Isa::detect()?;
     let test = speed_test(thoroughness.bytes())?;
     let mut counts: Vec<usize> = (0..)
@@ -95,13 +100,16 @@ pub fn measure(
         }
     }
     let pool = Threads::new(isa, threads)?;
-    let beside = test.beside_matrices(&pool)?;
+    let other = test.decode_overheads(&pool)?;
     let operations = test.operations(&pool);
     progress.advance(1)?;
-    let card = gpu::measure();
+    let gpu = MeasuredGpu::measure();
     progress.advance(1)?;
     progress.end();
-    let stream = reads.last().expect("there is a stream").bytes_per_second;
+    let stream = reads
+        .last()
+        .expect("at least one size is measured")
+        .bytes_per_second;
     let mut hardware = Hardware {
         name: "this machine".to_owned(),
         description: format!("{}, {threads} threads", system::processor()),
@@ -111,10 +119,10 @@ pub fn measure(
             ram_bytes: system::memory().map_or(0, |(total, _)| total),
             row_seconds: 0.0,
             sum_row_seconds: 0.0,
-            kernel_seconds: beside.kernel_seconds,
-            hidden_seconds: beside.hidden_seconds,
-            neuron_seconds: beside.neuron_seconds,
-            vocabulary_seconds: beside.vocabulary_seconds,
+            kernel_seconds: other.kernel_seconds,
+            hidden_seconds: other.hidden_seconds,
+            neuron_seconds: other.neuron_seconds,
+            vocabulary_seconds: other.vocabulary_seconds,
             layer_seconds: 0.0,
             token_seconds: 0.0,
             operations_per_second: Some(operations),
@@ -124,7 +132,7 @@ pub fn measure(
         gpu: None,
         sources: BTreeMap::new(),
     };
-    // What matrices in no format at all would take: that of the format most models are run in.
+    // The figures without a format are those of q8_0, the most common one.
     let typical = Format::Q8_0.row_bytes(4096) as f64;
     let rates = hardware.cpu.rates(Format::Q8_0, threads, typical);
     hardware.cpu.row_seconds = rates.row_seconds;
@@ -161,21 +169,29 @@ pub fn measure(
     ] {
         source(&format!("cpu.{figure}"), measured);
     }
-    let reason = match card {
-        Err(reason) => Some(reason),
-        Ok(found) => {
-            for (figure, text) in found.sources {
+    let gpu_status = match gpu {
+        Err(reason) => reason,
+        Ok(MeasuredGpu {
+            gpu,
+            driver,
+            sources,
+        }) => {
+            for (figure, text) in sources {
                 source(figure, &text);
             }
-            hardware.gpu = Some(found.gpu);
-            None
+            hardware.gpu = Some(gpu);
+            format!("NVIDIA driver {driver}")
         }
     };
     hardware.validate()?;
-    Ok((hardware, reason))
+    Ok((hardware, gpu_status))
 }
 
-/// A temporary file of weights, mapped; it is gone with the value that is returned.
+/// Opens a speed test on a mapped temporary file with `bytes` bytes of weights.
+///
+/// # Errors
+///
+/// The file cannot be written or mapped.
 pub fn speed_test(bytes: usize) -> Result<SpeedTest, PlannerError> {
     let mut file = tempfile::NamedTempFile::new().map_err(PlannerError::Temporary)?;
     let piece = vec![WEIGHT_BYTE; 1 << 20];

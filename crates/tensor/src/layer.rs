@@ -1,6 +1,28 @@
-//! Activation functions of the FFN.
+//! Kinds of norms, FFNs and activation functions: what configurations describe and kernels compute.
 
 use serde::{Deserialize, Serialize};
+
+/// Kind of the norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// `w · x / √(mean(x²) + ε)` (Zhang and Sennrich 2019).
+    RootMeanSquare,
+    /// `w · (x − mean) / √(variance + ε) + b` (Ba et al. 2016).
+    Layer,
+}
+
+/// Kind of the FFN; a neuron contributes `h_i · down_i`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FfnKind {
+    /// `h_i = act(gate_i·x)`, with two matrices.
+    Plain,
+    /// `h_i = act(gate_i·x) · (up_i·x)`.
+    Gated,
+    /// `h_i = act(gate_i·x) · act(up_i·x)`: dReLU (TurboSparse, Song et al. 2024).
+    DoublyGated,
+}
 
 /// Activation function of the FFN's gate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -50,24 +72,6 @@ impl Activation {
     pub fn has_exact_zeros(self) -> bool {
         matches!(self, Self::Relu | Self::SquaredRelu | Self::FatRelu { .. })
     }
-
-    /// Returns the function that checkpoints call `name`, with its `parameter` if it takes one.
-    pub(crate) fn from_name(name: &str, parameter: Option<f32>) -> Option<Self> {
-        Some(match name {
-            "relu" => Self::Relu,
-            "relu2" | "squared_relu" => Self::SquaredRelu,
-            "fatrelu" => Self::FatRelu {
-                threshold: parameter?,
-            },
-            "silu" | "swish" => Self::Silu,
-            "gelu" | "gelu_python" => Self::GeluErf,
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh" => Self::GeluTanh,
-            _ => return None,
-        })
-    }
-
-    /// Names accepted by [`Activation::from_name`], for messages.
-    pub(crate) const NAMES: &'static str = "relu, relu2, fatrelu (with `hidden_act_param`), silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast";
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The graphics card: whether there is one, what is free of it, and how fast it and its link are. On a
-//! machine without one, a reason in a line; nothing here needs CUDA to build or to start.
-#![expect(unsafe_code, reason = "asks the CUDA driver through its C functions")]
+//! Measures the GPU and its link for placement. On a machine without one the result is a reason in one line;
+//! nothing here needs CUDA to build or to start.
+#![expect(unsafe_code, reason = "calls the CUDA driver")]
 
 use std::{
     fs,
@@ -14,23 +14,40 @@ use cudarc::driver::{
 };
 use powerinfer_artifact::hardware::Gpu;
 
-/// Bytes of a copy that is as good as a stream.
+/// Bytes of a copy that is bound by bandwidth.
 const LARGE: usize = 256 << 20;
-/// Bytes of a copy that is all latency: a few hidden states.
+/// Bytes of a copy that is bound by latency: a few hidden states.
 const SMALL: usize = 16 << 10;
-/// What nobody can use beside what others hold: fragmentation, and what modules take once loaded.
+/// VRAM that a run cannot allocate: fragmentation, and loaded modules.
 const RESERVE_BYTES: u64 = 512 << 20;
 /// Share of the nominal operations that matrix products sustain.
 const SUSTAINED_OPERATIONS: f64 = 0.5;
 
-/// A card as it was measured, and where each figure comes from.
-pub(crate) struct MeasuredGpu {
-    pub(crate) gpu: Gpu,
-    pub(crate) sources: Vec<(&'static str, String)>,
+/// A measured GPU.
+#[derive(Debug)]
+pub struct MeasuredGpu {
+    /// Its figures.
+    pub gpu: Gpu,
+    /// Version of the NVIDIA driver.
+    pub driver: String,
+    /// Where each figure comes from, by its key in the hardware file.
+    pub sources: Vec<(&'static str, String)>,
 }
 
-/// The version of the driver, or why there is none.
-pub(crate) fn driver() -> Result<String, String> {
+impl MeasuredGpu {
+    /// Measures the first GPU: copies within the device and over PCIe, latencies, launches.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason in one line if there is no GPU, or its driver fails.
+    pub fn measure() -> Result<Self, String> {
+        let driver = driver_version()?;
+        with_first_gpu(|context| measure(context, driver))
+    }
+}
+
+/// Version of the NVIDIA driver, or the reason in one line if none is loaded.
+fn driver_version() -> Result<String, String> {
     let version = fs::read_to_string("/proc/driver/nvidia/version")
         .map_err(|_| "no NVIDIA driver is loaded on this machine".to_owned())?;
     let number = version
@@ -39,24 +56,22 @@ pub(crate) fn driver() -> Result<String, String> {
     Ok(number.unwrap_or("of unknown version").to_owned())
 }
 
-/// Bytes of the first card that nobody uses, once a context is there; or why that cannot be told.
-pub(crate) fn vram_free() -> Result<u64, String> {
-    with_card(|card| Ok(card.mem_get_info()?.0 as u64))
+/// Free bytes of the first GPU's memory, after the creation of a context.
+///
+/// # Errors
+///
+/// Returns the reason in one line if there is no GPU, or its driver fails.
+pub fn vram_free() -> Result<u64, String> {
+    with_first_gpu(|context| Ok(context.mem_get_info()?.0 as u64))
 }
 
-/// Measures the first card; or tells why there is none to measure.
-pub(crate) fn measure() -> Result<MeasuredGpu, String> {
-    with_card(measure_card)
-}
-
-/// Lets `act` have the first card. Whatever goes wrong on the way, a panic of the library that opens
-/// the driver among it, becomes a reason in a line.
-fn with_card<T>(
+/// Calls `act` with the first GPU. Every failure, including a panic of the bindings for a missing function,
+/// becomes a reason in one line.
+fn with_first_gpu<T>(
     act: impl FnOnce(&Arc<CudaContext>) -> Result<T, DriverError>,
 ) -> Result<T, String> {
-    let version = driver()?;
-    // SAFETY: this opens the driver's library, whose initialisers run, as in any program that uses
-    // CUDA; a driver is loaded, so it is the driver's own.
+    let version = driver_version()?;
+    // SAFETY: this opens the driver's library and runs its initialisers, as in any program that uses CUDA.
     let is_present = unsafe { cudarc::driver::sys::is_culib_present() };
     if !is_present {
         return Err(format!(
@@ -75,7 +90,7 @@ fn with_card<T>(
     panic::set_hook(hook);
     match outcome {
         Ok(Ok(Some(found))) => Ok(found),
-        Ok(Ok(None)) => Err(format!("NVIDIA driver {version} sees no card")),
+        Ok(Ok(None)) => Err(format!("NVIDIA driver {version} finds no GPU")),
         // The code alone: naming it takes another call into the library that just failed.
         Ok(Err(DriverError(code))) => Err(format!("NVIDIA driver {version} fails: {code:?}")),
         Err(_) => Err(format!(
@@ -84,20 +99,20 @@ fn with_card<T>(
     }
 }
 
-fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
-    let (free, total) = card.mem_get_info()?;
-    let stream = card.new_stream()?;
-    // Half of what is free at most, for there are two buffers.
+fn measure(context: &Arc<CudaContext>, driver: String) -> Result<MeasuredGpu, DriverError> {
+    let (free, total) = context.mem_get_info()?;
+    let stream = context.new_stream()?;
+    // Two buffers take at most half of what is free.
     let large = LARGE.min(free / 4).max(SMALL);
     let mut link = Link {
         one: stream.alloc_zeros(large)?,
         other: stream.alloc_zeros(large)?,
-        host: pinned(card, large)?,
+        host: pinned(context, large)?,
         small: stream.alloc_zeros(SMALL)?,
-        small_host: pinned(card, SMALL)?,
+        small_host: pinned(context, SMALL)?,
         stream,
     };
-    // The first of each call loads what it needs.
+    // The first calls load modules.
     link.sync()?;
     let copy = link.median(|link| link.stream.memcpy_dtod(&link.one, &mut link.other))?;
     let down = link.median(|link| link.stream.memcpy_htod(&link.host, &mut link.one))?;
@@ -106,13 +121,13 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
     let sync = link.median(Link::sync)?;
     let launch = link.median(Link::many_launches)? / LAUNCHES as f64;
     let bytes = large as f64;
-    let operations = nominal_operations(card)?;
+    let operations = nominal_operations(context)?;
     let measured = "measured by `powerinfer doctor`";
     let mut sources = vec![
         (
             "gpu.read_bandwidth_bytes_per_second",
             format!(
-                "{measured}: twice the speed of copies within the card, each of which reads and writes; an estimate"
+                "{measured}: twice the speed of copies within the device, which read and write; an estimate"
             ),
         ),
         ("gpu.vram_bytes", "reported by the driver".to_owned()),
@@ -123,26 +138,28 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
         (
             "gpu.pcie_bandwidth_bytes_per_second",
             format!(
-                "{measured}: the slower of {:.1} GB/s to the card and {:.1} GB/s back, page-locked memory",
+                "{measured}: the slower of {:.1} GB/s to the device and {:.1} GB/s back, pinned memory",
                 bytes / down / 1e9,
                 bytes / up / 1e9
             ),
         ),
         (
             "gpu.pcie_latency_seconds",
-            format!("{measured}: a copy of {SMALL} bytes to the card, and waiting for it"),
+            format!("{measured}: a copy of {SMALL} bytes to the device, synchronised"),
         ),
         (
             "gpu.sync_seconds",
-            format!("{measured}: {SMALL} bytes from the card, waiting, as much back, waiting"),
+            format!(
+                "{measured}: a copy of {SMALL} bytes to the host and one back, each synchronised"
+            ),
         ),
         (
             "gpu.kernel_launch_seconds",
-            format!("{measured}: one of many small kernels in a row that set memory"),
+            format!("{measured}: one of many small memsets in a row"),
         ),
         (
             "gpu.context_bytes",
-            "assumed: modules once loaded, and a reserve; the context itself is not in what is free"
+            "assumed: loaded modules and a reserve; the context itself is not in the free memory"
                 .to_owned(),
         ),
     ];
@@ -154,8 +171,9 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
         ));
     }
     Ok(MeasuredGpu {
+        driver,
         gpu: Gpu {
-            name: card.name()?,
+            name: context.name()?,
             read_bandwidth_bytes_per_second: (2.0 * bytes / copy).round(),
             vram_bytes: total as u64,
             free_bytes: Some(free.min(total) as u64),
@@ -171,10 +189,10 @@ fn measure_card(card: &Arc<CudaContext>) -> Result<MeasuredGpu, DriverError> {
     })
 }
 
-/// Launches that are timed together.
+/// Launches timed together.
 const LAUNCHES: usize = 500;
 
-/// Buffers on both sides, and the stream that copies between them.
+/// Buffers on device and host, and the stream that copies between them.
 struct Link {
     stream: Arc<CudaStream>,
     one: CudaSlice<u8>,
@@ -185,7 +203,7 @@ struct Link {
 }
 
 impl Link {
-    /// The median time of `act` with waiting for its end.
+    /// Median time of `act` until it has finished.
     fn median(
         &mut self,
         act: impl Fn(&mut Self) -> Result<(), DriverError>,
@@ -203,7 +221,7 @@ impl Link {
         Ok(times[PASSES / 2].max(1e-9))
     }
 
-    /// What a layer's synchronisation does: input from the card, its share back.
+    /// The synchronisation of a layer: its input to the host, the cold sum back.
     fn sync(&mut self) -> Result<(), DriverError> {
         self.stream.memcpy_dtoh(&self.small, &mut self.small_host)?;
         self.stream.synchronize()?;
@@ -216,19 +234,19 @@ impl Link {
     }
 }
 
-/// Page-locked memory, set to zeros.
-fn pinned(card: &Arc<CudaContext>, bytes: usize) -> Result<PinnedHostSlice<u8>, DriverError> {
-    // SAFETY: the memory is not initialised; it is filled before anybody reads it. Without flags it is
-    // cached like any other, so that what the card wrote there is read back at full speed.
-    let mut memory = unsafe { card.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
+/// Pinned memory of zeros.
+fn pinned(context: &Arc<CudaContext>, bytes: usize) -> Result<PinnedHostSlice<u8>, DriverError> {
+    // SAFETY: the memory is filled before it is read. Without flags it is cached, so that the host reads it at
+    // full speed.
+    let mut memory = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
     memory.as_mut_slice()?.fill(0);
     Ok(memory)
 }
 
-/// Operations per second of dense 16-bit products with 32-bit sums; `None` for cards not known here.
-fn nominal_operations(card: &Arc<CudaContext>) -> Result<Option<f64>, DriverError> {
-    // Multiply-adds of a multiprocessor in a cycle.
-    let per_cycle = match card.compute_capability()? {
+/// Operations per second of dense f16 GEMM with f32 accumulation; `None` for an unknown compute capability.
+fn nominal_operations(context: &Arc<CudaContext>) -> Result<Option<f64>, DriverError> {
+    // Multiply-adds of a multiprocessor per cycle.
+    let per_cycle = match context.compute_capability()? {
         (7, 5) | (8, 6 | 9) | (12, _) => 256.0,
         (7, 0) => 512.0,
         (8, 0) => 1024.0,
@@ -238,8 +256,8 @@ fn nominal_operations(card: &Arc<CudaContext>) -> Result<Option<f64>, DriverErro
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_CLOCK_RATE, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     };
-    let multiprocessors = card.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-    let kilohertz = card.attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+    let multiprocessors = context.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let kilohertz = context.attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
     let nominal = f64::from(multiprocessors) * f64::from(kilohertz) * 1e3 * per_cycle * 2.0;
     Ok((nominal >= 1.0).then_some(nominal))
 }
@@ -249,8 +267,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_card_there_is_a_reason_in_a_line() {
-        match measure() {
+    fn without_a_gpu_the_reason_is_one_line() {
+        match MeasuredGpu::measure() {
             Ok(found) => {
                 assert!(found.gpu.vram_bytes > 0 && !found.sources.is_empty());
                 assert!(vram_free().unwrap() <= found.gpu.vram_bytes);

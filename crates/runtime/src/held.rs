@@ -1,0 +1,160 @@
+//! Memory in use by the lines of a plan, and the check that the plan accounts for it.
+
+use crate::{
+    RuntimeError, Sequence,
+    memory::{cpu_scratch_bytes, scratch_bytes},
+    model::Model,
+    selector::LayerSelectors,
+};
+use powerinfer_artifact::{
+    plan::{
+        ATTENTION, BudgetLine, COLD_NEURONS, Device, EMBEDDINGS, HEAD, HOT_NEURONS, KV_CACHE,
+        PREDICTORS, Plan, SCRATCH,
+    },
+    predictor_file::PredictorFile,
+};
+use powerinfer_bundle::{Bundle, StoredLinear, StoredNorm};
+
+/// Memory in use for one purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Name of the line in the plan; `neurons` for hot and cold ones together.
+    pub line: &'static str,
+    /// Bytes: mapped or kept for weights and predictors, reserved for the KV cache, at most for scratch.
+    pub bytes: u64,
+}
+
+/// The line for all neurons, hot and cold: on the host all of them are mapped.
+const NEURONS: &str = "neurons";
+
+/// Memory in use, line by line.
+pub(crate) fn held(model: &Model, sequence: &Sequence) -> Vec<Held> {
+    let Model {
+        config,
+        weights,
+        selectors,
+        ..
+    } = model;
+    let context = model.context_limit() as u64;
+    let (mut attention, mut neurons) = (0, 0);
+    for layer in &weights.layers {
+        let projections = [&layer.query, &layer.key, &layer.value, &layer.output];
+        attention += projections.into_iter().map(linear).sum::<usize>();
+        attention += norm(&layer.attention_norm) + layer.ffn_norm.as_ref().map_or(0, norm);
+        attention += layer.head_norms.iter().flatten().map(norm).sum::<usize>();
+        attention += bias(&layer.down);
+        neurons += linear(&layer.gate) + layer.up.as_ref().map_or(0, linear);
+        neurons += layer.down.matrix.bytes();
+    }
+    let own = weights.embedding.bytes()
+        + weights.positions.as_ref().map_or(0, |found| found.bytes())
+        + weights.project_in.as_ref().map_or(0, linear);
+    let around_head = weights.final_norm.as_ref().map_or(0, norm)
+        + weights.project_out.as_ref().map_or(0, linear)
+        + bias(&weights.head);
+    let (embeddings, head) = match config.tied_embeddings {
+        true => (own + around_head, 0),
+        false => (own, weights.head.matrix.bytes() + around_head),
+    };
+    let rank = selectors
+        .iter()
+        .map(LayerSelectors::rank)
+        .max()
+        .unwrap_or(0);
+    let scratch = cpu_scratch_bytes(config, context, rank);
+    [
+        (ATTENTION, attention as u64),
+        (
+            PREDICTORS,
+            selectors.iter().map(LayerSelectors::bytes).sum::<usize>() as u64,
+        ),
+        (HEAD, head as u64),
+        (EMBEDDINGS, embeddings as u64),
+        (NEURONS, neurons as u64),
+        (KV_CACHE, sequence.bytes() as u64),
+        (SCRATCH, scratch),
+    ]
+    .map(|(line, bytes)| Held { line, bytes })
+    .to_vec()
+}
+
+fn linear(stored: &StoredLinear) -> usize {
+    stored.matrix.bytes() + bias(stored)
+}
+
+fn bias(stored: &StoredLinear) -> usize {
+    stored.bias.as_deref().map_or(0, size_of_val)
+}
+
+fn norm(stored: &StoredNorm) -> usize {
+    size_of_val(&stored.weight[..]) + stored.bias.as_deref().map_or(0, size_of_val)
+}
+
+/// Checks that the plan of `bundle` accounts for what is `held`: weights and predictors exactly, KV cache and scratch
+/// at least. Plans that account for nothing are accepted.
+///
+/// # Errors
+///
+/// Fails with the first line that differs.
+pub(crate) fn check(bundle: &Bundle, held: &[Held]) -> Result<(), RuntimeError> {
+    let plan = bundle.plan();
+    if !plan.is_placed() {
+        return Ok(());
+    }
+    let wrong = |line, planned, held| {
+        Err(RuntimeError::OtherMemory {
+            folder: bundle.folder().to_owned(),
+            line,
+            planned,
+            held,
+        })
+    };
+    // The scratch line of a GPU covers that of the CPU without its threads.
+    if let Some(planned) = scratch_line(plan, Device::Gpu) {
+        let config = bundle.config();
+        let layers = bundle.predictors().map_or(&[][..], PredictorFile::layers);
+        let rank = layers.iter().map(|layer| layer.rank).max().unwrap_or(0);
+        let taken = scratch_bytes(config, plan.budget.context_tokens, rank);
+        if planned < taken {
+            return wrong(SCRATCH, planned, taken);
+        }
+    }
+    for Held { line, bytes } in held {
+        let planned = planned(plan, line);
+        let is_right = match *line {
+            KV_CACHE | SCRATCH => planned >= *bytes,
+            // The plan has room for neurons in either layout; their rows are padded differently where sizes are no
+            // multiples of a block.
+            NEURONS if skips_inputs(plan) => planned >= *bytes,
+            // A tied head is mapped once; the plan may have a copy of it for the GPU.
+            HEAD if bundle.config().tied_embeddings => true,
+            _ => planned == *bytes,
+        };
+        if !is_right {
+            return wrong(line, planned, *bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that `plan` has for `line`.
+fn planned(plan: &Plan, line: &str) -> u64 {
+    match line {
+        NEURONS => plan
+            .line(HOT_NEURONS)
+            .saturating_add(plan.line(COLD_NEURONS)),
+        SCRATCH => scratch_line(plan, Device::Cpu).unwrap_or(0),
+        line => plan.line(line),
+    }
+}
+
+/// Bytes of scratch that `plan` has on `device`.
+fn scratch_line(plan: &Plan, device: Device) -> Option<u64> {
+    let is_it = |line: &&BudgetLine| line.name == SCRATCH && line.device == device;
+    plan.lines.iter().find(is_it).map(|line| line.bytes)
+}
+
+fn skips_inputs(plan: &Plan) -> bool {
+    let mut layers = plan.layers.iter();
+    layers.any(|layer| layer.input_thresholds.is_some())
+}

@@ -1,0 +1,56 @@
+//! Lost devices and unsupported settings.
+
+use std::{sync::Arc, time::Instant};
+
+use powerinfer_emulator::{Order, test_device, test_emulator};
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::Runtime;
+use powerinfer_tensor::CacheFormat;
+
+use crate::{
+    case::Case,
+    placement::{ALL, PLACEMENTS},
+};
+
+#[test]
+fn a_lost_device_is_an_error_and_not_a_hang() {
+    let case = Case::open("llama-relu-gqa");
+    // One graph a token, and several.
+    for (placements, name) in [(&PLACEMENTS[1..2], "one"), (&PLACEMENTS[3..5], "several")] {
+        let mut survived = false;
+        for launches in [0, 1, 2, 3, 7, 20, 31, 42, 55, 1000] {
+            let Some(device) = test_emulator(2, Order::Forward) else {
+                return;
+            };
+            let bundle = case.pack(placements);
+            let device = Arc::new(device.lost_after(launches));
+            let started = Instant::now();
+            let mut model = Runtime::with_device(bundle, case.options(), device).unwrap();
+            let mut outcome = model.forward(&case.prompt[..4]);
+            for token in &case.prompt[4..8] {
+                outcome = outcome.and_then(|_| model.forward(&[*token]));
+            }
+            let elapsed = started.elapsed();
+            assert!(elapsed.as_secs() < 10, "{name}, {launches}: {elapsed:?}");
+            survived = outcome.is_ok();
+            if let Err(error) = outcome {
+                assert!(error.to_string().contains("it is lost"), "{error}");
+                let again = model.forward(&case.prompt[..1]).unwrap_err();
+                assert!(again.to_string().contains("it is lost"), "{again}");
+            }
+        }
+        assert!(survived, "{name}");
+    }
+}
+
+#[test]
+fn a_kv_cache_that_kernels_cannot_read_is_refused() {
+    let mut case = Case::open("llama-relu-gqa");
+    case.kv_cache = CacheFormat::Q8_0;
+    let Some(device) = test_device(Order::Forward) else {
+        return;
+    };
+    let error = Runtime::with_device(case.pack(&[ALL]), case.options(), device).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("a KV cache of 8 bits of layer 0"), "{error}");
+}

@@ -1,0 +1,139 @@
+//! Policies which need predictors, signs or thresholds, against the CPU alone.
+
+use std::{collections::BTreeMap, path::Path};
+
+use powerinfer_artifact::{
+    plan::{Policy, Score, Threshold},
+    predictor_file::{PredictorFile, PredictorInput, score_names},
+    random::Random,
+    tensor_file::Dtype,
+    tensor_writer::TensorSource,
+};
+use powerinfer_emulator::Order;
+use powerinfer_model::Checkpoint;
+use powerinfer_tensor::Format;
+
+use crate::{
+    assert_alike,
+    case::Case,
+    placement::{ALL, PLACEMENTS},
+    predictor_files::{Network, insert_signs, summary, write_networks, write_predictors},
+};
+
+/// Writes random networks, whose predictions depend on their input.
+fn write_random_networks(
+    checkpoint: &Checkpoint,
+    input: PredictorInput,
+    format: Format,
+    folder: &Path,
+) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut random = Random::new(7);
+    let mut normal =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| random.normal() as f32).collect() };
+    let networks: Vec<Network> = (0..config.layer_count)
+        .map(|_| Network {
+            rank: 40,
+            a: normal(40 * hidden),
+            b: normal(neurons * 40),
+            bias: normal(neurons),
+        })
+        .collect();
+    write_networks(checkpoint, &networks, format, input, folder)
+}
+
+#[test]
+fn predictors_on_either_device_serve_both() {
+    // One model of each kind of block.
+    for name in [
+        "llama-relu-gqa",
+        "opt-preln",
+        "falcon-new-relu",
+        "falcon-old-7b",
+        "opt-postln-proj",
+    ] {
+        let mut case = Case::open(name);
+        case.policy = Policy::Predicted;
+        for (input, format) in [
+            (PredictorInput::Normed, Format::F32),
+            (PredictorInput::Residual, Format::F32),
+            (PredictorInput::Normed, Format::Q8_0),
+        ] {
+            let folder = case.folder.path();
+            let predictors = write_random_networks(&case.checkpoint, input, format, folder);
+            case.predictors = Some(predictors);
+            case.copies_cold_neurons = false;
+            let mut host = case.on_host(&[ALL]);
+            // The last copies cold neurons, also of a layer without a hot one.
+            for (placements, copies) in [
+                (&PLACEMENTS[1..2], false),
+                (&PLACEMENTS[4..6], false),
+                (&PLACEMENTS[1..6], true),
+            ] {
+                case.copies_cold_neurons = copies;
+                let Some(mut device) = case.on_device(Order::Shuffled(9), placements) else {
+                    return;
+                };
+                let what = format!("{name} {input:?} {format} {placements:?}");
+                assert_alike(&mut host, &mut device, &case.prompt, 1e-2, &what);
+            }
+        }
+    }
+}
+
+/// Writes random scores and centres, and the signs of the gates, more than half of which must agree.
+fn write_scores_and_signs(checkpoint: &Checkpoint, folder: &Path) -> PredictorFile {
+    let config = checkpoint.config();
+    let (hidden, neurons) = (config.hidden_size, config.ffn_size);
+    let mut random = Random::new(12);
+    let mut tensors = BTreeMap::new();
+    let mut summaries = Vec::new();
+    for layer in 0..config.layer_count {
+        let lengths = [neurons, neurons, neurons, hidden];
+        for (name, length) in score_names(layer).into_iter().zip(lengths) {
+            let numbers = (0..length).map(|_| 0.05 + random.normal().abs() as f32);
+            let bytes = numbers.flat_map(f32::to_le_bytes).collect();
+            tensors.insert(name, TensorSource::owned(Dtype::F32, vec![length], bytes));
+        }
+        insert_signs(&mut tensors, checkpoint, layer);
+        let agreements = hidden as u32 / 2 + 1;
+        summaries.push(summary(layer, agreements, Score::Gate, false));
+    }
+    write_predictors(checkpoint, &[], &summaries, &tensors, folder)
+}
+
+#[test]
+fn signs_and_thresholds_choose_the_same_neurons_on_device_and_host() {
+    let scores = [
+        (Score::Gate, false),
+        (Score::WeightedGate, false),
+        (Score::Contribution, false),
+        (Score::Contribution, true),
+    ];
+    let rules = scores.map(|(score, centred)| Threshold {
+        score,
+        centred,
+        value: 0.02,
+        error: 0.0,
+    });
+    let rules = rules.map(|threshold| (Policy::Threshold, Some(threshold)));
+    let rules = [&[(Policy::SignBit, None)][..], &rules].concat();
+    for name in ["llama-silu", "gemma", "falcon-rw-alibi"] {
+        let mut case = Case::open(name);
+        let predictors = write_scores_and_signs(&case.checkpoint, case.folder.path());
+        case.predictors = Some(predictors);
+        for (copies, placements) in [(false, &PLACEMENTS[1..2]), (true, &PLACEMENTS[1..3])] {
+            case.copies_cold_neurons = copies;
+            for &(policy, threshold) in &rules {
+                (case.policy, case.threshold) = (policy, threshold);
+                let Some(mut device) = case.on_device(Order::Forward, placements) else {
+                    return;
+                };
+                let mut host = case.on_host(placements);
+                let what = format!("{name} {policy} {threshold:?}, copies: {copies}");
+                assert_alike(&mut host, &mut device, &case.prompt, 1e-2, &what);
+            }
+        }
+    }
+}

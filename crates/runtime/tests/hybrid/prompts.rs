@@ -1,0 +1,152 @@
+//! Prompts at once, their memory, the sequences after them and the first token after a prompt.
+
+use std::sync::Arc;
+
+use powerinfer_artifact::{Hint, plan::Device};
+use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_emulator::{Order, test_emulator};
+use powerinfer_model::{LanguageModel, greedy_token};
+use powerinfer_runtime::{Runtime, Sampler, SamplingSettings};
+
+use crate::{
+    assert_near,
+    case::Case,
+    one_by_one,
+    placement::{ALL, HALF, PLACEMENTS, Placement},
+};
+
+#[test]
+fn prefill_gives_the_logits_of_its_tokens_one_by_one() {
+    let families = [
+        "llama-relu-gqa",
+        "opt-preln",
+        "opt-postln-proj",
+        "falcon-new-relu",
+    ];
+    for (index, name) in families.into_iter().enumerate() {
+        let mut case = Case::open(name);
+        for copies in [false, true] {
+            case.copies_cold_neurons = copies;
+            let order = Order::Shuffled(index as u16);
+            let Some(mut model) = case.on_device(order, &PLACEMENTS[1..]) else {
+                return;
+            };
+            assert!(model.prompt_batch() >= 17, "{name}");
+            let want = one_by_one(&mut model, &case.prompt);
+            let decode = model.take_statistics();
+            model.reset();
+            let found = model.forward(&case.prompt).unwrap();
+            let prefill = model.take_statistics();
+            assert_near(&found, &want, 1e-4, &format!("{name}, copies: {copies}"));
+            assert_eq!(prefill.neurons, decode.neurons);
+            let (prefill, decode) = (prefill.neurons_computed, decode.neurons_computed);
+            assert!(
+                prefill.abs_diff(decode) * 500 <= decode,
+                "{prefill} of {decode} neurons"
+            );
+        }
+    }
+}
+
+#[test]
+fn prompt_batches_shrink_with_the_memory_that_is_left() {
+    let case = Case::open("llama-relu-gqa");
+    let folder = case.pack(&[ALL]).folder().to_owned();
+    let mut batches = Vec::new();
+    let mut first: Option<Vec<f32>> = None;
+    for round in 0.. {
+        let Some(device) = test_emulator(2, Order::Forward) else {
+            return;
+        };
+        let bytes = 4e6 * 0.97f64.powi(round);
+        let device = Arc::new(device.with_memory(bytes as usize));
+        let bundle = Bundle::open(&folder, IntegrityCheck::Quick).unwrap();
+        let mut model = match Runtime::with_device(bundle, case.options(), device) {
+            Ok(model) => model,
+            Err(error) => {
+                // Too little memory for the weights.
+                assert_eq!(error.hint(), Some(Hint::LessVram), "{error}");
+                break;
+            }
+        };
+        if batches.last() == Some(&model.prompt_batch()) {
+            continue;
+        }
+        batches.push(model.prompt_batch());
+        let logits = model.forward(&case.prompt).unwrap();
+        let first = first.get_or_insert_with(|| logits.clone());
+        assert_near(&logits, first, 1e-4, &format!("{batches:?}"));
+    }
+    assert!(
+        batches.is_sorted_by(|more, fewer| more > fewer),
+        "{batches:?}"
+    );
+    assert!(batches[0] >= 17 && batches.len() > 3, "{batches:?}");
+}
+
+#[test]
+fn sequences_take_turns_and_share_prefixes() {
+    let case = Case::open("llama-relu-gqa");
+    let prompt = &case.prompt;
+    let Some(mut model) = case.on_device(Order::Forward, &[ALL, HALF]) else {
+        return;
+    };
+    let want = model.forward(prompt).unwrap();
+    let vocabulary = case.config().vocabulary_size;
+    // Truncated tokens give the same bits again.
+    model.truncate(5);
+    assert_eq!(model.forward(&prompt[5..]).unwrap(), want[5 * vocabulary..]);
+    // Two sequences with the same prefix, decoded together.
+    let mut sequences = model.new_sequences(2).unwrap();
+    for sequence in &mut sequences {
+        sequence.copy_from(model.sequence(), 9).unwrap();
+    }
+    for position in 9..12 {
+        let logits = model
+            .decode_batch(&mut sequences, &[prompt[position]; 2])
+            .unwrap();
+        let (first, second) = logits.split_at(vocabulary);
+        assert_eq!(first, second);
+        // Prefill adds up in another order.
+        let want = &want[position * vocabulary..][..vocabulary];
+        assert_near(first, want, 1e-4, "prefill");
+    }
+    // Only the CPU alone reads prompt caches.
+    let cache = case.folder.path().join("cache");
+    let error = model.save_prompt_cache(&cache).unwrap_err();
+    assert!(error.to_string().contains("prompt cache"), "{error}");
+}
+
+#[test]
+fn the_device_chooses_the_token_that_the_host_would() {
+    let case = Case::open("llama-relu-gqa");
+    let vocabulary = case.config().vocabulary_size;
+    let sampler = |temperature| {
+        let settings = SamplingSettings {
+            temperature,
+            ..SamplingSettings::default()
+        };
+        Sampler::new(settings).unwrap()
+    };
+    for head in [Device::Gpu, Device::Cpu] {
+        let placement = Placement { head, ..ALL };
+        let Some(mut model) = case.on_device(Order::Reverse, &[placement]) else {
+            return;
+        };
+        for known in [vocabulary, vocabulary / 3, 1, usize::MAX] {
+            model.reset();
+            let want = model.forward_last(&case.prompt).unwrap();
+            let largest = greedy_token(&want[..known.min(vocabulary)]);
+            for temperature in [0.0, 1e-6] {
+                model.reset();
+                let mut sampler = sampler(temperature);
+                model.append(&case.prompt, &sampler).unwrap();
+                let on_device = head == Device::Gpu && temperature == 0.0;
+                assert_eq!(model.last_logits().is_none(), on_device);
+                assert_eq!(model.sample(&mut sampler, known).unwrap(), largest);
+            }
+        }
+        let sampler = Sampler::new(SamplingSettings::default()).unwrap();
+        assert!(model.append(&[u32::MAX], &sampler).is_err());
+    }
+}
