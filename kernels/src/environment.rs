@@ -18,6 +18,16 @@ pub fn ptx_folder() -> Option<PathBuf> {
     set("POWERINFER_PTX_DIR").map(PathBuf::from)
 }
 
+/// `POWERINFER_CACHE`: the folder of what is measured once per machine, instead of `powerinfer` in `XDG_CACHE_HOME` or
+/// `~/.cache`; `None` if there is no home folder either.
+pub fn cache_folder() -> Option<PathBuf> {
+    let cache = || Some(PathBuf::from(set("HOME")?).join(".cache"));
+    set("POWERINFER_CACHE").map(PathBuf::from).or_else(|| {
+        let parent = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(cache)?;
+        Some(parent.join("powerinfer"))
+    })
+}
+
 /// `POWERINFER_REQUIRE_GPU`: whether a missing GPU is an error instead of a fallback to the CPU.
 pub fn requires_gpu() -> bool {
     set("POWERINFER_REQUIRE_GPU").is_some()

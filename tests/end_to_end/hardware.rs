@@ -143,7 +143,14 @@ fn a_plan_for_a_gpu_runs_without_one_and_reports_it() {
     let automatic = sandbox.run(&run).good();
     assert_eq!(automatic.stdout, on_cpu.stdout);
     let said = &automatic.stderr;
-    assert_contains(said, &["no GPU is used, so", "attention of 6 of 6 layers"]);
+    assert_contains(
+        said,
+        &[
+            "the plan is for `rtx4090`, which is not here",
+            "for the CPU",
+            "same neurons",
+        ],
+    );
     on("gpu").bad(1, &["no GPU can be used", "`--device cpu`"]);
     // A plan for the CPU needs no GPU, and refuses `--device gpu`.
     sandbox.run(&["place", bundle, "--vram", "0G"]).good();

@@ -143,8 +143,9 @@ fn impossible_budgets_are_refused() {
     for (vram, code, words) in [
         ("-1G", 2, "is not a size"),
         ("24G,0G", 2, "leave out GPUs"),
+        ("24", 2, "did you mean `24G`?"),
         ("20000000T", 2, "exceeds the largest size"),
-        ("16T,16777200T", 1, "adds up to more"),
+        ("16T,16777200T", 1, "does not fit in 64 bits"),
     ] {
         let option = format!("--vram={vram}");
         dry_run(&sandbox, &[&option]).bad(code, &[words]);
@@ -165,7 +166,7 @@ fn impossible_budgets_are_refused() {
 }
 
 #[test]
-fn auto_uses_the_vram_of_the_named_machine_and_requires_a_size_without_a_gpu() {
+fn auto_uses_the_free_vram_and_none_without_a_gpu() {
     let sandbox = demo();
     let answer = dry_run(&sandbox, &["--vram", "auto", "--hardware", "rtx4090"])
         .good()
@@ -173,7 +174,13 @@ fn auto_uses_the_vram_of_the_named_machine_and_requires_a_size_without_a_gpu() {
     let vram = answer["plan"]["budget"]["vram_bytes"].as_u64().unwrap();
     assert_eq!(vram, (24 << 30) - (256 << 20));
     if !std::path::Path::new("/proc/driver/nvidia").exists() {
-        dry_run(&sandbox, &["--vram", "auto"]).bad(1, &["`--vram auto`", "hint: give a size"]);
+        for arguments in [&["--vram", "auto"][..], &[]] {
+            let answer = dry_run(&sandbox, arguments).good().json();
+            assert_eq!(answer["plan"]["budget"]["vram_bytes"], 0);
+            assert_eq!(answer["plan"]["hardware"]["name"], "this machine");
+        }
+        let other = dry_run(&sandbox, &["--vram", "24G"]).good();
+        other.stderr_contains(&["no GPU here", "`rtx4090`", "`--hardware`"]);
     }
 }
 

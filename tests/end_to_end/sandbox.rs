@@ -64,6 +64,12 @@ pub(crate) fn assert_contains(text: &str, parts: &[&str]) {
     }
 }
 
+/// The cache of the tests of this process.
+fn cache_folder() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path()
+}
+
 /// A temporary folder.
 pub(crate) struct Sandbox {
     folder: tempfile::TempDir,
@@ -97,7 +103,9 @@ impl Sandbox {
             .env_remove("POWERINFER_ISA")
             // Tests use neither the models of the user nor the network.
             .env("HF_HUB_CACHE", self.path("hub"))
-            .env("HF_HUB_OFFLINE", "1");
+            .env("HF_HUB_OFFLINE", "1")
+            // This machine is measured once per process.
+            .env("POWERINFER_CACHE", cache_folder());
         for argument in arguments {
             match argument.strip_prefix('@') {
                 Some(name) => command.arg(self.path(name)),

@@ -56,6 +56,8 @@ pub enum Hint {
     OtherPolicy,
     /// Allow perplexity to rise further.
     LargerPerplexityBudget,
+    /// Name a machine to plan for.
+    NameHardware,
     /// Name the amount of VRAM, or a machine.
     GiveVramOrHardware,
     /// Use the profile that the predictors were made from, or train them with this one.

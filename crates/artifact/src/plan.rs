@@ -57,12 +57,13 @@ pub struct Plan {
 }
 
 /// Objective of the optimisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
     /// Maximise the activations on the GPU, as in the paper.
     Impact,
     /// Minimise the time per token.
+    #[default]
     Latency,
 }
 

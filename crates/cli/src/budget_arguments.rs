@@ -15,11 +15,12 @@ use crate::{engine::PolicyArgument, output::parse_percent};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Budget")]
 pub(crate) struct BudgetArguments {
-    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0G` uses none, `auto` what
-    /// is free now less 256 MiB, and `24G,12G` two GPUs (planned only, not executed)
+    /// Memory to use on the GPU: `24G` and `24GiB` are 24·2³⁰ bytes, `24GB` is 24·10⁹; `0` uses none, `auto` what is
+    /// free now less 256 MiB, none without a GPU, and `24G,12G` two GPUs (planned only, not executed) [default:
+    /// auto]
     #[arg(long, value_name = "SIZE[,SIZE…]|auto")]
-    vram: Vram,
-    /// Memory to use on the CPU [default: all of this machine's, or of the one `--hardware` names]
+    vram: Option<Vram>,
+    /// Memory to use on the CPU [default: all of the machine's]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096]
@@ -29,7 +30,8 @@ pub(crate) struct BudgetArguments {
     #[arg(long, value_name = "FORMAT")]
     kv_cache: Option<CacheFormat>,
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
-    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: rtx4090]
+    /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: this machine, measured
+    /// once; rtx4090 if `--vram` asks for a GPU and there is none]
     #[arg(long, value_name = "NAME|FILE")]
     hardware: Option<String>,
     /// Policy of all layers [default: the fastest within `--max-ppl-increase`, layer by layer]
@@ -42,15 +44,39 @@ pub(crate) struct BudgetArguments {
     /// layers [default: none]
     #[arg(long, value_name = "SHARE%")]
     input_sparsity: Option<InputSparsity>,
-    /// Tokens of held-out text to certify the bundle on, and as many to choose policies on; 0 certifies nothing
-    /// [default: 8192, fewer for models beyond a billion parameters]
-    #[arg(long, value_name = "N")]
-    certify_tokens: Option<usize>,
+    /// Tokens of held-out text to certify the bundle on, and as many to choose policies on: `full` is 8192, fewer for
+    /// models beyond a billion parameters, and at most as many as are profiled; `quick` is 1024, `none` certifies
+    /// nothing
+    #[arg(
+        long,
+        value_name = "full|quick|none|N",
+        default_value = "full",
+        alias = "certify-tokens"
+    )]
+    certify: Certify,
     /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
     #[arg(long, value_name = "FORMAT")]
     quant: Option<Format>,
     #[command(flatten)]
     placement: PlacementArguments,
+}
+
+/// Tokens to certify on; `None` is the planner's default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Certify(Option<usize>);
+
+impl std::str::FromStr for Certify {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("full", _) => Ok(Self(None)),
+            ("quick", _) => Ok(Self(Some(1024))),
+            ("none", _) => Ok(Self(Some(0))),
+            (_, Ok(tokens)) => Ok(Self(Some(tokens))),
+            _ => Err("give `full`, `quick`, `none`, or a number of tokens".to_owned()),
+        }
+    }
 }
 
 /// A rise as a share, given in percent.
@@ -98,7 +124,7 @@ impl BudgetArguments {
             ("--policy", self.policy.is_some()),
             ("--max-ppl-increase", self.max_ppl_increase.is_some()),
             ("--input-sparsity", self.input_sparsity.is_some()),
-            ("--certify-tokens", self.certify_tokens.is_some()),
+            ("--certify", self.certify.0.is_some()),
             ("--quant", self.quant.is_some()),
         ];
         let mut given = given.into_iter().filter(|(_, is_given)| *is_given);
@@ -121,7 +147,7 @@ impl BudgetArguments {
             policy: self.policy.map(Policy::from),
             max_perplexity_increase: self.max_ppl_increase.map(|Rise(share)| share),
             input_sparsity: self.input_sparsity.map(|InputSparsity(share)| share),
-            certify_tokens: self.certify_tokens,
+            certify_tokens: self.certify.0,
             quant: self.quant,
             objective: match objective {
                 ObjectiveArgument::Latency => Objective::Latency,

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::ValueEnum;
 use powerinfer_artifact::{mapped_file::Residence, plan::Policy};
-use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_kernels::{
     cuda::{CudaUnavailable, Device},
     environment,
 };
+use powerinfer_planner::for_this_machine;
 use powerinfer_pool::usable_cores;
 use powerinfer_runtime::{ActivationFormat, DeviceChoice, Execution, Runtime};
 
 pub(crate) mod evaluated;
 
-use crate::{model_argument::bundle_folder, output::Output, progress::Bar};
+use crate::{model_argument::open_bundle, output::Output, progress::Bar};
 
 /// Which neurons to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -192,12 +192,11 @@ pub(crate) fn open_runtime(
     engine: &EngineArguments,
     output: Output,
 ) -> Result<Runtime> {
-    let bundle = Bundle::open(&bundle_folder(argument), IntegrityCheck::Quick)?;
+    let mut bundle = open_bundle(argument)?;
     let (policy, execution) = (engine.policy(), engine.execution()?);
-    Ok(Runtime::open(
-        bundle,
-        policy,
-        &execution,
-        &Bar::new(output),
-    )?)
+    let bar = Bar::new(output);
+    if matches!(execution.device, DeviceChoice::Auto) {
+        bundle = for_this_machine(bundle, &bar)?;
+    }
+    Ok(Runtime::open(bundle, policy, &execution, &bar)?)
 }

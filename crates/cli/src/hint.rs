@@ -71,6 +71,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         Hint::ResumeOnCpu => "`--device cpu` resumes without it, after the last finished layer",
         Hint::OtherPolicy => "leave `--policy` out",
         Hint::LargerPerplexityBudget => "`--max-ppl-increase` allows more",
+        Hint::NameHardware => "`--hardware` names another machine",
         Hint::GiveVramOrHardware => {
             "give a size in place of `--vram auto`, or name a machine by `--hardware`"
         }
@@ -78,7 +79,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "name their profile by `--profile`, or run `powerinfer train-predictors` with this one"
         }
         Hint::NoDryRun => "leave out `--input-sparsity` or `--dry-run`",
-        Hint::MoreHeldOutText => "profile more text, or raise `--certify-tokens`",
+        Hint::MoreHeldOutText => "profile more text, or raise `--certify`",
         Hint::FewerHotNeurons => "lower `--hot`, or raise `--vram`",
         Hint::ZerosPolicy => "use `exact` or `predicted`",
         Hint::TrainPredictorsAndPlace => "run `powerinfer train-predictors` and place again",

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use powerinfer_artifact::ByteSize;
-use powerinfer_bundle::Bundle;
+use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_hub::{Hub, ModelName, Snapshot};
 use powerinfer_model::{Checkpoint, Files};
 use powerinfer_text::Tokenizer;
@@ -69,8 +69,10 @@ pub(crate) fn describe(name: &ModelName, snapshot: &Snapshot) -> String {
     )
 }
 
-/// The folder for the artifacts of the model called `name`: `./<name>.powerinfer`.
+/// The folder for the artifacts of the model called `name`, `./<name>.powerinfer`; a name that ends so is that of the
+/// folder.
 pub(crate) fn work_folder(name: &str) -> PathBuf {
+    let name = name.strip_suffix(".powerinfer").unwrap_or(name);
     PathBuf::from(format!("{name}.powerinfer"))
 }
 
@@ -90,13 +92,32 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     ]
     .into_iter()
     .find(|folder| Bundle::is_bundle(folder))
-    .unwrap_or_else(|| {
-        if given.is_dir() {
-            given
-        } else {
-            work_folder(&name).join("bundle")
+    .unwrap_or_else(
+        || match given.is_dir() && !given.join("config.json").is_file() {
+            true => given,
+            false => work_folder(&name).join("bundle"),
+        },
+    )
+}
+
+/// Opens the bundle meant by `argument`, as [`bundle_folder`] finds it.
+///
+/// # Errors
+///
+/// It cannot be opened, or `argument` is a model that is not prepared.
+pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
+    let folder = bundle_folder(argument);
+    if !Bundle::is_bundle(&folder) {
+        let path = Path::new(argument);
+        let is_file = |name: &str| path.join(name).is_file();
+        if argument == DEMO || path.is_file() || is_file("config.json") {
+            bail!(
+                "`{argument}` is a model, and there is no bundle of it in `{}`; make one with `powerinfer prepare {argument}`",
+                folder.display()
+            );
         }
-    })
+    }
+    Ok(Bundle::open(&folder, IntegrityCheck::Quick)?)
 }
 
 /// The folder of the bundle that `argument` is, or that is in it; none where it is a model, as the word

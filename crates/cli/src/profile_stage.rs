@@ -27,8 +27,33 @@ pub(crate) struct TraceArguments {
 }
 
 impl TraceArguments {
-    /// Profiles as asked for, on a GPU where that is to be used.
-    pub(crate) fn measure(
+    /// The profile in `out`, measured anew unless it is up to date and `force` is not set.
+    pub(crate) fn up_to_date(
+        &self,
+        checkpoint: &Checkpoint,
+        calibration: &Calibration,
+        settings: Settings,
+        out: &Path,
+        force: bool,
+        output: Output,
+    ) -> Result<Profile> {
+        if !force && Profile::is_current(out, checkpoint, calibration, settings) {
+            output.say(format!("profile: `{}` is up to date", out.display()));
+            return Ok(Profile::open(out)?);
+        }
+        refuse_other_model(out, checkpoint)?;
+        if !force && out.exists() {
+            output.say(format!(
+                "profile: `{}` is of other text or other settings; it is made again",
+                out.display()
+            ));
+        }
+        let profile = self.measure(checkpoint, calibration, settings, out, output)?;
+        say_result(&profile, output);
+        Ok(profile)
+    }
+
+    fn measure(
         &self,
         checkpoint: &Checkpoint,
         calibration: &Calibration,
@@ -65,7 +90,7 @@ impl TraceArguments {
 
 /// Fails where the profile that would be replaced is of another model: folders of the same name
 /// share a work folder.
-pub(crate) fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
+fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
     match Profile::open(out) {
         Ok(there) if there.header().model.fingerprint != checkpoint.identity().fingerprint => {
             bail!(

@@ -1,6 +1,9 @@
 //! The stage that makes predictors: its options and its report.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use anyhow::Result;
 use powerinfer_artifact::{
@@ -10,11 +13,16 @@ use powerinfer_artifact::{
 };
 use powerinfer_bundle::weight_bytes;
 use powerinfer_import::{OriginalPredictors, PredictedSizes};
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, ModelConfig};
-use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets};
+use powerinfer_predictor::{Import, Recipe, Settings, Sizing, Targets, is_current, make};
+use powerinfer_profile::Profile;
 use powerinfer_tensor::{Format, TensorError};
 
-use crate::output::{Output, parse_percent, percent};
+use crate::{
+    output::{Output, parse_percent, percent},
+    progress::Bar,
+};
 
 /// Targets of trained predictors unless others are given.
 const DEFAULT_TARGETS: Targets = Targets {
@@ -169,8 +177,27 @@ impl TrainingArguments {
     }
 }
 
+/// The predictors in `out`, made anew unless they are up to date and `force` is not set.
+pub(crate) fn up_to_date(
+    checkpoint: &Checkpoint,
+    profile: &Profile,
+    recipe: &Recipe,
+    out: &Path,
+    force: bool,
+    output: Output,
+) -> Result<PredictorFile> {
+    if !force && is_current(out, profile, recipe)? {
+        output.say(format!("predictors: `{}` is up to date", out.display()));
+        return Ok(PredictorFile::open(out)?);
+    }
+    let bar = Bar::new(output);
+    let predictors = make(checkpoint, profile, recipe, Isa::detect()?, out, &bar)?;
+    say_result(&predictors, recipe, output);
+    Ok(predictors)
+}
+
 /// Says how good the predictors are, and where they are.
-pub(crate) fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
+fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     let layers = predictors.layers();
     let bytes = layers.iter().map(|layer| layer.bytes).sum();
     let (made, advice) = match recipe {

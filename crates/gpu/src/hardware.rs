@@ -56,6 +56,27 @@ fn driver_version() -> Result<String, String> {
     Ok(number.unwrap_or("of unknown version").to_owned())
 }
 
+/// Driver version and names of the installed GPUs, as the driver's files list them; empty without a driver. Opens no
+/// device.
+pub fn installed_gpus() -> Vec<String> {
+    let Ok(driver) = driver_version() else {
+        return Vec::new();
+    };
+    let folders = fs::read_dir("/proc/driver/nvidia/gpus")
+        .into_iter()
+        .flatten();
+    let files = folders
+        .flatten()
+        .map(|folder| folder.path().join("information"));
+    let mut names: Vec<String> = files
+        .filter_map(|file| fs::read_to_string(file).ok())
+        .filter_map(|text| Some(text.lines().next()?.trim().to_owned()))
+        .collect();
+    names.sort();
+    names.insert(0, format!("NVIDIA driver {driver}"));
+    names
+}
+
 /// Free bytes of the first GPU's memory, after the creation of a context.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Places an existing bundle within other budgets, with the same policies and thresholds.
 
 use powerinfer_artifact::{
-    ByteSize, Digest,
+    ByteSize, Digest, Progress,
     placement_inputs::LayerInputs,
     plan::{Budget, LayerPlan, Plan},
 };
@@ -10,9 +10,9 @@ use powerinfer_solver::{Candidate, Decision, Options, Problem, decide};
 use serde_json::{Value, json};
 
 use crate::{
-    PlanOptions, PlannerError,
+    PlanOptions, PlannerError, Vram,
     candidates::restored,
-    forecast, inputs, pins,
+    forecast, inputs, machine, pins,
     problem::{largest_rank, problem},
 };
 
@@ -27,6 +27,38 @@ pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision, P
     let layers = bundle.placement_inputs()?;
     let problem = build_problem(bundle, &layers, options)?;
     solve(bundle, &problem, &layers, &options.solver())
+}
+
+/// Places `bundle` in memory for this machine if its plan is for a GPU that is not here; its files stay as they are.
+/// Which neurons are computed does not change.
+///
+/// # Errors
+///
+/// This machine cannot be measured, or as [`place_again`].
+pub fn for_this_machine(bundle: Bundle, progress: &dyn Progress) -> Result<Bundle, PlannerError> {
+    let plan = bundle.plan();
+    let Some(planned) = plan.hardware.gpu.as_ref().filter(|_| plan.uses_gpu()) else {
+        return Ok(bundle);
+    };
+    let here = machine::this_machine(progress)?;
+    let (hardware, vram, what) = match &here.gpu {
+        Some(gpu) if gpu.name == planned.name => return Ok(bundle),
+        Some(gpu) => (Some(here.clone()), Vram::Auto, gpu.name.clone()),
+        None => (None, Vram::Sizes(vec![ByteSize(0)]), "the CPU".to_owned()),
+    };
+    let options = PlanOptions {
+        vram: Some(vram),
+        // What does not fit is read from disk.
+        ram_bytes: Some(plan.budget.ram_bytes.max(2 * bundle.bytes())),
+        hardware,
+        ..PlanOptions::default()
+    };
+    let again = place_again(&bundle, &options)?.plan;
+    progress.note(&format!(
+        "the plan is for `{}`, which is not here: placed again in memory for {what}; the same neurons are computed",
+        plan.hardware.name
+    ));
+    Ok(bundle.with_plan(again)?)
 }
 
 /// Replaces the plan of `bundle` by `plan`, the result of [`place_again`].
@@ -52,19 +84,21 @@ fn build_problem(
 ) -> Result<Problem, PlannerError> {
     let (config, plan) = (bundle.config(), bundle.plan());
     let before = plan.budget.context_tokens as usize;
-    let is_this_machine = options.hardware.is_none();
-    let (hardware, ram_bytes) = match &options.hardware {
+    let named = options.hardware.as_ref();
+    let (hardware, ram_bytes) = match named {
         Some(hardware) => (hardware.clone(), hardware.cpu.ram_bytes),
         None => (plan.hardware.clone(), plan.budget.ram_bytes),
     };
     let mut budget = Budget {
-        vram_split: Vec::new(),
-        vram_bytes: 0,
+        vram_split: plan.budget.vram_split.clone(),
+        vram_bytes: plan.budget.vram_bytes,
         ram_bytes: options.ram_bytes.unwrap_or(ram_bytes),
         context_tokens: options.context(config, before)? as u64,
         kv_cache: options.kv_cache.unwrap_or(plan.budget.kv_cache),
     };
-    options.vram.set(&mut budget, &hardware, is_this_machine)?;
+    if let Some(vram) = &options.vram {
+        vram.set(&mut budget, named)?;
+    }
     let thresholds = plan
         .layers
         .iter()
@@ -72,7 +106,7 @@ fn build_problem(
     let left_out = thresholds.map(|thresholds| thresholds.share).next();
     let rank = largest_rank(bundle.predictors());
     let mut problem = problem(config, budget, hardware, bundle.quant(), left_out, rank);
-    if is_this_machine {
+    if named.is_none() {
         // The plan's hardware already has the figures for the model.
         problem.hardware = plan.hardware.clone();
     }

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     PlannerError,
+    request::parameters,
     search::{scored, windows},
 };
 
@@ -100,7 +101,13 @@ fn measure_in(
     let mut dense = open(Some(Policy::Dense))?;
     let mut planned = open(None)?;
     planned.verify(Verification::of_all(bundle.config().layer_count));
-    progress.begin("certifying", scored(texts) as u64, "tokens");
+    let tokens = scored(texts);
+    if let Some(seconds) = seconds(bundle, tokens) {
+        progress.note(&format!(
+            "certifying on {tokens} held-out tokens, about {seconds:.0} s"
+        ));
+    }
+    progress.begin("certifying", tokens as u64, "tokens");
     let found = fidelity(&mut dense, &mut planned, texts, windows, |tokens| {
         progress.advance(tokens).map_err(PlannerError::from)
     })?;
@@ -141,6 +148,14 @@ fn measure_in(
             })
             .collect(),
     })
+}
+
+/// Predicted time of two passes over `tokens` tokens on the CPU; `None` below two seconds, and if the plan's hardware has
+/// no speed of GEMMs.
+fn seconds(bundle: &Bundle, tokens: usize) -> Option<f64> {
+    let operations = 2.0 * 2.0 * parameters(bundle.config()) as f64 * tokens as f64;
+    let seconds = operations / bundle.plan().hardware.cpu.operations_per_second?;
+    (seconds >= 2.0).then_some(seconds)
 }
 
 /// First difference between a certificate and a new measurement, in words; `None` if they agree.

@@ -24,10 +24,10 @@ pub mod simulate;
 mod solver;
 pub mod sweep;
 
-pub use again::{place_again, rewrite};
+pub use again::{for_this_machine, place_again, rewrite};
 pub use error::PlannerError;
 pub use pins::{Part, Pin};
 pub use placement::{Placement, certify_bundle, plan};
-pub use request::{PlanOptions, Request, Vram, read_hardware};
+pub use request::{PlanOptions, Request, Vram, default_hardware, read_hardware};
 pub use search::windows;
 pub use solver::Scratch;

@@ -1,18 +1,105 @@
-//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link.
+//! Measures this machine: memory bandwidth, kernels, the rest of a decode step, the GPU and its link. The figures are
+//! kept in the user's cache folder for as long as the machine is the same.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
 
 use powerinfer_artifact::{
     Progress,
     hardware::{Cpu, Hardware, ReadSpeed},
+    write::write_file,
 };
-use powerinfer_gpu::MeasuredGpu;
-use powerinfer_kernels::Isa;
-use powerinfer_pool::system;
+use powerinfer_gpu::{MeasuredGpu, installed_gpus};
+use powerinfer_kernels::{Isa, environment};
+use powerinfer_pool::{system, usable_cores};
 use powerinfer_runtime::{SpeedTest, Threads, WEIGHT_BYTE};
 use powerinfer_tensor::Format;
+use serde::{Deserialize, Serialize};
 
 use crate::PlannerError;
+
+/// What tells machines apart whose figures differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Fingerprint {
+    version: String,
+    processor: String,
+    threads: usize,
+    ram_bytes: u64,
+    instruction_set: String,
+    gpus: Vec<String>,
+}
+
+/// The file in the cache folder.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    fingerprint: Fingerprint,
+    hardware: Hardware,
+}
+
+impl Fingerprint {
+    fn of_this_machine() -> Result<Self, PlannerError> {
+        Ok(Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            processor: system::processor(),
+            threads: usable_cores(),
+            ram_bytes: system::memory().map_or(0, |(total, _)| total),
+            instruction_set: Isa::detect()?.name().to_owned(),
+            gpus: installed_gpus(),
+        })
+    }
+}
+
+fn kept_file() -> Option<PathBuf> {
+    Some(environment::cache_folder()?.join("hardware.json"))
+}
+
+/// This machine's hardware with one thread per core, from the cache folder; measured in seconds and kept there if it is
+/// missing, or if the machine has changed.
+///
+/// # Errors
+///
+/// As [`measure`].
+pub fn this_machine(progress: &dyn Progress) -> Result<Hardware, PlannerError> {
+    let fingerprint = Fingerprint::of_this_machine()?;
+    let kept = kept_file().and_then(|file| fs::read(file).ok());
+    let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+    if let Some(kept) = kept.filter(|kept| kept.fingerprint == fingerprint)
+        && kept.hardware.validate().is_ok()
+    {
+        return Ok(kept.hardware);
+    }
+    progress.note("measuring this machine, once …");
+    let (hardware, _) = measure(usable_cores(), Thoroughness::Quick, progress)?;
+    match keep(&hardware)? {
+        None => progress.note("the figures cannot be kept, so the next plan measures again"),
+        Some(file) => progress.detail(&format!("kept in `{}`", file.display())),
+    }
+    // As the next plan will read it: numbers in text may differ in the last bit.
+    let text = serde_json::to_string(&hardware);
+    Ok(text
+        .and_then(|text| serde_json::from_str(&text))
+        .unwrap_or(hardware))
+}
+
+/// Keeps `hardware` in the cache folder as this machine's, and returns the file; `None` if there is no folder for it, it
+/// cannot be written, or the figures are of other than one thread per core.
+///
+/// # Errors
+///
+/// The CPU is not supported.
+pub fn keep(hardware: &Hardware) -> Result<Option<PathBuf>, PlannerError> {
+    let fingerprint = Fingerprint::of_this_machine()?;
+    if hardware.cpu.threads != fingerprint.threads {
+        return Ok(None);
+    }
+    let kept = Kept {
+        fingerprint,
+        hardware: hardware.clone(),
+    };
+    let Some((file, bytes)) = kept_file().zip(serde_json::to_vec_pretty(&kept).ok()) else {
+        return Ok(None);
+    };
+    Ok(write_file(&file, &bytes).is_ok().then_some(file))
+}
 
 /// Extent of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -55,7 +55,7 @@ pub fn plan(
     progress: &dyn Progress,
 ) -> Result<Placement, PlannerError> {
     profile.check_model(checkpoint.identity())?;
-    let request = Request::of(checkpoint, profile, predictors.as_ref(), options)?;
+    let request = Request::of(checkpoint, profile, predictors.as_ref(), options, progress)?;
     if let Some(file) = &predictors {
         file.header()
             .check_model(&file.path(), checkpoint.identity())?;
@@ -85,7 +85,7 @@ pub fn plan(
     if let Scratch::NextTo(out) = scratch {
         ScratchFolder::remove_leftover(out)?;
     }
-    let tokens = options.certify_tokens(config);
+    let tokens = options.certify_tokens(config, profile);
     let [search_texts, certificate_texts] = held_out(profile, &request, tokens)?;
     let mut solver = Solver {
         checkpoint,
@@ -157,7 +157,7 @@ pub fn certify_bundle(
     options: &PlanOptions,
     progress: &dyn Progress,
 ) -> Result<Bundle, PlannerError> {
-    let tokens = options.certify_tokens(checkpoint.config());
+    let tokens = options.certify_tokens(checkpoint.config(), profile);
     let [_, texts] = held_out(profile, request, tokens)?;
     certify_on(bundle, &texts, options.perplexity_budget(), progress)
 }

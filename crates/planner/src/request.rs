@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path, str::FromStr};
 
 use powerinfer_artifact::{
-    ByteSize, Digest,
+    ByteSize, Digest, Hint, Progress,
     hardware::{self, Hardware},
     plan::{Budget, Objective, Policy},
     predictor_file::PredictorFile,
@@ -16,26 +16,27 @@ use powerinfer_solver::{Backend, Options};
 use powerinfer_tensor::{CacheFormat, Format};
 use serde_json::json;
 
-use crate::{Pin, PlannerError, certify};
+use crate::{Pin, PlannerError, certify, machine};
 
-/// Default target machine.
+/// Machine to plan for where a GPU is asked for and this machine has none.
 const ASSUMED_HARDWARE: &str = "rtx4090";
 
 /// Largest default context length, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
 
 /// Options of a plan. Fields that are `None` have a default; when a bundle is placed again, they keep their present value.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct PlanOptions {
-    /// GPU memory to use.
-    pub vram: Vram,
+    /// GPU memory to use [default: what is free].
+    pub vram: Option<Vram>,
     /// CPU memory to use, in bytes [default: all of the machine's].
     pub ram_bytes: Option<u64>,
     /// Tokens that the KV cache has room for [default: the model's context, at most 4096].
     pub context: Option<usize>,
     /// Format of the KV cache [default: f16].
     pub kv_cache: Option<CacheFormat>,
-    /// Machine to plan for [default: `rtx4090` with this machine's memory].
+    /// Machine to plan for [default: this one; `rtx4090` with this machine's memory if `vram` asks for a GPU that is not
+    /// here].
     pub hardware: Option<Hardware>,
     /// Policy of every layer [default: the fastest of each layer within the perplexity budget].
     pub policy: Option<Policy>,
@@ -43,7 +44,8 @@ pub struct PlanOptions {
     pub max_perplexity_increase: Option<f64>,
     /// Share of the inputs of attention's projections, and of dense gate and up, to skip [default: none].
     pub input_sparsity: Option<f64>,
-    /// Tokens of held-out text to certify on, and as many to decide on [default: by the model's size].
+    /// Tokens of held-out text to certify on, and as many to decide on [default: by the model's size, at most as many as
+    /// are profiled].
     pub certify_tokens: Option<usize>,
     /// Format of the weights [default: q8_0].
     pub quant: Option<Format>,
@@ -67,12 +69,16 @@ impl PlanOptions {
     }
 
     /// Number of tokens for the certificate, and for decisions.
-    pub(crate) fn certify_tokens(&self, config: &ModelConfig) -> usize {
+    pub(crate) fn certify_tokens(&self, config: &ModelConfig, profile: &Profile) -> usize {
         self.certify_tokens.unwrap_or_else(|| {
-            let weights = config.weights().into_iter();
-            let parameters = weights.map(|weight| config.shape(weight).iter().product::<usize>());
-            certify::usual_tokens(parameters.sum())
+            let profiled = usize::try_from(profile.document().tokens).unwrap_or(usize::MAX);
+            certify::usual_tokens(parameters(config)).min(profiled)
         })
+    }
+
+    /// Whether the bundle is certified.
+    pub fn certifies(&self) -> bool {
+        self.certify_tokens != Some(0)
     }
 
     /// Options of the solver.
@@ -99,6 +105,13 @@ impl PlanOptions {
         }
         Ok(context)
     }
+}
+
+/// Number of parameters.
+pub(crate) fn parameters(config: &ModelConfig) -> usize {
+    let weights = config.weights().into_iter();
+    let sizes = weights.map(|weight| config.shape(weight).iter().product::<usize>());
+    sizes.sum()
 }
 
 /// GPU memory to use.
@@ -134,21 +147,30 @@ impl FromStr for Vram {
 }
 
 impl Vram {
-    /// Sets the VRAM of `budget` for `hardware`.
+    fn asks_for_gpu(&self) -> bool {
+        match self {
+            Self::Auto => false,
+            Self::Sizes(sizes) => sizes.iter().any(|size| size.0 > 0),
+        }
+    }
+
+    /// Sets the VRAM of `budget` for the machine `named`; `None` is this machine.
     pub(crate) fn set(
         &self,
         budget: &mut Budget,
-        hardware: &Hardware,
-        is_this_machine: bool,
+        named: Option<&Hardware>,
     ) -> Result<(), PlannerError> {
         let sizes: Vec<u64> = match self {
             Self::Sizes(sizes) => sizes.iter().map(|size| size.0).collect(),
             Self::Auto => {
-                let free = match (is_this_machine, &hardware.gpu) {
-                    (true, _) => powerinfer_gpu::vram_free()
+                let free = match named {
+                    Some(Hardware { gpu: Some(gpu), .. }) => {
+                        gpu.free_bytes.unwrap_or(gpu.vram_bytes)
+                    }
+                    Some(Hardware { gpu: None, .. }) => 0,
+                    None if powerinfer_gpu::installed_gpus().is_empty() => 0,
+                    None => powerinfer_gpu::vram_free()
                         .map_err(|reason| PlannerError::VramUnknown { reason })?,
-                    (false, Some(gpu)) => gpu.free_bytes.unwrap_or(gpu.vram_bytes),
-                    (false, None) => 0,
                 };
                 vec![free.saturating_sub(LEFT_FREE) / ROUNDED_TO * ROUNDED_TO]
             }
@@ -179,13 +201,14 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// The profile or the predictors cannot be read, the context is out of range, or the VRAM is unknown.
-    #[expect(clippy::missing_panics_doc, reason = "the default machine is known")]
+    /// The profile or the predictors cannot be read, the context is out of range, the VRAM is unknown, or this machine
+    /// cannot be measured.
     pub fn of(
         checkpoint: &Checkpoint,
         profile: &Profile,
         predictors: Option<&PredictorFile>,
         options: &PlanOptions,
+        progress: &dyn Progress,
     ) -> Result<Self, PlannerError> {
         let mut inputs = BTreeMap::from([("profile".to_owned(), profile.digest()?)]);
         if let Some(file) = predictors {
@@ -193,15 +216,13 @@ impl Request {
         }
         let config = checkpoint.config();
         let context = options.context(config, config.context_length.min(DEFAULT_CONTEXT))?;
-        let is_this_machine = options.hardware.is_none();
-        let hardware = match &options.hardware {
+        let vram = options.vram.as_ref().unwrap_or(&Vram::Auto);
+        let named = options.hardware.as_ref();
+        let hardware = match named {
             Some(hardware) => hardware.clone(),
-            None => hardware::named(ASSUMED_HARDWARE).expect("the default machine is known"),
+            None => default_hardware(vram, progress)?,
         };
-        let ram_bytes = options.ram_bytes.unwrap_or_else(|| {
-            let here = system::memory().filter(|_| is_this_machine);
-            here.map_or(hardware.cpu.ram_bytes, |(total, _)| total)
-        });
+        let ram_bytes = options.ram_bytes.unwrap_or(hardware.cpu.ram_bytes);
         let mut budget = Budget {
             vram_split: Vec::new(),
             vram_bytes: 0,
@@ -209,7 +230,7 @@ impl Request {
             context_tokens: context as u64,
             kv_cache: options.kv_cache.unwrap_or(CacheFormat::F16),
         };
-        options.vram.set(&mut budget, &hardware, is_this_machine)?;
+        vram.set(&mut budget, named)?;
         let settings = json!({
             "budget": budget,
             "placement": format!("{:?} {:?} {:?}", options.objective, options.backend, options.pins),
@@ -217,7 +238,7 @@ impl Request {
             "policy": options.policy,
             "max_ppl_increase": options.perplexity_budget(),
             "input_sparsity": options.input_sparsity,
-            "certify_tokens": options.certify_tokens(config),
+            "certify_tokens": options.certify_tokens(config, profile),
         });
         let settings = Digest::of(settings.to_string().as_bytes());
         Ok(Self {
@@ -238,6 +259,26 @@ impl Request {
             && bundle.quant() == quant;
         is_same.then_some(bundle)
     }
+}
+
+/// Returns the machine to plan for by default: this one, or [`ASSUMED_HARDWARE`] with this machine's memory if `vram`
+/// asks for a GPU and there is none.
+///
+/// # Errors
+///
+/// This machine cannot be measured.
+#[expect(clippy::missing_panics_doc, reason = "the assumed machine is known")]
+pub fn default_hardware(vram: &Vram, progress: &dyn Progress) -> Result<Hardware, PlannerError> {
+    if !vram.asks_for_gpu() || !powerinfer_gpu::installed_gpus().is_empty() {
+        return machine::this_machine(progress);
+    }
+    let line = format!("there is no GPU here: this is planned for `{ASSUMED_HARDWARE}`");
+    progress.advise(&line, Hint::NameHardware);
+    let mut assumed = hardware::named(ASSUMED_HARDWARE).expect("the assumed machine is known");
+    if let Some((total, _)) = system::memory() {
+        assumed.cpu.ram_bytes = total;
+    }
+    Ok(assumed)
 }
 
 /// Returns the known machine `name`, or reads the hardware file `name`.

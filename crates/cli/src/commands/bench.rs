@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{ByteSize, Progress, plan::Policy, progress::Silent, random::Random};
-use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_eval::bench::{
     BatchBench, Bench, CHECKED_TOKENS, Work, check, kv_cache_bytes, time_ffns, time_hybrid,
 };
@@ -19,7 +18,7 @@ use powerinfer_text::SpecialTokens;
 
 use crate::{
     engine::{EngineArguments, open_runtime},
-    model_argument::{self, DEMO, bundle_folder},
+    model_argument::{self, DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
 };
@@ -111,7 +110,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     bar.begin("checking", 1, "comparisons");
     // On the CPU, whatever device the other runs on.
     let mut dense = {
-        let bundle = Bundle::open(&bundle_folder(&arguments.bundle), IntegrityCheck::Quick)?;
+        let bundle = open_bundle(&arguments.bundle)?;
         let dense = Some(Policy::Dense);
         let execution = arguments.engine.execution_on_cpu();
         Runtime::open(bundle, dense, &execution, &Silent)?

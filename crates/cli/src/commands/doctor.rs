@@ -8,7 +8,7 @@ use powerinfer_artifact::{
     hardware::{Cpu, Gpu, Hardware},
 };
 use powerinfer_kernels::Isa;
-use powerinfer_planner::machine::{Thoroughness, measure};
+use powerinfer_planner::machine::{Thoroughness, keep, measure};
 use powerinfer_pool::{system, usable_cores};
 use powerinfer_runtime::warn_of_too_many_threads;
 use powerinfer_tensor::Format;
@@ -53,6 +53,12 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     };
     output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
     let (hardware, gpu_status) = measure(threads, thoroughness, &Bar::new(output))?;
+    if let Some(file) = keep(&hardware)? {
+        output.say(format!(
+            "kept in `{}`: plans for this machine use these figures from now on",
+            file.display()
+        ));
+    }
     if let Some(path) = &arguments.write {
         hardware.write(path)?;
         output.say(format!(

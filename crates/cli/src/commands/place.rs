@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use powerinfer_artifact::{certificate::Certificate, plan::Plan, predictor_file::PredictorFile};
 use powerinfer_bundle::{Bundle, IntegrityCheck};
-use powerinfer_planner::{Scratch, place_again, plan, rewrite};
+use powerinfer_planner::{Request, Scratch, place_again, plan, rewrite};
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Decision, SolveReport};
 use serde_json::json;
@@ -43,6 +43,9 @@ pub(crate) struct PlaceArguments {
     /// Print the plan and write no bundle
     #[arg(long)]
     dry_run: bool,
+    /// Place and pack again what is up to date
+    #[arg(long)]
+    force: bool,
     /// Write a self-contained page of the plan
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -83,6 +86,25 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         false => Scratch::NextTo(&out),
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
+    if !arguments.force && !arguments.dry_run {
+        let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+        if let Some(bundle) = request.packed(&checkpoint, options.quant(), &out)
+            && (bundle.certificate().is_some() || !options.certifies())
+        {
+            output.say(format!("bundle: `{}` is up to date", out.display()));
+            let (plan, certificate) = (bundle.plan(), bundle.certificate().cloned());
+            draw(
+                arguments.html.as_deref(),
+                checkpoint.identity(),
+                plan,
+                output,
+            )?;
+            return match arguments.json {
+                true => print_answer(plan, None, certificate),
+                false => print(describe(plan)),
+            };
+        }
+    }
     let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
     let (plan, report) = (placement.plan(), placement.report());
     if !arguments.json {
@@ -99,7 +121,10 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if !arguments.dry_run {
         let bundle = placement.pack(&checkpoint, &out, &bar)?;
         output.say(format!("bundle written to `{}`", bundle.folder().display()));
-        let bundle = placement.certify(bundle, &bar)?;
+        let bundle = match options.certifies() {
+            true => placement.certify(bundle, &bar)?,
+            false => bundle,
+        };
         if let Some(found) = bundle.certificate() {
             if !arguments.json {
                 print("\n")?;
@@ -109,19 +134,23 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         }
     }
     if arguments.json {
-        print_answer(plan, report, certificate)?;
+        print_answer(plan, Some(report), certificate)?;
     }
     Ok(())
 }
 
-/// Prints a plan, how it was solved, and what it is certified for.
-fn print_answer(plan: &Plan, report: &SolveReport, certificate: Option<Certificate>) -> Result<()> {
+/// Prints a plan, how it was solved unless it was up to date, and its certificate.
+fn print_answer(
+    plan: &Plan,
+    report: Option<&SolveReport>,
+    certificate: Option<Certificate>,
+) -> Result<()> {
     print_json(&json!({
         "plan": plan,
-        "objective": report.objective,
-        "bound": report.bound,
-        "gap": report.gap,
-        "solve_seconds": report.solve_seconds,
+        "objective": report.map(|report| report.objective),
+        "bound": report.map(|report| report.bound),
+        "gap": report.map(|report| report.gap),
+        "solve_seconds": report.map(|report| report.solve_seconds),
         "certificate": certificate,
     }))
 }
@@ -147,7 +176,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
     }
     draw(arguments.html.as_deref(), &model, &plan, output)?;
     if arguments.json {
-        print_answer(&plan, &report, certificate)?;
+        print_answer(&plan, Some(&report), certificate)?;
     }
     Ok(())
 }

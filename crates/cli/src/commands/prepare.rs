@@ -1,22 +1,21 @@
 //! `powerinfer prepare`: all stages in order, each skipped when it is done.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use powerinfer_artifact::predictor_file::PredictorFile;
-use powerinfer_kernels::Isa;
+use powerinfer_model::Checkpoint;
 use powerinfer_planner::{Request, Scratch, certify_bundle, plan};
-use powerinfer_predictor::{is_current, make};
 use powerinfer_profile::{Profile, Shard};
+use serde_json::json;
 
 use crate::{
     budget_arguments::BudgetArguments,
     calibration_text::{CalibrationArguments, calibration, check_paths},
     certificate_table::say_certificate,
-    model_argument,
-    output::Output,
+    model_argument::{self, DEMO},
+    output::{Output, print_json},
     plan_table::say_result,
-    profile_stage::{self, TraceArguments},
+    profile_stage::TraceArguments,
     progress::Bar,
     training_stage::{self, TrainingArguments},
 };
@@ -42,6 +41,9 @@ pub(crate) struct PrepareArguments {
     training: TrainingArguments,
     #[command(flatten)]
     budget: BudgetArguments,
+    /// Print one JSON document when done
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
@@ -52,61 +54,28 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| model_argument::work_folder(&name));
-    let tokenizer = model_argument::tokenizer(checkpoint.files())?;
-    let seed = arguments.seed;
-    let calibration = calibration(
-        &arguments.calibration,
-        checkpoint.files(),
-        checkpoint.config(),
-        &tokenizer,
-        seed,
-    )?;
     let bar = Bar::new(output);
-    // What is wrong with predictors to be imported is said before hours of profiling.
+    let seed = arguments.seed;
+    // Reports predictors that cannot be imported before hours of profiling.
     let quant = arguments.budget.quant();
     let recipe = arguments.training.recipe(&checkpoint, quant, seed)?;
 
-    let amount = arguments.calibration.amount();
-    let settings = arguments.tracing.settings(amount, Shard::WHOLE, seed);
-    let out = folder.join("profile");
-    let profile = if Profile::is_current(&out, &checkpoint, &calibration, settings) {
-        output.say(format!("profile: `{}` is up to date", out.display()));
-        Profile::open(&out)?
-    } else {
-        profile_stage::refuse_other_model(&out, &checkpoint)?;
-        if out.exists() {
-            output.say(format!(
-                "profile: `{}` is of other text or other settings; it is made again",
-                out.display()
-            ));
-        }
-        let tracing = &arguments.tracing;
-        let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
-        profile_stage::say_result(&profile, output);
-        profile
-    };
-
+    let profile = arguments.profile(&checkpoint, &folder.join("profile"), output)?;
     let out = folder.join("predictors");
-    let predictors = if is_current(&out, &profile, &recipe)? {
-        output.say(format!("predictors: `{}` is up to date", out.display()));
-        Some(PredictorFile::open(&out)?)
-    } else {
-        let predictors = make(&checkpoint, &profile, &recipe, Isa::detect()?, &out, &bar)?;
-        training_stage::say_result(&predictors, &recipe, output);
-        Some(predictors)
-    };
+    let predictors =
+        training_stage::up_to_date(&checkpoint, &profile, &recipe, &out, false, output)?;
+    let predictors = Some(predictors);
 
     let out = folder.join("bundle");
     let options = arguments.budget.options()?;
-    let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options)?;
-    match request.packed(&checkpoint, quant, &out) {
+    let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+    let bundle = match request.packed(&checkpoint, quant, &out) {
         Some(bundle) => {
             output.say(format!("bundle: `{}` is up to date", out.display()));
             // A run may have been stopped between packing and certifying.
-            if bundle.certificate().is_none() {
-                let bundle =
-                    certify_bundle(bundle, &checkpoint, &profile, &request, &options, &bar)?;
-                say_certificate(&bundle, output);
+            match bundle.certificate().is_none() && options.certifies() {
+                true => certify_bundle(bundle, &checkpoint, &profile, &request, &options, &bar)?,
+                false => bundle,
             }
         }
         None => {
@@ -115,10 +84,45 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
             say_result(placement.plan(), placement.report(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;
             output.say(format!("bundle written to `{}`", bundle.folder().display()));
-            let bundle = placement.certify(bundle, &bar)?;
-            say_certificate(&bundle, output);
+            match options.certifies() {
+                true => placement.certify(bundle, &bar)?,
+                false => bundle,
+            }
         }
-    }
+    };
+    say_certificate(&bundle, output);
     output.say(format!("ready: `powerinfer run {}`", folder.display()));
+    if arguments.json {
+        print_json(&json!({
+            "bundle": bundle.folder(),
+            "plan": bundle.plan(),
+            "certificate": bundle.certificate(),
+        }))?;
+    }
     Ok(())
+}
+
+impl PrepareArguments {
+    /// The profile in `out`: up to date with the text given, or as it is if none is given.
+    fn profile(&self, checkpoint: &Checkpoint, out: &Path, output: Output) -> Result<Profile> {
+        let files = checkpoint.files();
+        if self.calibration.data.is_empty() && files.name() != DEMO {
+            let kept = Profile::open(out);
+            if let Ok(profile) = kept
+                && profile.check_model(checkpoint.identity()).is_ok()
+            {
+                output.say(format!(
+                    "profile: `{}` is used; `--data` profiles other text",
+                    out.display()
+                ));
+                return Ok(profile);
+            }
+        }
+        let tokenizer = model_argument::tokenizer(files)?;
+        let arguments = &self.calibration;
+        let calibration =
+            calibration(arguments, files, checkpoint.config(), &tokenizer, self.seed)?;
+        let settings = (self.tracing).settings(arguments.amount(), Shard::WHOLE, self.seed);
+        (self.tracing).up_to_date(checkpoint, &calibration, settings, out, false, output)
+    }
 }

@@ -10,7 +10,7 @@ use crate::{
     calibration_text::{CalibrationArguments, calibration, check_paths},
     model_argument,
     output::{Output, print, print_json},
-    profile_stage::{TraceArguments, refuse_other_model, report, say_result},
+    profile_stage::{TraceArguments, report},
 };
 
 /// What to profile, on what, and where to.
@@ -35,6 +35,9 @@ pub(crate) struct ProfileArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Profile again what is up to date
+    #[arg(long)]
+    force: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -55,7 +58,6 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         };
         model_argument::work_folder(&checkpoint.identity().name).join(name)
     });
-    refuse_other_model(&out, &checkpoint)?;
     let tokenizer = model_argument::tokenizer(checkpoint.files())?;
     let calibration = calibration(
         &arguments.calibration,
@@ -65,12 +67,11 @@ pub(crate) fn run(arguments: &ProfileArguments, output: Output) -> Result<()> {
         arguments.seed,
     )?;
     let settings = arguments.tracing.settings(amount, shard, arguments.seed);
+    let force = arguments.force;
     let tracing = &arguments.tracing;
-    let profile = tracing.measure(&checkpoint, &calibration, settings, &out, output)?;
+    let profile = tracing.up_to_date(&checkpoint, &calibration, settings, &out, force, output)?;
     if arguments.json {
         return print_json(&json!({ "header": profile.header(), "profile": profile.document() }));
     }
-    print(report(profile.document()))?;
-    say_result(&profile, output);
-    Ok(())
+    print(report(profile.document()))
 }

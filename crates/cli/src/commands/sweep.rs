@@ -10,7 +10,7 @@ use powerinfer_artifact::{
     Digest,
     hardware::{Hardware, ModelShape},
 };
-use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_bundle::Bundle;
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     TextSize, Windows,
@@ -36,7 +36,7 @@ use self::arguments::{GridArguments, MeasureArguments};
 use crate::{
     calibration_text::{check_paths, texts},
     engine::DeviceArgument,
-    model_argument::{self, DEMO, bundle_folder},
+    model_argument::{self, DEMO, open_bundle},
     output::{Output, print, print_json},
     progress::Bar,
 };
@@ -67,8 +67,8 @@ pub(crate) struct SweepArguments {
 
 pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let measures = &arguments.measures;
-    let folder = bundle_folder(&arguments.model);
-    let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
+    let bundle = open_bundle(&arguments.model)?;
+    let folder = bundle.folder().to_owned();
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let items = items(measures, &bundle, &tokenizer)?;
     let hardware = match &arguments.grid.hardware {

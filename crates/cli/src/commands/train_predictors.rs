@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use powerinfer_kernels::Isa;
-use powerinfer_predictor::make;
 use powerinfer_profile::Profile;
 use powerinfer_tensor::Format;
 use serde_json::json;
@@ -13,8 +12,7 @@ use crate::{
     model_argument,
     output::{Output, print, print_json},
     predictor_table::tables,
-    progress::Bar,
-    training_stage::{TrainingArguments, say_result},
+    training_stage::{TrainingArguments, up_to_date},
 };
 
 /// Which predictors to train, from what, and where to.
@@ -40,6 +38,9 @@ pub(crate) struct TrainPredictorsArguments {
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Train again what is up to date
+    #[arg(long)]
+    force: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -62,14 +63,12 @@ pub(crate) fn run(arguments: &TrainPredictorsArguments, output: Output) -> Resul
     let recipe = arguments
         .training
         .recipe(&checkpoint, arguments.quant, arguments.seed)?;
-    let isa = Isa::detect()?;
-    let predictors = make(&checkpoint, &profile, &recipe, isa, &out, &Bar::new(output))?;
+    let force = arguments.force;
+    let predictors = up_to_date(&checkpoint, &profile, &recipe, &out, force, output)?;
     if arguments.json {
         return print_json(
             &json!({ "header": predictors.header(), "layers": predictors.layers() }),
         );
     }
-    print(tables(&predictors, isa))?;
-    say_result(&predictors, &recipe, output);
-    Ok(())
+    print(tables(&predictors, Isa::detect()?))
 }

@@ -1,8 +1,11 @@
-//! Logits and tokens of all models, formats, thread orders and behaviours of graph capture.
+//! Logits and tokens of all models, formats, thread orders and outcomes of graph capture.
 
 use std::sync::Arc;
 
-use powerinfer_emulator::{GraphCapture, Order, test_emulator};
+use powerinfer_emulator::{
+    GraphCapture::{Fails, Unsupported, Works},
+    Order, test_emulator,
+};
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_runtime::ActivationFormat;
 use powerinfer_tensor::{CacheFormat, Format};
@@ -71,11 +74,7 @@ fn graphs_give_the_same_bits_as_single_launches() {
         let case = Case::open(name);
         let prompt = &case.prompt;
         let mut first: Option<Vec<f32>> = None;
-        for capture in [
-            GraphCapture::Unsupported,
-            GraphCapture::Works,
-            GraphCapture::Fails,
-        ] {
+        for capture in [Unsupported, Works, Fails] {
             let Some(device) = test_emulator(2, Order::Forward) else {
                 return;
             };
@@ -93,8 +92,8 @@ fn graphs_give_the_same_bits_as_single_launches() {
             logits.extend(one_by_one(&mut model, &prompt[4..7]));
             let launches = device.graph_launches();
             match (capture, is_whole) {
-                (GraphCapture::Works, true) => assert_eq!(launches, 9, "one a token"),
-                (GraphCapture::Works, false) => assert!(launches > 9, "several a token"),
+                (Works, true) => assert_eq!(launches, 9, "one a token"),
+                (Works, false) => assert!(launches > 9, "several a token"),
                 _ => assert_eq!(launches, 0),
             }
             let first = first.get_or_insert_with(|| logits.clone());
@@ -147,10 +146,11 @@ fn every_format_gives_the_tokens_of_the_cpu() {
 #[test]
 fn the_demo_gives_the_same_tokens_in_every_placement() {
     let golden = Golden::open(MODELS[0]);
-    let mut repository = golden.folder.ancestors();
-    let demo = repository.find_map(|folder| Checkpoint::open(&folder.join("datasets/demo")).ok());
-    let prompt: Vec<u32> = (0..12).map(|index| 40 + 7 * index).collect();
-    let mut case = Case::new(demo.unwrap(), prompt);
+    let mut folders = golden.folder.ancestors();
+    let demo = folders.find_map(|folder| folder.join("datasets/demo").canonicalize().ok());
+    let checkpoint = Checkpoint::open(&demo.unwrap()).unwrap();
+    let prompt = (0..12).map(|index| 40 + 7 * index).collect();
+    let mut case = Case::new(checkpoint, prompt);
     case.quant = Format::Q8_0;
     let (tokens, want) = greedy(&mut case.on_host(&[ALL]), &case.prompt, 6);
     // No, some and all neurons hot; more cold ones than are copied at once.

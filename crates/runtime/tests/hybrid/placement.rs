@@ -1,6 +1,6 @@
 //! [`Placement`].
 
-use powerinfer_artifact::plan::Device;
+use powerinfer_artifact::plan::Device::{self, Cpu, Gpu};
 
 /// Placement of a layer and of the output head.
 #[derive(Debug, Clone, Copy)]
@@ -13,41 +13,28 @@ pub(crate) struct Placement {
     pub(crate) head: Device,
 }
 
-/// Everything on the device.
-pub(crate) const ALL: Placement = Placement {
-    quarters: 4,
-    attention: Device::Gpu,
-    kv: Device::Gpu,
-    predictor: Device::Gpu,
-    head: Device::Gpu,
-};
-
-/// Everything on the device but half of the neurons.
-pub(crate) const HALF: Placement = Placement { quarters: 2, ..ALL };
-
 /// Placements which have every part on the device and on the host.
 pub(crate) const PLACEMENTS: [Placement; 6] = [
-    ALL,
-    HALF,
-    Placement {
-        quarters: 0,
-        head: Device::Cpu,
-        ..ALL
-    },
-    Placement {
-        kv: Device::Cpu,
-        ..ALL
-    },
-    Placement {
-        quarters: 1,
-        predictor: Device::Cpu,
-        ..ALL
-    },
-    Placement {
-        quarters: 3,
-        attention: Device::Cpu,
-        kv: Device::Cpu,
-        predictor: Device::Cpu,
-        head: Device::Cpu,
-    },
+    // Neurons; attention, KV cache, predictor, head.
+    placement(4, [Gpu, Gpu, Gpu, Gpu]),
+    placement(2, [Gpu, Gpu, Gpu, Gpu]),
+    placement(0, [Gpu, Gpu, Gpu, Cpu]),
+    placement(4, [Gpu, Cpu, Gpu, Gpu]),
+    placement(1, [Gpu, Gpu, Cpu, Gpu]),
+    placement(3, [Cpu, Cpu, Cpu, Cpu]),
 ];
+
+/// Everything on the device.
+pub(crate) const ALL: Placement = PLACEMENTS[0];
+/// Everything on the device but half of the neurons.
+pub(crate) const HALF: Placement = PLACEMENTS[1];
+
+const fn placement(quarters: usize, [attention, kv, predictor, head]: [Device; 4]) -> Placement {
+    Placement {
+        quarters,
+        attention,
+        kv,
+        predictor,
+        head,
+    }
+}

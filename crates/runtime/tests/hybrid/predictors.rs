@@ -63,7 +63,6 @@ fn predictors_on_either_device_serve_both() {
             let folder = case.folder.path();
             let predictors = write_random_networks(&case.checkpoint, input, format, folder);
             case.predictors = Some(predictors);
-            case.copies_cold_neurons = false;
             let mut host = case.on_host(&[ALL]);
             // The last copies cold neurons, also of a layer without a hot one.
             for (placements, copies) in [

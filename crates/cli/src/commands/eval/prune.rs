@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use powerinfer_artifact::{Progress, plan::Policy, progress::Silent};
-use powerinfer_bundle::{Bundle, IntegrityCheck};
 use powerinfer_datasets::minipython::{Split, Task, distinct_tasks};
 use powerinfer_eval::{
     Ends, Fidelity, Windows, complete, fidelity, format,
@@ -22,7 +21,7 @@ use serde_json::{Value, json};
 use super::{divergence_json, paired_json};
 use crate::{
     calibration_text::{check_paths, texts},
-    model_argument::{self, DEMO, bundle_folder},
+    model_argument::{self, DEMO, open_bundle},
     output::{Output, Table, percent, print, print_json},
     progress::Bar,
 };
@@ -103,8 +102,7 @@ pub(crate) fn run(arguments: &PruneArguments, output: Output) -> Result<()> {
     {
         bail!("`--keep` has {share}; a share lies between 0 and 1");
     }
-    let folder = bundle_folder(&arguments.bundle);
-    let open = || Bundle::open(&folder, IntegrityCheck::Quick);
+    let open = || open_bundle(&arguments.bundle);
     let bundle = open()?;
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let is_demo = bundle.header().model.name == DEMO;
