@@ -492,7 +492,7 @@ def making(folder):
         ("profile", "model", "--data", "text.txt", "--tokens", "64", "--out", "profile", "-q"),
         (
             "place", "model", "--profile", "profile", "--predictors", "model/predictors", "--vram", "0G", "--hardware", "cpu-only", "--context", "256",
-            "--quant", "q4_0", "--policy", "predicted", "--certify-tokens", "0", "--out", "bundle", "-q",
+            "--quant", "q4_0", "--policy", "predicted", "--certify", "none", "--out", "bundle", "-q",
         ),
     ]
 

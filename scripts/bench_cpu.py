@@ -211,7 +211,7 @@ class Model:
         run(
             POWERINFER, "place", self.checkpoint, "--profile", self.profile, "--predictors",
             self.checkpoint / "predictors", "--vram", "0G", "--context", CONTEXT, "--quant", quant,
-            "--policy", "predicted", "--certify-tokens", 0, "--hardware", "cpu-only", "--out", out, "--quiet",
+            "--policy", "predicted", "--certify", "none", "--hardware", "cpu-only", "--out", out, "--quiet",
             limit=None,
         )
         return out

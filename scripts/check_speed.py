@@ -66,7 +66,7 @@ def main(folder):
             powerinfer("profile", model, "--data", text, "--tokens", 128, "--out", profile)
             place = [
                 "place", model, "--profile", profile, "--predictors", model / "predictors",
-                "--vram", "0G", "--context", CONTEXT, "--quant", QUANT, "--certify-tokens", 0,
+                "--vram", "0G", "--context", CONTEXT, "--quant", QUANT, "--certify", "none",
             ]
             powerinfer(*place, "--policy", "predicted", "--out", bundle, "--hardware", "laptop")
             policies = ["exact", "predicted"] + (["dense"] if density == DENSITIES[-1] else [])

@@ -78,7 +78,7 @@ make_model() {
   "$powerinfer" synth --like "$1" --layers "$2" --sparsity 0.9 --predictor-rank 256 --out "$work/model" --quiet
   "$powerinfer" profile "$work/model" --data "$work/text.txt" --tokens 64 --out "$work/profile" --quiet
   "$powerinfer" place "$work/model" --profile "$work/profile" --predictors "$work/model/predictors" --quant "$quant" \
-    --policy predicted --certify-tokens 0 --context 1024 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
+    --policy predicted --certify none --context 1024 --vram 0G --hardware "$hardware" --out "$work/bundle" --quiet
 }
 # Places and benchmarks the bundle with TENTHS/10 of its weights on the GPU: TENTHS.
 time_model() {

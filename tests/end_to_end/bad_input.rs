@@ -307,7 +307,6 @@ fn sizes_and_settings_out_of_range_are_refused() {
             .run(&["place", "demo", &format!("--vram={value}")])
             .bad(code, &["--vram"]);
     }
-    sandbox.run(&["place", "demo"]).bad(2, &["--vram"]);
     sandbox
         .run(&["place", "demo", "--vram", "1G", "--quant", "q5_k"])
         .bad(2, &["q5_k"]);

@@ -74,6 +74,7 @@ fn a_conversation_goes_through_the_models_chat_template() {
             "run",
             "llama-silu.powerinfer",
             "-i",
+            "-v",
             "-n",
             "3",
             "--temperature",

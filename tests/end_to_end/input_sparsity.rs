@@ -72,6 +72,6 @@ fn invalid_input_sparsity_is_refused() {
     }
     let asked = ["--input-sparsity", "30%"];
     place(&sandbox, &[&asked[..], &["--dry-run"]].concat()).bad(1, &["a dry run measures nothing"]);
-    place(&sandbox, &[&asked[..], &["--certify-tokens", "0"]].concat())
+    place(&sandbox, &[&asked[..], &["--certify", "0"]].concat())
         .bad(1, &["no text to calibrate", "hint: profile more text"]);
 }

@@ -68,7 +68,7 @@ fn a_model_is_never_in_memory_as_a_whole() {
             "0G",
             "--quant",
             quant,
-            "--certify-tokens",
+            "--certify",
             "0",
             "-v",
         ];

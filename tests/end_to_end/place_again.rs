@@ -178,7 +178,7 @@ fn options_that_change_more_than_the_plan_are_refused() {
         ["--policy", "dense"],
         ["--max-ppl-increase", "1%"],
         ["--input-sparsity", "20%"],
-        ["--certify-tokens", "100"],
+        ["--certify", "100"],
         ["--profile", "demo.powerinfer/profile"],
         ["--predictors", "demo.powerinfer/predictors"],
         ["--out", "elsewhere"],
@@ -265,11 +265,10 @@ fn a_plan_with_another_memory_account_than_the_bundle_is_refused() {
         edit(&mut document.body);
         document.write(&path).unwrap();
         let damaged = ["plan.json", "damaged"];
-        sandbox
-            .run(&["run", "demo", "--prompt", "x"])
-            .bad(1, &damaged);
+        let run = ["run", "demo", "--prompt", "x", "--device", "cpu"];
+        sandbox.run(&run).bad(1, &damaged);
         reseal(&bundle, |_| {});
-        sandbox.run(&["run", "demo", "--prompt", "x"]).bad(1, parts);
+        sandbox.run(&run).bad(1, parts);
     };
     for name in [
         "attention",

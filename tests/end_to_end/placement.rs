@@ -132,7 +132,7 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         .good();
     placed.stdout_contains(&["total, of 515.0 MiB"]);
     let run = sandbox
-        .run(&["run", "demo", "-p", "1 + 1", "-n", "2"])
+        .run(&["run", "demo", "-p", "1 + 1", "-n", "2", "--device", "cpu"])
         .good();
     run.stderr_contains(&["the plan is for 2 GPUs"]);
 }

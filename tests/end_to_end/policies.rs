@@ -187,7 +187,7 @@ fn sign_bits_are_stored_only_for_policies_that_use_them() {
         let arguments = [
             "place", "demo", "--vram", "0G", "--policy", policy, "--json",
         ];
-        sandbox.run(&[&arguments[..], &["--certify-tokens", "600"]].concat())
+        sandbox.run(&[&arguments[..], &["--certify", "600"]].concat())
     };
     let certificate = place("sign-bit").good().json()["certificate"].clone();
     assert!(

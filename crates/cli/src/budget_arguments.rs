@@ -47,12 +47,7 @@ pub(crate) struct BudgetArguments {
     /// Tokens of held-out text to certify the bundle on, and as many to choose policies on: `full` is 8192, fewer for
     /// models beyond a billion parameters, and at most as many as are profiled; `quick` is 1024, `none` certifies
     /// nothing
-    #[arg(
-        long,
-        value_name = "full|quick|none|N",
-        default_value = "full",
-        alias = "certify-tokens"
-    )]
+    #[arg(long, value_name = "full|quick|none|N", default_value = "full")]
     certify: Certify,
     /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
     #[arg(long, value_name = "FORMAT")]

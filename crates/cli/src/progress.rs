@@ -33,6 +33,11 @@ pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
+/// Goes on after Ctrl-C has stopped an answer.
+pub(crate) fn resume_after_interrupt() {
+    INTERRUPTED.store(false, Ordering::Relaxed);
+}
+
 /// Lets the first Ctrl-C finish what is being written, and the second end the program at once.
 /// While the program waits for input the first one does.
 pub(crate) fn listen_for_interrupts() {

@@ -6,13 +6,14 @@ use powerinfer_artifact::{
     plan::{Budget, LayerPlan, Plan},
 };
 use powerinfer_bundle::{Bundle, REQUEST};
+use powerinfer_kernels::cuda::CudaDevice;
 use powerinfer_solver::{Candidate, Decision, Options, Problem, decide};
 use serde_json::{Value, json};
 
 use crate::{
     PlanOptions, PlannerError, Vram,
     candidates::restored,
-    forecast, inputs, machine, pins,
+    default_hardware, forecast, inputs, machine, pins,
     problem::{largest_rank, problem},
 };
 
@@ -23,9 +24,13 @@ use crate::{
 /// # Errors
 ///
 /// The placement inputs cannot be read, an option is invalid, or no placement keeps the budget.
-pub fn place_again(bundle: &Bundle, options: &PlanOptions) -> Result<Decision, PlannerError> {
+pub fn place_again(
+    bundle: &Bundle,
+    options: &PlanOptions,
+    progress: &dyn Progress,
+) -> Result<Decision, PlannerError> {
     let layers = bundle.placement_inputs()?;
-    let problem = build_problem(bundle, &layers, options)?;
+    let problem = build_problem(bundle, &layers, options, progress)?;
     solve(bundle, &problem, &layers, &options.solver())
 }
 
@@ -41,19 +46,24 @@ pub fn for_this_machine(bundle: Bundle, progress: &dyn Progress) -> Result<Bundl
         return Ok(bundle);
     };
     let here = machine::this_machine(progress)?;
-    let (hardware, vram, what) = match &here.gpu {
-        Some(gpu) if gpu.name == planned.name => return Ok(bundle),
-        Some(gpu) => (Some(here.clone()), Vram::Auto, gpu.name.clone()),
-        None => (None, Vram::Sizes(vec![ByteSize(0)]), "the CPU".to_owned()),
+    let (hardware, vram, what) = match (&here.gpu, CudaDevice::open(0)) {
+        (Some(gpu), _) if gpu.name == planned.name => return Ok(bundle),
+        (Some(gpu), Ok(_)) => {
+            let free: u64 = Vram::Auto.sizes(None)?.iter().sum();
+            let vram = free.min(plan.budget.vram_bytes);
+            (Some(here.clone()), vram, gpu.name.clone())
+        }
+        (None, Ok(_)) => return Ok(bundle),
+        (_, Err(reason)) => (None, 0, format!("the CPU ({reason})")),
     };
     let options = PlanOptions {
-        vram: Some(vram),
+        vram: Some(Vram::Sizes(vec![ByteSize(vram)])),
         // What does not fit is read from disk.
         ram_bytes: Some(plan.budget.ram_bytes.max(2 * bundle.bytes())),
         hardware,
         ..PlanOptions::default()
     };
-    let again = place_again(&bundle, &options)?.plan;
+    let again = place_again(&bundle, &options, progress)?.plan;
     progress.note(&format!(
         "the plan is for `{}`, which is not here: placed again in memory for {what}; the same neurons are computed",
         plan.hardware.name
@@ -81,10 +91,17 @@ fn build_problem(
     bundle: &Bundle,
     layers: &[LayerInputs],
     options: &PlanOptions,
+    progress: &dyn Progress,
 ) -> Result<Problem, PlannerError> {
     let (config, plan) = (bundle.config(), bundle.plan());
     let before = plan.budget.context_tokens as usize;
-    let named = options.hardware.as_ref();
+    let assumed = match &options.vram {
+        Some(vram) if plan.hardware.gpu.is_none() && vram.asks_for_gpu() => {
+            Some(default_hardware(vram, progress)?)
+        }
+        _ => None,
+    };
+    let named = options.hardware.as_ref().or(assumed.as_ref());
     let (hardware, ram_bytes) = match named {
         Some(hardware) => (hardware.clone(), hardware.cpu.ram_bytes),
         None => (plan.hardware.clone(), plan.budget.ram_bytes),

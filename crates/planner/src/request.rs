@@ -147,20 +147,16 @@ impl FromStr for Vram {
 }
 
 impl Vram {
-    fn asks_for_gpu(&self) -> bool {
+    pub(crate) fn asks_for_gpu(&self) -> bool {
         match self {
             Self::Auto => false,
             Self::Sizes(sizes) => sizes.iter().any(|size| size.0 > 0),
         }
     }
 
-    /// Sets the VRAM of `budget` for the machine `named`; `None` is this machine.
-    pub(crate) fn set(
-        &self,
-        budget: &mut Budget,
-        named: Option<&Hardware>,
-    ) -> Result<(), PlannerError> {
-        let sizes: Vec<u64> = match self {
+    /// Bytes on each GPU of the machine `named`; `None` is this machine.
+    pub(crate) fn sizes(&self, named: Option<&Hardware>) -> Result<Vec<u64>, PlannerError> {
+        Ok(match self {
             Self::Sizes(sizes) => sizes.iter().map(|size| size.0).collect(),
             Self::Auto => {
                 let free = match named {
@@ -174,7 +170,16 @@ impl Vram {
                 };
                 vec![free.saturating_sub(LEFT_FREE) / ROUNDED_TO * ROUNDED_TO]
             }
-        };
+        })
+    }
+
+    /// Sets the VRAM of `budget` for the machine `named`; `None` is this machine.
+    pub(crate) fn set(
+        &self,
+        budget: &mut Budget,
+        named: Option<&Hardware>,
+    ) -> Result<(), PlannerError> {
+        let sizes = self.sizes(named)?;
         let sum = sizes
             .iter()
             .try_fold(0, |sum: u64, size| sum.checked_add(*size));

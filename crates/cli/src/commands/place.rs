@@ -160,7 +160,8 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
     refuse_decisions(arguments)?;
     refuse_inside(arguments.html.as_deref(), folder)?;
     let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
-    let Decision { plan, report, .. } = place_again(&bundle, &arguments.budget.options()?)?;
+    let (options, bar) = (arguments.budget.options()?, Bar::new(output));
+    let Decision { plan, report, .. } = place_again(&bundle, &options, &bar)?;
     if !arguments.json {
         print(describe(&plan))?;
     }

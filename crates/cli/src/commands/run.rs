@@ -1,10 +1,11 @@
 //! `powerinfer run`: text from a bundle.
 
+mod chat;
 mod prompt_cache;
 mod verification;
 
 use std::{
-    io::{BufRead, IsTerminal, Read},
+    io::{IsTerminal, Read},
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,7 @@ use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
     Runtime, Sampler, SamplingSettings, Statistics, StopConditions, Verification, generate,
 };
-use powerinfer_text::{GenerationPrompt, Message, SpecialText, SpecialTokens, Tokenizer};
+use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -39,7 +40,8 @@ pub(crate) struct RunArguments {
     /// Text to continue [default: stdin; for `demo` without any, an example]
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Chat line by line; a line that ends in `\` continues on the next line
+    /// Chat, with line editing and history on a terminal; a line that ends in `\` continues on the next line, `/help`
+    /// lists commands
     #[arg(short, long, conflicts_with = "prompt")]
     interactive: bool,
     /// Tokens to generate, at most
@@ -142,7 +144,7 @@ impl SamplingArguments {
 }
 
 /// Tokens and times of one generation.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Timing {
     prompt_tokens: usize,
     /// Tokens of the prompt whose keys and values were cached.
@@ -185,13 +187,17 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         Prompt::Text(text) => text,
         Prompt::Example(text) => {
             output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
-            print(&text)?;
+            if !arguments.json {
+                print(&text)?;
+            }
             text
         }
         Prompt::Interactive if arguments.prompt_cache.prompt_cache.is_some() => {
             bail!("`--prompt-cache` takes a prompt; give one with `--prompt TEXT` or on stdin")
         }
-        Prompt::Interactive => return chat(arguments, &mut model, &tokenizer, sampler()?, output),
+        Prompt::Interactive => {
+            return chat::run(arguments, &mut model, &tokenizer, sampler()?, output);
+        }
     };
     if arguments.echo && !arguments.json {
         print(&prompt)?;
@@ -268,7 +274,7 @@ fn read_prompt(arguments: &RunArguments, is_demo: bool) -> Result<Prompt> {
         let task = distinct_tasks(Split::HeldOut, 1, 1)?.remove(0);
         return Ok(Prompt::Example(task.prompt().to_owned()));
     }
-    if std::io::stdin().is_terminal() {
+    if std::io::stdin().is_terminal() && !arguments.json {
         return Ok(Prompt::Interactive);
     }
     bail!("there is no prompt; give one with `--prompt TEXT` or on stdin")
@@ -375,93 +381,5 @@ impl Timing {
             percent(self.decoded.computed_share()),
             ByteSize(self.decoded.bytes_per_token() as u64),
         )
-    }
-}
-
-/// Reads a message and answers it until the input ends. With a chat template the messages are a conversation; without one
-/// each is continued by itself.
-fn chat(
-    arguments: &RunArguments,
-    model: &mut Runtime,
-    tokenizer: &Tokenizer,
-    mut sampler: Sampler,
-    output: Output,
-) -> Result<()> {
-    let template = tokenizer.chat_template();
-    output.say(match template {
-        Some(_) => "a message a line; an empty line or Ctrl-D ends",
-        None => "this model has no chat template: each line is a text to continue; an empty line or Ctrl-D ends",
-    });
-    let mut messages: Vec<Message> = Vec::new();
-    while let Some(line) = read_message(output)? {
-        let ids = match template {
-            Some(template) => {
-                messages.push(Message {
-                    role: "user".to_owned(),
-                    content: line,
-                });
-                let text = template.render(&messages, GenerationPrompt::Add)?;
-                tokenizer.encode(&text, SpecialTokens::Omit)?
-            }
-            None => tokenizer.encode(&line, SpecialTokens::Add)?,
-        };
-        let mut answer = String::new();
-        let timing = respond(
-            arguments,
-            model,
-            tokenizer,
-            &mut sampler,
-            &ids,
-            output,
-            &mut |piece| {
-                answer.push_str(piece);
-                print(piece)
-            },
-        )?;
-        if !answer.ends_with('\n') {
-            print("\n")?;
-        }
-        output.say(timing.describe());
-        verification::print_summary(model, output);
-        messages.push(Message {
-            role: "assistant".to_owned(),
-            content: answer,
-        });
-        if interrupted() {
-            return Err(Interrupted.into());
-        }
-    }
-    Ok(())
-}
-
-/// A message: a line, with those that follow where it ends in `\`; `None` at the end.
-fn read_message(output: Output) -> Result<Option<String>> {
-    use std::io::Write;
-    let mut message = String::new();
-    loop {
-        if std::io::stdin().is_terminal() && !output.quiet {
-            let _ = write!(
-                anstream::stderr(),
-                "{}",
-                if message.is_empty() { "> " } else { "… " }
-            );
-        }
-        let mut line = String::new();
-        let read = while_waiting(|| std::io::stdin().lock().read_line(&mut line))
-            .context("cannot read stdin")?;
-        if read == 0 {
-            return Ok((!message.is_empty()).then_some(message));
-        }
-        let line = line.trim_end_matches(['\n', '\r']);
-        match line.strip_suffix('\\') {
-            Some(part) => {
-                message.push_str(part);
-                message.push('\n');
-            }
-            None => {
-                message.push_str(line);
-                return Ok((!message.is_empty()).then_some(message));
-            }
-        }
     }
 }

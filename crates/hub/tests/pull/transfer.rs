@@ -42,8 +42,10 @@ fn after_too_many_cuts_the_next_run_resumes() {
 #[test]
 fn an_interruption_keeps_the_bytes_received() {
     let test = TestHub::new(model());
-    let mut listener = Listener::default();
-    listener.limit = Some(200_000);
+    let listener = Listener {
+        limit: Some(200_000),
+        ..Listener::default()
+    };
     let stopped = test.hub().pull(&name(MODEL), &listener);
     assert!(matches!(stopped, Err(HubError::Interrupted(_))));
     let kept = test.partial_bytes();
