@@ -1,15 +1,20 @@
 //! Options of a plan: budgets, objective, solver and pinned parts.
 
 use anyhow::Result;
+use clap::builder::StringValueParser;
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, hardware,
     plan::{Objective, Policy},
 };
 use powerinfer_planner::{Pin, PlanOptions, Vram, read_hardware};
 use powerinfer_solver::Backend;
 use powerinfer_tensor::{CacheFormat, Format};
 
-use crate::{engine::PolicyArgument, output::parse_percent};
+use crate::{
+    engine::PolicyArgument,
+    output::parse_percent,
+    values::{FORMATS, Offered},
+};
 
 /// Budgets and formats.
 #[derive(Debug, clap::Args)]
@@ -32,7 +37,12 @@ pub(crate) struct BudgetArguments {
     /// Machine to plan for: a name (pc-high, pc-low, rtx4090, rtx5090, rtx4060-8g, rtx3060-12g, h200-16c,
     /// laptop, cpu-only) or a TOML or JSON file, as `doctor --write` makes them [default: this machine, measured
     /// once; rtx4090 if `--vram` asks for a GPU and there is none]
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        value_parser = Offered(StringValueParser::new(), &hardware::NAMES),
+        hide_possible_values = true
+    )]
     hardware: Option<String>,
     /// Policy of all layers [default: the fastest within `--max-ppl-increase`, layer by layer]
     #[arg(long, value_name = "POLICY")]
@@ -50,7 +60,12 @@ pub(crate) struct BudgetArguments {
     #[arg(long, value_name = "full|quick|none|N", default_value = "full")]
     certify: Certify,
     /// Format of the weights: f32, f16, bf16, q8_0, q4_k or q4_0 [default: q8_0]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_parser = Offered(str::parse::<Format>, FORMATS),
+        hide_possible_values = true
+    )]
     quant: Option<Format>,
     #[command(flatten)]
     placement: PlacementArguments,
@@ -169,8 +184,7 @@ struct PlacementArguments {
     /// Solver of the integer program
     #[arg(long, value_enum, default_value_t = SolverArgument::Auto)]
     solver: SolverArgument,
-    /// Keep a part on one device: `layers`, `attention` or `head`, of some layers only as in `layers:0-9=gpu`; may
-    /// be given several times
+    /// Keep a part on one device: `head=cpu`, `attention=gpu`, `layers:0-9=gpu`; may be given several times
     #[arg(long = "pin", value_name = "PART=gpu|cpu")]
     pins: Vec<Pin>,
 }

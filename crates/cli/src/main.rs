@@ -21,10 +21,15 @@ mod predictor_table;
 mod profile_stage;
 mod progress;
 mod training_stage;
+mod values;
 
-use std::{io::ErrorKind, process::ExitCode};
+use std::{
+    io::{ErrorKind, Write},
+    process::ExitCode,
+};
 
-use clap::{Parser, Subcommand};
+use anyhow::{Result, bail};
+use clap::{CommandFactory, Parser, Subcommand};
 use output::Output;
 use powerinfer_artifact::ByteSize;
 use powerinfer_pool::system;
@@ -45,7 +50,8 @@ use crate::commands::{
     name = "powerinfer",
     version,
     propagate_version = true,
-    max_term_width = 100
+    max_term_width = 100,
+    disable_help_subcommand = true
 )]
 #[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
 struct Arguments {
@@ -95,6 +101,30 @@ enum Command {
     Simulate(simulate::SimulateArguments),
     /// Write shell completions to stdout
     Completions(completions::CompletionsArguments),
+    /// Print the help of a command
+    #[command(after_help = "Example:\n  powerinfer help eval perplexity")]
+    Help {
+        /// The command
+        command: Vec<String>,
+    },
+}
+
+/// Prints the long help of `path`, a command with its subcommands.
+fn help(path: &[String]) -> Result<()> {
+    let mut root = Arguments::command();
+    root.build();
+    let mut command = &mut root;
+    for name in path {
+        command = match command.find_subcommand_mut(name) {
+            Some(found) => found,
+            None => bail!("there is no command `{name}`; `powerinfer help` lists them"),
+        };
+    }
+    Ok(write!(
+        anstream::stdout(),
+        "{}",
+        command.render_long_help().ansi()
+    )?)
 }
 
 fn main() -> ExitCode {
@@ -122,6 +152,7 @@ fn main() -> ExitCode {
         Command::Synth(arguments) => synth::run(&arguments, output),
         Command::Simulate(arguments) => simulate::run(&arguments, output),
         Command::Completions(arguments) => completions::run::<Arguments>(&arguments),
+        Command::Help { command } => help(&command),
     };
     if let Some(bytes) = system::peak_memory() {
         output.detail(format!("peak memory: {}", ByteSize(bytes)));

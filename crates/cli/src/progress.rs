@@ -83,11 +83,11 @@ impl Progress for Bar {
             ProgressDrawTarget::hidden()
         };
         let template = if unit == "bytes" {
-            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left"
+            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {left}"
                 .to_owned()
         } else {
             format!(
-                "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{eta}} left"
+                "{{msg}} {{bar:30}} {{human_pos}}/{{human_len}} {unit}  {{rate}} {unit}/s  {{left}}"
             )
         };
         let bar = ProgressBar::with_draw_target(Some(total), target).with_message(title.to_owned());
@@ -96,6 +96,16 @@ impl Progress for Bar {
                 "rate",
                 |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
                     let _ = write!(text, "{:.0}", state.per_sec());
+                },
+            );
+            // No time is known before the first step.
+            let style = style.with_key(
+                "left",
+                |state: &indicatif::ProgressState, text: &mut dyn std::fmt::Write| {
+                    let _ = match state.pos() {
+                        0 => Ok(()),
+                        _ => write!(text, "{:#} left", indicatif::HumanDuration(state.eta())),
+                    };
                 },
             );
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));

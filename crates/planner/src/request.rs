@@ -123,6 +123,9 @@ pub enum Vram {
     Sizes(Vec<ByteSize>),
 }
 
+/// Most GPUs that a plan may be for.
+const MOST_GPUS: usize = 16;
+
 /// Bytes that `auto` leaves free for other programs, such as a desktop.
 const LEFT_FREE: u64 = 256 << 20;
 /// `auto` rounds down to multiples of this, so that small changes of the free memory give the same plan.
@@ -139,9 +142,12 @@ impl FromStr for Vram {
             .split(',')
             .map(|size| size.parse::<ByteSize>().map_err(|error| error.to_string()))
             .collect::<Result<Vec<_>, _>>()?;
-        match sizes.len() > 1 && sizes.contains(&ByteSize(0)) {
-            true => Err("leave out GPUs that may not be used".to_owned()),
-            false => Ok(Self::Sizes(sizes)),
+        match sizes.len() {
+            2.. if sizes.contains(&ByteSize(0)) => {
+                Err("leave out GPUs that may not be used".to_owned())
+            }
+            0..=MOST_GPUS => Ok(Self::Sizes(sizes)),
+            count => Err(format!("{count} GPUs; plans are for at most {MOST_GPUS}")),
         }
     }
 }
@@ -317,7 +323,8 @@ mod tests {
             vram("24G,12G"),
             Ok(Vram::Sizes(vec![ByteSize::gib(24), ByteSize::gib(12)]))
         );
-        for bad in ["", "-1G", "24G,", "24G,0G", "much"] {
+        let many = ["1G"; 17].join(",");
+        for bad in ["", "-1G", "24G,", "24G,0G", "much", "24", many.as_str()] {
             assert!(vram(bad).is_err(), "{bad}");
         }
     }

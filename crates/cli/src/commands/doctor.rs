@@ -26,7 +26,7 @@ use crate::{
 )]
 pub(crate) struct DoctorArguments {
     /// Write the figures to this file, `.toml` or `.json`, for `place --hardware FILE`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     write: Option<PathBuf>,
     /// Measure for this many threads at most [default: one per physical core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]

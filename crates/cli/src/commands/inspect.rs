@@ -38,7 +38,7 @@ pub(crate) struct InspectArguments {
     /// Profile, predictors, bundle, plan, prompt cache or model (`org/name` on the hub too); or a folder with several of them
     path: PathBuf,
     /// Write a self-contained page of a profile
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     html: Option<PathBuf>,
     /// Recompute every digest
     #[arg(long)]

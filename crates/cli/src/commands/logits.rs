@@ -46,7 +46,7 @@ pub(crate) struct LogitsArguments {
     #[command(flatten)]
     execution: EngineArguments,
     /// File to write: tensor `logits`, float32, [tokens, vocabulary]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: PathBuf,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct MergeArguments {
     /// Profiles of one model: all shards of a text, or profiles of different texts
     #[arg(required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
-    /// Folder to write the merged profile to
+    /// Folder to write the merged profile to, created if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Print one JSON document

@@ -37,7 +37,7 @@ pub(crate) struct PlaceArguments {
     predictors: Option<PathBuf>,
     #[command(flatten)]
     budget: BudgetArguments,
-    /// Folder to write the bundle to [default: ./<model>.powerinfer/bundle]
+    /// Folder to write the bundle to, created if missing [default: ./<model>.powerinfer/bundle]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the plan and write no bundle
@@ -47,7 +47,7 @@ pub(crate) struct PlaceArguments {
     #[arg(long)]
     force: bool,
     /// Write a self-contained page of the plan
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     html: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]

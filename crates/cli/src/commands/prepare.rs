@@ -27,7 +27,7 @@ pub(crate) struct PrepareArguments {
     /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]
     model: String,
-    /// Folder for profile, predictors and bundle [default: ./<model>.powerinfer]
+    /// Folder for profile, predictors and bundle, created if missing [default: ./<model>.powerinfer]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of every random choice

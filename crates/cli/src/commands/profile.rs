@@ -29,7 +29,7 @@ pub(crate) struct ProfileArguments {
     /// Profile one of n parts of the text, as `3/16`; `powerinfer merge` puts them together
     #[arg(long, value_name = "I/N", default_value_t = Shard::WHOLE, hide_default_value = true)]
     shard: Shard,
-    /// Folder to write the profile to [default: ./<model>.powerinfer/profile]
+    /// Folder to write the profile to, created if missing [default: ./<model>.powerinfer/profile]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of every random choice

@@ -18,6 +18,7 @@ use powerinfer_tensor::{CacheFormat, Format};
 use crate::{
     engine::PolicyArgument,
     output::{Output, print, print_json},
+    values::{FORMATS, Offered},
 };
 
 use answer::{describe, say_result};
@@ -47,7 +48,7 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Format of the weights: f16, bf16, f32, q8_0, q4_k or q4_0
-    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = str::parse::<Format>)]
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = Offered(str::parse::<Format>, FORMATS), hide_possible_values = true)]
     quant: Format,
     /// Share of FFN activations that are zero [default: the model's published one]
     #[arg(long, value_name = "SHARE")]

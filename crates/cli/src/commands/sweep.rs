@@ -55,10 +55,10 @@ pub(crate) struct SweepArguments {
     #[command(flatten)]
     measures: MeasureArguments,
     /// File of the rows, from which a stopped sweep resumes [default: sweep.jsonl next to the bundle]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: Option<PathBuf>,
     /// Write a self-contained page with charts, and `.csv` and `.json` files next to it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     html: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]

@@ -36,7 +36,7 @@ pub(crate) struct SynthArguments {
     /// Type of the weights
     #[arg(long, value_enum, default_value_t = WeightType::Bf16)]
     dtype: WeightType,
-    /// Folder to write the checkpoint to
+    /// Folder to write the checkpoint to, created if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Seed of every random choice

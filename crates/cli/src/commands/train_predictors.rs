@@ -13,6 +13,7 @@ use crate::{
     output::{Output, print, print_json},
     predictor_table::tables,
     training_stage::{TrainingArguments, up_to_date},
+    values::{FORMATS, Offered},
 };
 
 /// Which predictors to train, from what, and where to.
@@ -29,11 +30,17 @@ pub(crate) struct TrainPredictorsArguments {
     profile: Option<PathBuf>,
     #[command(flatten)]
     training: TrainingArguments,
-    /// Folder to write the predictors to [default: ./<model>.powerinfer/predictors]
+    /// Folder to write the predictors to, created if missing [default: ./<model>.powerinfer/predictors]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Format that the weights will have, which sets the cost of a neuron
-    #[arg(long, value_name = "FORMAT", default_value_t = Format::Q8_0)]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value_t = Format::Q8_0,
+        value_parser = Offered(str::parse::<Format>, FORMATS),
+        hide_possible_values = true
+    )]
     quant: Format,
     /// Seed of every random choice
     #[arg(long, default_value_t = 0)]

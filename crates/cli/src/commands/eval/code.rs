@@ -63,7 +63,7 @@ pub(crate) struct CodeArguments {
     max_tokens: usize,
     /// Append completions and verdicts to this file, and resume from it; with several policies one file each, named
     /// after the policy
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
     out: Option<PathBuf>,
     /// Judge the completions of this file (JSON lines: `task_id`, `completion`) instead of generating some
     #[arg(long, value_name = "FILE", conflicts_with_all = ["samples", "temperature", "policy", "out"])]

@@ -11,7 +11,7 @@ use powerinfer_runtime::Runtime;
 #[command(next_help_heading = "Prompt cache")]
 pub(crate) struct PromptCacheArguments {
     /// Cache the prompt's KV state in this file, and reuse the longest common prefix
-    #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
+    #[arg(long, value_name = "FILE", conflicts_with = "interactive", value_parser = crate::values::new_file)]
     pub(super) prompt_cache: Option<PathBuf>,
     /// Store the generated tokens too
     #[arg(long, requires = "prompt_cache")]
