@@ -1,5 +1,5 @@
 """Estimates the speed of a 33B- and a 70B-class model with `powerinfer simulate`, and writes
-docs/33b-versus-70b.md with plots. usage: 33b_versus_70b.py POWERINFER FOLDER"""
+docs/reports/33b-versus-70b.md with plots. usage: 33b_versus_70b.py POWERINFER FOLDER"""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Runs the experiments behind docs/answers.md, and writes answers.md and answers.json with the commands of each answer. usage: answers.py WORK DOCS [--render]"""
+"""Runs the experiments behind docs/reports/answers.md, and writes answers.md and answers.json with the commands of each answer. usage: answers.py WORK DOCS [--render]"""
 
 import json
 import shlex

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures accuracy and speed of computing only the active neurons, and regenerates docs/answers.md and docs/answers.json.
+# Measures accuracy and speed of computing only the active neurons, and regenerates docs/reports/answers.md and docs/reports/answers.json.
 # Takes about half an hour on two cores, including twelve minutes to train the demo with SiLU on the first run. Results
 # are cached in target/answers and reused. Needs rustup, a C++ compiler and Python 3. If the emulated GPU does not run,
 # its figures are skipped, and the answers state this.
@@ -17,4 +17,4 @@ if [ "${1:-}" != --render ]; then
     scripts/train-demo.sh --activation silu --steps 900 --out "$silu"
   fi
 fi
-python3 scripts/answers.py "$target/answers" docs "$@"
+python3 scripts/answers.py "$target/answers" docs/reports "$@"

@@ -13,7 +13,7 @@ fi
 out=${DEMO_FOLDER:-${CARGO_TARGET_DIR:-target}/demo.powerinfer}
 
 echo "== prepare: profile, train predictors, place"
-"$POWERINFER" prepare demo --vram 24G --out "$out"
+"$POWERINFER" prepare demo --out "$out"
 echo
 echo "== run: a held-out task"
 "$POWERINFER" run "$out" </dev/null

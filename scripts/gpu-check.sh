@@ -8,13 +8,13 @@
 #
 # usage: scripts/gpu-check.sh [FOLDER] [REPORT]
 #   FOLDER  made by `gpu-pack.sh` [default: target/gpu-check]
-#   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/gpu-results.md]; logs of the steps go to a folder next to it
+#   REPORT  [default: $OUT/gpu-results.md where OUT is set, or docs/reports/gpu-results.md]; logs of the steps go to a folder next to it
 # Variables: BUDGET=570, total seconds; SHAPES="llama-7b:4", models with their numbers of layers; QUANT=q4_0;
 # DEVICE=cpu HARDWARE=rtx4090 tries the script without a GPU. The exit status is 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 packed=$(realpath "${1:-target/gpu-check}")
-report=$(realpath -m "${2:-${OUT:-docs}/gpu-results.md}")
+report=$(realpath -m "${2:-${OUT:-docs/reports}/gpu-results.md}")
 logs=${report%.md}-logs
 deadline=$((SECONDS + ${BUDGET:-570}))
 export work device=${DEVICE:-gpu} quant=${QUANT:-q4_0}

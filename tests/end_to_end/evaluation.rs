@@ -200,7 +200,7 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
         ("--samples", "3", "give `--temperature`"),
         ("-k", "2", "give `--samples` of 2"),
         ("--count", "0", "at least one problem"),
-        ("--out", "no/such/folder.jsonl", "cannot write"),
+        ("--out", "no/such/folder.jsonl", "does not exist"),
     ] {
         let bad = [
             "eval",
@@ -211,7 +211,8 @@ fn an_interrupted_evaluation_under_policies_is_resumed() {
             flag,
             value,
         ];
-        sandbox.run(&bad).bad(1, &[part]);
+        let code = if flag == "--out" { 2 } else { 1 };
+        sandbox.run(&bad).bad(code, &[part]);
     }
 }
 

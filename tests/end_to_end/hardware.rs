@@ -16,7 +16,7 @@ fn place_plans_for_the_figures_that_doctor_writes() {
     sandbox.copy_demo();
     for file in ["here.toml", "here.json"] {
         let doctor = sandbox
-            .run(&["doctor", "--quick", "--write", file, "--threads", "1"])
+            .run(&["doctor", "--quick", "--write", file, "--threads", "1", "-v"])
             .good();
         doctor.stdout_contains(&["GEMV, 10 % of rows"]);
         doctor.stderr_contains(&[file]);

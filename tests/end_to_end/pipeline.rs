@@ -18,7 +18,8 @@ fn the_four_commands_work_in_an_empty_folder() {
     let predictors = sandbox.run(&["train-predictors", "--steps", "15"]).good();
     predictors.stdout_contains(&["recall"]);
     let place = sandbox.run(&["place", "--vram", "24G"]).good();
-    place.stdout_contains(&["768/768", "hot neurons"]);
+    place.stdout_contains(&["4608 of 4608 neurons", "in 6 layers"]);
+    assert!(place.text().lines().count() <= 20, "{}", place.text());
     let run = sandbox.run(&["run"]).good();
     assert!(
         run.text().starts_with("def "),

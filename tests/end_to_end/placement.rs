@@ -128,7 +128,13 @@ fn several_gpus_get_contiguous_ranges_of_layers() {
         ],
     );
     let placed = sandbox
-        .run(&["place", "demo.powerinfer/bundle", "--vram", "514M,515M"])
+        .run(&[
+            "place",
+            "demo.powerinfer/bundle",
+            "--vram",
+            "514M,515M",
+            "-v",
+        ])
         .good();
     placed.stdout_contains(&["total, of 515.0 MiB"]);
     let run = sandbox
@@ -228,7 +234,7 @@ fn a_page_replaces_no_other_file_and_a_failed_page_leaves_the_bundle_unchanged()
             "exists and is not a page of powerinfer",
         ),
         (
-            "demo.powerinfer/bundle/deeper/page.html",
+            "demo.powerinfer/bundle/page.html",
             "among the bundle's own files",
         ),
     ] {

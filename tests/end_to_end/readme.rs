@@ -38,6 +38,7 @@ fn commands_run_verbatim_and_the_demo_script_prints_its_table() {
             .env("PATH", &path)
             .env("POWERINFER", program)
             .env("DEMO_FOLDER", sandbox.path("demo.powerinfer"))
+            .env("POWERINFER_CACHE", sandbox.path("cache"))
             .stdin(std::process::Stdio::null())
             .output()
             .unwrap();

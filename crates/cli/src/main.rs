@@ -53,7 +53,7 @@ use crate::commands::{
     max_term_width = 100,
     disable_help_subcommand = true
 )]
-#[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
+#[command(after_help = "Example:\n  powerinfer prepare demo && powerinfer run demo")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -29,7 +29,84 @@ pub(crate) fn draw(
     Ok(())
 }
 
-/// The plan as tables: layers, memories, and what else could have been.
+/// The plan in a few lines: what was decided, what it brings, and what limits it.
+pub(crate) fn summary(plan: &Plan) -> String {
+    let layers = plan.layers.len();
+    let on_gpu = plan.layers.iter();
+    let on_gpu = on_gpu
+        .filter(|layer| layer.attention == Device::Gpu)
+        .count();
+    let totals = &plan.totals;
+    let memory = |device| {
+        let (used, budget) = (totals.bytes(device), plan.budget.bytes(device));
+        format!("{} of {}", ByteSize(used), ByteSize(budget))
+    };
+    let mut lines = vec![
+        (
+            "policies",
+            counted(plan.layers.iter().map(|layer| layer.policy.to_string())),
+        ),
+        (
+            "GPU",
+            match plan.budget.vram_bytes {
+                0 => "not used".to_owned(),
+                _ => format!(
+                    "{} of {} neurons, which carry {} of the activations; attention of {on_gpu} of {layers} layers; {}",
+                    totals.hot_count,
+                    totals.neuron_count,
+                    percent(totals.hot_share),
+                    memory(Device::Gpu)
+                ),
+            },
+        ),
+        ("CPU", memory(Device::Cpu)),
+    ];
+    if let Some(forecast) = &plan.forecast {
+        let mut predicted = predicted(plan, forecast).into_iter();
+        lines.extend(predicted.next().map(|speeds| ("predicted", speeds)));
+        let own = totals.microseconds_per_token;
+        // Of the CPU alone, and of whole layers on the GPU.
+        let others: Vec<String> = forecast
+            .baselines
+            .iter()
+            .take(2)
+            .map(|other| {
+                let ratio = other.microseconds_per_token / own;
+                format!("{ratio:.2}× that of {}", other.name)
+            })
+            .collect();
+        if !others.is_empty() && plan.budget.vram_bytes > 0 {
+            lines.push(("speed", others.join("; ")));
+        }
+        lines.extend(predicted.next().map(|value| ("VRAM", value)));
+    }
+    lines.extend(inputs(plan).map(|inputs| ("inputs", inputs)));
+    let limits = plan.layers.iter().filter_map(|layer| layer.limit);
+    lines.push(("limited by", counted(limits.map(|limit| limit.to_string()))));
+    let lines = lines
+        .iter()
+        .map(|(name, text)| format!("{name:<12}{text}\n"));
+    lines.collect()
+}
+
+/// Distinct `names` with the number of layers of each, the most frequent first.
+fn counted(names: impl Iterator<Item = String>) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for name in names {
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let parts = counts.iter().map(|(name, count)| match count {
+        1 => format!("{name} in 1 layer"),
+        _ => format!("{name} in {count} layers"),
+    });
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// The plan as tables: layers, memories, and other placements.
 pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = format!("{}\n{}\n{}", layers(plan), reasons(plan), memory(plan));
     if let Some(forecast) = &plan.forecast {
@@ -39,7 +116,7 @@ pub(crate) fn describe(plan: &Plan) -> String {
         }
         text += &format!("\n{table}");
         for sentence in predicted(plan, forecast) {
-            text += &format!("{sentence}\n");
+            text += &format!("predicted: {sentence}\n");
         }
     }
     text
@@ -171,7 +248,7 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
         speeds.push(format!("{prompt:.1} reading a prompt of {PROMPT_TOKENS}"));
     }
     if !speeds.is_empty() {
-        sentences.push(format!("predicted: {}", speeds.join(", ")));
+        sentences.push(speeds.join(", "));
     }
     let own = plan.totals.microseconds_per_token;
     if let Some(saved) = forecast.microseconds_per_gibibyte

@@ -180,11 +180,11 @@ impl Vram {
     }
 
     /// Sets the VRAM of `budget` for the machine `named`; `None` is this machine.
-    pub(crate) fn set(
-        &self,
-        budget: &mut Budget,
-        named: Option<&Hardware>,
-    ) -> Result<(), PlannerError> {
+    ///
+    /// # Errors
+    ///
+    /// The free memory of this machine's GPU is unknown, or the sum overflows.
+    pub fn set(&self, budget: &mut Budget, named: Option<&Hardware>) -> Result<(), PlannerError> {
         let sizes = self.sizes(named)?;
         let sum = sizes
             .iter()

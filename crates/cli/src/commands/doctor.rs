@@ -104,7 +104,10 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
         None => writeln!(text, "GPU             none: {gpu_status}")?,
         Some(gpu) => describe_gpu(&mut text, gpu, &gpu_status)?,
     }
-    text += &tables(&hardware.cpu);
+    match output.verbose {
+        true => text += &tables(&hardware.cpu),
+        false => text += "\n`-v` prints reads by row size and kernels by format\n",
+    }
     print(text)
 }
 

@@ -15,7 +15,7 @@ use crate::{
     certificate_table, model_argument,
     output::{Output, print, print_json},
     page_file::refuse_inside,
-    plan_table::{describe, draw, say_result},
+    plan_table::{describe, draw, say_result, summary},
     progress::Bar,
 };
 
@@ -101,14 +101,14 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
             )?;
             return match arguments.json {
                 true => print_answer(plan, None, certificate),
-                false => print(describe(plan)),
+                false => print_plan(plan, output),
             };
         }
     }
     let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
     let (plan, report) = (placement.plan(), placement.report());
     if !arguments.json {
-        print(describe(plan))?;
+        print_plan(plan, output)?;
     }
     say_result(plan, report, output);
     draw(
@@ -139,6 +139,14 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     Ok(())
 }
 
+/// Prints a plan in a few lines, with `--verbose` all of it.
+fn print_plan(plan: &Plan, output: Output) -> Result<()> {
+    match output.verbose {
+        true => print(describe(plan)),
+        false => print(summary(plan)),
+    }
+}
+
 /// Prints a plan, how it was solved unless it was up to date, and its certificate.
 fn print_answer(
     plan: &Plan,
@@ -163,7 +171,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let Decision { plan, report, .. } = place_again(&bundle, &options, &bar)?;
     if !arguments.json {
-        print(describe(&plan))?;
+        print_plan(&plan, output)?;
     }
     say_result(&plan, &report, output);
     let model = bundle.header().model.clone();

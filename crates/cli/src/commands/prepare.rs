@@ -22,7 +22,7 @@ use crate::{
 
 /// The flags of all stages.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  powerinfer prepare demo --vram 24G && powerinfer run demo")]
+#[command(after_help = "Example:\n  powerinfer prepare demo && powerinfer run demo")]
 pub(crate) struct PrepareArguments {
     /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`
     #[arg(default_value = model_argument::DEMO)]

@@ -9,7 +9,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_model::ModelConfig;
 use powerinfer_planner::{
-    read_hardware,
+    Vram, read_hardware,
     simulate::{Activity, ActivityOverrides, Request},
 };
 use powerinfer_synth::Shape;
@@ -29,7 +29,7 @@ const DEFAULT_CONTEXT: usize = 2048;
 /// A model, a machine, and what to ask of them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, the model's published ones where there are any. docs/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
+    after_help = "Shapes: those of `powerinfer synth`, or a folder with a `config.json`.\n\nNo weights are read: activation frequencies follow from sparsity and skew, the model's published ones where there are any. docs/reports/simulator.md compares estimates with published measurements.\n\nExamples:\n  powerinfer simulate --like llama-70b --hardware pc-high --quant q4_0\n  powerinfer simulate --like falcon-40b --vram 16G --sparsity 0.9"
 )]
 pub(crate) struct SimulateArguments {
     /// Shape of the model: a name, or a folder with a `config.json`
@@ -38,9 +38,9 @@ pub(crate) struct SimulateArguments {
     /// Machine: a name (see `powerinfer place --help`) or a TOML or JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = "rtx4090")]
     hardware: String,
-    /// Memory to use on the GPU; 0G uses none [default: all of the card's]
-    #[arg(long, value_name = "SIZE")]
-    vram: Option<ByteSize>,
+    /// Memory to use on the GPU, or on several as in `24G,24G`; 0 uses none [default: all of the GPU's]
+    #[arg(long, value_name = "SIZE[,SIZE…]")]
+    vram: Option<Vram>,
     /// Memory to use on the CPU [default: all of that machine's]
     #[arg(long, value_name = "SIZE")]
     ram: Option<ByteSize>,
@@ -100,13 +100,16 @@ impl SimulateArguments {
         let hardware = read_hardware(&self.hardware)?;
         let context = self.context(&config)?;
         let card = hardware.gpu.as_ref().map_or(0, |gpu| gpu.vram_bytes);
-        let budget = Budget {
-            vram_bytes: self.vram.map_or(card, |vram| vram.0),
+        let mut budget = Budget {
+            vram_bytes: card,
             ram_bytes: self.ram.map_or(hardware.cpu.ram_bytes, |ram| ram.0),
             context_tokens: context as u64 * u64::from(self.batch),
             kv_cache: CacheFormat::F16,
             vram_split: Vec::new(),
         };
+        if let Some(vram) = &self.vram {
+            vram.set(&mut budget, Some(&hardware))?;
+        }
         let activity = Activity::of(
             &shape.name,
             ActivityOverrides {

@@ -1,4 +1,4 @@
-//! Compares predictions with published measurements in docs/simulator.md; `POWERINFER_UPDATE_DOCS=1` rewrites the file.
+//! Compares predictions with published measurements in docs/reports/simulator.md; `POWERINFER_UPDATE_DOCS=1` rewrites the file.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path};
 
@@ -304,14 +304,14 @@ fn predictions_are_near_published_measurements() {
     short.head("", columns);
     short.speeds(&mut answers, &SHORT);
     let document = format!("{ABOUT}{summary}{}{MISSING}{}", page.text, short.text);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/simulator.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reports/simulator.md");
     if std::env::var_os("POWERINFER_UPDATE_DOCS").is_some() {
         std::fs::write(&path, &document).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == document,
-        "docs/simulator.md is stale; run this test with POWERINFER_UPDATE_DOCS=1"
+        "docs/reports/simulator.md is stale; run this test with POWERINFER_UPDATE_DOCS=1"
     );
     assert!(median <= 0.15, "{median}");
     assert!(largest <= 0.45, "{largest}");
