@@ -9,6 +9,7 @@ mod drivers;
 mod evaluation;
 mod families;
 mod fidelity;
+mod first_hour;
 mod gguf;
 #[path = "../support/golden.rs"]
 #[expect(dead_code, reason = "shared by several tests")]

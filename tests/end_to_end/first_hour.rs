@@ -1,0 +1,217 @@
+//! What a new user does first, with and without mistakes.
+
+use std::{
+    io::{Read, Write},
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::sandbox::{QUICK, Sandbox, golden_model};
+
+#[test]
+fn stages_skip_what_is_up_to_date_and_force_repeats_them() {
+    let sandbox = Sandbox::new();
+    let tokens = ["--tokens", "2500", "--trace-tokens", "800"];
+    let profile = [&["profile"][..], &tokens].concat();
+    let train = ["train-predictors", "--steps", "15"];
+    let place = ["place", "--vram", "0", "--certify", "none"];
+    for stage in [&profile[..], &train, &place] {
+        let first = sandbox.run(stage).good();
+        assert!(!first.stderr.contains("up to date"), "{}", first.stderr);
+        let again = sandbox.run(stage).good();
+        again.stderr_contains(&["is up to date"]);
+        assert!(!again.stdout.is_empty());
+        let forced = sandbox.run(&[stage, &["--force"]].concat()).good();
+        assert!(!forced.stderr.contains("up to date"), "{}", forced.stderr);
+    }
+    // Another budget packs again.
+    let other = sandbox.run(&[
+        "place",
+        "--vram",
+        "0",
+        "--context",
+        "64",
+        "--certify",
+        "none",
+    ]);
+    assert!(!other.good().stderr.contains("up to date"));
+}
+
+#[test]
+fn text_is_asked_for_once() {
+    let sandbox = Sandbox::new();
+    let model = golden_model("llama-relu-gqa");
+    let model = model.to_str().unwrap();
+    std::fs::write(
+        sandbox.path("text.txt"),
+        "some words to calibrate on ".repeat(40),
+    )
+    .unwrap();
+    let prepare = |more: &[&str]| {
+        let arguments = ["prepare", model, "--steps", "5", "--hardware", "laptop"];
+        sandbox.run(&[&arguments[..], more].concat())
+    };
+    prepare(&[]).bad(1, &["no calibration text", "`--data FILE`"]);
+    prepare(&["--data", "text.txt"]).good();
+    for more in [
+        &["--quant", "f16"][..],
+        &["--policy", "exact"],
+        &["--vram", "0"],
+    ] {
+        prepare(more)
+            .good()
+            .stderr_contains(&["is used; `--data` profiles other text"]);
+    }
+    let answer: Value = prepare(&["--json"]).good().json();
+    assert_eq!(answer["plan"]["hardware"]["name"], "laptop");
+    assert_eq!(answer["bundle"], "llama-relu-gqa.powerinfer/bundle");
+}
+
+#[test]
+fn this_machine_is_measured_once_and_again_when_it_differs() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let cache = sandbox.path("cache");
+    let place = || {
+        let mut command = sandbox.command(&["place", "demo", "--dry-run", "--json", "--vram", "0"]);
+        command.env("POWERINFER_CACHE", &cache);
+        crate::sandbox::run_command(command, b"").good()
+    };
+    let measures = |run: &crate::sandbox::Run| run.stderr.contains("measuring this machine");
+    let first = place();
+    assert!(measures(&first));
+    let second = place();
+    assert!(!measures(&second));
+    let hardware = |run: &crate::sandbox::Run| run.json()["plan"]["hardware"].clone();
+    assert_eq!(hardware(&first), hardware(&second));
+    let file = cache.join("hardware.json");
+    let mut kept: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for damage in [
+        |kept: &mut Value| kept["fingerprint"]["processor"] = "another".into(),
+        |kept: &mut Value| kept["hardware"]["cpu"]["threads"] = 0.into(),
+        |kept: &mut Value| *kept = "no machine".into(),
+    ] {
+        damage(&mut kept);
+        std::fs::write(&file, kept.to_string()).unwrap();
+        assert!(measures(&place()));
+        kept = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    }
+    // Without a folder for it the figures are measured each time, which is no error.
+    std::fs::remove_dir_all(&cache).unwrap();
+    std::fs::write(&cache, "a file").unwrap();
+    place().stderr_contains(&["cannot be kept"]);
+}
+
+#[test]
+fn a_model_that_is_not_prepared_names_the_command() {
+    let sandbox = Sandbox::new();
+    let model = golden_model("llama-relu-gqa");
+    let model = model.to_str().unwrap();
+    for (name, command) in [
+        ("demo", "powerinfer prepare demo"),
+        (model, "powerinfer prepare /"),
+    ] {
+        for verb in ["run", "bench", "sweep"] {
+            let parts = ["is a model, and there is no bundle of it", command];
+            sandbox.run(&[verb, name]).bad(1, &parts);
+        }
+    }
+    let none = sandbox
+        .run(&["run", "nothing.powerinfer"])
+        .bad(1, &["no bundle"]);
+    assert!(
+        !none.stderr.contains("powerinfer.powerinfer"),
+        "{}",
+        none.stderr
+    );
+}
+
+#[test]
+fn json_is_one_document() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    // Without a prompt: an example.
+    let run = sandbox
+        .run(&["run", "demo", "-n", "3", "--json"])
+        .good()
+        .json();
+    assert_eq!(run["generated_tokens"], 3);
+    let prepare = [&["prepare", "demo", "--vram", "24G", "--json"][..], &QUICK].concat();
+    assert!(sandbox.run(&prepare).good().json()["certificate"].is_object());
+}
+
+/// Types `keys` into `powerinfer run demo -i` on a terminal; `None` where `script` cannot make one.
+fn chat_on_a_terminal(sandbox: &Sandbox, keys: &str) -> Option<String> {
+    let program = env!("CARGO_BIN_EXE_powerinfer");
+    let line = format!("{program} run demo -i -n 8");
+    let mut child = Command::new("script")
+        .args(["-qec", &line, "/dev/null"])
+        .current_dir(sandbox.path(""))
+        .env("TERM", "xterm")
+        .env("POWERINFER_CACHE", sandbox.path("cache"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut input = child.stdin.take().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    let mut seen = Vec::new();
+    for key in keys.split_inclusive('\r') {
+        // The prompt of the editor comes after what it turns on.
+        let from = seen.len();
+        let mut bytes = [0; 4096];
+        while !String::from_utf8_lossy(&seen[from..]).contains("> ") {
+            let count = output.read(&mut bytes).unwrap();
+            if count == 0 {
+                break;
+            }
+            seen.extend(&bytes[..count]);
+        }
+        input.write_all(key.as_bytes()).unwrap();
+    }
+    drop(input);
+    output.read_to_end(&mut seen).unwrap();
+    assert!(child.wait().unwrap().success());
+    Some(String::from_utf8_lossy(&seen).into_owned())
+}
+
+#[test]
+fn a_chat_has_commands_history_and_lines_that_continue() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let keys = "/help\r/halp\rdef f(xs):\\\r    return\r/save chat.json\r/reset\r/quit\r";
+    let Some(seen) = chat_on_a_terminal(&sandbox, keys) else {
+        eprintln!("skipped: `script` is not installed");
+        return;
+    };
+    for part in [
+        "/system TEXT",
+        "no command `/halp`",
+        "written to `chat.json`",
+        "1 answer: ",
+    ] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+    let chat = std::fs::read(sandbox.path("chat.json")).unwrap();
+    let chat: Value = serde_json::from_slice(&chat).unwrap();
+    assert_eq!(chat[0]["content"], "def f(xs):\n    return");
+    assert_eq!(
+        (chat.as_array().unwrap().len(), &chat[1]["role"]),
+        (2, &"assistant".into())
+    );
+    let history = std::fs::read_to_string(sandbox.path("cache/chat_history")).unwrap();
+    assert!(history.contains("/save chat.json"), "{history}");
+}
+
+#[test]
+fn a_chat_from_stdin_takes_commands_and_skips_empty_lines() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let lines = b"\n/help\ndef f(xs):\n\n// no command\n/save\n/quit\ndef g(xs):\n";
+    let chat = sandbox
+        .run_with(&["run", "demo", "-i", "-n", "4"], lines)
+        .good();
+    chat.stderr_contains(&["/reset", "`/save` takes a file", "2 answers: 8 tokens"]);
+}
