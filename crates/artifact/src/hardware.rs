@@ -50,8 +50,7 @@ pub struct Cpu {
     /// threads together.
     #[serde(default)]
     pub row_seconds: f64,
-    /// Additional time per row of an axpy (`y += a·x`): threads split the columns, so each of them reads a
-    /// part of every row.
+    /// Additional time per row of an axpy (`y += a·x`), with all threads together.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sum_row_seconds: f64,
     /// Fixed time per kernel: starting it, and waiting for all threads.
@@ -108,7 +107,7 @@ pub struct KernelSpeed {
     pub threads: usize,
     /// Bytes per row.
     pub row_bytes: u64,
-    /// GEMV over the every_figure_set matrix.
+    /// GEMV over the whole matrix.
     pub dense_bytes_per_second: f64,
     /// GEMV over a random tenth of the rows.
     pub rows_bytes_per_second: f64,

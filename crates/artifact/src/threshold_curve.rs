@@ -16,7 +16,7 @@ pub const ERRORS: [f64; 16] = [
 pub struct ThresholdCurve {
     /// Score that is compared with the threshold.
     pub score: Score,
-    /// Whether skipped neurons contribute their mean instead of zero.
+    /// Whether skipped neurons contribute their median instead of zero.
     pub centred: bool,
     /// One level per entry of [`ERRORS`].
     pub levels: Vec<ThresholdLevel>,

@@ -56,24 +56,18 @@ fn driver_version() -> Result<String, String> {
     Ok(number.unwrap_or("of unknown version").to_owned())
 }
 
-/// Driver version and names of the installed GPUs, as the driver's files list them; empty without a driver. Opens no
-/// device.
+/// Names of the installed GPUs, each with the version of the driver, as the driver's files list them. Opens no device.
 pub fn installed_gpus() -> Vec<String> {
     let Ok(driver) = driver_version() else {
         return Vec::new();
     };
-    let folders = fs::read_dir("/proc/driver/nvidia/gpus")
-        .into_iter()
-        .flatten();
-    let files = folders
-        .flatten()
-        .map(|folder| folder.path().join("information"));
-    let mut names: Vec<String> = files
-        .filter_map(|file| fs::read_to_string(file).ok())
-        .filter_map(|text| Some(text.lines().next()?.trim().to_owned()))
+    let folders = fs::read_dir("/proc/driver/nvidia/gpus");
+    let folders = folders.into_iter().flatten().flatten();
+    let mut names: Vec<String> = folders
+        .filter_map(|folder| fs::read_to_string(folder.path().join("information")).ok())
+        .filter_map(|text| Some(format!("{}, driver {driver}", text.lines().next()?.trim())))
         .collect();
     names.sort();
-    names.insert(0, format!("NVIDIA driver {driver}"));
     names
 }
 

@@ -51,11 +51,13 @@ impl Templates {
             environment.add_template(name, source)?;
         }
         environment.add_filter("bytes", |bytes: Option<u64>| {
-            or_dash(bytes, |bytes| ByteSize(bytes).to_string())
+            or_dash(bytes, |bytes| unbroken(&ByteSize(bytes).to_string()))
         });
-        environment.add_filter("percent", |share: Option<f64>| or_dash(share, percent));
+        environment.add_filter("percent", |share: Option<f64>| {
+            or_dash(share, |share| unbroken(&percent(share)))
+        });
         environment.add_filter("short_percent", |share: Option<f64>| {
-            or_dash(share, short_percent)
+            or_dash(share, |share| unbroken(&short_percent(share)))
         });
         environment.add_filter("speed", |speed: Option<f64>| or_dash(speed, speed_figure));
         environment.add_filter("fixed", |value: Option<f64>, digits: usize| {
@@ -84,6 +86,11 @@ impl Templates {
 
 fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), format)
+}
+
+/// `text` with a figure and its unit on one line.
+fn unbroken(text: &str) -> String {
+    text.replace(' ', "\u{a0}")
 }
 
 /// A share as a percentage with one digit.

@@ -62,7 +62,7 @@ impl<'a> Selector<'a> {
         }
     }
 
-    /// Mean contribution of the neurons that are skipped, `[hidden]`, added for every token.
+    /// Median contributions of all neurons, `[hidden]`, added for every token.
     pub(crate) fn offset(&self) -> Option<&'a [f32]> {
         match self {
             Self::Threshold(scoring) if scoring.threshold.centred => Some(&scoring.vectors.offset),

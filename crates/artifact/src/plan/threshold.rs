@@ -14,7 +14,7 @@ pub enum Score {
     /// available before up is read.
     WeightedGate,
     /// `|h_i − c_i|·‖down_i‖`, the neuron's contribution, as in CETT (arXiv 2402.03804); in a centred layer
-    /// relative to its mean `c_i`, otherwise `c_i = 0`.
+    /// relative to its median `c_i`, otherwise `c_i = 0`.
     Contribution,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Score {
 pub struct Threshold {
     /// Score that is compared.
     pub score: Score,
-    /// Whether skipped neurons contribute their mean instead of zero.
+    /// Whether skipped neurons contribute their median instead of zero.
     pub centred: bool,
     /// Neurons with at least this score are computed.
     pub value: f32,

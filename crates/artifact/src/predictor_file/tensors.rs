@@ -29,9 +29,9 @@ pub struct ScoreVectors {
     pub gate_scale: Vec<f32>,
     /// `‖down_i‖`.
     pub contribution_scale: Vec<f32>,
-    /// `c_i`, the mean activation of the neuron.
+    /// `c_i`, the median activation of the neuron.
     pub centre: Vec<f32>,
-    /// `Σ c_i·down_i`, `[hidden]`: the mean contribution of the layer.
+    /// `Σ c_i·down_i`, `[hidden]`: what the skipped neurons add if all are skipped.
     pub offset: Vec<f32>,
 }
 
