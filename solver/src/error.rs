@@ -66,7 +66,7 @@ pub enum SolveError {
         total: u128,
     },
     /// A VRAM budget for a machine without a GPU.
-    #[error("{} of VRAM may be used but `{hardware}` has no GPU; describe one, take a named machine such as `rtx4090`, or allow `0G`", ByteSize(*.vram_bytes))]
+    #[error("{} of VRAM may be used but `{hardware}` has no GPU; describe one, take a named machine such as `rtx4090`, or allow 0", ByteSize(*.vram_bytes))]
     NoGpu {
         /// The VRAM budget.
         vram_bytes: u64,

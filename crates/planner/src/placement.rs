@@ -38,7 +38,8 @@ pub struct Placement {
     perplexity_budget: f64,
 }
 
-/// Finds the best placement of a model within its memory and perplexity budgets.
+/// Finds the best placement of a model within its memory and perplexity budgets, for the `request` that `options`
+/// resolve to.
 ///
 /// If perplexity has to be measured, packs a temporary bundle into `scratch`.
 ///
@@ -50,12 +51,12 @@ pub fn plan(
     checkpoint: &Checkpoint,
     profile: &Profile,
     predictors: Option<PredictorFile>,
+    request: Request,
     options: &PlanOptions,
     scratch: Scratch<'_>,
     progress: &dyn Progress,
 ) -> Result<Placement, PlannerError> {
     profile.check_model(checkpoint.identity())?;
-    let request = Request::of(checkpoint, profile, predictors.as_ref(), options, progress)?;
     if let Some(file) = &predictors {
         file.header()
             .check_model(&file.path(), checkpoint.identity())?;

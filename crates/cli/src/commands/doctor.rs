@@ -31,7 +31,7 @@ pub(crate) struct DoctorArguments {
     /// Measure for this many threads at most [default: one per physical core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Measure less, and everything once
+    /// Measure less, in seconds; plans keep the figures they use
     #[arg(long)]
     quick: bool,
     /// Print one JSON document
@@ -53,7 +53,9 @@ pub(crate) fn run(arguments: &DoctorArguments, output: Output) -> Result<()> {
     };
     output.say("measuring how fast memory is read and kernels run; best while nothing else does …");
     let (hardware, gpu_status) = measure(threads, thoroughness, &Bar::new(output))?;
-    if let Some(file) = keep(&hardware)? {
+    if !arguments.quick
+        && let Some(file) = keep(&hardware)?
+    {
         output.say(format!(
             "kept in `{}`: plans for this machine use these figures from now on",
             file.display()

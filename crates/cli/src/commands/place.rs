@@ -86,26 +86,34 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         false => Scratch::NextTo(&out),
     };
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
-    if !arguments.force && !arguments.dry_run {
-        let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
-        if let Some(bundle) = request.packed(&checkpoint, options.quant(), &out)
-            && (bundle.certificate().is_some() || !options.certifies())
-        {
-            output.say(format!("bundle: `{}` is up to date", out.display()));
-            let (plan, certificate) = (bundle.plan(), bundle.certificate().cloned());
-            draw(
-                arguments.html.as_deref(),
-                checkpoint.identity(),
-                plan,
-                output,
-            )?;
-            return match arguments.json {
-                true => print_answer(plan, None, certificate),
-                false => print_plan(plan, output),
-            };
-        }
+    let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
+    if !arguments.force
+        && !arguments.dry_run
+        && let Some(bundle) = request.packed(&checkpoint, options.quant(), &out)
+        && (bundle.certificate().is_some() || !options.certifies())
+    {
+        output.say(format!("bundle: `{}` is up to date", out.display()));
+        let (plan, certificate) = (bundle.plan(), bundle.certificate().cloned());
+        draw(
+            arguments.html.as_deref(),
+            checkpoint.identity(),
+            plan,
+            output,
+        )?;
+        return match arguments.json {
+            true => print_answer(plan, None, certificate),
+            false => print_plan(plan, output),
+        };
     }
-    let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
+    let placement = plan(
+        &checkpoint,
+        &profile,
+        predictors,
+        request,
+        &options,
+        scratch,
+        &bar,
+    )?;
     let (plan, report) = (placement.plan(), placement.report());
     if !arguments.json {
         print_plan(plan, output)?;

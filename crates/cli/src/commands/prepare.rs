@@ -80,7 +80,15 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         }
         None => {
             let scratch = Scratch::NextTo(&out);
-            let placement = plan(&checkpoint, &profile, predictors, &options, scratch, &bar)?;
+            let placement = plan(
+                &checkpoint,
+                &profile,
+                predictors,
+                request,
+                &options,
+                scratch,
+                &bar,
+            )?;
             say_result(placement.plan(), placement.report(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;
             output.say(format!("bundle written to `{}`", bundle.folder().display()));

@@ -23,6 +23,7 @@ use powerinfer_eval::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_planner::{
+    Vram, default_hardware,
     machine::{Thoroughness, measure},
     read_hardware,
     sweep::{BundlePlanner, default_budgets, thresholds},
@@ -44,7 +45,7 @@ use crate::{
 /// Bundle, grid and measures.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0G,2M,4M,8M --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
+    after_help = "Every point is a line of JSON in `--out`; a stopped sweep resumes, and the same file takes more points. The speed of a placement on `--hardware` is estimated by the cost model and marked `simulated`; quality, and the speed of this machine, are measured.\n\nExamples:\n  powerinfer sweep demo --html demo.html\n  powerinfer sweep demo --vram 0,515M,24G --policy exact,predicted,predicted:+2 --tasks 100\n  powerinfer sweep ./my-model.powerinfer --policy dense,error:5%,error:10% --data held-out.txt --humaneval HumanEval.jsonl.gz"
 )]
 pub(crate) struct SweepArguments {
     /// Name of a model prepared here, a folder with a bundle in it, or a bundle
@@ -71,8 +72,14 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     let folder = bundle.folder().to_owned();
     let tokenizer = model_argument::tokenizer(&bundle.files())?;
     let items = items(measures, &bundle, &tokenizer)?;
-    let hardware = match &arguments.grid.hardware {
+    let grid = &arguments.grid;
+    let plans_gpu = grid.hot_threshold.is_empty() && grid.vram.iter().any(|size| size.0 > 0);
+    let hardware = match &grid.hardware {
         Some(name) => for_model(&read_hardware(name)?, &bundle),
+        None if plans_gpu && bundle.plan().hardware.gpu.is_none() => {
+            let vram = Vram::Sizes(grid.vram.clone());
+            for_model(&default_hardware(&vram, &Bar::new(output))?, &bundle)
+        }
         // A plan's machine is measured for the model already.
         None => bundle.plan().hardware.clone(),
     };
