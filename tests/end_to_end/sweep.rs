@@ -53,6 +53,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         "dense,exact,predicted,predicted:+3",
         "--vram",
         "0G,516M",
+        "--verbose",
         "--html",
         "page.html",
     ];

@@ -62,6 +62,9 @@ struct Report {
 pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     if let Some(page) = &arguments.html {
         draw(&arguments.path, page, output)?;
+        if !(arguments.json || arguments.verify || output.verbose) {
+            return Ok(());
+        }
     }
     let report = match model_argument::model_elsewhere(&arguments.path) {
         Some(name) => model(

@@ -54,6 +54,13 @@ pub(crate) struct PlaceArguments {
     json: bool,
 }
 
+impl PlaceArguments {
+    /// Whether the plan is printed: not if a page or a document has it.
+    fn prints(&self, output: Output) -> bool {
+        !self.json && (self.html.is_none() || output.verbose)
+    }
+}
+
 pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
         return again(&folder, arguments, output);
@@ -102,7 +109,8 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         )?;
         return match arguments.json {
             true => print_answer(plan, None, certificate),
-            false => print_plan(plan, output),
+            false if arguments.prints(output) => print_plan(plan, output),
+            false => Ok(()),
         };
     }
     let placement = plan(
@@ -115,7 +123,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         &bar,
     )?;
     let (plan, report) = (placement.plan(), placement.report());
-    if !arguments.json {
+    if arguments.prints(output) {
         print_plan(plan, output)?;
     }
     say_result(plan, report, output);
@@ -134,7 +142,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
             false => bundle,
         };
         if let Some(found) = bundle.certificate() {
-            if !arguments.json {
+            if arguments.prints(output) {
                 print("\n")?;
                 print(certificate_table::describe(found))?;
             }
@@ -178,7 +186,7 @@ fn again(folder: &Path, arguments: &PlaceArguments, output: Output) -> Result<()
     let bundle = Bundle::open(folder, IntegrityCheck::Quick)?;
     let (options, bar) = (arguments.budget.options()?, Bar::new(output));
     let Decision { plan, report, .. } = place_again(&bundle, &options, &bar)?;
-    if !arguments.json {
+    if arguments.prints(output) {
         print_plan(&plan, output)?;
     }
     say_result(&plan, &report, output);

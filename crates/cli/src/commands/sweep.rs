@@ -157,14 +157,15 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
     if let Some(html) = &arguments.html {
         report::write(html, &asked, output)?;
     }
-    match arguments.json {
-        true => print_json(&document(&asked)),
-        false => {
-            print(report::table(&asked))?;
-            report::report(&asked, &out, output);
-            Ok(())
-        }
+    if arguments.json {
+        return print_json(&document(&asked));
     }
+    // The page has it all.
+    if arguments.html.is_none() || output.verbose {
+        print(report::table(&asked))?;
+        report::report(&asked, &out, output);
+    }
+    Ok(())
 }
 
 impl GridArguments {
