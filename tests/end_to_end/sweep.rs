@@ -148,7 +148,7 @@ fn a_grid_is_measured_resumed_and_drawn() {
         "<svg",
         "<polyline class=\"front\"",
         "class=\"cell\"",
-        "table class=\"sortable\"",
+        "table class=\"sortable wide\"",
     ] {
         assert!(page.contains(part), "{part}");
     }
