@@ -7,7 +7,16 @@ fn the_plan_is_as_it_was() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
     let place = sandbox
-        .run(&["place", "demo", "--vram", "24G", "--ram", "8G", "--dry-run"])
+        .run(&[
+            "place",
+            "demo",
+            "--vram",
+            "24G",
+            "--ram",
+            "8G",
+            "--dry-run",
+            "-v",
+        ])
         .good();
     let text = place.text();
     // Everything but the figures that depend on the profile.
