@@ -53,6 +53,9 @@ fn text_is_asked_for_once() {
         sandbox.run(&[&arguments[..], more].concat())
     };
     prepare(&[]).bad(1, &["no calibration text", "`--data FILE`"]);
+    // What the model alone decides is an error before text is read.
+    prepare(&["--context", "0"]).bad(1, &["no room for 0 tokens"]);
+    prepare(&["--pin", "layers:0-99=cpu"]).bad(1, &["layer 99 is pinned"]);
     prepare(&["--data", "text.txt"]).good();
     for more in [
         &["--quant", "f16"][..],
@@ -137,6 +140,7 @@ fn json_is_one_document() {
         .good()
         .json();
     assert_eq!(run["generated_tokens"], 3);
+    assert_eq!(run["stop_reason"], "max_tokens");
     let prepare = [&["prepare", "demo", "--vram", "24G", "--json"][..], &QUICK].concat();
     assert!(sandbox.run(&prepare).good().json()["certificate"].is_object());
 }

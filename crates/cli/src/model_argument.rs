@@ -82,7 +82,10 @@ pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     let given = PathBuf::from(argument);
     let name = match (hub_name(argument), given.file_name()) {
         (Some(name), _) => name.name().to_owned(), // without the revision
-        (None, Some(name)) => name.to_string_lossy().into_owned(),
+        (None, Some(name)) => {
+            let name = name.to_string_lossy();
+            name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+        }
         (None, None) => argument.to_owned(),
     };
     [

@@ -238,21 +238,27 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
         .iter()
         .map(|speed| match speed.batch {
             1 => format!(
-                "{:.1} tokens/s decoding one sequence",
-                speed.tokens_per_second
+                "{} tokens/s decoding one sequence",
+                figure(speed.tokens_per_second)
             ),
-            batch => format!("{:.1} decoding {batch} at once", speed.tokens_per_second),
+            batch => format!(
+                "{} decoding {batch} at once",
+                figure(speed.tokens_per_second)
+            ),
         })
         .collect();
     if let Some(prompt) = forecast.prompt_tokens_per_second {
-        speeds.push(format!("{prompt:.1} reading a prompt of {PROMPT_TOKENS}"));
+        speeds.push(format!(
+            "{} reading a prompt of {PROMPT_TOKENS}",
+            figure(prompt)
+        ));
     }
     if !speeds.is_empty() {
         sentences.push(speeds.join(", "));
     }
     let own = plan.totals.microseconds_per_token;
     if let Some(saved) = forecast.microseconds_per_gibibyte
-        && plan.budget.vram_bytes > 0
+        && plan.totals.gpu_bytes > 0
     {
         // What the next gibibyte is worth tells nothing where the model is smaller than that.
         let (unit, saved) = match saved > own / 2.0 {
@@ -270,20 +276,32 @@ fn predicted(plan: &Plan, forecast: &Forecast) -> Vec<String> {
     sentences
 }
 
+/// A speed with about three digits.
+fn figure(speed: f64) -> String {
+    match speed {
+        100.0.. => format!("{speed:.0}"),
+        _ => format!("{speed:.1}"),
+    }
+}
+
 /// Says how good a plan is and for which machine.
 pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
     let optimal = match report.gap <= 1e-9 {
         true => "optimal".to_owned(),
         false => format!("at most {:.3} % from optimal", 100.0 * report.gap),
     };
+    let what = match plan.budget.vram_bytes {
+        0 => "everything is on the CPU".to_owned(),
+        _ => format!(
+            "placed {} of {} neurons on the GPU, which carry {} of the activations",
+            plan.totals.hot_count,
+            plan.totals.neuron_count,
+            percent(plan.totals.hot_share)
+        ),
+    };
     output.say(format!(
-        "placed {} of {} neurons on the GPU, which carry {} of the activations; by {}, {optimal}, as {} proved in {:.3} s",
-        plan.totals.hot_count,
-        plan.totals.neuron_count,
-        percent(plan.totals.hot_share),
-        plan.objective,
-        report.backend,
-        report.solve_seconds,
+        "{what}; by {}, {optimal}, as {} proved in {:.3} s",
+        plan.objective, report.backend, report.solve_seconds,
     ));
     if let Some(failure) = &report.failure {
         output.say(format!(

@@ -120,7 +120,7 @@ impl Progress for Bar {
     fn advance(&self, count: u64) -> Result<(), Interrupted> {
         self.with(|bar| bar.inc(count));
         if interrupted() {
-            self.with(ProgressBar::abandon);
+            self.with(ProgressBar::finish_and_clear);
             return Err(Interrupted);
         }
         Ok(())

@@ -96,7 +96,8 @@ fn build_problem(
     let (config, plan) = (bundle.config(), bundle.plan());
     let before = plan.budget.context_tokens as usize;
     let assumed = match &options.vram {
-        Some(vram) if plan.hardware.gpu.is_none() && vram.asks_for_gpu() => {
+        // Another machine is needed, or no longer.
+        Some(vram) if plan.hardware.gpu.is_some() != vram.asks_for_gpu() => {
             Some(default_hardware(vram, progress)?)
         }
         _ => None,

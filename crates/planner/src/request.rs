@@ -76,6 +76,28 @@ impl PlanOptions {
         })
     }
 
+    /// Checks what a model's configuration alone decides: the context, the pins, and whether a policy needs exact zeros.
+    ///
+    /// # Errors
+    ///
+    /// An option is out of range for the model.
+    pub fn check(&self, config: &ModelConfig) -> Result<(), PlannerError> {
+        self.context(config, config.context_length)?;
+        let last = config.layer_count.saturating_sub(1);
+        let pinned = self.pins.iter().filter_map(|pin| pin.layers);
+        if let Some((_, layer)) = pinned.into_iter().find(|(_, layer)| *layer > last) {
+            return Err(PlannerError::PinnedLayer { layer, last });
+        }
+        match self.policy {
+            Some(Policy::Exact | Policy::Predicted | Policy::SignBit)
+                if !config.activation.has_exact_zeros() =>
+            {
+                Err(PlannerError::NeverZero)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the bundle is certified.
     pub fn certifies(&self) -> bool {
         self.certify_tokens != Some(0)

@@ -56,9 +56,11 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
         .unwrap_or_else(|| model_argument::work_folder(&name));
     let bar = Bar::new(output);
     let seed = arguments.seed;
-    // Reports predictors that cannot be imported before hours of profiling.
+    // Errors that need no profile come before hours of profiling.
     let quant = arguments.budget.quant();
     let recipe = arguments.training.recipe(&checkpoint, quant, seed)?;
+    let options = arguments.budget.options()?;
+    options.check(checkpoint.config())?;
 
     let profile = arguments.profile(&checkpoint, &folder.join("profile"), output)?;
     let out = folder.join("predictors");
@@ -67,7 +69,6 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
     let predictors = Some(predictors);
 
     let out = folder.join("bundle");
-    let options = arguments.budget.options()?;
     let request = Request::of(&checkpoint, &profile, predictors.as_ref(), &options, &bar)?;
     let bundle = match request.packed(&checkpoint, quant, &out) {
         Some(bundle) => {

@@ -14,7 +14,8 @@ use powerinfer_artifact::{ByteSize, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
-    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, Verification, generate,
+    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, StopReason, Verification,
+    generate,
 };
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 use serde::Deserialize;
@@ -153,6 +154,7 @@ struct Timing {
     generated_tokens: usize,
     decode: Duration,
     decoded: Statistics,
+    stop: Option<StopReason>,
 }
 
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
@@ -224,6 +226,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "prompt_tokens": timing.prompt_tokens,
             "cached_prompt_tokens": timing.cached_tokens,
             "generated_tokens": timing.generated_tokens,
+            "stop_reason": timing.stop.map(stop_name),
             "prompt_tokens_per_second": rate(timing.computed_tokens(), timing.prompt),
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
@@ -233,6 +236,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     } else if !completion.ends_with('\n') {
         print("\n")?;
     }
+    timing.note_limit(output);
     output.say(timing.describe());
     verification::print_summary(&model, output);
     if interrupted() {
@@ -328,6 +332,7 @@ fn respond(
         verified = verification::print_token(generation.decoder(), verified, output);
         verification::print_alarms(generation.decoder(), &mut alarms, output);
     }
+    timing.stop = generation.stop_reason();
     generation.finish()?;
     verification::print_token(model, verified, output);
     verification::print_alarms(model, &mut alarms, output);
@@ -360,7 +365,31 @@ fn rate(tokens: usize, time: Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
+/// The name of a reason in JSON.
+fn stop_name(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::StopToken => "stop_token",
+        StopReason::MaxTokens => "max_tokens",
+        StopReason::ContextFull => "context_full",
+        StopReason::Cancelled => "cancelled",
+    }
+}
+
 impl Timing {
+    /// Notes that the text was cut off.
+    fn note_limit(&self, output: Output) {
+        match self.stop {
+            Some(StopReason::MaxTokens) => output.say(format!(
+                "stopped after {} tokens; `-n` sets another limit",
+                self.generated_tokens
+            )),
+            Some(StopReason::ContextFull) => {
+                output.say("stopped: the context is full; place with a longer `--context`");
+            }
+            Some(StopReason::StopToken | StopReason::Cancelled) | None => {}
+        }
+    }
+
     /// Tokens of the prompt that were computed.
     fn computed_tokens(&self) -> usize {
         self.prompt_tokens - self.cached_tokens

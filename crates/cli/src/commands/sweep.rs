@@ -155,7 +155,7 @@ pub(crate) fn run(arguments: &SweepArguments, output: Output) -> Result<()> {
         .filter_map(|point| rows.iter().find(|row| row.axes == point.axes()).cloned())
         .collect();
     if let Some(html) = &arguments.html {
-        report::write(html, &asked, output)?;
+        report::write(html, &out, &asked, output)?;
     }
     if arguments.json {
         return print_json(&document(&asked));

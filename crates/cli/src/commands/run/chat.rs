@@ -60,8 +60,12 @@ pub(super) fn run(
             match command {
                 Command::Quit => break,
                 command => {
-                    if let Err(error) = chat.obey(command, output) {
-                        output.say(format!("{error:#}"));
+                    let is_system = matches!(command, Command::System(_));
+                    match chat.obey(command, output) {
+                        Err(error) => output.say(format!("{error:#}")),
+                        Ok(()) if is_system && template.is_none() => output
+                            .say("this model has no chat template: the system message is not used"),
+                        Ok(()) => {}
                     }
                 }
             }
@@ -106,6 +110,7 @@ pub(super) fn run(
             resume_after_interrupt();
             output.say("stopped");
         }
+        timing.note_limit(output);
         output.detail(timing.describe());
         verification::print_summary(model, output);
         total.add(&timing);
@@ -259,7 +264,7 @@ impl Input {
         loop {
             let message = match self {
                 Self::Stdin => read_lines()?,
-                Self::Terminal(editor, _) => match editor.readline("> ") {
+                Self::Terminal(editor, _) => match while_waiting(|| editor.readline("> ")) {
                     Ok(line) => Some(line.replace("\\\n", "\n")),
                     // Ctrl-C empties the line.
                     Err(ReadlineError::Interrupted) => continue,

@@ -80,7 +80,7 @@ fn resolved(path: &Path) -> PathBuf {
 }
 
 /// Writes the page and the files next to it.
-pub(super) fn write(html: &Path, rows: &[SweepRow], output: Output) -> Result<()> {
+pub(super) fn write(html: &Path, out: &Path, rows: &[SweepRow], output: Output) -> Result<()> {
     let [csv, json] = data_files(html);
     write_file(&csv, csv::text(rows).as_bytes())?;
     let document = document(rows);
@@ -89,10 +89,11 @@ pub(super) fn write(html: &Path, rows: &[SweepRow], output: Output) -> Result<()
     write_file(&json, &bytes)?;
     write_file(html, sweep_page(&document, &comparisons(rows))?.as_bytes())?;
     output.say(format!(
-        "drawn in `{}`; the figures are in `{}` and `{}`",
+        "drawn in `{}`; the figures are in `{}` and `{}`, every point is a line of `{}`",
         html.display(),
         csv.display(),
-        json.display()
+        json.display(),
+        out.display()
     ));
     Ok(())
 }
