@@ -217,7 +217,8 @@ fn a_gguf_file_goes_through_the_whole_pipeline() {
     let run = sandbox
         .run(&[
             "run",
-            "llama-sp.q4_k_m.powerinfer",
+            // The file that was prepared means its bundle.
+            file.to_str().unwrap(),
             "--prompt",
             "def",
             "-n",
