@@ -294,7 +294,7 @@ impl Request {
     }
 }
 
-/// Returns the machine to plan for by default: this one, or [`ASSUMED_HARDWARE`] with this machine's memory if `vram`
+/// Returns the machine to plan for by default: this one, or the assumed `rtx4090` with this machine's memory if `vram`
 /// asks for a GPU and there is none.
 ///
 /// # Errors
