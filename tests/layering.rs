@@ -30,6 +30,7 @@ const LADDER: &[&str] = &[
     "powerinfer-solver",
     "powerinfer-eval",
     "powerinfer-planner",
+    "powerinfer-server",
     "powerinfer-cli",
 ];
 

@@ -36,7 +36,7 @@ use powerinfer_pool::system;
 
 use crate::commands::{
     bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
-    simulate, sweep, synth, tokenize, train_predictors,
+    serve, simulate, sweep, synth, tokenize, train_predictors,
 };
 
 /// Runs large language models on ordinary PCs, by computing only the active neurons.
@@ -81,6 +81,8 @@ enum Command {
     Prepare(prepare::PrepareArguments),
     /// Generate text with a bundle
     Run(run::RunArguments),
+    /// Serve a bundle to clients of OpenAI's API
+    Serve(serve::ServeArguments),
     /// Measure quality and speed of a bundle
     Eval(eval::EvalArguments),
     /// Measure quality and speed over a grid of placements and policies
@@ -142,6 +144,7 @@ fn main() -> ExitCode {
         Command::Place(arguments) => place::run(&arguments, output),
         Command::Prepare(arguments) => prepare::run(&arguments, output),
         Command::Run(arguments) => run::run(&arguments, output),
+        Command::Serve(arguments) => serve::run(&arguments, output),
         Command::Eval(arguments) => eval::run(&arguments, output),
         Command::Sweep(arguments) => sweep::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),

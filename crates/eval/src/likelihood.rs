@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use powerinfer_model::LanguageModel;
+use powerinfer_model::{LanguageModel, log_sum_exp};
 use powerinfer_text::{SpecialTokens, Tokenizer};
 
 use crate::EvalError;
@@ -89,12 +89,7 @@ pub(crate) fn likelihood_from<Model: LanguageModel + ?Sized>(
 
 /// `−ln softmax(logits)[target]`, in float64.
 pub(crate) fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits
-        .iter()
-        .map(|logit| (f64::from(*logit) - largest).exp())
-        .sum();
-    largest + sum.ln() - f64::from(logits[target as usize])
+    log_sum_exp(logits) - f64::from(logits[target as usize])
 }
 
 #[cfg(test)]

@@ -42,3 +42,13 @@ pub fn greedy_token(logits: &[f32]) -> u32 {
     }
     best as u32
 }
+
+/// Returns `ln Σ exp(logits)` in float64: a token's log probability is its logit less this.
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| (f64::from(*logit) - largest).exp())
+        .sum();
+    largest + sum.ln()
+}

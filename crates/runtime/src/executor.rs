@@ -160,6 +160,7 @@ impl LayerExecutor for CpuExecutor {
         let call = FfnCall {
             layer,
             positions: &pass.buffers.positions,
+            is_decode: pass.tokens.len() == pass.sequences.len(),
             x: &self.ffn_input,
             predictor_input: match model.predictor_reads_residual(layer) {
                 true => &self.residual,

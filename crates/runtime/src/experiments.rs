@@ -1,6 +1,10 @@
-//! Interventions that measure what skipping neurons costs; no model is run with them otherwise.
+//! Interventions that measure what skipping neurons costs and saves; no model is run with them otherwise.
 
-use crate::{LayerAudit, Runtime};
+use std::time::Duration;
+
+use powerinfer_artifact::random::Random;
+
+use crate::{LayerAudit, Runtime, Stage, Statistics, selector::Selector};
 
 impl Runtime {
     /// Computes only the neurons in `kept`, one list of indices in ascending order per layer, whatever the policies;
@@ -49,5 +53,25 @@ impl Runtime {
     /// Takes what was counted, layer by layer, and stops counting.
     pub fn end_audit(&mut self) -> Vec<LayerAudit> {
         self.observers.audit.take().unwrap_or_default()
+    }
+
+    /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
+    /// order, or of all.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer or neuron.
+    pub fn time_ffn(&mut self, layer: usize, listed: Option<&[u32]>) -> Duration {
+        let selector = listed.map_or(Selector::Dense, Selector::Listed);
+        let ffn = self.model.ffn_with(layer, selector);
+        let mut random = Random::new(layer as u64);
+        let normal = |_| random.normal() as f32;
+        let x: Vec<f32> = (0..self.model.config.hidden_size).map(normal).collect();
+        let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
+        let (threads, buffers) = (&self.model.threads, &mut self.ffn_buffers);
+        statistics.start_clock();
+        ffn.add_output(threads, &x, &x, &mut hidden, buffers, &mut statistics);
+        let stages = statistics.stages.unwrap_or_default();
+        stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
     }
 }

@@ -49,7 +49,7 @@ pub use input::ActivationFormat;
 pub use input_magnitudes::{InputMagnitudes, Magnitudes};
 pub use load::Options;
 pub use open::{DeviceChoice, Execution, warn_of_too_many_threads};
-pub use runtime::Runtime;
+pub use runtime::{PromptLogits, Runtime};
 pub use sampling::{Sampler, SamplingSettings};
 pub use sequence::Sequence;
 pub use speed::{DecodeOverheads, SpeedTest, WEIGHT_BYTE};

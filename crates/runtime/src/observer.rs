@@ -18,6 +18,8 @@ pub(crate) struct Observers {
     pub(crate) verification: Option<Verification>,
     /// Per layer, counts of predicted, computed and active neurons.
     pub(crate) audit: Option<Vec<LayerAudit>>,
+    /// Per layer, the active neurons of every token of the last pass.
+    pub(crate) activity: Option<Vec<Vec<Vec<u32>>>>,
     /// Per layer, magnitudes of the inputs of projections.
     pub(crate) magnitudes: Option<Vec<InputMagnitudes>>,
     /// Policies that layers are to follow after the pass, as they exceeded their error bound.
@@ -39,6 +41,8 @@ pub(crate) enum LayerInput {
 pub(crate) struct FfnCall<'a> {
     pub(crate) layer: usize,
     pub(crate) positions: &'a [usize],
+    /// Whether the pass has one token of each sequence.
+    pub(crate) is_decode: bool,
     /// `[tokens, hidden]`.
     pub(crate) x: &'a [f32],
     /// `[tokens, hidden]`.
@@ -78,7 +82,8 @@ impl Observers {
         buffers: &mut FfnBuffers,
     ) {
         let verification = self.verification.as_ref();
-        let is_verified = verification.is_some_and(|found| found.wants(call.positions));
+        let is_verified =
+            verification.is_some_and(|found| found.wants(call.positions, call.is_decode));
         let run = |ffn: &Ffn<'_>, hidden: &mut [f32], buffers: &mut FfnBuffers, counts| {
             ffn.add_output(
                 threads,
@@ -89,13 +94,24 @@ impl Observers {
                 counts,
             );
         };
-        if !is_verified && self.audit.is_none() {
+        if !is_verified && self.audit.is_none() && self.activity.is_none() {
             return run(ffn, hidden, buffers, &mut self.statistics);
         }
         let before = hidden.to_vec();
         buffers.recorded = Some(Vec::new());
         run(ffn, hidden, buffers, &mut self.statistics);
-        let computed = buffers.recorded.replace(Vec::new()).unwrap_or_default();
+        let computed = buffers.recorded.take().unwrap_or_default();
+        if let Some(activity) = &mut self.activity {
+            let active = |token: &Vec<(u32, f32)>| {
+                let active = token.iter().filter(|(_, product)| *product != 0.0);
+                active.map(|(neuron, _)| *neuron).collect()
+            };
+            activity[call.layer] = computed.iter().map(active).collect();
+        }
+        if !is_verified && self.audit.is_none() {
+            return;
+        }
+        buffers.recorded = Some(Vec::new());
         // Dense on the same inputs: exact for every activation, and only the policy differs.
         let mut exact = before.clone();
         let dense = Ffn {

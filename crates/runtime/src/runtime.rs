@@ -1,11 +1,8 @@
 //! A bundle that runs: its sequences, its passes, and what observes them.
 
-use std::{slice::from_mut, time::Duration};
+use std::slice::from_mut;
 
-use powerinfer_artifact::{
-    plan::{InputThresholds, Policy, Threshold},
-    random::Random,
-};
+use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
 use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
@@ -22,7 +19,6 @@ use crate::{
     model::Model,
     observer::Observers,
     pass::{Pass, PassBuffers},
-    selector::Selector,
 };
 
 /// A bundle ready to run, and its current sequence.
@@ -34,9 +30,20 @@ pub struct Runtime {
     pub(crate) observers: Observers,
     buffers: PassBuffers,
     head_buffers: HeadBuffers,
-    ffn_buffers: FfnBuffers,
+    pub(crate) ffn_buffers: FfnBuffers,
     /// Logits of the last token that was decoded, where they are on the host.
     pub(crate) logits: Vec<f32>,
+}
+
+/// Tokens of a prompt whose logits are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptLogits {
+    /// None.
+    None,
+    /// The last one.
+    Last,
+    /// All.
+    All,
 }
 
 /// Where layers are computed.
@@ -95,6 +102,14 @@ impl Runtime {
     /// Whether a part of the model is on a device.
     pub fn uses_device(&self) -> bool {
         self.executor.device().is_some()
+    }
+
+    /// Whether a pass may contain several sequences; otherwise [`Self::decode_batch`] runs one after the other.
+    pub fn supports_batches(&self) -> bool {
+        match &self.executor {
+            Executor::Cpu(executor) => executor.supports_batches(),
+            Executor::Hybrid(executor) => executor.supports_batches(),
+        }
     }
 
     /// Tokens of a prompt that run together.
@@ -225,7 +240,7 @@ impl Runtime {
             self.check(sequence.position(), &[*token])
                 .map_err(|source| in_batch(index, source))?;
         }
-        let size = match self.executor.layers().supports_batches() {
+        let size = match self.supports_batches() {
             true => PREFILL_BATCH,
             false => 1,
         };
@@ -239,20 +254,51 @@ impl Runtime {
         Ok(logits)
     }
 
-    /// Runs `tokens` of the current sequence, in batches; calls `each` after every batch.
-    fn run(
+    /// Runs `tokens`, at least one, of `sequence`, a sequence of this bundle; returns the logits asked for,
+    /// `[tokens, vocabulary]`. They do not depend on how a prompt is split into calls.
+    ///
+    /// # Errors
+    ///
+    /// Fails where a token is outside the vocabulary or the context is full, and where a device does; tokens of whole
+    /// batches before the failure stay in the sequence.
+    pub fn run_prompt(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        logits: PromptLogits,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        self.check(sequence.position(), tokens)?;
+        let mut all = Vec::new();
+        for batch in tokens.chunks(self.prompt_batch()) {
+            self.pass(from_mut(sequence), batch)?;
+            if logits == PromptLogits::All {
+                self.head(0..self.buffers.hidden.len())?;
+                all.extend_from_slice(&self.logits);
+            }
+        }
+        if logits == PromptLogits::Last && !tokens.is_empty() {
+            self.head(self.last_hidden())?;
+            all.extend_from_slice(&self.logits);
+        }
+        Ok(all)
+    }
+
+    /// As [`Self::run_prompt`], of the current sequence.
+    fn run_current(
         &mut self,
         tokens: &[u32],
-        mut each: impl FnMut(&mut Self) -> Result<(), RuntimeError>,
-    ) -> Result<(), ModelError> {
-        self.check(self.sequence.position(), tokens)?;
-        for batch in tokens.chunks(self.prompt_batch()) {
-            let mut sequence = std::mem::take(&mut self.sequence);
-            let result = self.pass(from_mut(&mut sequence), batch);
-            self.sequence = sequence;
-            result.and_then(|()| each(self)).map_err(model_error)?;
-        }
-        Ok(())
+        logits: PromptLogits,
+    ) -> Result<Vec<f32>, ModelError> {
+        let mut sequence = std::mem::take(&mut self.sequence);
+        let result = self.run_prompt(&mut sequence, tokens, logits);
+        self.sequence = sequence;
+        result.map_err(model_error)
+    }
+
+    /// The range of the last token's hidden state.
+    fn last_hidden(&self) -> std::ops::Range<usize> {
+        let end = self.buffers.hidden.len();
+        end - self.model.config.hidden_size..end
     }
 
     /// Runs `tokens`, as many of each of `sequences`; the hidden states after the last layer are left in the buffers.
@@ -276,12 +322,11 @@ impl Runtime {
         &mut self,
         tokens: &[u32],
     ) -> Result<std::ops::Range<usize>, ModelError> {
-        self.run(tokens, |_| Ok(()))?;
-        if tokens.is_empty() {
-            return Ok(0..0);
-        }
-        let end = self.buffers.hidden.len();
-        Ok(end - self.model.config.hidden_size..end)
+        self.run_current(tokens, PromptLogits::None)?;
+        Ok(match tokens.is_empty() {
+            true => 0..0,
+            false => self.last_hidden(),
+        })
     }
 
     /// The hidden states of the last pass, `[tokens, hidden]`.
@@ -356,10 +401,44 @@ impl Runtime {
         self.observers.magnitudes.take().unwrap_or_default()
     }
 
+    /// Lists the active neurons of every token from now on, or no longer. Neurons on a device are not listed.
+    pub fn observe_activity(&mut self, on: bool) {
+        let layers = self.model.config.layer_count;
+        self.observers.activity = on.then(|| vec![Vec::new(); layers]);
+    }
+
+    /// Takes the active neurons (`h_i ≠ 0`) of the last pass, `[layers][tokens]`, in the order of the bundle; empty
+    /// without [`Self::observe_activity`].
+    pub fn take_activity(&mut self) -> Vec<Vec<Vec<u32>>> {
+        let layers = self.observers.activity.iter_mut().flatten();
+        layers.map(std::mem::take).collect()
+    }
+
     /// Compares the FFN outputs of some tokens with dense from now on. The pass continues with the policy's output; a
     /// layer that exceeds its error bound changes its policy after the pass.
     pub fn verify(&mut self, verification: Verification) {
         self.observers.verification = Some(verification);
+    }
+
+    /// Verifies one of `every` decoded tokens, within the error bounds of the bundle's certificate; a policy that is
+    /// `forced` has none.
+    pub fn verify_decoded(&mut self, every: usize, forced: bool) {
+        let verification = Verification::of_decoded(every, self.model.config.layer_count);
+        let bundle = &self.model.bundle;
+        let certificate = bundle
+            .certificate()
+            .filter(|_| !forced && bundle.certificate_matches());
+        self.verify(match certificate {
+            None => verification,
+            Some(certificate) => {
+                let layers = certificate.layers.iter();
+                let fallback = match self.model.config.activation.has_exact_zeros() {
+                    true => Policy::Exact,
+                    false => Policy::Dense,
+                };
+                verification.within(layers.map(|layer| layer.error_bound).collect(), fallback)
+            }
+        });
     }
 
     /// What verification has measured so far.
@@ -388,26 +467,6 @@ impl Runtime {
             None => Ok(None),
         }
     }
-
-    /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
-    /// order, or of all.
-    ///
-    /// # Panics
-    ///
-    /// Panics where there is no such layer or neuron.
-    pub fn time_ffn(&mut self, layer: usize, listed: Option<&[u32]>) -> Duration {
-        let selector = listed.map_or(Selector::Dense, Selector::Listed);
-        let ffn = self.model.ffn_with(layer, selector);
-        let mut random = Random::new(layer as u64);
-        let normal = |_| random.normal() as f32;
-        let x: Vec<f32> = (0..self.model.config.hidden_size).map(normal).collect();
-        let (mut hidden, mut statistics) = (x.clone(), Statistics::default());
-        let (threads, buffers) = (&self.model.threads, &mut self.ffn_buffers);
-        statistics.start_clock();
-        ffn.add_output(threads, &x, &x, &mut hidden, buffers, &mut statistics);
-        let stages = statistics.stages.unwrap_or_default();
-        stages.lap(Stage::GateUp).time + stages.lap(Stage::Down).time
-    }
 }
 
 /// The error of a model whose executor failed.
@@ -432,13 +491,7 @@ impl LanguageModel for Runtime {
     }
 
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let mut logits = Vec::with_capacity(tokens.len() * self.model.config.vocabulary_size);
-        self.run(tokens, |model| {
-            model.head(0..model.buffers.hidden.len())?;
-            logits.extend_from_slice(&model.logits);
-            Ok(())
-        })?;
-        Ok(logits)
+        self.run_current(tokens, PromptLogits::All)
     }
 
     fn forward_last(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {

@@ -1,7 +1,10 @@
 //! Chooses the next token from logits.
 
-use powerinfer_artifact::random::Random;
-use powerinfer_model::greedy_token;
+use std::collections::BTreeMap;
+
+use powerinfer_artifact::{ArtifactError, random::Random};
+use powerinfer_model::{Files, greedy_token};
+use serde::Deserialize;
 
 use crate::RuntimeError;
 
@@ -20,8 +23,68 @@ pub struct SamplingSettings {
     pub repeat_penalty: f32,
     /// Recent tokens that are penalised.
     pub repeat_window: usize,
+    /// Is subtracted from the logits of generated tokens; 0 has no effect.
+    pub presence_penalty: f32,
+    /// Is subtracted from the logit of a generated token as often as it was generated; 0 has no effect.
+    pub frequency_penalty: f32,
+    /// Is added to the logits of these tokens.
+    pub logit_bias: BTreeMap<u32, f32>,
     /// Seed of every choice.
     pub seed: u64,
+}
+
+/// Sampling in a model's `generation_config.json`.
+#[derive(Debug, Default, Deserialize)]
+struct GenerationConfig {
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+impl SamplingSettings {
+    /// The settings of a model's `generation_config.json` where it says to sample; else greedy.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the file cannot be read or parsed.
+    pub fn of_model(files: &Files) -> Result<Self, ArtifactError> {
+        const FILE: &str = "generation_config.json";
+        let config: GenerationConfig = match files.read(FILE)? {
+            None => GenerationConfig::default(),
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|source| {
+                let path = files.path(FILE);
+                ArtifactError::NotJson { path, source }
+            })?,
+        };
+        let none = Self::default();
+        let repeat_penalty = config.repetition_penalty.unwrap_or(none.repeat_penalty);
+        if !config.do_sample.unwrap_or(false) {
+            return Ok(Self {
+                repeat_penalty,
+                ..none
+            });
+        }
+        Ok(Self {
+            temperature: config.temperature.unwrap_or(1.0),
+            top_k: config.top_k.unwrap_or(none.top_k),
+            top_p: config.top_p.unwrap_or(none.top_p),
+            min_p: config.min_p.unwrap_or(none.min_p),
+            repeat_penalty,
+            ..none
+        })
+    }
+
+    /// Whether the logits are changed before a token is chosen.
+    fn changes_logits(&self) -> bool {
+        self.repeat_penalty != 1.0 || self.penalises_generated() || !self.logit_bias.is_empty()
+    }
+
+    fn penalises_generated(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
 }
 
 impl Default for SamplingSettings {
@@ -33,6 +96,9 @@ impl Default for SamplingSettings {
             min_p: 0.0,
             repeat_penalty: 1.0,
             repeat_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
             seed: 0,
         }
     }
@@ -47,6 +113,8 @@ pub struct Sampler {
     settings: SamplingSettings,
     random: Random,
     recent: Vec<u32>,
+    /// How often each token was generated, where that is penalised.
+    generated: BTreeMap<u32, u32>,
     buffers: Buffers,
 }
 
@@ -81,6 +149,8 @@ impl Sampler {
             top_p,
             min_p,
             repeat_penalty,
+            presence_penalty,
+            frequency_penalty,
             ..
         } = settings;
         check(
@@ -108,10 +178,20 @@ impl Sampler {
             penalty,
             "it must be above 0; 1 switches it off",
         )?;
+        for (setting, value) in [
+            ("presence_penalty", presence_penalty),
+            ("frequency_penalty", frequency_penalty),
+        ] {
+            check(setting, value, value.is_finite(), "it must be a number")?;
+        }
+        for bias in settings.logit_bias.values() {
+            check("logit_bias", *bias, !bias.is_nan(), "it must be a number")?;
+        }
         Ok(Self {
             random: Random::new(settings.seed),
             // One more than the window, for the token that is added before the oldest is removed.
             recent: Vec::with_capacity(settings.repeat_window.min(MAX_RESERVED) + 1),
+            generated: BTreeMap::new(),
             settings,
             buffers: Buffers::default(),
         })
@@ -125,7 +205,7 @@ impl Sampler {
 
     /// Whether the token with the largest logit is always chosen.
     pub fn is_greedy(&self) -> bool {
-        self.settings.temperature == 0.0 && self.settings.repeat_penalty == 1.0
+        self.settings.temperature == 0.0 && !self.settings.changes_logits()
     }
 
     /// Remembers `token` for the repeat penalty.
@@ -142,6 +222,9 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         let token = self.choose(logits);
         self.remember(token);
+        if self.settings.penalises_generated() {
+            *self.generated.entry(token).or_default() += 1;
+        }
         token
     }
 
@@ -153,14 +236,16 @@ impl Sampler {
             candidates,
         } = &mut self.buffers;
         let mut logits = logits;
-        if settings.repeat_penalty != 1.0 {
+        if settings.changes_logits() {
             penalised.clear();
             penalised.extend_from_slice(logits);
             seen.clear();
-            seen.reserve(self.recent.capacity());
-            seen.extend_from_slice(&self.recent);
-            seen.sort_unstable();
-            seen.dedup();
+            if settings.repeat_penalty != 1.0 {
+                seen.reserve(self.recent.capacity());
+                seen.extend_from_slice(&self.recent);
+                seen.sort_unstable();
+                seen.dedup();
+            }
             for token in seen {
                 if let Some(logit) = penalised.get_mut(*token as usize) {
                     *logit = if *logit > 0.0 {
@@ -168,6 +253,17 @@ impl Sampler {
                     } else {
                         *logit * settings.repeat_penalty
                     };
+                }
+            }
+            for (token, count) in &self.generated {
+                if let Some(logit) = penalised.get_mut(*token as usize) {
+                    *logit -=
+                        settings.presence_penalty + settings.frequency_penalty * *count as f32;
+                }
+            }
+            for (token, bias) in &settings.logit_bias {
+                if let Some(logit) = penalised.get_mut(*token as usize) {
+                    *logit += bias;
                 }
             }
             logits = penalised;
@@ -260,6 +356,35 @@ mod tests {
         .unwrap();
         let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&[2.0, 1.5, 1.0])).collect();
         assert_eq!(tokens, [0, 1, 2]);
+    }
+
+    #[test]
+    fn penalties_and_biases_are_those_of_the_openai_reference() {
+        let tokens = |change: fn(&mut SamplingSettings)| {
+            let mut settings = SamplingSettings::default();
+            change(&mut settings);
+            let mut sampler = Sampler::new(settings).unwrap();
+            sampler.remember(0); // a token of the prompt is not penalised
+            (0..5)
+                .map(|_| sampler.sample(&[2.0, 1.5, 0.85]))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            tokens(|settings| settings.presence_penalty = 0.8),
+            [0, 1, 0, 0, 0]
+        );
+        assert_eq!(
+            tokens(|settings| settings.frequency_penalty = 0.6),
+            [0, 1, 0, 1, 2]
+        );
+        let banned = |settings: &mut SamplingSettings| {
+            settings.logit_bias = BTreeMap::from([(0, -100.0), (7, 100.0)]);
+        };
+        assert_eq!(
+            tokens(banned),
+            [1; 5],
+            "tokens outside the vocabulary have no effect"
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ const SLACK: f64 = 0.1;
 /// Tokens to verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// Tokens decoded alone whose position is a multiple of this.
+    /// Passes of decoded tokens, of one whose position is a multiple of this.
     Decoded(usize),
     /// All tokens of all passes.
     All,
@@ -138,7 +138,7 @@ pub(crate) struct Observation<'a> {
 }
 
 impl Verification {
-    /// Verifies one of `every` tokens that are decoded alone.
+    /// Verifies one of `every` decoded tokens, and those that are decoded together with it.
     pub fn of_decoded(every: usize, layers: usize) -> Self {
         Self::new(Which::Decoded(every.max(1)), layers)
     }
@@ -167,12 +167,12 @@ impl Verification {
         self
     }
 
-    /// Whether a pass over the tokens at `positions` is to be verified.
-    pub(crate) fn wants(&self, positions: &[usize]) -> bool {
+    /// Whether a pass over the tokens at `positions` is to be verified; in one of decoded tokens each is of another
+    /// sequence.
+    pub(crate) fn wants(&self, positions: &[usize], is_decode: bool) -> bool {
+        let is_kth = |every| move |position: &usize| position.is_multiple_of(every);
         match self.which {
-            Which::Decoded(every) => {
-                matches!(positions, [position] if position.is_multiple_of(every))
-            }
+            Which::Decoded(every) => is_decode && positions.iter().any(is_kth(every)),
             Which::All => true,
         }
     }
@@ -346,9 +346,10 @@ mod tests {
     #[test]
     fn errors_are_relative_to_the_output_of_the_ffn() {
         let mut verification = Verification::of_decoded(3, 2);
-        assert!(verification.wants(&[6]) && !verification.wants(&[7]));
-        assert!(!verification.wants(&[6, 7]), "a prompt");
-        assert!(Verification::of_all(2).wants(&[0, 1, 2, 3, 4]));
+        assert!(verification.wants(&[6], true) && !verification.wants(&[7], true));
+        assert!(verification.wants(&[7, 6], true), "one of a batch");
+        assert!(!verification.wants(&[6, 7], false), "a prompt");
+        assert!(Verification::of_all(2).wants(&[0, 1, 2, 3, 4], false));
         assert_eq!(verification.worst_layer(), None);
         observe(&mut verification, 6, 0.5);
         observe(&mut verification, 9, 0.0);

@@ -1,5 +1,7 @@
 //! [`StreamDecoder`]: emits text as soon as no later token can change it.
 
+use std::ops::Deref;
+
 use tokenizers::DecoderWrapper;
 
 use crate::{SpecialText, TextError, Tokenizer};
@@ -15,8 +17,8 @@ use crate::{SpecialText, TextError, Tokenizer};
 ///         └─ boundaries ┘
 /// ```
 #[derive(Debug)]
-pub struct StreamDecoder<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct StreamDecoder<T> {
+    tokenizer: T,
     special: SpecialText,
     boundaries: Boundaries,
     /// First ids that produce text, decoded before all others, so that what the decoder does at the start of a
@@ -28,12 +30,13 @@ pub struct StreamDecoder<'a> {
     emitted: usize,
 }
 
-impl<'a> StreamDecoder<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, special: SpecialText) -> Self {
+impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
+    /// Creates a streaming decoder that borrows or shares `tokenizer`.
+    pub fn new(tokenizer: T, special: SpecialText) -> Self {
         Self {
+            boundaries: Boundaries::of(tokenizer.inner.get_decoder()),
             tokenizer,
             special,
-            boundaries: Boundaries::of(tokenizer.inner.get_decoder()),
             opening: Vec::new(),
             opening_text: String::new(),
             pending: Vec::new(),
@@ -55,7 +58,7 @@ impl<'a> StreamDecoder<'a> {
         self.pending.push(id);
         match self.boundaries {
             Boundaries::BetweenCharacters => self.push_bytes(),
-            Boundaries::AfterText if is_byte_token(&token) => Ok(None),
+            Boundaries::AfterText if byte_of_fallback(&token).is_some() => Ok(None),
             Boundaries::AfterText | Boundaries::Everywhere => self.push_text(),
             Boundaries::AtTheEnd => Ok(None),
         }
@@ -175,7 +178,8 @@ impl Boundaries {
     }
 }
 
-fn flatten<'a>(decoder: &'a DecoderWrapper, steps: &mut Vec<&'a DecoderWrapper>) {
+/// Lists the steps of a decoder.
+pub(crate) fn flatten<'a>(decoder: &'a DecoderWrapper, steps: &mut Vec<&'a DecoderWrapper>) {
     match decoder {
         DecoderWrapper::Sequence(sequence) => {
             for step in sequence.get_decoders() {
@@ -186,12 +190,12 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, steps: &mut Vec<&'a DecoderWrapper>)
     }
 }
 
-/// Returns whether the byte-fallback decoder treats the token as a byte, like the library.
-fn is_byte_token(token: &str) -> bool {
-    token.len() == 6
-        && token.starts_with("<0x")
-        && token.ends_with('>')
-        && u8::from_str_radix(&token[3..5], 16).is_ok()
+/// Returns the byte that the byte-fallback decoder takes the token for, like the library.
+pub(crate) fn byte_of_fallback(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16)
+        .ok()
+        .filter(|_| digits.len() == 2)
 }
 
 fn non_empty(text: &str) -> Option<String> {

@@ -4,7 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use tokenizers::DecoderWrapper;
+
 use crate::settings::{ReadFile, Settings, text_of};
+use crate::stream::{byte_of_fallback, flatten};
 use crate::{ChatTemplate, SpecialToken, StreamDecoder, TextError};
 
 /// Whether encoding adds the model's special tokens.
@@ -152,7 +155,7 @@ impl Tokenizer {
     }
 
     /// Creates a streaming decoder.
-    pub fn decode_stream(&self, special: SpecialText) -> StreamDecoder<'_> {
+    pub fn decode_stream(&self, special: SpecialText) -> StreamDecoder<&Self> {
         StreamDecoder::new(self, special)
     }
 
@@ -164,6 +167,37 @@ impl Tokenizer {
     /// Returns the id of a token in its vocabulary form (`Ġthe`, `▁the`, `<s>`).
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Returns whether a token is a special one, which decoding may omit.
+    pub fn is_special(&self, id: u32) -> bool {
+        let vocabulary = self.inner.get_added_vocabulary();
+        self.inner
+            .id_to_token(id)
+            .is_some_and(|token| vocabulary.is_special_token(&token))
+    }
+
+    /// Returns the bytes that a token adds within a text; a special token's are those of its own text.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::UnknownId`] or [`TextError::Decode`].
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, TextError> {
+        let token = self.token(id)?;
+        if self.inner.get_added_vocabulary().is_special_token(&token) {
+            return Ok(token.into_bytes());
+        }
+        Ok(match TokenForm::of(self.inner.get_decoder()) {
+            TokenForm::ByteLevel => match token.chars().map(byte_of_level).collect() {
+                Some(bytes) => bytes,
+                None => token.into_bytes(), // an added token
+            },
+            TokenForm::Metaspace => match byte_of_fallback(&token) {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+            TokenForm::Other => self.decode_known(&[id], SpecialText::Keep)?.into_bytes(),
+        })
     }
 
     /// Returns the token that starts a text (BOS).
@@ -208,6 +242,46 @@ impl Tokenizer {
                 count: ids.len(),
                 source,
             })
+    }
+}
+
+/// How the vocabulary writes a token's bytes.
+enum TokenForm {
+    /// A character per byte, as GPT-2 does.
+    ByteLevel,
+    /// A lower one eighth block per space and `<0x41>` for other bytes, as SentencePiece does.
+    Metaspace,
+    /// Some other form.
+    Other,
+}
+
+impl TokenForm {
+    fn of(decoder: Option<&DecoderWrapper>) -> Self {
+        let mut steps = Vec::new();
+        decoder
+            .into_iter()
+            .for_each(|decoder| flatten(decoder, &mut steps));
+        use DecoderWrapper as Step;
+        if steps.iter().any(|step| matches!(step, Step::ByteLevel(_))) {
+            return Self::ByteLevel;
+        }
+        let writes_spaces =
+            |step: &&Step| matches!(step, Step::Metaspace(_) | Step::ByteFallback(_));
+        match steps.iter().any(writes_spaces) {
+            true => Self::Metaspace,
+            false => Self::Other,
+        }
+    }
+}
+
+/// The byte that GPT-2 writes as `letter`: printable ones of Latin-1 as they are, the others from U+0100 on, in order.
+fn byte_of_level(letter: char) -> Option<u8> {
+    let is_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(letter) {
+        code @ 0..=0xff => u8::try_from(code).ok().filter(|byte| is_itself(*byte)),
+        code => (0..=u8::MAX)
+            .filter(|byte| !is_itself(*byte))
+            .nth((code - 0x100) as usize),
     }
 }
 

@@ -12,6 +12,7 @@ pub(crate) mod prepare;
 pub(crate) mod profile;
 pub(crate) mod pull;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod sweep;
 pub(crate) mod synth;

@@ -18,7 +18,6 @@ use powerinfer_runtime::{
     generate,
 };
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
-use serde::Deserialize;
 use serde_json::json;
 
 use self::prompt_cache::{PromptCache, PromptCacheArguments};
@@ -96,50 +95,18 @@ pub(crate) struct SamplingArguments {
     seed: u64,
 }
 
-/// Sampling defaults of a model.
-#[derive(Debug, Default, Deserialize)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-}
-
 impl SamplingArguments {
-    /// Flags first, then the model's own settings where it says to sample, then greedy.
+    /// The flags, and the model's own settings where there is none.
     fn settings(&self, files: &Files) -> Result<SamplingSettings> {
-        let model: GenerationConfig = match files.read("generation_config.json")? {
-            None => GenerationConfig::default(),
-            Some(bytes) => serde_json::from_slice(&bytes)
-                .context("`generation_config.json` is not as expected")?,
-        };
-        let sampled = model.do_sample.unwrap_or(false);
-        let none = SamplingSettings::default();
+        let model = SamplingSettings::of_model(files)?;
         Ok(SamplingSettings {
-            temperature: self
-                .temperature
-                .or(model.temperature.filter(|_| sampled))
-                .unwrap_or(if sampled { 1.0 } else { none.temperature }),
-            top_k: self
-                .top_k
-                .or(model.top_k.filter(|_| sampled))
-                .unwrap_or(none.top_k),
-            top_p: self
-                .top_p
-                .or(model.top_p.filter(|_| sampled))
-                .unwrap_or(none.top_p),
-            min_p: self
-                .min_p
-                .or(model.min_p.filter(|_| sampled))
-                .unwrap_or(none.min_p),
-            repeat_penalty: self
-                .repeat_penalty
-                .or(model.repetition_penalty)
-                .unwrap_or(none.repeat_penalty),
+            temperature: self.temperature.unwrap_or(model.temperature),
+            top_k: self.top_k.unwrap_or(model.top_k),
+            top_p: self.top_p.unwrap_or(model.top_p),
+            min_p: self.min_p.unwrap_or(model.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(model.repeat_penalty),
             seed: self.seed,
-            ..none
+            ..model
         })
     }
 }
@@ -172,13 +139,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
         }
     }
     if let Some(every) = arguments.verify_every {
-        let layers = model.config().layer_count;
-        let every_kth = Verification::of_decoded(every as usize, layers);
-        model.verify(verification::with_error_bounds(
-            every_kth,
-            &model,
-            arguments.engine.policy.is_some(),
-        ));
+        model.verify_decoded(every as usize, arguments.engine.policy.is_some());
     }
     let files = model.bundle().files();
     let tokenizer = model_argument::tokenizer(&files)?;

@@ -1,32 +1,9 @@
 //! `run --verify-every`: what verification has found, in words and as JSON.
 
-use powerinfer_artifact::plan::Policy;
-use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{DRIFT_WINDOW, Runtime, Verification};
 use serde_json::json;
 
 use crate::output::{Output, percent};
-
-/// Adds the certificate's error bounds to `verification`, where the plan's policies are followed.
-pub(super) fn with_error_bounds(
-    verification: Verification,
-    model: &Runtime,
-    is_forced: bool,
-) -> Verification {
-    let bundle = model.bundle();
-    match bundle.certificate() {
-        Some(certificate) if !is_forced && bundle.certificate_matches() => {
-            let layers = certificate.layers.iter();
-            let bounds = layers.map(|layer| layer.error_bound).collect();
-            let fallback = match model.config().activation.has_exact_zeros() {
-                true => Policy::Exact,
-                false => Policy::Dense,
-            };
-            verification.within(bounds, fallback)
-        }
-        _ => verification,
-    }
-}
 
 /// Prints the errors of the token that was verified last, with `-v`; returns the number of verified tokens.
 pub(super) fn print_token(model: &Runtime, before: usize, output: Output) -> usize {

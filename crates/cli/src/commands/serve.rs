@@ -1,0 +1,143 @@
+//! `powerinfer serve`: a bundle behind an OpenAI-compatible API.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, bail};
+use powerinfer_artifact::ByteSize;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{Runtime, memory::kv_bytes};
+use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
+
+use crate::{
+    engine::{EngineArguments, open_runtime},
+    model_argument::{self, DEMO},
+    output::{Output, print},
+    progress::interrupted,
+};
+
+/// Bundle, address and limits.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  powerinfer serve demo\n  powerinfer serve ./my-model.powerinfer --port 11434 --parallel 16\n  curl localhost:8080/v1/completions -d '{\"prompt\": \"def add(a, b):\"}'"
+)]
+pub(crate) struct ServeArguments {
+    /// Bundle, a folder with a bundle in it, or the name of a model prepared here
+    #[arg(default_value = DEMO)]
+    bundle: String,
+    /// Address to listen on; `0.0.0.0` for all of this machine's
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 for any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Requests that are decoded together, at most
+    #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = parallel)]
+    parallel: usize,
+    /// Texts that may wait; requests beyond them are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+    /// Tokens of a prompt and its answer, at most [default: the plan's]
+    #[arg(long, alias = "ctx-size", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+    /// Name of the model in responses and requests [default: the bundle's]
+    #[arg(long, value_name = "NAME")]
+    alias: Option<String>,
+    /// Refuse requests without `Authorization: Bearer KEY`
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "POWERINFER_API_KEY",
+        hide_env_values = true
+    )]
+    api_key: Option<String>,
+    /// Let web pages of this origin use the API, such as `https://example.org`, or `*` for all
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Option<String>,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Check the FFNs of every K-th decoded token against dense, and report their errors in `/metrics`; a layer that
+    /// exceeds its certified error falls back to a lossless policy
+    #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
+    verify_every: Option<u32>,
+}
+
+fn parallel(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=MAX_PARALLEL) => Ok(count),
+        _ => Err(format!("it is not between 1 and {MAX_PARALLEL}")),
+    }
+}
+
+pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
+    let allow_origin = match &arguments.allow_origin {
+        None => None,
+        Some(origin) => Some(
+            origin
+                .parse()
+                .context("`--allow-origin` is not an origin")?,
+        ),
+    };
+    let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
+    if let Some(every) = arguments.verify_every {
+        if model.uses_device() {
+            bail!(
+                "`--verify-every` works on the CPU alone yet; add `--device cpu`, or leave it out"
+            );
+        }
+        model.verify_decoded(every as usize, arguments.engine.policy.is_some());
+    }
+    let limit = model.context_limit();
+    if let Some(context) = arguments.context
+        && context as usize > limit
+    {
+        bail!(
+            "`--context {context}` exceeds the plan's {limit}; place the bundle again with a longer `--context`, or leave it out"
+        );
+    }
+    let settings = ServerSettings {
+        alias: arguments.alias.clone(),
+        parallel: arguments.parallel,
+        queue: arguments.queue,
+        context: arguments.context.map(|context| context as usize),
+        api_key: arguments.api_key.clone(),
+        allow_origin,
+    };
+    let cache = cache_bytes(&model);
+    let takes_turns = !model.supports_batches();
+    let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
+    let address = SocketAddr::new(arguments.host, arguments.port);
+    let server = Server::bind(model, tokenizer, settings, address)?;
+    let address = server.address()?;
+    if !address.ip().is_loopback() && arguments.api_key.is_none() {
+        output
+            .say("every machine that reaches this one can use the model; `--api-key` restricts it");
+    }
+    if takes_turns {
+        output.say("the plan has a part on a GPU: requests take turns");
+    }
+    output.say(format!(
+        "`{}`: up to {} requests at a time, each of up to {} tokens ({} of KV cache)",
+        server.model_name(),
+        server.parallel(),
+        server.context(),
+        ByteSize(cache),
+    ));
+    output.say(format!("try: curl http://{address}/v1/completions -d '{{\"prompt\": \"Once\", \"max_tokens\": 32}}'"));
+    print(&format!("listening on http://{address}\n"))?;
+    server.run(|| {
+        let stops = interrupted();
+        if stops {
+            output.say("finishing what runs; Ctrl-C again stops at once");
+        }
+        stops
+    })?;
+    Ok(())
+}
+
+/// Bytes of the KV cache of one full sequence.
+fn cache_bytes(model: &Runtime) -> u64 {
+    let config = model.config();
+    let format = model.bundle().plan().budget.kv_cache;
+    let of_layer = kv_bytes(config, model.context_limit() as u64, format);
+    of_layer.saturating_mul(config.layer_count as u64)
+}

@@ -1,0 +1,312 @@
+//! `/v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use powerinfer_text::SpecialTokens;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    error::ApiError,
+    events::{activity_json, stream_chunks},
+    logprobs::LegacyLogprobs,
+    parameters::Parameters,
+};
+use crate::{
+    Service,
+    choice::prompt_text,
+    engine::{Finish, Score},
+    generation::{Texts, Update},
+};
+
+/// Tokens of a completion, where the request does not say; OpenAI's default.
+const DEFAULT_TOKENS: usize = 16;
+
+/// Log probabilities per token, at most.
+pub(crate) const MAX_LOGPROBS: usize = 20;
+
+/// Texts of one prompt, at most.
+const MAX_TEXTS: usize = 128;
+
+/// A text, a list of texts, token ids, or a list of lists of them.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum PromptParameter {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+/// A prompt, with its text where the request has one.
+#[derive(Debug, Clone)]
+struct PromptOf {
+    ids: Vec<u32>,
+    text: Option<String>,
+}
+
+/// What a response needs of its request.
+struct Shape {
+    id: String,
+    created: u64,
+    prompts: Vec<PromptOf>,
+    /// Texts that each prompt has in the response.
+    texts_each: usize,
+    echo: bool,
+    logprobs: bool,
+    include_usage: bool,
+}
+
+pub(crate) async fn completions(
+    State(service): State<Arc<Service>>,
+    mut parameters: Parameters,
+) -> Result<Response, ApiError> {
+    service.take_model(&mut parameters)?;
+    let prompt = parameters
+        .take("prompt")?
+        .unwrap_or(PromptParameter::Text(String::new()));
+    let prompts = service.encode_prompts(prompt).await?;
+    let echo = parameters.take("echo")?.unwrap_or(false);
+    let logprobs = parameters.take_within("logprobs", 0..=MAX_LOGPROBS)?;
+    let texts_each = parameters.take_within("n", 1..=MAX_TEXTS)?.unwrap_or(1);
+    let best_of = parameters
+        .take_within("best_of", texts_each..=MAX_TEXTS)?
+        .unwrap_or(texts_each);
+    let stream = Streaming::take(&mut parameters)?;
+    if stream.is_on && best_of > texts_each {
+        return Err(ApiError::invalid_value(
+            "best_of",
+            "a stream cannot choose among texts",
+        ));
+    }
+    let mut request = service.take_text_request(&mut parameters)?;
+    let max_tokens = parameters.take("max_tokens")?.unwrap_or(DEFAULT_TOKENS);
+    // Echoed prompts alone are scored without a token.
+    if max_tokens == 0 && !echo {
+        return Err(ApiError::invalid_value(
+            "max_tokens",
+            "it is 0, which `echo` alone makes sense of",
+        ));
+    }
+    parameters.refuse(&["suffix"])?;
+    parameters.finish()?;
+    request.prompts = prompts.iter().map(|prompt| prompt.ids.clone()).collect();
+    request.texts_each = best_of;
+    request.max_tokens = Some(max_tokens);
+    // The best texts are chosen by their log probabilities.
+    request.top_logprobs = logprobs.or((best_of > texts_each).then_some(0));
+    request.prompt_logprobs = logprobs.filter(|_| echo);
+    let shape = Shape {
+        id: service.new_id("cmpl"),
+        created: service.now(),
+        prompts,
+        texts_each,
+        echo,
+        logprobs: logprobs.is_some(),
+        include_usage: stream.includes_usage,
+    };
+    let texts = Texts::start(&service, &request)?;
+    match stream.is_on {
+        true => Ok(shape.stream(service, texts)),
+        false => shape.respond(&service, texts, best_of).await,
+    }
+}
+
+impl Shape {
+    /// Waits for the whole text of every choice.
+    async fn respond(
+        self,
+        service: &Service,
+        mut texts: Texts,
+        best_of: usize,
+    ) -> Result<Response, ApiError> {
+        let mut finished = texts.finish().await?;
+        let mut choices = Vec::new();
+        for (prompt, of_prompt) in self.prompts.iter().zip(finished.chunks_mut(best_of)) {
+            of_prompt.sort_by(|a, b| b.mean_logprob.total_cmp(&a.mean_logprob));
+            for text in &of_prompt[..self.texts_each] {
+                let (mut whole, mut logprobs) = self.begin(service, prompt, &text.prompt_scores)?;
+                let start = whole.chars().count();
+                whole.push_str(&text.piece.text);
+                logprobs.push_generated(&service.tokenizer, start, &text.piece.scores);
+                choices.push(json!({
+                    "text": whole,
+                    "index": choices.len(),
+                    "logprobs": self.logprobs.then(|| logprobs.into_json()),
+                    "finish_reason": text.finish.map(finish_reason),
+                }));
+            }
+        }
+        Ok(Json(self.envelope(service, choices, Some(usage(&texts)))).into_response())
+    }
+
+    /// Streams a chunk for every piece of text.
+    fn stream(self, service: Arc<Service>, texts: Texts) -> Response {
+        // Characters of the prompt that a choice begins with.
+        let mut starts = vec![0; self.prompts.len() * self.texts_each];
+        stream_chunks(texts, move |update, texts| {
+            let chunk =
+                |choice: usize, text: &str, logprobs: LegacyLogprobs, finish: Option<Finish>| {
+                    let choice = json!({
+                        "text": text,
+                        "index": choice,
+                        "logprobs": self.logprobs.then(|| logprobs.into_json()),
+                        "finish_reason": finish.map(finish_reason),
+                    });
+                    self.envelope(&service, vec![choice], None)
+                };
+            Ok(match update {
+                Some(Update::Prompt { choice, scores }) => {
+                    let index = choice / self.texts_each;
+                    if !self.echo {
+                        return Ok(Vec::new());
+                    }
+                    let (text, logprobs) = self.begin(&service, &self.prompts[index], &scores)?;
+                    starts[choice] = text.chars().count();
+                    vec![chunk(choice, &text, logprobs, None)]
+                }
+                Some(Update::Text {
+                    choice,
+                    piece,
+                    activity,
+                }) => {
+                    let mut logprobs = LegacyLogprobs::default();
+                    logprobs.push_generated(&service.tokenizer, starts[choice], &piece.scores);
+                    let mut chunk = chunk(choice, &piece.text, logprobs, None);
+                    if let Some(activity) = &activity {
+                        chunk["powerinfer"] = activity_json(activity);
+                    }
+                    vec![chunk]
+                }
+                Some(Update::End {
+                    choice,
+                    piece,
+                    finish,
+                }) => {
+                    let mut logprobs = LegacyLogprobs::default();
+                    logprobs.push_generated(&service.tokenizer, starts[choice], &piece.scores);
+                    vec![chunk(choice, &piece.text, logprobs, Some(finish))]
+                }
+                None if self.include_usage => {
+                    vec![self.envelope(&service, Vec::new(), Some(usage(texts)))]
+                }
+                None => Vec::new(),
+            })
+        })
+    }
+
+    /// What a choice of `prompt` begins with.
+    fn begin(
+        &self,
+        service: &Service,
+        prompt: &PromptOf,
+        scores: &[Score],
+    ) -> Result<(String, LegacyLogprobs), ApiError> {
+        let mut logprobs = LegacyLogprobs::default();
+        if !self.echo {
+            return Ok((String::new(), logprobs));
+        }
+        let (text, offsets) = prompt_text(&service.tokenizer, &prompt.ids)
+            .map_err(|error| ApiError::invalid_value("prompt", error))?;
+        if self.logprobs {
+            logprobs.push_prompt(&service.tokenizer, &prompt.ids, &offsets, scores);
+        }
+        Ok((prompt.text.clone().unwrap_or(text), logprobs))
+    }
+
+    fn envelope(&self, service: &Service, choices: Vec<Value>, usage: Option<Value>) -> Value {
+        let mut envelope = json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": service.name,
+            "choices": choices,
+        });
+        if usage.is_some() || self.include_usage {
+            envelope["usage"] = usage.unwrap_or_default();
+        }
+        envelope
+    }
+}
+
+/// Whether a response is streamed, and whether its last chunk counts tokens.
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    pub(crate) is_on: bool,
+    pub(crate) includes_usage: bool,
+}
+
+impl Streaming {
+    /// Takes `stream` and `stream_options`.
+    pub(crate) fn take(parameters: &mut Parameters) -> Result<Self, ApiError> {
+        #[derive(Deserialize)]
+        struct Options {
+            include_usage: Option<bool>,
+        }
+        let is_on = parameters.take("stream")?.unwrap_or(false);
+        let options: Option<Options> = parameters.take("stream_options")?;
+        if options.is_some() && !is_on {
+            return Err(ApiError::invalid_value(
+                "stream_options",
+                "`stream` is not true",
+            ));
+        }
+        let includes_usage = options.and_then(|options| options.include_usage);
+        Ok(Self {
+            is_on,
+            includes_usage: includes_usage.unwrap_or(false),
+        })
+    }
+}
+
+/// OpenAI's name of why a text has ended.
+pub(crate) fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    }
+}
+
+/// Tokens of a response.
+pub(crate) fn usage(texts: &Texts) -> Value {
+    let (prompt, generated) = (texts.prompt_tokens, texts.tokens());
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": { "cached_tokens": texts.cached_tokens },
+    })
+}
+
+impl Service {
+    /// Encodes prompts on a thread that may block.
+    async fn encode_prompts(
+        self: &Arc<Self>,
+        prompt: PromptParameter,
+    ) -> Result<Vec<PromptOf>, ApiError> {
+        let of_ids = |ids| PromptOf { ids, text: None };
+        let texts = match prompt {
+            PromptParameter::Ids(ids) if !ids.is_empty() => return Ok(vec![of_ids(ids)]),
+            PromptParameter::IdLists(lists) => return Ok(lists.into_iter().map(of_ids).collect()),
+            PromptParameter::Text(text) => vec![text],
+            PromptParameter::Texts(texts) => texts,
+            PromptParameter::Ids(_) => {
+                return Err(ApiError::invalid_value("prompt", "the list is empty"));
+            }
+        };
+        let mut prompts = Vec::new();
+        for text in texts {
+            let ids = self.encode(text.clone(), SpecialTokens::Add).await?;
+            prompts.push(PromptOf {
+                ids,
+                text: Some(text),
+            });
+        }
+        Ok(prompts)
+    }
+}

@@ -1,0 +1,63 @@
+//! Streams of server-sent events.
+
+use std::convert::Infallible;
+
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, KeepAlive, Sse},
+};
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use crate::{
+    engine::Activity,
+    generation::{Texts, Update},
+};
+
+/// Streams the chunks that `chunks` makes of each update of `texts`, then those it makes of the end, then `[DONE]`.
+pub(crate) fn stream_chunks(
+    texts: Texts,
+    chunks: impl FnMut(Option<Update>, &Texts) -> Result<Vec<Value>, ApiError> + Send + 'static,
+) -> Response {
+    let start = Some((texts, chunks));
+    let events = stream::unfold(start, async |state| {
+        let (mut texts, mut chunks) = state?;
+        let update = texts.next().await;
+        let is_end = update.is_none();
+        let made = update.transpose().and_then(|update| chunks(update, &texts));
+        let (mut events, next) = match made {
+            Ok(chunks_of) => {
+                let events: Vec<_> = chunks_of.iter().map(event).collect();
+                (events, (!is_end).then_some((texts, chunks)))
+            }
+            // Dropping the texts cancels them.
+            Err(error) => (vec![event(&error.body())], None),
+        };
+        if next.is_none() {
+            events.push(Event::default().data("[DONE]"));
+        }
+        Some((
+            stream::iter(events.into_iter().map(Ok::<_, Infallible>)),
+            next,
+        ))
+    });
+    let events = futures_util::StreamExt::flatten(events);
+    Sse::new(events)
+        .keep_alive(KeepAlive::default())
+        .into_response()
+}
+
+fn event(chunk: &Value) -> Event {
+    Event::default().data(chunk.to_string())
+}
+
+/// Active neurons, as an extension of a chunk.
+pub(crate) fn activity_json(activity: &Activity) -> Value {
+    json!({
+        "layers": activity.bins,
+        "computed_share": activity.computed_share,
+        "bytes_per_token": activity.bytes_per_token,
+        "batch": activity.batch,
+    })
+}

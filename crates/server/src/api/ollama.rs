@@ -1,0 +1,250 @@
+//! What Ollama's clients ask first: `/api/tags`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use powerinfer_text::{Message, SpecialTokens};
+use serde_json::{Map, Value, json};
+
+use super::{
+    chat::MessageParameter, completions::finish_reason, error::ApiError, parameters::Parameters,
+};
+use crate::{
+    Service,
+    engine::Finish,
+    generation::{TextFormat, TextRequest, Texts, Update},
+};
+
+/// Options that concern how Ollama loads a model.
+const OF_LOADING: &[&str] = &[
+    "num_ctx",
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "low_vram",
+    "num_thread",
+    "num_keep",
+    "use_mmap",
+    "numa",
+];
+
+/// An error in the shape of Ollama's API.
+pub(crate) struct OllamaError(ApiError);
+
+impl From<ApiError> for OllamaError {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for OllamaError {
+    fn into_response(self) -> Response {
+        self.0.respond(&self.0.ollama_body())
+    }
+}
+
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+pub(crate) async fn tags(State(service): State<Arc<Service>>) -> Json<Value> {
+    let name = &service.name;
+    let model = json!({ "name": name, "model": name, "modified_at": timestamp(&service), "size": 0, "digest": "", "details": details(&service) });
+    Json(json!({ "models": [model] }))
+}
+
+pub(crate) async fn show(
+    State(service): State<Arc<Service>>,
+    mut parameters: Parameters,
+) -> Result<Json<Value>, OllamaError> {
+    service.take_model(&mut parameters)?;
+    let template = service
+        .tokenizer
+        .chat_template()
+        .map(|template| template.source());
+    Ok(Json(json!({
+        "template": template.unwrap_or_default(),
+        "details": details(&service),
+        "model_info": { "general.architecture": "powerinfer", "powerinfer.context_length": service.context },
+        "capabilities": ["completion"],
+    })))
+}
+
+fn details(service: &Service) -> Value {
+    json!({ "format": "powerinfer", "family": "powerinfer", "families": null, "parameter_size": "", "quantization_level": service.about["format"] })
+}
+
+pub(crate) async fn generate(
+    State(service): State<Arc<Service>>,
+    mut parameters: Parameters,
+) -> Result<Response, OllamaError> {
+    let stream = begin(&service, &mut parameters)?;
+    parameters.refuse(&["suffix", "images", "template", "context", "think"])?;
+    let prompt: String = parameters.take("prompt")?.unwrap_or_default();
+    let system: Option<String> = parameters.take("system")?;
+    let is_raw = parameters.take("raw")?.unwrap_or(false);
+    let mut request = text_request(&service, parameters)?;
+    // Clients load a model by asking for nothing.
+    if prompt.is_empty() {
+        return Ok(Json(loaded(&service, "response")).into_response());
+    }
+    let ids = match service.tokenizer.chat_template() {
+        Some(_) if !is_raw => {
+            let system = system.map(|content| ("system", content));
+            let messages = system.into_iter().chain([("user", prompt)]);
+            let message = |(role, content): (&str, String)| Message {
+                role: role.to_owned(),
+                content,
+            };
+            service.encode_chat(messages.map(message).collect()).await?
+        }
+        _ => service.encode(prompt, SpecialTokens::Add).await?,
+    };
+    request.prompts = vec![ids];
+    respond(service, &request, stream, |text| ("response", json!(text))).await
+}
+
+pub(crate) async fn chat(
+    State(service): State<Arc<Service>>,
+    mut parameters: Parameters,
+) -> Result<Response, OllamaError> {
+    let stream = begin(&service, &mut parameters)?;
+    parameters.refuse(&["tools", "think"])?;
+    let messages: Vec<MessageParameter> = parameters.take("messages")?.unwrap_or_default();
+    let mut request = text_request(&service, parameters)?;
+    if messages.is_empty() {
+        return Ok(Json(loaded(&service, "message")).into_response());
+    }
+    let messages = messages.into_iter().map(MessageParameter::into_message);
+    let messages = messages.collect::<Result<Vec<_>, _>>()?;
+    request.prompts = vec![service.encode_chat(messages).await?];
+    let message = |text: &str| ("message", json!({ "role": "assistant", "content": text }));
+    respond(service, &request, stream, message).await
+}
+
+/// Checks the model; returns whether the response is streamed.
+fn begin(service: &Service, parameters: &mut Parameters) -> Result<bool, ApiError> {
+    service.take_model(parameters)?;
+    parameters.ignore(&["keep_alive"]);
+    Ok(parameters.take("stream")?.unwrap_or(true))
+}
+
+/// Takes `format` and `options`.
+fn text_request(service: &Service, mut parameters: Parameters) -> Result<TextRequest, ApiError> {
+    let format = match parameters.take::<Value>("format")? {
+        None => TextFormat::Text,
+        Some(Value::String(name)) if name.is_empty() => TextFormat::Text,
+        Some(Value::String(name)) if name == "json" => TextFormat::JsonObject,
+        Some(schema @ Value::Object(_)) => TextFormat::JsonSchema(schema),
+        Some(_) => {
+            return Err(ApiError::invalid_value(
+                "format",
+                "it is neither `json` nor a schema",
+            ));
+        }
+    };
+    let options: Option<Map<String, Value>> = parameters.take("options")?;
+    parameters.finish()?;
+    let mut options = Parameters::of(options.unwrap_or_default());
+    options.ignore(OF_LOADING);
+    let mut request = service.take_text_request(&mut options)?;
+    // −1 and −2 are as many as there is room for.
+    let most = options.take::<i64>("num_predict")?;
+    request.max_tokens = most
+        .and_then(|most| usize::try_from(most).ok())
+        .filter(|most| *most > 0);
+    options.refuse(&["mirostat", "tfs_z", "typical_p", "penalize_newline"])?;
+    options.ignore(&["repeat_last_n", "mirostat_tau", "mirostat_eta"]);
+    options.finish()?;
+    request.format = format;
+    Ok(request)
+}
+
+/// Generates the text, in lines of JSON where it is streamed; `field` is where it stands.
+async fn respond(
+    service: Arc<Service>,
+    request: &TextRequest,
+    is_streamed: bool,
+    field: impl Fn(&str) -> (&'static str, Value) + Copy + Send + 'static,
+) -> Result<Response, OllamaError> {
+    let mut texts = Texts::start(&service, request)?;
+    let line = move |service: &Service, text: &str| {
+        let (name, text) = field(text);
+        let mut line =
+            json!({ "model": service.name, "created_at": timestamp(service), "done": false });
+        line[name] = text;
+        line
+    };
+    if !is_streamed {
+        let finished = texts.finish().await?;
+        let mut whole = line(&service, &finished[0].piece.text);
+        end(
+            &mut whole,
+            &texts,
+            finished[0].finish.unwrap_or(Finish::Length),
+        );
+        return Ok(Json(whole).into_response());
+    }
+    let lines = stream::unfold(Some(texts), move |state| {
+        let service = Arc::clone(&service);
+        async move {
+            let mut texts = state?;
+            loop {
+                let (value, next) = match texts.next().await? {
+                    Ok(Update::Prompt { .. }) => continue,
+                    Ok(Update::Text { piece, .. }) => (line(&service, &piece.text), Some(texts)),
+                    Ok(Update::End { piece, finish, .. }) => {
+                        let mut last = line(&service, &piece.text);
+                        end(&mut last, &texts, finish);
+                        (last, None)
+                    }
+                    Err(error) => (error.ollama_body(), None),
+                };
+                return Some((
+                    Ok::<_, std::convert::Infallible>(format!("{value}\n")),
+                    next,
+                ));
+            }
+        }
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(lines)).into_response())
+}
+
+/// Adds what the last line counts; times are in nanoseconds.
+fn end(line: &mut Value, texts: &Texts, finish: Finish) {
+    let now = Instant::now();
+    let prompt_done = texts.prompt_done.unwrap_or(now);
+    let nanoseconds = |from: Instant, to: Instant| to.duration_since(from).as_nanos() as u64;
+    line["done"] = json!(true);
+    line["done_reason"] = json!(finish_reason(finish));
+    line["total_duration"] = json!(nanoseconds(texts.arrived, now));
+    line["load_duration"] = json!(0);
+    line["prompt_eval_count"] = json!(texts.prompt_tokens);
+    line["prompt_eval_duration"] = json!(nanoseconds(texts.arrived, prompt_done));
+    line["eval_count"] = json!(texts.tokens());
+    line["eval_duration"] = json!(nanoseconds(prompt_done, now));
+}
+
+/// The answer to a request without a prompt.
+fn loaded(service: &Service, field: &str) -> Value {
+    let mut line = json!({ "model": service.name, "created_at": timestamp(service), "done": true, "done_reason": "load" });
+    line[field] = match field {
+        "message" => json!({ "role": "assistant", "content": "" }),
+        _ => json!(""),
+    };
+    line
+}
+
+/// The time, as RFC 3339 has it.
+fn timestamp(service: &Service) -> String {
+    let time = chrono::DateTime::from_timestamp(service.now() as i64, 0);
+    time.map_or_else(String::new, |time| time.to_rfc3339())
+}

@@ -1,0 +1,183 @@
+//! From tokens to text: a choice of a response, with its stop strings and its scores.
+
+use std::{ops::Deref, sync::Arc};
+
+use powerinfer_text::{SpecialText, StreamDecoder, TextError, Tokenizer};
+
+use crate::engine::{Finish, Score};
+
+/// The text of one choice as its tokens arrive.
+pub(crate) struct Choice {
+    decoder: Option<StreamDecoder<Arc<Tokenizer>>>,
+    stops: Vec<String>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    /// Characters of the text before `held`.
+    emitted: usize,
+    /// Scores whose text has not been emitted.
+    scores: Vec<TokenScore>,
+    /// Tokens generated.
+    pub(crate) tokens: usize,
+    /// Sum of the log probabilities of the tokens.
+    pub(crate) total_logprob: f64,
+    /// Why the text has ended.
+    pub(crate) finish: Option<Finish>,
+}
+
+/// A token's score, and where its text begins, in characters of the choice's text.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenScore {
+    pub(crate) score: Score,
+    pub(crate) offset: usize,
+    /// Whether it is a stop token, which is not part of the text.
+    pub(crate) is_stop: bool,
+}
+
+/// Text that is final, with the scores of its tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) scores: Vec<TokenScore>,
+}
+
+impl Piece {
+    /// Appends the piece after it.
+    pub(crate) fn append(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+        self.scores.extend(next.scores);
+    }
+}
+
+impl Choice {
+    /// A choice whose text ends before the first of `stops`.
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>) -> Self {
+        Self {
+            decoder: Some(StreamDecoder::new(tokenizer, SpecialText::Skip)),
+            stops,
+            held: String::new(),
+            emitted: 0,
+            scores: Vec::new(),
+            tokens: 0,
+            total_logprob: 0.0,
+            finish: None,
+        }
+    }
+
+    /// Appends a token; returns what is final.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the tokenizer cannot decode it.
+    pub(crate) fn push(
+        &mut self,
+        id: u32,
+        is_stop: bool,
+        score: Option<Score>,
+    ) -> Result<Piece, TextError> {
+        self.tokens += 1;
+        if let Some(score) = score {
+            self.total_logprob += score.logprob;
+            let offset = self.emitted + self.held.chars().count();
+            self.scores.push(TokenScore {
+                score,
+                offset,
+                is_stop,
+            });
+        }
+        match &mut self.decoder {
+            Some(decoder) if !is_stop => {
+                let text = decoder.push(id)?;
+                Ok(self.release(text.as_deref().unwrap_or_default(), false))
+            }
+            _ => Ok(Piece::default()),
+        }
+    }
+
+    /// Ends the text; returns the rest of it.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the tokenizer cannot decode it.
+    pub(crate) fn end(&mut self, finish: Finish) -> Result<Piece, TextError> {
+        let rest = match self.decoder.take() {
+            Some(decoder) => decoder.finish()?.unwrap_or_default(),
+            None => String::new(),
+        };
+        let piece = self.release(&rest, true);
+        // Unless a stop string has ended it before.
+        self.finish.get_or_insert(finish);
+        Ok(piece)
+    }
+
+    /// Appends `text` to what is held, and releases what cannot be the beginning of a stop string.
+    fn release(&mut self, text: &str, is_last: bool) -> Piece {
+        self.held.push_str(text);
+        let found = self
+            .stops
+            .iter()
+            .filter_map(|stop| self.held.find(stop.as_str()))
+            .min();
+        let length = match found {
+            Some(start) => {
+                self.finish = Some(Finish::Stop);
+                self.decoder = None;
+                start
+            }
+            None if is_last => self.held.len(),
+            None => self.held.len() - self.possible_stop(),
+        };
+        let rest = self.held.split_off(length);
+        let text = std::mem::replace(&mut self.held, rest);
+        self.emitted += text.chars().count();
+        let is_over = found.is_some() || is_last;
+        if found.is_some() {
+            self.held.clear();
+            let emitted = self.emitted;
+            self.scores.retain(|token| token.offset < emitted);
+        }
+        // Scores go with the text that they end in, so that a stop string takes those of its tokens along.
+        let scores = match self.held.is_empty() || is_over {
+            true => std::mem::take(&mut self.scores),
+            false => {
+                let emitted = self.emitted;
+                let first_held = self.scores.iter().position(|token| token.offset >= emitted);
+                self.scores
+                    .drain(..first_held.unwrap_or(self.scores.len()))
+                    .collect()
+            }
+        };
+        Piece { text, scores }
+    }
+
+    /// Length of the longest end of what is held that is the beginning of a stop string.
+    fn possible_stop(&self) -> usize {
+        let starts = |(index, _): &(usize, char)| {
+            let end = &self.held[*index..];
+            self.stops.iter().any(|stop| stop.starts_with(end))
+        };
+        let first = self.held.char_indices().find(starts);
+        first.map_or(0, |(index, _)| self.held.len() - index)
+    }
+}
+
+/// The text of a prompt, `ids`, and where the text of each of its tokens begins, in characters.
+///
+/// # Errors
+///
+/// Fails where the tokenizer cannot decode it.
+pub(crate) fn prompt_text(
+    tokenizer: &impl Deref<Target = Tokenizer>,
+    ids: &[u32],
+) -> Result<(String, Vec<usize>), TextError> {
+    let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
+    let (mut text, mut offsets, mut characters) = (String::new(), Vec::new(), 0);
+    for id in ids {
+        offsets.push(characters);
+        if let Some(piece) = decoder.push(*id)? {
+            characters += piece.chars().count();
+            text.push_str(&piece);
+        }
+    }
+    text.extend(decoder.finish()?);
+    Ok((text, offsets))
+}

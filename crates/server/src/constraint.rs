@@ -1,0 +1,132 @@
+//! Sampling that permits only texts of a JSON schema.
+
+use std::sync::{Arc, OnceLock};
+
+use llguidance::{
+    JsonCompileOptions, Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
+};
+use powerinfer_runtime::Sampler;
+use powerinfer_text::Tokenizer;
+use serde_json::{Value, json};
+
+/// Makes constraints for the tokens of one tokenizer.
+pub(crate) struct Constraints {
+    tokenizer: Arc<Tokenizer>,
+    /// The bytes of all tokens, prepared by the first request that needs them.
+    factory: OnceLock<Result<ParserFactory, String>>,
+}
+
+/// What a text may be; it knows the text so far.
+pub(crate) struct Constraint {
+    matcher: Matcher,
+    masked: Vec<f32>,
+}
+
+impl Constraints {
+    /// Constraints for the tokens of `tokenizer`.
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        Self {
+            tokenizer,
+            factory: OnceLock::new(),
+        }
+    }
+
+    /// Any JSON object.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::schema`].
+    pub(crate) fn object(&self) -> Result<Constraint, String> {
+        self.schema(json!({ "type": "object" }))
+    }
+
+    /// JSON of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the schema is invalid or uses what is not supported, and for models without an end-of-text token.
+    pub(crate) fn schema(&self, mut schema: Value) -> Result<Constraint, String> {
+        let factory = self.factory.get_or_init(|| factory(&self.tokenizer));
+        let factory = factory.as_ref().map_err(Clone::clone)?;
+        let mut grammar = JsonCompileOptions::default();
+        // Models without a sense of JSON would fill it with spaces; these are Python's separators.
+        grammar.whitespace_flexible = false;
+        grammar.item_separator = ", ".to_owned();
+        grammar.key_separator = ": ".to_owned();
+        grammar.coerce_one_of = true;
+        if !schema.is_object() {
+            return Err("the schema is not a JSON object".to_owned());
+        }
+        grammar.apply_to(&mut schema);
+        let parser = factory.create_parser(TopLevelGrammar::from_json_schema(schema));
+        let matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            Some(error) => Err(error),
+            None => Ok(Constraint {
+                matcher,
+                masked: Vec::new(),
+            }),
+        }
+    }
+}
+
+fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
+    let end = tokenizer
+        .eos()
+        .ok_or("the model has no end-of-text token")?;
+    let size = tokenizer.vocabulary_size() as u32;
+    // Ids may have gaps; a token without bytes is never permitted.
+    let bytes = |id| match tokenizer.is_special(id) {
+        // The library's mark of special tokens.
+        true => [
+            &[0xff],
+            tokenizer.token_bytes(id).unwrap_or_default().as_slice(),
+        ]
+        .concat(),
+        false => tokenizer.token_bytes(id).unwrap_or_default(),
+    };
+    let words: Vec<Vec<u8>> = (0..size).map(bytes).collect();
+    let mut trie = TokTrie::from(&TokRxInfo::new(size, end.id), &words);
+    if tokenizer.stop_ids().len() > 1 {
+        trie = trie.with_eos_tokens(tokenizer.stop_ids());
+    }
+    let mut factory = ParserFactory::new_simple(&(Arc::new(ApproximateTokEnv::new(trie)) as _))
+        .map_err(|error| error.to_string())?;
+    factory.quiet();
+    Ok(factory)
+}
+
+impl Constraint {
+    /// Samples among the tokens that the text permits.
+    ///
+    /// # Errors
+    ///
+    /// Fails where no token is permitted, or working out which are exceeds the library's limits.
+    pub(crate) fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, String> {
+        let permitted = self.matcher.compute_mask_or_eos();
+        let permitted = permitted.map_err(|error| error.to_string())?;
+        self.masked.clear();
+        self.masked.resize(logits.len(), f32::NEG_INFINITY);
+        let mut is_any = false;
+        for id in permitted.iter() {
+            if let Some(logit) = logits.get(id as usize) {
+                self.masked[id as usize] = *logit;
+                is_any = true;
+            }
+        }
+        if !is_any {
+            return Err("no token continues a text of the given schema".to_owned());
+        }
+        let id = sampler.sample(&self.masked);
+        let consumed = self.matcher.consume_token(id);
+        consumed.map_err(|error| error.to_string())?;
+        Ok(id)
+    }
+
+    /// Whether the text is complete and nothing may follow.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}

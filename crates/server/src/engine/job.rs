@@ -1,0 +1,175 @@
+//! What the engine is asked for, and what it reports.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use powerinfer_model::log_sum_exp;
+use powerinfer_runtime::Sampler;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::constraint::Constraint;
+
+/// A text to generate.
+pub(crate) struct Job {
+    /// At least one token.
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) sampler: Sampler,
+    /// Tokens to generate, at most.
+    pub(crate) max_tokens: usize,
+    /// Whether stop tokens are tokens like others.
+    pub(crate) ignores_stop_tokens: bool,
+    /// Scores each generated token, with as many of the largest log probabilities.
+    pub(crate) top_logprobs: Option<usize>,
+    /// Scores each token of the prompt, with as many of the largest log probabilities.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Reports active neurons.
+    pub(crate) activity: bool,
+    /// What the text must be.
+    pub(crate) constraint: Option<Constraint>,
+    /// Where it is reported.
+    pub(crate) events: Events,
+    /// When the request arrived.
+    pub(crate) arrived: Instant,
+}
+
+/// The events of one choice of a request. The request is cancelled by dropping the receiver.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    choice: usize,
+    sender: UnboundedSender<(usize, Event)>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl Events {
+    /// Events of `choice`, sent to `sender`.
+    pub(crate) fn new(choice: usize, sender: UnboundedSender<(usize, Event)>) -> Self {
+        Self {
+            choice,
+            sender,
+            is_cancelled: Arc::default(),
+        }
+    }
+
+    /// Sends `event`; nothing happens where the client has gone.
+    pub(crate) fn send(&self, event: Event) {
+        let _ = self.sender.send((self.choice, event));
+    }
+
+    /// Cancels this choice alone.
+    pub(crate) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nobody wants the rest of the text.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed) || self.sender.is_closed()
+    }
+}
+
+/// Progress of a job.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The prompt has been run.
+    Prompt {
+        /// Tokens whose keys and values were reused.
+        cached: usize,
+        /// Scores of the tokens after the first, where they are asked for.
+        scores: Vec<Score>,
+    },
+    /// A token was generated.
+    Token {
+        id: u32,
+        /// Whether it ends the text and is not part of it.
+        is_stop: bool,
+        score: Option<Score>,
+        activity: Option<Activity>,
+    },
+    /// The text has ended.
+    Done(Finish),
+    /// The engine has failed.
+    Failed(String),
+}
+
+/// Why a text has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// A stop token, a stop string, or the end of what a constraint permits.
+    Stop,
+    /// As many tokens as asked for, or the end of the context.
+    Length,
+}
+
+/// Log probability of a token, and the largest ones of its position.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Score {
+    pub(crate) id: u32,
+    pub(crate) logprob: f64,
+    /// In falling order.
+    pub(crate) top: Vec<(u32, f64)>,
+}
+
+impl Score {
+    /// The score of `id` by `logits`, with the `count` largest of the first `vocabulary` tokens.
+    pub(crate) fn new(id: u32, logits: &[f32], count: usize, vocabulary: usize) -> Self {
+        let normaliser = log_sum_exp(logits);
+        let logprob = |logit: f32| f64::from(logit) - normaliser;
+        let mut ids: Vec<u32> = (0..vocabulary.min(logits.len()) as u32).collect();
+        let falling = |a: &u32, b: &u32| {
+            let [a_logit, b_logit] = [a, b].map(|id| logits[*id as usize]);
+            b_logit.total_cmp(&a_logit).then(a.cmp(b))
+        };
+        if count < ids.len() {
+            ids.select_nth_unstable_by(count, falling);
+            ids.truncate(count);
+        }
+        ids.sort_unstable_by(falling);
+        Self {
+            id,
+            logprob: logits
+                .get(id as usize)
+                .map_or(f64::NEG_INFINITY, |logit| logprob(*logit)),
+            top: ids
+                .into_iter()
+                .map(|id| (id, logprob(logits[id as usize])))
+                .collect(),
+        }
+    }
+}
+
+/// Active neurons of a token.
+#[derive(Debug, Clone)]
+pub(crate) struct Activity {
+    /// Per layer, active neurons in [`ACTIVITY_BINS`] equal ranges of the layer's neurons, most frequently active
+    /// first.
+    pub(crate) bins: Vec<Vec<u32>>,
+    /// Share of the neurons that the last pass computed.
+    pub(crate) computed_share: f64,
+    /// Bytes that it read per token.
+    pub(crate) bytes_per_token: f64,
+    /// Sequences that it decoded.
+    pub(crate) batch: usize,
+}
+
+/// Ranges of a layer's neurons in an [`Activity`].
+pub(crate) const ACTIVITY_BINS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_log_probabilities_with_the_largest_first() {
+        let score = Score::new(3, &[0.0, 2f32.ln(), 4f32.ln(), 0.0, 9.0], 2, 4);
+        let total = (8.0 + 9f64.exp()).ln();
+        let ids: Vec<u32> = score.top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [2, 1], "of the vocabulary, not of the padding");
+        assert!((score.logprob + total).abs() < 1e-6);
+        assert!((score.top[0].1 - (4f64.ln() - total)).abs() < 1e-6);
+        assert_eq!(Score::new(0, &[1.0], 5, 1).top.len(), 1);
+    }
+}

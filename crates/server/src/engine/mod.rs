@@ -1,0 +1,479 @@
+//! Continuous batching: one thread runs the model for all requests.
+//!
+//! ```text
+//! requests ─▶ queue ─▶ prompts: one piece of one prompt a step, in turns ─▶ decoding: one token of each a step ─▶ done
+//!                       ▲                                                                                          │
+//!                       └────────────── idle sequences, whose prefixes are reused ◀────────────────────────────────┘
+//! ```
+//!
+//! A token's logits depend neither on the other tokens of a pass nor on how a prompt is split, so each request gets the
+//! tokens that it would get alone.
+
+mod job;
+mod sequences;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender, TryRecvError, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Statistics};
+
+pub(crate) use self::job::{ACTIVITY_BINS, Activity, Event, Events, Finish, Job, Score};
+use self::sequences::SequencePool;
+use crate::{constraint::Constraint, metrics::Metrics};
+
+/// Tokens of a prefix that another prompt is about to run and that a prompt waits for.
+const WORTH_WAITING: usize = 32;
+
+/// Time between two reports of active neurons to a client.
+const ACTIVITY_INTERVAL: Duration = Duration::from_millis(40);
+
+/// What the engine may use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EngineSettings {
+    /// Requests that run at the same time.
+    pub(crate) parallel: usize,
+    /// Requests that may wait.
+    pub(crate) queue: usize,
+    /// Tokens of a sequence, at most.
+    pub(crate) context: usize,
+}
+
+/// Sends jobs to the engine.
+#[derive(Clone)]
+pub(crate) struct EngineHandle {
+    jobs: Sender<Job>,
+    queued: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl EngineHandle {
+    /// Sends the jobs of one request; returns whether there is room in the queue.
+    pub(crate) fn submit(&self, jobs: Vec<Job>) -> bool {
+        // A request whose choices exceed the queue is accepted where none waits.
+        if self.queued.load(Ordering::Relaxed) >= self.limit {
+            return false;
+        }
+        self.queued.fetch_add(jobs.len(), Ordering::Relaxed);
+        for job in jobs {
+            // An engine that has stopped closes the events of the job that it drops.
+            let _ = self.jobs.send(job);
+        }
+        true
+    }
+
+    /// Requests that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+}
+
+/// The model and the requests that it runs.
+pub(crate) struct Engine {
+    model: Runtime,
+    settings: EngineSettings,
+    stop_tokens: Vec<u32>,
+    /// Tokens that are sampled from, the first of the vocabulary.
+    vocabulary: usize,
+    jobs: Receiver<Job>,
+    queued: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+    queue: VecDeque<Job>,
+    prompts: VecDeque<Prompt>,
+    decoding: Vec<Decoding>,
+    /// The sequences of `decoding`.
+    sequences: Vec<Sequence>,
+    idle: SequencePool,
+}
+
+/// A request whose prompt is being run.
+struct Prompt {
+    job: Job,
+    /// None before its first piece.
+    sequence: Option<Sequence>,
+    cached: usize,
+    scores: Vec<Score>,
+}
+
+/// A request that is being decoded.
+struct Decoding {
+    job: Job,
+    /// The last token, which has not been run.
+    pending: u32,
+    generated: usize,
+    /// When it was generated.
+    at: Instant,
+    /// When active neurons are to be reported again.
+    activity_due: Instant,
+}
+
+impl Engine {
+    /// An engine for `model`, and what sends jobs to it; it stops when the last sender is gone and all jobs are done.
+    pub(crate) fn new(
+        mut model: Runtime,
+        settings: EngineSettings,
+        stop_tokens: Vec<u32>,
+        vocabulary: usize,
+        metrics: Arc<Metrics>,
+    ) -> (Self, EngineHandle) {
+        let (sender, jobs) = channel();
+        let queued = Arc::new(AtomicUsize::new(0));
+        let handle = EngineHandle {
+            jobs: sender,
+            queued: Arc::clone(&queued),
+            limit: settings.queue,
+        };
+        let first = model.replace_sequence(Sequence::default());
+        // Caches on a device are counted in the plan's budget once.
+        let capacity = match model.uses_device() {
+            true => 1,
+            false => 2 * settings.parallel,
+        };
+        let engine = Self {
+            idle: SequencePool::new(first, capacity),
+            model,
+            settings,
+            stop_tokens,
+            vocabulary,
+            jobs,
+            queued,
+            metrics,
+            queue: VecDeque::new(),
+            prompts: VecDeque::new(),
+            decoding: Vec::new(),
+            sequences: Vec::new(),
+        };
+        (engine, handle)
+    }
+
+    /// Runs jobs until all senders are gone.
+    pub(crate) fn run(mut self) {
+        while self.receive() {
+            self.drop_cancelled();
+            self.admit();
+            self.run_prompt_piece();
+            self.decode();
+            self.count();
+        }
+    }
+
+    /// Receives jobs, and waits for one where there is nothing to do; returns whether there is something to do.
+    fn receive(&mut self) -> bool {
+        let is_idle = |engine: &Self| {
+            engine.queue.is_empty() && engine.prompts.is_empty() && engine.decoding.is_empty()
+        };
+        if is_idle(self) {
+            match self.jobs.recv() {
+                Ok(job) => self.queue.push_back(job),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.jobs.try_recv() {
+                Ok(job) => self.queue.push_back(job),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return !is_idle(self),
+            }
+        }
+    }
+
+    /// Forgets the requests whose clients have gone.
+    fn drop_cancelled(&mut self) {
+        let queued = self.queue.len();
+        self.queue.retain(|job| !job.events.is_closed());
+        self.queued
+            .fetch_sub(queued - self.queue.len(), Ordering::Relaxed);
+        for index in (0..self.prompts.len()).rev() {
+            if self.prompts[index].job.events.is_closed()
+                && let Some(prompt) = self.prompts.remove(index)
+            {
+                prompt
+                    .sequence
+                    .into_iter()
+                    .for_each(|sequence| self.idle.put(sequence));
+                self.metrics.cancelled.inc();
+            }
+        }
+        for index in (0..self.decoding.len()).rev() {
+            if self.decoding[index].job.events.is_closed() {
+                self.remove(index);
+                self.metrics.cancelled.inc();
+            }
+        }
+    }
+
+    /// Starts requests that wait, while there is room.
+    fn admit(&mut self) {
+        while self.prompts.len() + self.decoding.len() < self.settings.parallel
+            && let Some(job) = self.queue.pop_front()
+        {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            self.prompts.push_back(Prompt {
+                job,
+                sequence: None,
+                cached: 0,
+                scores: Vec::new(),
+            });
+        }
+    }
+
+    /// Runs a piece of the prompt whose turn it is.
+    fn run_prompt_piece(&mut self) {
+        let next = (0..self.prompts.len()).find(|index| !self.waits_for_prefix(*index));
+        let Some(mut prompt) = next.and_then(|index| self.prompts.remove(index)) else {
+            return;
+        };
+        let result = self.run_piece_of(&mut prompt);
+        match result {
+            Err(error) => {
+                prompt
+                    .sequence
+                    .into_iter()
+                    .for_each(|sequence| self.idle.put(sequence));
+                prompt.job.events.send(Event::Failed(error.to_string()));
+            }
+            Ok(None) => self.prompts.push_back(prompt),
+            Ok(Some(logits)) => self.start_decoding(prompt, &logits),
+        }
+    }
+
+    /// Whether another prompt is running a prefix that prompt `index`, which has not begun, can start from.
+    fn waits_for_prefix(&self, index: usize) -> bool {
+        let waiting = &self.prompts[index];
+        if waiting.sequence.is_some() || waiting.job.prompt_logprobs.is_some() {
+            return false;
+        }
+        let prompt = &waiting.job.prompt;
+        self.prompts.iter().any(|other| {
+            let Some(sequence) = &other.sequence else {
+                return false;
+            };
+            let both = other.job.prompt.iter().zip(prompt);
+            let shared = both.take_while(|(a, b)| a == b).count();
+            shared >= sequence.position() + WORTH_WAITING
+        })
+    }
+
+    /// Runs a piece of `prompt`; returns the logits of its last token once it is complete.
+    fn run_piece_of(&mut self, prompt: &mut Prompt) -> Result<Option<Vec<f32>>, RuntimeError> {
+        let tokens = &prompt.job.prompt;
+        let sequence = match &mut prompt.sequence {
+            Some(sequence) => sequence,
+            none => {
+                // Logits of all tokens are those of a prompt that is run in whole.
+                let reusable = match prompt.job.prompt_logprobs {
+                    Some(_) => 0,
+                    None => tokens.len() - 1,
+                };
+                let running = self
+                    .prompts
+                    .iter()
+                    .filter_map(|prompt| prompt.sequence.as_ref());
+                let busy: Vec<&Sequence> = running.chain(&self.sequences).collect();
+                let (sequence, cached) = self.idle.take(&self.model, tokens, reusable, &busy)?;
+                prompt.cached = cached;
+                none.insert(sequence)
+            }
+        };
+        let start = sequence.position();
+        let end = tokens.len().min(start + self.model.prompt_batch());
+        let wanted = match (prompt.job.prompt_logprobs, end == tokens.len()) {
+            (Some(_), _) => PromptLogits::All,
+            (None, true) => PromptLogits::Last,
+            (None, false) => PromptLogits::None,
+        };
+        let mut logits = self
+            .model
+            .run_prompt(sequence, &tokens[start..end], wanted)?;
+        self.metrics.prompt_tokens.inc_by((end - start) as u64);
+        let size = self.model.config().vocabulary_size;
+        if let Some(count) = prompt.job.prompt_logprobs {
+            let rows = logits.chunks_exact(size).zip(&tokens[start + 1..]);
+            let scores = rows.map(|(row, next)| Score::new(*next, row, count, self.vocabulary));
+            prompt.scores.extend(scores);
+            logits.drain(..logits.len() - size);
+        }
+        Ok((end == tokens.len()).then_some(logits))
+    }
+
+    /// Generates the first token of `prompt`, which has been run.
+    fn start_decoding(&mut self, prompt: Prompt, logits: &[f32]) {
+        let Prompt {
+            mut job,
+            sequence,
+            cached,
+            scores,
+        } = prompt;
+        let Some(sequence) = sequence else { return };
+        self.metrics.cached_tokens.inc_by(cached as u64);
+        job.events.send(Event::Prompt { cached, scores });
+        if job.max_tokens == 0 {
+            job.events.send(Event::Done(Finish::Length));
+            self.metrics.finished.inc();
+            return self.idle.put(sequence);
+        }
+        job.prompt
+            .iter()
+            .for_each(|token| job.sampler.remember(*token));
+        let now = Instant::now();
+        let waited = now.duration_since(job.arrived);
+        self.metrics.first_token.observe(waited.as_secs_f64());
+        let mut decoding = Decoding {
+            job,
+            pending: 0,
+            generated: 0,
+            at: now,
+            activity_due: now,
+        };
+        let finish = self.accept(&mut decoding, sequence.position(), logits, None);
+        self.decoding.push(decoding);
+        self.sequences.push(sequence);
+        if let Some(finish) = finish {
+            self.finish(self.decoding.len() - 1, finish);
+        }
+    }
+
+    /// Samples the next token of `decoding`, whose sequence has `position` tokens, and reports it; returns why the text
+    /// ends with it.
+    fn accept(
+        &self,
+        decoding: &mut Decoding,
+        position: usize,
+        logits: &[f32],
+        activity: Option<Activity>,
+    ) -> Option<Result<Finish, String>> {
+        let job = &mut decoding.job;
+        let known = &logits[..self.vocabulary.min(logits.len())];
+        let sampled = match &mut job.constraint {
+            None => Ok(job.sampler.sample(known)),
+            Some(constraint) => constraint.sample(known, &mut job.sampler),
+        };
+        let id = match sampled {
+            Ok(id) => id,
+            Err(error) => return Some(Err(error)),
+        };
+        decoding.generated += 1;
+        decoding.pending = id;
+        let is_stop = !job.ignores_stop_tokens && self.stop_tokens.contains(&id);
+        let count = job.top_logprobs;
+        job.events.send(Event::Token {
+            id,
+            is_stop,
+            score: count.map(|count| Score::new(id, logits, count, self.vocabulary)),
+            activity,
+        });
+        let is_complete = job.constraint.as_ref().is_some_and(Constraint::is_complete);
+        if is_stop || is_complete {
+            Some(Ok(Finish::Stop))
+        } else if position >= self.settings.context || decoding.generated >= job.max_tokens {
+            Some(Ok(Finish::Length))
+        } else {
+            None
+        }
+    }
+
+    /// Decodes one token of every request, in passes of all.
+    fn decode(&mut self) {
+        if self.decoding.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
+        let observes = self.decoding.iter().any(is_due) && !self.model.uses_device();
+        self.model.observe_activity(observes);
+        self.count();
+        let tokens: Vec<u32> = self
+            .decoding
+            .iter()
+            .map(|decoding| decoding.pending)
+            .collect();
+        let logits = match self.model.decode_batch(&mut self.sequences, &tokens) {
+            Ok(logits) => logits,
+            Err(error) => {
+                let message = error.to_string();
+                for index in (0..self.decoding.len()).rev() {
+                    self.finish(index, Err(message.clone()));
+                }
+                return;
+            }
+        };
+        self.metrics.batch.observe(tokens.len() as f64);
+        let active = observes.then(|| self.model.take_activity());
+        let counts = self.count();
+        let now = Instant::now();
+        let size = self.model.config().vocabulary_size;
+        let mut finished = Vec::new();
+        let mut all = std::mem::take(&mut self.decoding);
+        for (index, (decoding, logits)) in all.iter_mut().zip(logits.chunks_exact(size)).enumerate()
+        {
+            let between = now.duration_since(decoding.at);
+            self.metrics.between_tokens.observe(between.as_secs_f64());
+            decoding.at = now;
+            let activity = match &active {
+                Some(layers) if decoding.job.activity && decoding.activity_due <= now => {
+                    decoding.activity_due = now + ACTIVITY_INTERVAL;
+                    let neurons = self.model.config().ffn_size;
+                    let layers = layers.iter();
+                    Some(Activity {
+                        bins: layers.map(|tokens| bins(&tokens[index], neurons)).collect(),
+                        computed_share: counts.computed_share(),
+                        bytes_per_token: counts.bytes_per_token(),
+                        batch: tokens.len(),
+                    })
+                }
+                _ => None,
+            };
+            let position = self.sequences[index].position();
+            let finish = self.accept(decoding, position, logits, activity);
+            finished.extend(finish.map(|finish| (index, finish)));
+        }
+        self.decoding = all;
+        for (index, finish) in finished.into_iter().rev() {
+            self.finish(index, finish);
+        }
+    }
+
+    /// Reports the end of request `index` and frees its place.
+    fn finish(&mut self, index: usize, finish: Result<Finish, String>) {
+        let decoding = self.remove(index);
+        decoding.job.events.send(match finish {
+            Ok(finish) => Event::Done(finish),
+            Err(message) => Event::Failed(message),
+        });
+        self.metrics.finished.inc();
+    }
+
+    /// Removes request `index`; its sequence is idle then.
+    fn remove(&mut self, index: usize) -> Decoding {
+        self.idle.put(self.sequences.swap_remove(index));
+        self.decoding.swap_remove(index)
+    }
+
+    /// Counts what was computed since the last call, and returns it.
+    fn count(&mut self) -> Statistics {
+        let counts = self.model.take_statistics();
+        self.metrics.count(
+            &counts,
+            self.prompts.len() + self.decoding.len(),
+            &self.model,
+        );
+        counts
+    }
+}
+
+/// Counts the active neurons of each of [`ACTIVITY_BINS`] ranges of `neurons`.
+fn bins(active: &[u32], neurons: usize) -> Vec<u32> {
+    let mut bins = vec![0; ACTIVITY_BINS.min(neurons)];
+    let count = bins.len();
+    for neuron in active {
+        bins[*neuron as usize * count / neurons] += 1;
+    }
+    bins
+}

@@ -1,0 +1,270 @@
+//! A request's texts while they are generated.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use powerinfer_runtime::{Sampler, SamplingSettings};
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::{
+    Service,
+    api::error::ApiError,
+    choice::{Choice, Piece},
+    engine::{Activity, Event, Events, Finish, Job, Score},
+};
+
+/// Texts to generate.
+#[derive(Debug, Clone)]
+pub(crate) struct TextRequest {
+    /// Each of at least one token.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    /// Texts of each prompt.
+    pub(crate) texts_each: usize,
+    pub(crate) sampling: SamplingSettings,
+    /// Whether the request set the seed: without one each has another.
+    pub(crate) has_seed: bool,
+    /// None for as many as the context holds.
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stops: Vec<String>,
+    pub(crate) ignores_stop_tokens: bool,
+    pub(crate) top_logprobs: Option<usize>,
+    pub(crate) prompt_logprobs: Option<usize>,
+    pub(crate) format: TextFormat,
+    pub(crate) activity: bool,
+}
+
+/// What a text must be.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum TextFormat {
+    /// Anything.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// JSON of a schema.
+    JsonSchema(Value),
+}
+
+/// Progress of a request.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// A prompt has been run; the scores are those of its tokens after the first.
+    Prompt { choice: usize, scores: Vec<Score> },
+    /// A choice has more text.
+    Text {
+        choice: usize,
+        piece: Piece,
+        activity: Option<Activity>,
+    },
+    /// A choice has ended, with the rest of its text.
+    End {
+        choice: usize,
+        piece: Piece,
+        finish: Finish,
+    },
+}
+
+/// A request that is running. Dropping it cancels what is not finished.
+pub(crate) struct Texts {
+    receiver: UnboundedReceiver<(usize, Event)>,
+    choices: Vec<Choice>,
+    events: Vec<Events>,
+    open: usize,
+    /// Tokens of all prompts.
+    pub(crate) prompt_tokens: usize,
+    /// Tokens of the prompts whose keys and values were reused.
+    pub(crate) cached_tokens: usize,
+    /// When the request arrived, and when its first prompt had been run.
+    pub(crate) arrived: Instant,
+    pub(crate) prompt_done: Option<Instant>,
+}
+
+/// The whole text of a choice.
+#[derive(Debug, Default)]
+pub(crate) struct FinishedText {
+    pub(crate) prompt_scores: Vec<Score>,
+    pub(crate) piece: Piece,
+    pub(crate) finish: Option<Finish>,
+    pub(crate) tokens: usize,
+    /// Mean log probability of a token, where tokens are scored.
+    pub(crate) mean_logprob: f64,
+}
+
+impl Texts {
+    /// Checks `request` and hands it to the engine.
+    pub(crate) fn start(service: &Service, request: &TextRequest) -> Result<Self, ApiError> {
+        static UNSEEDED: AtomicU64 = AtomicU64::new(0);
+        let context = service.context;
+        let mut jobs = Vec::new();
+        let (sender, receiver) = unbounded_channel();
+        let arrived = Instant::now();
+        let (mut choices, mut events) = (Vec::new(), Vec::new());
+        for (index, prompt) in request.prompts.iter().enumerate() {
+            service.check_prompt(prompt)?;
+            for text in 0..request.texts_each {
+                let choice = index * request.texts_each + text;
+                let seed = match request.has_seed {
+                    true => request.sampling.seed,
+                    false => {
+                        let count = UNSEEDED.fetch_add(1, Ordering::Relaxed);
+                        service
+                            .started
+                            .wrapping_add(count.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+                    }
+                };
+                let settings = SamplingSettings {
+                    seed: seed.wrapping_add(text as u64),
+                    ..request.sampling.clone()
+                };
+                let sampler =
+                    Sampler::new(settings).map_err(|error| ApiError::invalid(error.to_string()))?;
+                let constraint = match &request.format {
+                    TextFormat::Text => None,
+                    TextFormat::JsonObject => Some(service.constraints.object()),
+                    TextFormat::JsonSchema(schema) => {
+                        Some(service.constraints.schema(schema.clone()))
+                    }
+                };
+                let constraint = constraint
+                    .transpose()
+                    .map_err(|error| ApiError::invalid_value("response_format", error))?;
+                events.push(Events::new(choice, sender.clone()));
+                jobs.push(Job {
+                    prompt: prompt.clone(),
+                    sampler,
+                    max_tokens: request.max_tokens.unwrap_or(context),
+                    ignores_stop_tokens: request.ignores_stop_tokens,
+                    top_logprobs: request.top_logprobs,
+                    prompt_logprobs: request.prompt_logprobs,
+                    activity: request.activity,
+                    constraint,
+                    events: events[choice].clone(),
+                    arrived,
+                });
+                choices.push(Choice::new(
+                    Arc::clone(&service.tokenizer),
+                    request.stops.clone(),
+                ));
+            }
+        }
+        if !service.engine.submit(jobs) {
+            service.metrics.refused.inc();
+            return Err(ApiError::queue_full());
+        }
+        service.metrics.requests.inc();
+        Ok(Self {
+            receiver,
+            open: choices.len(),
+            choices,
+            events,
+            prompt_tokens: request.prompts.iter().map(Vec::len).sum(),
+            cached_tokens: 0,
+            arrived,
+            prompt_done: None,
+        })
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn tokens(&self) -> usize {
+        self.choices.iter().map(|choice| choice.tokens).sum()
+    }
+
+    /// The next update; none once all choices have ended.
+    pub(crate) async fn next(&mut self) -> Option<Result<Update, ApiError>> {
+        loop {
+            if self.open == 0 {
+                return None;
+            }
+            let Some((choice, event)) = self.receiver.recv().await else {
+                return Some(Err(ApiError::stopping()));
+            };
+            match self.take(choice, event) {
+                Ok(None) => {}
+                Ok(Some(update)) => return Some(Ok(update)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    fn take(&mut self, index: usize, event: Event) -> Result<Option<Update>, ApiError> {
+        let choice = &mut self.choices[index];
+        if choice.finish.is_some() {
+            return Ok(None); // it was ended by a stop string
+        }
+        let decoding = |error: powerinfer_text::TextError| ApiError::server(error.to_string());
+        Ok(match event {
+            Event::Prompt { cached, scores } => {
+                self.prompt_done.get_or_insert_with(Instant::now);
+                self.cached_tokens += cached;
+                Some(Update::Prompt {
+                    choice: index,
+                    scores,
+                })
+            }
+            Event::Token {
+                id,
+                is_stop,
+                score,
+                activity,
+            } => {
+                let piece = choice.push(id, is_stop, score).map_err(decoding)?;
+                if let Some(finish) = choice.finish {
+                    self.events[index].cancel();
+                    self.open -= 1;
+                    return Ok(Some(Update::End {
+                        choice: index,
+                        piece,
+                        finish,
+                    }));
+                }
+                let is_empty = piece.text.is_empty() && piece.scores.is_empty();
+                (!is_empty || activity.is_some()).then_some(Update::Text {
+                    choice: index,
+                    piece,
+                    activity,
+                })
+            }
+            Event::Done(finish) => {
+                let piece = choice.end(finish).map_err(decoding)?;
+                self.open -= 1;
+                Some(Update::End {
+                    choice: index,
+                    piece,
+                    finish: choice.finish.unwrap_or(finish),
+                })
+            }
+            Event::Failed(message) => return Err(ApiError::server(message)),
+        })
+    }
+
+    /// Waits for all choices.
+    pub(crate) async fn finish(&mut self) -> Result<Vec<FinishedText>, ApiError> {
+        let mut texts: Vec<FinishedText> = Vec::new();
+        texts.resize_with(self.choices.len(), FinishedText::default);
+        while let Some(update) = self.next().await {
+            match update? {
+                Update::Prompt { choice, scores } => texts[choice].prompt_scores = scores,
+                Update::Text { choice, piece, .. } => texts[choice].piece.append(piece),
+                Update::End {
+                    choice,
+                    piece,
+                    finish,
+                } => {
+                    texts[choice].piece.append(piece);
+                    texts[choice].finish = Some(finish);
+                }
+            }
+        }
+        for (text, choice) in texts.iter_mut().zip(&self.choices) {
+            text.tokens = choice.tokens;
+            text.mean_logprob = choice.total_logprob / choice.tokens.max(1) as f64;
+        }
+        Ok(texts)
+    }
+}

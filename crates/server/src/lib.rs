@@ -1,0 +1,277 @@
+//! An OpenAI-compatible server over one model, with continuous batching.
+//!
+//! ```text
+//! api ─▶ TextRequest ─▶ Texts ─ jobs ─▶ Engine (a thread of its own) ─▶ Runtime::decode_batch
+//!  ▲                      │ ◀─ tokens ──┘
+//!  └── text, scores ◀─ Choice
+//! ```
+//!
+//! Start with `engine`, which decides what runs next; `generation.rs` turns tokens into text, and `api` has a file for
+//! each group of routes.
+
+mod api;
+mod choice;
+mod connection;
+mod constraint;
+mod engine;
+mod generation;
+mod metrics;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::http::HeaderValue;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings, memory::PREFILL_BATCH};
+use powerinfer_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::{
+    api::error::ApiError,
+    constraint::Constraints,
+    engine::{Engine, EngineHandle, EngineSettings},
+    metrics::Metrics,
+};
+
+/// Requests that can run at the same time, at most.
+pub const MAX_PARALLEL: usize = PREFILL_BATCH;
+
+/// Time between two questions whether to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How to serve a model.
+#[derive(Debug, Clone)]
+pub struct ServerSettings {
+    /// The model's name in responses; none for that of the bundle.
+    pub alias: Option<String>,
+    /// Requests that run at the same time, 1 to [`MAX_PARALLEL`].
+    pub parallel: usize,
+    /// Texts that may wait; a request beyond them is refused.
+    pub queue: usize,
+    /// Tokens of a prompt and its text, at most; none for the plan's context.
+    pub context: Option<usize>,
+    /// Key that requests must carry.
+    pub api_key: Option<String>,
+    /// Origin whose pages may call the API from a browser, or `*`.
+    pub allow_origin: Option<HeaderValue>,
+}
+
+/// Why a server could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be used.
+    #[error("cannot listen on {address}: {source}; choose another with `--port`")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A thread or the network of the system failed.
+    #[error("the system refused a thread or a socket")]
+    System(#[from] io::Error),
+    /// The model's settings of sampling cannot be read.
+    #[error(transparent)]
+    Sampling(#[from] powerinfer_artifact::ArtifactError),
+    /// The model's settings of sampling are invalid.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// A model behind an address.
+pub struct Server {
+    listener: TcpListener,
+    service: Arc<Service>,
+    engine: Engine,
+}
+
+/// What the handlers of requests share.
+pub(crate) struct Service {
+    pub(crate) settings: ServerSettings,
+    pub(crate) engine: EngineHandle,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) constraints: Constraints,
+    /// The model's own settings.
+    pub(crate) sampling: SamplingSettings,
+    pub(crate) name: String,
+    /// The model's layers, as `/v1/models` describes them.
+    pub(crate) about: Value,
+    pub(crate) context: usize,
+    /// Tokens that the model knows.
+    pub(crate) vocabulary: usize,
+    /// Whether requests are decoded together.
+    pub(crate) batches: bool,
+    /// Whether the server listens on this machine's own address alone.
+    pub(crate) is_loopback: bool,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+}
+
+impl Server {
+    /// A server of `model` that listens on `address`.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the address cannot be used, and where the model's settings of sampling are invalid.
+    pub fn bind(
+        model: Runtime,
+        tokenizer: Tokenizer,
+        mut settings: ServerSettings,
+        address: SocketAddr,
+    ) -> Result<Self, ServerError> {
+        let listen = |source| ServerError::Listen { address, source };
+        let listener = TcpListener::bind(address).map_err(listen)?;
+        listener.set_nonblocking(true).map_err(listen)?;
+        let batches = model.supports_batches();
+        settings.parallel = match batches {
+            true => settings.parallel.clamp(1, MAX_PARALLEL),
+            false => 1,
+        };
+        let sampling = SamplingSettings::of_model(&model.bundle().files())?;
+        powerinfer_runtime::Sampler::new(sampling.clone())?;
+        let context = model.context_limit();
+        let context = settings.context.map_or(context, |limit| limit.min(context));
+        let name = settings.alias.clone();
+        let tokenizer = Arc::new(tokenizer);
+        let metrics = Arc::new(Metrics::new());
+        let started = SystemTime::now().duration_since(UNIX_EPOCH);
+        let vocabulary = model.config().vocabulary_size;
+        let about = about(&model);
+        let name = name.unwrap_or_else(|| model.bundle().header().model.name.clone());
+        let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
+        let engine_settings = EngineSettings {
+            parallel: settings.parallel,
+            queue: settings.queue,
+            context,
+        };
+        let sampled = tokenizer.vocabulary_size();
+        let (engine, handle) = Engine::new(
+            model,
+            engine_settings,
+            stop_tokens,
+            sampled,
+            Arc::clone(&metrics),
+        );
+        let service = Service {
+            engine: handle,
+            metrics,
+            constraints: Constraints::new(Arc::clone(&tokenizer)),
+            tokenizer,
+            sampling,
+            name,
+            about,
+            context,
+            vocabulary,
+            batches,
+            is_loopback: address.ip().is_loopback(),
+            started: started.map_or(0, |since| since.as_secs()),
+            settings,
+        };
+        Ok(Self {
+            listener,
+            service: Arc::new(service),
+            engine,
+        })
+    }
+
+    /// The address that the server listens on.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Requests that run at the same time.
+    pub fn parallel(&self) -> usize {
+        self.service.settings.parallel
+    }
+
+    /// Tokens of a prompt and its text, at most.
+    pub fn context(&self) -> usize {
+        self.service.context
+    }
+
+    /// The model's name in responses.
+    pub fn model_name(&self) -> &str {
+        &self.service.name
+    }
+
+    /// Answers requests until `should_stop`, which is asked twenty times a second, and finishes those that have begun.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the system refuses threads or sockets.
+    pub fn run(self, mut should_stop: impl FnMut() -> bool) -> Result<(), ServerError> {
+        let engine = self.engine;
+        let engine = thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || engine.run())?;
+        let network = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        let stop = async {
+            while !should_stop() {
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+        };
+        network.block_on(connection::serve(
+            self.listener,
+            api::router(self.service),
+            stop,
+        ))?;
+        drop(network);
+        // All senders of jobs are gone.
+        let _ = engine.join();
+        Ok(())
+    }
+}
+
+impl Service {
+    /// Refuses a prompt that is empty, does not fit the context, or has tokens outside the vocabulary.
+    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::invalid_value("prompt", "it has no tokens"));
+        }
+        if prompt.len() > self.context {
+            return Err(ApiError::too_long(prompt.len(), self.context));
+        }
+        match prompt.iter().find(|id| **id as usize >= self.vocabulary) {
+            Some(id) => Err(ApiError::invalid_value(
+                "prompt",
+                format!(
+                    "token {id} is outside the vocabulary of {}",
+                    self.vocabulary
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The model's layers: neurons, how many of them are hot, the policy, and the device of the hot ones.
+fn about(model: &Runtime) -> Value {
+    let plan = model.bundle().plan();
+    let on_gpu = model.uses_device();
+    let layers = plan.layers.iter().zip(model.policies());
+    let layers: Vec<Value> = layers
+        .map(|(layer, policy)| {
+            json!({ "hot_neurons": layer.hot_count, "policy": policy.to_string(), "hot_on_gpu": on_gpu && layer.hot_count > 0 })
+        })
+        .collect();
+    json!({
+        "context_length": model.context_limit(),
+        "neurons_per_layer": model.config().ffn_size,
+        "format": model.bundle().quant().to_string(),
+        "layers": layers,
+    })
+}
