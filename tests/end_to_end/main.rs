@@ -32,6 +32,7 @@ mod profiles;
 mod prompt_cache;
 mod readme;
 mod sandbox;
+mod serve;
 mod simulate;
 mod sweep;
 mod synth;

@@ -1,0 +1,305 @@
+//! Requests and responses, in the shapes of the references.
+
+use serde_json::{Value, json};
+
+use super::{Server, events, unchunked};
+
+#[test]
+fn echoed_prompts_have_the_log_probabilities_of_their_tokens() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": ["def f(x):", "x = 1"], "max_tokens": 1, "echo": true, "logprobs": 1, "temperature": 0 });
+    let answer = server.complete(&body);
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 2);
+    for choice in answer["choices"].as_array().unwrap() {
+        let lists = &choice["logprobs"];
+        let list = |name: &str| lists[name].as_array().unwrap().clone();
+        let (tokens, scores, top) = (list("tokens"), list("token_logprobs"), list("top_logprobs"));
+        assert_eq!((tokens.len(), top.len()), (scores.len(), scores.len()));
+        assert!(scores[0].is_null() && top[0].is_null());
+        for (score, top) in scores.iter().zip(&top).skip(1) {
+            let largest = top
+                .as_object()
+                .unwrap()
+                .values()
+                .map(|value| value.as_f64().unwrap());
+            assert!(score.as_f64().unwrap() <= largest.fold(f64::MIN, f64::max));
+        }
+        let text: String = tokens
+            .iter()
+            .skip(1)
+            .map(|token| token.as_str().unwrap())
+            .collect();
+        assert_eq!(text, choice["text"], "the tokens are the text");
+        // Greedy: the generated token is the largest.
+        assert_eq!(
+            scores.last().unwrap(),
+            top.last()
+                .unwrap()
+                .as_object()
+                .unwrap()
+                .values()
+                .next()
+                .unwrap()
+        );
+    }
+    let alone = json!({ "prompt": "def f(x):", "max_tokens": 0, "echo": true, "logprobs": 1 });
+    let alone = server.complete(&alone);
+    let scores = alone["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .unwrap();
+    let both = answer["choices"][0]["logprobs"]["token_logprobs"]
+        .as_array()
+        .unwrap();
+    assert_eq!(scores[..], both[..scores.len()]);
+    assert_eq!(alone["usage"]["completion_tokens"], 0);
+}
+
+#[test]
+fn streams_are_the_text_in_pieces() {
+    let server = Server::start(&[]);
+    let mut body = json!({ "prompt": "def add(a, b):\n", "max_tokens": 60, "temperature": 0, "n": 2, "stop": ["return"] });
+    let whole = server.complete(&body);
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    assert!(
+        !whole["choices"][0]["text"]
+            .as_str()
+            .unwrap()
+            .contains("return")
+    );
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({ "include_usage": true });
+    let streamed = server.post("/v1/completions", &body);
+    assert!(
+        streamed.head.contains("text/event-stream"),
+        "{}",
+        streamed.head
+    );
+    let body = unchunked(&streamed.body);
+    let events = events(&body);
+    assert_eq!(events.last(), Some(&"[DONE]"));
+    let chunks = events[..events.len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap());
+    let chunks: Vec<Value> = chunks.collect();
+    for index in 0..2 {
+        let choices = chunks
+            .iter()
+            .flat_map(|chunk| chunk["choices"].as_array().unwrap());
+        let own: Vec<_> = choices.filter(|choice| choice["index"] == index).collect();
+        let text: String = own
+            .iter()
+            .map(|choice| choice["text"].as_str().unwrap())
+            .collect();
+        assert_eq!(text, whole["choices"][index]["text"]);
+        assert_eq!(own.last().unwrap()["finish_reason"], "stop");
+    }
+    assert_eq!(
+        chunks.last().unwrap()["usage"]["prompt_tokens"],
+        whole["usage"]["prompt_tokens"]
+    );
+}
+
+#[test]
+fn wrong_requests_are_refused_by_name() {
+    let server = Server::start(&["--context", "100"]);
+    let long = "x = 1\n".repeat(200);
+    for (path, body, expected) in [
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "foo": 1 }),
+            (400, "unknown_parameter"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "suffix": "y" }),
+            (400, "unsupported_parameter"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "temperature": -1 }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "temperature": "hot" }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "max_tokens": 0 }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": [] }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": [7_000_000] }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "stop": [""] }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "n": 0 }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "logit_bias": { "a": 1 } }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "model": "gpt-4" }),
+            (404, "model_not_found"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": long }),
+            (400, "context_length_exceeded"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "nothing" } } } }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [] }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }),
+            (400, "invalid_value"),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [{}] }),
+            (400, "unsupported_parameter"),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "x" }] }),
+            (400, ""),
+        ),
+        (
+            "/detokenize",
+            json!({ "tokens": [7_000_000] }),
+            (400, "invalid_value"),
+        ),
+        ("/nothing", json!({}), (404, "")),
+        ("/health", json!({}), (405, "")),
+    ] {
+        let (status, code) = server.post(path, &body).error();
+        assert_eq!((status, code.as_str()), expected, "{path} {body}");
+    }
+    for body in [
+        &b"{"[..],
+        b"[]",
+        b"\xff\xfe",
+        b"{\"prompt\": \"x\", \"temperature\": NaN}",
+        b"",
+    ] {
+        assert_eq!(server.post_with("/v1/completions", "", body).status, 400);
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(
+        server
+            .post_with("/v1/completions", "", deep.as_bytes())
+            .status,
+        400
+    );
+    let answer =
+        server.complete(&json!({ "prompt": "x = 1", "max_tokens": 1000, "ignore_eos": true }));
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(
+        answer["usage"]["total_tokens"], 101,
+        "the last token is not run"
+    );
+}
+
+#[test]
+fn schemas_constrain_the_text() {
+    let server = Server::start(&[]);
+    let schema = json!({
+        "type": "object",
+        "properties": { "name": { "type": "string", "maxLength": 5 }, "count": { "enum": [1, 2] } },
+        "required": ["name", "count"],
+        "additionalProperties": false,
+    });
+    for seed in 0..4 {
+        let body = json!({
+            "prompt": "x = ", "max_tokens": 200, "temperature": 1.5, "seed": seed,
+            "response_format": { "type": "json_schema", "json_schema": { "schema": schema } },
+        });
+        let answer = server.complete(&body);
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{answer}");
+        let value: Value = serde_json::from_str(choice["text"].as_str().unwrap()).unwrap();
+        assert!(
+            value["name"].as_str().unwrap().chars().count() <= 5,
+            "{value}"
+        );
+        assert!(value["count"] == 1 || value["count"] == 2, "{value}");
+    }
+}
+
+#[test]
+fn clients_of_ollama_and_of_vllm_are_understood() {
+    let server = Server::start(&["--alias", "coder"]);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "coder");
+    assert_eq!(server.get("/v1/models/coder").status, 200);
+    assert_eq!(server.get("/v1/models/other").error().0, 404);
+    assert_eq!(server.get("/api/tags").json()["models"][0]["name"], "coder");
+    let body = json!({ "model": "coder:latest", "prompt": "def f(x):", "options": { "num_predict": 5, "temperature": 0 } });
+    let lines = server.post("/api/generate", &body);
+    let lines = unchunked(&lines.body);
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let text: String = lines
+        .iter()
+        .map(|line| line["response"].as_str().unwrap())
+        .collect();
+    let whole =
+        server.complete(&json!({ "prompt": "def f(x):", "max_tokens": 5, "temperature": 0 }));
+    assert_eq!(text, whole["choices"][0]["text"]);
+    let last = lines.last().unwrap();
+    assert_eq!(
+        (&last["done"], &last["eval_count"]),
+        (&json!(true), &json!(5))
+    );
+    let wrong = server.post("/api/generate", &json!({ "model": "other", "prompt": "x" }));
+    assert!(wrong.json()["error"].is_string());
+    let ids = server
+        .post("/tokenize", &json!({ "prompt": "def f(x):" }))
+        .json()["tokens"]
+        .clone();
+    let bare = server
+        .post("/tokenize", &json!({ "content": "def f(x):" }))
+        .json()["tokens"]
+        .clone();
+    assert_eq!(
+        ids.as_array().unwrap()[1..],
+        bare.as_array().unwrap()[..],
+        "the first is BOS"
+    );
+    let text = server
+        .post("/detokenize", &json!({ "tokens": bare }))
+        .json();
+    assert_eq!(text["prompt"], "def f(x):");
+    assert_eq!(server.get("/tokenizer_info").json()["eos_token"], "</s>");
+    let health = server.get("/health").json();
+    assert_eq!(
+        (&health["status"], &health["batching"]),
+        (&json!("ok"), &json!("continuous"))
+    );
+}
