@@ -181,3 +181,56 @@ pub(crate) fn prompt_text(
     text.extend(decoder.finish()?);
     Ok((text, offsets))
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
+mod tests {
+    use super::*;
+
+    /// The text of a choice whose decoder gives `pieces`, and the pieces that it releases.
+    fn released(pieces: &[&str], stops: &[&str]) -> (Vec<String>, Option<Finish>) {
+        let tokenizer = Tokenizer::from_files(|name| {
+            let files = powerinfer_datasets::demo::FILES.iter();
+            let mut found = files.filter(|(file, _)| *file == name);
+            found.next().map(|(_, bytes)| (*bytes).into())
+        })
+        .unwrap();
+        let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let mut choice = Choice::new(Arc::new(tokenizer), stops);
+        let mut texts = Vec::new();
+        for piece in pieces {
+            if choice.finish.is_none() {
+                texts.push(choice.release(piece, false).text);
+            }
+        }
+        if choice.finish.is_none() {
+            texts.push(choice.release("", true).text);
+        }
+        (texts, choice.finish)
+    }
+
+    #[test]
+    fn text_that_may_begin_a_stop_string_is_held() {
+        let (texts, finish) = released(&["a<", "/", "b>", "<", "/s", ">x"], &["</s>"]);
+        assert_eq!(texts, ["a", "", "</b>", "", "", ""]);
+        assert_eq!(finish, Some(Finish::Stop));
+        let (texts, finish) = released(&["a<", "/s"], &["</s>"]);
+        assert_eq!((texts.concat().as_str(), finish), ("a</s", None));
+        let (texts, _) = released(&["one two"], &["wo", "e t"]);
+        assert_eq!(texts, ["on"], "the first in the text, not in the list");
+        assert_eq!(released(&["ü", "öä"], &["äx"]).0.concat(), "üöä");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn splitting_does_not_change_the_text(pieces in proptest::collection::vec("[ab\u{e9}]{0,3}", 0..8)) {
+            let whole = pieces.concat();
+            let stops = ["ab", "\u{e9}a"];
+            let end = stops.iter().filter_map(|stop| whole.find(stop)).min();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            let (texts, finish) = released(&pieces, &stops);
+            proptest::prop_assert_eq!(texts.concat(), &whole[..end.unwrap_or(whole.len())]);
+            proptest::prop_assert_eq!(finish.is_some(), end.is_some());
+        }
+    }
+}

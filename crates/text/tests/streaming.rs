@@ -219,3 +219,20 @@ fn streaming_tokens_with_parts_of_characters_equals_decoding() {
         })
         .unwrap();
 }
+
+#[test]
+fn the_bytes_of_tokens_are_those_of_the_text() {
+    const TEXT: &str = "def f(x):\n    return \"na\u{ef}ve\" + '\u{1f980}\u{4e2d}'";
+    for golden in golden_tokenizers() {
+        let (name, tokenizer) = (&golden.name, &golden.tokenizer);
+        let ids = tokenizer.encode(TEXT, SpecialTokens::Omit).unwrap();
+        let whole = tokenizer.decode(&ids, SpecialText::Keep).unwrap();
+        let bytes: Vec<u8> = ids
+            .iter()
+            .flat_map(|id| tokenizer.token_bytes(*id).unwrap())
+            .collect();
+        let text = String::from_utf8_lossy(&bytes);
+        // The decoder drops the space that some tokenizers put before a text.
+        assert_eq!(text.trim_start(), whole.trim_start(), "{name}");
+    }
+}
