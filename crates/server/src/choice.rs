@@ -183,7 +183,6 @@ pub(crate) fn prompt_text(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 mod tests {
     use super::*;
 

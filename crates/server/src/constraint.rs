@@ -50,12 +50,14 @@ impl Constraints {
     pub(crate) fn schema(&self, mut schema: Value) -> Result<Constraint, String> {
         let factory = self.factory.get_or_init(|| factory(&self.tokenizer));
         let factory = factory.as_ref().map_err(Clone::clone)?;
-        let mut grammar = JsonCompileOptions::default();
         // Models without a sense of JSON would fill it with spaces; these are Python's separators.
-        grammar.whitespace_flexible = false;
-        grammar.item_separator = ", ".to_owned();
-        grammar.key_separator = ": ".to_owned();
-        grammar.coerce_one_of = true;
+        let grammar = JsonCompileOptions {
+            whitespace_flexible: false,
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            coerce_one_of: true,
+            ..JsonCompileOptions::default()
+        };
         if !schema.is_object() {
             return Err("the schema is not a JSON object".to_owned());
         }

@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         ByteSize(cache),
     ));
     output.say(format!("try: curl http://{address}/v1/completions -d '{{\"prompt\": \"Once\", \"max_tokens\": 32}}'"));
-    print(&format!("listening on http://{address}\n"))?;
+    print(format!("listening on http://{address}\n"))?;
     server.run(|| {
         let stops = interrupted();
         if stops {
