@@ -19,9 +19,9 @@ step "instructions of the inner kernels"
 cargo bench -p powerinfer-kernels --bench instructions --locked
 step "the GPU's benchmark, emulated"
 cargo bench -p powerinfer-kernels --bench gpu --locked -- --emulate
-step "PTX of the GPU kernels, and the sweep report in a browser"
+step "PTX of the GPU kernels, the sweep report and the server's page in a browser"
 skipped=0
-for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/check-report.sh; do
+for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/check-report.sh scripts/check-page.sh; do
   code=0
   bash $check || code=$?
   case $code in
@@ -30,7 +30,7 @@ for check in "scripts/generate-ptx.sh --check" scripts/check-ptx.sh scripts/chec
     *) exit "$code" ;;
   esac
 done
-[ "$skipped" = 0 ] || echo "$skipped of 3 checks skipped"
+[ "$skipped" = 0 ] || echo "$skipped of 4 checks skipped"
 step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation"

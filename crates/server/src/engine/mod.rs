@@ -315,8 +315,8 @@ impl Engine {
         self.metrics.cached_tokens.inc_by(cached as u64);
         job.events.send(Event::Prompt { cached, scores });
         if job.max_tokens == 0 {
-            job.events.send(Event::Done(Finish::Length));
             self.metrics.finished.inc();
+            job.events.send(Event::Done(Finish::Length));
             return self.idle.put(sequence);
         }
         job.prompt
@@ -443,11 +443,11 @@ impl Engine {
     /// Reports the end of request `index` and frees its place.
     fn finish(&mut self, index: usize, finish: Result<Finish, String>) {
         let decoding = self.remove(index);
+        self.metrics.finished.inc();
         decoding.job.events.send(match finish {
             Ok(finish) => Event::Done(finish),
             Err(message) => Event::Failed(message),
         });
-        self.metrics.finished.inc();
     }
 
     /// Removes request `index`; its sequence is idle then.
