@@ -4,7 +4,7 @@
 use crate::{
     chain::{Chain, Choice, Stage, Step},
     dual::{Dual, Hulls, maximise, potentials},
-    fill::{fill_path, improve_greedily, prefix_and_suffix_paths},
+    fill::{division_paths, fill_path, improve_greedily, prefix_and_suffix_paths},
     labels::{Found, search},
 };
 
@@ -188,8 +188,12 @@ impl Search {
             incumbent.offer(chain, start);
         }
         self.fill(&dual, &mut incumbent);
-        if incumbent.gap(dual.bound) > GOOD_ENOUGH && chain.capacities.len() == 1 {
-            incumbent.offer_paths(chain, &self.hulls, prefix_and_suffix_paths(chain));
+        if incumbent.gap(dual.bound) > GOOD_ENOUGH {
+            let paths = match chain.capacities.len() {
+                1 => prefix_and_suffix_paths(chain),
+                _ => division_paths(chain),
+            };
+            incumbent.offer_paths(chain, &self.hulls, paths);
         }
         if incumbent.steps.is_none() {
             let potentials = potentials(chain, &self.hulls, &dual.multipliers);

@@ -6,6 +6,8 @@
 //! times the capacities, is a lower bound for every solution. The multipliers with the highest bound
 //! maximise a concave function.
 
+use std::ops::Range;
+
 use crate::chain::{Chain, Choice, State, Step};
 
 /// Lagrange multipliers: cost of a byte in each memory.
@@ -271,10 +273,12 @@ pub(crate) struct Dual {
 /// Rounds of coordinate ascent where there is more than one multiplier.
 const ROUNDS: usize = 6;
 
-/// Maximises the bound over the multipliers by coordinate ascent. The multiplier of the CPU's memory stays 0
-/// unless `ram_binds`.
+/// Maximises the bound over the multipliers by coordinate ascent, after a common multiplier of all GPUs: the price of
+/// one GPU's memory alone raises no bound while the stages can move to another one. The multiplier of the CPU's memory
+/// stays 0 unless `ram_binds`.
 pub(crate) fn maximise(chain: &Chain, hulls: &Hulls, ram_binds: bool) -> Dual {
-    let memories = chain.capacities.len() + usize::from(ram_binds);
+    let gpus = chain.capacities.len();
+    let memories = gpus + usize::from(ram_binds);
     let mut dual = Dual {
         multipliers: Multipliers::zero(chain),
         bound: f64::NEG_INFINITY,
@@ -282,8 +286,11 @@ pub(crate) fn maximise(chain: &Chain, hulls: &Hulls, ram_binds: bool) -> Dual {
     };
     for _ in 0..if memories == 1 { 1 } else { ROUNDS } {
         let previous = dual.bound;
+        if gpus > 1 {
+            maximise_common(chain, hulls, 0..gpus, &mut dual);
+        }
         for memory in 0..memories {
-            maximise_one(chain, hulls, memory, &mut dual);
+            maximise_common(chain, hulls, memory..memory + 1, &mut dual);
         }
         if dual.bound - previous <= 1e-9 * dual.bound.abs() {
             break;
@@ -292,21 +299,23 @@ pub(crate) fn maximise(chain: &Chain, hulls: &Hulls, ram_binds: bool) -> Dual {
     dual
 }
 
-/// Maximises the bound over the multiplier of one memory.
-fn maximise_one(chain: &Chain, hulls: &Hulls, memory: usize, dual: &mut Dual) {
-    let start = dual.multipliers.get(memory);
-    let capacity = match chain.capacities.get(memory) {
-        Some(capacity) => *capacity,
-        None => chain.ram,
-    };
+/// Maximises the bound over a common multiplier of some memories.
+fn maximise_common(chain: &Chain, hulls: &Hulls, memories: Range<usize>, dual: &mut Dual) {
+    let start = dual.multipliers.get(memories.start);
+    // The CPU's memory follows those of the GPUs.
+    let of_each = [&chain.capacities[..], &[chain.ram]].concat();
+    let capacity = of_each[memories.clone()]
+        .iter()
+        .fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
     let mut multipliers = dual.multipliers.clone();
     let mut evaluate = |multiplier: f64| {
-        multipliers.set(memory, multiplier);
+        for memory in memories.clone() {
+            multipliers.set(memory, multiplier);
+        }
         let relaxed = relax(chain, hulls, &multipliers);
-        let used = match memory < chain.capacities.len() {
-            true => chain.gpu_bytes(&relaxed.steps)[memory],
-            false => chain.cpu_bytes(&relaxed.steps),
-        };
+        let mut used = chain.gpu_bytes(&relaxed.steps);
+        used.push(chain.cpu_bytes(&relaxed.steps));
+        let used: u64 = used[memories.clone()].iter().sum();
         let point = Point {
             multiplier,
             bound: relaxed.bound,

@@ -165,3 +165,38 @@ pub(crate) fn prefix_and_suffix_paths(chain: &Chain) -> Vec<Vec<usize>> {
     }
     paths
 }
+
+/// Paths of a chain with several GPUs that divide its stages among the GPUs: in proportion to their capacities, but for
+/// one boundary, which is anywhere. The relaxation gives no such paths where layers are equal: it has no reason to
+/// leave a GPU for the next.
+pub(crate) fn division_paths(chain: &Chain) -> Vec<Vec<usize>> {
+    let stages = chain.stages.len();
+    let all: f64 = chain.capacities.iter().map(|bytes| *bytes as f64).sum();
+    let mut begun = 0.0;
+    let mut ends: Vec<usize> = Vec::new();
+    for bytes in &chain.capacities {
+        begun += *bytes as f64;
+        ends.push((stages as f64 * begun / all.max(1.0)).round() as usize);
+    }
+    let mut paths = Vec::new();
+    for boundary in 0..ends.len() - 1 {
+        let from = if boundary == 0 { 0 } else { ends[boundary - 1] };
+        for end in from..=ends[boundary + 1] {
+            let mut ends = ends.clone();
+            ends[boundary] = end;
+            for devices in [[ON_GPU; 2], [ON_GPU, ON_CPU], [ON_CPU, ON_GPU], [ON_CPU; 2]] {
+                let state = |stage: usize| {
+                    let gpu = ends.iter().take_while(|end| **end <= stage).count();
+                    let is_head = stage + 1 == stages;
+                    2 * gpu.min(ends.len() - 1) + devices[usize::from(is_head)]
+                };
+                let path: Vec<usize> = (0..stages).map(state).collect();
+                let mut states = path.iter().enumerate();
+                if states.all(|(stage, state)| !chain.choices(stage, *state).is_empty()) {
+                    paths.push(path);
+                }
+            }
+        }
+    }
+    paths
+}

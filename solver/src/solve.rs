@@ -59,6 +59,8 @@ pub(crate) fn solve_chain(
         Backend::Decomposition => None,
         Backend::Auto if answer.gap() <= tolerance => None,
         Backend::Auto if Backend::Highs.is_built_in() => Some(Backend::Highs),
+        // With several GPUs microlp takes a minute for the relaxation alone, which it does not interrupt.
+        Backend::Auto if chain.capacities.len() > 1 => None,
         Backend::Auto => Some(Backend::Microlp),
         general => Some(general),
     };

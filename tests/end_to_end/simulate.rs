@@ -51,6 +51,33 @@ fn estimates_name_their_sources_and_the_gap_of_the_solver() {
 }
 
 #[test]
+fn several_gpus_are_used_and_the_placement_is_close_to_the_bound() {
+    let sandbox = Sandbox::new();
+    for (vram, largest_gap) in [("24G,24G", 1e-3), ("8G,8G", 1e-3), ("10G,10G,10G", 2e-3)] {
+        let arguments = [
+            "simulate",
+            "--like",
+            "llama-70b",
+            "--quant",
+            "q4_0",
+            "--json",
+        ];
+        let arguments = [&arguments[..], &["--vram", vram]].concat();
+        let answer = sandbox.run(&arguments).good().json();
+        let gap = answer["gap"].as_f64().unwrap();
+        assert!(gap <= largest_gap, "{vram}: {gap}");
+        let layers = answer["plan"]["layers"].as_array().unwrap();
+        let mut gpus: Vec<u64> = layers
+            .iter()
+            .map(|l| l["gpu"].as_u64().unwrap_or(0))
+            .collect();
+        gpus.dedup();
+        assert_eq!(gpus.len(), vram.split(',').count(), "{gpus:?}");
+        assert!(answer["solve_seconds"].as_f64().unwrap() < 30.0);
+    }
+}
+
+#[test]
 fn more_sparsity_more_memory_and_more_hot_neurons_are_faster() {
     let sandbox = Sandbox::new();
     let with = |more: &[&str]| {
