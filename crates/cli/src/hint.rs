@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use clap::error::{ContextKind, ContextValue};
 use powerinfer_artifact::{ArtifactError, Hint, hardware::HardwareError, plan::PlanError};
 use powerinfer_bundle::BundleError;
 use powerinfer_eval::EvalError;
@@ -39,6 +40,66 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Hint> {
         .or_else(|| hint(cause, SolveError::hint))
         .or_else(|| hint(cause, SynthError::hint))
         .or_else(|| hint(cause, PlannerError::hint))
+}
+
+/// Options of llama.cpp that have another name here, and the names.
+const OPTIONS_OF_LLAMA_CPP: [(&[&str], &str); 8] = [
+    (
+        &["-m", "--model"],
+        "a model has no option before it: `powerinfer run MODEL`; `powerinfer prepare MODEL` comes first",
+    ),
+    (
+        &["-hfr", "--hf-repo"],
+        "a model on the hub is named as such: `powerinfer prepare org/name`, then `powerinfer run name`",
+    ),
+    (
+        &["-c", "--ctx-size", "--context"],
+        "the context is part of the plan: `--context N` of `powerinfer prepare` and `powerinfer place`",
+    ),
+    (
+        &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
+        "the KV cache is part of the plan: `--kv-cache FORMAT` of `powerinfer prepare` and `powerinfer place`",
+    ),
+    (
+        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
+        "neurons are placed instead of layers: `--vram SIZE` of `powerinfer prepare` and `powerinfer place`",
+    ),
+    (
+        &["-f", "--file"],
+        "a prompt in a file comes from stdin: `powerinfer run MODEL < FILE`",
+    ),
+    (
+        &["-cnv", "--conversation"],
+        "a chat is `powerinfer run MODEL -i`",
+    ),
+    (
+        &["-sys", "--system-prompt"],
+        "a chat (`powerinfer run MODEL -i`) takes a system message by `/system TEXT`",
+    ),
+];
+
+/// The option to use instead where `error` is about one of llama.cpp's among `arguments`.
+pub(crate) fn of_usage(
+    error: &clap::Error,
+    arguments: impl Iterator<Item = String>,
+) -> Option<&'static str> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let unknown = context(ContextKind::InvalidArg);
+    let value = context(ContextKind::InvalidValue);
+    for argument in arguments {
+        let option = argument.split('=').next().unwrap_or_default();
+        // `-ngl` is read as `-n gl`, `-ctk` as `-c` with more letters behind.
+        let is_meant = unknown.is_some_and(|unknown| option.starts_with(unknown))
+            || option.get(2..).is_some_and(|rest| value == Some(rest));
+        let mut known = OPTIONS_OF_LLAMA_CPP.iter();
+        if is_meant && let Some((_, hint)) = known.find(|(names, _)| names.contains(&option)) {
+            return Some(hint);
+        }
+    }
+    None
 }
 
 pub(crate) fn sentence(hint: Hint) -> &'static str {

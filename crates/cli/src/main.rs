@@ -130,7 +130,10 @@ fn help(path: &[String]) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return misused(&error),
+    };
     let output = Output {
         quiet: arguments.quiet,
         verbose: arguments.verbose,
@@ -164,6 +167,18 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
+}
+
+/// Prints what is wrong with the command line, or the help that it asks for.
+fn misused(error: &clap::Error) -> ExitCode {
+    // Nobody listening is no reason to do something else.
+    let _ = error.print();
+    let arguments = std::env::args_os().skip(1);
+    let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    if let Some(hint) = hint::of_usage(error, arguments) {
+        let _ = writeln!(anstream::stderr(), "hint: {hint}");
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// Says what went wrong and what to do, and chooses the exit code.
