@@ -347,7 +347,7 @@ fn a_prompt_longer_than_the_context_is_refused() {
     let long = "def f(x): ".repeat(200);
     sandbox
         .run(&["run", "demo", "--prompt", &long])
-        .bad(1, &["512", "shorten the prompt"]);
+        .bad(1, &["512", "shorten it"]);
     // An empty prompt still has the begin-of-text token.
     sandbox
         .run(&["run", "demo", "--prompt", "", "-n", "2"])

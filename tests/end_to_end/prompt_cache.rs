@@ -124,11 +124,11 @@ fn prompts_that_are_empty_or_too_long_are_refused_with_both_lengths() {
     let sandbox = demo();
     let long = "x = 1\n".repeat(400);
     let place = ["place", "demo.powerinfer/bundle", "--vram", "0G"];
-    run(&sandbox, &long, &[]).bad(1, &["the context holds 512", "shorten the prompt"]);
+    run(&sandbox, &long, &[]).bad(1, &["the context holds 512", "shorten it"]);
     sandbox
         .run(&[&place[..], &["--context", "40"]].concat())
         .good();
-    run(&sandbox, &long, &[]).bad(1, &["the context holds 40", "--context", "512"]);
+    run(&sandbox, &long, &[]).bad(1, &["the context holds 40", "512 tokens at most"]);
     sandbox
         .run(&[&place[..], &["--context", "513"]].concat())
         .bad(1, &["513", "512"]);

@@ -146,15 +146,9 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     let sampler = || Ok::<_, anyhow::Error>(Sampler::new(arguments.sampling.settings(&files)?)?);
     sampler()?; // reports invalid settings before any work
     let is_demo = model.bundle().header().model.name == DEMO;
-    let prompt = match read_prompt(arguments, is_demo)? {
-        Prompt::Text(text) => text,
-        Prompt::Example(text) => {
-            output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
-            if !arguments.json {
-                print(&text)?;
-            }
-            text
-        }
+    let (prompt, is_example) = match read_prompt(arguments, is_demo)? {
+        Prompt::Text(text) => (text, false),
+        Prompt::Example(text) => (text, true),
         Prompt::Interactive if arguments.prompt_cache.prompt_cache.is_some() => {
             bail!("`--prompt-cache` takes a prompt; give one with `--prompt TEXT` or on stdin")
         }
@@ -162,10 +156,14 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             return chat::run(arguments, &mut model, &tokenizer, sampler()?, output);
         }
     };
-    if arguments.echo && !arguments.json {
+    let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
+    check_prompt(arguments, &model, ids.len())?;
+    if is_example {
+        output.say("no prompt given: this is a task that the model was not trained on; `--prompt` sets another");
+    }
+    if (arguments.echo || is_example) && !arguments.json {
         print(&prompt)?;
     }
-    let ids = tokenizer.encode(&prompt, SpecialTokens::Add)?;
     let mut completion = String::new();
     let json = arguments.json;
     let timing = respond(
@@ -255,10 +253,6 @@ fn respond(
     output: Output,
     write: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Timing> {
-    if ids.is_empty() {
-        bail!("the prompt has no tokens; give some text with `--prompt`");
-    }
-    check_length(model, ids.len())?;
     let cache = PromptCache::open(&arguments.prompt_cache, model, ids)?;
     let mut alarms = model.verification().map_or(0, |found| found.alarms().len());
     let mut verified = model.verification().map_or(0, Verification::tokens);
@@ -306,19 +300,25 @@ fn respond(
     Ok(timing)
 }
 
-/// Refuses a prompt of `tokens` tokens that exceeds the context.
-fn check_length(model: &Runtime, tokens: usize) -> Result<()> {
+/// Refuses a prompt of `tokens` tokens that is empty or exceeds the context.
+fn check_prompt(arguments: &RunArguments, model: &Runtime, tokens: usize) -> Result<()> {
     let (limit, longest) = (model.context_limit(), model.config().context_length);
+    if tokens == 0 {
+        bail!("the prompt has no tokens; give some text with `--prompt`");
+    }
     if tokens <= limit {
         return Ok(());
     }
-    let instead = match longest > limit {
+    // Room for the answer too.
+    let needed = longest.min(tokens.saturating_add(arguments.max_tokens));
+    let instead = match tokens <= longest {
         true => format!(
-            "shorten the prompt, or place the bundle again with a longer `--context`, up to the model's {longest}"
+            "shorten it, or place the bundle again: `powerinfer place {} --context {needed}`",
+            model.bundle().folder().display()
         ),
-        false => "shorten the prompt; the model supports no longer context".to_owned(),
+        false => format!("shorten it, the model supports a context of {longest} tokens at most"),
     };
-    bail!("the prompt is {tokens} tokens long, and the context holds {limit}; {instead}")
+    bail!("the prompt has {tokens} tokens, and the context holds {limit}; {instead}")
 }
 
 /// Tokens per second.

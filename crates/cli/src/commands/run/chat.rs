@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead, IsTerminal},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use anyhow::{Context, Result, bail};
@@ -21,10 +21,11 @@ use rustyline::{
     validate::{ValidationContext, ValidationResult, Validator},
 };
 
-use super::{RunArguments, Timing, rate, respond, verification};
+use super::{RunArguments, Timing, check_prompt, rate, respond, verification};
 use crate::{
     output::{Output, print},
     progress::{interrupted, resume_after_interrupt, while_waiting},
+    values::new_file,
 };
 
 /// The commands of a chat.
@@ -33,7 +34,7 @@ const HELP: &str = "\
 /reset          forget the conversation
 /system TEXT    start again with this system message; without TEXT with none
 /save FILE      write the conversation as JSON
-/quit           end, as Ctrl-D does
+/quit           end, as Ctrl-D, `/exit` and `/bye` do
 
 A line that ends in `\\` continues on the next line, and pasted text may have several lines. Ctrl-C stops an answer.";
 
@@ -85,15 +86,19 @@ pub(super) fn run(
             answer.push_str(piece);
             print(piece)
         };
-        let timing = match respond(
-            arguments,
-            model,
-            tokenizer,
-            &mut sampler,
-            &ids,
-            output,
-            &mut write,
-        ) {
+        let fits = check_prompt(arguments, model, ids.len());
+        let answered = fits.and_then(|()| {
+            respond(
+                arguments,
+                model,
+                tokenizer,
+                &mut sampler,
+                &ids,
+                output,
+                &mut write,
+            )
+        });
+        let timing = match answered {
             Ok(timing) => timing,
             // A message that does not fit ends neither the conversation nor the program.
             Err(error) if input.is_terminal() && answer.is_empty() => {
@@ -170,7 +175,7 @@ impl<'a> Command<'a> {
             "reset" => Self::Reset,
             "system" => Self::System(argument),
             "save" => Self::Save(argument),
-            "quit" | "exit" => Self::Quit,
+            "quit" | "exit" | "bye" => Self::Quit,
             name => Self::Unknown(name),
         })
     }
@@ -198,11 +203,11 @@ impl Chat {
             }
             Command::Save("") => bail!("`/save` takes a file"),
             Command::Save(file) => {
-                let file = Path::new(file);
+                let file = new_file(file).map_err(anyhow::Error::msg)?;
                 if file.exists() {
                     bail!("`{}` exists; name another file", file.display());
                 }
-                write_file(file, &serde_json::to_vec_pretty(&self.messages)?)?;
+                write_file(&file, &serde_json::to_vec_pretty(&self.messages)?)?;
                 output.say(format!("written to `{}`", file.display()));
             }
             Command::Unknown(name) => bail!("there is no command `/{name}`; `/help` lists them"),
@@ -326,7 +331,9 @@ mod tests {
             Some(Command::System("Be brief."))
         );
         assert_eq!(Command::parse("/save"), Some(Command::Save("")));
-        assert_eq!(Command::parse("/exit"), Some(Command::Quit));
+        for end in ["/quit", "/exit", "/bye"] {
+            assert_eq!(Command::parse(end), Some(Command::Quit));
+        }
         assert_eq!(Command::parse("/halp me"), Some(Command::Unknown("halp")));
         for message in ["// a comment", "/", "a /quit", "/* x */", ""] {
             assert_eq!(Command::parse(message), None, "{message}");
