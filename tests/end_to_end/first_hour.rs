@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{QUICK, Sandbox, golden_model};
+use crate::sandbox::{QUICK, Sandbox, copy_folder, golden_model, prepared_demo};
 
 #[test]
 fn stages_skip_what_is_up_to_date_and_force_repeats_them() {
@@ -131,6 +131,113 @@ fn a_model_that_is_not_prepared_names_the_command() {
 }
 
 #[test]
+fn the_name_of_a_prepared_model_is_known_to_every_command() {
+    let sandbox = Sandbox::new();
+    copy_folder(prepared_demo(), &sandbox.path("mine.powerinfer"));
+    sandbox
+        .run(&["run", "mine", "--prompt", "def", "-n", "1"])
+        .good();
+    sandbox
+        .run(&["place", "mine", "--vram", "0", "--dry-run"])
+        .good()
+        .stdout_contains(&["policies"]);
+    sandbox
+        .run(&["inspect", "mine", "--html", "page.html", "-v"])
+        .good()
+        .stdout_contains(&["powerinfer-bundle", "halves overlap"]);
+    sandbox
+        .run(&[
+            "eval",
+            "perplexity",
+            "mine",
+            "--data",
+            "page.html",
+            "--tokens",
+            "200",
+        ])
+        .good();
+    sandbox
+        .run(&[
+            "logits",
+            "mine",
+            "--ids",
+            "1,2",
+            "--out",
+            "logits.safetensors",
+        ])
+        .good();
+    // Without `-v` a screen is enough.
+    let short = sandbox.run(&["inspect", "mine"]).good().text();
+    assert!(short.lines().count() <= 30, "{short}");
+    // The words for a model mean the model.
+    sandbox.copy_demo();
+    let model = sandbox.run(&["inspect", "demo"]).good();
+    model.stdout_contains(&["parameters"]);
+    model.stderr_contains(&["`powerinfer inspect demo.powerinfer`"]);
+
+    for verb in [
+        &["run"][..],
+        &["place"],
+        &["inspect"],
+        &["bench"],
+        &["sweep"],
+        &["eval", "perplexity"],
+    ] {
+        sandbox
+            .run(&[verb, &["other"]].concat())
+            .bad(1, &["hint: the bundles here are `demo`, `mine`"]);
+    }
+    Sandbox::new()
+        .run(&["place", "other"])
+        .bad(1, &["called `other`", "`powerinfer prepare MODEL`"]);
+}
+
+#[test]
+fn a_prompt_beyond_the_context_is_an_error_before_anything_is_printed() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let place = ["place", "demo.powerinfer", "--vram", "0", "--context", "16"];
+    sandbox.run(&place).good();
+    let parts = [
+        "the context holds 16",
+        "place demo.powerinfer/bundle --context",
+    ];
+    let echo = sandbox.run_with(&["run", "--echo", "-n", "9"], "x ".repeat(40).as_bytes());
+    assert_eq!(echo.bad(1, &parts).text(), "");
+    let example = sandbox.run(&["run", "demo"]);
+    assert_eq!(example.bad(1, &parts).text(), "");
+    let longer = sandbox.run_with(&["run"], "x ".repeat(600).as_bytes());
+    longer.bad(1, &["a context of 512 tokens at most"]);
+}
+
+#[test]
+fn options_of_llama_cpp_name_ours() {
+    let sandbox = Sandbox::new();
+    for (options, ours) in [
+        (&["run", "-m", "model.gguf"][..], "`powerinfer run MODEL`"),
+        (&["run", "demo", "-ngl", "20"], "`--vram SIZE`"),
+        (&["run", "demo", "-c", "4096"], "`--context N`"),
+        (&["run", "demo", "--ctx-size=4096"], "`--context N`"),
+        (&["run", "demo", "-ctk", "q8_0"], "`--kv-cache FORMAT`"),
+        (
+            &["run", "demo", "-f", "prompt.txt"],
+            "`powerinfer run MODEL < FILE`",
+        ),
+        (&["run", "demo", "-cnv"], "`powerinfer run MODEL -i`"),
+        (&["run", "demo", "-sys", "Be brief."], "`/system TEXT`"),
+        (&["prepare", "-c", "4096"], "`--context N`"),
+    ] {
+        sandbox.run(options).bad(2, &["\nhint: ", ours]);
+    }
+    let others = sandbox.run(&["run", "--contest", "4096"]).bad(2, &[]);
+    assert!(!others.stderr.contains("hint: "), "{}", others.stderr);
+    sandbox
+        .run(&["run", "-h"])
+        .good()
+        .stdout_contains(&["Usage"]);
+}
+
+#[test]
 fn json_is_one_document() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
@@ -145,8 +252,9 @@ fn json_is_one_document() {
     assert!(sandbox.run(&prepare).good().json()["certificate"].is_object());
 }
 
-/// Types `keys` into `powerinfer run demo -i` on a terminal; `None` where `script` cannot make one.
-fn chat_on_a_terminal(sandbox: &Sandbox, keys: &str) -> Option<String> {
+/// Types `keys`, at each prompt one of them, into `powerinfer run demo -i` on a terminal; `None` where `script` cannot
+/// make one.
+fn chat_on_a_terminal(sandbox: &Sandbox, keys: &[&str]) -> Option<String> {
     let program = env!("CARGO_BIN_EXE_powerinfer");
     let line = format!("{program} run demo -i -n 8");
     let mut child = Command::new("script")
@@ -162,7 +270,7 @@ fn chat_on_a_terminal(sandbox: &Sandbox, keys: &str) -> Option<String> {
     let mut input = child.stdin.take().unwrap();
     let mut output = child.stdout.take().unwrap();
     let mut seen = Vec::new();
-    for key in keys.split_inclusive('\r') {
+    for key in keys {
         // The prompt of the editor comes after what it turns on.
         let from = seen.len();
         let mut bytes = [0; 4096];
@@ -185,14 +293,24 @@ fn chat_on_a_terminal(sandbox: &Sandbox, keys: &str) -> Option<String> {
 fn a_chat_has_commands_history_and_lines_that_continue() {
     let sandbox = Sandbox::new();
     sandbox.copy_demo();
-    let keys = "/help\r/halp\rdef f(xs):\\\r    return\r/save chat.json\r/reset\r/quit\r";
-    let Some(seen) = chat_on_a_terminal(&sandbox, keys) else {
+    let keys = [
+        "/help\r",
+        "/halp\r",
+        "def f(xs):\\\r",
+        "    return\r",
+        "/save nowhere/chat.json\r",
+        "/save chat.json\r",
+        "/reset\r",
+        "/bye\r",
+    ];
+    let Some(seen) = chat_on_a_terminal(&sandbox, &keys) else {
         eprintln!("skipped: `script` is not installed");
         return;
     };
     for part in [
         "/system TEXT",
         "no command `/halp`",
+        "the folder `nowhere` does not exist",
         "written to `chat.json`",
         "1 answer: ",
     ] {
@@ -207,6 +325,19 @@ fn a_chat_has_commands_history_and_lines_that_continue() {
     );
     let history = std::fs::read_to_string(sandbox.path("cache/chat_history")).unwrap();
     assert!(history.contains("/save chat.json"), "{history}");
+}
+
+#[test]
+fn what_is_typed_during_an_answer_stays_for_the_next_lines() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let keys = ["def f(xs):\rdef g(xs):\r/save ch", "at.json\r", "/quit\r"];
+    let Some(seen) = chat_on_a_terminal(&sandbox, &keys) else {
+        eprintln!("skipped: `script` is not installed");
+        return;
+    };
+    assert!(seen.contains("2 answers: "), "{seen}");
+    assert!(sandbox.path("chat.json").exists(), "{seen}");
 }
 
 #[test]

@@ -160,7 +160,9 @@ fn auto_reads_until_the_ranking_is_stable() {
         tokens[2] >= tokens[1] - 300,
         "the bound is higher: {tokens:?}"
     );
-    let inspected = sandbox.run(&["inspect", "demo.powerinfer/profile"]).good();
+    let inspected = sandbox
+        .run(&["inspect", "demo.powerinfer/profile", "-v"])
+        .good();
     inspected.stdout_contains(&["halves overlap"]);
 }
 
@@ -258,7 +260,7 @@ fn sources_are_compared_and_the_page_is_self_contained() {
         "like text is more alike: {report}"
     );
     let shown = sandbox
-        .run(&["inspect", "demo.powerinfer/profile"])
+        .run(&["inspect", "demo.powerinfer/profile", "-v"])
         .good()
         .text();
     assert_contains(

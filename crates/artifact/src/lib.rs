@@ -6,6 +6,7 @@
 
 pub mod byte_size;
 pub mod certificate;
+mod counted;
 pub mod digest;
 pub mod document;
 mod error;
@@ -27,6 +28,7 @@ pub mod token_texts;
 pub mod write;
 
 pub use byte_size::ByteSize;
+pub use counted::counted;
 pub use digest::Digest;
 pub use error::ArtifactError;
 pub use header::{Header, ModelIdentity};

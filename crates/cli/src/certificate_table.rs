@@ -38,6 +38,30 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
             percent(1.0 - certificate.texts_without_divergence)
         ),
     };
+    format!(
+        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
+         perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
+         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
+         top-1 agreement   {}; first other token {divergence}\n\
+         FFN neurons       {} computed\n",
+        scoring.tokens,
+        scoring.texts,
+        scoring.window,
+        scoring.stride,
+        certificate.perplexity,
+        certificate.dense_perplexity,
+        100.0 * perplexity_rise.value,
+        100.0 * perplexity_rise.low,
+        100.0 * perplexity_rise.high,
+        certificate.kl_divergence_mean.value,
+        certificate.kl_divergence_p99,
+        percent(certificate.top1_agreement),
+        percent(certificate.ffn_neurons_computed),
+    )
+}
+
+/// The errors of the layers as a table.
+pub(crate) fn layers(certificate: &Certificate) -> String {
     let mut table = Table::new(&[
         "layer",
         "policy",
@@ -56,26 +80,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
             percent(layer.contribution_recall),
         ]);
     }
-    format!(
-        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
-         perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
-         KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
-         top-1 agreement   {}; first other token {divergence}\n\
-         FFN neurons       {} computed\n{table}",
-        scoring.tokens,
-        scoring.texts,
-        scoring.window,
-        scoring.stride,
-        certificate.perplexity,
-        certificate.dense_perplexity,
-        100.0 * perplexity_rise.value,
-        100.0 * perplexity_rise.low,
-        100.0 * perplexity_rise.high,
-        certificate.kl_divergence_mean.value,
-        certificate.kl_divergence_p99,
-        percent(certificate.top1_agreement),
-        percent(certificate.ffn_neurons_computed),
-    )
+    table.to_string()
 }
 
 /// A share in percent, without needless zeros.

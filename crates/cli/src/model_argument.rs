@@ -76,38 +76,40 @@ pub(crate) fn work_folder(name: &str) -> PathBuf {
     PathBuf::from(format!("{name}.powerinfer"))
 }
 
+/// The work folder of the model meant by `argument`: of its name, whether that is given as a path or as one on the hub.
+pub(crate) fn work_folder_of(argument: &str) -> PathBuf {
+    let given = Path::new(argument);
+    match (hub_name(argument), given.file_name()) {
+        (Some(name), _) => work_folder(name.name()), // without the revision
+        (None, Some(name)) => {
+            let name = name.to_string_lossy();
+            work_folder(name.strip_suffix(".gguf").unwrap_or(&name))
+        }
+        (None, None) => work_folder(argument),
+    }
+}
+
 /// The folder of the bundle meant by `argument`: the bundle itself, a work folder with a bundle
 /// in it, or the name of a model whose work folder is here.
 pub(crate) fn bundle_folder(argument: &str) -> PathBuf {
     let given = PathBuf::from(argument);
-    let name = match (hub_name(argument), given.file_name()) {
-        (Some(name), _) => name.name().to_owned(), // without the revision
-        (None, Some(name)) => {
-            let name = name.to_string_lossy();
-            name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
-        }
-        (None, None) => argument.to_owned(),
-    };
-    [
-        given.clone(),
-        given.join("bundle"),
-        work_folder(&name).join("bundle"),
-    ]
-    .into_iter()
-    .find(|folder| Bundle::is_bundle(folder))
-    .unwrap_or_else(
-        || match given.is_dir() && !given.join("config.json").is_file() {
-            true => given,
-            false => work_folder(&name).join("bundle"),
-        },
-    )
+    let named = work_folder_of(argument).join("bundle");
+    [given.clone(), given.join("bundle"), named.clone()]
+        .into_iter()
+        .find(|folder| Bundle::is_bundle(folder))
+        .unwrap_or_else(
+            || match given.is_dir() && !given.join("config.json").is_file() {
+                true => given,
+                false => named,
+            },
+        )
 }
 
 /// Opens the bundle meant by `argument`, as [`bundle_folder`] finds it.
 ///
 /// # Errors
 ///
-/// It cannot be opened, or `argument` is a model that is not prepared.
+/// It cannot be opened, there is none, or `argument` is a model that is not prepared.
 pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
     let folder = bundle_folder(argument);
     if !Bundle::is_bundle(&folder) {
@@ -119,21 +121,78 @@ pub(crate) fn open_bundle(argument: &str) -> Result<Bundle> {
                 folder.display()
             );
         }
+        bail!(
+            "there is no bundle in `{}`; {}",
+            folder.display(),
+            bundles_here()
+        );
     }
     Ok(Bundle::open(&folder, IntegrityCheck::Quick)?)
 }
 
-/// The folder of the bundle that `argument` is, or that is in it; none where it is a model, as the word
-/// `demo` always is.
+/// The names of the bundles that are here, or how to make one.
+fn bundles_here() -> String {
+    let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
+    let work_folders = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let name = name.strip_suffix(".powerinfer")?.to_owned();
+        Bundle::is_bundle(&entry.path().join("bundle")).then_some(format!("`{name}`"))
+    });
+    let mut names: Vec<String> = work_folders.collect();
+    names.sort();
+    match names.is_empty() {
+        true => "there are none here, `powerinfer prepare MODEL` makes one".to_owned(),
+        false => format!("the bundles here are {}", names.join(", ")),
+    }
+}
+
+/// The folder of the bundle that `argument` is, that is in it, or that has this name; none where it is a model, as the
+/// word `demo` and a name on the hub always are.
 pub(crate) fn existing_bundle(argument: &str) -> Option<PathBuf> {
     let given = PathBuf::from(argument);
-    if argument == DEMO || given.join("config.json").exists() {
+    if model_elsewhere(&given).is_some() || given.join("config.json").exists() {
         return None;
     }
-    let inside = given.join("bundle");
-    [given, inside]
-        .into_iter()
-        .find(|folder| Bundle::is_bundle(folder))
+    let folders = match given.exists() {
+        true => vec![given.clone(), given.join("bundle")],
+        false => vec![work_folder_of(argument).join("bundle")],
+    };
+    folders.into_iter().find(|folder| Bundle::is_bundle(folder))
+}
+
+/// The artifact meant by `path`: what is there, or the work folder of the model of that name.
+///
+/// # Errors
+///
+/// There is neither.
+pub(crate) fn artifact(path: &Path) -> Result<PathBuf> {
+    let folder = work_folder_of(&path.to_string_lossy());
+    match (path.exists(), folder.is_dir()) {
+        (true, _) => Ok(path.to_owned()),
+        (false, true) => Ok(folder),
+        (false, false) => bail!(
+            "there is no artifact at `{}`, and no work folder `{}`; {}",
+            path.display(),
+            folder.display(),
+            bundles_here()
+        ),
+    }
+}
+
+/// Fails where `argument` is neither a path, nor a model elsewhere.
+///
+/// # Errors
+///
+/// Nothing has this name.
+pub(crate) fn check_model_or_bundle(argument: &str) -> Result<()> {
+    let path = Path::new(argument);
+    if !path.exists() && model_elsewhere(path).is_none() {
+        bail!(
+            "there is neither a model nor a bundle called `{argument}`; {}",
+            bundles_here()
+        );
+    }
+    Ok(())
 }
 
 /// The tokenizer among `files`.

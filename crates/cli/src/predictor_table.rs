@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, counted,
     predictor_file::{PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
@@ -16,6 +16,42 @@ use crate::output::{Table, percent};
 const SHOWN: [usize; 4] = [4, 7, 10, 13];
 /// Passes that a time is the median of.
 const PASSES: usize = 25;
+
+/// What `layers` have in a line.
+pub(crate) fn summary(layers: &[PredictorSummary]) -> String {
+    let thresholds = layers.iter().filter(|layer| !layer.thresholds.is_empty());
+    if let count @ 1.. = thresholds.count() {
+        return format!(
+            "  thresholds   of {}, at errors of the FFN's output from {} to {}\n",
+            counted(count, "layer"),
+            percent(ERRORS[0]),
+            percent(ERRORS[ERRORS.len() - 1]),
+        );
+    }
+    let trained: Vec<_> = layers.iter().filter(|layer| layer.rank > 0).collect();
+    let mean = |of: &dyn Fn(&PredictorSummary) -> f64| {
+        trained.iter().map(|layer| of(layer)).sum::<f64>() / trained.len().max(1) as f64
+    };
+    let ranks = trained.iter().map(|layer| layer.rank);
+    match (ranks.clone().min(), ranks.max()) {
+        (Some(least), Some(most)) => format!(
+            "  predictors   {} for {}, rank {}, {}; mean recall {}, precision {}\n",
+            trained.len(),
+            counted(layers.len(), "layer"),
+            match least == most {
+                true => least.to_string(),
+                false => format!("{least} to {most}"),
+            },
+            ByteSize(layers.iter().map(|layer| layer.bytes).sum()),
+            percent(mean(&|layer| layer.recall)),
+            percent(mean(&|layer| layer.precision)),
+        ),
+        _ => format!(
+            "  predictors   none for {}\n",
+            counted(layers.len(), "layer")
+        ),
+    }
+}
 
 /// The tables of `file`; times are taken on one thread of this machine with `isa`.
 pub(crate) fn tables(file: &PredictorFile, isa: Isa) -> String {

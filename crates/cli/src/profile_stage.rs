@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use powerinfer_artifact::counted;
 use powerinfer_model::Checkpoint;
 use powerinfer_profile::{
     Amount, Calibration, LOCALITY_WINDOWS, NeuronsFor, Profile, ProfileDocument, Settings, Shard,
@@ -103,6 +104,15 @@ fn refuse_other_model(out: &Path, checkpoint: &Checkpoint) -> Result<()> {
     }
 }
 
+/// The share of zeros, and how few neurons the others come from.
+pub(crate) fn zeros(profile: &ProfileDocument) -> String {
+    format!(
+        "{} of FFN activations are zero, {} of the neurons carry 80 % of the others",
+        percent(profile.mean(|layer| layer.sparsity)),
+        percent(profile.neurons_for.most),
+    )
+}
+
 /// A row per layer, and what all layers have in common.
 pub(crate) fn report(profile: &ProfileDocument) -> String {
     let mut table = Table::new(&[
@@ -189,11 +199,10 @@ fn overlap(profile: &ProfileDocument) -> String {
 pub(crate) fn say_result(profile: &Profile, output: Output) {
     let document = profile.document();
     output.say(format!(
-        "profiled `{}` on {} tokens: {} of FFN activations are zero, {} of the neurons carry 80 % of the others; written to `{}`",
+        "profiled `{}` on {}: {}; written to `{}`",
         profile.header().model.name,
-        document.tokens,
-        percent(document.mean(|layer| layer.sparsity)),
-        percent(document.neurons_for.most),
+        counted(document.tokens, "token"),
+        zeros(document),
         profile.folder().display(),
     ));
     if !document.has_exact_zeros {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
     ArtifactError, ByteSize, Header, TensorFile,
     certificate::{self, Certificate},
+    counted,
     document::Document,
     plan::Plan,
     predictor_file::{self, PredictorFile},
@@ -26,16 +27,15 @@ use serde_json::{Value, json};
 use crate::{
     certificate_table, model_argument,
     output::{Output, percent, print, print_json},
-    plan_table,
-    predictor_table::tables,
-    profile_stage,
+    plan_table, predictor_table, profile_stage,
 };
 
 /// What to look at.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  powerinfer inspect demo.powerinfer/bundle --verify")]
 pub(crate) struct InspectArguments {
-    /// Profile, predictors, bundle, plan, prompt cache or model (`org/name` on the hub too); or a folder with several of them
+    /// Profile, predictors, bundle, plan, prompt cache or model (`org/name` on the hub too); or a folder with several of
+    /// them, or the name of a model prepared here
     path: PathBuf,
     /// Write a self-contained page of a profile
     #[arg(long, value_name = "FILE", value_parser = crate::values::new_file)]
@@ -51,32 +51,56 @@ pub(crate) struct InspectArguments {
 /// Points of a cumulative curve of a profile's page.
 const CURVE_POINTS: usize = 100;
 
+/// What to do beyond reading.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// Recompute digests.
+    verify: bool,
+    /// Describe single layers and files, inputs and settings.
+    details: bool,
+}
+
 /// What was found: for people and for programs.
 struct Report {
     text: String,
     json: Value,
     /// Whether there was something to verify it by.
     has_digests: bool,
+    /// Whether `--verbose` describes more.
+    has_details: bool,
 }
 
 pub(crate) fn run(arguments: &InspectArguments, output: Output) -> Result<()> {
     if let Some(page) = &arguments.html {
-        draw(&arguments.path, page, output)?;
+        draw(&model_argument::artifact(&arguments.path)?, page, output)?;
         if !(arguments.json || arguments.verify || output.verbose) {
             return Ok(());
         }
     }
+    let asked = Asked {
+        verify: arguments.verify,
+        details: output.verbose,
+    };
     let report = match model_argument::model_elsewhere(&arguments.path) {
-        Some(name) => model(
-            &model_argument::open_checkpoint(name, output)?,
-            arguments.verify,
-        )?,
-        None => inspect(&arguments.path, arguments.verify)?,
+        Some(name) => {
+            let made = model_argument::work_folder_of(name);
+            if made.is_dir() {
+                output.say(format!(
+                    "this is the model; `powerinfer inspect {}` describes what was made of it",
+                    made.display()
+                ));
+            }
+            model(&model_argument::open_checkpoint(name, output)?, asked)?
+        }
+        None => inspect(&model_argument::artifact(&arguments.path)?, asked)?,
     };
     if arguments.json {
         return print_json(&report.json);
     }
     print(report.text)?;
+    if report.has_details && !output.verbose {
+        output.say("`-v` prints layers, files, inputs and settings");
+    }
     if arguments.verify {
         output.say(match report.has_digests {
             true => "every digest is right",
@@ -105,45 +129,39 @@ fn draw(path: &Path, page: &Path, output: Output) -> Result<()> {
 }
 
 /// Finds out what `path` is.
-fn inspect(path: &Path, verify: bool) -> Result<Report> {
-    if !path.exists() {
-        bail!(
-            "`{}` does not exist; `powerinfer inspect` takes a folder or file made by powerinfer",
-            path.display()
-        );
-    }
+fn inspect(path: &Path, asked: Asked) -> Result<Report> {
     let inside = |name: &str| path.join(name).exists();
     if path.is_file() {
         match path.extension().and_then(|ending| ending.to_str()) {
-            Some("safetensors") => tensors(path),
-            Some("json") => document(path, verify),
-            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, verify),
-            _ if is_safetensors(path) => tensors(path),
+            Some("safetensors") => tensors(path, asked),
+            Some("json") => document(path, asked),
+            Some("gguf") => model(&open_checkpoint(Files::open(path)?)?, asked),
+            _ if is_safetensors(path) => tensors(path, asked),
             _ => bail!(
                 "`{}` is no artifact of powerinfer; known are profile, predictors, bundle, plan.json, prompt caches and models",
                 path.display()
             ),
         }
     } else if inside("manifest.json") {
-        bundle(path, verify)
+        bundle(path, asked)
     } else if inside("profile.json") {
-        profile(path, verify)
+        profile(path, asked)
     } else if inside(predictor_file::FILE) {
-        predictors(&path.join(predictor_file::FILE))
+        predictors(&path.join(predictor_file::FILE), asked)
     } else if inside("config.json") {
-        model(&open_checkpoint(Files::open(path)?)?, verify)
+        model(&open_checkpoint(Files::open(path)?)?, asked)
     } else {
-        work_folder(path, verify)
+        work_folder(path, asked)
     }
 }
 
 /// A folder with profile, predictors and bundle in it.
-fn work_folder(path: &Path, verify: bool) -> Result<Report> {
+fn work_folder(path: &Path, asked: Asked) -> Result<Report> {
     let mut text = String::new();
     let mut json = serde_json::Map::new();
     for name in ["profile", "predictors", "bundle"] {
         if path.join(name).is_dir() {
-            let report = inspect(&path.join(name), verify)?;
+            let report = inspect(&path.join(name), asked)?;
             text.push_str(&format!("{name}\n{}\n", report.text));
             json.insert(name.to_owned(), report.json);
         }
@@ -156,17 +174,21 @@ fn work_folder(path: &Path, verify: bool) -> Result<Report> {
     }
     Ok(Report {
         has_digests: true,
+        has_details: true,
         text: text.trim_end().to_owned() + "\n",
         json: json.into(),
     })
 }
 
 /// The lines that every artifact has.
-fn describe(header: &Header) -> String {
+fn describe(header: &Header, asked: Asked) -> String {
     let mut text = format!(
         "  {} version {}, by {}\n  model        {}\n  fingerprint  {}\n",
         header.format, header.version, header.tool, header.model.name, header.model.fingerprint
     );
+    if !asked.details {
+        return text;
+    }
     for (name, digest) in &header.inputs {
         text.push_str(&format!("  {name:<11}  {digest}\n"));
     }
@@ -185,54 +207,57 @@ fn describe(header: &Header) -> String {
     text
 }
 
-fn profile(path: &Path, verify: bool) -> Result<Report> {
+fn profile(path: &Path, asked: Asked) -> Result<Report> {
     let profile = Profile::open(path)?;
-    if verify {
+    if asked.verify {
         profile.verify()?;
     }
     let body = profile.document();
-    let text = format!(
-        "{}  tokens       {}, {} of them held out\n  neurons      {} in each of {} layers\n{}",
-        describe(profile.header()),
+    let mut text = format!(
+        "{}  tokens       {}, {} of them held out\n  neurons      {} in each of {}\n  zeros        {}\n",
+        describe(profile.header(), asked),
         body.tokens,
         body.held_out_tokens,
         body.ffn_size,
-        body.layers.len(),
-        profile_stage::report(body),
+        counted(body.layers.len(), "layer"),
+        profile_stage::zeros(body),
     );
+    if asked.details {
+        text += &profile_stage::report(body);
+    }
     Ok(Report {
         has_digests: true,
+        has_details: true,
         text,
         json: json!({ "header": profile.header(), "profile": body }),
     })
 }
 
-fn predictors(path: &Path) -> Result<Report> {
+fn predictors(path: &Path, asked: Asked) -> Result<Report> {
     let file = PredictorFile::open_file(path)?;
-    let text = format!(
-        "{}{}",
-        describe(file.header()),
-        tables(&file, Isa::detect()?)
-    );
+    let mut text = describe(file.header(), asked) + &predictor_table::summary(file.layers());
+    if asked.details {
+        text += &predictor_table::tables(&file, Isa::detect()?);
+    }
     Ok(Report {
         has_digests: false,
+        has_details: true,
         text,
         json: json!({ "header": file.header(), "layers": file.layers() }),
     })
 }
 
-fn bundle(path: &Path, verify: bool) -> Result<Report> {
-    let verification = if verify {
-        IntegrityCheck::Full
-    } else {
-        IntegrityCheck::Quick
+fn bundle(path: &Path, asked: Asked) -> Result<Report> {
+    let check = match asked.verify {
+        true => IntegrityCheck::Full,
+        false => IntegrityCheck::Quick,
     };
-    let bundle = Bundle::open(path, verification)?;
+    let bundle = Bundle::open(path, check)?;
     let manifest = &bundle.manifest_document().body;
     let plan = bundle.plan();
     let mut text = format!(
         "{}  weights      {}\n  plan         {} of {} neurons on the GPU, {} on the GPU, {} on the CPU, context {}, KV cache in {}\n",
-        describe(bundle.header()),
+        describe(bundle.header(), asked),
         manifest.quant,
         plan.totals.hot_count,
         plan.totals.neuron_count,
@@ -244,15 +269,20 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     if let Some(inputs) = plan_table::inputs(plan) {
         text.push_str(&format!("  inputs       {inputs}\n"));
     }
-    for (name, digest) in &manifest.files {
-        let length = std::fs::metadata(path.join(name)).map_or(0, |metadata| metadata.len());
-        text.push_str(&format!(
-            "  {name:<26} {:>10}  {digest}\n",
-            ByteSize(length).to_string()
-        ));
+    let length = |name: &str| std::fs::metadata(path.join(name)).map_or(0, |found| found.len());
+    text.push_str(&format!(
+        "  files        {}, {}\n",
+        manifest.files.len(),
+        ByteSize(manifest.files.keys().map(|name| length(name)).sum())
+    ));
+    if asked.details {
+        for (name, digest) in &manifest.files {
+            let bytes = ByteSize(length(name)).to_string();
+            text.push_str(&format!("  {name:<28} {bytes:>10}  {digest}\n"));
+        }
     }
     let certificate = bundle.certificate();
-    if verify && certificate.is_some() && !bundle.certificate_matches() {
+    if asked.verify && certificate.is_some() && !bundle.certificate_matches() {
         bail!(
             "the certificate in `{}` is for another plan or another text; run `powerinfer place` again",
             path.display()
@@ -260,7 +290,10 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     }
     if let Some(certificate) = certificate {
         text.push_str(&certificate_table::describe(certificate));
-        if verify {
+        if asked.details {
+            text.push_str(&certificate_table::layers(certificate));
+        }
+        if asked.verify {
             text.push_str("the certificate is of these weights, this plan and this text; `powerinfer eval fidelity --certificate` measures it again\n");
         }
     } else {
@@ -269,17 +302,18 @@ fn bundle(path: &Path, verify: bool) -> Result<Report> {
     let predictors = bundle.predictors().map(PredictorFile::layers);
     Ok(Report {
         has_digests: true,
+        has_details: true,
         text,
         json: json!({ "manifest": bundle.manifest_document(), "plan": plan, "predictors": predictors, "certificate": certificate }),
     })
 }
 
-fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
+fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
     let config = checkpoint.config();
     let mut parameters = 0usize;
     for weight in config.weights() {
         parameters += config.shape(weight).iter().product::<usize>();
-        if verify {
+        if asked.verify {
             checkpoint.read(weight)?; // every value is there and finite
         }
     }
@@ -310,20 +344,21 @@ fn model(checkpoint: &Checkpoint, verify: bool) -> Result<Report> {
     );
     Ok(Report {
         has_digests: true,
+        has_details: false,
         text,
         json: json!({ "model": identity, "config": config, "parameters": parameters }),
     })
 }
 
 /// A safetensors file: predictors, or anything with tensors.
-fn tensors(path: &Path) -> Result<Report> {
-    if let Ok(report) = predictors(path) {
+fn tensors(path: &Path, asked: Asked) -> Result<Report> {
+    if let Ok(report) = predictors(path, asked) {
         return Ok(report);
     }
     let file = TensorFile::open(path)?;
     let header = file.header(prompt_cache::FORMAT, prompt_cache::VERSION);
     if !matches!(header, Err(ArtifactError::WrongFormat { .. })) {
-        return prompt_cache(path);
+        return prompt_cache(path, asked);
     }
     let mut text = String::new();
     let mut entries = Vec::new();
@@ -338,24 +373,26 @@ fn tensors(path: &Path) -> Result<Report> {
     }
     Ok(Report {
         has_digests: false,
+        has_details: false,
         text,
         json: json!({ "tensors": entries }),
     })
 }
 
 /// A prompt cache, whose content is verified by opening it.
-fn prompt_cache(path: &Path) -> Result<Report> {
+fn prompt_cache(path: &Path, asked: Asked) -> Result<Report> {
     let file = PromptCacheFile::open(path)?;
     let length = std::fs::metadata(path)?.len();
     let text = format!(
         "{}  tokens       {}, with keys and values in {}\n  size         {}\n",
-        describe(file.header()),
+        describe(file.header(), asked),
         file.tokens().len(),
         file.format(),
         ByteSize(length),
     );
     Ok(Report {
         has_digests: true,
+        has_details: true,
         text,
         json: json!({ "header": file.header(), "tokens": file.tokens(), "bytes": length }),
     })
@@ -369,7 +406,7 @@ fn is_safetensors(path: &Path) -> bool {
 }
 
 /// A JSON artifact.
-fn document(path: &Path, verify: bool) -> Result<Report> {
+fn document(path: &Path, asked: Asked) -> Result<Report> {
     let name = path
         .file_name()
         .and_then(|name| name.to_str())
@@ -379,14 +416,21 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
         .filter(|folder| *folder != Path::new(""))
         .unwrap_or(Path::new("."));
     match name {
-        "manifest.json" => bundle(folder, verify),
-        "profile.json" => profile(folder, verify),
+        "manifest.json" => bundle(folder, asked),
+        "profile.json" => profile(folder, asked),
         certificate::FILE => {
             let (format, version) = (certificate::FORMAT, certificate::VERSION);
             let document = Document::<Certificate>::read(path, format, version)?;
+            let certificate = &document.body;
+            let mut text =
+                describe(&document.header, asked) + &certificate_table::describe(certificate);
+            if asked.details {
+                text += &certificate_table::layers(certificate);
+            }
             Ok(Report {
                 has_digests: false,
-                text: describe(&document.header) + &certificate_table::describe(&document.body),
+                has_details: true,
+                text,
                 json: json!(document),
             })
         }
@@ -395,14 +439,14 @@ fn document(path: &Path, verify: bool) -> Result<Report> {
             plan.body
                 .validate()
                 .with_context(|| format!("`{}` cannot be used", path.display()))?;
-            let text = format!(
-                "{}{}",
-                describe(&plan.header),
-                plan_table::describe(&plan.body)
-            );
+            let body = match asked.details {
+                true => plan_table::describe(&plan.body),
+                false => plan_table::summary(&plan.body),
+            };
             Ok(Report {
                 has_digests: false,
-                text,
+                has_details: true,
+                text: describe(&plan.header, asked) + &body,
                 json: json!(plan),
             })
         }

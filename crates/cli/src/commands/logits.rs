@@ -1,9 +1,6 @@
 //! `powerinfer logits`: what a model says to a token sequence, for comparison with others.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
@@ -12,7 +9,6 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
 };
-use powerinfer_bundle::Bundle;
 use powerinfer_model::LanguageModel;
 use powerinfer_reference::ReferenceModel;
 use powerinfer_runtime::Runtime;
@@ -51,8 +47,10 @@ pub(crate) struct LogitsArguments {
 }
 
 pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
-    let given = Path::new(&arguments.model);
-    let is_bundle = Bundle::is_bundle(given) || Bundle::is_bundle(&given.join("bundle"));
+    let is_bundle = model_argument::existing_bundle(&arguments.model).is_some();
+    if !is_bundle {
+        model_argument::check_model_or_bundle(&arguments.model)?;
+    }
     let engine = arguments.engine.unwrap_or(if is_bundle {
         EngineKind::Runtime
     } else {

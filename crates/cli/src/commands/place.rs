@@ -25,8 +25,8 @@ use crate::{
     after_help = "Examples:\n  powerinfer place demo --vram 24G\n  powerinfer place demo --vram 2M --dry-run\n  powerinfer place demo.powerinfer/bundle --vram 12G"
 )]
 pub(crate) struct PlaceArguments {
-    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, to be placed again: only its
-    /// plan is rewritten, and other settings are kept
+    /// Model: a folder, a GGUF file, `org/name` on the hub, or `demo`; or a bundle, or the name of a model prepared
+    /// here, to be placed again: only the plan is rewritten, and other settings are kept
     #[arg(default_value = model_argument::DEMO, value_name = "MODEL|BUNDLE")]
     model: String,
     /// Folder of the profile [default: ./<model>.powerinfer/profile]
@@ -65,6 +65,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
     if let Some(folder) = model_argument::existing_bundle(&arguments.model) {
         return again(&folder, arguments, output);
     }
+    model_argument::check_model_or_bundle(&arguments.model)?;
     let checkpoint = model_argument::open_checkpoint(&arguments.model, output)?;
     let folder = model_argument::work_folder(&checkpoint.identity().name);
     let profile = Profile::open(
@@ -145,6 +146,9 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
             if arguments.prints(output) {
                 print("\n")?;
                 print(certificate_table::describe(found))?;
+                if output.verbose {
+                    print(certificate_table::layers(found))?;
+                }
             }
             certificate = Some(found.clone());
         }

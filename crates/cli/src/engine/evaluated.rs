@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::DeviceArgument;
 use crate::{
-    model_argument::{self, DEMO, bundle_folder},
+    model_argument::{self, DEMO, bundle_folder, open_bundle},
     output::Output,
     progress::Bar,
 };
@@ -99,7 +99,7 @@ impl SubjectArguments {
                 packed(&checkpoint)?
             }
             _ => {
-                let bundle = Bundle::open(&folder, IntegrityCheck::Quick)?;
+                let bundle = open_bundle(&self.model)?;
                 let tokenizer = model_argument::tokenizer(&bundle.files())?;
                 let _scratch = None;
                 (Source::Bundle { folder, _scratch }, tokenizer)

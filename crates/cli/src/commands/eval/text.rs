@@ -339,7 +339,7 @@ fn measure_again(bundle: &Bundle, json: bool, output: Output) -> Result<()> {
     if json {
         print_json(&found)?;
     } else {
-        print(certificate_table::describe(&found))?;
+        print(certificate_table::describe(&found) + &certificate_table::layers(&found))?;
     }
     if let Some(difference) = certify::difference(written, &found) {
         bail!("measured again, {difference}; the bundle is not what was certified");
