@@ -19,6 +19,9 @@ use crate::{
     engine::{Activity, Event, Events, Finish, Job, Score},
 };
 
+/// Texts of a request, of all prompts together, at most.
+const MAX_TEXTS: usize = 2048;
+
 /// Texts to generate.
 #[derive(Debug, Clone)]
 pub(crate) struct TextRequest {
@@ -101,12 +104,19 @@ impl Texts {
     pub(crate) fn start(service: &Service, request: &TextRequest) -> Result<Self, ApiError> {
         static UNSEEDED: AtomicU64 = AtomicU64::new(0);
         let context = service.context;
+        let count = request.prompts.len() * request.texts_each;
+        if count > MAX_TEXTS {
+            return Err(ApiError::invalid(format!(
+                "the request asks for {count} texts, and may ask for {MAX_TEXTS}; split it"
+            )));
+        }
         let mut jobs = Vec::new();
         let (sender, receiver) = unbounded_channel();
         let arrived = Instant::now();
         let (mut choices, mut events) = (Vec::new(), Vec::new());
         for (index, prompt) in request.prompts.iter().enumerate() {
             service.check_prompt(prompt)?;
+            let prompt: Arc<[u32]> = prompt.as_slice().into();
             for text in 0..request.texts_each {
                 let choice = index * request.texts_each + text;
                 let seed = match request.has_seed {
@@ -136,7 +146,7 @@ impl Texts {
                     .map_err(|error| ApiError::invalid_value("response_format", error))?;
                 events.push(Events::new(choice, sender.clone()));
                 jobs.push(Job {
-                    prompt: prompt.clone(),
+                    prompt: Arc::clone(&prompt),
                     sampler,
                     max_tokens: request.max_tokens.unwrap_or(context),
                     ignores_stop_tokens: request.ignores_stop_tokens,

@@ -166,6 +166,16 @@ fn wrong_requests_are_refused_by_name() {
         ),
         (
             "/v1/completions",
+            json!({ "prompt": long.repeat(100) }),
+            (400, "context_length_exceeded"),
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": vec!["x"; 17], "n": 128 }),
+            (400, ""),
+        ),
+        (
+            "/v1/completions",
             json!({ "prompt": "x", "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "nothing" } } } }),
             (400, "invalid_value"),
         ),

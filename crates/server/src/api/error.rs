@@ -68,6 +68,16 @@ impl ApiError {
         }
     }
 
+    /// A prompt of `bytes` bytes of text does not fit the context.
+    pub(crate) fn too_long_text(bytes: usize, limit: usize) -> Self {
+        Self {
+            code: Some("context_length_exceeded"),
+            ..Self::invalid(format!(
+                "the prompt is {bytes} bytes long, more than the context's {limit} tokens; shorten it, or serve with a longer context"
+            ))
+        }
+    }
+
     /// Another model is served than `asked`.
     pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         Self {

@@ -19,6 +19,9 @@ use crate::{
     generation::{TextFormat, TextRequest},
 };
 
+/// Bytes of a token, at most: a text that cannot fit the context is not encoded.
+const MAX_TOKEN_BYTES: usize = 256;
+
 /// Stop strings of a request, at most.
 const MAX_STOPS: usize = 32;
 
@@ -94,7 +97,10 @@ impl Service {
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, ApiError> {
-        // Nothing that fits the context is encoded for long.
+        let most = self.context.saturating_mul(MAX_TOKEN_BYTES);
+        if text.len() > most {
+            return Err(ApiError::too_long_text(text.len(), self.context));
+        }
         let tokenizer = Arc::clone(&self.tokenizer);
         let encode = move || tokenizer.encode(&text, special);
         let encoded = tokio::task::spawn_blocking(encode).await;

@@ -17,7 +17,7 @@ use crate::constraint::Constraint;
 /// A text to generate.
 pub(crate) struct Job {
     /// At least one token.
-    pub(crate) prompt: Vec<u32>,
+    pub(crate) prompt: Arc<[u32]>,
     pub(crate) sampler: Sampler,
     /// Tokens to generate, at most.
     pub(crate) max_tokens: usize,

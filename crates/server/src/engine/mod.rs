@@ -255,7 +255,7 @@ impl Engine {
             let Some(sequence) = &other.sequence else {
                 return false;
             };
-            let both = other.job.prompt.iter().zip(prompt);
+            let both = other.job.prompt.iter().zip(&**prompt);
             let shared = both.take_while(|(a, b)| a == b).count();
             shared >= sequence.position() + WORTH_WAITING
         })
