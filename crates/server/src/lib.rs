@@ -75,6 +75,9 @@ pub enum ServerError {
     /// A thread or the network of the system failed.
     #[error("the system refused a thread or a socket")]
     System(#[from] io::Error),
+    /// The thread that runs the model has panicked.
+    #[error("the thread that runs the model has failed; this is a bug, please report it")]
+    Engine,
     /// The model's settings of sampling cannot be read.
     #[error(transparent)]
     Sampling(#[from] powerinfer_artifact::ArtifactError),
@@ -220,7 +223,7 @@ impl Server {
             .enable_all()
             .build()?;
         let stop = async {
-            while !should_stop() {
+            while !should_stop() && !engine.is_finished() {
                 tokio::time::sleep(STOP_INTERVAL).await;
             }
         };
@@ -231,8 +234,7 @@ impl Server {
         ))?;
         drop(network);
         // All senders of jobs are gone.
-        let _ = engine.join();
-        Ok(())
+        engine.join().map_err(|_| ServerError::Engine)
     }
 }
 
