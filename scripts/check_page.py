@@ -148,13 +148,14 @@ def check_keys(browser, address):
     found = browser.evaluate(LOOK)
     assert found["message"] == "first\nsecond" and found["articles"] == 0, f"Shift+Enter: {found['message']!r}"
     # The reply is held back until Esc is pressed.
-    browser.call("Fetch.enable", patterns=[{"urlPattern": "*/v1/completions", "requestStage": "Request"}])
+    browser.evaluate("""window.sendNow = window.fetch, window.fetch = (path, options) => new Promise((_, reject) =>
+      options.signal.addEventListener('abort', () => reject(options.signal.reason))), null""")
     press(browser, ENTER)
     wait_for(browser, lambda found: found["isBusy"], "a request")
     press(browser, ESCAPE)
     found = wait_for(browser, lambda found: not found["isBusy"], "Esc")
     assert found["notes"] == ["Stopped."] and not found["errors"], f"Esc: {found['notes']}, {found['errors']}"
-    browser.call("Fetch.disable")
+    browser.evaluate("window.fetch = window.sendNow, null")
     check_console(browser, "keys")
     # Longer than the context: refused with a message, and not lost.
     long = "<img src=x onerror=alert(1)> " * 4000
