@@ -428,7 +428,7 @@ fn a_layer_without_active_neurons_gets_no_predictor() {
     let train = sandbox.run(&train).good();
     for message in [
         "layer 1 gets no predictor and will run `exact`: no neuron is active",
-        "have no predictor",
+        "no predictor for layers 0–2",
     ] {
         train.stderr_contains(&[message]);
     }
@@ -471,7 +471,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     };
     let narrow = train(&["--max-bytes", "20K"]);
     for message in [
-        "layer 5 gets no predictor",
+        "layers 0–5 get no predictor",
         "rank 16",
         "the budget is",
         "3.3 KiB",
@@ -488,7 +488,7 @@ fn predictor_settings_that_cannot_be_met_are_reported() {
     sandbox.run(&few).good();
     let few = train(&[]);
     for message in [
-        "held-out tokens its recall is",
+        "held-out tokens the recall is known to",
         "95 % confidence",
         "± 1 % needs about",
     ] {

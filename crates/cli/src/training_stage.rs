@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, counted, numbered,
     predictor_file::{self, PredictorFile, PredictorSummary},
     threshold_curve::ERRORS,
 };
@@ -206,8 +206,8 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     };
     if layers.iter().any(|layer| !layer.thresholds.is_empty()) {
         output.say(format!(
-            "calibrated thresholds for {} layers, at errors of the FFN's output from {} to {}; written to `{}`",
-            layers.len(),
+            "calibrated thresholds for {}, at errors of the FFN's output from {} to {}; written to `{}`",
+            counted(layers.len(), "layer"),
             percent(ERRORS[0]),
             percent(ERRORS[ERRORS.len() - 1]),
             predictors.path().display()
@@ -216,41 +216,44 @@ fn say_result(predictors: &PredictorFile, recipe: &Recipe, output: Output) {
     }
     let narrow = |layer: &&PredictorSummary| layer.rank > 0;
     output.say(format!(
-        "{made} {} predictors, {} in all; written to `{}`",
-        layers.iter().filter(narrow).count(),
+        "{made} {}, {} in all; written to `{}`",
+        counted(layers.iter().filter(narrow).count(), "predictor"),
         ByteSize(bytes),
         predictors.path().display()
     ));
-    let list = |layers: Vec<&PredictorSummary>| -> String {
-        let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
-        numbers.join(", ")
+    let numbers = |of: &dyn Fn(&PredictorSummary) -> bool| -> Vec<usize> {
+        let layers = layers.iter().filter(|layer| of(layer));
+        layers.map(|layer| layer.layer).collect()
     };
-    let without: Vec<_> = layers.iter().filter(|layer| layer.rank == 0).collect();
+    let without = numbers(&|layer| layer.rank == 0);
     if !without.is_empty() {
         output.say(format!(
-            "layer(s) {} have no predictor; `place` will use another policy",
-            list(without)
+            "no predictor for {}; `place` will use another policy there",
+            numbered("layer", &without)
         ));
     }
     let Some(targets) = recipe.targets() else {
         output.say("the predictors keep their threshold; `--recall` sets it anew in every layer");
         return;
     };
-    let falls_short = |layer: &&PredictorSummary| {
+    let missed = |layer: &PredictorSummary| {
         let contribution = layer.contribution_recall.unwrap_or(1.0);
-        layer.rank > 0
-            && (layer.recall < targets.recall || contribution < targets.contribution_recall)
+        let recall = targets.recall - layer.recall;
+        recall.max(targets.contribution_recall - contribution)
     };
-    for layer in layers.iter().filter(falls_short) {
-        let contribution = layer
+    let short = numbers(&|layer| layer.rank > 0 && missed(layer) > 0.0);
+    let worst = layers.iter().filter(|layer| short.contains(&layer.layer));
+    if let Some(worst) = worst.max_by(|a, b| missed(a).total_cmp(&missed(b))) {
+        let contribution = worst
             .contribution_recall
             .map_or_else(String::new, |reached| {
                 format!(" (contribution recall {})", percent(reached))
             });
         output.say(format!(
-            "layer {} misses its targets on held-out tokens: recall {}{contribution}, asked for {} ({}); {advice}",
-            layer.layer,
-            percent(layer.recall),
+            "targets are missed on held-out tokens in {}, by most in layer {}: recall {}{contribution}, asked for {} ({}); {advice}",
+            numbered("layer", &short),
+            worst.layer,
+            percent(worst.recall),
             percent(targets.recall),
             percent(targets.contribution_recall),
         ));

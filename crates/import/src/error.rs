@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint};
+use powerinfer_artifact::{ArtifactError, Hint, numbered};
 use powerinfer_model::ModelError;
 
 /// Error of reading a pickled checkpoint or predictors of the original PowerInfer.
@@ -28,8 +28,8 @@ pub enum ImportError {
     },
     /// Some layers have no predictor.
     #[error(
-        "`{path}` has no predictor of layer(s) {}; the original has one in every layer, download it again",
-        missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        "`{path}` has no predictor of {}; the original has one in every layer, download it again",
+        numbered("layer", missing)
     )]
     MissingPredictors {
         /// The file or folder.

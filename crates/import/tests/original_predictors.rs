@@ -117,7 +117,7 @@ fn layers_are_sorted_by_number_and_complete() {
     let file = |layer: usize| folder.path().join(format!("model_{layer}.pt"));
     std::fs::rename(file(1), file(10)).unwrap();
     let four = PredictedSizes { layers: 4, ..SIZES };
-    refused(folder.path(), four, &["no predictor of layer(s) 1, 3;"]);
+    refused(folder.path(), four, &["no predictor of layers 1, 3;"]);
     std::fs::copy(file(10), file(1)).unwrap();
     refused(folder.path(), SIZES, &["layer 10", "3 layers"]);
 }
@@ -226,7 +226,7 @@ fn a_gguf_file_with_predictors_is_read() {
         let opposite = half.iter().zip(rest).all(|(plus, minus)| *plus == -minus);
         assert!(opposite, "{kind}");
         let deeper = PredictedSizes { layers: 3, ..sizes };
-        refused(&path, deeper, &["layer(s) 2;"]);
+        refused(&path, deeper, &["layer 2;"]);
         let shallow = PredictedSizes { layers: 1, ..sizes };
         refused(&path, shallow, &["layer 1", "1 layers"]);
     }

@@ -27,6 +27,7 @@ use crate::{
     sign_bit::{Signs, sign_bits},
     thresholds::{Thresholds, thresholds},
     train::best_network,
+    verdict::Remarks,
 };
 
 /// Smallest number of training samples, and of held-out samples.
@@ -137,13 +138,20 @@ pub fn make(
         Recipe::Train(_) => "training predictors",
         Recipe::Import(_) => "importing predictors",
     };
+    let mut remarks = Remarks::default();
     progress.begin(doing, layer_count as u64, "layers");
     progress.advance(files.len() as u64)?;
     for layer in files.len()..layer_count {
         let mut made = Made::default();
         match recipe {
             Recipe::Train(settings) if profile.document().has_exact_zeros => {
-                made.network = best_network(layer, profile, *settings, isa, progress)?;
+                match best_network(layer, profile, *settings, isa, progress)? {
+                    Ok(best) => {
+                        remarks.check(layer, &best.1);
+                        made.network = Some(best);
+                    }
+                    Err(refusal) => remarks.refuse(layer, refusal),
+                }
                 made.sign_bit = sign_bits(layer, profile, checkpoint, settings.targets, isa)?;
             }
             Recipe::Train(_) => made.thresholds = Some(thresholds(layer, profile, checkpoint)?),
@@ -157,6 +165,7 @@ pub fn make(
         progress.advance(1)?;
     }
     progress.end();
+    remarks.note(progress);
 
     write_all(&folder.path().join(FILE), &header, &files)?;
     drop(files);

@@ -11,7 +11,7 @@ use crate::{
     loss::MissCost,
     network::Network,
     search::Search,
-    verdict::{Refusal, check_samples, is_far_short, note_unsure},
+    verdict::{Refusal, check_samples, is_far_short},
 };
 
 /// Candidate ranks, each about 1.5 times the previous one. Rows of B are stored in blocks of 32, so that below 32 only A
@@ -76,15 +76,14 @@ pub(crate) struct Layer {
     pub(crate) most: f64,
 }
 
-/// Trains the predictor of `layer` within the byte budget; `None`, and a note with the reason, if the layer is better off
-/// without one.
+/// Trains the predictor of `layer` within the byte budget; the reason if the layer is better off without one.
 pub(crate) fn best_network(
     layer: usize,
     profile: &Profile,
     settings: Settings,
     isa: Isa,
     progress: &dyn Progress,
-) -> Result<Option<(Network, Quality)>, PredictorError> {
+) -> Result<Result<(Network, Quality), Refusal>, PredictorError> {
     let traces = profile.traces(layer)?;
     let summary = &profile.document().layers[layer];
     let known = Layer {
@@ -92,15 +91,7 @@ pub(crate) fn best_network(
         density: 1.0 - summary.sparsity,
         most: summary.neurons_for.most,
     };
-    match best_of_samples(known, &traces, settings, isa, progress)? {
-        Ok(best) => Ok(Some(best)),
-        Err(refusal) => {
-            progress.note(&format!(
-                "layer {layer} gets no predictor and will run `exact`: {refusal}"
-            ));
-            Ok(None)
-        }
-    }
+    best_of_samples(known, &traces, settings, isa, progress)
 }
 
 /// [`best_network`] from given samples, which are checked.
@@ -174,7 +165,6 @@ pub(crate) fn best_of_samples(
             targets: settings.targets,
         }));
     }
-    note_unsure(layer, &quality, progress);
     Ok(Ok((best.network, quality)))
 }
 
@@ -199,10 +189,8 @@ fn miss_cost(sizing: Sizing, density: f64) -> MissCost {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use half::bf16;
-    use powerinfer_artifact::{progress::Interrupted, random::Random};
+    use powerinfer_artifact::{progress::Silent, random::Random};
 
     use super::*;
     use crate::planted::{EASY, Planted, planted};
@@ -227,32 +215,15 @@ mod tests {
         most: 0.2,
     };
 
-    /// Records the notes.
-    #[derive(Default)]
-    struct Notes(Mutex<Vec<String>>);
-
-    impl Progress for Notes {
-        fn begin(&self, _title: &str, _total: u64, _unit: &'static str) {}
-        fn advance(&self, _count: u64) -> Result<(), Interrupted> {
-            Ok(())
-        }
-        fn note(&self, line: &str) {
-            self.0.lock().unwrap().push(line.to_owned());
-        }
-        fn end(&self) {}
-    }
-
     type Made = Result<Result<(Network, Quality), Refusal>, PredictorError>;
 
-    fn make(traces: &Traces, settings: Settings) -> (Made, Vec<String>) {
-        let notes = Notes::default();
-        let made = best_of_samples(KNOWN, traces, settings, Isa::SCALAR, &notes);
-        (made, notes.0.into_inner().unwrap())
+    fn make(traces: &Traces, settings: Settings) -> Made {
+        best_of_samples(KNOWN, traces, settings, Isa::SCALAR, &Silent)
     }
 
     #[track_caller]
     fn refusal(traces: &Traces, settings: Settings) -> Refusal {
-        match make(traces, settings).0.unwrap() {
+        match make(traces, settings).unwrap() {
             Ok((_, quality)) => panic!("{quality:?}"),
             Err(refusal) => refusal,
         }
@@ -260,12 +231,10 @@ mod tests {
 
     #[test]
     fn an_easy_layer_meets_its_targets() {
-        let (made, notes) = make(&planted(EASY, 1), SETTINGS);
-        let (network, quality) = made.unwrap().unwrap();
+        let (network, quality) = make(&planted(EASY, 1), SETTINGS).unwrap().unwrap();
         assert!(!quality.falls_short(SETTINGS.targets), "{quality:?}");
         assert!(quality.predicted_density < 0.2, "{quality:?}");
         assert!(network.bytes() as u64 <= SETTINGS.layer_bytes);
-        assert_eq!(notes, [""; 0]);
     }
 
     #[test]
@@ -274,7 +243,7 @@ mod tests {
             sizing: Sizing::Paper,
             ..SETTINGS
         };
-        let (_, quality) = make(&planted(EASY, 1), settings).0.unwrap().unwrap();
+        let (_, quality) = make(&planted(EASY, 1), settings).unwrap().unwrap();
         assert!(quality.recall >= 0.95, "{quality:?}");
     }
 
@@ -310,7 +279,7 @@ mod tests {
             let mut traces = planted(EASY, 1);
             let inputs = traces.part_mut(part).inputs.to_mut();
             inputs[17 * EASY.hidden + 5] = bf16::NAN;
-            let error = make(&traces, SETTINGS).0.err().unwrap().to_string();
+            let error = make(&traces, SETTINGS).err().unwrap().to_string();
             for expected in ["layer 7", "sample 17", part.name(), "NaN"] {
                 assert!(error.contains(expected), "{error}");
             }
@@ -376,27 +345,18 @@ mod tests {
     }
 
     #[test]
-    fn a_recall_from_few_held_out_tokens_is_noted_as_uncertain() {
+    fn a_recall_from_few_held_out_tokens_is_uncertain() {
         let few = Planted {
             tokens: [2000, 40],
             ..EASY
         };
-        let (made, notes) = make(&planted(few, 1), SETTINGS);
-        let (_, quality) = made.unwrap().unwrap();
+        let (_, quality) = make(&planted(few, 1), SETTINGS).unwrap().unwrap();
         assert!(quality.recall_error > 0.02, "{quality:?}");
-        assert_eq!(notes.len(), 1);
-        for expected in [
-            "layer 7: with 20 held-out tokens",
-            "95 % confidence",
-            "needs about",
-        ] {
-            assert!(notes[0].contains(expected), "{}", notes[0]);
-        }
         let none = Planted {
             tokens: [2000, 10],
             ..EASY
         };
-        let error = make(&planted(none, 1), SETTINGS).0.err().unwrap();
+        let error = make(&planted(none, 1), SETTINGS).err().unwrap();
         assert!(error.to_string().contains("10 held-out"), "{error}");
     }
 }

@@ -1,6 +1,8 @@
 //! Whether a layer gets a predictor, and notes on its quality.
 
-use powerinfer_artifact::{ByteSize, Progress};
+use std::mem::discriminant;
+
+use powerinfer_artifact::{ByteSize, Progress, numbered};
 use powerinfer_profile::{Part, Traces};
 
 use crate::{PredictorError, Targets, calibrate::Quality, make::FEWEST_SAMPLES};
@@ -103,19 +105,122 @@ pub(crate) fn is_far_short(quality: &Quality, targets: Targets) -> bool {
             .is_some_and(|reached| far(reached, targets.contribution_recall))
 }
 
-/// Notes if there are too few tokens to know the quality of the predictor of `layer`.
-pub(crate) fn note_unsure(layer: usize, quality: &Quality, progress: &dyn Progress) {
-    if quality.recall_error <= SURE {
-        return;
+/// What is noted of the layers once all are done: a line for those that are alike.
+#[derive(Default)]
+pub(crate) struct Remarks {
+    refused: Vec<(usize, Refusal)>,
+    /// Layers with too few tokens to know the quality of their predictors.
+    unsure: Vec<(usize, Quality)>,
+}
+
+impl Remarks {
+    /// Remembers that `layer` gets no predictor.
+    pub(crate) fn refuse(&mut self, layer: usize, refusal: Refusal) {
+        self.refused.push((layer, refusal));
     }
-    // The error decreases with the square root of the tokens; half of them set the threshold.
-    let more = (quality.recall_error / SURE).powi(2);
-    progress.note(&format!(
-        "layer {layer}: with {} held-out tokens its recall is {:.1} % ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
-        quality.tokens,
-        100.0 * quality.recall,
-        100.0 * quality.recall_error,
-        2.0 * more * quality.tokens as f64,
-        more = more.ceil(),
-    ));
+
+    /// Remembers the quality of the predictor of `layer` if it is not sure.
+    pub(crate) fn check(&mut self, layer: usize, quality: &Quality) {
+        if quality.recall_error > SURE {
+            self.unsure.push((layer, *quality));
+        }
+    }
+
+    /// Notes what was remembered.
+    pub(crate) fn note(&self, progress: &dyn Progress) {
+        let mut rest = self.refused.clone();
+        while let Some((first, refusal)) = rest.first().copied() {
+            let is_alike = |other: &Refusal| discriminant(other) == discriminant(&refusal);
+            let (alike, others): (Vec<_>, Vec<_>) =
+                rest.into_iter().partition(|(_, other)| is_alike(other));
+            let alike: Vec<usize> = alike.into_iter().map(|(layer, _)| layer).collect();
+            let layers = numbered("layer", &alike);
+            progress.note(&match alike.len() {
+                1 => format!("{layers} gets no predictor and will run `exact`: {refusal}"),
+                _ => format!(
+                    "{layers} get no predictor and will run `exact`; layer {first}: {refusal}"
+                ),
+            });
+            rest = others;
+        }
+        let worst = self.unsure.iter().map(|(_, quality)| quality);
+        let Some(worst) = worst.max_by(|a, b| a.recall_error.total_cmp(&b.recall_error)) else {
+            return;
+        };
+        let layers: Vec<usize> = self.unsure.iter().map(|(layer, _)| *layer).collect();
+        // The error decreases with the square root of the tokens; half of them set the threshold.
+        let more = (worst.recall_error / SURE).powi(2);
+        progress.note(&format!(
+            "{}: with {} held-out tokens the recall is known to ± {:.1} % (95 % confidence); ± 1 % needs about {:.0} held-out tokens, so profile about {more:.0} times as many",
+            numbered("layer", &layers),
+            worst.tokens,
+            100.0 * worst.recall_error,
+            2.0 * more * worst.tokens as f64,
+            more = more.ceil(),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use powerinfer_artifact::progress::Interrupted;
+
+    use super::*;
+
+    /// Records the notes.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Progress for Notes {
+        fn begin(&self, _title: &str, _total: u64, _unit: &'static str) {}
+        fn advance(&self, _count: u64) -> Result<(), Interrupted> {
+            Ok(())
+        }
+        fn note(&self, line: &str) {
+            self.0.lock().unwrap().push(line.to_owned());
+        }
+        fn end(&self) {}
+    }
+
+    #[test]
+    fn layers_that_are_alike_share_a_note() {
+        let mut remarks = Remarks::default();
+        for layer in [0, 1, 2, 4] {
+            remarks.refuse(layer, Refusal::AlwaysActive { density: 0.9 });
+        }
+        remarks.refuse(
+            3,
+            Refusal::NoActivity {
+                training: 20,
+                held_out: 20,
+            },
+        );
+        let quality = |recall_error| Quality {
+            threshold: 0.0,
+            recall: 0.9,
+            recall_error,
+            contribution_recall: None,
+            precision: 0.1,
+            predicted_density: 0.3,
+            density: 0.1,
+            tokens: 40,
+        };
+        for (layer, error) in [(5, 0.005), (6, 0.02), (7, 0.03)] {
+            remarks.check(layer, &quality(error));
+        }
+        let notes = Notes::default();
+        remarks.note(&notes);
+        let notes = notes.0.into_inner().unwrap();
+        let starts = [
+            "layers 0–2, 4 get no predictor and will run `exact`; layer 0: 90.0 % of its neurons",
+            "layer 3 gets no predictor and will run `exact`: no neuron is active",
+            "layers 6–7: with 40 held-out tokens the recall is known to ± 3.0 % (95 % confidence); ± 1 % needs about 720",
+        ];
+        assert_eq!(notes.len(), starts.len());
+        for (note, start) in notes.iter().zip(starts) {
+            assert!(note.starts_with(start), "{note}");
+        }
+    }
 }
