@@ -25,6 +25,8 @@ fn estimates_name_their_sources_and_the_gap_of_the_solver() {
         "KV cache",
         "llama.cpp",
         "32 at once",
+        "decode: with a context of 128, the mean",
+        "this engine with a context of 2048, placed",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }

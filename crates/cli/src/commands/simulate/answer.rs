@@ -81,10 +81,29 @@ pub(crate) fn describe(answer: &Answer) -> String {
         speeds.row([vec![engine.name.to_owned()], cells].concat());
     }
     text += &speeds.to_string();
+    let mut speeds = answer
+        .engines
+        .iter()
+        .filter_map(|engine| engine.speed.as_ref());
+    if let Some(speed) = speeds.next() {
+        text += &format!(
+            "decode: with a context of {:.0}, the mean of a request of {} prompt and {} generated tokens; request: all of it\n",
+            speed.request.prompt_tokens as f64 + speed.request.tokens as f64 / 2.0,
+            speed.request.prompt_tokens,
+            speed.request.tokens,
+        );
+    }
     let forecast = answer.plan.forecast.as_ref();
     let baselines = forecast.map_or(&[][..], |forecast| &forecast.baselines);
     if !baselines.is_empty() {
-        let mut others = Table::new(&["this engine, placed otherwise", "decode"]);
+        // Plans are compared with a full KV cache, requests have their own context.
+        let heading = format!(
+            "this engine with a context of {}, placed",
+            answer.plan.budget.context_tokens
+        );
+        let mut others = Table::new(&[&heading, "decode, tokens/s"]);
+        let own = answer.plan.totals.microseconds_per_token;
+        others.row(vec!["as above".to_owned(), number(1e6 / own)]);
         for baseline in baselines {
             let note = match baseline.fits_ram {
                 true => "",
@@ -184,8 +203,9 @@ pub(crate) fn say_result(answer: &Answer, output: Output) {
         solve_seconds,
     } = &answer.solver;
     output.say(format!(
-        "objective {}: {objective:.3}, proven bound {bound:.3}, gap {:.3} %; {backend} solved it in {solve_seconds:.3} s",
+        "objective {}: {objective:.1} µs per token with a context of {}, proven bound {bound:.1} µs, gap {:.3} %; {backend} solved it in {solve_seconds:.3} s",
         answer.plan.objective,
+        answer.plan.budget.context_tokens,
         100.0 * gap,
     ));
     if let Some(share) = answer.hot {
