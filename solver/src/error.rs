@@ -110,7 +110,7 @@ pub enum SolveError {
     #[error(transparent)]
     Hardware(#[from] HardwareError),
     /// A budget that is too small for the parts that have to be on a device.
-    #[error("`{line}` ({}) does not fit: {device} memory is {} and {} is the least that works; allow {}", ByteSize(*.line_bytes), ByteSize(*.budget), ByteSize(*.needed), typed(*.needed))]
+    #[error("`{line}` ({}) does not fit: {device} memory is {}, and {} is the least that works", ByteSize(*.line_bytes), ByteSize(*.budget), typed(*.needed))]
     TooSmall {
         /// The device.
         device: Device,
@@ -132,6 +132,14 @@ impl SolveError {
             Self::PinnedToNoGpu { .. } | Self::PinnedToGpus => Some(Hint::AllowVramOrUnpin),
             Self::ImpactGpus { .. } => Some(Hint::LatencyObjective),
             Self::Hardware(error) => error.hint(),
+            Self::TooSmall {
+                device: Device::Cpu,
+                ..
+            } => Some(Hint::AllowRam),
+            Self::TooSmall {
+                device: Device::Gpu,
+                ..
+            } => Some(Hint::AllowVram),
             _ => None,
         }
     }

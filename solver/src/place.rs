@@ -133,7 +133,7 @@ mod tests {
                 panic!("{error}");
             };
             assert_eq!(line, COLD_NEURONS);
-            assert!(error.to_string().contains("allow `"), "{error}");
+            assert!(error.to_string().contains("M` is the least"), "{error}");
             problem.budget.ram_bytes = *needed;
             let plan = placed(&problem);
             assert_eq!(plan.totals.cpu_bytes, *needed);

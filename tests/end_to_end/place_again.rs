@@ -191,7 +191,7 @@ fn options_that_change_more_than_the_plan_are_refused() {
         .bad(1, &["no room for 100000 tokens of context"]);
     place(&sandbox, &["--vram", "1G", "--context", "0"])
         .bad(1, &["no room for 0 tokens of context"]);
-    place(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["allow `"]);
+    place(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["raise `--ram`"]);
     place(&sandbox, &["--vram", "1G", "--hardware", "cpu-only"]).bad(1, &["cpu-only"]);
     place(&sandbox, &["--vram", "1G", "--hardware", "abacus"]).bad(1, &["abacus"]);
     place(&sandbox, &["--dry-run"]).good();

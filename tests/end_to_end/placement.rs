@@ -97,7 +97,10 @@ fn pins_are_kept_and_impossible_ones_are_refused() {
     let little = dry_run(&sandbox, &["--vram", "514M", "--pin", "layers=gpu"]);
     little.bad(
         1,
-        &["does not fit: gpu memory is 514.0 MiB", "hint: allow `"],
+        &[
+            "does not fit: gpu memory is 514.0 MiB",
+            "hint: raise `--vram`",
+        ],
     );
 }
 
@@ -156,12 +159,14 @@ fn impossible_budgets_are_refused() {
         let option = format!("--vram={vram}");
         dry_run(&sandbox, &[&option]).bad(code, &[words]);
     }
-    dry_run(&sandbox, &["--vram", "24G", "--ram", "0G"])
-        .bad(1, &["does not fit: cpu memory is 0 B", "hint: allow `"]);
-    // The budget that the hint names suffices, and 1 MiB less does not.
+    dry_run(&sandbox, &["--vram", "24G", "--ram", "0G"]).bad(
+        1,
+        &["does not fit: cpu memory is 0 B", "hint: raise `--ram`"],
+    );
+    // The budget that the message names suffices, and 1 MiB less does not.
     let refused =
         dry_run(&sandbox, &["--vram", "0G", "--ram", "1M"]).bad(1, &["is the least that works"]);
-    let allowed = refused.stderr.split("allow `").nth(1).unwrap();
+    let allowed = refused.stderr.split(", and `").nth(1).unwrap();
     let allowed = allowed.split('`').next().unwrap();
     dry_run(&sandbox, &["--vram", "0G", "--ram", allowed]).good();
     let less = format!(

@@ -20,6 +20,8 @@ pub enum Hint {
     NoMemoryLock,
     /// Measure the machine, or correct the hardware file.
     MeasureHardware,
+    /// Measure the machine again when nothing else runs.
+    MeasureWhenIdle,
     /// Write a hardware file of this machine.
     WriteHardwareFile,
     /// Make a bundle.
@@ -30,6 +32,12 @@ pub enum Hint {
     PlaceAgain,
     /// Place with a larger memory budget.
     LargerBudget,
+    /// Skip fewer neurons, or certify with a larger perplexity budget.
+    LessSkipping,
+    /// Allow the memory that is named on the CPU.
+    AllowRam,
+    /// Allow the memory that is named on the GPU.
+    AllowVram,
     /// Place without input sparsity.
     NoInputSparsity,
     /// Place with a KV cache of 16-bit floats.

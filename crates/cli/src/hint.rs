@@ -112,11 +112,19 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "leave `--mlock` and `--no-mmap` out, or raise the limit (`ulimit -l`)"
         }
         Hint::MeasureHardware => "measure it with `powerinfer doctor` or correct the file",
+        Hint::MeasureWhenIdle => "`powerinfer doctor` measures again when nothing else runs",
         Hint::WriteHardwareFile => "`powerinfer doctor --write FILE` writes such a file",
         Hint::MakeBundle => "make one with `powerinfer place` or `powerinfer prepare`",
         Hint::MakeBundleAgain => "make the bundle again from its model with `powerinfer place`",
         Hint::PlaceAgain => "run `powerinfer place` again instead of editing the plan",
         Hint::LargerBudget => "run `powerinfer place` with a larger `--vram` or `--ram`",
+        Hint::LessSkipping => {
+            "a smaller `--max-ppl-increase` skips fewer neurons, `--policy dense` none"
+        }
+        Hint::AllowRam => {
+            "raise `--ram` to that, shorten `--context`, or take fewer bits by `--quant`"
+        }
+        Hint::AllowVram => "raise `--vram` to that, or keep less on the GPU by `--pin`",
         Hint::NoInputSparsity => "place it without `--input-sparsity`",
         Hint::HalfPrecisionKvCache => "place it with `--kv-cache f16`",
         Hint::LongerContext => "place it with a longer `--context`",

@@ -182,12 +182,18 @@ fn certify_on(
     let certificate = certify::measure(&bundle, texts, perplexity_budget, progress)?;
     if !certificate.holds() {
         let allowed = percent(perplexity_budget);
-        progress.note(&match certificate.tokens_needed() {
-            Some(tokens) => format!(
-                "the rise of perplexity is not shown to be within the {allowed} allowed; that would take about {tokens} tokens"
+        match certificate.tokens_needed() {
+            Some(needed) => progress.advise(
+                &format!(
+                    "perplexity may rise by more than the {allowed} allowed: {tokens} tokens are too few to tell, about {needed} would do"
+                ),
+                Hint::MoreHeldOutText,
             ),
-            None => format!("the rise of perplexity is more than the {allowed} allowed"),
-        });
+            None => progress.advise(
+                &format!("perplexity rises by more than the {allowed} allowed"),
+                Hint::LessSkipping,
+            ),
+        }
     }
     Ok(bundle.certify(certificate, texts)?)
 }
