@@ -4,10 +4,11 @@
 use std::{collections::BTreeMap, fs, io::Write, path::PathBuf};
 
 use powerinfer_artifact::{
-    Progress,
+    Hint, Progress, counted,
     hardware::{Cpu, Hardware, ReadSpeed},
     write::write_file,
 };
+use powerinfer_eval::{Contention, CpuTimes, format::percent};
 use powerinfer_gpu::{MeasuredGpu, installed_gpus};
 use powerinfer_kernels::{Isa, environment};
 use powerinfer_pool::{system, usable_cores};
@@ -164,6 +165,7 @@ pub fn measure(
     let (sizes, lengths) = (thoroughness.row_bytes(), thoroughness.columns());
     let figures = counts.len() * (sizes.len() + lengths.len() * Format::ALL.len()) + 2;
     progress.begin("measuring", figures as u64, "figures");
+    let before = CpuTimes::now();
     let passes = thoroughness.passes();
     let (mut reads, mut kernels) = (Vec::new(), Vec::new());
     for count in &counts {
@@ -189,17 +191,21 @@ pub fn measure(
     let pool = Threads::new(isa, threads)?;
     let other = test.decode_overheads(&pool)?;
     let operations = test.operations(&pool);
+    let disturbance = disturbance(before.since(threads));
     progress.advance(1)?;
     let gpu = MeasuredGpu::measure();
     progress.advance(1)?;
     progress.end();
+    if let Some(line) = disturbance {
+        progress.advise(&line, Hint::MeasureWhenIdle);
+    }
     let stream = reads
         .last()
         .expect("at least one size is measured")
         .bytes_per_second;
     let mut hardware = Hardware {
         name: "this machine".to_owned(),
-        description: format!("{}, {threads} threads", system::processor()),
+        description: format!("{}, {}", system::processor(), counted(threads, "thread")),
         cpu: Cpu {
             threads,
             read_bandwidth_bytes_per_second: stream,
@@ -274,6 +280,18 @@ pub fn measure(
     Ok((hardware, gpu_status))
 }
 
+/// What to say of figures that were measured under `contention`; `None` where it was low.
+fn disturbance(contention: Contention) -> Option<String> {
+    let shares = [contention.waited, contention.stolen];
+    let largest = shares.into_iter().flatten().fold(0.0, f64::max);
+    contention.is_disturbed().then(|| {
+        format!(
+            "the machine was busy, other programs took {} of the processor: the figures may be low",
+            percent(largest)
+        )
+    })
+}
+
 /// Opens a speed test on a mapped temporary file with `bytes` bytes of weights.
 ///
 /// # Errors
@@ -287,4 +305,23 @@ pub fn speed_test(bytes: usize) -> Result<SpeedTest, PlannerError> {
     }
     file.flush().map_err(PlannerError::Temporary)?;
     Ok(SpeedTest::open(file.path())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_a_busy_machine_are_marked() {
+        let waited = |share| Contention {
+            waited: Some(share),
+            ..Contention::default()
+        };
+        assert_eq!(disturbance(waited(0.01)), None);
+        let line = disturbance(waited(0.25)).unwrap();
+        assert!(
+            line.contains("25.0 %") && line.contains("may be low"),
+            "{line}"
+        );
+    }
 }

@@ -112,7 +112,7 @@ impl Sweep<'_> {
         };
         let mut dense = self.open(Policy::Dense, None)?;
         let steps = self.steps(missing, &meter);
-        self.progress.begin("sweeping", steps, "tokens");
+        self.progress.begin("sweeping", steps, "steps");
         let by_dense = generate(&mut dense, self.tokenizer, &self.items, self.progress)?;
         let mut bench = Bench {
             planner,
