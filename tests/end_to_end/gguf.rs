@@ -213,7 +213,8 @@ fn a_gguf_file_goes_through_the_whole_pipeline() {
         "--vram",
         "1G",
     ];
-    sandbox.run(&[&arguments[..], &QUICK].concat()).good();
+    let prepared = sandbox.run(&[&arguments[..], &QUICK].concat()).good();
+    prepared.stderr_contains(&["SiLU is assumed, as in llama.cpp"]);
     let run = sandbox
         .run(&[
             "run",
@@ -227,7 +228,7 @@ fn a_gguf_file_goes_through_the_whole_pipeline() {
         .good();
     run.stderr_contains(&["decode: 4 tokens"]);
     let about = sandbox.run(&["inspect", file.to_str().unwrap()]).good();
-    about.stdout_contains(&["2 of 256 hidden"]);
+    about.stdout_contains(&["2 of 256 hidden", "SiLU (assumed"]);
 }
 
 #[test]

@@ -112,6 +112,7 @@ fn a_certificate_is_reproduced_to_the_digit_and_a_changed_one_is_refused() {
     ];
     let placed = sandbox.run(&place).good();
     placed.stdout_contains(&["certified on"]);
+    placed.stderr_contains(&["never exactly zero", "`--max-ppl-increase` sets"]);
     let bundle = "llama-silu.powerinfer/bundle";
     let again = sandbox
         .run(&["eval", "fidelity", bundle, "--certificate"])

@@ -1,6 +1,6 @@
 //! A certificate in words and a table.
 
-use powerinfer_artifact::certificate::Certificate;
+use powerinfer_artifact::{certificate::Certificate, counted};
 use powerinfer_bundle::Bundle;
 
 use crate::output::{Output, Table, percent};
@@ -13,8 +13,8 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
         ..
     } = certificate;
     let begins = match scoring.bos_token {
-        Some(token) => format!("every text begins with token {token}"),
-        None => "nothing is put before a text".to_owned(),
+        Some(token) => format!("each text after token {token}"),
+        None => "no token before a text".to_owned(),
     };
     let verdict = match (certificate.holds(), certificate.tokens_needed()) {
         (true, _) => format!(
@@ -22,7 +22,7 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
             share(certificate.perplexity_budget)
         ),
         (false, Some(tokens)) => format!(
-            "not shown to be within the {} allowed; that takes about {tokens} tokens",
+            "not sure to be within the {} allowed, about {tokens} tokens would tell",
             share(certificate.perplexity_budget)
         ),
         (false, None) => format!(
@@ -33,19 +33,19 @@ pub(crate) fn describe(certificate: &Certificate) -> String {
     let divergence = match certificate.tokens_to_first_divergence {
         None => "in none of the texts".to_owned(),
         Some(tokens) => format!(
-            "after {tokens} {} (median), in {} of the texts",
-            if tokens == 1 { "token" } else { "tokens" },
+            "after {} (median), in {} of the texts",
+            counted(tokens, "token"),
             percent(1.0 - certificate.texts_without_divergence)
         ),
     };
     format!(
-        "certified on {} tokens in {} texts that nothing was fitted to, windows of {} that begin {} apart; {begins}\n\
+        "certified on {} held-out tokens in {}: window {}, stride {}, {begins}\n\
          perplexity        {:.4} as planned, {:.4} dense: {:+.3} % ({:+.3} to {:+.3}, 95 % confidence), {verdict}\n\
          KL divergence     {:.5} nats on average, {:.5} for 99 % of the tokens\n\
          top-1 agreement   {}; first other token {divergence}\n\
          FFN neurons       {} computed\n",
         scoring.tokens,
-        scoring.texts,
+        counted(scoring.texts, "text"),
         scoring.window,
         scoring.stride,
         certificate.perplexity,
@@ -92,7 +92,7 @@ fn share(share: f64) -> String {
 pub(crate) fn say_certificate(bundle: &Bundle, output: Output) {
     if let Some(certificate) = bundle.certificate() {
         output.say(format!(
-            "certified on {} tokens that nothing was fitted to: perplexity {:+.2} % ({:+.2} to {:+.2}) over `dense`, top-1 agreement {}, {} of the FFN neurons computed",
+            "certified on {} held-out tokens: perplexity {:+.2} % relative to `dense` (95 % interval {:+.2} to {:+.2}), the same most likely token on {}, {} of the FFN neurons computed",
             certificate.scoring.tokens,
             100.0 * certificate.perplexity_rise.value,
             100.0 * certificate.perplexity_rise.low,

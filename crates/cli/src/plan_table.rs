@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize, ModelIdentity,
-    plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan},
+    ByteSize, ModelIdentity, counted,
+    plan::{BudgetLine, Device, Forecast, InputThresholds, PROMPT_TOKENS, Plan, Policy},
     write::write_file,
 };
+use powerinfer_model::ModelConfig;
 use powerinfer_report::plan_page;
 use powerinfer_solver::SolveReport;
 
@@ -44,7 +45,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let mut lines = vec![
         (
             "policies",
-            counted(plan.layers.iter().map(|layer| layer.policy.to_string())),
+            layers_of(plan.layers.iter().map(|layer| layer.policy.to_string())),
         ),
         (
             "GPU",
@@ -82,7 +83,10 @@ pub(crate) fn summary(plan: &Plan) -> String {
     }
     lines.extend(inputs(plan).map(|inputs| ("inputs", inputs)));
     let limits = plan.layers.iter().filter_map(|layer| layer.limit);
-    lines.push(("limited by", counted(limits.map(|limit| limit.to_string()))));
+    lines.push((
+        "limited by",
+        layers_of(limits.map(|limit| limit.to_string())),
+    ));
     let lines = lines
         .iter()
         .map(|(name, text)| format!("{name:<12}{text}\n"));
@@ -90,7 +94,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
 }
 
 /// Distinct `names` with the number of layers of each, the most frequent first.
-fn counted(names: impl Iterator<Item = String>) -> String {
+fn layers_of(names: impl Iterator<Item = String>) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for name in names {
         match counts.iter_mut().find(|(known, _)| *known == name) {
@@ -99,10 +103,8 @@ fn counted(names: impl Iterator<Item = String>) -> String {
         }
     }
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let parts = counts.iter().map(|(name, count)| match count {
-        1 => format!("{name} in 1 layer"),
-        _ => format!("{name} in {count} layers"),
-    });
+    let parts = counts.iter();
+    let parts = parts.map(|(name, count)| format!("{name} in {}", counted(count, "layer")));
     parts.collect::<Vec<_>>().join(", ")
 }
 
@@ -328,6 +330,27 @@ pub(crate) fn say_result(plan: &Plan, report: &SolveReport, output: Output) {
     ));
 }
 
+/// Says what a plan means for a model whose activation has no exact zeros.
+pub(crate) fn say_cost_of_skipping(plan: &Plan, config: &ModelConfig, output: Output) {
+    if config.activation.has_exact_zeros() {
+        return;
+    }
+    let skipping = plan.layers.iter();
+    let skipping = skipping.filter(|layer| layer.policy != Policy::Dense);
+    output.say(match skipping.count() {
+        0 => format!(
+            "this model runs dense, without a gain from sparsity: its activation, {}, is never exactly zero, so skipping neurons costs accuracy; `--max-ppl-increase` sets how much is allowed",
+            config.activation.name()
+        ),
+        count => format!(
+            "{} of {} skip the neurons that add least, which costs accuracy: the activation, {}, is never exactly zero; `--max-ppl-increase` sets how much is allowed",
+            count,
+            counted(plan.layers.len(), "layer"),
+            config.activation.name()
+        ),
+    });
+}
+
 /// What to say where a budget is larger than the card that the plan is for.
 pub(crate) fn beyond_the_card(plan: &Plan) -> Option<String> {
     let card = plan.hardware.gpu.as_ref()?;
@@ -352,8 +375,8 @@ pub(crate) fn inputs(plan: &Plan) -> Option<String> {
     let share = with.first()?.share;
     let ffns = with.iter().filter(|found| found.ffn.is_some()).count();
     Some(format!(
-        "{} of the channels are read in the attention of {} layers, and by gate and up of {ffns}",
+        "{} of the channels are read in the attention of {}, and by gate and up of {ffns}",
         percent(1.0 - share),
-        with.len()
+        counted(with.len(), "layer")
     ))
 }

@@ -49,6 +49,13 @@ impl TraceArguments {
                 out.display()
             ));
         }
+        let activation = checkpoint.config().activation;
+        if checkpoint.assumes_activation() && !activation.has_exact_zeros() {
+            output.say(format!(
+                "the GGUF file does not state its activation function: {} is assumed, as in llama.cpp; prepare a ReLU model from its safetensors",
+                activation.name()
+            ));
+        }
         let profile = self.measure(checkpoint, calibration, settings, out, output)?;
         say_result(&profile, output);
         Ok(profile)

@@ -165,6 +165,13 @@ impl Checkpoint {
         &self.files
     }
 
+    /// Returns whether the activation function is assumed: a GGUF file does not state it.
+    pub fn assumes_activation(&self) -> bool {
+        self.files
+            .gguf()
+            .is_some_and(|gguf| gguf.assumes_activation())
+    }
+
     /// Reads one weight as f32, row-major.
     ///
     /// # Errors

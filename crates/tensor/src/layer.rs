@@ -68,6 +68,18 @@ impl Activation {
         }
     }
 
+    /// Returns the function's usual name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Relu => "ReLU",
+            Self::SquaredRelu => "squared ReLU",
+            Self::FatRelu { .. } => "FATReLU",
+            Self::Silu => "SiLU",
+            Self::GeluErf => "GELU",
+            Self::GeluTanh => "GELU (tanh)",
+        }
+    }
+
     /// Returns whether inactive neurons contribute exactly zero, so that skipping them is exact.
     pub fn has_exact_zeros(self) -> bool {
         matches!(self, Self::Relu | Self::SquaredRelu | Self::FatRelu { .. })

@@ -15,7 +15,7 @@ use crate::{
     certificate_table, model_argument,
     output::{Output, print, print_json},
     page_file::refuse_inside,
-    plan_table::{describe, draw, say_result, summary},
+    plan_table::{describe, draw, say_cost_of_skipping, say_result, summary},
     progress::Bar,
 };
 
@@ -128,6 +128,7 @@ pub(crate) fn run(arguments: &PlaceArguments, output: Output) -> Result<()> {
         print_plan(plan, output)?;
     }
     say_result(plan, report, output);
+    say_cost_of_skipping(plan, checkpoint.config(), output);
     draw(
         arguments.html.as_deref(),
         checkpoint.identity(),

@@ -14,7 +14,7 @@ use crate::{
     certificate_table::say_certificate,
     model_argument::{self, DEMO},
     output::{Output, print_json},
-    plan_table::say_result,
+    plan_table::{say_cost_of_skipping, say_result},
     profile_stage::TraceArguments,
     progress::Bar,
     training_stage::{self, TrainingArguments},
@@ -91,6 +91,7 @@ pub(crate) fn run(arguments: &PrepareArguments, output: Output) -> Result<()> {
                 &bar,
             )?;
             say_result(placement.plan(), placement.report(), output);
+            say_cost_of_skipping(placement.plan(), checkpoint.config(), output);
             let bundle = placement.pack(&checkpoint, &out, &bar)?;
             output.say(format!("bundle written to `{}`", bundle.folder().display()));
             match options.certifies() {

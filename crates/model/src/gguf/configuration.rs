@@ -23,6 +23,13 @@ pub(super) struct Architecture {
     fixed: fn(powerinfer: bool) -> Json,
 }
 
+impl Architecture {
+    /// Whether models of several activation functions have this architecture, which a file does not tell apart.
+    pub(super) fn assumes_activation(&self) -> bool {
+        (self.fixed)(true) != (self.fixed)(false)
+    }
+}
+
 const COMMON: &[(&str, &str)] = &[
     ("context_length", "max_position_embeddings"),
     ("embedding_length", "hidden_size"),

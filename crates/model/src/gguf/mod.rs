@@ -35,6 +35,7 @@ pub struct Gguf {
     file: GgufFile,
     layout: Layout,
     generated: BTreeMap<&'static str, Arc<[u8]>>,
+    assumes_activation: bool,
 }
 
 impl Gguf {
@@ -63,12 +64,18 @@ impl Gguf {
             file,
             layout,
             generated,
+            assumes_activation: architecture.assumes_activation(),
         })
     }
 
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
+    }
+
+    /// Returns whether the activation function is the usual one of the architecture, since the file states none.
+    pub(crate) fn assumes_activation(&self) -> bool {
+        self.assumes_activation
     }
 
     /// Returns the generated file called `name`.
