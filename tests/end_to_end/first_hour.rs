@@ -136,7 +136,8 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
     copy_folder(prepared_demo(), &sandbox.path("mine.powerinfer"));
     sandbox
         .run(&["run", "mine", "--prompt", "def", "-n", "1"])
-        .good();
+        .good()
+        .stderr_contains(&["stopped after 1 token;", "decode: 1 token,"]);
     sandbox
         .run(&["place", "mine", "--vram", "0", "--dry-run"])
         .good()
@@ -155,7 +156,8 @@ fn the_name_of_a_prepared_model_is_known_to_every_command() {
             "--tokens",
             "200",
         ])
-        .good();
+        .good()
+        .stderr_contains(&["window 512, stride 256, "]);
     sandbox
         .run(&[
             "logits",

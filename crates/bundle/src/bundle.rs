@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use powerinfer_artifact::{
     ArtifactError, Digest, Header, TensorFile,
     certificate::{self, Certificate},
+    counted,
     document::Document,
     mapped_file::Residence,
     placement_inputs::{self, LayerInputs},
@@ -326,7 +327,13 @@ fn check_plan(path: &Path, plan: &Plan, config: &ModelConfig) -> Result<(), Bund
         path: path.to_owned(),
         source,
     })?;
-    let shape = |layers: usize, neurons: usize| format!("{layers} layers of {neurons} neurons");
+    let shape = |layers: usize, neurons: usize| {
+        format!(
+            "{} of {}",
+            counted(layers, "layer"),
+            counted(neurons, "neuron")
+        )
+    };
     let odd = plan
         .layers
         .iter()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use powerinfer_artifact::{ArtifactError, Hint, progress::Interrupted};
+use powerinfer_artifact::{ArtifactError, Hint, counted, progress::Interrupted};
 use powerinfer_kernels::cuda::DeviceError;
 use powerinfer_model::ModelError;
 
@@ -22,7 +22,8 @@ pub enum ProfileError {
     NoTokens,
     /// The calibration text is too short for a held-out part.
     #[error(
-        "the calibration text has {sequences} sequence(s); at least {needed} are needed for a held-out part"
+        "the calibration text has {}; at least {needed} are needed for a held-out part",
+        counted(sequences, "sequence")
     )]
     TooShort {
         /// Sequences of the text.
@@ -32,7 +33,8 @@ pub enum ProfileError {
     },
     /// A shard has no sequences.
     #[error(
-        "shard {shard} has no text: there are only {sequences} sequences; use fewer shards or more text"
+        "shard {shard} has no text: the text has only {}; use fewer shards or more text",
+        counted(sequences, "sequence")
     )]
     EmptyShard {
         /// The shard.

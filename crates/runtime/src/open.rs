@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use powerinfer_artifact::{
-    ByteSize, Hint, Progress,
+    ByteSize, Hint, Progress, counted,
     mapped_file::Residence,
     plan::{Device, Plan, Policy},
 };
@@ -142,7 +142,8 @@ pub fn warn_of_too_many_threads(threads: usize, progress: &dyn Progress) {
     let cores = usable_cores();
     if threads > cores {
         progress.note(&format!(
-            "{threads} threads for {cores} cores will be slower than one thread for each core"
+            "{threads} threads for {} will be slower than one thread for each core",
+            counted(cores, "core")
         ));
     }
 }

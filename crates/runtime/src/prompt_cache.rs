@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use powerinfer_artifact::{
-    Digest, Header,
+    Digest, Header, counted,
     plan::Policy,
     prompt_cache::{FORMAT, LayerCache, PromptCacheFile, VERSION, write},
 };
@@ -183,7 +183,7 @@ fn summary(policies: Option<&Value>) -> String {
     }
     let counts = counts.iter();
     let counts: Vec<_> = counts
-        .map(|(name, count)| format!("`{name}` in {count} layers"))
+        .map(|(name, count)| format!("`{name}` in {}", counted(count, "layer")))
         .collect();
     counts.join(", ")
 }

@@ -4,7 +4,7 @@ use std::{fmt::Write, path::PathBuf};
 
 use anyhow::Result;
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, counted,
     hardware::{Cpu, Gpu, Hardware},
 };
 use powerinfer_kernels::Isa;
@@ -186,7 +186,7 @@ fn tables(cpu: &Cpu) -> String {
     counts.dedup();
     let headings: Vec<String> = counts
         .iter()
-        .map(|count| format!("{count} thread{}", if *count == 1 { "" } else { "s" }))
+        .map(|count| counted(count, "thread"))
         .collect();
     let mut table = vec!["GB/s read, rows of"];
     table.extend(headings.iter().map(String::as_str));

@@ -8,7 +8,7 @@ mod text;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, Progress, certificate::Estimate, plan::Policy};
+use powerinfer_artifact::{ByteSize, Progress, certificate::Estimate, counted, plan::Policy};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_eval::{
     Ends, Fidelity, Likelihood, complete, continuation_likelihood,
@@ -192,8 +192,8 @@ fn tasks(arguments: &TasksArguments, output: Output) -> Result<()> {
     }
     print(table.to_string())?;
     output.say(format!(
-        "{} held-out tasks, greedy, {} thread(s); pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; identical outputs: completions equal to those of `{}`",
-        arguments.count, subject.threads(), rows[0].likelihood.tokens, rows[0].policy
+        "{}, greedy, {}; pass@1: the function behaves like the reference on {CASES} inputs; perplexity: of the solution's {} tokens given the task; identical outputs: completions equal to those of `{}`",
+        counted(arguments.count, "held-out task"), counted(subject.threads(), "thread"), rows[0].likelihood.tokens, rows[0].policy
     ));
     Ok(())
 }

@@ -328,7 +328,7 @@ fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
         .sum();
     let identity = checkpoint.identity();
     let text = format!(
-        "  model        {}\n  fingerprint  {}\n  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} heads on {} key and value heads\n  activation   {:?}, vocabulary {}, context {}\n",
+        "  model        {}\n  fingerprint  {}\n  parameters   {:.1} M, {} of them in FFNs\n  layers       {} of {} hidden, {} neurons, {} on {}\n  activation   {}{}, vocabulary {}, context {}\n",
         identity.name,
         identity.fingerprint,
         parameters as f64 / 1e6,
@@ -336,9 +336,13 @@ fn model(checkpoint: &Checkpoint, asked: Asked) -> Result<Report> {
         config.layer_count,
         config.hidden_size,
         config.ffn_size,
-        config.head_count,
-        config.kv_head_count,
-        config.activation,
+        counted(config.head_count, "head"),
+        counted(config.kv_head_count, "key and value head"),
+        config.activation.name(),
+        match checkpoint.assumes_activation() {
+            true => " (assumed, the file states none)",
+            false => "",
+        },
         config.vocabulary_size,
         config.context_length,
     );

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::{
-    ByteSize,
+    ByteSize, counted,
     plan::Policy,
     tensor_file::Dtype,
     tensor_writer::{TensorSource, write_tensors},
@@ -106,8 +106,8 @@ pub(crate) fn run(arguments: &LogitsArguments, output: Output) -> Result<()> {
     )]);
     write_tensors(&arguments.out, None, &tensors)?;
     output.say(format!(
-        "logits of {} tokens written to `{}`, {}",
-        arguments.ids.len(),
+        "logits of {} written to `{}`, {}",
+        counted(arguments.ids.len(), "token"),
         arguments.out.display(),
         ByteSize(logits.len() as u64 * 4)
     ));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::{ByteSize, progress::Interrupted};
+use powerinfer_artifact::{ByteSize, counted, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
@@ -341,8 +341,8 @@ impl Timing {
     fn note_limit(&self, output: Output) {
         match self.stop {
             Some(StopReason::MaxTokens) => output.say(format!(
-                "stopped after {} tokens; `-n` sets another limit",
-                self.generated_tokens
+                "stopped after {}; `-n` sets another limit",
+                counted(self.generated_tokens, "token")
             )),
             Some(StopReason::ContextFull) => {
                 output.say("stopped: the context is full; place with a longer `--context`");
@@ -363,10 +363,10 @@ impl Timing {
             cached => format!(" ({cached} of them cached)"),
         };
         format!(
-            "prompt: {} tokens{cached}, {:.0} tokens/s; decode: {} tokens, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
-            self.prompt_tokens,
+            "prompt: {}{cached}, {:.0} tokens/s; decode: {}, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
+            counted(self.prompt_tokens, "token"),
             rate(self.computed_tokens(), self.prompt),
-            self.generated_tokens,
+            counted(self.generated_tokens, "token"),
             rate(self.generated_tokens, self.decode),
             percent(self.decoded.computed_share()),
             ByteSize(self.decoded.bytes_per_token() as u64),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use powerinfer_artifact::{ByteSize, tensor_file::Dtype};
+use powerinfer_artifact::{ByteSize, counted, tensor_file::Dtype};
 use powerinfer_synth::{Settings, Shape, synthesise};
 use serde_json::json;
 
@@ -93,9 +93,9 @@ pub(crate) fn run(arguments: &SynthArguments, output: Output) -> Result<()> {
         }));
     }
     output.say(format!(
-        "made a stand-in for {} with {} layers, {:.2} billion random weights in {}, {} zeros, 80 % of activations from {} of the neurons: `{}`",
+        "made a stand-in for {} with {}, {:.2} billion random weights in {}, {} zeros, 80 % of activations from {} of the neurons: `{}`",
         shape.name,
-        config.layer_count,
+        counted(config.layer_count, "layer"),
         numbers as f64 / 1e9,
         ByteSize(bytes),
         percent(settings.sparsity),

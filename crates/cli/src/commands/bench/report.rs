@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use anyhow::Result;
-use powerinfer_artifact::{ByteSize, plan::Policy};
+use powerinfer_artifact::{ByteSize, counted, plan::Policy};
 use powerinfer_kernels::Isa;
 use powerinfer_model::LanguageModel;
 use powerinfer_pool::system;
@@ -89,10 +89,10 @@ impl Report<'_> {
         let mut text = String::new();
         writeln!(
             text,
-            "bundle          {}, {}, {} layers, {}",
+            "bundle          {}, {}, {}, {}",
             bundle.header().model,
             bundle.quant(),
-            self.model.config().layer_count,
+            counted(self.model.config().layer_count, "layer"),
             self.policies(),
         )?;
         writeln!(
@@ -100,7 +100,7 @@ impl Report<'_> {
             "machine         {}, {}, {}",
             system::processor(),
             self.isa,
-            threads(self.threads)
+            counted(self.threads, "thread")
         )?;
         writeln!(text, "checked         {}\n", self.check)?;
         if !self.measured.is_empty() {
@@ -143,7 +143,7 @@ impl Report<'_> {
             text,
             "kernel launch   {:.1} µs of overhead each, with the wait for all threads, on {}",
             self.sync_microseconds,
-            threads(self.threads)
+            counted(self.threads, "thread")
         )?;
         let batches = self.batches.iter().map(|batch| &batch.policy);
         let measured = self.measured.iter().chain(batches);
@@ -213,7 +213,7 @@ impl Report<'_> {
             bandwidth.least / 1e9,
             bandwidth.most / 1e9,
             ByteSize(self.probe_bytes as u64),
-            threads(self.threads),
+            counted(self.threads, "thread"),
             measured.bytes_per_second.median / 1e9,
             percent(measured.bandwidth_share.median),
             percent(measured.bandwidth_share.least),
@@ -295,10 +295,6 @@ fn disturbance(found: Contention) -> Option<String> {
             share(found.stolen)
         )
     })
-}
-
-fn threads(count: usize) -> String {
-    format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
 fn range(spread: &Spread) -> String {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use powerinfer_artifact::{
-    Progress,
+    Progress, counted,
     plan::{Plan, Policy},
 };
 use powerinfer_bundle::Bundle;
@@ -258,6 +258,7 @@ pub(crate) fn run(arguments: &TextArguments, shown: Shown, output: Output) -> Re
     report(
         (baseline, of_dense),
         &rows,
+        shown,
         windows,
         bos_token.as_deref(),
         output,
@@ -405,19 +406,32 @@ fn table(
 fn report(
     (baseline, dense): (&str, Likelihood),
     rows: &[Row],
+    shown: Shown,
     windows: Windows,
     bos_token: Option<&str>,
     output: Output,
 ) {
     let tokens = dense.tokens;
     let begins = match bos_token {
-        Some(token) => format!("every text begins with `{token}`"),
-        None => "texts begin without a special token".to_owned(),
+        Some(token) => format!("each text after `{token}`"),
+        None => "no token before a text".to_owned(),
     };
     output.say(format!(
-        "{tokens} tokens scored, in windows of {} that begin {} apart; {begins}; rise: of perplexity over `{baseline}`, 95 % by the paired bootstrap of blocks of 64 tokens; KL in nats; first other token: tokens of a text before the first other arg max, median of the texts that have one",
-        windows.length, windows.stride
+        "{} scored: window {}, stride {}, {begins}",
+        counted(tokens, "token"),
+        windows.length,
+        windows.stride
     ));
+    if !rows.is_empty() {
+        output.detail(format!(
+            "rise: of perplexity over `{baseline}`, with its 95 % interval by the paired bootstrap of blocks of 64 tokens"
+        ));
+    }
+    if shown == Shown::Fidelity {
+        output.say(
+            "KL divergence in nats; first other token: tokens of a text before its arg max first differs (median)",
+        );
+    }
     for row in rows {
         let rise = row.fidelity.perplexity_rise();
         let verdict = match () {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use powerinfer_artifact::write::write_file;
+use powerinfer_artifact::{counted, write::write_file};
 use powerinfer_kernels::environment;
 use powerinfer_runtime::{Runtime, Sampler};
 use powerinfer_text::{GenerationPrompt, Message, SpecialTokens, Tokenizer};
@@ -124,11 +124,11 @@ pub(super) fn run(
     }
     if answers > 0 {
         output.say(format!(
-            "{answers} answer{}: {} tokens at {:.0} tokens/s, prompts {} tokens at {:.0} tokens/s",
-            if answers == 1 { "" } else { "s" },
-            total.generated_tokens,
+            "{}: {} at {:.0} tokens/s, prompts {} at {:.0} tokens/s",
+            counted(answers, "answer"),
+            counted(total.generated_tokens, "token"),
             rate(total.generated_tokens, total.decode),
-            total.computed_tokens(),
+            counted(total.computed_tokens(), "token"),
             rate(total.computed_tokens(), total.prompt),
         ));
     }

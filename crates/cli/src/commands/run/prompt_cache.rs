@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::prompt_cache::PromptCacheFile;
+use powerinfer_artifact::{counted, prompt_cache::PromptCacheFile};
 use powerinfer_runtime::Runtime;
 
 /// The file, and what is written to it.
@@ -73,7 +73,8 @@ impl<'a> PromptCache<'a> {
         }
         if alarms > 0 {
             bail!(
-                "the prompt cache was not written: {alarms} layers fell back from the plan's policy"
+                "the prompt cache was not written: {} fell back from the plan's policy",
+                counted(alarms, "layer")
             );
         }
         self.keep(model)

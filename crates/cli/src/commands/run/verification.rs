@@ -1,5 +1,6 @@
 //! `run --verify-every`: what verification has found, in words and as JSON.
 
+use powerinfer_artifact::counted;
 use powerinfer_runtime::{DRIFT_WINDOW, Runtime, Verification};
 use serde_json::json;
 
@@ -49,8 +50,8 @@ pub(super) fn print_summary(model: &Runtime, output: Output) {
     };
     let drift = &verification.layers()[worst];
     output.say(format!(
-        "verified {} tokens: mean relative FFN error {}, contribution recall {}; layer {worst} has the largest error: mean {}, maximum {}",
-        verification.tokens(),
+        "verified {}: mean relative FFN error {}, contribution recall {}; layer {worst} has the largest error: mean {}, maximum {}",
+        counted(verification.tokens(), "token"),
         percent(verification.mean()),
         percent(verification.contribution_recall()),
         percent(drift.mean()),

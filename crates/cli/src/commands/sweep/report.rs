@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use powerinfer_artifact::{ByteSize, write::write_file};
+use powerinfer_artifact::{ByteSize, counted, write::write_file};
 use powerinfer_eval::{
     format,
     sweep::{FunctionResults, MeasuredSpeed, SweepRow, comparisons, csv, document},
@@ -235,11 +235,11 @@ pub(super) fn report(rows: &[SweepRow], out: &Path, output: Output) {
         let measured = &row.speed.measured;
         let planned = row.speed.planned.as_ref();
         output.say(format!(
-            "predicted: by the cost model, for {}; measured: {}, {} thread(s), after {} tokens of prompt; {}; perplexity: rise over dense, 95 % by the paired block bootstrap",
+            "predicted: by the cost model, for {}; measured: {}, {}, after {} of prompt; {}; perplexity: rise over dense, 95 % by the paired block bootstrap",
             planned.map_or("no machine", |planned| &planned.hardware),
             row.identity.processor,
-            measured.threads,
-            measured.prompt_tokens,
+            counted(measured.threads, "thread"),
+            counted(measured.prompt_tokens, "token"),
             describe_device(rows)
         ));
     }
