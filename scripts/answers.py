@@ -312,11 +312,11 @@ def skip_threshold():
         if row["axes"]["setting"] in standing
     )
     page += (
-        "\nThe [report of this sweep](answers/skip-threshold.html) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the trained threshold of each layer, "
+        "\nThe page that this command draws (`--html`) has charts, and the sensitivity of each layer. The number after `predicted:` is added to the trained threshold of each layer, "
         "a logit.\n\nDoes pass@1 fall before perplexity rises? Not in statistical significance: thousands of tokens resolve a smaller effect than some hundred functions. In magnitude it does: "
         f"{costs}. In the literature, HumanEval falls from 0.56 to 0.46 where perplexity rises by 7 % (another model at 50 % sparsity, by another method).\n"
         if costs
-        else "\nThe [page of this sweep](answers/skip-threshold.html) has charts.\n"
+        else "\nThe page that this command draws (`--html`) has charts.\n"
     )
     effects = [
         effect(
@@ -611,10 +611,6 @@ def main():
         "tool": identity["tool"], "processor": identity["processor"], "model": identity["model"], "fingerprint": identity["fingerprint"], "answers": answers,
     }
     DOCS.joinpath("answers.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    pages = DOCS / "answers"
-    pages.mkdir(exist_ok=True)
-    for folder, name in [("demo", "skip-threshold"), ("silu-work", "magnitude")]:
-        (pages / f"{name}.html").write_text((WORK / folder / f"{name}.html").read_text())
     print(f"written: {DOCS / 'answers.md'}", file=sys.stderr)
 
 
