@@ -29,25 +29,7 @@ fi
 mkdir -p "$folder"
 folder=$(realpath "$folder")
 
-# The gguf package converts the models for llama.cpp.
-[ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check gguf==0.19.0
-
-# llama.cpp is built from the source package of llama-cpp-python, its Python binding.
-export LLAMA_CPP_VERSION=0.3.36
-if [ -z "${LLAMA_CPP_BIN:-}" ]; then
-  LLAMA_CPP_BIN=$folder/llama.cpp/bin
-  if [ ! -x "$LLAMA_CPP_BIN/llama-bench" ] || [ ! -x "$LLAMA_CPP_BIN/llama-quantize" ]; then
-    "$folder/venv/bin/pip" download --quiet --disable-pip-version-check --no-binary llama-cpp-python --no-deps \
-      --dest "$folder" "llama-cpp-python==$LLAMA_CPP_VERSION"
-    tar -xzf "$folder/llama_cpp_python-$LLAMA_CPP_VERSION.tar.gz" -C "$folder"
-    cmake -S "$folder/llama_cpp_python-$LLAMA_CPP_VERSION/vendor/llama.cpp" -B "$folder/llama.cpp" \
-      -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
-      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=ON
-    cmake --build "$folder/llama.cpp" --config Release --parallel "$(nproc)" \
-      --target llama-bench llama-quantize
-  fi
-fi
-LLAMA_CPP_BIN=$(realpath "$LLAMA_CPP_BIN")
-export POWERINFER LLAMA_CPP_BIN
+. "$root/scripts/llama-cpp.sh"
+llama_cpp "$folder" llama-bench llama-quantize
+export POWERINFER
 "$folder/venv/bin/python" -B "$root/scripts/bench_cpu.py" "$folder" "$report"

@@ -220,7 +220,7 @@ class Model:
         """GGUF file for llama.cpp, quantised by llama-quantize from 16 bits."""
         source = self.folder / "model-f16.gguf"
         if not source.exists():
-            convert(self.checkpoint, source, for_speed=True)
+            convert(self.checkpoint, source, any_activation=True, with_tokenizer=False)
         if quant in ("f16", "bf16"):
             return source
         out = self.folder / f"model-{quant}.gguf"

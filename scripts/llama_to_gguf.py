@@ -20,13 +20,13 @@ LAYER = {
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def convert(folder, out, for_speed=False):
+def convert(folder, out, any_activation=False, with_tokenizer=True):
     """Writes the model in `folder` to the file `out`; exits if GGUF's `llama` cannot represent it.
 
-    With `for_speed`, any activation is accepted (`llama` computes SiLU) and the tokenizer is left out.
+    With `any_activation`, a model of another activation is accepted, for measuring speed: `llama` computes SiLU.
     """
     config = json.loads((folder / "config.json").read_text())
-    plain = config["model_type"] == "llama" and (for_speed or config.get("hidden_act", "silu") == "silu")
+    plain = config["model_type"] == "llama" and (any_activation or config.get("hidden_act", "silu") == "silu")
     if not plain or config.get("rope_scaling") or config.get("attention_bias") or config.get("mlp_bias"):
         raise SystemExit(f"error: `{folder}` is not a plain Llama with SiLU, the only one that GGUF's `llama` represents")
     heads = config["num_attention_heads"]
@@ -47,10 +47,10 @@ def convert(folder, out, for_speed=False):
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    if for_speed:
-        writer.add_tokenizer_model("no_vocab")
-    else:
+    if with_tokenizer:
         add_tokenizer(writer, folder, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     parts = sorted(folder.glob("model*.safetensors"))
     for name, values in (tensor for part in parts for tensor in tensors(part)):
         name = name.removesuffix(".weight")

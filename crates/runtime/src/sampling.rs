@@ -1,6 +1,6 @@
 //! Chooses the next token from logits.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use powerinfer_artifact::{ArtifactError, random::Random};
 use powerinfer_model::{Files, greedy_token};
@@ -271,34 +271,64 @@ impl Sampler {
         if settings.temperature == 0.0 {
             return greedy_token(logits);
         }
-        // Candidates by falling logit; equal ones by their ids.
+        let likeliest = greedy_token(logits);
+        let largest = logits[likeliest as usize];
         candidates.clear();
         candidates.extend((0..).zip(logits.iter().copied()));
-        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        if settings.top_k > 0 {
+        if (1..candidates.len()).contains(&settings.top_k) {
+            candidates.select_nth_unstable_by(settings.top_k - 1, by_falling_value);
             candidates.truncate(settings.top_k);
+            candidates.sort_unstable_by(by_falling_value);
         }
-        let largest = candidates[0].1;
         for (_, value) in candidates.iter_mut() {
             *value = ((*value - largest) / settings.temperature).exp();
         }
-        candidates.retain(|(_, weight)| *weight >= settings.min_p);
-        let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
-        let mut sum = 0.0;
-        let kept = candidates.iter().position(|(_, weight)| {
-            sum += weight;
-            sum >= settings.top_p * total
-        });
-        candidates.truncate(kept.map_or(candidates.len(), |last| last + 1));
-        let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
-        let mut left = self.random.unit() as f32 * total;
+        candidates.retain(|(_, weight)| *weight > 0.0 && *weight >= settings.min_p);
+        if settings.top_p < 1.0 {
+            keep_nucleus(candidates, settings.top_p);
+        }
+        let mut left = self.random.unit() * total(candidates);
         for (token, weight) in candidates.iter() {
-            left -= weight;
+            left -= f64::from(*weight);
             if left < 0.0 {
                 return *token;
             }
         }
-        candidates[candidates.len() - 1].0
+        candidates.last().map_or(likeliest, |(token, _)| *token)
+    }
+}
+
+/// Orders candidates by falling value, equal ones by their ids.
+fn by_falling_value(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+fn total(candidates: &[(u32, f32)]) -> f64 {
+    candidates
+        .iter()
+        .map(|(_, weight)| f64::from(*weight))
+        .sum()
+}
+
+/// Keeps the smallest set of candidates whose weights reach the share `top_p` of all.
+fn keep_nucleus(candidates: &mut Vec<(u32, f32)>, top_p: f32) {
+    let target = f64::from(top_p) * total(candidates);
+    let (mut sum, mut sorted) = (0.0, 0);
+    // Most nuclei are a small part of the vocabulary, so it is sorted no further than needed.
+    while sorted < candidates.len() {
+        let end = candidates.len().min((4 * sorted).max(64));
+        let rest = &mut candidates[sorted..];
+        if end - sorted < rest.len() {
+            rest.select_nth_unstable_by(end - sorted, by_falling_value);
+        }
+        rest[..end - sorted].sort_unstable_by(by_falling_value);
+        for index in sorted..end {
+            sum += f64::from(candidates[index].1);
+            if sum >= target {
+                return candidates.truncate(index + 1);
+            }
+        }
+        sorted = end;
     }
 }
 
@@ -432,6 +462,36 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_nucleus_is_that_of_a_full_sort(
+            weights in prop::collection::vec(0u8..40, 1..2000), top_p in 0.01f32..1.0,
+        ) {
+            let mut nucleus: Vec<_> = (0..).zip(weights.iter().map(|weight| 1.0 + f32::from(*weight))).collect();
+            let mut expected = nucleus.clone();
+            expected.sort_by(by_falling_value);
+            let target = f64::from(top_p) * total(&expected);
+            let mut sum = 0.0;
+            expected.retain(|(_, weight)| {
+                let is_short = sum < target;
+                sum += f64::from(*weight);
+                is_short
+            });
+            keep_nucleus(&mut nucleus, top_p);
+            prop_assert_eq!(nucleus, expected);
+        }
+
+        #[test]
+        fn tokens_without_probability_are_never_chosen(
+            permitted in prop::collection::btree_set(0usize..300, 1..5), seed in 0u64..100, k in 0usize..400, top_p in 0.1f32..=1.0,
+        ) {
+            let mut logits = [f32::NEG_INFINITY; 300];
+            permitted.iter().for_each(|token| logits[*token] = 1.0);
+            let mut sampler = sampler(|settings| { settings.seed = seed; settings.top_k = k; settings.top_p = top_p; });
+            for _ in 0..20 {
+                prop_assert!(permitted.contains(&(sampler.sample(&logits) as usize)));
+            }
+        }
+
         #[test]
         fn the_same_seed_gives_the_same_tokens(
             logits in prop::collection::vec(-9.0f32..9.0, 1..30), seed in 0u64..100, k in 0usize..40,

@@ -10,6 +10,7 @@
 //! each group of routes.
 
 mod api;
+mod capacity;
 mod choice;
 mod connection;
 mod constraint;
@@ -26,20 +27,20 @@ use std::{
 };
 
 use axum::http::HeaderValue;
+use powerinfer_artifact::ByteSize;
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings, memory::PREFILL_BATCH};
+use powerinfer_runtime::{Runtime, RuntimeError, SamplingSettings};
 use powerinfer_text::Tokenizer;
 use serde_json::{Value, json};
 
+pub use crate::capacity::{DEFAULT_PARALLEL, MAX_PARALLEL};
 use crate::{
     api::error::ApiError,
+    capacity::{Capacity, sequence_bytes},
     constraint::Constraints,
     engine::{Engine, EngineHandle, EngineSettings},
     metrics::Metrics,
 };
-
-/// Requests that can run at the same time, at most.
-pub const MAX_PARALLEL: usize = PREFILL_BATCH;
 
 /// Time between two questions whether to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,8 +50,9 @@ const STOP_INTERVAL: Duration = Duration::from_millis(50);
 pub struct ServerSettings {
     /// The model's name in responses; none for that of the bundle.
     pub alias: Option<String>,
-    /// Requests that run at the same time, 1 to [`MAX_PARALLEL`].
-    pub parallel: usize,
+    /// Requests that run at the same time, 1 to [`MAX_PARALLEL`]; none for [`DEFAULT_PARALLEL`], or fewer where memory
+    /// has no room for their KV caches.
+    pub parallel: Option<usize>,
     /// Texts that may wait; a request beyond them is refused.
     pub queue: usize,
     /// Tokens of a prompt and its text, at most; none for the plan's context.
@@ -75,6 +77,21 @@ pub enum ServerError {
     /// A thread or the network of the system failed.
     #[error("the system refused a thread or a socket")]
     System(#[from] io::Error),
+    /// The KV caches of the requests do not fit memory.
+    #[error(
+        "the KV caches of {parallel} requests need up to {needed}, and {free} of memory are free beside the weights; use \
+         `--parallel {room}`, or a shorter `--context`"
+    )]
+    Memory {
+        /// Requests that run at the same time.
+        parallel: usize,
+        /// Bytes of their KV caches.
+        needed: ByteSize,
+        /// Bytes of memory that the weights leave free.
+        free: ByteSize,
+        /// Requests that fit.
+        room: usize,
+    },
     /// The thread that runs the model has panicked.
     #[error("the thread that runs the model has failed; this is a bug, please report it")]
     Engine,
@@ -106,6 +123,10 @@ pub(crate) struct Service {
     /// The model's layers, as `/v1/models` describes them.
     pub(crate) about: Value,
     pub(crate) context: usize,
+    /// Requests that run at the same time.
+    pub(crate) parallel: usize,
+    /// Bytes of the KV cache of one of them, at most.
+    cache_bytes: u64,
     /// Tokens that the model knows.
     pub(crate) vocabulary: usize,
     /// Whether requests are decoded together.
@@ -121,25 +142,24 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Fails where the address cannot be used, and where the model's settings of sampling are invalid.
+    /// Fails where the address cannot be used, where memory has no room for the requests, and where the model's settings
+    /// of sampling are invalid.
     pub fn bind(
         model: Runtime,
         tokenizer: Tokenizer,
-        mut settings: ServerSettings,
+        settings: ServerSettings,
         address: SocketAddr,
     ) -> Result<Self, ServerError> {
         let listen = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
         let batches = model.supports_batches();
-        settings.parallel = match batches {
-            true => settings.parallel.clamp(1, MAX_PARALLEL),
-            false => 1,
-        };
         let sampling = SamplingSettings::of_model(&model.bundle().files())?;
         powerinfer_runtime::Sampler::new(sampling.clone())?;
         let context = model.context_limit();
         let context = settings.context.map_or(context, |limit| limit.min(context));
+        let capacity = Capacity::of(&model, context, settings.parallel)?;
+        let cache_bytes = sequence_bytes(&model, context);
         let name = settings.alias.clone();
         let tokenizer = Arc::new(tokenizer);
         let metrics = Arc::new(Metrics::new());
@@ -149,7 +169,7 @@ impl Server {
         let name = name.unwrap_or_else(|| model.bundle().header().model.name.clone());
         let stop_tokens = [tokenizer.stop_ids(), &model.config().end_of_text].concat();
         let engine_settings = EngineSettings {
-            parallel: settings.parallel,
+            capacity,
             queue: settings.queue,
             context,
         };
@@ -170,6 +190,8 @@ impl Server {
             name,
             about,
             context,
+            parallel: capacity.parallel,
+            cache_bytes,
             vocabulary,
             batches,
             is_loopback: address.ip().is_loopback(),
@@ -194,7 +216,12 @@ impl Server {
 
     /// Requests that run at the same time.
     pub fn parallel(&self) -> usize {
-        self.service.settings.parallel
+        self.service.parallel
+    }
+
+    /// Bytes of the KV cache of one request, at most.
+    pub fn cache_bytes(&self) -> u64 {
+        self.service.cache_bytes
     }
 
     /// Tokens of a prompt and its text, at most.

@@ -4,8 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use powerinfer_artifact::ByteSize;
-use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{Runtime, memory::kv_bytes};
 use powerinfer_server::{MAX_PARALLEL, Server, ServerSettings};
 
 use crate::{
@@ -30,9 +28,9 @@ pub(crate) struct ServeArguments {
     /// Port to listen on; 0 for any that is free
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Requests that are decoded together, at most
-    #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = parallel)]
-    parallel: usize,
+    /// Requests that are decoded together, at most [default: 4, or fewer where memory is short]
+    #[arg(long, alias = "np", value_name = "N", value_parser = parallel)]
+    parallel: Option<usize>,
     /// Texts that may wait; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
@@ -102,7 +100,6 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         api_key: arguments.api_key.clone(),
         allow_origin,
     };
-    let cache = cache_bytes(&model);
     let takes_turns = !model.supports_batches();
     let tokenizer = model_argument::tokenizer(&model.bundle().files())?;
     let address = SocketAddr::new(arguments.host, arguments.port);
@@ -120,7 +117,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         server.model_name(),
         server.parallel(),
         server.context(),
-        ByteSize(cache),
+        ByteSize(server.cache_bytes()),
     ));
     output.say(format!("try: curl http://{address}/v1/completions -d '{{\"prompt\": \"Once\", \"max_tokens\": 32}}'"));
     print(format!("listening on http://{address}\n"))?;
@@ -132,12 +129,4 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         stops
     })?;
     Ok(())
-}
-
-/// Bytes of the KV cache of one full sequence.
-fn cache_bytes(model: &Runtime) -> u64 {
-    let config = model.config();
-    let format = model.bundle().plan().budget.kv_cache;
-    let of_layer = kv_bytes(config, model.context_limit() as u64, format);
-    of_layer.saturating_mul(config.layer_count as u64)
 }

@@ -18,7 +18,7 @@ pub(crate) async fn health(State(service): State<Arc<Service>>) -> Json<Value> {
         "status": "ok",
         "model": service.name,
         "context_length": service.context,
-        "parallel": service.settings.parallel,
+        "parallel": service.parallel,
         "batching": match service.batches {
             true => "continuous",
             false => "one request at a time: the plan has a part on a GPU",

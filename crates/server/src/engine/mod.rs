@@ -27,7 +27,7 @@ use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Statisti
 
 pub(crate) use self::job::{ACTIVITY_BINS, Activity, Event, Events, Finish, Job, Score};
 use self::sequences::SequencePool;
-use crate::{constraint::Constraint, metrics::Metrics};
+use crate::{capacity::Capacity, constraint::Constraint, metrics::Metrics};
 
 /// Tokens of a prefix that another prompt is about to run and that a prompt waits for.
 const WORTH_WAITING: usize = 32;
@@ -38,8 +38,8 @@ const ACTIVITY_INTERVAL: Duration = Duration::from_millis(40);
 /// What the engine may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineSettings {
-    /// Requests that run at the same time.
-    pub(crate) parallel: usize,
+    /// Requests that run at the same time, and sequences.
+    pub(crate) capacity: Capacity,
     /// Requests that may wait.
     pub(crate) queue: usize,
     /// Tokens of a sequence, at most.
@@ -131,13 +131,8 @@ impl Engine {
             limit: settings.queue,
         };
         let first = model.replace_sequence(Sequence::default());
-        // Caches on a device are counted in the plan's budget once.
-        let capacity = match model.uses_device() {
-            true => 1,
-            false => 2 * settings.parallel,
-        };
         let engine = Self {
-            idle: SequencePool::new(first, capacity),
+            idle: SequencePool::new(first, settings.capacity.sequences),
             model,
             settings,
             stop_tokens,
@@ -211,7 +206,7 @@ impl Engine {
 
     /// Starts requests that wait, while there is room.
     fn admit(&mut self) {
-        while self.prompts.len() + self.decoding.len() < self.settings.parallel
+        while self.prompts.len() + self.decoding.len() < self.settings.capacity.parallel
             && let Some(job) = self.queue.pop_front()
         {
             self.queued.fetch_sub(1, Ordering::Relaxed);
