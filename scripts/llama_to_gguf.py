@@ -91,8 +91,9 @@ def add_tokenizer(writer, folder, config):
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    for kind, add in [("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id)]:
+        if config.get(f"{kind}_token_id") is not None:
+            add(config[f"{kind}_token_id"])
     writer.add_add_bos_token(begins)
 
 

@@ -188,9 +188,10 @@ impl DeviceModel {
     }
 
     /// Begins a pass of a single token of the sequence whose KV caches are at `addresses`: what is recorded of the
-    /// sequence is replayed.
-    pub fn begin_token(&mut self, addresses: Vec<u64>) {
+    /// sequence is replayed, unless the host is to read between kernels (`is_observed`).
+    pub fn begin_token(&mut self, addresses: Vec<u64>, is_observed: bool) {
         self.is_launched_ahead = false;
+        self.segments.pause(is_observed);
         self.segments.start(addresses);
     }
 
@@ -279,6 +280,18 @@ impl DeviceModel {
     /// Returns an error if the device fails.
     pub fn take_segment_times(&mut self) -> Result<Vec<(usize, f64)>, DeviceError> {
         self.segments.take_times()
+    }
+
+    /// Factors of the rows of down in layer `index`, `[hot]`, after [`gate_up`](Self::gate_up) of an observed token; those of
+    /// inactive neurons are 0.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device fails.
+    pub fn read_products(&self, index: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut products = vec![0.0; self.layers[index].hot_count()];
+        self.state.products.read_at(0, &mut products)?;
+        Ok(products)
     }
 
     /// Neurons computed on the device since the last call; the pass is complete.

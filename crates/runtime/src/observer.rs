@@ -72,6 +72,28 @@ impl Observers {
         }
     }
 
+    /// `products` are factors of rows of down in `layer`, for the only token of a pass.
+    pub(crate) fn set_active(&mut self, layer: usize, products: impl Iterator<Item = (u32, f32)>) {
+        if let Some(activity) = &mut self.activity {
+            activity[layer] = vec![active(products).collect()];
+        }
+    }
+
+    /// As [`set_active`](Self::set_active), for the neurons that another device has computed.
+    pub(crate) fn add_active(
+        &mut self,
+        layer: usize,
+        products: impl IntoIterator<Item = (u32, f32)>,
+    ) {
+        if let Some([token]) = self
+            .activity
+            .as_mut()
+            .map(|activity| &mut activity[layer][..])
+        {
+            token.extend(active(products.into_iter()));
+        }
+    }
+
     /// Adds the output of `ffn` to `hidden`, and compares it with dense where an observer asks for it.
     pub(crate) fn run_ffn(
         &mut self,
@@ -102,11 +124,10 @@ impl Observers {
         run(ffn, hidden, buffers, &mut self.statistics);
         let computed = buffers.recorded.take().unwrap_or_default();
         if let Some(activity) = &mut self.activity {
-            let active = |token: &Vec<(u32, f32)>| {
-                let active = token.iter().filter(|(_, product)| *product != 0.0);
-                active.map(|(neuron, _)| *neuron).collect()
-            };
-            activity[call.layer] = computed.iter().map(active).collect();
+            let computed = computed.iter();
+            activity[call.layer] = computed
+                .map(|token| active(token.iter().copied()).collect())
+                .collect();
         }
         if !is_verified && self.audit.is_none() {
             return;
@@ -140,4 +161,11 @@ impl Observers {
                 .extend(fallback.map(|policy| (call.layer, policy)));
         }
     }
+}
+
+/// Neurons whose product is not 0.
+fn active(products: impl Iterator<Item = (u32, f32)>) -> impl Iterator<Item = u32> {
+    products
+        .filter(|(_, product)| *product != 0.0)
+        .map(|(neuron, _)| neuron)
 }

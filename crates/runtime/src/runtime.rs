@@ -401,7 +401,8 @@ impl Runtime {
         self.observers.magnitudes.take().unwrap_or_default()
     }
 
-    /// Lists the active neurons of every token from now on, or no longer. Neurons on a device are not listed.
+    /// Lists the active neurons of every token from now on, or no longer. Of prompts with a part on a device
+    /// nothing is listed.
     pub fn observe_activity(&mut self, on: bool) {
         let layers = self.model.config.layer_count;
         self.observers.activity = on.then(|| vec![Vec::new(); layers]);

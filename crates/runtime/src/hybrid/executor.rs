@@ -73,7 +73,7 @@ impl LayerExecutor for HybridExecutor {
             1 => {
                 let caches = pass.sequences[0].on_device.iter().flatten();
                 let places = caches.flat_map(GpuCache::addresses).collect();
-                device.begin_token(places);
+                device.begin_token(places, pass.observers.activity.is_some());
             }
             tokens => device.use_prompt_buffers(tokens),
         }
@@ -150,6 +150,10 @@ impl LayerExecutor for HybridExecutor {
             self.device.predict(layer, reads, cold)?;
         }
         self.device.gate_up(layer, reads, cold)?;
+        if pass.observers.activity.is_some() && pass.tokens.len() == 1 {
+            let products = self.device.read_products(layer)?;
+            pass.observers.set_active(layer, (0..).zip(products));
+        }
         pass.observers.end_stage(Stage::Launching);
         let neurons = model.config.ffn_size as u64;
         pass.observers.statistics.neurons += pass.tokens.len() as u64 * neurons;
@@ -340,6 +344,8 @@ impl HybridExecutor {
         pass.observers.end_stage(Stage::Waiting);
         let mask = (device.layer(layer).predicts()).then(|| device.predicted_words());
         let watch = self.watch(pass);
+        let observes = pass.observers.activity.is_some() && pass.tokens.len() == 1;
+        self.cold.recorded = observes.then(Vec::new);
         let statistics = &mut pass.observers.statistics;
         let ffn = model.ffn_with(layer, model.selector(layer));
         let sum = ffn.cold_sum(
@@ -349,6 +355,9 @@ impl HybridExecutor {
             &mut self.cold,
             statistics,
         );
+        for neurons in self.cold.recorded.take().into_iter().flatten() {
+            pass.observers.add_active(layer, neurons);
+        }
         self.device.write_cold_sum(&sum);
         self.add_host(watch, pass);
         pass.observers.end_stage(Stage::Down);

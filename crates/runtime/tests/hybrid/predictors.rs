@@ -1,6 +1,6 @@
 //! Policies which need predictors, signs or thresholds, against the CPU alone.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use powerinfer_artifact::{
     plan::{Policy, Score, Threshold},
@@ -9,12 +9,13 @@ use powerinfer_artifact::{
     tensor_file::Dtype,
     tensor_writer::TensorSource,
 };
-use powerinfer_emulator::Order;
-use powerinfer_model::Checkpoint;
+use powerinfer_emulator::{GraphCapture, Order, test_emulator};
+use powerinfer_model::{Checkpoint, LanguageModel};
+use powerinfer_runtime::Runtime;
 use powerinfer_tensor::Format;
 
 use crate::{
-    assert_alike,
+    assert_alike, assert_near,
     case::Case,
     placement::{ALL, PLACEMENTS},
     predictor_files::{Network, insert_signs, summary, write_networks, write_predictors},
@@ -133,6 +134,43 @@ fn signs_and_thresholds_choose_the_same_neurons_on_device_and_host() {
                 let what = format!("{name} {policy} {threshold:?}, copies: {copies}");
                 assert_alike(&mut host, &mut device, &case.prompt, 1e-2, &what);
             }
+        }
+    }
+}
+
+#[test]
+fn active_neurons_are_those_of_the_host_alone() {
+    let mut case = Case::open("llama-relu-gqa");
+    let (normed, folder) = (PredictorInput::Normed, tempfile::tempdir().unwrap());
+    let networks = write_random_networks(&case.checkpoint, normed, Format::F32, folder.path());
+    case.predictors = Some(networks);
+    for policy in [Policy::Exact, Policy::Predicted] {
+        case.policy = policy;
+        for placement in PLACEMENTS {
+            let Some(device) = test_emulator(2, Order::Forward) else {
+                return;
+            };
+            let device = Arc::new(device.with_capture(GraphCapture::Works));
+            let mut device = case.with(device, &[placement]);
+            let observed = |model: &mut Runtime| {
+                model.forward(&case.prompt[..4]).unwrap();
+                // Tokens that are recorded, observed and replayed.
+                let mut logits = model.forward(&case.prompt[4..5]).unwrap();
+                model.observe_activity(true);
+                logits.extend(model.forward(&case.prompt[5..6]).unwrap());
+                let mut activity = model.take_activity();
+                model.observe_activity(false);
+                logits.extend(model.forward(&case.prompt[6..7]).unwrap());
+                for token in activity.iter_mut().flatten() {
+                    token.sort_unstable();
+                }
+                (activity, logits)
+            };
+            let (found, logits) = observed(&mut device);
+            let (want, host_logits) = observed(&mut case.on_host(&[placement]));
+            assert!(want.iter().all(|layer| !layer[0].is_empty()), "{policy:?}");
+            assert_eq!(found, want, "{policy:?}, {placement:?}");
+            assert_near(&logits, &host_logits, 1e-4, "observing changes nothing");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Continuous batching: one thread runs the model for all requests.
 //!
 //! ```text
-//! requests ─▶ queue ─▶ prompts: one piece of one prompt a step, in turns ─▶ decoding: one token of each a step ─▶ done
-//!                       ▲                                                                                          │
-//!                       └────────────── idle sequences, whose prefixes are reused ◀────────────────────────────────┘
+//! requests ─▶ queue ─▶ prompts: one piece of one prompt a step ─▶ decoding: one token of each a step ─▶ done
+//!                       ▲                                                                                │
+//!                       └────────── idle sequences, whose prefixes are reused ◀──────────────────────────┘
 //! ```
 //!
 //! A token's logits depend neither on the other tokens of a pass nor on how a prompt is split, so each request gets the
@@ -86,7 +86,10 @@ pub(crate) struct Engine {
     queued: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
     queue: VecDeque<Job>,
-    prompts: VecDeque<Prompt>,
+    /// The oldest first.
+    prompts: Vec<Prompt>,
+    /// Whether the next piece is one of the shortest prompt.
+    is_turn_of_shortest: bool,
     decoding: Vec<Decoding>,
     /// The sequences of `decoding`.
     sequences: Vec<Sequence>,
@@ -112,6 +115,14 @@ struct Decoding {
     at: Instant,
     /// When active neurons are to be reported again.
     activity_due: Instant,
+}
+
+impl Prompt {
+    /// Tokens that have not been run.
+    fn tokens_left(&self) -> usize {
+        let position = self.sequence.as_ref().map_or(0, Sequence::position);
+        self.job.prompt.len() - position
+    }
 }
 
 impl Engine {
@@ -141,7 +152,8 @@ impl Engine {
             queued,
             metrics,
             queue: VecDeque::new(),
-            prompts: VecDeque::new(),
+            prompts: Vec::new(),
+            is_turn_of_shortest: false,
             decoding: Vec::new(),
             sequences: Vec::new(),
         };
@@ -186,9 +198,8 @@ impl Engine {
         self.queued
             .fetch_sub(queued - self.queue.len(), Ordering::Relaxed);
         for index in (0..self.prompts.len()).rev() {
-            if self.prompts[index].job.events.is_closed()
-                && let Some(prompt) = self.prompts.remove(index)
-            {
+            if self.prompts[index].job.events.is_closed() {
+                let prompt = self.prompts.remove(index);
                 prompt
                     .sequence
                     .into_iter()
@@ -210,7 +221,7 @@ impl Engine {
             && let Some(job) = self.queue.pop_front()
         {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            self.prompts.push_back(Prompt {
+            self.prompts.push(Prompt {
                 job,
                 sequence: None,
                 cached: 0,
@@ -219,12 +230,17 @@ impl Engine {
         }
     }
 
-    /// Runs a piece of the prompt whose turn it is.
+    /// Runs a piece of the oldest prompt, or in turn of the one with the fewest tokens left: a short prompt does not wait
+    /// for long ones, and a long one is not overtaken for ever.
     fn run_prompt_piece(&mut self) {
-        let next = (0..self.prompts.len()).find(|index| !self.waits_for_prefix(*index));
-        let Some(mut prompt) = next.and_then(|index| self.prompts.remove(index)) else {
-            return;
+        let mut ready = (0..self.prompts.len()).filter(|index| !self.waits_for_prefix(*index));
+        let next = match self.is_turn_of_shortest {
+            true => ready.min_by_key(|index| self.prompts[*index].tokens_left()),
+            false => ready.next(),
         };
+        let Some(index) = next else { return };
+        self.is_turn_of_shortest = !self.is_turn_of_shortest;
+        let mut prompt = self.prompts.remove(index);
         let result = self.run_piece_of(&mut prompt);
         match result {
             Err(error) => {
@@ -234,7 +250,7 @@ impl Engine {
                     .for_each(|sequence| self.idle.put(sequence));
                 prompt.job.events.send(Event::Failed(error.to_string()));
             }
-            Ok(None) => self.prompts.push_back(prompt),
+            Ok(None) => self.prompts.insert(index, prompt),
             Ok(Some(logits)) => self.start_decoding(prompt, &logits),
         }
     }
@@ -381,7 +397,7 @@ impl Engine {
         }
         let now = Instant::now();
         let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
-        let observes = self.decoding.iter().any(is_due) && !self.model.uses_device();
+        let observes = self.decoding.iter().any(is_due);
         self.model.observe_activity(observes);
         self.count();
         let tokens: Vec<u32> = self
