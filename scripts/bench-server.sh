@@ -53,6 +53,7 @@ bench() { python3 -B "$root/scripts/bench_server.py" "$@"; }
       [ -d demo.powerinfer ] || "$POWERINFER" prepare demo --quiet >&2
       bundle=demo
       vocabulary=1000
+      repeats=40
       title='demo'
       low=128
       high=384
@@ -64,20 +65,24 @@ bench() { python3 -B "$root/scripts/bench_server.py" "$@"; }
         cp "$root/README.md" text.txt
         "$POWERINFER" profile "$shape" --data text.txt --tokens 64 --out "$shape-profile" --quiet >&2
         "$POWERINFER" place "$shape" --profile "$shape-profile" --predictors "$shape/predictors" --vram 0 \
-          --context 1024 --quant q4_0 --policy "${POLICY:-exact}" --certify none --hardware cpu-only --out "$bundle" --quiet >&2
+          --context 1024 --quant q4_0 --policy exact --certify none --hardware cpu-only --out "$bundle" --quiet >&2
       fi
       vocabulary=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["vocab_size"] - 1)' "$shape/config.json")
-      title="$shape, q4_0, 90 % zeros, \`${POLICY:-exact}\`"
+      repeats=8
+      title="$shape, q4_0, random weights with 90 % zeros"
       low=128
       high=512
     fi
-    printf '\n## %s\n\nPrompts of %s to %s tokens.\n\n' "$title" "$low" "$high"
-    start "$POWERINFER" serve "$bundle" --port 0 --parallel 64
-    bench load "$port" --vocabulary "$vocabulary" --prompt "$low" "$high" --clients $clients
-    stop
-    printf '\n### Compared with `powerinfer run`\n\nMedians of one request at a time, in turn with `run`.\n\n'
-    start "$POWERINFER" serve "$bundle" --port 0 --parallel 1
-    bench overhead "$port" --run "$POWERINFER run $bundle"
+    printf '\n## %s\n\nPrompts of %s to %s tokens.\n' "$title" "$low" "$high"
+    for policy in exact predicted; do
+      printf '\n### `%s`\n\n' "$policy"
+      start "$POWERINFER" serve "$bundle" --port 0 --parallel 64 --policy "$policy"
+      bench load "$port" --vocabulary "$vocabulary" --prompt "$low" "$high" --clients $clients
+      stop
+    done
+    printf '\n### Compared with `powerinfer run`\n\n`exact`, medians of one request at a time, in turn with `run`.\n\n'
+    start "$POWERINFER" serve "$bundle" --port 0 --parallel 1 --policy exact
+    bench overhead "$port" --requests "$repeats" --run "$POWERINFER run $bundle --policy exact"
     stop
     [ "$shape" = demo ] && continue
     if [ ! -e "$shape.gguf" ]; then

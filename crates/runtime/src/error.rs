@@ -54,7 +54,8 @@ pub enum RuntimeError {
     },
     /// A batch is empty, or does not have one token per sequence.
     #[error(
-        "a batch has {sequences} sequences and {tokens} tokens; give one token for each of at least one sequence"
+        "a batch has {sequences} sequences and {tokens} tokens; give one token for each of at least one sequence, and no \
+         more than fit a pass"
     )]
     BatchSize {
         /// Number of sequences.

@@ -214,17 +214,19 @@ pub(crate) fn mix(pass: &mut Pass<'_>, layer: usize, projections: &mut Projectio
             _ => None,
         },
     };
-    let each = tokens / pass.sequences.len();
-    let keys = key
-        .chunks_exact(each * key_size)
-        .zip(value.chunks_exact(each * key_size));
-    let queries = query.chunks_exact_mut(each * query_size);
-    for (sequence, (query, (key, value))) in pass.sequences.iter_mut().zip(queries.zip(keys)) {
-        let cache = &mut sequence.layers[layer];
-        for (key, value) in key.chunks_exact(key_size).zip(value.chunks_exact(key_size)) {
+    let (mut query, mut key, mut value) = (&mut query[..], &key[..], &value[..]);
+    for index in 0..pass.sequences.len() {
+        let tokens = pass.tokens_of(index);
+        let (own_query, other_queries) = query.split_at_mut(tokens * query_size);
+        let (own_key, other_keys) = key.split_at(tokens * key_size);
+        let (own_value, other_values) = value.split_at(tokens * key_size);
+        (query, key, value) = (other_queries, other_keys, other_values);
+        let cache = &mut pass.sequences[index].layers[layer];
+        let rows = own_key.chunks_exact(key_size);
+        for (key, value) in rows.zip(own_value.chunks_exact(key_size)) {
             cache.push(key, value);
         }
-        let bytes = attend(&model.threads, heads, &mask, cache, query);
+        let bytes = attend(&model.threads, heads, &mask, cache, own_query);
         pass.observers.count_bytes(bytes);
     }
 }

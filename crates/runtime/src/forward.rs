@@ -36,11 +36,10 @@ pub(crate) fn forward(
     executor: &mut dyn LayerExecutor,
     pass: &mut Pass<'_>,
 ) -> Result<(), RuntimeError> {
-    let tokens_each = pass.tokens.len() / pass.sequences.len();
-    let positions = &mut pass.buffers.positions;
-    positions.clear();
-    for sequence in &*pass.sequences {
-        positions.extend(sequence.position()..sequence.position() + tokens_each);
+    pass.buffers.positions.clear();
+    for (index, sequence) in pass.sequences.iter().enumerate() {
+        let end = sequence.position() + pass.tokens_of(index);
+        pass.buffers.positions.extend(sequence.position()..end);
     }
     while let Err(error) = run_layers(executor, pass) {
         // Removes the keys and values of this pass.
@@ -51,9 +50,11 @@ pub(crate) fn forward(
             return Err(error);
         }
     }
-    let tokens = pass.tokens.chunks_exact(tokens_each);
-    for (sequence, tokens) in pass.sequences.iter_mut().zip(tokens) {
-        sequence.tokens.extend(tokens);
+    let mut tokens = pass.tokens;
+    for index in 0..pass.sequences.len() {
+        let (own, rest) = tokens.split_at(pass.tokens_of(index));
+        pass.sequences[index].tokens.extend(own);
+        tokens = rest;
     }
     pass.observers.statistics.tokens += pass.tokens.len() as u64;
     Ok(())

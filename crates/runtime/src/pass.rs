@@ -2,13 +2,23 @@
 
 use crate::{Sequence, input::InputBuffers, model::Model, observer::Observers};
 
-/// Some tokens on their way through the layers: as many of each sequence, one sequence's after the other's.
+/// Some tokens on their way through the layers: one of each sequence but the last, and the remaining ones of the last.
 pub(crate) struct Pass<'a> {
     pub(crate) model: &'a Model,
     pub(crate) sequences: &'a mut [Sequence],
     pub(crate) tokens: &'a [u32],
     pub(crate) observers: &'a mut Observers,
     pub(crate) buffers: &'a mut PassBuffers,
+}
+
+impl Pass<'_> {
+    /// Tokens of sequence `index`.
+    pub(crate) fn tokens_of(&self, index: usize) -> usize {
+        match self.sequences.len() - 1 {
+            last if index == last => self.tokens.len() - last,
+            _ => 1,
+        }
+    }
 }
 
 /// The vectors of a [`Pass`], reused from one to the next.

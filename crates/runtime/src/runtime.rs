@@ -254,6 +254,59 @@ impl Runtime {
         Ok(logits)
     }
 
+    /// Runs tokens of `sequences`, at least one sequence of this bundle, in one pass: one token of each but the last, and
+    /// the remaining ones, a piece of a prompt, of the last. Returns the logits of the former, `[sequences - 1,
+    /// vocabulary]`, and those asked for of the latter; they do not depend on what runs together.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::decode_batch`], and where there are more tokens than [`Self::prompt_batch`] or several sequences
+    /// on a device.
+    pub fn run_with_prompt(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+        logits: PromptLogits,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let most = match self.supports_batches() {
+            true => sequences.len(),
+            false => 1,
+        };
+        let decoded = sequences.len().wrapping_sub(1);
+        let is_piece = (sequences.len()..=self.prompt_batch()).contains(&tokens.len());
+        if decoded >= most || !is_piece {
+            return Err(RuntimeError::BatchSize {
+                sequences: sequences.len(),
+                tokens: tokens.len(),
+            });
+        }
+        for (index, sequence) in sequences.iter().enumerate() {
+            let own = match index == decoded {
+                true => &tokens[index..],
+                false => &tokens[index..=index],
+            };
+            self.check(sequence.position(), own)
+                .map_err(|source| in_batch(index, source))?;
+        }
+        self.pass(sequences, tokens)?;
+        let hidden = self.model.config.hidden_size;
+        let mut all = Vec::new();
+        let ends = match logits {
+            PromptLogits::All => [tokens.len(), tokens.len()],
+            PromptLogits::Last => [decoded, tokens.len()],
+            PromptLogits::None => [decoded, decoded],
+        };
+        if ends[0] > 0 {
+            self.head(0..ends[0] * hidden)?;
+            all.extend_from_slice(&self.logits);
+        }
+        if ends[1] > ends[0] {
+            self.head(self.last_hidden())?;
+            all.extend_from_slice(&self.logits);
+        }
+        Ok(all)
+    }
+
     /// Runs `tokens`, at least one, of `sequence`, a sequence of this bundle; returns the logits asked for,
     /// `[tokens, vocabulary]`. They do not depend on how a prompt is split into calls.
     ///
@@ -301,7 +354,8 @@ impl Runtime {
         end - self.model.config.hidden_size..end
     }
 
-    /// Runs `tokens`, as many of each of `sequences`; the hidden states after the last layer are left in the buffers.
+    /// Runs `tokens`, one of each of `sequences` and the remaining ones of the last; the hidden states after the last layer
+    /// are left in the buffers.
     fn pass(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<(), RuntimeError> {
         let mut pass = Pass {
             model: &self.model,

@@ -26,7 +26,7 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::{Options, Runtime, RuntimeError, Sequence, Threads};
+use powerinfer_runtime::{Options, PromptLogits, Runtime, RuntimeError, Sequence, Threads};
 use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
@@ -187,12 +187,13 @@ proptest! {
         ]),
         threads in 1usize..4,
         beginnings in prop::collection::vec((0usize..40, 0usize..40), 1..20),
+        piece in 0usize..20,
         seed: u64,
     ) {
         const STEPS: usize = 2;
         let mut model = runtime(Case { model, quant, policy, threads });
         let mut random = Random::new(seed);
-        let room = model.context_limit() - STEPS;
+        let room = model.context_limit() - STEPS - piece;
         let beginnings: Vec<_> = beginnings
             .into_iter()
             .map(|(shared, own)| (shared.min(room / 2), own.min(room / 2)))
@@ -216,6 +217,20 @@ proptest! {
                 prop_assert!(bits(together) == bits(&logits));
             }
         }
+        // With a piece of a prompt, in the last sequence.
+        let (decoded, count) = (batch.len() - 1, batch.len() + piece);
+        let tokens: Vec<u32> = (0..count).map(|_| random.below(vocabulary) as u32).collect();
+        let wanted = [PromptLogits::None, PromptLogits::Last, PromptLogits::All][piece % 3];
+        let together = model.run_with_prompt(&mut batch, &tokens, wanted).unwrap();
+        let mut separate = Vec::new();
+        for (index, alone) in alone.iter_mut().enumerate() {
+            let (own, wanted) = match index == decoded {
+                true => (&tokens[index..], wanted),
+                false => (&tokens[index..=index], PromptLogits::Last),
+            };
+            separate.extend(model.run_prompt(alone, own, wanted).unwrap());
+        }
+        prop_assert!(bits(&together) == bits(&separate));
         for (one, other) in batch.iter().zip(&alone) {
             prop_assert_eq!(one.tokens(), other.tokens());
         }
@@ -277,5 +292,13 @@ fn what_cannot_be_decoded_names_its_sequence_and_changes_nothing() {
     assert!(nothing.contains("0 sequences"), "{nothing}");
     let uneven = refused(&mut batch, &[0]);
     assert!(uneven.contains("3 sequences and 1 tokens"), "{uneven}");
+    for (sequences, tokens) in [(0, 1), (3, 2), (1, 65)] {
+        let (sequences, tokens) = (&mut batch[..sequences], vec![0; tokens]);
+        let result = model.run_with_prompt(sequences, &tokens, PromptLogits::Last);
+        assert!(
+            matches!(result, Err(RuntimeError::BatchSize { .. })),
+            "{result:?}"
+        );
+    }
     assert_eq!(positions(&batch), before);
 }

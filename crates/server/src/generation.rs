@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use powerinfer_runtime::{Sampler, SamplingSettings};
@@ -16,11 +16,17 @@ use crate::{
     Service,
     api::error::ApiError,
     choice::{Choice, Piece},
-    engine::{Activity, Event, Events, Finish, Job, Score},
+    engine::{Activity, Cancel, Event, Events, Finish, Job, Score},
 };
 
 /// Texts of a request, of all prompts together, at most.
 const MAX_TEXTS: usize = 2048;
+
+/// Time between two batches of a text's tokens, at least, where they are streamed or may hold a stop string.
+const STREAM_INTERVAL: Duration = Duration::from_millis(1);
+
+/// As [`STREAM_INTERVAL`], where the text is sent in whole.
+const WHOLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Texts to generate.
 #[derive(Debug, Clone)]
@@ -75,9 +81,11 @@ pub(crate) enum Update {
 
 /// A request that is running. Dropping it cancels what is not finished.
 pub(crate) struct Texts {
-    receiver: UnboundedReceiver<(usize, Event)>,
+    receiver: UnboundedReceiver<(usize, Vec<Event>)>,
+    /// Events that have been received, of one choice.
+    received: (usize, std::vec::IntoIter<Event>),
     choices: Vec<Choice>,
-    events: Vec<Events>,
+    cancels: Vec<Cancel>,
     open: usize,
     /// Tokens of all prompts.
     pub(crate) prompt_tokens: usize,
@@ -100,8 +108,12 @@ pub(crate) struct FinishedText {
 }
 
 impl Texts {
-    /// Checks `request` and hands it to the engine.
-    pub(crate) fn start(service: &Service, request: &TextRequest) -> Result<Self, ApiError> {
+    /// Checks `request` and hands it to the engine; the texts may be sent in pieces (`is_streamed`).
+    pub(crate) fn start(
+        service: &Service,
+        request: &TextRequest,
+        is_streamed: bool,
+    ) -> Result<Self, ApiError> {
         static UNSEEDED: AtomicU64 = AtomicU64::new(0);
         let context = service.context;
         let count = request.prompts.len() * request.texts_each;
@@ -113,7 +125,11 @@ impl Texts {
         let mut jobs = Vec::new();
         let (sender, receiver) = unbounded_channel();
         let arrived = Instant::now();
-        let (mut choices, mut events) = (Vec::new(), Vec::new());
+        let (mut choices, mut cancels) = (Vec::new(), Vec::new());
+        let interval = match is_streamed || !request.stops.is_empty() {
+            true => STREAM_INTERVAL,
+            false => WHOLE_INTERVAL,
+        };
         for (index, prompt) in request.prompts.iter().enumerate() {
             service.check_prompt(prompt)?;
             let prompt: Arc<[u32]> = prompt.as_slice().into();
@@ -144,7 +160,8 @@ impl Texts {
                 let constraint = constraint
                     .transpose()
                     .map_err(|error| ApiError::invalid_value("response_format", error))?;
-                events.push(Events::new(choice, sender.clone()));
+                let cancel = Cancel::default();
+                cancels.push(cancel.clone());
                 jobs.push(Job {
                     prompt: Arc::clone(&prompt),
                     sampler,
@@ -154,7 +171,7 @@ impl Texts {
                     prompt_logprobs: request.prompt_logprobs,
                     activity: request.activity,
                     constraint,
-                    events: events[choice].clone(),
+                    events: Events::new(choice, sender.clone(), cancel, interval),
                     arrived,
                 });
                 choices.push(Choice::new(
@@ -171,8 +188,9 @@ impl Texts {
         Ok(Self {
             receiver,
             open: choices.len(),
+            received: (0, Vec::new().into_iter()),
             choices,
-            events,
+            cancels,
             prompt_tokens: request.prompts.iter().map(Vec::len).sum(),
             cached_tokens: 0,
             arrived,
@@ -191,10 +209,14 @@ impl Texts {
             if self.open == 0 {
                 return None;
             }
-            let Some((choice, event)) = self.receiver.recv().await else {
-                return Some(Err(ApiError::stopping()));
+            let Some(event) = self.received.1.next() else {
+                match self.receiver.recv().await {
+                    Some((choice, events)) => self.received = (choice, events.into_iter()),
+                    None => return Some(Err(ApiError::stopping())),
+                }
+                continue;
             };
-            match self.take(choice, event) {
+            match self.take(self.received.0, event) {
                 Ok(None) => {}
                 Ok(Some(update)) => return Some(Ok(update)),
                 Err(error) => return Some(Err(error)),
@@ -225,7 +247,7 @@ impl Texts {
             } => {
                 let piece = choice.push(id, is_stop, score).map_err(decoding)?;
                 if let Some(finish) = choice.finish {
-                    self.events[index].cancel();
+                    self.cancels[index].cancel();
                     self.open -= 1;
                     return Ok(Some(Update::End {
                         choice: index,

@@ -155,7 +155,7 @@ pub(crate) async fn completions(
         scored,
         includes_usage: stream.includes_usage,
     };
-    let texts = Texts::start(&service, &request)?;
+    let texts = Texts::start(&service, &request, stream.is_on)?;
     match stream.is_on {
         true => Ok(shape.stream(service, texts, request.texts_each)),
         false => shape.respond(&service, texts).await,

@@ -110,7 +110,7 @@ pub(crate) async fn completions(
         logprobs: logprobs.is_some(),
         include_usage: stream.includes_usage,
     };
-    let texts = Texts::start(&service, &request)?;
+    let texts = Texts::start(&service, &request, stream.is_on)?;
     match stream.is_on {
         true => Ok(shape.stream(service, texts)),
         false => shape.respond(&service, texts, best_of).await,

@@ -174,7 +174,7 @@ async fn respond(
     is_streamed: bool,
     field: impl Fn(&str) -> (&'static str, Value) + Copy + Send + 'static,
 ) -> Result<Response, OllamaError> {
-    let mut texts = Texts::start(&service, request)?;
+    let mut texts = Texts::start(&service, request, is_streamed)?;
     let line = move |service: &Service, text: &str| {
         let (name, text) = field(text);
         let mut line =

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use powerinfer_model::log_sum_exp;
@@ -37,37 +37,74 @@ pub(crate) struct Job {
     pub(crate) arrived: Instant,
 }
 
-/// The events of one choice of a request. The request is cancelled by dropping the receiver.
-#[derive(Debug, Clone)]
+/// The events of one choice of a request, sent in batches: each wakes a thread that competes with the model's.
+#[derive(Debug)]
 pub(crate) struct Events {
     choice: usize,
-    sender: UnboundedSender<(usize, Event)>,
-    is_cancelled: Arc<AtomicBool>,
+    sender: UnboundedSender<(usize, Vec<Event>)>,
+    cancel: Cancel,
+    pending: Vec<Event>,
+    /// Time between two batches of tokens, at least.
+    interval: Duration,
+    /// When tokens were sent last.
+    sent: Option<Instant>,
+}
+
+/// Cancels one choice of a request. Dropping the receiver cancels all of them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Cancels the choice.
+    pub(crate) fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Events {
-    /// Events of `choice`, sent to `sender`.
-    pub(crate) fn new(choice: usize, sender: UnboundedSender<(usize, Event)>) -> Self {
+    /// Events of `choice`, sent to `sender` until `cancel`.
+    pub(crate) fn new(
+        choice: usize,
+        sender: UnboundedSender<(usize, Vec<Event>)>,
+        cancel: Cancel,
+        interval: Duration,
+    ) -> Self {
         Self {
             choice,
             sender,
-            is_cancelled: Arc::default(),
+            cancel,
+            pending: Vec::new(),
+            interval,
+            sent: None,
         }
     }
 
-    /// Sends `event`; nothing happens where the client has gone.
-    pub(crate) fn send(&self, event: Event) {
-        let _ = self.sender.send((self.choice, event));
+    /// Sends `event`, perhaps with later ones; nothing happens where the client has gone.
+    pub(crate) fn send(&mut self, event: Event) {
+        let is_due = match event {
+            // Its first token follows, or its end.
+            Event::Prompt { .. } => false,
+            Event::Token { .. } => self.sent.is_none_or(|sent| sent.elapsed() >= self.interval),
+            Event::Done(_) | Event::Failed(_) => true,
+        };
+        self.pending.push(event);
+        if is_due {
+            self.flush();
+        }
     }
 
-    /// Cancels this choice alone.
-    pub(crate) fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
+    /// Sends what has not been sent.
+    pub(crate) fn flush(&mut self) {
+        if !self.pending.is_empty() {
+            self.sent = Some(Instant::now());
+            let events = std::mem::take(&mut self.pending);
+            let _ = self.sender.send((self.choice, events));
+        }
     }
 
     /// Whether nobody wants the rest of the text.
     pub(crate) fn is_closed(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed) || self.sender.is_closed()
+        self.cancel.0.load(Ordering::Relaxed) || self.sender.is_closed()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Continuous batching: one thread runs the model for all requests.
 //!
 //! ```text
-//! requests ─▶ queue ─▶ prompts: one piece of one prompt a step ─▶ decoding: one token of each a step ─▶ done
-//!                       ▲                                                                                │
-//!                       └────────── idle sequences, whose prefixes are reused ◀──────────────────────────┘
+//! requests ─▶ queue ─▶ prompts: a piece of one of them a pass ─▶ decoding: one token of each a pass ─▶ done
+//!                       ▲                                                                              │
+//!                       └───────── idle sequences, whose prefixes are reused ◀─────────────────────────┘
 //! ```
 //!
 //! A token's logits depend neither on the other tokens of a pass nor on how a prompt is split, so each request gets the
@@ -14,6 +14,7 @@ mod sequences;
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -25,7 +26,7 @@ use std::{
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Statistics};
 
-pub(crate) use self::job::{ACTIVITY_BINS, Activity, Event, Events, Finish, Job, Score};
+pub(crate) use self::job::{ACTIVITY_BINS, Activity, Cancel, Event, Events, Finish, Job, Score};
 use self::sequences::SequencePool;
 use crate::{capacity::Capacity, constraint::Constraint, metrics::Metrics};
 
@@ -165,9 +166,7 @@ impl Engine {
         while self.receive() {
             self.drop_cancelled();
             self.admit();
-            self.run_prompt_piece();
-            self.decode();
-            self.count();
+            self.step();
         }
     }
 
@@ -230,29 +229,28 @@ impl Engine {
         }
     }
 
-    /// Runs a piece of the oldest prompt, or in turn of the one with the fewest tokens left: a short prompt does not wait
-    /// for long ones, and a long one is not overtaken for ever.
-    fn run_prompt_piece(&mut self) {
+    /// Runs a piece of a prompt together with one token of each request that is decoded.
+    fn step(&mut self) {
+        let prompt = self.next_prompt();
+        if prompt.is_some() && self.model.verification().is_some() {
+            // Verification is of passes of decoded tokens alone.
+            self.pass(prompt, 0);
+            return self.pass(None, self.decoding.len());
+        }
+        self.pass(prompt, self.decoding.len());
+    }
+
+    /// Takes the oldest prompt, or in turn the one with the fewest tokens left: a short prompt does not wait for long
+    /// ones, and a long one is not overtaken for ever. Returns its index, too.
+    fn next_prompt(&mut self) -> Option<(usize, Prompt)> {
         let mut ready = (0..self.prompts.len()).filter(|index| !self.waits_for_prefix(*index));
         let next = match self.is_turn_of_shortest {
             true => ready.min_by_key(|index| self.prompts[*index].tokens_left()),
             false => ready.next(),
         };
-        let Some(index) = next else { return };
+        let index = next?;
         self.is_turn_of_shortest = !self.is_turn_of_shortest;
-        let mut prompt = self.prompts.remove(index);
-        let result = self.run_piece_of(&mut prompt);
-        match result {
-            Err(error) => {
-                prompt
-                    .sequence
-                    .into_iter()
-                    .for_each(|sequence| self.idle.put(sequence));
-                prompt.job.events.send(Event::Failed(error.to_string()));
-            }
-            Ok(None) => self.prompts.insert(index, prompt),
-            Ok(Some(logits)) => self.start_decoding(prompt, &logits),
-        }
+        Some((index, self.prompts.remove(index)))
     }
 
     /// Whether another prompt is running a prefix that prompt `index`, which has not begun, can start from.
@@ -272,46 +270,122 @@ impl Engine {
         })
     }
 
-    /// Runs a piece of `prompt`; returns the logits of its last token once it is complete.
-    fn run_piece_of(&mut self, prompt: &mut Prompt) -> Result<Option<Vec<f32>>, RuntimeError> {
+    /// Gives `prompt` a sequence if it has none: the one with the longest prefix of it.
+    fn start_prompt(&mut self, prompt: &mut Prompt) -> Result<(), RuntimeError> {
+        if prompt.sequence.is_some() {
+            return Ok(());
+        }
         let tokens = &prompt.job.prompt;
-        let sequence = match &mut prompt.sequence {
-            Some(sequence) => sequence,
-            none => {
-                // Logits of all tokens are those of a prompt that is run in whole.
-                let reusable = match prompt.job.prompt_logprobs {
-                    Some(_) => 0,
-                    None => tokens.len() - 1,
+        // Logits of all tokens are those of a prompt that is run in whole.
+        let reusable = match prompt.job.prompt_logprobs {
+            Some(_) => 0,
+            None => tokens.len() - 1,
+        };
+        let running = self.prompts.iter();
+        let running = running.filter_map(|prompt| prompt.sequence.as_ref());
+        let busy: Vec<&Sequence> = running.chain(&self.sequences).collect();
+        let (sequence, cached) = self.idle.take(&self.model, tokens, reusable, &busy)?;
+        prompt.cached = cached;
+        prompt.sequence = Some(sequence);
+        Ok(())
+    }
+
+    /// Runs a piece of `prompt`, which was at the given index, together with the first `decoded` requests.
+    fn pass(&mut self, prompt: Option<(usize, Prompt)>, decoded: usize) {
+        let mut tokens: Vec<u32> = self.decoding[..decoded]
+            .iter()
+            .map(|decoding| decoding.pending)
+            .collect();
+        let mut piece = None;
+        if let Some((index, mut prompt)) = prompt {
+            let started = self.start_prompt(&mut prompt);
+            match (started, prompt.sequence.take()) {
+                (Ok(()), Some(sequence)) => {
+                    let start = sequence.position();
+                    let room = self.model.prompt_batch().saturating_sub(decoded).max(1);
+                    let end = prompt.job.prompt.len().min(start + room);
+                    tokens.extend(&prompt.job.prompt[start..end]);
+                    self.sequences.push(sequence);
+                    piece = Some((index, prompt, start..end));
+                }
+                (result, _) => {
+                    let message = result.err().map(|error| error.to_string());
+                    self.fail(prompt, message.unwrap_or_default());
+                }
+            }
+        }
+        if tokens.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
+        let observes = self.decoding[..decoded].iter().any(is_due);
+        self.model.observe_activity(observes);
+        let result = match &piece {
+            None => self
+                .model
+                .decode_batch(&mut self.sequences[..decoded], &tokens),
+            Some((_, prompt, range)) => {
+                let wanted = match prompt.job.prompt_logprobs {
+                    Some(_) => PromptLogits::All,
+                    None if range.end == prompt.job.prompt.len() => PromptLogits::Last,
+                    None => PromptLogits::None,
                 };
-                let running = self
-                    .prompts
-                    .iter()
-                    .filter_map(|prompt| prompt.sequence.as_ref());
-                let busy: Vec<&Sequence> = running.chain(&self.sequences).collect();
-                let (sequence, cached) = self.idle.take(&self.model, tokens, reusable, &busy)?;
-                prompt.cached = cached;
-                none.insert(sequence)
+                let last = self.sequences.len() - 1;
+                let sequences = &mut self.sequences[last - decoded..];
+                self.model.run_with_prompt(sequences, &tokens, wanted)
             }
         };
-        let start = sequence.position();
-        let end = tokens.len().min(start + self.model.prompt_batch());
-        let wanted = match (prompt.job.prompt_logprobs, end == tokens.len()) {
-            (Some(_), _) => PromptLogits::All,
-            (None, true) => PromptLogits::Last,
-            (None, false) => PromptLogits::None,
+        let active = observes.then(|| self.model.take_activity());
+        let counts = self.count();
+        let piece = piece.map(|(index, mut prompt, range)| {
+            prompt.sequence = self.sequences.pop();
+            (index, prompt, range)
+        });
+        let logits = match result {
+            Ok(logits) => logits,
+            Err(error) => {
+                for index in (0..decoded).rev() {
+                    self.finish(index, Err(error.to_string()));
+                }
+                if let Some((_, prompt, _)) = piece {
+                    self.fail(prompt, error.to_string());
+                }
+                return;
+            }
         };
-        let mut logits = self
-            .model
-            .run_prompt(sequence, &tokens[start..end], wanted)?;
-        self.metrics.prompt_tokens.inc_by((end - start) as u64);
+        let (of_decoded, of_prompt) =
+            logits.split_at(decoded * self.model.config().vocabulary_size);
+        self.accept_all(decoded, of_decoded, active.as_deref(), &counts);
+        if let Some((index, prompt, range)) = piece {
+            self.end_piece(index, prompt, range, of_prompt);
+        }
+    }
+
+    /// Ends the pass of a piece, the tokens `range`, of `prompt`, which is at `index` unless it is complete.
+    fn end_piece(&mut self, index: usize, mut prompt: Prompt, range: Range<usize>, logits: &[f32]) {
+        self.metrics.prompt_tokens.inc_by(range.len() as u64);
         let size = self.model.config().vocabulary_size;
+        let tokens = &prompt.job.prompt;
         if let Some(count) = prompt.job.prompt_logprobs {
-            let rows = logits.chunks_exact(size).zip(&tokens[start + 1..]);
+            let rows = logits.chunks_exact(size).zip(&tokens[range.start + 1..]);
             let scores = rows.map(|(row, next)| Score::new(*next, row, count, self.vocabulary));
             prompt.scores.extend(scores);
-            logits.drain(..logits.len() - size);
         }
-        Ok((end == tokens.len()).then_some(logits))
+        if range.end < tokens.len() {
+            return self.prompts.insert(index, prompt);
+        }
+        self.start_decoding(prompt, &logits[logits.len() - size..]);
+    }
+
+    /// Ends `prompt` with an error.
+    fn fail(&mut self, prompt: Prompt, message: String) {
+        prompt
+            .sequence
+            .into_iter()
+            .for_each(|sequence| self.idle.put(sequence));
+        let mut events = prompt.job.events;
+        events.send(Event::Failed(message));
     }
 
     /// Generates the first token of `prompt`, which has been run.
@@ -390,57 +464,40 @@ impl Engine {
         }
     }
 
-    /// Decodes one token of every request, in passes of all.
-    fn decode(&mut self) {
-        if self.decoding.is_empty() {
+    /// Samples a token of each of the first `decoded` requests, from `logits [decoded, vocabulary]`; `active` are the active
+    /// neurons of the pass, by layer and token.
+    fn accept_all(
+        &mut self,
+        decoded: usize,
+        logits: &[f32],
+        active: Option<&[Vec<Vec<u32>>]>,
+        counts: &Statistics,
+    ) {
+        if decoded == 0 {
             return;
         }
+        self.metrics.batch.observe(decoded as f64);
         let now = Instant::now();
-        let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
-        let observes = self.decoding.iter().any(is_due);
-        self.model.observe_activity(observes);
-        self.count();
-        let tokens: Vec<u32> = self
-            .decoding
-            .iter()
-            .map(|decoding| decoding.pending)
-            .collect();
-        let logits = match self.model.decode_batch(&mut self.sequences, &tokens) {
-            Ok(logits) => logits,
-            Err(error) => {
-                let message = error.to_string();
-                for index in (0..self.decoding.len()).rev() {
-                    self.finish(index, Err(message.clone()));
-                }
-                return;
-            }
-        };
-        self.metrics.batch.observe(tokens.len() as f64);
-        let active = observes.then(|| self.model.take_activity());
-        let counts = self.count();
-        let now = Instant::now();
+        let neurons = self.model.config().ffn_size;
         let size = self.model.config().vocabulary_size;
         let mut finished = Vec::new();
         let mut all = std::mem::take(&mut self.decoding);
-        for (index, (decoding, logits)) in all.iter_mut().zip(logits.chunks_exact(size)).enumerate()
-        {
+        let rows = all.iter_mut().zip(logits.chunks_exact(size)).enumerate();
+        for (index, (decoding, logits)) in rows {
             let between = now.duration_since(decoding.at);
             self.metrics.between_tokens.observe(between.as_secs_f64());
             decoding.at = now;
-            let activity = match &active {
-                Some(layers) if decoding.job.activity && decoding.activity_due <= now => {
-                    decoding.activity_due = now + ACTIVITY_INTERVAL;
-                    let neurons = self.model.config().ffn_size;
-                    let layers = layers.iter();
-                    Some(Activity {
-                        bins: layers.map(|tokens| bins(&tokens[index], neurons)).collect(),
-                        computed_share: counts.computed_share(),
-                        bytes_per_token: counts.bytes_per_token(),
-                        batch: tokens.len(),
-                    })
+            let is_due = decoding.job.activity && decoding.activity_due <= now;
+            let activity = active.filter(|_| is_due).map(|layers| {
+                decoding.activity_due = now + ACTIVITY_INTERVAL;
+                let layers = layers.iter();
+                Activity {
+                    bins: layers.map(|tokens| bins(&tokens[index], neurons)).collect(),
+                    computed_share: counts.computed_share(),
+                    bytes_per_token: counts.bytes_per_token(),
+                    batch: decoded,
                 }
-                _ => None,
-            };
+            });
             let position = self.sequences[index].position();
             let finish = self.accept(decoding, position, logits, activity);
             finished.extend(finish.map(|finish| (index, finish)));
@@ -449,11 +506,16 @@ impl Engine {
         for (index, finish) in finished.into_iter().rev() {
             self.finish(index, finish);
         }
+        if !self.prompts.is_empty() {
+            // The next pass is a long one.
+            let decoding = self.decoding.iter_mut();
+            decoding.for_each(|decoding| decoding.job.events.flush());
+        }
     }
 
     /// Reports the end of request `index` and frees its place.
     fn finish(&mut self, index: usize, finish: Result<Finish, String>) {
-        let decoding = self.remove(index);
+        let mut decoding = self.remove(index);
         self.metrics.finished.inc();
         decoding.job.events.send(match finish {
             Ok(finish) => Event::Done(finish),
