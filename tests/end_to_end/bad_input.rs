@@ -139,6 +139,86 @@ fn nan_weights_are_refused() {
 }
 
 #[test]
+fn a_bundle_is_not_replaced_by_one_that_overflows() {
+    let sandbox = Sandbox::new();
+    let text = "some text to calibrate on, and some more ".repeat(100);
+    fs::write(sandbox.path("text.txt"), text).unwrap();
+    // Sets columns 2 and following of row 0 of a tensor.
+    let model_with = |name: &str, tensor: &str, numbers: &[f32]| {
+        let model = sandbox.path(name);
+        fs::rename(sandbox.copy_model("llama-relu-gqa"), &model).unwrap();
+        edit(&model.join("model.safetensors"), |bytes| {
+            let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let table: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+            let found = &table[tensor];
+            assert_eq!(found["dtype"], "F32");
+            let start = found["data_offsets"][0].as_u64().unwrap() as usize;
+            let numbers: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            bytes[8 + length + start + 8..][..numbers.len()].copy_from_slice(&numbers);
+        });
+        sandbox.run(&["profile", name, "--data", "text.txt"]).good();
+        model
+    };
+    let place = |model: &str, quant: &str| {
+        let fixed = [
+            "--vram=0",
+            "--policy=dense",
+            "--certify=none",
+            "--out=bundle",
+        ];
+        sandbox.run(&[&["place", model, "--quant", quant][..], &fixed].concat())
+    };
+    let large = model_with("large", "model.layers.1.self_attn.v_proj.weight", &[1e7]);
+    place("large", "f32").good();
+    let manifest = || fs::read(sandbox.path("bundle/manifest.json")).unwrap();
+    let before = manifest();
+    let parts = [
+        "`layers.1.value`",
+        "1e7",
+        "row 0, column 2",
+        "`q8_0`",
+        "--quant f32",
+    ];
+    place("large", "q8_0").bad(1, &parts);
+    model_with("infinite", "lm_head.weight", &[f32::MAX; 32]);
+    place("infinite", "f32").bad(1, &["the logits are not finite"]);
+    assert_eq!(manifest(), before);
+    sandbox
+        .run(&["run", "bundle", "--prompt", "a", "--max-tokens", "4"])
+        .good();
+    // A setting beyond 32 bits.
+    let config = large.join("config.json");
+    replace(
+        &config,
+        "\"rms_norm_eps\": ",
+        "\"rms_norm_eps\": 1e300, \"_\": ",
+    );
+    sandbox
+        .run(&["inspect", "large"])
+        .bad(1, &["rms_norm_eps", "1e300"]);
+}
+
+#[test]
+fn a_file_that_the_manifest_does_not_name_is_refused() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.copy_demo().join("bundle");
+    let template = folder.join("chat_template.jinja");
+    fs::write(&template, "{{ messages[0].content }}").unwrap();
+    for command in [
+        &["run", "demo"][..],
+        &["inspect", "--verify", "demo.powerinfer"],
+    ] {
+        sandbox
+            .run(command)
+            .bad(1, &["chat_template.jinja", "manifest", "remove it"]);
+    }
+    fs::remove_file(template).unwrap();
+    sandbox
+        .run(&["inspect", "--verify", "demo.powerinfer"])
+        .good();
+}
+
+#[test]
 fn unsupported_configurations_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-silu");

@@ -73,8 +73,14 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
     ///
     /// # Errors
     ///
-    /// [`ArtifactError::Write`].
+    /// A number is NaN or infinite, which JSON cannot represent, or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ArtifactError> {
-        write_file(path, &self.to_bytes())
+        let bytes = self.to_bytes();
+        // Such numbers are written as `null`.
+        if let Err(source) = serde_json::from_slice::<Self>(&bytes) {
+            let path = path.to_owned();
+            return Err(ArtifactError::NotFinite { path, source });
+        }
+        write_file(path, &bytes)
     }
 }

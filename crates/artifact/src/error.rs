@@ -51,6 +51,14 @@ pub enum ArtifactError {
         /// Parse error with line, column and field.
         source: serde_json::Error,
     },
+    /// A figure that JSON cannot represent, so that the file would not open again.
+    #[error("`{path}` was not written: a figure in it is not finite ({source})")]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// Error of reading it again, with the field.
+        source: serde_json::Error,
+    },
     /// A required tensor is missing.
     #[error("`{path}` has no tensor `{tensor}`")]
     MissingTensor {

@@ -88,6 +88,8 @@ pub enum Hint {
     TrainWithLowerRecall,
     /// Place with weights in a smaller format.
     SmallerFormat,
+    /// Place with weights in a format of a wider range.
+    WiderFormat,
     /// Use a lossless policy, or train predictors and place again.
     LosslessPolicyOrTrain,
     /// Use the dense policy, or train predictors and place again.

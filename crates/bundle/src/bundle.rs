@@ -83,6 +83,7 @@ impl Bundle {
         check_seal(&path, &manifest)?;
         let plan_path = plan_path(folder, &manifest.body);
         check_files(folder, &manifest.body, &plan_path, check)?;
+        refuse_foreign(folder, &manifest.body)?;
         let quant = manifest
             .body
             .quant
@@ -373,6 +374,29 @@ pub(crate) fn plan_path(folder: &Path, manifest: &Manifest) -> PathBuf {
     match !matches(&current) && next.exists() && matches(&next) {
         true => next,
         false => current,
+    }
+}
+
+/// Refuses files that the manifest does not name: a chat template, say, that nothing vouches for.
+fn refuse_foreign(folder: &Path, manifest: &Manifest) -> Result<(), BundleError> {
+    let entries = std::fs::read_dir(folder).map_err(ArtifactError::read(folder))?;
+    let mut foreign: Vec<PathBuf> = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(ArtifactError::read(folder))?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_own = name.is_some_and(|name| {
+            // Names of unfinished files begin with a dot; the next plan may be left by an interrupted run.
+            manifest.files.contains_key(name)
+                || [MANIFEST, NEXT_PLAN].contains(&name)
+                || name.starts_with('.')
+        });
+        if !is_own {
+            foreign.push(path);
+        }
+    }
+    match foreign.into_iter().min() {
+        None => Ok(()),
+        Some(path) => Err(BundleError::Foreign { path }),
     }
 }
 

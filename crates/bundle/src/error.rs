@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use powerinfer_artifact::{ArtifactError, Hint, plan::PlanError, progress::Interrupted};
 use powerinfer_model::ModelError;
+use powerinfer_tensor::Format;
 
 /// Error of making, opening or changing a bundle.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +51,50 @@ pub enum BundleError {
         /// The layer.
         layer: usize,
     },
+    /// A weight is not finite, or beyond its format.
+    #[error("`{tensor}` has the value {value:e} in row {row}, column {column}: {}", beyond(*value, *format))]
+    Beyond {
+        /// The tensor of the bundle.
+        tensor: String,
+        /// Its row: of FFN matrices, the checkpoint's neuron.
+        row: usize,
+        /// Column of the value.
+        column: usize,
+        /// The value.
+        value: f32,
+        /// Format of the tensor.
+        format: Format,
+    },
+    /// A scale of a GGUF file's blocks is not finite.
+    #[error("`{tensor}` has a scale that is not finite in row {row}; the file is damaged")]
+    DamagedScale {
+        /// The tensor of the bundle.
+        tensor: String,
+        /// Its row, of the checkpoint.
+        row: usize,
+    },
+    /// A file that is not part of the bundle.
+    #[error("`{path}` is not named in the bundle's manifest; remove it")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
     /// The model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A file cannot be read or written.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+fn beyond(value: f32, format: Format) -> String {
+    match value.is_finite() {
+        true => format!(
+            "`{format}` represents magnitudes below {:e}",
+            format.limit()
+        ),
+        false => "the checkpoint is damaged".to_owned(),
+    }
 }
 
 impl BundleError {
@@ -68,7 +107,11 @@ impl BundleError {
             Self::NoPlacementInputs { .. } => Some(Hint::MakeBundleAgain),
             Self::Model(error) => error.hint(),
             Self::Artifact(error) => error.hint(),
-            Self::NotAPermutation { .. } => None,
+            Self::Beyond { value, .. } if value.is_finite() => Some(Hint::WiderFormat),
+            Self::NotAPermutation { .. }
+            | Self::Beyond { .. }
+            | Self::DamagedScale { .. }
+            | Self::Foreign { .. } => None,
         }
     }
 }

@@ -53,12 +53,39 @@ pub const REQUEST: &str = "request";
 ///
 /// # Errors
 ///
-/// An order is not a permutation, the checkpoint cannot be read, or the folder cannot be written.
+/// An order is not a permutation, the checkpoint cannot be read, a weight is beyond the format, or the folder cannot be
+/// written.
 pub fn pack(
     inputs: &PackInputs<'_>,
     out: &Path,
     progress: &dyn Progress,
 ) -> Result<Bundle, BundleError> {
+    pack_with(inputs, out, progress, |_| Ok(()))
+}
+
+/// As [`pack`], but what is in `out` is replaced only once `accept` has passed the new bundle, in another folder.
+///
+/// # Errors
+///
+/// Fails as [`pack`] and `accept` do; `out` is unchanged then.
+pub fn pack_with<E: From<BundleError>>(
+    inputs: &PackInputs<'_>,
+    out: &Path,
+    progress: &dyn Progress,
+    accept: impl FnOnce(Bundle) -> Result<(), E>,
+) -> Result<Bundle, E> {
+    let folder = write_all(inputs, out, progress)?;
+    accept(Bundle::open(folder.path(), IntegrityCheck::Quick)?)?;
+    folder.finish().map_err(BundleError::from)?;
+    Ok(Bundle::open(out, IntegrityCheck::Quick)?)
+}
+
+/// Writes all files of a bundle that is to be in `out`.
+fn write_all(
+    inputs: &PackInputs<'_>,
+    out: &Path,
+    progress: &dyn Progress,
+) -> Result<PartialFolder, BundleError> {
     let checkpoint = inputs.checkpoint;
     let config = checkpoint.config();
     for (layer, order) in inputs.orders.iter().enumerate() {
@@ -125,8 +152,7 @@ pub fn pack(
         body: manifest,
     })
     .write(&folder.path().join(MANIFEST))?;
-    folder.finish()?;
-    Bundle::open(out, IntegrityCheck::Quick)
+    Ok(folder)
 }
 
 /// Elements that are packed and written at a time.
@@ -233,11 +259,34 @@ fn write_weight(
     for start in (0..rows).step_by(rows_per_chunk) {
         let chunk = start..rows.min(start + rows_per_chunk);
         let count = chunk.len();
-        let packed = powerinfer_tensor::pack(format, count, columns, &read(chunk)?);
+        let values = read(chunk)?;
+        if let Some(index) = format.first_beyond(&values) {
+            let row = start + index / columns;
+            return Err(BundleError::Beyond {
+                tensor: name(weight, layout),
+                row: match neurons_are_rows(weight, layout) {
+                    Some(layer) => inputs.orders[layer][row] as usize,
+                    None => row,
+                },
+                column: index % columns,
+                value: values[index],
+                format,
+            });
+        }
+        let packed = powerinfer_tensor::pack(format, count, columns, &values);
         append_rows(writer, &name(weight, layout), &packed)?;
         progress.advance((count * columns) as u64)?;
     }
     Ok(())
+}
+
+/// The layer of a matrix whose rows are neurons, in the layer's order.
+fn neurons_are_rows(weight: Weight, layout: Layout) -> Option<usize> {
+    match (weight, layout) {
+        (Weight::Layer(layer, LayerWeight::Gate | LayerWeight::Up), Layout::ByOutput)
+        | (Weight::Layer(layer, LayerWeight::Down), Layout::ByInput) => Some(layer),
+        _ => None,
+    }
 }
 
 /// Writes a matrix by output without requantising if the checkpoint has it in Q4_K; returns whether it
@@ -259,6 +308,12 @@ fn write_q4_k(
             return Ok(false);
         };
         let packed = repack_q4_k(chunk.len(), columns, &blocks);
+        if let Some(row) = packed.row_with_damaged_scale() {
+            return Err(BundleError::DamagedScale {
+                tensor: name(weight, Layout::ByOutput),
+                row: chunk[row] as usize,
+            });
+        }
         append_rows(writer, &name(weight, Layout::ByOutput), &packed)?;
         progress.advance((chunk.len() * columns) as u64)?;
     }

@@ -160,6 +160,7 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
             "run `powerinfer train-predictors`, with a lower `--recall` if need be"
         }
         Hint::SmallerFormat => "a smaller `--quant` at `place` would fit",
+        Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",
         Hint::LosslessPolicyOrTrain => {
             "use `exact` or `dense`, or run `powerinfer train-predictors` and place again"
         }

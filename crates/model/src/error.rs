@@ -15,6 +15,11 @@ pub enum ModelError {
         /// The path given.
         path: PathBuf,
     },
+    /// Logits are NaN or infinite.
+    #[error(
+        "the logits are not finite: weights, activations or settings of the model exceed the number formats"
+    )]
+    LogitsNotFinite,
     /// A required file is missing.
     #[error(
         "`{folder}` is not a checkpoint: it has no `{file}`; point to a Hugging Face model folder"

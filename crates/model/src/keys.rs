@@ -76,6 +76,9 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
+/// Elements of a head, at most: tables of rotary angles are made before there are weights to compare shapes with.
+pub(crate) const MAX_HEAD_SIZE: usize = 1 << 16;
+
 /// Largest accepted size. Products of larger ones could overflow; layers and tokens have lower limits since
 /// they are iterated over.
 fn largest(key: &str) -> u64 {
@@ -83,6 +86,8 @@ fn largest(key: &str) -> u64 {
         1 << 14
     } else if key == "vocab_size" {
         1 << 24
+    } else if key == "head_dim" {
+        MAX_HEAD_SIZE as u64
     } else {
         1 << 30
     }
@@ -214,12 +219,15 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns the number under `key`, which must be positive.
+    /// Returns the number under `key`, which must be positive and an `f32`.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {
             Some(number) if number <= 0.0 => {
                 Err(self.bad(format!("`{key}` is {number}, it must be greater than 0")))
             }
+            Some(number) if !(number as f32).is_normal() => Err(self.bad(format!(
+                "`{key}` is {number:e}, beyond the numbers of 32 bits"
+            ))),
             number => Ok(number),
         }
     }

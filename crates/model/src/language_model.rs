@@ -32,6 +32,20 @@ pub trait LanguageModel {
     fn position(&self) -> usize;
 }
 
+/// Refuses logits that are NaN or infinite.
+///
+/// # Errors
+///
+/// [`ModelError::LogitsNotFinite`].
+pub fn check_finite(logits: &[f32]) -> Result<(), ModelError> {
+    // Without an early exit vectors compare them.
+    let are_finite = |all, logit: &f32| all & (logit.abs() < f32::INFINITY);
+    match logits.iter().fold(true, are_finite) {
+        true => Ok(()),
+        false => Err(ModelError::LogitsNotFinite),
+    }
+}
+
 /// Returns the token with the largest logit; the lowest id among equals.
 pub fn greedy_token(logits: &[f32]) -> u32 {
     let mut best = 0;

@@ -22,7 +22,7 @@ pub use checkpoint::Checkpoint;
 pub use config::{Biases, Block, ModelConfig, Positions};
 pub use error::ModelError;
 pub use files::{Files, gguf_files};
-pub use language_model::{LanguageModel, greedy_token, log_sum_exp};
+pub use language_model::{LanguageModel, check_finite, greedy_token, log_sum_exp};
 pub use powerinfer_tensor::{Activation, FfnKind, NormKind};
 pub use rotary::Rotary;
 pub use stored::StoredTensor;

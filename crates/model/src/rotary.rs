@@ -4,7 +4,10 @@ use std::f64::consts::TAU;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ModelError, keys::Keys};
+use crate::{
+    ModelError,
+    keys::{Keys, MAX_HEAD_SIZE},
+};
 
 /// Rotary embedding (RoPE, Su et al. 2021): within the first `2·pairs` elements of each head, element i is
 /// rotated with element i + pairs.
@@ -70,6 +73,11 @@ pub(crate) fn rotary(
     context_length: usize,
     defaults: &RotaryDefaults,
 ) -> Result<Rotary, ModelError> {
+    if head_size > MAX_HEAD_SIZE {
+        return Err(keys.bad(format!(
+            "a head has {head_size} elements, which is more than supported; `hidden_size`, `num_attention_heads` or `head_dim` is wrong"
+        )));
+    }
     let newer = keys.object("rope_parameters")?;
     let older = keys.object("rope_scaling")?;
     let objects: Vec<&Keys<'_>> = newer.iter().chain(&older).collect();

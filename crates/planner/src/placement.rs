@@ -4,12 +4,14 @@ use std::path::Path;
 
 use powerinfer_artifact::{
     Hint, Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
-    write::ScratchFolder,
+    progress::Silent, write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, PackInputs, pack};
+use powerinfer_bundle::{Bundle, PackInputs, pack_with};
 use powerinfer_eval::format::percent;
-use powerinfer_model::Checkpoint;
+use powerinfer_model::{Checkpoint, LanguageModel};
+use powerinfer_pool::usable_cores;
 use powerinfer_profile::Profile;
+use powerinfer_runtime::{Execution, Runtime};
 use powerinfer_solver::SolveReport;
 use powerinfer_tensor::Format;
 use powerinfer_text::Tokenizer;
@@ -22,6 +24,9 @@ use crate::{
     search,
     solver::{Scratch, Solver},
 };
+
+/// Tokens that a new bundle is run on before it replaces another.
+const TRIED_TOKENS: usize = 16;
 
 /// A plan and everything needed to pack it.
 pub struct Placement {
@@ -209,11 +214,12 @@ impl Placement {
         &self.report
     }
 
-    /// Packs the bundle into the folder `out`.
+    /// Packs the bundle into the folder `out`, where it replaces another once its logits are known to be finite.
     ///
     /// # Errors
     ///
-    /// A weight cannot be read, the bundle cannot be written, or `progress` interrupts.
+    /// A weight cannot be read or is beyond the format, logits are not finite, the bundle cannot be written, or `progress`
+    /// interrupts.
     pub fn pack(
         &self,
         checkpoint: &Checkpoint,
@@ -232,7 +238,14 @@ impl Placement {
             request: self.request.settings.clone(),
             seed: self.seed,
         };
-        Ok(pack(&inputs, out, progress)?)
+        pack_with(&inputs, out, progress, |bundle| {
+            let execution = Execution::on_cpu(usable_cores());
+            let mut model = Runtime::open(bundle, None, &execution, &Silent)?;
+            let text = self.texts.first().map_or(&[0][..], Vec::as_slice);
+            let tokens = &text[..text.len().min(TRIED_TOKENS).min(model.context_limit())];
+            model.forward_last(tokens)?;
+            Ok(())
+        })
     }
 
     /// Measures `bundle` on held-out text and adds the certificate to it.

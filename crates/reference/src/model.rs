@@ -1,7 +1,7 @@
 //! The whole model as a [`LanguageModel`].
 
 use candle_core::Tensor;
-use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError};
+use powerinfer_model::{Checkpoint, LanguageModel, ModelConfig, ModelError, check_finite};
 
 use crate::{Embedding, FfnObserver, Head, Layer, NoObserver, operations::failed};
 
@@ -74,7 +74,8 @@ impl LanguageModel for ReferenceModel {
         let new = logits
             .narrow(0, self.sequence.len(), tokens.len())
             .and_then(|new| new.flatten_all()?.to_vec1());
-        let new = new.map_err(failed)?;
+        let new: Vec<f32> = new.map_err(failed)?;
+        check_finite(&new)?;
         self.sequence = sequence;
         Ok(new)
     }

@@ -5,7 +5,7 @@ use std::slice::from_mut;
 use powerinfer_artifact::plan::{InputThresholds, Policy, Threshold};
 use powerinfer_bundle::Bundle;
 use powerinfer_gpu::DeviceModel;
-use powerinfer_model::{LanguageModel, ModelConfig, ModelError};
+use powerinfer_model::{LanguageModel, ModelConfig, ModelError, check_finite};
 
 use crate::{
     InputMagnitudes, RuntimeError, Sequence, Stage, Statistics, Verification,
@@ -388,18 +388,18 @@ impl Runtime {
         &self.buffers.hidden
     }
 
-    /// Sets the logits to those of the hidden states in `range`, on the host.
+    /// Sets the logits to those of the hidden states in `range`, on the host; they are finite.
     pub(crate) fn head(&mut self, range: std::ops::Range<usize>) -> Result<(), RuntimeError> {
         let hidden = &self.buffers.hidden[range];
         let device = self.executor.device_mut();
         if let Some(device) = device.filter(|device| device.has_head()) {
             self.logits = device.logits(hidden)?;
             self.observers.end_stage(Stage::Head);
-            return Ok(());
+        } else {
+            let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);
+            head(&self.model, hidden, buffers, logits, &mut self.observers);
         }
-        let (buffers, logits) = (&mut self.head_buffers, &mut self.logits);
-        head(&self.model, hidden, buffers, logits, &mut self.observers);
-        Ok(())
+        Ok(check_finite(&self.logits)?)
     }
 
     /// Refuses tokens outside the vocabulary, and those beyond the context after `position`.

@@ -91,9 +91,10 @@ pub(crate) struct Texts {
     pub(crate) prompt_tokens: usize,
     /// Tokens of the prompts whose keys and values were reused.
     pub(crate) cached_tokens: usize,
-    /// When the request arrived, and when its first prompt had been run.
-    pub(crate) arrived: Instant,
-    pub(crate) prompt_done: Option<Instant>,
+    /// When the request arrived, when its first prompt had been run, and when its last text ended.
+    arrived: Instant,
+    prompt_done: Option<Instant>,
+    ended: Option<Instant>,
 }
 
 /// The whole text of a choice.
@@ -195,12 +196,23 @@ impl Texts {
             cached_tokens: 0,
             arrived,
             prompt_done: None,
+            ended: None,
         })
     }
 
     /// Tokens generated so far.
     pub(crate) fn tokens(&self) -> usize {
         self.choices.iter().map(|choice| choice.tokens).sum()
+    }
+
+    /// Times up to the first token, waiting included, and from there to the end.
+    pub(crate) fn times(&self) -> (Duration, Duration) {
+        let ended = self.ended.unwrap_or_else(Instant::now);
+        let prompt_done = self.prompt_done.unwrap_or(ended);
+        (
+            prompt_done.saturating_duration_since(self.arrived),
+            ended.saturating_duration_since(prompt_done),
+        )
     }
 
     /// The next update; none once all choices have ended.
@@ -231,8 +243,8 @@ impl Texts {
         }
         let decoding = |error: powerinfer_text::TextError| ApiError::server(error.to_string());
         Ok(match event {
-            Event::Prompt { cached, scores } => {
-                self.prompt_done.get_or_insert_with(Instant::now);
+            Event::Prompt { cached, scores, at } => {
+                self.prompt_done.get_or_insert(at);
                 self.cached_tokens += cached;
                 Some(Update::Prompt {
                     choice: index,
@@ -248,6 +260,7 @@ impl Texts {
                 let piece = choice.push(id, is_stop, score).map_err(decoding)?;
                 if let Some(finish) = choice.finish {
                     self.cancels[index].cancel();
+                    self.ended = Some(Instant::now());
                     self.open -= 1;
                     return Ok(Some(Update::End {
                         choice: index,
@@ -262,7 +275,8 @@ impl Texts {
                     activity,
                 })
             }
-            Event::Done(finish) => {
+            Event::Done { finish, at } => {
+                self.ended = Some(at);
                 let piece = choice.end(finish).map_err(decoding)?;
                 self.open -= 1;
                 Some(Update::End {

@@ -81,6 +81,38 @@ impl Format {
         }
     }
 
+    /// Magnitude from which on a weight becomes infinite or another number.
+    pub fn limit(self) -> f32 {
+        // Halfway between the largest `f16` and the next power of two, which rounds to infinity.
+        const F16: f32 = 65520.0;
+        match self {
+            Format::F32 => f32::INFINITY,
+            Format::F16 => F16,
+            // As above, of the upper half of an `f32`.
+            Format::Bf16 => f32::from_bits(0x7f7f_8000),
+            // The largest quant has the magnitude 127, or 8.
+            Format::Q8_0 => F16 * 127.0,
+            Format::Q4_0 => F16 * 8.0,
+            // The largest factor of a minimum is 63.
+            Format::Q4K => 65504.0 * 63.0,
+        }
+    }
+
+    /// Index of the first of `values` that the format cannot represent: a NaN, or one not below its [limit](Self::limit).
+    pub fn first_beyond(self, values: &[f32]) -> Option<usize> {
+        // Chunks without an early exit are compared by vectors.
+        const CHUNK: usize = 1024;
+        let limit = self.limit();
+        let is_below = |value: &f32| value.abs() < limit;
+        let chunk = values
+            .chunks(CHUNK)
+            .position(|chunk| !chunk.iter().fold(true, |all, value| all & is_below(value)))?;
+        let within = values[chunk * CHUNK..]
+            .iter()
+            .position(|value| !is_below(value));
+        within.map(|index| chunk * CHUNK + index)
+    }
+
     /// All names, for messages.
     pub fn names() -> String {
         Format::ALL.map(Format::name).join(", ")

@@ -156,6 +156,18 @@ pub(crate) enum OwnedData {
 }
 
 impl OwnedMatrix {
+    /// Index of the first row of a `Q4K` matrix that has a scale which is not finite.
+    pub fn row_with_damaged_scale(&self) -> Option<usize> {
+        let OwnedData::Q4K { scales, .. } = &self.data else {
+            return None;
+        };
+        let per_row = scales.len() / self.rows.max(1);
+        let damaged = scales
+            .iter()
+            .position(|pair| !pair.iter().all(|scale| scale.is_finite()));
+        damaged.map(|index| index / per_row.max(1))
+    }
+
     /// Borrows the matrix.
     #[expect(clippy::missing_panics_doc, reason = "planes are packed for the shape")]
     pub fn as_view(&self) -> Matrix<'_> {

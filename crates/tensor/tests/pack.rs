@@ -168,6 +168,27 @@ fn numbers_beyond_every_scale_are_packed_all_the_same() {
 }
 
 #[test]
+fn numbers_below_the_limit_stay_finite_and_others_are_found() {
+    for format in Format::ALL {
+        let limit = format.limit();
+        let below = f32::from_bits(limit.to_bits() - 1);
+        for sign in [1.0, -1.0] {
+            let mut row = vec![0.5; 3000];
+            row[1500] = sign * below;
+            assert_eq!(format.first_beyond(&row), None, "{format}");
+            let unpacked = unpack(&pack(format, 1, 3000, &row));
+            let error = (unpacked[1500] - row[1500]).abs();
+            assert!(error <= below / 8.0, "{format}: {}", unpacked[1500]);
+            for beyond in [sign * limit, sign * f32::INFINITY, f32::NAN] {
+                row[2047] = beyond;
+                row[2048] = beyond;
+                assert_eq!(format.first_beyond(&row), Some(2047), "{format}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_partial_block_is_padded_with_zeros() {
     let packed = pack(Format::Q4_0, 2, 33, &[1.0; 66]);
     let MatrixData::Q4_0 { quants, scales } = packed.as_view().data() else {

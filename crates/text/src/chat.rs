@@ -14,6 +14,9 @@ use crate::TextError;
 use crate::python_json::to_json;
 use crate::settings::TemplateSource;
 
+/// Instructions that a template may execute, against loops without end; a message takes some tens.
+const FUEL: u64 = 10_000_000;
+
 /// Message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
@@ -115,6 +118,7 @@ fn environment() -> Environment<'static> {
         .build()
         .expect("the default delimiters are valid");
     environment.set_syntax(syntax);
+    environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", to_json);

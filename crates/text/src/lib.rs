@@ -11,6 +11,7 @@
 
 mod chat;
 mod error;
+mod guard;
 mod python_json;
 mod settings;
 mod stream;

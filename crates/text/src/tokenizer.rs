@@ -6,6 +6,7 @@ use std::path::Path;
 
 use tokenizers::DecoderWrapper;
 
+use crate::guard::{check_growth, guarded};
 use crate::settings::{ReadFile, Settings, text_of};
 use crate::stream::{byte_of_fallback, flatten};
 use crate::{ChatTemplate, SpecialToken, StreamDecoder, TextError};
@@ -132,13 +133,11 @@ impl Tokenizer {
     ///
     /// [`TextError::Encode`].
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, special == SpecialTokens::Add)
-            .map_err(|source| TextError::Encode {
-                bytes: text.len(),
-                source,
-            })?;
+        let encode = || self.inner.encode_fast(text, special == SpecialTokens::Add);
+        let encoding = guarded(encode).map_err(|source| TextError::Encode {
+            bytes: text.len(),
+            source,
+        })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -236,12 +235,12 @@ impl Tokenizer {
         ids: &[u32],
         special: SpecialText,
     ) -> Result<String, TextError> {
-        self.inner
-            .decode(ids, special == SpecialText::Skip)
-            .map_err(|source| TextError::Decode {
+        guarded(|| self.inner.decode(ids, special == SpecialText::Skip)).map_err(|source| {
+            TextError::Decode {
                 count: ids.len(),
                 source,
-            })
+            }
+        })
     }
 }
 
@@ -306,9 +305,12 @@ fn read_tokenizer(
         });
     };
     let text = text_of(&bytes, &path)?;
-    let mut inner: tokenizers::Tokenizer = text
-        .parse()
-        .map_err(|source| TextError::BadTokenizer { path, source })?;
+    let parse = || {
+        let inner: tokenizers::Tokenizer = text.parse()?;
+        check_growth(&inner)?;
+        Ok(inner)
+    };
+    let mut inner = guarded(parse).map_err(|source| TextError::BadTokenizer { path, source })?;
 
     // Some files contain truncation and padding settings of a training run.
     let untruncated = inner.with_truncation(None);

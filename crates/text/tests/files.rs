@@ -258,3 +258,53 @@ fn template_errors_name_the_file_and_the_reason() {
         "{message_text}"
     );
 }
+
+#[test]
+fn templates_without_an_end_are_stopped() {
+    let endless =
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    let error = message(&render_template(endless).unwrap_err());
+    assert!(
+        error.contains("chat_template") && error.contains("fuel"),
+        "{error}"
+    );
+}
+
+#[test]
+fn steps_that_lengthen_a_text_without_measure_are_refused() {
+    let of_steps = |kind: &str, step: &str, count: usize| {
+        let steps = vec![step; count].join(",");
+        let found = format!(r#""{kind}": null"#);
+        let changed = TOKENIZER.replace(
+            &found,
+            &format!(r#""{kind}": {{"type": "Sequence", "{kind}s": [{steps}]}}"#),
+        );
+        Tokenizer::from_bytes(changed.as_bytes()).map(|_| ())
+    };
+    let replace = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}"#;
+    assert!(of_steps("normalizer", replace, 3).is_ok());
+    let error = message(&of_steps("normalizer", replace, 40).unwrap_err());
+    assert!(
+        error.contains("tokenizer.json") && error.contains("without measure"),
+        "{error}"
+    );
+}
+
+#[test]
+fn panics_of_the_library_are_errors() {
+    let damaged = r#""decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": e}"#;
+    let changed = TOKENIZER.replace("\"decoder\": null", damaged);
+    let error = message(&Tokenizer::from_bytes(changed.as_bytes()).unwrap_err());
+    assert!(
+        error.contains("tokenizer.json") && error.contains("panicked"),
+        "{error}"
+    );
+    // Two tokens of one id, and a character without a token.
+    let same =
+        r#""model": {"type": "BPE", "vocab": {"<s>": 0, "</s>": 1, "a": 2, "b": 2}, "merges": []}"#;
+    let model = TOKENIZER.find("\"model\"").unwrap();
+    let changed = format!("{}{same}}}", &TOKENIZER[..model]);
+    if let Ok(tokenizer) = Tokenizer::from_bytes(changed.as_bytes()) {
+        let _ = tokenizer.encode("abc", SpecialTokens::Omit);
+    }
+}

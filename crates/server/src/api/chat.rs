@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    completions::{MAX_LOGPROBS, Streaming, finish_reason, usage},
+    completions::{MAX_LOGPROBS, Streaming, add_usage, finish_reason},
     error::ApiError,
     events::{activity_json, stream_chunks},
     logprobs::chat_logprobs,
@@ -182,7 +182,7 @@ impl Shape {
             })
         });
         let mut response = self.envelope(service, "chat.completion", choices.collect());
-        response["usage"] = usage(&texts);
+        add_usage(&mut response, &texts);
         Ok(Json(response).into_response())
     }
 
@@ -247,7 +247,7 @@ impl Shape {
                 }
                 None if self.includes_usage => {
                     let mut last = self.envelope(&service, "chat.completion.chunk", Vec::new());
-                    last["usage"] = usage(texts);
+                    add_usage(&mut last, texts);
                     chunks.push(last);
                 }
                 None => {}

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
@@ -142,7 +142,9 @@ impl Shape {
                 }));
             }
         }
-        Ok(Json(self.envelope(service, choices, Some(usage(&texts)))).into_response())
+        let mut response = self.envelope(service, choices);
+        add_usage(&mut response, &texts);
+        Ok(Json(response).into_response())
     }
 
     /// Streams a chunk for every piece of text.
@@ -158,7 +160,11 @@ impl Shape {
                         "logprobs": self.logprobs.then(|| logprobs.into_json()),
                         "finish_reason": finish.map(finish_reason),
                     });
-                    self.envelope(&service, vec![choice], None)
+                    let mut chunk = self.envelope(&service, vec![choice]);
+                    if self.include_usage {
+                        chunk["usage"] = Value::Null;
+                    }
+                    chunk
                 };
             Ok(match update {
                 Some(Update::Prompt { choice, scores }) => {
@@ -193,7 +199,9 @@ impl Shape {
                     vec![chunk(choice, &piece.text, logprobs, Some(finish))]
                 }
                 None if self.include_usage => {
-                    vec![self.envelope(&service, Vec::new(), Some(usage(texts)))]
+                    let mut last = self.envelope(&service, Vec::new());
+                    add_usage(&mut last, texts);
+                    vec![last]
                 }
                 None => Vec::new(),
             })
@@ -219,18 +227,14 @@ impl Shape {
         Ok((prompt.text.clone().unwrap_or(text), logprobs))
     }
 
-    fn envelope(&self, service: &Service, choices: Vec<Value>, usage: Option<Value>) -> Value {
-        let mut envelope = json!({
+    fn envelope(&self, service: &Service, choices: Vec<Value>) -> Value {
+        json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": service.name,
             "choices": choices,
-        });
-        if usage.is_some() || self.include_usage {
-            envelope["usage"] = usage.unwrap_or_default();
-        }
-        envelope
+        })
     }
 }
 
@@ -272,15 +276,30 @@ pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// Tokens of a response.
-pub(crate) fn usage(texts: &Texts) -> Value {
-    let (prompt, generated) = (texts.prompt_tokens, texts.tokens());
-    json!({
+/// Adds the tokens of a response, and their times as llama.cpp's server has them.
+pub(crate) fn add_usage(response: &mut Value, texts: &Texts) {
+    let (prompt, cached, generated) = (texts.prompt_tokens, texts.cached_tokens, texts.tokens());
+    let (prompt_time, decode_time) = texts.times();
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    let rate = |tokens: usize, time: Duration| {
+        // Nothing has been decoded for the first token.
+        (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+    };
+    response["usage"] = json!({
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": { "cached_tokens": texts.cached_tokens },
-    })
+        "prompt_tokens_details": { "cached_tokens": cached },
+    });
+    response["timings"] = json!({
+        "cache_n": cached,
+        "prompt_n": prompt - cached,
+        "prompt_ms": milliseconds(prompt_time),
+        "prompt_per_second": rate(prompt - cached, prompt_time),
+        "predicted_n": generated,
+        "predicted_ms": milliseconds(decode_time),
+        "predicted_per_second": rate(generated, decode_time).filter(|_| generated > 1),
+    });
 }
 
 impl Service {

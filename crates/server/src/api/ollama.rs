@@ -1,6 +1,6 @@
 //! What Ollama's clients ask first: `/api/tags`, `/api/version`, `/api/show`, `/api/generate` and `/api/chat`.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -220,17 +220,15 @@ async fn respond(
 
 /// Adds what the last line counts; times are in nanoseconds.
 fn end(line: &mut Value, texts: &Texts, finish: Finish) {
-    let now = Instant::now();
-    let prompt_done = texts.prompt_done.unwrap_or(now);
-    let nanoseconds = |from: Instant, to: Instant| to.duration_since(from).as_nanos() as u64;
+    let (prompt, decode) = texts.times();
     line["done"] = json!(true);
     line["done_reason"] = json!(finish_reason(finish));
-    line["total_duration"] = json!(nanoseconds(texts.arrived, now));
+    line["total_duration"] = json!((prompt + decode).as_nanos() as u64);
     line["load_duration"] = json!(0);
     line["prompt_eval_count"] = json!(texts.prompt_tokens);
-    line["prompt_eval_duration"] = json!(nanoseconds(texts.arrived, prompt_done));
+    line["prompt_eval_duration"] = json!(prompt.as_nanos() as u64);
     line["eval_count"] = json!(texts.tokens());
-    line["eval_duration"] = json!(nanoseconds(prompt_done, now));
+    line["eval_duration"] = json!(decode.as_nanos() as u64);
 }
 
 /// The answer to a request without a prompt.

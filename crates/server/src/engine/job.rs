@@ -85,7 +85,7 @@ impl Events {
             // Its first token follows, or its end.
             Event::Prompt { .. } => false,
             Event::Token { .. } => self.sent.is_none_or(|sent| sent.elapsed() >= self.interval),
-            Event::Done(_) | Event::Failed(_) => true,
+            Event::Done { .. } | Event::Failed(_) => true,
         };
         self.pending.push(event);
         if is_due {
@@ -117,6 +117,7 @@ pub(crate) enum Event {
         cached: usize,
         /// Scores of the tokens after the first, where they are asked for.
         scores: Vec<Score>,
+        at: Instant,
     },
     /// A token was generated.
     Token {
@@ -127,7 +128,7 @@ pub(crate) enum Event {
         activity: Option<Activity>,
     },
     /// The text has ended.
-    Done(Finish),
+    Done { finish: Finish, at: Instant },
     /// The engine has failed.
     Failed(String),
 }

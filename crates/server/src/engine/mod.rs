@@ -398,16 +398,23 @@ impl Engine {
         } = prompt;
         let Some(sequence) = sequence else { return };
         self.metrics.cached_tokens.inc_by(cached as u64);
-        job.events.send(Event::Prompt { cached, scores });
+        let now = Instant::now();
+        job.events.send(Event::Prompt {
+            cached,
+            scores,
+            at: now,
+        });
         if job.max_tokens == 0 {
             self.metrics.finished.inc();
-            job.events.send(Event::Done(Finish::Length));
+            job.events.send(Event::Done {
+                finish: Finish::Length,
+                at: now,
+            });
             return self.idle.put(sequence);
         }
         job.prompt
             .iter()
             .for_each(|token| job.sampler.remember(*token));
-        let now = Instant::now();
         let waited = now.duration_since(job.arrived);
         self.metrics.first_token.observe(waited.as_secs_f64());
         let mut decoding = Decoding {
@@ -518,7 +525,10 @@ impl Engine {
         let mut decoding = self.remove(index);
         self.metrics.finished.inc();
         decoding.job.events.send(match finish {
-            Ok(finish) => Event::Done(finish),
+            Ok(finish) => Event::Done {
+                finish,
+                at: Instant::now(),
+            },
             Err(message) => Event::Failed(message),
         });
     }
