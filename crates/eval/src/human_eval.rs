@@ -5,13 +5,21 @@ mod results;
 
 pub use results::{Results, SolveOptions, solve};
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
 
 use crate::{
     EvalError,
     data_file::{self, Row},
     interpreter::{self, Fault, Limits},
-    python_sandbox::PythonSandbox,
+    python_sandbox::{PythonSandbox, Tests},
 };
 
 /// Texts that end a completion, those of the original harness.
@@ -89,7 +97,7 @@ impl Verdict {
 /// Interpreter that runs the programs.
 #[derive(Debug)]
 pub enum Judge {
-    /// The embedded interpreter, inside this process.
+    /// The embedded interpreter: in a child process where [`judge_as_worker`] has been called, else in this one.
     Embedded,
     /// CPython in a sandboxed child process.
     Python(PythonSandbox),
@@ -119,10 +127,24 @@ impl Problem {
 
     /// Judges `completion` up to the first of [`STOPS`].
     pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
-        let program = self.program(cut(completion));
+        let completion = cut(completion);
         match judge {
-            Judge::Embedded => embedded(&program),
-            Judge::Python(sandbox) => sandbox.judge(&program, TIME_LIMIT),
+            Judge::Embedded => {
+                let program = self.program(completion);
+                match WORKER.get() {
+                    Some(worker) => in_worker(worker, &program),
+                    None => embedded(&program),
+                }
+            }
+            Judge::Python(sandbox) => {
+                let of = |body: &str| format!("{}{body}\n", self.prompt);
+                let tests = Tests {
+                    reference: &of(&self.canonical_solution),
+                    test: &self.test,
+                    entry_point: &self.entry_point,
+                };
+                sandbox.judge(&of(completion), Some(tests), TIME_LIMIT)
+            }
         }
     }
 }
@@ -173,6 +195,78 @@ pub fn read_completions(path: &Path, problems: &[Problem]) -> Result<Vec<Vec<Str
 pub fn cut(completion: &str) -> &str {
     let stops = STOPS.iter().filter_map(|stop| completion.find(stop));
     &completion[..stops.min().unwrap_or(completion.len())]
+}
+
+/// Only argument of a process that judges the program on its stdin.
+const WORKER_ARGUMENT: &str = "__judge-program";
+
+/// The executable of this process, which judges programs in children of its own.
+static WORKER: OnceLock<PathBuf> = OnceLock::new();
+
+/// To be called first by a program that judges: where it was started by itself to judge the program on its stdin, does so
+/// and returns true; else programs are judged by such children from now on. The interpreter notices the time only between
+/// two operations, a child can be killed within one.
+pub fn judge_as_worker() -> bool {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments
+        .next()
+        .is_none_or(|first| first != WORKER_ARGUMENT)
+        || arguments.next().is_some()
+    {
+        if let Ok(executable) = std::env::current_exe() {
+            let _ = WORKER.set(executable);
+        }
+        return false;
+    }
+    let mut program = String::new();
+    let verdict = match std::io::stdin().read_to_string(&mut program) {
+        Ok(_) => embedded(&program),
+        Err(error) => Verdict::Unjudged(error.to_string()),
+    };
+    let found = (verdict.name(), verdict.detail());
+    let _ = serde_json::to_writer(std::io::stdout(), &found);
+    true
+}
+
+/// Judges `program` in a child process, which is killed after the time limit.
+fn in_worker(worker: &Path, program: &str) -> Verdict {
+    let failed = |error: std::io::Error| Verdict::Unjudged(format!("no child process: {error}"));
+    let child = Command::new(worker)
+        .arg(WORKER_ARGUMENT)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return failed(error),
+    };
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    if let Some(mut input) = input
+        && let Err(error) = input.write_all(program.as_bytes())
+    {
+        let _ = child.kill();
+        let _ = child.wait();
+        return failed(error);
+    }
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        let read = output.map(|mut output| output.read_to_string(&mut text));
+        let _ = sender.send(read.map(|_| text));
+    });
+    // The child has the same limit, and ends by it unless it is within an operation.
+    let text = receiver.recv_timeout(TIME_LIMIT + Duration::from_secs(1));
+    let _ = child.kill();
+    let _ = child.wait();
+    let Ok(text) = text else {
+        return Verdict::Timeout;
+    };
+    let found: Option<(String, Option<String>)> =
+        text.and_then(|text| serde_json::from_str(&text).ok());
+    found
+        .and_then(|(name, detail)| Verdict::from_name(&name, detail.as_deref()))
+        .unwrap_or_else(|| Verdict::Error("the interpreter ended without a verdict".to_owned()))
 }
 
 /// Runs `program` in the embedded interpreter.

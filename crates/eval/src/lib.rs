@@ -21,6 +21,7 @@ mod python_sandbox;
 mod sample_file;
 pub mod statistics;
 pub mod sweep;
+mod system_calls;
 mod texts;
 
 pub use completion::{Completion, Ends, complete};
@@ -30,6 +31,6 @@ pub use fidelity::{
     Fidelity, MIN_INTERVAL_TOKENS, TokenLosses, Windows, fidelity, perplexity_rise, token_losses,
 };
 pub use likelihood::{Likelihood, continuation_likelihood};
-pub use python_sandbox::PythonSandbox;
+pub use python_sandbox::{PythonSandbox, Tests};
 pub use sample_file::{Sample, SampleFile};
 pub use texts::{TextSize, leading_tokens, scored_tokens};

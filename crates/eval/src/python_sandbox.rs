@@ -1,11 +1,11 @@
 //! CPython in a sandbox: own namespaces, no network, no files but Python's own, an empty environment, and limits on time,
-//! memory, files and processes.
+//! memory, files, processes and system calls.
 //!
 //! Linux's tools set it up (`unshare`, `mount`, `pivot_root`, `prlimit`, `setpriv`). If they cannot, no program is run.
+//! The program's process has neither the tests nor the place where the verdict is written: `python_supervisor.py` calls it
+//! and compares values in another.
 
 use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher, Hasher},
     io::{Read, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -14,7 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{EvalError, human_eval::Verdict};
+use serde_json::json;
+
+use crate::{EvalError, human_eval::Verdict, system_calls};
 
 /// Limit on the address space of a process; there are six processes at most.
 const MEMORY_BYTES: u64 = 512 << 20;
@@ -22,18 +24,21 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Bytes kept of the end of a program's output.
 const OUTPUT_BYTES: usize = 64 << 10;
 
-/// First line of a program's output.
+/// First line of the supervisor's output.
 const BEGUN: &str = "begun\n";
+
+/// Python program that runs the judged one in a child process.
+const SUPERVISOR: &str = include_str!("python_supervisor.py");
 
 /// Time to set up namespaces and limits, added to the program's own.
 const SET_UP: Duration = Duration::from_secs(2);
 
 /// Shell script that builds a root folder with Python's files, changes to it, drops all privileges and starts Python.
-/// Its arguments: seconds of processor time, bytes of memory, the program, and the folders that it needs.
+/// Its arguments: seconds of processor time, bytes of memory, Python, its program, and the folders that it needs.
 const SCRIPT: &str = r#"
 set -eu
-seconds=$1 memory=$2 python=$3
-shift 3
+seconds=$1 memory=$2 python=$3 supervisor=$4
+shift 4
 mount --make-rprivate /
 mount -t tmpfs -o size=16m,mode=755,nosuid,nodev none /tmp
 mkdir /tmp/root
@@ -63,7 +68,7 @@ cd /scratch
 # Not in the place of this shell, with which all that runs here ends.
 prlimit --cpu="$seconds" --as="$memory" --fsize=0 --nofile=32 --nproc=6 --core=0 \
   setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \
-  "$python" -I -S -B -X utf8 - || exit $?
+  "$python" -I -S -B -X utf8 -c "$supervisor" || exit $?
 "#;
 
 /// Python program that prints its own folders.
@@ -76,6 +81,19 @@ pub struct PythonSandbox {
     folders: Vec<PathBuf>,
     /// Whether this process runs as root, to which limits on processes do not apply.
     is_root: bool,
+    /// Instructions of the filter of system calls: code, jumps if true and if false, and operand.
+    filter: Vec<(u16, u8, u8, u32)>,
+}
+
+/// Tests of a function.
+#[derive(Debug, Clone, Copy)]
+pub struct Tests<'a> {
+    /// Source that defines the function, and others that the tests use.
+    pub reference: &'a str,
+    /// Source that defines `check`, which raises unless the function that it is called with is right.
+    pub test: &'a str,
+    /// Name of the function.
+    pub entry_point: &'a str,
 }
 
 impl PythonSandbox {
@@ -106,8 +124,9 @@ impl PythonSandbox {
             python: real,
             folders,
             is_root: is_root(),
+            filter: system_calls::filter().map_err(refused)?,
         };
-        match sandbox.judge("x = sum(range(10))\nassert x == 45\n", SET_UP) {
+        match sandbox.judge("x = sum(range(10))\nassert x == 45\n", None, SET_UP) {
             Verdict::Passed => {}
             other => {
                 return Err(refused(format!(
@@ -117,53 +136,48 @@ impl PythonSandbox {
             }
         }
         for (what, program) in ESCAPES {
-            if sandbox.judge(program, SET_UP) == Verdict::Passed {
+            if sandbox.judge(program, None, SET_UP) == Verdict::Passed {
                 return Err(refused(format!("{what} is within its reach")));
             }
         }
         Ok(sandbox)
     }
 
-    /// Runs `program` for at most `time_limit`.
-    pub fn judge(&self, program: &str, time_limit: Duration) -> Verdict {
-        // A mark after the last line shows that it was reached: a program may exit early without an error. A program could
-        // look for the mark; this judges models, not adversaries.
-        let mark = end_mark();
-        let program = format!(
-            "import sys\nsys.stdout.write('begun\\n')\nsys.stdout.flush()\ntry:\n    exec(compile({}, 'program', 'exec'), {{'__name__': '__main__'}})\nexcept AssertionError as error:\n    sys.stdout.write('assertion ' + str(error)[:200])\nexcept BaseException as error:\n    sys.stdout.write('error ' + type(error).__name__ + ': ' + str(error)[:200])\nelse:\n    sys.stdout.write('{mark}')\n",
-            quoted(program)
-        );
+    /// Runs `program` and then `tests`, for at most `time_limit`; without tests the program passes if it ends.
+    pub fn judge(&self, program: &str, tests: Option<Tests<'_>>, time_limit: Duration) -> Verdict {
+        let tests = tests.map(|tests| {
+            json!({ "reference": tests.reference, "test": tests.test, "entry_point": tests.entry_point })
+        });
+        let messages = [
+            json!({ "source": program, "filter": self.filter }),
+            tests.unwrap_or_default(),
+        ];
+        let framed = messages.map(|message| {
+            let text = message.to_string();
+            format!("{:10}{text}", text.len())
+        });
         let mut child = match self.command(time_limit).spawn() {
             Ok(child) => child,
             Err(error) => return Verdict::Unjudged(format!("`setpriv` does not start: {error}")),
         };
-        let Some(output) = watch(&mut child, program, time_limit) else {
+        let Some(output) = watch(&mut child, framed.concat(), time_limit) else {
             return Verdict::Unjudged("the sandbox cannot be watched".to_owned());
         };
-        if !output.begun {
-            let reason = output.stderr.lines().last().unwrap_or("it did not start");
+        let last_error = || output.stderr.lines().last();
+        let Some(found) = output.stdout.strip_prefix(BEGUN) else {
+            let reason = last_error().unwrap_or("it did not start");
             return Verdict::Unjudged(format!("the sandbox was not set up: {reason}"));
-        }
+        };
         if output.is_over {
             return Verdict::Timeout;
         }
-        let stdout = &output.stdout;
-        if stdout.contains(&mark) {
-            return Verdict::Passed;
-        }
-        // The program's own output may come before.
-        let last = |mark: &str| {
-            let at = stdout.rfind(mark)?;
-            Some(stdout[at + mark.len()..].to_owned())
-        };
-        match (last("assertion "), last("error ")) {
-            (Some(detail), None) => Verdict::Failed(detail),
-            (_, Some(detail)) => Verdict::Error(detail),
-            (None, None) => {
-                let reason = output.stderr.lines().last().unwrap_or("it ended early");
-                Verdict::Error(reason.to_owned())
-            }
-        }
+        let verdict = serde_json::from_str(found).ok();
+        let verdict = verdict
+            .and_then(|(name, detail): (String, String)| Verdict::from_name(&name, Some(&detail)));
+        verdict.unwrap_or_else(|| {
+            let reason = last_error().unwrap_or("it gave no verdict");
+            Verdict::Unjudged(format!("the sandbox failed: {reason}"))
+        })
     }
 
     fn command(&self, time_limit: Duration) -> Command {
@@ -202,8 +216,9 @@ impl PythonSandbox {
         );
         line.push((time_limit.as_secs() + 1).to_string());
         line.push(MEMORY_BYTES.to_string());
-        let paths = std::iter::once(&self.python).chain(&self.folders);
-        line.extend(paths.map(|path| path.display().to_string()));
+        line.push(self.python.display().to_string());
+        line.push(SUPERVISOR.to_owned());
+        line.extend(self.folders.iter().map(|path| path.display().to_string()));
         let mut command = Command::new(&line[0]);
         command
             .args(&line[1..])
@@ -219,29 +234,24 @@ impl PythonSandbox {
     }
 }
 
-/// Output of a program, and how it ended.
+/// Output of the supervisor, and how it ended.
 struct ProgramOutput {
-    /// Whether it was started.
-    begun: bool,
     /// Whether it exceeded the time limit.
     is_over: bool,
     stdout: String,
     stderr: String,
 }
 
-/// Reads all of `from`; returns whether it begins with the first line, and its end.
-fn drain(mut from: impl Read) -> (bool, String) {
-    let (mut head, mut tail, mut piece) = (Vec::new(), Vec::new(), [0; 8192]);
+/// Reads all of `from`; returns its end.
+fn drain(mut from: impl Read) -> String {
+    let (mut tail, mut piece) = (Vec::new(), [0; 8192]);
     while let Ok(count @ 1..) = from.read(&mut piece) {
-        let missing = BEGUN.len().saturating_sub(head.len()).min(count);
-        head.extend_from_slice(&piece[..missing]);
         tail.extend_from_slice(&piece[..count]);
         if tail.len() > 2 * OUTPUT_BYTES {
             tail.drain(..tail.len() - OUTPUT_BYTES);
         }
     }
-    let text = String::from_utf8_lossy(&tail).into_owned();
-    (head == BEGUN.as_bytes(), text)
+    String::from_utf8_lossy(&tail).into_owned()
 }
 
 /// Writes `program` to `child`, and kills it after the time limit.
@@ -272,12 +282,9 @@ fn watch(child: &mut Child, program: String, time_limit: Duration) -> Option<Pro
         let _ = child.wait();
     }
     let _ = writer.join();
-    let ((begun, stdout), (_, stderr)) = (stdout.join().ok()?, stderr.join().ok()?);
-    // Signals of the limit on processor time.
-    let is_killed = matches!(code, Some(Some(137 | 152))) && started.elapsed() >= time_limit;
+    let (stdout, stderr) = (stdout.join().ok()?, stderr.join().ok()?);
     Some(ProgramOutput {
-        begun,
-        is_over: code.is_none() || is_killed,
+        is_over: code.is_none(),
         stdout,
         stderr,
     })
@@ -296,27 +303,6 @@ const ESCAPES: [(&str, &str); 4] = [
         "import os\nfor _ in range(100):\n    if os.fork() == 0:\n        import time\n        time.sleep(3)\n        os._exit(0)\n",
     ),
 ];
-
-/// `text` as a Python string literal.
-fn quoted(text: &str) -> String {
-    let escaped: String = text
-        .chars()
-        .map(|letter| match letter {
-            ' '..='~' if letter != '\'' && letter != '\\' => letter.to_string(),
-            _ => {
-                let code = u32::from(letter);
-                format!("\\U{code:08x}")
-            }
-        })
-        .collect();
-    format!("'{escaped}'")
-}
-
-/// Mark that no program prints by chance.
-fn end_mark() -> String {
-    let word = || RandomState::new().build_hasher().finish();
-    format!("passed-{:016x}{:016x}", word(), word())
-}
 
 /// Whether this process runs as root.
 fn is_root() -> bool {
@@ -345,14 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn texts_become_string_literals() {
-        assert_eq!(quoted("a'b\\\n"), "'a\\U00000027b\\U0000005c\\U0000000a'");
-    }
-
-    #[test]
     fn programs_get_the_verdict_of_how_they_end() {
         let Some(sandbox) = sandbox() else { return };
-        let judge = |program: &str| sandbox.judge(program, Duration::from_secs(1));
+        let judge = |program: &str| sandbox.judge(program, None, Duration::from_secs(1));
         assert_eq!(
             judge("print('hello')\nassert 1 + 1 == 2\n"),
             Verdict::Passed
@@ -389,6 +370,48 @@ mod tests {
     }
 
     #[test]
+    fn verdicts_cannot_be_forged() {
+        let Some(sandbox) = sandbox() else { return };
+        let tests = Tests {
+            reference: "def twice(x):\n    return 2 * x\n",
+            test: "SECRET = 424242\ndef check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate([1, (2, {3})]) == [1, (2, {3})] * 2\n    assert candidate(SECRET) == 2 * SECRET\n    try:\n        candidate(None)\n    except TypeError:\n        return\n    assert False\n",
+            entry_point: "twice",
+        };
+        let judge = |body: &str| {
+            let program = format!("def twice(x):\n{body}\n");
+            sandbox.judge(&program, Some(tests), Duration::from_secs(1))
+        };
+        assert_eq!(judge("    return 2 * x"), Verdict::Passed);
+        assert_eq!(
+            judge("    print('error E: x')\n    return x"),
+            Verdict::Failed("three".to_owned())
+        );
+        // An answer that is equal to everything, the verdict in every open file, and the parent's memory.
+        for forged in [
+            "    class Any:\n        def __eq__(self, other): return True\n    return Any()",
+            "    class Any(int):\n        def __eq__(self, other): return True\n    return Any()",
+            "    import os\n    for number in range(32):\n        try: os.write(number, b'begun\\n[\"passed\", \"\"]')\n        except OSError: pass\n    os._exit(0)",
+            "    import ctypes, os\n    if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0: return 2 * x",
+            "    import os\n    os.kill(os.getppid(), 9)",
+            "    import gc\n    found = [item for item in gc.get_objects() if isinstance(item, dict) and 'SECRET' in item]\n    return 2 * x if found else x",
+            "    raise AssertionError",
+            "    raise SystemExit(0)",
+        ] {
+            let verdict = judge(forged);
+            assert!(
+                matches!(verdict, Verdict::Failed(_) | Verdict::Error(_)),
+                "{forged}: {verdict:?}"
+            );
+        }
+        // Families of sockets that can be created; nothing is connected to.
+        let sockets = "    import socket\n    opened = []\n    for family in range(64):\n        for kind in (1, 2, 3, 5):\n            try:\n                socket.socket(family, kind, 0).close()\n                opened.append(family)\n            except OSError:\n                pass\n    raise ValueError('opened %r' % opened)";
+        assert_eq!(
+            judge(sockets),
+            Verdict::Error("ValueError: opened []".to_owned())
+        );
+    }
+
+    #[test]
     fn programs_reach_nothing_outside() {
         let Some(sandbox) = sandbox() else { return };
         for program in [
@@ -409,11 +432,11 @@ mod tests {
             "import subprocess\nsubprocess.run(['mount', '-t', 'tmpfs', 'none', '/scratch'], check=True)\n",
             "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0\n",
         ] {
-            let verdict = sandbox.judge(program, Duration::from_secs(1));
+            let verdict = sandbox.judge(program, None, Duration::from_secs(1));
             assert_ne!(verdict, Verdict::Passed, "{program}");
         }
         // The sandbox still works.
-        let verdict = sandbox.judge("assert True\n", Duration::from_secs(1));
+        let verdict = sandbox.judge("assert True\n", None, Duration::from_secs(1));
         assert_eq!(verdict, Verdict::Passed);
     }
 }
