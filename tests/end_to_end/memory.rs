@@ -60,7 +60,7 @@ fn a_model_is_never_in_memory_as_a_whole() {
         "profile: {profile} MiB, a layer has {layer} MiB"
     );
     for quant in ["q8_0", "f32"] {
-        // Certification runs the model, whose mapped pages stay in memory while there is room.
+        // Certification runs the model, and so does replacing a bundle; mapped pages stay in memory while there is room.
         let place = [
             "place",
             "model",
@@ -70,6 +70,8 @@ fn a_model_is_never_in_memory_as_a_whole() {
             quant,
             "--certify",
             "0",
+            "--out",
+            quant,
             "-v",
         ];
         let place = peak(&sandbox.run(&place).good().stderr);

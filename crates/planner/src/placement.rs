@@ -6,7 +6,7 @@ use powerinfer_artifact::{
     Hint, Progress, placement_inputs::LayerInputs, plan::Plan, predictor_file::PredictorFile,
     progress::Silent, write::ScratchFolder,
 };
-use powerinfer_bundle::{Bundle, PackInputs, pack_with};
+use powerinfer_bundle::{Bundle, IntegrityCheck, PackInputs, pack_with};
 use powerinfer_eval::format::percent;
 use powerinfer_model::{Checkpoint, LanguageModel};
 use powerinfer_pool::usable_cores;
@@ -238,7 +238,11 @@ impl Placement {
             request: self.request.settings.clone(),
             seed: self.seed,
         };
+        let replaces = Bundle::open(out, IntegrityCheck::Quick).is_ok();
         pack_with(&inputs, out, progress, |bundle| {
+            if !replaces {
+                return Ok(());
+            }
             let execution = Execution::on_cpu(usable_cores());
             let mut model = Runtime::open(bundle, None, &execution, &Silent)?;
             let text = self.texts.first().map_or(&[0][..], Vec::as_slice);

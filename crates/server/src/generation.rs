@@ -87,9 +87,10 @@ pub(crate) struct Texts {
     choices: Vec<Choice>,
     cancels: Vec<Cancel>,
     open: usize,
+    texts_each: usize,
     /// Tokens of all prompts.
     pub(crate) prompt_tokens: usize,
-    /// Tokens of the prompts whose keys and values were reused.
+    /// Those of them whose keys and values were reused by the first text of their prompt.
     pub(crate) cached_tokens: usize,
     /// When the request arrived, when its first prompt had been run, and when its last text ended.
     arrived: Instant,
@@ -194,6 +195,7 @@ impl Texts {
             cancels,
             prompt_tokens: request.prompts.iter().map(Vec::len).sum(),
             cached_tokens: 0,
+            texts_each: request.texts_each,
             arrived,
             prompt_done: None,
             ended: None,
@@ -245,7 +247,9 @@ impl Texts {
         Ok(match event {
             Event::Prompt { cached, scores, at } => {
                 self.prompt_done.get_or_insert(at);
-                self.cached_tokens += cached;
+                if index.is_multiple_of(self.texts_each) {
+                    self.cached_tokens += cached;
+                }
                 Some(Update::Prompt {
                     choice: index,
                     scores,

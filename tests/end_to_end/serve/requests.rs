@@ -93,10 +93,17 @@ fn streams_are_the_text_in_pieces() {
         assert_eq!(text, whole["choices"][index]["text"]);
         assert_eq!(own.last().unwrap()["finish_reason"], "stop");
     }
+    let last = chunks.last().unwrap();
     assert_eq!(
-        chunks.last().unwrap()["usage"]["prompt_tokens"],
+        last["usage"]["prompt_tokens"],
         whole["usage"]["prompt_tokens"]
     );
+    // Of the prompt, not of the texts: all but its last token was cached by the request before.
+    let cached = &last["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let prompt = whole["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(*cached, prompt - 1);
+    assert_eq!(last["timings"]["prompt_n"], 1);
+    assert!(last["timings"]["predicted_per_second"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
