@@ -90,6 +90,8 @@ pub enum Hint {
     SmallerFormat,
     /// Place with weights in a format of a wider range.
     WiderFormat,
+    /// Use thresholds, as the activation is never exactly zero.
+    ThresholdPolicy,
     /// Use a lossless policy, or train predictors and place again.
     LosslessPolicyOrTrain,
     /// Use the dense policy, or train predictors and place again.

@@ -161,6 +161,9 @@ pub(crate) fn sentence(hint: Hint) -> &'static str {
         }
         Hint::SmallerFormat => "a smaller `--quant` at `place` would fit",
         Hint::WiderFormat => "place it with `--quant bf16` or `--quant f32`",
+        Hint::ThresholdPolicy => {
+            "the model's activation is never exactly zero: use `threshold` or `dense`, in a sweep `error:10%` too"
+        }
         Hint::LosslessPolicyOrTrain => {
             "use `exact` or `dense`, or run `powerinfer train-predictors` and place again"
         }

@@ -208,18 +208,14 @@ impl LayerSelectors {
         folder: &Path,
         layer: usize,
     ) -> Result<(), RuntimeError> {
+        let other = match self.scores.is_some() {
+            true => Hint::ThresholdPolicy,
+            false => Hint::LosslessPolicyOrTrain,
+        };
         let (is_there, what, hint) = match policy {
             Policy::Dense | Policy::Exact => return Ok(()),
-            Policy::Predicted => (
-                self.predictor.is_some(),
-                "predictor",
-                Hint::LosslessPolicyOrTrain,
-            ),
-            Policy::SignBit => (
-                self.sign_bit.is_some(),
-                "signs of its gate",
-                Hint::LosslessPolicyOrTrain,
-            ),
+            Policy::Predicted => (self.predictor.is_some(), "predictor", other),
+            Policy::SignBit => (self.sign_bit.is_some(), "signs of its gate", other),
             Policy::Threshold => (
                 self.threshold.is_some() && self.scores.is_some(),
                 "threshold",
