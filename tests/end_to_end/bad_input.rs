@@ -2,7 +2,9 @@
 
 use std::{fs, path::Path};
 
+use powerinfer_artifact::document::Document;
 use powerinfer_bundle::VERSION;
+use powerinfer_profile::ProfileDocument;
 
 use crate::sandbox::{Sandbox, assert_contains, golden_model};
 
@@ -350,6 +352,34 @@ fn a_flipped_byte_in_a_bundle_is_detected() {
 }
 
 #[test]
+fn a_flipped_byte_in_a_profile_or_in_predictors_is_detected() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.copy_demo();
+    for name in [
+        "profile/profile.json",
+        "profile/neurons.parquet",
+        "predictors/predictors.safetensors",
+    ] {
+        let path = folder.join(name);
+        let before = fs::read(&path).unwrap();
+        edit(&path, |bytes| {
+            // A digit of the second half, so that the file still parses.
+            let half = bytes.len() / 2;
+            let digit = bytes[half..].iter().position(u8::is_ascii_digit).unwrap();
+            bytes[half + digit] ^= 1;
+        });
+        let file = name.rsplit('/').next().unwrap();
+        sandbox
+            .run(&["place", "demo", "--vram", "0", "--force"])
+            .bad(1, &[file, "damaged"]);
+        sandbox
+            .run(&["inspect", "--verify", "demo.powerinfer"])
+            .bad(1, &[file, "damaged"]);
+        fs::write(&path, before).unwrap();
+    }
+}
+
+#[test]
 fn missing_newer_and_truncated_bundles_are_refused() {
     let sandbox = Sandbox::new();
     sandbox
@@ -535,7 +565,11 @@ fn nan_samples_are_refused() {
         let first = 8 + length + start as usize;
         bytes[first..first + 2].copy_from_slice(&half::bf16::NAN.to_le_bytes());
     });
-    replace(&folder.join("profile.json"), &before, &digest(&samples));
+    let path = folder.join("profile.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let text = text.replace(&before, &digest(&samples));
+    let document: Document<ProfileDocument> = serde_json::from_str(&text).unwrap();
+    document.sealed().write(&path).unwrap();
     sandbox
         .run(&["train-predictors", "demo", "--steps", "5"])
         .bad(1, &["sample 0", "training", "layer 2", "NaN", "again"]);

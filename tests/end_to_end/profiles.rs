@@ -27,7 +27,9 @@ fn counted(sandbox: &Sandbox, folder: &str) -> Value {
         .good();
     let mut report = report.json();
     // Means are equal up to rounding, so the bytes of their table may differ.
-    let files = report["profile"]["files"].as_object_mut().unwrap();
+    let profile = report["profile"].as_object_mut().unwrap();
+    assert!(profile.remove("seal").is_some());
+    let files = profile["files"].as_object_mut().unwrap();
     assert!(files.remove("neurons.parquet").is_some());
     report
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{ArtifactError, Header, write::write_file};
+use crate::{ArtifactError, Digest, Header, write::write_file};
 
 /// JSON file with a [`Header`] next to the fields of `Body`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,5 +82,43 @@ impl<Body: Serialize + DeserializeOwned> Document<Body> {
             return Err(ArtifactError::NotFinite { path, source });
         }
         write_file(path, &bytes)
+    }
+}
+
+/// Body of a document that has the document's own digest.
+pub trait Sealed: Clone + Serialize + DeserializeOwned {
+    /// The digest of the document without this entry.
+    fn seal(&mut self) -> &mut Option<Digest>;
+}
+
+impl<Body: Sealed> Document<Body> {
+    /// Sets the document's own digest.
+    #[must_use]
+    pub fn sealed(mut self) -> Self {
+        *self.body.seal() = None;
+        let digest = Digest::of(&self.to_bytes());
+        *self.body.seal() = Some(digest);
+        self
+    }
+
+    /// Checks the document's own digest; `path` is for messages.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::Damaged`] if it is missing or another.
+    pub fn check_seal(&self, path: &Path) -> Result<(), ArtifactError> {
+        let own = |mut document: Self| *document.body.seal();
+        let (found, expected) = (own(self.clone()), own(self.clone().sealed()));
+        if found == expected {
+            return Ok(());
+        }
+        let text = |seal: Option<Digest>| {
+            seal.map_or_else(|| "missing".to_owned(), |seal| seal.to_string())
+        };
+        Err(ArtifactError::Damaged {
+            path: path.to_owned(),
+            expected: text(found),
+            found: text(expected),
+        })
     }
 }

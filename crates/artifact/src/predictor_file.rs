@@ -120,10 +120,12 @@ impl PredictorFile {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, has another format or version, or a header with unknown or invalid values.
+    /// The file cannot be read, is damaged, has another format or version, or a header with unknown or invalid values.
     pub fn open_file(path: &Path) -> Result<Self, ArtifactError> {
         let file = TensorFile::open(path)?;
         let mut header = file.header(FORMAT, VERSION)?;
+        // Those in a bundle have none: the manifest has their digest.
+        file.check_content(&mut header)?;
         let layers = header.settings.remove(LAYERS_SETTING).unwrap_or_default();
         let layers: Vec<PredictorSummary> =
             serde_json::from_value(layers).map_err(|source| ArtifactError::NotJson {

@@ -13,9 +13,8 @@ use std::{collections::BTreeMap, path::Path};
 use powerinfer_tensor::{BLOCK, CacheFormat};
 
 use crate::{
-    ArtifactError, Digest, Header, TensorFile,
-    digest::DigestBuilder,
-    tensor_file::Dtype,
+    ArtifactError, Header, TensorFile,
+    tensor_file::{CONTENT_SETTING, Dtype, content_digest},
     tensor_writer::{TensorShapes, fill_tensors},
 };
 
@@ -25,9 +24,6 @@ pub const FORMAT: &str = "powerinfer-prompt-cache";
 pub const VERSION: u32 = 1;
 /// Header setting with the number format of the KV cache.
 pub const KV_CACHE_SETTING: &str = "kv_cache";
-/// Header setting with a digest of everything else.
-pub const CONTENT_SETTING: &str = "content";
-
 const TOKENS: &str = "tokens";
 
 /// KV cache of one layer: per head the bytes of elements and of scales (empty without block scales).
@@ -92,7 +88,7 @@ pub fn write(
         let (dtype, shape) = &shapes[name];
         (&name[..], *dtype, &shape[..], pieces.clone())
     });
-    let content = content(&header, tensors);
+    let content = content_digest(&header, tensors);
     let header = header.with_setting(CONTENT_SETTING, content.to_string());
     fill_tensors(path, Some(&header), &shapes, |writer| {
         for (name, pieces) in &pieces {
@@ -116,14 +112,7 @@ impl PromptCacheFile {
         let damaged = || ArtifactError::DamagedContent {
             path: path.to_owned(),
         };
-        let expected = header.settings.remove(CONTENT_SETTING);
-        let names = file.names();
-        let tensors = names.iter().filter_map(|name| {
-            let view = file.find(name)?;
-            Some((&name[..], view.dtype, view.shape, vec![view.bytes]))
-        });
-        let found = content(&header, tensors);
-        if expected != Some(found.to_string().into()) {
+        if !file.check_content(&mut header)? {
             return Err(damaged());
         }
         let format = header.settings.get(KV_CACHE_SETTING);
@@ -192,20 +181,6 @@ impl PromptCacheFile {
             values: planes("values")?,
         })
     }
-}
-
-/// Digest of `header`, without [`CONTENT_SETTING`], and of all tensors: name, type, shape and pieces.
-fn content<'a>(
-    header: &Header,
-    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], Vec<&'a [u8]>)>,
-) -> Digest {
-    let mut digest = DigestBuilder::default();
-    digest.add(&serde_json::to_vec(header).expect("a header is plain JSON"));
-    for (name, dtype, shape, pieces) in tensors {
-        digest.add(format!("\n{name} {dtype:?} {shape:?}\n").as_bytes());
-        pieces.into_iter().for_each(|bytes| digest.add(bytes));
-    }
-    digest.finish()
 }
 
 fn tensor_name(layer: usize, name: &str) -> String {

@@ -9,7 +9,8 @@ pub use safetensors::Dtype;
 use safetensors::{SafeTensors, tensor::Metadata};
 
 use crate::{
-    ArtifactError, Header,
+    ArtifactError, Digest, Header,
+    digest::DigestBuilder,
     mapped_file::{FileBytes, Residence},
     progress::{Interrupted, Progress},
 };
@@ -194,4 +195,44 @@ impl TensorFile {
         header.check_format(&self.path, format, supported)?;
         Ok(header)
     }
+
+    /// Removes the digest of the content from the file's `header`, and compares it with the file; returns whether there is
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// [`ArtifactError::DamagedContent`].
+    pub fn check_content(&self, header: &mut Header) -> Result<bool, ArtifactError> {
+        let Some(expected) = header.settings.remove(CONTENT_SETTING) else {
+            return Ok(false);
+        };
+        let names = self.names();
+        let tensors = names.iter().filter_map(|name| {
+            let view = self.find(name)?;
+            Some((&name[..], view.dtype, view.shape, vec![view.bytes]))
+        });
+        match expected == content_digest(header, tensors).to_string() {
+            true => Ok(true),
+            false => Err(ArtifactError::DamagedContent {
+                path: self.path.clone(),
+            }),
+        }
+    }
+}
+
+/// Setting of a header with the digest of the file's content.
+pub const CONTENT_SETTING: &str = "content";
+
+/// Digest of `header`, without [`CONTENT_SETTING`], and of all tensors: name, type, shape and pieces.
+pub(crate) fn content_digest<'a>(
+    header: &Header,
+    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], Vec<&'a [u8]>)>,
+) -> Digest {
+    let mut digest = DigestBuilder::default();
+    digest.add(&serde_json::to_vec(header).expect("a header is plain JSON"));
+    for (name, dtype, shape, pieces) in tensors {
+        digest.add(format!("\n{name} {dtype:?} {shape:?}\n").as_bytes());
+        pieces.into_iter().for_each(|bytes| digest.add(bytes));
+    }
+    digest.finish()
 }

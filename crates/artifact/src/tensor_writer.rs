@@ -13,7 +13,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::{
     ArtifactError, Header,
-    tensor_file::{Dtype, HEADER_KEY},
+    tensor_file::{CONTENT_SETTING, Dtype, HEADER_KEY, content_digest},
     write::write_with,
 };
 
@@ -74,6 +74,29 @@ pub fn write_tensors(
             .iter()
             .try_for_each(|(name, source)| writer.append(name, &source.bytes))
     })
+}
+
+/// As [`write_tensors`], with the digest of header and tensors in the header's setting [`CONTENT_SETTING`].
+///
+/// # Errors
+///
+/// [`ArtifactError::Write`].
+///
+/// # Panics
+///
+/// If the bytes of a tensor do not match its dimensions.
+pub fn write_sealed_tensors(
+    path: &Path,
+    header: &Header,
+    tensors: &BTreeMap<String, TensorSource<'_>>,
+) -> Result<(), ArtifactError> {
+    let described = tensors.iter().map(|(name, source)| {
+        let bytes: &[u8] = &source.bytes;
+        (&name[..], source.dtype, &source.shape[..], vec![bytes])
+    });
+    let content = content_digest(header, described).to_string();
+    let header = header.clone().with_setting(CONTENT_SETTING, content);
+    write_tensors(path, Some(&header), tensors)
 }
 
 /// Writes a safetensors file atomically, with `header` in its metadata; `fill` appends the bytes of each

@@ -20,7 +20,7 @@ use powerinfer_tensor::Format;
 
 use crate::{
     BundleError, FORMAT, Manifest, VERSION,
-    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, check_seal, sealed},
+    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS},
 };
 
 /// Extent of the integrity check when a bundle is opened.
@@ -80,7 +80,7 @@ impl Bundle {
     fn open_once(folder: &Path, check: IntegrityCheck) -> Result<Self, BundleError> {
         let path = folder.join(MANIFEST);
         let manifest = read_manifest(&path)?;
-        check_seal(&path, &manifest)?;
+        manifest.check_seal(&path)?;
         let plan_path = plan_path(folder, &manifest.body);
         check_files(folder, &manifest.body, &plan_path, check)?;
         refuse_foreign(folder, &manifest.body)?;
@@ -163,7 +163,7 @@ impl Bundle {
             manifest.body.files.insert(name.to_owned(), digest);
         }
         // The manifest is written last: until then the bundle is unchanged.
-        sealed(manifest).write(&folder.join(MANIFEST))?;
+        manifest.sealed().write(&folder.join(MANIFEST))?;
         drop(lock);
         Self::open(&folder, IntegrityCheck::Quick)
     }

@@ -1,8 +1,8 @@
 //! `manifest.json`: the model's configuration and the digest of every file of the bundle.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
-use powerinfer_artifact::{ArtifactError, Digest, document::Document};
+use powerinfer_artifact::{Digest, document::Sealed};
 use powerinfer_model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -41,24 +41,8 @@ pub struct Manifest {
     pub seal: Option<Digest>,
 }
 
-/// Sets the digest of the manifest itself.
-pub(crate) fn sealed(mut document: Document<Manifest>) -> Document<Manifest> {
-    document.body.seal = None;
-    document.body.seal = Some(Digest::of(&document.to_bytes()));
-    document
-}
-
-/// Checks the digest of the manifest itself.
-pub(crate) fn check_seal(path: &Path, document: &Document<Manifest>) -> Result<(), ArtifactError> {
-    let (found, expected) = (document.body.seal, sealed(document.clone()).body.seal);
-    if found == expected {
-        return Ok(());
+impl Sealed for Manifest {
+    fn seal(&mut self) -> &mut Option<Digest> {
+        &mut self.seal
     }
-    let text =
-        |seal: Option<Digest>| seal.map_or_else(|| "missing".to_owned(), |seal| seal.to_string());
-    Err(ArtifactError::Damaged {
-        path: path.to_owned(),
-        expected: text(found),
-        found: text(expected),
-    })
 }

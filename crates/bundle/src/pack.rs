@@ -18,7 +18,7 @@ use powerinfer_tensor::{Format, Transposed, repack_q4_k, transpose};
 
 use crate::{
     Bundle, BundleError, FORMAT, IntegrityCheck, Manifest, VERSION,
-    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS, sealed},
+    manifest::{MANIFEST, PLAN, PLAN_FORMAT, PLAN_VERSION, WEIGHTS},
     weights::{Layout, is_permutation, name, order_name, stored_format, stored_shape},
 };
 
@@ -147,10 +147,11 @@ fn write_all(
         files,
         seal: None,
     };
-    sealed(Document {
+    Document {
         header: header(FORMAT, VERSION),
         body: manifest,
-    })
+    }
+    .sealed()
     .write(&folder.path().join(MANIFEST))?;
     Ok(folder)
 }

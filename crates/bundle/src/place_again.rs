@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::{
     Bundle, BundleError, REQUEST,
     bundle::{check_unchanged, plan_path},
-    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION, sealed},
+    manifest::{MANIFEST, NEXT_PLAN, PLAN, PLAN_VERSION},
 };
 
 /// Header setting with the request that a bundle was made by, if it was placed again since.
@@ -71,7 +71,7 @@ impl Bundle {
             .body
             .files
             .insert(PLAN.to_owned(), Digest::of(&bytes));
-        let manifest = sealed(manifest);
+        let manifest = manifest.sealed();
         manifest.write(&folder.join(MANIFEST))?;
         settle()?;
         drop(lock);

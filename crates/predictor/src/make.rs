@@ -11,7 +11,7 @@ use powerinfer_artifact::{
         signs_name, tensor_name,
     },
     tensor_file::Dtype,
-    tensor_writer::{TensorSource, write_tensors},
+    tensor_writer::{TensorSource, write_sealed_tensors},
     write::PartialFolder,
 };
 use powerinfer_kernels::Isa;
@@ -261,7 +261,7 @@ fn write_layer(
     }
     let layers = serde_json::to_value([summary]).expect("a summary is plain JSON");
     let header = header.clone().with_setting(LAYERS_SETTING, layers);
-    Ok(write_tensors(path, Some(&header), &tensors)?)
+    Ok(write_sealed_tensors(path, &header, &tensors)?)
 }
 
 /// Joins the files of all layers.
@@ -280,5 +280,5 @@ fn write_all(path: &Path, header: &Header, files: &[PredictorFile]) -> Result<()
     }
     let layers = serde_json::to_value(summaries).expect("summaries are plain JSON");
     let header = header.clone().with_setting(LAYERS_SETTING, layers);
-    Ok(write_tensors(path, Some(&header), &tensors)?)
+    Ok(write_sealed_tensors(path, &header, &tensors)?)
 }

@@ -7,7 +7,9 @@ use std::{
 };
 
 use powerinfer_artifact::{
-    ArtifactError, Digest, Header, ModelIdentity, document::Document, token_texts,
+    ArtifactError, Digest, Header, ModelIdentity,
+    document::{Document, Sealed},
+    token_texts,
 };
 use powerinfer_model::Checkpoint;
 use serde::{Deserialize, Serialize};
@@ -22,7 +24,7 @@ use crate::{
 /// Format name in a profile's header.
 pub(crate) const FORMAT: &str = "powerinfer-profile";
 /// Newest version of profiles that can be read.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Header input: digest of the calibration text.
 pub(crate) const CALIBRATION: &str = "calibration";
 /// Header setting: samples kept per layer.
@@ -131,6 +133,15 @@ pub struct ProfileDocument {
     pub layers: Vec<LayerSummary>,
     /// Digests of the other files, by path.
     pub files: BTreeMap<String, Digest>,
+    /// Digest of this file without this entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Digest>,
+}
+
+impl Sealed for ProfileDocument {
+    fn seal(&mut self) -> &mut Option<Digest> {
+        &mut self.seal
+    }
 }
 
 /// Facts of a profile that do not follow from its counts.
@@ -172,6 +183,7 @@ impl ProfileDocument {
                 .map(|(layer, activity)| LayerSummary::of(layer, activity))
                 .collect(),
             files: BTreeMap::new(),
+            seal: None,
         }
     }
 
@@ -235,6 +247,7 @@ impl Profile {
             });
         }
         let document = Document::<ProfileDocument>::read(&path, FORMAT, VERSION)?;
+        document.check_seal(&path)?;
         let table = folder.join(TABLE);
         let body = &document.body;
         check_digest(folder, TABLE, body)?;
@@ -275,7 +288,8 @@ impl Profile {
             body.files
                 .insert(file.to_string_lossy().into_owned(), digest);
         }
-        Ok(Document { header, body }.write(&folder.join(DOCUMENT))?)
+        let document = Document { header, body };
+        Ok(document.sealed().write(&folder.join(DOCUMENT))?)
     }
 
     /// Checks that this is a profile of `model`.
