@@ -8,6 +8,7 @@ use std::{
 
 use powerinfer_artifact::{Digest, document::Document, plan::Plan};
 use powerinfer_bundle::{FORMAT, Manifest, VERSION};
+use powerinfer_model::{ModelConfig, Positions};
 use serde_json::Value;
 
 use crate::sandbox::{QUICK, Run, Sandbox, assert_contains, golden_model};
@@ -233,6 +234,38 @@ fn other_files_and_damaged_bundles_are_refused() {
     fs::write(&path, bytes).unwrap();
     reseal(&bundle, |_| {});
     again().bad(1, &["cannot place", "neuron 767"]);
+}
+
+#[test]
+fn a_manifest_whose_configuration_contradicts_itself_is_refused() {
+    let (sandbox, bundle) = demo();
+    let path = bundle.join("manifest.json");
+    let whole = fs::read(&path).unwrap();
+    let contradictions: [fn(&mut ModelConfig); 9] = [
+        |config| config.attention_windows.truncate(1),
+        |config| config.attention_windows[0] = Some(0),
+        |config| config.kv_head_count = 0,
+        |config| config.head_size = 0,
+        |config| config.head_size = 1 << 40,
+        |config| config.context_length = 0,
+        |config| config.norm_epsilon = 0.0,
+        |config| config.vocabulary_size = usize::MAX,
+        |config| {
+            if let Positions::Rotary(rotary) = &mut config.positions {
+                rotary.frequencies.resize(1000, 1.0);
+            }
+        },
+    ];
+    for contradict in contradictions {
+        reseal(&bundle, |document| contradict(&mut document.body.config));
+        sandbox
+            .run(&["run", "demo", "--prompt", "x"])
+            .bad(1, &["manifest.json", "describes no model"]);
+        fs::write(&path, &whole).unwrap();
+    }
+    sandbox
+        .run(&["run", "demo", "--prompt", "x", "--max-tokens", "1"])
+        .good();
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn a_model_without_zeros_skips_neurons_within_the_perplexity_budget() {
             "--policy",
             "predicted",
         ])
-        .bad(1, &["no predictor", "hint: use `exact` or `dense`"]);
+        .bad(1, &["no predictor", "use `threshold` or `dense`"]);
 }
 
 #[test]

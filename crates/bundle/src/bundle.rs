@@ -81,6 +81,9 @@ impl Bundle {
         let path = folder.join(MANIFEST);
         let manifest = read_manifest(&path)?;
         manifest.check_seal(&path)?;
+        if let Err(reason) = manifest.body.config.validate() {
+            return Err(BundleError::Configuration { path, reason });
+        }
         let plan_path = plan_path(folder, &manifest.body);
         check_files(folder, &manifest.body, &plan_path, check)?;
         refuse_foreign(folder, &manifest.body)?;

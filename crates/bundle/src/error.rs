@@ -73,6 +73,14 @@ pub enum BundleError {
         /// Its row, of the checkpoint.
         row: usize,
     },
+    /// The configuration in a manifest contradicts itself.
+    #[error("`{path}` describes no model: {reason}; make the bundle again")]
+    Configuration {
+        /// The manifest.
+        path: PathBuf,
+        /// The contradiction.
+        reason: String,
+    },
     /// A file that is not part of the bundle.
     #[error("`{path}` is not named in the bundle's manifest; remove it")]
     Foreign {
@@ -111,6 +119,7 @@ impl BundleError {
             Self::NotAPermutation { .. }
             | Self::Beyond { .. }
             | Self::DamagedScale { .. }
+            | Self::Configuration { .. }
             | Self::Foreign { .. } => None,
         }
     }

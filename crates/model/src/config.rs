@@ -8,7 +8,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families, keys::Keys,
+    Activation, FfnKind, LayerWeight, ModelError, NormKind, Rotary, Weight, families,
+    keys::{Keys, MAX_HEAD_SIZE},
 };
 
 /// Position encoding.
@@ -150,18 +151,39 @@ impl ModelConfig {
         }
         let family = families::of(&keys)?;
         let config = (family.describe)(&keys)?;
-        config.check(&keys)?;
+        config.validate().map_err(|reason| keys.bad(reason))?;
         keys.finish()?;
         Ok(config)
     }
 
-    /// Checks that sizes do not contradict each other.
-    fn check(&self, keys: &Keys<'_>) -> Result<(), ModelError> {
+    /// Checks that sizes are within limits and do not contradict each other; returns what is wrong.
+    ///
+    /// # Errors
+    ///
+    /// Describes the first contradiction, with the keys of `config.json` that it usually comes from.
+    pub fn validate(&self) -> Result<(), String> {
+        let sizes = [
+            ("hidden size", self.hidden_size, 1 << 30),
+            ("embedding size", self.embedding_size, 1 << 30),
+            ("number of layers", self.layer_count, 1 << 14),
+            ("number of heads", self.head_count, 1 << 30),
+            ("number of key and value heads", self.kv_head_count, 1 << 30),
+            ("head size", self.head_size, MAX_HEAD_SIZE),
+            ("number of FFN neurons", self.ffn_size, 1 << 30),
+            ("vocabulary", self.vocabulary_size, 1 << 24),
+            ("context length", self.context_length, 1 << 30),
+        ];
+        if let Some((what, size, _)) = sizes
+            .iter()
+            .find(|(_, size, most)| !(1..=*most).contains(size))
+        {
+            return Err(format!("the {what} is {size}, which is not supported"));
+        }
         let (heads, kv_heads) = (self.head_count, self.kv_head_count);
         if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.bad(format!(
+            return Err(format!(
                 "{kv_heads} key and value heads (`num_key_value_heads`, `num_kv_heads`) do not divide {heads} query heads"
-            )));
+            ));
         }
         for (a, b, what) in [
             (heads, self.head_size, "heads"),
@@ -170,10 +192,48 @@ impl ModelConfig {
         ] {
             // No model has a matrix of more than 2^40 elements.
             if a.checked_mul(b).is_none_or(|product| product > 1 << 40) {
-                return Err(keys.bad(format!(
+                return Err(format!(
                     "{a} {what} of {b} elements exceed the largest supported matrix"
-                )));
+                ));
             }
+        }
+        if self.attention_windows.len() != self.layer_count
+            || self.attention_windows.contains(&Some(0))
+        {
+            return Err(format!(
+                "{} sliding windows, of which none may be 0, for {} layers",
+                self.attention_windows.len(),
+                self.layer_count
+            ));
+        }
+        let are_fit = match &self.positions {
+            Positions::Rotary(rotary) => {
+                (1..=self.head_size).contains(&rotary.width())
+                    && rotary.magnitude.is_finite()
+                    && rotary
+                        .frequencies
+                        .iter()
+                        .all(|frequency| frequency.is_finite())
+            }
+            Positions::Alibi { slopes } => {
+                slopes.len() == heads && slopes.iter().all(|slope| slope.is_finite())
+            }
+            Positions::Learned { offset } => *offset <= self.context_length,
+        };
+        if !are_fit {
+            return Err(format!(
+                "the position encoding does not fit {heads} heads of {} elements",
+                self.head_size
+            ));
+        }
+        if !(self.norm_epsilon.is_normal()
+            && self.norm_epsilon > 0.0
+            && self.embedding_scale.is_finite())
+        {
+            return Err(
+                "the ε of the norms or the scale of the embeddings is not a usable number"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

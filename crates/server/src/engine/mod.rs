@@ -167,6 +167,7 @@ impl Engine {
             self.drop_cancelled();
             self.admit();
             self.step();
+            self.count();
         }
     }
 
@@ -194,8 +195,9 @@ impl Engine {
     fn drop_cancelled(&mut self) {
         let queued = self.queue.len();
         self.queue.retain(|job| !job.events.is_closed());
-        self.queued
-            .fetch_sub(queued - self.queue.len(), Ordering::Relaxed);
+        let gone = queued - self.queue.len();
+        self.queued.fetch_sub(gone, Ordering::Relaxed);
+        self.metrics.cancelled.inc_by(gone as u64);
         for index in (0..self.prompts.len()).rev() {
             if self.prompts[index].job.events.is_closed() {
                 let prompt = self.prompts.remove(index);
