@@ -212,7 +212,7 @@ def check_completions(client):
     scored = complete(n=4, logprobs=0, **sample).choices
     best = complete(n=2, best_of=4, logprobs=0, **sample)
     expected = [choice.text for choice in sorted(scored, key=mean, reverse=True)[:2]]
-    check("openai: `best_of` 4 are the 2 likeliest", [choice.text for choice in best.choices], expected)
+    check("openai: `best_of` 4 are the 2 most probable", [choice.text for choice in best.choices], expected)
     check("openai: `best_of` counts all tokens", best.usage.completion_tokens, sum(len(choice.logprobs.tokens) for choice in scored))
 
     echoed = complete(echo=True, logprobs=2).choices[0]
@@ -226,9 +226,9 @@ def check_completions(client):
     pieces = [echoed.text[start:end] for start, end in zip(scores.text_offset[1:], ends)]
     check("openai: `text_offset` is where a token begins", pieces, scores.tokens[1:])
     pairs = zip(scores.token_logprobs[-12:], scores.top_logprobs[-12:])
-    check("openai: greedy tokens are the likeliest", all(score == max(top.values()) for score, top in pairs))
+    check("openai: greedy tokens are the most probable", all(score == max(top.values()) for score, top in pairs))
     shares = [sum(math.exp(score) for score in top.values()) for top in scores.top_logprobs[1:]]
-    check("openai: probabilities of the likeliest tokens are at most 1", all(0 < share <= 1 + 1e-9 for share in shares))
+    check("openai: probabilities of the most probable tokens are at most 1", all(0 < share <= 1 + 1e-9 for share in shares))
     silent = complete(echo=True, logprobs=2, max_tokens=0).choices[0]
     check("openai: `echo` without a new token", (silent.text, silent.logprobs.token_logprobs), (PROMPT, scores.token_logprobs[:-12]))
 
@@ -308,7 +308,7 @@ def check_chat(client):
     check("openai: a longer conversation has a longer prompt", longer.usage.prompt_tokens > answer.usage.prompt_tokens)
     scores = chat(logprobs=True, top_logprobs=3).choices[0].logprobs.content
     check("openai: `top_logprobs` of each token of a chat", [len(score.top_logprobs) for score in scores], [3] * 10)
-    check("openai: greedy tokens of a chat are the likeliest", [score.logprob for score in scores], [max(top.logprob for top in score.top_logprobs) for score in scores])
+    check("openai: greedy tokens of a chat are the most probable", [score.logprob for score in scores], [max(top.logprob for top in score.top_logprobs) for score in scores])
     joined = b"".join(bytes(score.bytes) for score in scores).decode(errors="replace")
     check("openai: bytes of a chat's tokens join to its text", joined.lstrip(), text.lstrip())
     chunks = list(chat(stream=True, stream_options={"include_usage": True}))

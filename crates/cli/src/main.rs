@@ -174,7 +174,7 @@ fn main() -> ExitCode {
 
 /// Prints what is wrong with the command line, or the help that it asks for.
 fn misused(error: &clap::Error) -> ExitCode {
-    // Nobody listening is no reason to do something else.
+    // A closed stderr does not change the exit status.
     let _ = error.print();
     let arguments = std::env::args_os().skip(1);
     let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());

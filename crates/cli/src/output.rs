@@ -30,7 +30,7 @@ impl Output {
     /// A line of talk.
     pub(crate) fn say(self, line: impl AsRef<str>) {
         if !self.quiet {
-            // Nobody listening on stderr is no reason to stop.
+            // A closed stderr is no error.
             let _ = writeln!(anstream::stderr(), "{}", line.as_ref());
         }
     }

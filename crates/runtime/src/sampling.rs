@@ -271,8 +271,8 @@ impl Sampler {
         if settings.temperature == 0.0 {
             return greedy_token(logits);
         }
-        let likeliest = greedy_token(logits);
-        let largest = logits[likeliest as usize];
+        let greedy = greedy_token(logits);
+        let largest = logits[greedy as usize];
         candidates.clear();
         candidates.extend((0..).zip(logits.iter().copied()));
         if (1..candidates.len()).contains(&settings.top_k) {
@@ -294,7 +294,7 @@ impl Sampler {
                 return *token;
             }
         }
-        candidates.last().map_or(likeliest, |(token, _)| *token)
+        candidates.last().map_or(greedy, |(token, _)| *token)
     }
 }
 

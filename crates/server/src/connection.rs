@@ -64,7 +64,7 @@ pub(crate) async fn serve(
         let connection = server.serve_connection(TokioIo::new(stream), service.clone());
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A client that breaks off is none of ours.
+            // A client that closes its connection is not an error.
             let _ = connection.await;
             drop(place);
         });

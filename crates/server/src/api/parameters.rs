@@ -133,7 +133,7 @@ impl Parameters {
         Ok(SamplingSettings {
             temperature: temperature.unwrap_or(model.temperature),
             top_k: top_k.map_or(model.top_k, |count| usize::try_from(count).unwrap_or(0)),
-            // The smallest set of tokens that has any probability is the likeliest one.
+            // The smallest set of tokens that has any probability is the most probable one.
             top_p: top_p.map_or(model.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
             min_p: self.take_within("min_p", 0.0..=1.0)?.unwrap_or(model.min_p),
             repeat_penalty: penalty.or(llama_penalty).unwrap_or(model.repeat_penalty),

@@ -102,7 +102,7 @@ impl Events {
         }
     }
 
-    /// Whether nobody wants the rest of the text.
+    /// Whether the client has gone or the choice is cancelled.
     pub(crate) fn is_closed(&self) -> bool {
         self.cancel.0.load(Ordering::Relaxed) || self.sender.is_closed()
     }
