@@ -32,6 +32,7 @@ const LADDER: &[&str] = &[
     "powerinfer-planner",
     "powerinfer-server",
     "powerinfer-cli",
+    "powerinfer-attack",
 ];
 
 /// Crates that handle formats and figures without computing with weights.

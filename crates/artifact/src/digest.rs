@@ -87,9 +87,11 @@ impl FromStr for Digest {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WRONG: &str = "a digest is `b3:` and 64 hexadecimal digits";
+        const WRONG: &str = "a digest is `b3:` and 64 hexadecimal digits in lower case";
         let digits = text.strip_prefix("b3:").ok_or(WRONG)?.as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        // Upper case would let a flipped bit pass.
+        let is_digit = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+        if digits.len() != 64 || !digits.iter().all(is_digit) {
             return Err(WRONG);
         }
         let mut bytes = [0; 32];
@@ -123,6 +125,8 @@ mod tests {
         let digest = Digest::of(b"neuron");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert!("b3:+1".parse::<Digest>().is_err());
+        let upper = format!("b3:{}", digest.to_string()[3..].to_uppercase());
+        assert!(upper.parse::<Digest>().is_err());
     }
 
     #[test]

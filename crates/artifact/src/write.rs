@@ -25,12 +25,52 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Creates a temporary file in the folder of `path`, with default permissions.
+/// Creates a temporary file in the folder of `path`, with default permissions, and removes those that killed runs have left
+/// there for `path`.
 fn temporary_file_for(path: &Path) -> Result<NamedTempFile, ArtifactError> {
     let folder = parent(path);
     fs::create_dir_all(folder).map_err(ArtifactError::write(folder))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // The longest names of file systems have 255 bytes.
+    let name: String = name.chars().take(40).collect();
+    let prefix = format!("{}{name}-", TEMPORARY.0);
+    remove_unlocked(folder, &prefix);
+    loop {
+        let file = new_temporary_file(path, folder, &prefix)?;
+        // A file that another run has removed before it was locked is made again.
+        if !cfg!(unix) || file.as_file().lock().is_err() || file.path().exists() {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes the files in `folder` whose name begins with `prefix` and that no process has locked.
+fn remove_unlocked(folder: &Path, prefix: &str) {
+    if !cfg!(unix) {
+        return;
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_temporary = name
+            .to_str()
+            .is_some_and(|name| name.starts_with(prefix) && name.ends_with(TEMPORARY.1));
+        if is_temporary
+            && let Ok(file) = fs::File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            // At worst it stays.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn new_temporary_file(
+    path: &Path,
+    folder: &Path,
+    prefix: &str,
+) -> Result<NamedTempFile, ArtifactError> {
     let mut builder = Builder::new();
-    builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
+    builder.prefix(prefix).suffix(TEMPORARY.1);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -91,7 +131,7 @@ pub fn write_with<Failure: From<ArtifactError>>(
     let file = temporary_file_for(path)?;
     write(file.path())?;
     // `write` may have replaced the file under its name, so the file is reopened.
-    let temporary = file.into_temp_path();
+    let (_locked, temporary) = file.into_parts();
     let handle = fs::File::open(&temporary).map_err(ArtifactError::write(path))?;
     handle.sync_all().map_err(ArtifactError::write(path))?;
     temporary
@@ -106,6 +146,23 @@ pub fn write_with<Failure: From<ArtifactError>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn temporary_files_of_killed_runs_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let names = ["a-1", "a-2", "b-1"].map(|name| format!(".powerinfer-{name}.partial"));
+        let [of_killed, of_running, of_another] = names.map(|name| folder.path().join(name));
+        for file in [&of_killed, &of_another] {
+            fs::write(file, "x").unwrap();
+        }
+        let running = fs::File::create(&of_running).unwrap();
+        running.lock().unwrap();
+        write_file(&path, b"new").unwrap();
+        assert!(!of_killed.exists());
+        assert!(of_running.exists() && of_another.exists());
+    }
 
     #[cfg(unix)]
     #[test]

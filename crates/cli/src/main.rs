@@ -32,7 +32,8 @@ use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use output::Output;
 use powerinfer_artifact::ByteSize;
-use powerinfer_pool::system;
+use powerinfer_eval::human_eval;
+use powerinfer_pool::{system, worker};
 
 use crate::commands::{
     bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,
@@ -130,7 +131,7 @@ fn help(path: &[String]) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    if powerinfer_eval::human_eval::judge_as_worker() {
+    if worker::work_as_worker(&[human_eval::WORK, powerinfer_text::TEMPLATE_WORK]) {
         return ExitCode::SUCCESS;
     }
     let arguments = match Arguments::try_parse() {

@@ -5,15 +5,9 @@ mod results;
 
 pub use results::{Results, SolveOptions, solve};
 
-use std::{
-    collections::BTreeMap,
-    io::{Read, Write},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::{OnceLock, mpsc},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use powerinfer_pool::worker::{NoAnswer, Work, Worker};
 
 use crate::{
     EvalError,
@@ -97,7 +91,7 @@ impl Verdict {
 /// Interpreter that runs the programs.
 #[derive(Debug)]
 pub enum Judge {
-    /// The embedded interpreter: in a child process where [`judge_as_worker`] has been called, else in this one.
+    /// The embedded interpreter, in a worker where the program has [`WORK`], else in this process.
     Embedded,
     /// CPython in a sandboxed child process.
     Python(PythonSandbox),
@@ -129,13 +123,7 @@ impl Problem {
     pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
         let completion = cut(completion);
         match judge {
-            Judge::Embedded => {
-                let program = self.program(completion);
-                match WORKER.get() {
-                    Some(worker) => in_worker(worker, &program),
-                    None => embedded(&program),
-                }
-            }
+            Judge::Embedded => in_worker(&self.program(completion)),
             Judge::Python(sandbox) => {
                 let of = |body: &str| format!("{}{body}\n", self.prompt);
                 let tests = Tests {
@@ -197,76 +185,36 @@ pub fn cut(completion: &str) -> &str {
     &completion[..stops.min().unwrap_or(completion.len())]
 }
 
-/// Only argument of a process that judges the program on its stdin.
-const WORKER_ARGUMENT: &str = "__judge-program";
-
-/// The executable of this process, which judges programs in children of its own.
-static WORKER: OnceLock<PathBuf> = OnceLock::new();
-
-/// To be called first by a program that judges: where it was started by itself to judge the program on its stdin, does so
-/// and returns true; else programs are judged by such children from now on. The interpreter notices the time only between
-/// two operations, a child can be killed within one.
-pub fn judge_as_worker() -> bool {
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments
-        .next()
-        .is_none_or(|first| first != WORKER_ARGUMENT)
-        || arguments.next().is_some()
-    {
-        if let Ok(executable) = std::env::current_exe() {
-            let _ = WORKER.set(executable);
-        }
-        return false;
-    }
-    let mut program = String::new();
-    let verdict = match std::io::stdin().read_to_string(&mut program) {
-        Ok(_) => embedded(&program),
+/// Judging in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker). The interpreter notices the time only
+/// between two operations, a worker can be killed within one.
+pub const WORK: Work = ("judge", |program| {
+    let verdict = match std::str::from_utf8(program) {
+        Ok(program) => embedded(program),
         Err(error) => Verdict::Unjudged(error.to_string()),
     };
-    let found = (verdict.name(), verdict.detail());
-    let _ = serde_json::to_writer(std::io::stdout(), &found);
-    true
-}
+    serde_json::to_vec(&(verdict.name(), verdict.detail())).expect("two strings are plain JSON")
+});
 
-/// Judges `program` in a child process, which is killed after the time limit.
-fn in_worker(worker: &Path, program: &str) -> Verdict {
-    let failed = |error: std::io::Error| Verdict::Unjudged(format!("no child process: {error}"));
-    let child = Command::new(worker)
-        .arg(WORKER_ARGUMENT)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = match child {
-        Ok(child) => child,
-        Err(error) => return failed(error),
+/// Judges `program` in a worker, or in this process where there are none.
+fn in_worker(program: &str) -> Verdict {
+    let mut worker = match Worker::start(WORK.0) {
+        Ok(Some(worker)) => worker,
+        Ok(None) => return embedded(program),
+        Err(error) => return Verdict::Unjudged(format!("no child process: {error}")),
     };
-    let (input, output) = (child.stdin.take(), child.stdout.take());
-    if let Some(mut input) = input
-        && let Err(error) = input.write_all(program.as_bytes())
-    {
-        let _ = child.kill();
-        let _ = child.wait();
-        return failed(error);
+    // The worker has the same limit, and answers by it unless it is within an operation.
+    match worker.ask(program.as_bytes(), TIME_LIMIT + Duration::from_secs(1)) {
+        Err(NoAnswer::Timeout) => Verdict::Timeout,
+        Err(NoAnswer::Ended) => {
+            Verdict::Error("the interpreter ended without a verdict".to_owned())
+        }
+        Ok(answer) => serde_json::from_slice(&answer)
+            .ok()
+            .and_then(|(name, detail): (String, Option<String>)| {
+                Verdict::from_name(&name, detail.as_deref())
+            })
+            .unwrap_or_else(|| Verdict::Unjudged("the verdict cannot be read".to_owned())),
     }
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut text = String::new();
-        let read = output.map(|mut output| output.read_to_string(&mut text));
-        let _ = sender.send(read.map(|_| text));
-    });
-    // The child has the same limit, and ends by it unless it is within an operation.
-    let text = receiver.recv_timeout(TIME_LIMIT + Duration::from_secs(1));
-    let _ = child.kill();
-    let _ = child.wait();
-    let Ok(text) = text else {
-        return Verdict::Timeout;
-    };
-    let found: Option<(String, Option<String>)> =
-        text.and_then(|text| serde_json::from_str(&text).ok());
-    found
-        .and_then(|(name, detail)| Verdict::from_name(&name, detail.as_deref()))
-        .unwrap_or_else(|| Verdict::Error("the interpreter ended without a verdict".to_owned()))
 }
 
 /// Runs `program` in the embedded interpreter.

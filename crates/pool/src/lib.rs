@@ -18,8 +18,10 @@
 mod chunks;
 mod cores;
 mod credit;
+pub mod panics;
 mod shared;
 pub mod system;
+pub mod worker;
 
 use std::{
     fmt, io,

@@ -3,9 +3,12 @@
 use std::{fs::File, path::Path};
 
 use polars::prelude::{
-    Column, DataFrame, ParquetCompression, ParquetReader, ParquetWriter, PolarsError, SerReader,
+    Column, DataFrame, ParallelStrategy, ParquetCompression, ParquetReader, ParquetWriter,
+    PolarsError, SerReader,
 };
 use powerinfer_artifact::{ArtifactError, write::write_with};
+
+use powerinfer_pool::panics::caught;
 
 use crate::{Counts, LayerActivity, ProfileDocument, ProfileError};
 
@@ -73,13 +76,24 @@ pub(crate) fn read_table(
     path: &Path,
     body: &ProfileDocument,
 ) -> Result<Vec<LayerActivity>, ProfileError> {
+    // Polars panics at some invalid files.
+    caught(|| parse_table(path, body)).unwrap_or_else(|reason| {
+        let path = path.to_owned();
+        Err(ProfileError::Table { path, reason })
+    })
+}
+
+fn parse_table(path: &Path, body: &ProfileDocument) -> Result<Vec<LayerActivity>, ProfileError> {
     let wrong = |reason: String| ProfileError::Table {
         path: path.to_owned(),
         reason,
     };
     let failed = |error: PolarsError| wrong(error.to_string());
     let file = File::open(path).map_err(ArtifactError::read(path))?;
-    let frame = ParquetReader::new(file).finish().map_err(failed)?;
+    let frame = ParquetReader::new(file)
+        .read_parallel(ParallelStrategy::None)
+        .finish()
+        .map_err(failed)?;
     let (layers, neurons) = (body.layers.len(), body.ffn_size);
     let rows = layers.checked_mul(neurons).filter(|rows| *rows > 0);
     let expected = |found: usize| {

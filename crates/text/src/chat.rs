@@ -1,13 +1,17 @@
 //! [`ChatTemplate`]: formats a conversation as the prompt format that the model was trained on.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::error::Error as _;
-use std::time::SystemTime;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc, format::StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
+use powerinfer_pool::worker::{NoAnswer, WORKER_MEMORY, Work, Worker};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
@@ -16,6 +20,9 @@ use crate::settings::TemplateSource;
 
 /// Instructions that a template may execute, against loops without end; a message takes some tens.
 const FUEL: u64 = 10_000_000;
+
+/// Time for a conversation, which takes less than a millisecond.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// Message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,39 +76,96 @@ impl ChatTemplate {
         messages: &[Message],
         prompt: GenerationPrompt,
     ) -> Result<String, TextError> {
-        let source = without_generation_blocks(&self.source);
-        let environment = environment();
-        let template = environment
-            .template_from_named_str("chat_template", &source)
-            .map_err(|source| TextError::TemplateSyntax {
-                origin: self.origin.clone(),
-                source,
-            })?;
-        let conversation = context! {
-            messages => Serde(messages),
-            add_generation_prompt => prompt == GenerationPrompt::Add,
-            ..Serde(&self.variables),
+        let request = Request {
+            source: Cow::Borrowed(&self.source),
+            variables: Cow::Borrowed(&self.variables),
+            messages: Cow::Borrowed(messages),
+            add_generation_prompt: prompt == GenerationPrompt::Add,
         };
-        template
-            .render(conversation)
-            .map_err(|error| self.failure(error))
-    }
-
-    fn failure(&self, error: Error) -> TextError {
         let origin = self.origin.clone();
+        in_worker(&request).map_err(|failure| match failure {
+            Failure::Syntax(reason) => TextError::TemplateSyntax { origin, reason },
+            Failure::Refused(reason) => TextError::TemplateRefused { origin, reason },
+            Failure::Failed(reason) => TextError::TemplateFailed { origin, reason },
+        })
+    }
+}
+
+/// What to render.
+#[derive(Serialize, Deserialize)]
+struct Request<'a> {
+    source: Cow<'a, str>,
+    variables: Cow<'a, BTreeMap<String, String>>,
+    messages: Cow<'a, [Message]>,
+    add_generation_prompt: bool,
+}
+
+/// Why a template was not rendered, with the reason.
+#[derive(Debug, Serialize, Deserialize)]
+enum Failure {
+    Syntax(String),
+    Refused(String),
+    Failed(String),
+}
+
+/// Rendering in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker): fuel ends a loop, but a template
+/// can double a text forty times.
+pub const WORK: Work = ("render", |request| {
+    let request = serde_json::from_slice::<Request<'_>>(request);
+    let rendered = request
+        .map_err(|error| Failure::Failed(error.to_string()))
+        .and_then(|request| rendered(&request));
+    serde_json::to_vec(&rendered).expect("texts are plain JSON")
+});
+
+/// Renders in the worker of this process, or in this process where there are none.
+fn in_worker(request: &Request<'_>) -> Result<String, Failure> {
+    static WORKER: Mutex<Option<Worker>> = Mutex::new(None);
+    let failed = |error: &dyn Display| Failure::Failed(error.to_string());
+    let mut worker = WORKER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut asked = match worker.take() {
+        Some(worker) => worker,
+        None => match Worker::start(WORK.0) {
+            Ok(Some(worker)) => worker,
+            Ok(None) => return rendered(request),
+            Err(error) => return Err(failed(&format_args!("no child process: {error}"))),
+        },
+    };
+    let bytes = serde_json::to_vec(request).map_err(|error| failed(&error))?;
+    let answer = asked
+        .ask(&bytes, TIME_LIMIT)
+        .map_err(|reason| match reason {
+            NoAnswer::Timeout => failed(&format_args!("it took over {TIME_LIMIT:?}")),
+            NoAnswer::Ended => failed(&format_args!(
+                "it needed more than {} MiB of memory",
+                WORKER_MEMORY >> 20
+            )),
+        })?;
+    *worker = Some(asked);
+    serde_json::from_slice(&answer).map_err(|error| failed(&error))?
+}
+
+fn rendered(request: &Request<'_>) -> Result<String, Failure> {
+    let source = without_generation_blocks(&request.source);
+    let environment = environment();
+    let template = environment
+        .template_from_named_str("chat_template", &source)
+        .map_err(|error| Failure::Syntax(error.to_string()))?;
+    let conversation = context! {
+        messages => Serde(&request.messages),
+        add_generation_prompt => request.add_generation_prompt,
+        ..Serde(&request.variables),
+    };
+    template.render(conversation).map_err(|error| {
         let mut cause = error.source();
         while let Some(inner) = cause {
             if let Some(refusal) = inner.downcast_ref::<Refusal>() {
-                let reason = refusal.0.clone();
-                return TextError::TemplateRefused { origin, reason };
+                return Failure::Refused(refusal.0.clone());
             }
             cause = inner.source();
         }
-        TextError::TemplateFailed {
-            origin,
-            source: error,
-        }
-    }
+        Failure::Failed(error.to_string())
+    })
 }
 
 /// Message of a template's `raise_exception`.

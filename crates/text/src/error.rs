@@ -105,12 +105,14 @@ pub enum TextError {
     },
 
     /// The chat template is not valid Jinja, or uses unsupported extensions.
-    #[error("chat template `{origin}` cannot be parsed; repair it, or prompt without a template")]
+    #[error(
+        "chat template `{origin}` cannot be parsed; repair it, or prompt without a template: {reason}"
+    )]
     TemplateSyntax {
         /// File (and name) of the template.
         origin: String,
         /// Error with line number.
-        source: minijinja::Error,
+        reason: String,
     },
 
     /// The chat template called `raise_exception`.
@@ -123,11 +125,11 @@ pub enum TextError {
     },
 
     /// The chat template failed to render.
-    #[error("chat template `{origin}` failed on these messages")]
+    #[error("chat template `{origin}` failed on these messages: {reason}")]
     TemplateFailed {
         /// File (and name) of the template.
         origin: String,
         /// Error with line number.
-        source: minijinja::Error,
+        reason: String,
     },
 }

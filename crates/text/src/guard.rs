@@ -1,21 +1,11 @@
 //! Protection against what a hostile `tokenizer.json` makes of the tokenizers library: panics, and texts that grow with
 //! every step.
 
-use std::{
-    cell::Cell,
-    panic::{self, AssertUnwindSafe},
-    sync::Once,
-};
-
+use powerinfer_pool::panics::caught;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 /// Factor by which all steps together may lengthen a text; those of published tokenizers stay below 10.
 const MAX_GROWTH: f64 = 256.0;
-
-thread_local! {
-    /// Whether a panic of this thread is caught and reported as an error.
-    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Calls `run`, whose panic becomes an error.
 ///
@@ -25,25 +15,8 @@ thread_local! {
 pub(crate) fn guarded<T>(
     run: impl FnOnce() -> Result<T, tokenizers::Error>,
 ) -> Result<T, tokenizers::Error> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let report = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !IS_GUARDED.get() {
-                report(info);
-            }
-        }));
-    });
-    let before = IS_GUARDED.replace(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(run));
-    IS_GUARDED.set(before);
-    result.unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<String>().cloned();
-        let message =
-            message.or_else(|| panic.downcast_ref().map(|text: &&str| (*text).to_owned()));
-        let message = message.unwrap_or_default();
-        Err(format!("the tokenizers library panicked: {message}").into())
-    })
+    caught(run)
+        .unwrap_or_else(|message| Err(format!("the tokenizers library panicked: {message}").into()))
 }
 
 /// Refuses a tokenizer whose steps lengthen a text without measure.

@@ -17,7 +17,7 @@ mod settings;
 mod stream;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, GenerationPrompt, Message};
+pub use chat::{ChatTemplate, GenerationPrompt, Message, WORK as TEMPLATE_WORK};
 pub use error::TextError;
 pub use settings::SpecialToken;
 pub use stream::StreamDecoder;

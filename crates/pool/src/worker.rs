@@ -1,0 +1,175 @@
+//! Child processes of this program for work that must be stopped from outside: a chat template or a judged program can
+//! compute without end, or fill the memory, within one operation of its interpreter.
+//!
+//! A worker answers requests in turn; both are a length, 8 bytes little-endian, and as many bytes.
+
+use std::{
+    env,
+    ffi::OsString,
+    fmt,
+    io::{self, Read, Write},
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        OnceLock,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Address space of a worker in bytes; limited on Linux alone.
+pub const WORKER_MEMORY: u64 = 1 << 30;
+
+/// First argument of a worker; the second is the name of its work.
+const ARGUMENT: &str = "__worker";
+
+/// The executable of this process, if it has called [`work_as_worker`].
+static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Name of a kind of work, and the function from request to answer.
+pub type Work = (&'static str, fn(&[u8]) -> Vec<u8>);
+
+/// To be called first in `main`. In a worker it works until its parent closes the connection, and returns true. In any other
+/// process it returns false. [`Worker::start`] starts workers from now on.
+pub fn work_as_worker(kinds: &[Work]) -> bool {
+    if let Ok(executable) = env::current_exe() {
+        let _ = EXECUTABLE.set(executable);
+    }
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    let work = match &arguments[..] {
+        [argument, name] if argument == ARGUMENT => kinds.iter().find(|kind| name == kind.0),
+        _ => None,
+    };
+    let Some((_, work)) = work else {
+        return false;
+    };
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        let limit = Some(WORKER_MEMORY);
+        let limit = Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        if setrlimit(Resource::As, limit).is_err() {
+            return true;
+        }
+    }
+    let (mut input, mut output) = (io::stdin(), io::stdout());
+    while let Ok(request) = read_message(&mut input) {
+        if write_message(&mut output, &work(&request)).is_err() {
+            break;
+        }
+    }
+    true
+}
+
+fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    from.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > WORKER_MEMORY {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut bytes = Vec::new();
+    from.take(length).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 == length {
+        true => Ok(bytes),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn write_message(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    to.write_all(bytes)?;
+    to.flush()
+}
+
+/// Child process that answers requests; killed when dropped.
+pub struct Worker {
+    child: Child,
+    input: ChildStdin,
+    answers: Receiver<Vec<u8>>,
+}
+
+/// Why a worker gave no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// It took too long.
+    Timeout,
+    /// It ended: it needed too much memory, or was killed.
+    Ended,
+}
+
+impl Worker {
+    /// Starts a worker that does the work called `name`; none in a program that does not call [`work_as_worker`].
+    ///
+    /// # Errors
+    ///
+    /// The system refuses a process or a thread.
+    pub fn start(name: &str) -> io::Result<Option<Self>> {
+        let Some(executable) = EXECUTABLE.get() else {
+            return Ok(None);
+        };
+        let mut command = Command::new(executable);
+        command.args([ARGUMENT, name]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::null());
+        #[cfg(unix)]
+        {
+            use std::os::unix::process::CommandExt;
+            // Ctrl-C is for the parent.
+            command.process_group(0);
+        }
+        let mut child = command.spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (Some(input), Some(mut output)) = (input, output) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let (sender, answers) = mpsc::channel();
+        let reader = move || {
+            while let Ok(answer) = read_message(&mut output) {
+                if sender.send(answer).is_err() {
+                    break;
+                }
+            }
+        };
+        let worker = Self {
+            child,
+            input,
+            answers,
+        };
+        thread::Builder::new()
+            .name("worker".to_owned())
+            .spawn(reader)?;
+        Ok(Some(worker))
+    }
+
+    /// Returns the answer to `request`. A worker that gave none must not be asked again.
+    ///
+    /// # Errors
+    ///
+    /// There is no answer within `limit`.
+    pub fn ask(&mut self, request: &[u8], limit: Duration) -> Result<Vec<u8>, NoAnswer> {
+        write_message(&mut self.input, request).map_err(|_| NoAnswer::Ended)?;
+        let answer = self.answers.recv_timeout(limit);
+        answer.map_err(|error| match error {
+            RecvTimeoutError::Timeout => NoAnswer::Timeout,
+            RecvTimeoutError::Disconnected => NoAnswer::Ended,
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Worker({})", self.child.id())
+    }
+}
