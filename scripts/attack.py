@@ -94,6 +94,17 @@ def damaged(folder):
     return None
 
 
+def again(stage, folder, expected):
+    """Runs a stage after a disturbance; what is wrong with it then."""
+    # A new checkpoint is not overwritten.
+    if stage[0] == "synth" and (folder / "synth").exists() and result(stage, folder) == expected:
+        return None
+    code, text = run(stage[1], folder)
+    if code != 0:
+        return f"run again: exit code {code}: {text}"
+    return None if result(stage, folder) == expected else "run again: another result"
+
+
 def copy(to):
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(BASE, to, symlinks=True)
@@ -166,11 +177,7 @@ def kills(arguments, findings, source):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 finding = finding or damaged(folder)
-            code, text = run(stage[1], folder)
-            if code != 0:
-                finding = finding or f"after a kill: exit code {code}: {text}"
-            elif result(stage, folder) != before:
-                finding = finding or "after a kill: another result"
+            finding = finding or again(stage, folder, before)
             leftover = [path.name for path in folder.rglob(".*partial*")]
             if leftover:
                 finding = finding or f"left over: {leftover}"
@@ -220,11 +227,7 @@ def disk(arguments, findings, source):
                     finding = "full disk: success with another result"
                 subprocess.run(["mount", "-o", "remount,size=256M", mounted], check=True)
                 finding = finding or damaged(folder)
-                code, text = run(stage[1], folder)
-                if code != 0:
-                    finding = finding or f"with space again: exit code {code}: {text}"
-                elif result(stage, folder) != expected[stage[0]][0]:
-                    finding = finding or "with space again: another result"
+                finding = finding or again(stage, folder, expected[stage[0]][0])
                 if environment is None:
                     del os.environ["TMPDIR"]
                 findings.tried(stage[0], finding)
@@ -269,7 +272,8 @@ def writers(arguments, findings, source):
             finding = damaged(folder)
             if 0 not in codes or not set(codes) <= {0, 1}:
                 finding = finding or f"exit codes {codes}: {texts}"
-            elif digest(folder, pair[0][2]) not in results:
+            # A bundle that is placed again before it is certified is neither, and intact.
+            elif pair != pairs[-1] and digest(folder, pair[0][2]) not in results:
                 finding = finding or f"neither result, exit codes {codes}"
             findings.tried(" and ".join(dict.fromkeys(stage[0] for stage in pair)), finding)
 
@@ -300,10 +304,10 @@ import ctypes; ctypes.string_at(0); return 0
 import sys\\nf = sys._getframe()\\nwhile f.f_back: f = f.f_back\\nf.f_globals['check'] = lambda c: None\\nreturn 0
 import sys\\nf = sys._getframe()\\nwhile f.f_back: f = f.f_back\\nfor c in f.f_code.co_consts: print(c)\\nos = __import__('os'); os._exit(0)
 import builtins; builtins.AssertionError = ValueError; return 0
-class A(int):\\n        def __eq__(self, o): return True\\n    return A(x)
-class A:\\n        def __eq__(self, o): return True\\n        def __ne__(self, o): return False\\n    return A()
-class A(int):\\n        __eq__ = lambda s, o: True\\n        __hash__ = None\\n    return A()
-import os\\nfor fd in range(64):\\n        try: os.write(fd, b'passed')\\n        except OSError: pass\\n    os._exit(0)
+class A(int):\\n    def __eq__(self, o): return True\\nreturn A(x)
+class A:\\n    def __eq__(self, o): return True\\n    def __ne__(self, o): return False\\nreturn A()
+class A(int):\\n    __eq__ = lambda s, o: True\\n    __hash__ = None\\nreturn A()
+import os\\nfor fd in range(64):\\n    try: os.write(fd, b'passed')\\n    except OSError: pass\\nos._exit(0)
 import os; open('/tmp/powerinfer-escaped', 'w').write('x'); return 0
 import os; os.symlink('/etc/passwd', 'x'); return 0
 return open('/etc/shadow').read()
@@ -312,7 +316,7 @@ import os; return os.listdir('/')
 import os; os.chdir('/proc/self/fd'); return os.listdir('.')
 import signal; signal.signal(signal.SIGALRM, lambda *a: None); signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: pass
 import threading; threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start(); return 0
-import gc\\nfor o in gc.get_objects():\\n        if isinstance(o, dict) and 'check' in o: o['check'] = lambda c: None\\n    return 0
+import gc\\nfor o in gc.get_objects():\\n    if isinstance(o, dict) and 'check' in o: o['check'] = lambda c: None\\nreturn 0
 import inspect; return inspect.stack()
 import atexit, os; atexit.register(lambda: os._exit(0)); return 0
 import sys; sys.settrace(lambda *a: sys.exit(0)); return 0
@@ -324,7 +328,7 @@ exec('x = ' + '(' * 100000); return 0
 return eval('1' + '+1' * 1000000)
 import re; return re.match('(a+)+$', 'a' * 40 + 'b')
 return [0] * (1 << 40)
-x = 'a'\\nfor i in range(100): x += x\\n    return x
+x = 'a'\\nfor i in range(100): x += x\\nreturn x
 return sum(range(1 << 62))
 """.strip().splitlines()
 
@@ -337,9 +341,8 @@ def judges(arguments, findings, source):
     pathlib.Path("problem.jsonl").write_text(problem + "\n")
     escaped = pathlib.Path("/tmp/powerinfer-escaped")
     kinds = [("embedded", "")]
-    python = shutil.which("python3")
-    if python:
-        kinds.append(("CPython", f" --python {os.path.realpath(python)}"))
+    if os.path.exists("/usr/bin/python3"):
+        kinds.append(("CPython", " --python /usr/bin/python3"))
     end = time.monotonic() + arguments.seconds
     order = [(kind, program) for program in PROGRAMS for kind in kinds]
     source.shuffle(order)
@@ -359,9 +362,9 @@ def judges(arguments, findings, source):
                 order = [(kind, other) for kind, other in order if kind[0] != name]
                 break
             try:
-                verdicts = [sample["verdict"] for problem in json.loads(text)["problems"] for sample in problem["samples"]]
+                verdicts = [sample["verdict"] for task in json.loads(text)["rows"][0]["tasks"] for sample in task["completions"]]
             except (ValueError, KeyError, TypeError):
-                verdicts = [text]
+                verdicts = [text[:200]]
             if [verdict == "passed" for verdict in verdicts] != [True, False, True]:
                 finding = f"verdicts {verdicts}"
             elif time.monotonic() - started > 12:

@@ -32,6 +32,10 @@ impl Arena {
     /// # Errors
     ///
     /// A file cannot be read or written.
+    ///
+    /// # Panics
+    ///
+    /// There are no inputs.
     pub fn new(target: &'static Target, sources: &Sources, scratch: &Path) -> io::Result<Self> {
         let _ = BUNDLE.set(sources.made.join("bundle"));
         let mut inputs = Vec::new();
@@ -110,8 +114,9 @@ impl Arena {
     }
 
     fn choice(&self, seed: u64, index: u64) -> (&Input, Random) {
-        let mut random = Random::new(seed);
-        let mut random = Random::new(random.next_bits() ^ index);
+        let name = self.target.name.bytes().map(u64::from);
+        let own = name.fold(seed, |own, byte| Random::new(own ^ byte).next_bits());
+        let mut random = Random::new(own ^ index);
         (&self.inputs[random.below(self.inputs.len())], random)
     }
 

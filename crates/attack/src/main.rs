@@ -105,7 +105,11 @@ struct Total {
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 fn main() -> ExitCode {
-    if work_as_worker(&[("attack", work), powerinfer_text::TEMPLATE_WORK]) {
+    if work_as_worker(&[
+        ("attack", work),
+        powerinfer_profile::TABLE_WORK,
+        powerinfer_text::TEMPLATE_WORK,
+    ]) {
         return ExitCode::SUCCESS;
     }
     match run(&Arguments::parse()) {
@@ -146,7 +150,8 @@ fn run(arguments: &Arguments) -> Result<u64> {
         fs::create_dir_all(&arguments.out)?;
         fs::write(arguments.out.join(name), bytes)?;
         let accepted = arena.attempt(round.seed, index)?;
-        println!("accepted: {accepted}");
+        let peak = ALLOCATOR.max_allocated() >> 20;
+        println!("accepted: {accepted}, most memory: {peak} MiB");
         return Ok(0);
     }
     let mut totals: Vec<(&str, Total)> =
@@ -285,7 +290,10 @@ fn attacked(request: &[u8]) -> Result<Outcome> {
             kept.insert(arena(&round)?)
         }
     };
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome {
+        peak: ALLOCATOR.max_allocated(),
+        ..Outcome::default()
+    };
     let end = Instant::now() + Duration::from_millis(round.milliseconds);
     let last = round.scratch.join("last");
     while outcome.tries == 0 || Instant::now() < end {

@@ -45,6 +45,9 @@ const WORDS: [&str; 34] = [
     "\"",
 ];
 
+/// Bytes of the copies that an element of an array gets, at most.
+const REPEATED_BYTES: usize = 1 << 20;
+
 /// Changes `bytes`, the content of a file called `name`.
 pub fn mutate(name: &str, bytes: &[u8], random: &mut Random) -> Vec<u8> {
     // Some inputs lose their structure.
@@ -145,8 +148,9 @@ fn change(value: &mut Value, donor: Value, random: &mut Random) {
                 1 => elements.push(donor),
                 2 => elements[place] = donor,
                 _ => {
-                    let repeats = 1 << random.below(10);
                     let element = elements[place].clone();
+                    let repeats =
+                        (1 << random.below(10)).min(REPEATED_BYTES / element.to_string().len());
                     elements.extend(std::iter::repeat_n(element, repeats));
                 }
             }

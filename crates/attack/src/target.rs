@@ -46,6 +46,9 @@ pub enum Change {
     Flip,
 }
 
+/// Folders, each with the name of a file in it.
+type Inputs = Vec<(PathBuf, String)>;
+
 /// Makes digests in a folder match one of its files.
 type Seal = fn(&Path, &str);
 
@@ -55,7 +58,7 @@ pub struct Target {
     pub name: &'static str,
     pub(crate) change: Change,
     /// Folders, and the file to mutate in each.
-    pub(crate) inputs: fn(&Sources) -> io::Result<Vec<(PathBuf, String)>>,
+    pub(crate) inputs: fn(&Sources) -> io::Result<Inputs>,
     /// File whose digests are made to match most of the mutated ones, if that is another file.
     pub(crate) seal: Option<(Option<&'static str>, Seal)>,
     pub(crate) read: fn(&Path, &str) -> Result<()>,
@@ -345,7 +348,7 @@ fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// `folder` with each of its files, also in folders within, whose name `is_input`.
-fn listed(folder: &Path, is_input: impl Fn(&str) -> bool) -> io::Result<Vec<(PathBuf, String)>> {
+fn listed(folder: &Path, is_input: impl Fn(&str) -> bool) -> io::Result<Inputs> {
     let mut files = Vec::new();
     let mut open = vec![folder.to_owned()];
     while let Some(inner) = open.pop() {
@@ -367,7 +370,7 @@ fn listed(folder: &Path, is_input: impl Fn(&str) -> bool) -> io::Result<Vec<(Pat
 }
 
 /// Folders with a chat template and a tokenizer of one token.
-fn templates(sources: &Sources) -> io::Result<Vec<(PathBuf, String)>> {
+fn templates(sources: &Sources) -> io::Result<Inputs> {
     let mut inputs = Vec::new();
     for folder in folders(&sources.golden.join("tokenizers"))? {
         let tokenizer = Tokenizer::from_directory(&folder).map_err(io::Error::other)?;

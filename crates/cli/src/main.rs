@@ -131,7 +131,11 @@ fn help(path: &[String]) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    if worker::work_as_worker(&[human_eval::WORK, powerinfer_text::TEMPLATE_WORK]) {
+    if worker::work_as_worker(&[
+        human_eval::WORK,
+        powerinfer_profile::TABLE_WORK,
+        powerinfer_text::TEMPLATE_WORK,
+    ]) {
         return ExitCode::SUCCESS;
     }
     let arguments = match Arguments::try_parse() {

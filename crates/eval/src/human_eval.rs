@@ -12,7 +12,7 @@ use powerinfer_pool::worker::{NoAnswer, Work, Worker};
 use crate::{
     EvalError,
     data_file::{self, Row},
-    interpreter::{self, Fault, Limits},
+    interpreter::{self, CANDIDATE, Fault, Limits},
     python_sandbox::{PythonSandbox, Tests},
 };
 
@@ -108,31 +108,18 @@ impl Problem {
         })
     }
 
-    /// Program that tests `completion`.
-    pub fn program(&self, completion: &str) -> String {
-        let Self {
-            prompt,
-            entry_point,
-            test,
-            ..
-        } = self;
-        format!("{prompt}{completion}\n{test}\ncheck({entry_point})\n")
-    }
-
     /// Judges `completion` up to the first of [`STOPS`].
     pub fn judge(&self, completion: &str, judge: &Judge) -> Verdict {
         let completion = cut(completion);
+        let program = |body: &str| format!("{}{body}\n", self.prompt);
+        let tests = Tests {
+            reference: program(&self.canonical_solution),
+            test: self.test.clone(),
+            entry_point: self.entry_point.clone(),
+        };
         match judge {
-            Judge::Embedded => in_worker(&self.program(completion)),
-            Judge::Python(sandbox) => {
-                let of = |body: &str| format!("{}{body}\n", self.prompt);
-                let tests = Tests {
-                    reference: &of(&self.canonical_solution),
-                    test: &self.test,
-                    entry_point: &self.entry_point,
-                };
-                sandbox.judge(&of(completion), Some(tests), TIME_LIMIT)
-            }
+            Judge::Embedded => in_worker(&program(completion), &tests),
+            Judge::Python(sandbox) => sandbox.judge(&program(completion), Some(&tests), TIME_LIMIT),
         }
     }
 }
@@ -187,23 +174,24 @@ pub fn cut(completion: &str) -> &str {
 
 /// Judging in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker). The interpreter notices the time only
 /// between two operations, a worker can be killed within one.
-pub const WORK: Work = ("judge", |program| {
-    let verdict = match std::str::from_utf8(program) {
-        Ok(program) => embedded(program),
+pub const WORK: Work = ("judge", |request| {
+    let verdict = match serde_json::from_slice::<(String, Tests)>(request) {
+        Ok((program, tests)) => embedded(&program, &tests),
         Err(error) => Verdict::Unjudged(error.to_string()),
     };
     serde_json::to_vec(&(verdict.name(), verdict.detail())).expect("two strings are plain JSON")
 });
 
 /// Judges `program` in a worker, or in this process where there are none.
-fn in_worker(program: &str) -> Verdict {
+fn in_worker(program: &str, tests: &Tests) -> Verdict {
     let mut worker = match Worker::start(WORK.0) {
         Ok(Some(worker)) => worker,
-        Ok(None) => return embedded(program),
+        Ok(None) => return embedded(program, tests),
         Err(error) => return Verdict::Unjudged(format!("no child process: {error}")),
     };
     // The worker has the same limit, and answers by it unless it is within an operation.
-    match worker.ask(program.as_bytes(), TIME_LIMIT + Duration::from_secs(1)) {
+    let request = serde_json::to_vec(&(program, tests)).expect("texts are plain JSON");
+    match worker.ask(&request, TIME_LIMIT + Duration::from_secs(1)) {
         Err(NoAnswer::Timeout) => Verdict::Timeout,
         Err(NoAnswer::Ended) => {
             Verdict::Error("the interpreter ended without a verdict".to_owned())
@@ -217,15 +205,21 @@ fn in_worker(program: &str) -> Verdict {
     }
 }
 
-/// Runs `program` in the embedded interpreter.
-fn embedded(program: &str) -> Verdict {
+/// Tests `program` in the embedded interpreter.
+fn embedded(program: &str, tests: &Tests) -> Verdict {
     let limits = Limits {
         duration: TIME_LIMIT,
         value_bytes: 64 << 20,
         ..Limits::default()
     };
-    match interpreter::run(program, &limits) {
-        Ok(_) => Verdict::Passed,
+    let Tests {
+        reference,
+        test,
+        entry_point,
+    } = tests;
+    let calls = format!("{reference}\n{test}\ncheck({CANDIDATE})\n");
+    match interpreter::run_tests(&calls, program, entry_point, &limits) {
+        Ok(()) => Verdict::Passed,
         Err(Fault::Timeout) => Verdict::Timeout,
         Err(Fault::Panicked) => Verdict::Unjudged(Fault::Panicked.to_string()),
         Err(Fault::Raised { kind, message }) => match kind.as_str() {

@@ -2,12 +2,12 @@
 //! value and on the depth of calls.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use monty::MontyRun;
+use monty::{FunctionCall, MontyRun, RunProgress};
 use monty_types::{
-    CompileOptions, ExcType, MontyException, MontyObject, PrintWriter, ResourceLimits,
-    ResourceTracker,
+    CompileOptions, ExcType, ExtFunctionResult, MontyException, MontyObject, NameLookupResult,
+    PrintWriter, ResourceLimits, ResourceTracker,
 };
 
 /// Limits of a program.
@@ -92,37 +92,166 @@ const STACK_BYTES: usize = 64 << 20;
 ///
 /// Panics if the system cannot start a thread.
 pub fn run(source: &str, limits: &Limits) -> Result<Value, Fault> {
-    let source = source.to_owned();
-    let limits = *limits;
-    thread::Builder::new()
-        .name("python".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || interpret(source, limits))
-        .expect("the system can start a thread")
-        .join()
-        .unwrap_or(Err(Fault::Panicked))
+    on_thread(|| {
+        let program = parse(source.to_owned(), Vec::new())?;
+        let value = program.run(Vec::new(), limits.tracker(), PrintWriter::Disabled);
+        value.map(Value).map_err(fault)
+    })
 }
 
-fn interpret(source: String, limits: Limits) -> Result<Value, Fault> {
-    let program = MontyRun::new(source, "task.py", Vec::new(), CompileOptions::default())
-        .map_err(|exception| Fault::Syntax(described(exception)))?;
-    let tracker = ResourceTracker::new(
-        ResourceLimits::default()
-            .max_duration(limits.duration)
-            .max_memory(limits.value_bytes)
-            .max_recursion_depth(limits.call_depth),
-    );
-    program
-        .run(Vec::new(), tracker, PrintWriter::Disabled)
-        .map(Value)
+/// Name by which tests call the function under test.
+pub const CANDIDATE: &str = "function_under_test";
+
+/// Runs `tests`, in which [`CANDIDATE`] is the function called `name` of `program`.
+///
+/// Each call runs in an interpreter of its own, and only plain values pass between them: a program can neither change the
+/// tests nor return an object that equals everything.
+///
+/// # Errors
+///
+/// As [`run`].
+///
+/// # Panics
+///
+/// As [`run`].
+pub fn run_tests(tests: &str, program: &str, name: &str, limits: &Limits) -> Result<(), Fault> {
+    let end = Instant::now() + limits.duration;
+    on_thread(|| {
+        let tests = parse(tests.to_owned(), Vec::new())?;
+        let print = || PrintWriter::Disabled;
+        let mut progress = tests.start(Vec::new(), limits.tracker(), print());
+        loop {
+            progress = match progress.map_err(fault)? {
+                RunProgress::Complete(_) => return Ok(()),
+                RunProgress::NameLookup(lookup) if lookup.name == CANDIDATE => {
+                    let function = MontyObject::Function {
+                        name: CANDIDATE.to_owned(),
+                        docstring: None,
+                    };
+                    lookup.resume(NameLookupResult::Value(function), print())
+                }
+                RunProgress::NameLookup(lookup) => {
+                    lookup.resume(NameLookupResult::Undefined, print())
+                }
+                RunProgress::FunctionCall(call) if call.function_name == CANDIDATE => {
+                    let limits = Limits {
+                        duration: end.saturating_duration_since(Instant::now()),
+                        ..*limits
+                    };
+                    let result = match result_of(program, name, &call, &limits) {
+                        Ok(value) if is_plain(&value) => ExtFunctionResult::Return(value),
+                        Ok(_) => ExtFunctionResult::Error(MontyException::new(
+                            ExcType::TypeError,
+                            Some(format!("`{name}` does not return plain values")),
+                        )),
+                        Err(Stop::Raised(exception)) => ExtFunctionResult::Error(exception),
+                        Err(Stop::Fault(fault)) => return Err(fault),
+                    };
+                    call.resume(result, print())
+                }
+                _ => {
+                    return Err(Fault::Raised {
+                        kind: ExcType::NotImplementedError.to_string(),
+                        message: "the tests use the system".to_owned(),
+                    });
+                }
+            };
+        }
+    })
+}
+
+/// Why a call has no result: an exception, which tests may expect, or what ends the tests.
+enum Stop {
+    Raised(MontyException),
+    Fault(Fault),
+}
+
+/// Value of `name(…)` after `program`, with the arguments of `call`.
+fn result_of(
+    program: &str,
+    name: &str,
+    call: &FunctionCall,
+    limits: &Limits,
+) -> Result<MontyObject, Stop> {
+    let mut names: Vec<String> = (0..call.args.len())
+        .map(|index| format!("argument_{index}"))
+        .collect();
+    let mut passed = names.clone();
+    for (key, _) in &call.kwargs {
+        names.push(format!("argument_{}", names.len()));
+        passed.push(format!("{key}={}", names[names.len() - 1]));
+    }
+    let source = format!("{program}\n\n{name}({})\n", passed.join(", "));
+    let inputs = call.kwargs.iter().map(|(_, value)| value);
+    let inputs = call.args.iter().chain(inputs).cloned().collect();
+    parse(source, names)
+        .map_err(Stop::Fault)?
+        .run(inputs, limits.tracker(), PrintWriter::Disabled)
         .map_err(|exception| match exception.exc_type() {
-            ExcType::TimeoutError => Fault::Timeout,
-            ExcType::MemoryError => Fault::Memory,
-            kind => Fault::Raised {
-                kind: kind.to_string(),
-                message: described(exception),
-            },
+            ExcType::TimeoutError | ExcType::MemoryError => Stop::Fault(fault(exception)),
+            _ => Stop::Raised(exception),
         })
+}
+
+/// Whether a value has no behaviour of its own.
+fn is_plain(value: &MontyObject) -> bool {
+    match value {
+        MontyObject::None
+        | MontyObject::Bool(_)
+        | MontyObject::Int(_)
+        | MontyObject::BigInt(_)
+        | MontyObject::Float(_)
+        | MontyObject::String(_)
+        | MontyObject::Bytes(_) => true,
+        MontyObject::List(elements)
+        | MontyObject::Tuple(elements)
+        | MontyObject::Set(elements)
+        | MontyObject::FrozenSet(elements) => elements.iter().all(is_plain),
+        MontyObject::Dict(pairs) => pairs
+            .into_iter()
+            .all(|(key, value)| is_plain(key) && is_plain(value)),
+        _ => false,
+    }
+}
+
+/// Calls `run` on a thread with a stack for every recursion.
+fn on_thread<T: Send>(run: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name("python".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, run)
+            .expect("the system can start a thread")
+            .join()
+            .unwrap_or(Err(Fault::Panicked))
+    })
+}
+
+fn parse(source: String, inputs: Vec<String>) -> Result<MontyRun, Fault> {
+    MontyRun::new(source, "task.py", inputs, CompileOptions::default())
+        .map_err(|exception| Fault::Syntax(described(exception)))
+}
+
+impl Limits {
+    fn tracker(&self) -> ResourceTracker {
+        ResourceTracker::new(
+            ResourceLimits::default()
+                .max_duration(self.duration)
+                .max_memory(self.value_bytes)
+                .max_recursion_depth(self.call_depth),
+        )
+    }
+}
+
+fn fault(exception: MontyException) -> Fault {
+    match exception.exc_type() {
+        ExcType::TimeoutError => Fault::Timeout,
+        ExcType::MemoryError => Fault::Memory,
+        kind => Fault::Raised {
+            kind: kind.to_string(),
+            message: described(exception),
+        },
+    }
 }
 
 fn described(exception: MontyException) -> String {
@@ -187,6 +316,25 @@ mod tests {
         assert_eq!(raised("open('/etc/passwd').read()"), "NotImplementedError");
         assert_eq!(raised("import os\nos.listdir('/')"), "NotImplementedError");
         assert_eq!(raised("import subprocess"), "ModuleNotFoundError");
+    }
+
+    #[test]
+    fn a_program_cannot_forge_what_its_tests_find() {
+        let tests = format!("assert {CANDIDATE}(3) == 6\nassert {CANDIDATE}(x=[1]) == [1, 1]");
+        let judge = |body: &str| {
+            let program = format!("def double(x):\n{body}");
+            run_tests(&tests, &program, "double", &Limits::default())
+        };
+        assert_eq!(judge("    return 2 * x"), Ok(()));
+        for forged in [
+            "    class A:\n        def __eq__(self, o): return True\n        def __ne__(self, o): return False\n    return A()",
+            "    class A:\n        def __eq__(self, o): return True\n    return [A()]",
+            "    global function_under_test\n    function_under_test = lambda x: 6\n    return x",
+            "    raise SystemExit(0)",
+            "    '''",
+        ] {
+            assert!(judge(forged).is_err(), "{forged}");
+        }
     }
 
     #[test]

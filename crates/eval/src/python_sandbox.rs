@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{EvalError, human_eval::Verdict, system_calls};
@@ -86,14 +87,14 @@ pub struct PythonSandbox {
 }
 
 /// Tests of a function.
-#[derive(Debug, Clone, Copy)]
-pub struct Tests<'a> {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Tests {
     /// Source that defines the function, and others that the tests use.
-    pub reference: &'a str,
+    pub reference: String,
     /// Source that defines `check`, which raises unless the function that it is called with is right.
-    pub test: &'a str,
+    pub test: String,
     /// Name of the function.
-    pub entry_point: &'a str,
+    pub entry_point: String,
 }
 
 impl PythonSandbox {
@@ -144,13 +145,10 @@ impl PythonSandbox {
     }
 
     /// Runs `program` and then `tests`, for at most `time_limit`; without tests the program passes if it ends.
-    pub fn judge(&self, program: &str, tests: Option<Tests<'_>>, time_limit: Duration) -> Verdict {
-        let tests = tests.map(|tests| {
-            json!({ "reference": tests.reference, "test": tests.test, "entry_point": tests.entry_point })
-        });
+    pub fn judge(&self, program: &str, tests: Option<&Tests>, time_limit: Duration) -> Verdict {
         let messages = [
             json!({ "source": program, "filter": self.filter }),
-            tests.unwrap_or_default(),
+            json!(tests),
         ];
         let framed = messages.map(|message| {
             let text = message.to_string();
@@ -373,13 +371,13 @@ mod tests {
     fn verdicts_cannot_be_forged() {
         let Some(sandbox) = sandbox() else { return };
         let tests = Tests {
-            reference: "def twice(x):\n    return 2 * x\n",
-            test: "SECRET = 424242\ndef check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate([1, (2, {3})]) == [1, (2, {3})] * 2\n    assert candidate(SECRET) == 2 * SECRET\n    try:\n        candidate(None)\n    except TypeError:\n        return\n    assert False\n",
-            entry_point: "twice",
+            reference: "def twice(x):\n    return 2 * x\n".to_owned(),
+            test: "SECRET = 424242\ndef check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate([1, (2, {3})]) == [1, (2, {3})] * 2\n    assert candidate(SECRET) == 2 * SECRET\n    try:\n        candidate(None)\n    except TypeError:\n        return\n    assert False\n".to_owned(),
+            entry_point: "twice".to_owned(),
         };
         let judge = |body: &str| {
             let program = format!("def twice(x):\n{body}\n");
-            sandbox.judge(&program, Some(tests), Duration::from_secs(1))
+            sandbox.judge(&program, Some(&tests), Duration::from_secs(1))
         };
         assert_eq!(judge("    return 2 * x"), Verdict::Passed);
         assert_eq!(

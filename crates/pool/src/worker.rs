@@ -19,7 +19,7 @@ use std::{
 };
 
 /// Address space of a worker in bytes; limited on Linux alone.
-pub const WORKER_MEMORY: u64 = 1 << 30;
+const WORKER_MEMORY: u64 = 1 << 30;
 
 /// First argument of a worker; the second is the name of its work.
 const ARGUMENT: &str = "__worker";
@@ -158,6 +158,34 @@ impl Worker {
             RecvTimeoutError::Timeout => NoAnswer::Timeout,
             RecvTimeoutError::Disconnected => NoAnswer::Ended,
         })
+    }
+}
+
+/// Does `work` in a worker of its own, or in this process where there are none.
+///
+/// # Errors
+///
+/// The worker gives no answer within `limit`.
+pub fn in_worker(work: Work, request: &[u8], limit: Duration) -> Result<Vec<u8>, String> {
+    match Worker::start(work.0) {
+        Ok(Some(mut worker)) => worker
+            .ask(request, limit)
+            .map_err(|reason| reason.to_string()),
+        Ok(None) => Ok(work.1(request)),
+        Err(error) => Err(format!("no child process: {error}")),
+    }
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Timeout => write!(formatter, "it took too long"),
+            Self::Ended => write!(
+                formatter,
+                "it needed more than {} MiB of memory",
+                WORKER_MEMORY >> 20
+            ),
+        }
     }
 }
 

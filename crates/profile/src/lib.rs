@@ -25,4 +25,5 @@ pub use error::ProfileError;
 pub use measure::{Amount, FIRST_ROUND, Settings, measure};
 pub use merge::merge;
 pub use profile::{LayerSummary, NeuronsFor, Profile, ProfileDocument, SourceSummary};
+pub use table::WORK as TABLE_WORK;
 pub use traces::{ActivityBits, Contributions, TracePart, Traces};

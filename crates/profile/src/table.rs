@@ -1,6 +1,12 @@
 //! `neurons.parquet`: one row per neuron.
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::{self, File},
+    io::Cursor,
+    mem,
+    path::Path,
+    time::Duration,
+};
 
 use polars::prelude::{
     Column, DataFrame, ParallelStrategy, ParquetCompression, ParquetReader, ParquetWriter,
@@ -8,9 +14,15 @@ use polars::prelude::{
 };
 use powerinfer_artifact::{ArtifactError, write::write_with};
 
-use powerinfer_pool::panics::caught;
+use powerinfer_pool::{
+    panics::caught,
+    worker::{Work, in_worker},
+};
 
 use crate::{Counts, LayerActivity, ProfileDocument, ProfileError};
+
+/// Time to read the table of the largest models.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// Name of the column with the counts of a source.
 fn source_column(source: usize) -> String {
@@ -71,59 +83,108 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
     })
 }
 
+/// Columns of a table: integers `active`, `active_first_half` and those of sources, floats `mean_magnitude` and
+/// `mean_contribution`.
+type Columns = (Vec<Vec<u64>>, [Vec<f32>; 2]);
+
+/// Reading a table in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker): Polars panics at some invalid
+/// files, and allocates what others ask for.
+pub const WORK: Work = ("read-table", |request| {
+    let columns = caught(|| {
+        let (sources, file) = request.split_first_chunk().ok_or("no request")?;
+        read_columns(file.to_vec(), usize::from_le_bytes(*sources))
+    });
+    match columns.and_then(|columns| columns) {
+        Ok((integers, floats)) => {
+            let integers = integers.iter().map(|column| bytemuck::cast_slice(column));
+            let floats = floats.iter().map(|column| bytemuck::cast_slice(column));
+            let columns: Vec<&[u8]> = [&[1][..]]
+                .into_iter()
+                .chain(integers)
+                .chain(floats)
+                .collect();
+            columns.concat()
+        }
+        Err(reason) => [&[0], reason.as_bytes()].concat(),
+    }
+});
+
+fn read_columns(file: Vec<u8>, sources: usize) -> Result<Columns, String> {
+    let failed = |error: PolarsError| error.to_string();
+    let frame = ParquetReader::new(Cursor::new(file))
+        .read_parallel(ParallelStrategy::None)
+        .finish()
+        .map_err(failed)?;
+    let integers = |name: &str| {
+        let column = frame.column(name).and_then(|column| column.u64().cloned());
+        let column = column.map_err(failed)?;
+        Ok::<Vec<u64>, String>(column.into_no_null_iter().collect())
+    };
+    let floats = |name: &str| {
+        let column = frame.column(name).and_then(|column| column.f32().cloned());
+        let column = column.map_err(failed)?;
+        Ok::<Vec<f32>, String>(column.into_no_null_iter().collect())
+    };
+    let mut all = vec![integers("active")?, integers("active_first_half")?];
+    // A single source has all counts.
+    if sources > 1 {
+        for source in 0..sources {
+            all.push(integers(&source_column(source))?);
+        }
+    }
+    Ok((
+        all,
+        [floats("mean_magnitude")?, floats("mean_contribution")?],
+    ))
+}
+
+/// Reads the columns of the table `file`, of `rows` rows.
+fn columns(file: &[u8], rows: usize, sources: usize) -> Result<Columns, String> {
+    let request = [&sources.to_le_bytes(), file].concat();
+    let answer = in_worker(WORK, &request, TIME_LIMIT)?;
+    let (is_read, mut bytes) = match answer.split_first() {
+        Some((status, rest)) => (*status == 1, rest),
+        None => (false, &[][..]),
+    };
+    if !is_read {
+        return Err(String::from_utf8_lossy(bytes).into_owned());
+    }
+    let integers = 2 + if sources > 1 { sources } else { 0 };
+    if bytes.len() as u128 != rows as u128 * (8 * integers + 2 * 4) as u128 {
+        return Err(format!("its columns do not have {rows} rows"));
+    }
+    let mut column = |width: usize| {
+        let (column, rest) = bytes.split_at(width * rows);
+        bytes = rest;
+        column
+    };
+    let integers = (0..integers)
+        .map(|_| bytemuck::pod_collect_to_vec(column(8)))
+        .collect();
+    let floats = [(); 2].map(|()| bytemuck::pod_collect_to_vec(column(4)));
+    Ok((integers, floats))
+}
+
 /// Reads the table of a profile with document `body`.
 pub(crate) fn read_table(
     path: &Path,
     body: &ProfileDocument,
 ) -> Result<Vec<LayerActivity>, ProfileError> {
-    // Polars panics at some invalid files.
-    caught(|| parse_table(path, body)).unwrap_or_else(|reason| {
-        let path = path.to_owned();
-        Err(ProfileError::Table { path, reason })
-    })
-}
-
-fn parse_table(path: &Path, body: &ProfileDocument) -> Result<Vec<LayerActivity>, ProfileError> {
     let wrong = |reason: String| ProfileError::Table {
         path: path.to_owned(),
         reason,
     };
-    let failed = |error: PolarsError| wrong(error.to_string());
-    let file = File::open(path).map_err(ArtifactError::read(path))?;
-    let frame = ParquetReader::new(file)
-        .read_parallel(ParallelStrategy::None)
-        .finish()
-        .map_err(failed)?;
+    let file = fs::read(path).map_err(ArtifactError::read(path))?;
     let (layers, neurons) = (body.layers.len(), body.ffn_size);
     let rows = layers.checked_mul(neurons).filter(|rows| *rows > 0);
-    let expected = |found: usize| {
-        if Some(found) == rows {
-            return Ok(());
-        }
-        Err(wrong(format!(
-            "expected {layers} layers of {neurons} neurons without gaps, found {found} rows"
-        )))
-    };
-    let integers = |name: &str| -> Result<Vec<u64>, ProfileError> {
-        let column = frame.column(name).and_then(|column| column.u64().cloned());
-        let values: Vec<u64> = column.map_err(failed)?.into_no_null_iter().collect();
-        expected(values.len())?;
-        Ok(values)
-    };
-    let floats = |name: &str| -> Result<Vec<f32>, ProfileError> {
-        let column = frame.column(name).and_then(|column| column.f32().cloned());
-        let values: Vec<f32> = column.map_err(failed)?.into_no_null_iter().collect();
-        expected(values.len())?;
-        Ok(values)
-    };
-    let (active, first_half) = (integers("active")?, integers("active_first_half")?);
-    let (magnitude, contribution) = (floats("mean_magnitude")?, floats("mean_contribution")?);
+    let rows = rows.ok_or_else(|| wrong("`profile.json` has no neurons".to_owned()))?;
+    let (mut integers, [magnitude, contribution]) =
+        columns(&file, rows, body.sources.len()).map_err(wrong)?;
+    let (active, first_half) = (mem::take(&mut integers[0]), mem::take(&mut integers[1]));
     let sources = match body.sources.len() {
         0 => return Err(wrong("`profile.json` names no source".to_owned())),
         1 => vec![active.clone()],
-        several => (0..several)
-            .map(|source| integers(&source_column(source)))
-            .collect::<Result<_, _>>()?,
+        _ => integers.split_off(2),
     };
     let activity = |layer: usize| {
         let range = layer * neurons..(layer + 1) * neurons;
@@ -168,4 +229,33 @@ fn parse_table(path: &Path, body: &ProfileDocument) -> Result<Vec<LayerActivity>
         }
     }
     Ok(activities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_other_rows_or_sources_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("neurons.parquet");
+        let counts = |active: Vec<u64>| Counts { tokens: 9, active };
+        let activity = LayerActivity {
+            tokens: 9,
+            active: vec![9, 4, 0],
+            magnitude: vec![1.0, 0.5, 0.0],
+            contribution: vec![2.0, 0.5, 0.0],
+            first_half: counts(vec![4, 2, 0]),
+            sources: vec![counts(vec![9, 4, 0])],
+            locality: Default::default(),
+        };
+        write_table(&path, &[activity]).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let (integers, floats) = columns(&bytes, 3, 1).unwrap();
+        assert_eq!(integers[0], [9, 4, 0]);
+        assert_eq!(floats[1], [2.0, 0.5, 0.0]);
+        assert!(columns(&bytes, 2, 1).is_err());
+        assert!(columns(&bytes, 3, 2).is_err());
+        assert!(columns(&bytes[..bytes.len() / 2], 3, 1).is_err());
+    }
 }

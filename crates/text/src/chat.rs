@@ -11,7 +11,7 @@ use chrono::{DateTime, Utc, format::StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
-use powerinfer_pool::worker::{NoAnswer, WORKER_MEMORY, Work, Worker};
+use powerinfer_pool::worker::{Work, Worker};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
@@ -134,13 +134,7 @@ fn in_worker(request: &Request<'_>) -> Result<String, Failure> {
     let bytes = serde_json::to_vec(request).map_err(|error| failed(&error))?;
     let answer = asked
         .ask(&bytes, TIME_LIMIT)
-        .map_err(|reason| match reason {
-            NoAnswer::Timeout => failed(&format_args!("it took over {TIME_LIMIT:?}")),
-            NoAnswer::Ended => failed(&format_args!(
-                "it needed more than {} MiB of memory",
-                WORKER_MEMORY >> 20
-            )),
-        })?;
+        .map_err(|reason| failed(&reason))?;
     *worker = Some(asked);
     serde_json::from_slice(&answer).map_err(|error| failed(&error))?
 }
