@@ -6,7 +6,40 @@
 //!
 //! `scripts/attack.sh` runs the binary of this crate, and the targets of `fuzz/` use the same readers with libFuzzer.
 
+use std::{cell::OnceCell, env, path::Path};
+
+use crate::{
+    arena::Arena,
+    target::{Sources, find},
+};
+
 pub mod arena;
 pub mod mutation;
 mod requests;
 pub mod target;
+
+/// Reads `data` as an input of the target called `name`, for libFuzzer. Artifacts that it needs are in the folder that
+/// `POWERINFER_ATTACK_MADE` names, `target/attack/made` if it is not set.
+///
+/// # Panics
+///
+/// What is attacked panics, or the folder lacks an artifact.
+pub fn fuzz(name: &str, data: &[u8]) {
+    thread_local! {
+        static ARENA: OnceCell<Arena> = const { OnceCell::new() };
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    ARENA.with(|arena| {
+        let arena = arena.get_or_init(|| {
+            let made = env::var_os("POWERINFER_ATTACK_MADE").map(Into::into);
+            let sources = Sources {
+                golden: root.join("tests/golden"),
+                made: made.unwrap_or_else(|| root.join("target/attack/made")),
+            };
+            let scratch = tempfile::tempdir().expect("a temporary folder");
+            let target = find(name).expect("the target exists");
+            Arena::new(target, &sources, &scratch.keep()).expect("inputs are readable")
+        });
+        arena.read_bytes(data).expect("files are writable");
+    });
+}

@@ -219,23 +219,16 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "profile",
         change: Change::Mutation,
-        inputs: |sources| listed(&sources.made.join("profile"), |_| true),
+        inputs: |sources| listed(&sources.made.join("profile"), |name| name == "profile.json"),
+        seal: Some((None, seal_profile)),
+        read: |folder, _| read_profile(folder),
+    },
+    Target {
+        name: "profile's other files",
+        change: Change::Mutation,
+        inputs: |sources| listed(&sources.made.join("profile"), |name| name != "profile.json"),
         seal: Some((Some("profile.json"), seal_profile)),
-        read: |folder, _| {
-            let profile = Profile::open(folder)?;
-            profile.reserved()?;
-            let layers = profile.activities().len();
-            for layer in 0..layers {
-                let traces = profile.traces(layer);
-                // A profile may have no traces.
-                if let Ok(traces) = traces {
-                    let _ = traces.held_out.first_not_finite();
-                }
-            }
-            profile.cumulative_curves(10);
-            profile.verify()?;
-            Ok(())
-        },
+        read: |folder, _| read_profile(folder),
     },
     Target {
         name: "prompt cache",
@@ -403,6 +396,20 @@ fn tokenize(tokenizer: &Tokenizer) -> Result<()> {
     for id in ids {
         stream.push(id)?;
     }
+    Ok(())
+}
+
+fn read_profile(folder: &Path) -> Result<()> {
+    let profile = Profile::open(folder)?;
+    profile.reserved()?;
+    for layer in 0..profile.activities().len() {
+        // A profile may have no traces.
+        if let Ok(traces) = profile.traces(layer) {
+            let _ = traces.held_out.first_not_finite();
+        }
+    }
+    profile.cumulative_curves(10);
+    profile.verify()?;
     Ok(())
 }
 

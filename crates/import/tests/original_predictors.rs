@@ -231,7 +231,7 @@ fn a_gguf_file_with_predictors_is_read() {
         refused(&path, shallow, &["layer 1", "1 layers"]);
     }
     refused(
-        &golden("llama-sp.f16.gguf"),
+        &golden("llama-bpe.f16.gguf"),
         sizes,
         &["blk.0.fc1.weight", "; give a"],
     );
