@@ -12,6 +12,7 @@ use std::{
 const LADDER: &[&str] = &[
     "powerinfer-tensor",
     "powerinfer-pool",
+    "powerinfer-guard",
     "powerinfer-artifact",
     "powerinfer-report",
     "powerinfer-model",

@@ -25,7 +25,7 @@ use powerinfer_attack::{
     arena::Arena,
     target::{Sources, TARGETS, find},
 };
-use powerinfer_pool::worker::{NoAnswer, Worker, work_as_worker};
+use powerinfer_guard::worker::{NoAnswer, Worker, work_as_worker};
 use serde::{Deserialize, Serialize};
 
 #[global_allocator]

@@ -33,7 +33,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use output::Output;
 use powerinfer_artifact::ByteSize;
 use powerinfer_eval::human_eval;
-use powerinfer_pool::{system, worker};
+use powerinfer_guard::worker;
+use powerinfer_pool::system;
 
 use crate::commands::{
     bench, completions, doctor, eval, inspect, logits, merge, place, prepare, profile, pull, run,

@@ -7,7 +7,7 @@ pub use results::{Results, SolveOptions, solve};
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use powerinfer_pool::worker::{NoAnswer, Work, Worker};
+use powerinfer_guard::worker::{NoAnswer, Work, Worker};
 
 use crate::{
     EvalError,
@@ -172,7 +172,7 @@ pub fn cut(completion: &str) -> &str {
     &completion[..stops.min().unwrap_or(completion.len())]
 }
 
-/// Judging in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker). The interpreter notices the time only
+/// Judging in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker). The interpreter notices the time only
 /// between two operations, a worker can be killed within one.
 pub const WORK: Work = ("judge", |request| {
     let verdict = match serde_json::from_slice::<(String, Tests)>(request) {

@@ -18,10 +18,8 @@
 mod chunks;
 mod cores;
 mod credit;
-pub mod panics;
 mod shared;
 pub mod system;
-pub mod worker;
 
 use std::{
     fmt, io,

@@ -14,7 +14,7 @@ use polars::prelude::{
 };
 use powerinfer_artifact::{ArtifactError, write::write_with};
 
-use powerinfer_pool::{
+use powerinfer_guard::{
     panics::caught,
     worker::{Work, in_worker},
 };
@@ -87,7 +87,7 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
 /// `mean_contribution`.
 type Columns = (Vec<Vec<u64>>, [Vec<f32>; 2]);
 
-/// Reading a table in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker): Polars panics at some invalid
+/// Reading a table in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker): Polars panics at some invalid
 /// files, and allocates what others ask for.
 pub const WORK: Work = ("read-table", |request| {
     let columns = caught(|| {

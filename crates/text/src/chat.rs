@@ -11,7 +11,7 @@ use chrono::{DateTime, Utc, format::StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
-use powerinfer_pool::worker::{Work, Worker};
+use powerinfer_guard::worker::{Work, Worker};
 use serde::{Deserialize, Serialize};
 
 use crate::TextError;
@@ -108,7 +108,7 @@ enum Failure {
     Failed(String),
 }
 
-/// Rendering in a worker, for [`work_as_worker`](powerinfer_pool::worker::work_as_worker): fuel ends a loop, but a template
+/// Rendering in a worker, for [`work_as_worker`](powerinfer_guard::worker::work_as_worker): fuel ends a loop, but a template
 /// can double a text forty times.
 pub const WORK: Work = ("render", |request| {
     let request = serde_json::from_slice::<Request<'_>>(request);

@@ -1,7 +1,7 @@
 //! Protection against what a hostile `tokenizer.json` makes of the tokenizers library: panics, and texts that grow with
 //! every step.
 
-use powerinfer_pool::panics::caught;
+use powerinfer_guard::panics::caught;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 /// Factor by which all steps together may lengthen a text; those of published tokenizers stay below 10.
