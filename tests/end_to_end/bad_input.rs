@@ -221,6 +221,32 @@ fn a_file_that_the_manifest_does_not_name_is_refused() {
 }
 
 #[test]
+fn a_chat_template_without_end_is_stopped() {
+    let prepare = "prepare llama-relu-gqa --vram 0 --data text.txt --tokens 600 --trace-tokens 128 --steps 1 --certify none";
+    let prepare: Vec<&str> = prepare.split(' ').collect();
+    for (template, reason) in [
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "fuel",
+        ),
+        (
+            "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "1024 MiB of memory",
+        ),
+    ] {
+        let sandbox = Sandbox::new();
+        let model = sandbox.copy_model("llama-relu-gqa");
+        let text = "Once upon a time. ".repeat(200);
+        fs::write(sandbox.path("text.txt"), text).unwrap();
+        fs::write(model.join("chat_template.jinja"), template).unwrap();
+        sandbox.run(&prepare).good();
+        sandbox
+            .run_with(&["run", "llama-relu-gqa", "-i", "-n", "3"], b"Hello\n")
+            .bad(1, &["chat_template.jinja` failed", reason]);
+    }
+}
+
+#[test]
 fn unsupported_configurations_are_refused() {
     let sandbox = Sandbox::new();
     let model = sandbox.copy_model("llama-silu");

@@ -9,6 +9,9 @@ use std::{
 
 use powerinfer_pool::Pool;
 
+/// Miri interprets some hundred times slower than a processor runs.
+const SLOWNESS: usize = if cfg!(miri) { 100 } else { 1 };
+
 /// Xorshift generator.
 fn next(state: &mut u64) -> usize {
     *state ^= *state << 13;
@@ -53,7 +56,7 @@ fn thousands_of_tiny_jobs_run_every_part_in_time() {
     for (threads, jobs) in [(2, 40_000), (3, 20_000), (16, 3_000)] {
         let pool = Pool::new(threads).unwrap();
         let mut state = 88_172_645_463_325_252;
-        for job in 0..jobs {
+        for job in 0..jobs / SLOWNESS {
             let parts = next(&mut state) % 9;
             // On the stack: a part that ran late would write to a dead frame.
             let mut numbers = [0; 8];
@@ -101,7 +104,7 @@ fn chunks_follow_the_bounds() {
 fn a_panic_reaches_the_caller_and_the_pool_remains_usable() {
     for threads in [1, 2, 8] {
         let pool = Pool::new(threads).unwrap();
-        for round in 0..200 {
+        for round in 0..200 / SLOWNESS {
             let run = AssertUnwindSafe(|| {
                 pool.run(10, &|part| {
                     if part % 5 == round % 5 {
@@ -140,7 +143,7 @@ fn callers_on_many_threads_can_share_a_pool() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..2_000 {
+                for _ in 0..2_000 / SLOWNESS {
                     let mut out = [0; 6];
                     pool.run_chunks(&mut out, &[0, 1, 2, 3, 4, 5, 6], &|first, values| {
                         for (index, value) in values.iter_mut().enumerate() {
@@ -156,7 +159,7 @@ fn callers_on_many_threads_can_share_a_pool() {
 
 #[test]
 fn a_pool_stops_whether_its_threads_spin_or_sleep() {
-    for round in 0..200 {
+    for round in 0..200 / SLOWNESS {
         let pool = Pool::new(1 + round % 5).unwrap();
         if round % 2 == 0 {
             pool.run(4, &|_| ());
