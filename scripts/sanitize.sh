@@ -1,24 +1,77 @@
 #!/usr/bin/env bash
-# Runs the tests of the kernels and of the thread pool, whose `unsafe` code accesses raw memory, under
-# AddressSanitizer. The stable compiler includes the sanitizer but not its flag, hence RUSTC_BOOTSTRAP.
-# x86-64 Linux, about five minutes on two cores.
+# Runs tests of the code that is `unsafe`, or runs on several threads, under sanitizers and in Miri. x86-64 Linux, rustup and a
+# C++ compiler; `thread` and `miri` install the nightly toolchain's parts. Each keeps its own folder in `target`.
+#
+# usage: scripts/sanitize.sh [address|undefined|thread|miri]... [default: all]
+#   address    kernels on every instruction set of the CPU, the thread pool, mapped files        4 minutes on two cores
+#   undefined  the GPU kernels in their emulator, compiled as C++ with UndefinedBehaviorSanitizer   4 minutes
+#   thread     the thread pool, and the kernels                                                   5 minutes
+#   miri       scalar kernels, the thread pool, readers of our files, GGUF and pickles            30 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export RUSTC_BOOTSTRAP=1
-# A separate target directory, since all crates are compiled with other flags.
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/address-sanitizer
-# The dependencies are instrumented as well, although only the kernels and the pool are under test.
-export RUSTFLAGS="-Zsanitizer=address"
-# Fewer cases than usual, because the sanitizer is slow.
+host=x86_64-unknown-linux-gnu
+target=$(realpath "${CARGO_TARGET_DIR:-target}")
+# Fewer cases than usual, because all of them are slow.
 export PROPTEST_CASES=${PROPTEST_CASES:-16}
-# Kernel tests cover every instruction set of the CPU. Tests of the GPU kernels are skipped: the emulator runs
-# C++ on fibers, which the sanitizer does not support, and has guard pages after its buffers.
-tests=(--lib)
-for target in kernels/tests/*.rs kernels/tests/*/main.rs; do
-  name=${target#kernels/tests/}
+
+# Tests of the kernels without those of the GPU.
+kernels=(--lib)
+for test in kernels/tests/*.rs kernels/tests/*/main.rs; do
+  name=${test#kernels/tests/}
   name=${name%/main.rs}
   name=${name%.rs}
-  case $name in cuda*) ;; *) tests+=(--test "$name") ;; esac
+  case $name in cuda* | ptx) ;; *) kernels+=(--test "$name") ;; esac
 done
-cargo test --locked --target x86_64-unknown-linux-gnu -p powerinfer-kernels "${tests[@]}"
-cargo test --locked --target x86_64-unknown-linux-gnu -p powerinfer-pool --tests
+
+# The emulator runs fibers, which jump between stacks: AddressSanitizer and ThreadSanitizer do not follow them. It has guard
+# pages after its buffers, and runs one thread at a time in several orders.
+without_emulator() { POWERINFER_SKIP_EMULATOR=1 "$@"; }
+
+address() {
+  # The stable compiler includes the sanitizer but not its flag.
+  export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=$target/address-sanitizer
+  without_emulator cargo test --locked --target $host -p powerinfer-kernels "${kernels[@]}"
+  cargo test --locked --target $host -p powerinfer-pool --tests
+  cargo test --locked --target $host -p powerinfer-artifact --lib
+}
+
+undefined() {
+  # Only the C++ is instrumented.
+  export CARGO_TARGET_DIR=$target/undefined-sanitizer
+  export CXXFLAGS="-fsanitize=undefined -fno-sanitize-recover=undefined" RUSTFLAGS="-Clink-arg=-lubsan"
+  cargo test --locked -p powerinfer-emulator -p powerinfer-kernels --lib --test cuda --test cuda_observe --test cuda_prompt --test cuda_staging
+}
+
+thread() {
+  rustup -q component add rust-src --toolchain nightly
+  # The standard library as well: otherwise its locks look like races.
+  export RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=$target/thread-sanitizer
+  cargo +nightly test --locked -Zbuild-std --target $host -p powerinfer-pool --tests
+  without_emulator cargo +nightly test --locked -Zbuild-std --target $host -p powerinfer-kernels "${kernels[@]}"
+}
+
+miri() {
+  rustup -q component add miri rust-src --toolchain nightly
+  # Tests write files, and measure time.
+  export MIRIFLAGS="-Zmiri-disable-isolation" PROPTEST_CASES=2 CARGO_TARGET_DIR=$target/miri
+  test() { without_emulator cargo +nightly miri test --locked "$@"; }
+  test -p powerinfer-pool --test pool
+  test -p powerinfer-tensor --lib
+  # Miri maps no files.
+  test -p powerinfer-artifact --lib -- --skip mapped_file
+  test -p powerinfer-model --lib gguf
+  test -p powerinfer-import --lib pickle
+  test -p powerinfer-kernels --lib --test equality --test attention --test integer_axpy
+}
+
+for check in "$@"; do
+  case $check in
+    address | undefined | thread | miri) ;;
+    *) sed -n 's/^# usage: //p' "$0" >&2 && exit 2 ;;
+  esac
+done
+[ $# -gt 0 ] || set -- address undefined thread miri
+for check in "$@"; do
+  printf '\n== %s\n' "$check"
+  ("$check")
+done

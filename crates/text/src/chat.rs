@@ -21,6 +21,9 @@ use crate::settings::TemplateSource;
 /// Instructions that a template may execute, against loops without end; a message takes some tens.
 const FUEL: u64 = 10_000_000;
 
+/// Bytes of a rendered conversation, at most.
+const MAX_BYTES: usize = 64 << 20;
+
 /// Time for a conversation, which takes less than a millisecond.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -150,7 +153,7 @@ fn rendered(request: &Request<'_>) -> Result<String, Failure> {
         add_generation_prompt => request.add_generation_prompt,
         ..Serde(&request.variables),
     };
-    template.render(conversation).map_err(|error| {
+    let rendered = template.render(conversation).map_err(|error| {
         let mut cause = error.source();
         while let Some(inner) = cause {
             if let Some(refusal) = inner.downcast_ref::<Refusal>() {
@@ -159,7 +162,14 @@ fn rendered(request: &Request<'_>) -> Result<String, Failure> {
             cause = inner.source();
         }
         Failure::Failed(error.to_string())
-    })
+    })?;
+    match rendered.len() <= MAX_BYTES {
+        true => Ok(rendered),
+        false => Err(Failure::Failed(format!(
+            "its text is longer than {} MiB",
+            MAX_BYTES >> 20
+        ))),
+    }
 }
 
 /// Message of a template's `raise_exception`.
