@@ -160,7 +160,7 @@ async def soak(arguments):
         while time.monotonic() < end:
             status = open(f"/proc/{arguments.pid}/status").read()
             memory.append(int(status.split("VmRSS:")[1].split()[0]) / 1024)
-            await asyncio.sleep(5)
+            await asyncio.sleep(min(5, arguments.seconds / 20))
 
     await asyncio.gather(watch(), connects(), *(client() for _ in range(arguments.clients[-1])))
     reader, _ = await send(arguments.port, None, "GET", "/health")
