@@ -36,7 +36,6 @@ STAGES = [
     ("eval humaneval", "eval humaneval bundle --data problems.jsonl -n 4 --samples 2 --temperature 0.5 --out samples.jsonl", "samples.jsonl"),
     ("sweep", "sweep bundle --out sweep.jsonl --html sweep.html --policy dense,exact --tokens 300 --audit-tokens 50 --layer-tokens 50 -n 4 --repeats 1 --probe 1MiB", "sweep.jsonl"),
 ]
-ARTIFACTS = "profile predictors bundle cache.safetensors half-1 half-2".split()
 
 
 def command(line, **options):
@@ -83,11 +82,11 @@ def result(stage, folder):
     return json.dumps([[row.get("placement"), row.get("quality")] for row in rows], sort_keys=True)
 
 
-def damaged(folder):
-    """The first artifact that is there and not intact."""
-    for name in ARTIFACTS:
+def damaged(stage, folder):
+    """The first artifact that `stage` writes, is there, and is not intact."""
+    for name in stage[2].split():
         path = folder / name
-        if path.is_file() or any((path / inner).exists() for inner in ("manifest.json", "profile.json", "predictors.safetensors")):
+        if path.suffix == ".safetensors" and path.is_file() or any((path / inner).exists() for inner in ("manifest.json", "profile.json", "predictors.safetensors")):
             code, text = run(f"inspect {name} --verify", folder)
             if code != 0:
                 return f"`{name}` is damaged: {text}"
@@ -176,7 +175,7 @@ def kills(arguments, findings, source):
                 time.sleep(source.uniform(0, 1.05 * duration))
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                finding = finding or damaged(folder)
+                finding = finding or damaged(stage, folder)
             finding = finding or again(stage, folder, before)
             leftover = [path.name for path in folder.rglob(".*partial*")]
             if leftover:
@@ -226,7 +225,7 @@ def disk(arguments, findings, source):
                 elif code == 0 and result(stage, folder) != expected[stage[0]][0]:
                     finding = "full disk: success with another result"
                 subprocess.run(["mount", "-o", "remount,size=256M", mounted], check=True)
-                finding = finding or damaged(folder)
+                finding = finding or damaged(stage, folder)
                 finding = finding or again(stage, folder, expected[stage[0]][0])
                 if environment is None:
                     del os.environ["TMPDIR"]
@@ -269,7 +268,7 @@ def writers(arguments, findings, source):
             second = command(pair[1][1], cwd=folder)
             texts = [process.communicate(timeout=120) for process in (first, second)]
             codes = [first.returncode, second.returncode]
-            finding = damaged(folder)
+            finding = damaged(pair[0], folder)
             if 0 not in codes or not set(codes) <= {0, 1}:
                 finding = finding or f"exit codes {codes}: {texts}"
             # A bundle that is placed again before it is certified is neither, and intact.

@@ -129,7 +129,12 @@ async def soak(arguments):
     source = random.Random(0)
     bodies, texts = [], []
     for index in range(32):
-        body = {"prompt": prompt(arguments, source), "max_tokens": source.randint(1, arguments.tokens), "seed": index, "ignore_eos": True}
+        tokens = prompt(arguments, source)
+        if index % 2:
+            # Part of the one before, so that caches of prefixes are used.
+            before = bodies[-1]["prompt"]
+            tokens = before[: source.randint(len(before) // 2, len(before))] + tokens[: source.randint(1, 4)]
+        body = {"prompt": tokens, "max_tokens": source.randint(1, arguments.tokens), "seed": index, "ignore_eos": True}
         bodies.append(body | {"temperature": 0.8 * (index % 2), "stream": index % 4 > 0})
         texts.append((await complete(arguments.port, bodies[-1]))[0])
     end = time.monotonic() + arguments.seconds

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fs, process::Stdio};
 
-use powerinfer_bundle::{Bundle, IntegrityCheck};
+use powerinfer_artifact::document::Document;
+use powerinfer_bundle::{Bundle, IntegrityCheck, Manifest};
 use serde_json::Value;
 
 use crate::place_again::{BUNDLE, demo, files, place};
@@ -122,4 +123,23 @@ fn a_killed_replacement_leaves_a_valid_bundle_and_replacements_exclude_each_othe
     place(&sandbox, &["--vram", "0G"]).bad(1, &["another run"]);
     drop(lock);
     place(&sandbox, &["--vram", "0G"]).good();
+}
+
+#[test]
+fn a_bundle_whose_certification_was_interrupted_is_valid() {
+    let (sandbox, bundle) = demo();
+    let path = bundle.join("manifest.json");
+    let bytes = fs::read(&path).unwrap();
+    let mut manifest: Document<Manifest> = serde_json::from_slice(&bytes).unwrap();
+    let files = ["certificate.json", "certificate-text.safetensors"];
+    manifest.body.certificate = false;
+    for file in files {
+        manifest.body.files.remove(file);
+        fs::write(bundle.join(file), "{").unwrap();
+    }
+    manifest.sealed().write(&path).unwrap();
+    let inspect = ["inspect", BUNDLE, "--verify", "--json"];
+    let found = sandbox.run(&inspect).good().json();
+    assert!(found["certificate"].is_null());
+    place(&sandbox, &["--vram", "517M"]).good();
 }

@@ -145,6 +145,16 @@ impl Bundle {
         let folder = self.folder;
         let lock = FolderLock::of(&folder)?;
         check_unchanged(&folder, &self.manifest)?;
+        let mut manifest = self.manifest.clone();
+        // While its files are replaced there is no certificate.
+        let had_certificate = std::mem::take(&mut manifest.body.certificate);
+        for name in [certificate::FILE, certificate::TEXT_FILE] {
+            manifest.body.files.remove(name);
+        }
+        let mut manifest = manifest.sealed();
+        if had_certificate {
+            manifest.write(&folder.join(MANIFEST))?;
+        }
         token_texts::write(&folder.join(certificate::TEXT_FILE), texts)?;
         let mut header = Header::new(
             certificate::FORMAT,
@@ -158,8 +168,7 @@ impl Bundle {
             body: certificate,
         };
         document.write(&folder.join(certificate::FILE))?;
-        check_unchanged(&folder, &self.manifest)?;
-        let mut manifest = self.manifest.clone();
+        check_unchanged(&folder, &manifest)?;
         manifest.body.certificate = true;
         for name in [certificate::FILE, certificate::TEXT_FILE] {
             let digest = Digest::of_file(&folder.join(name))?;
@@ -388,9 +397,16 @@ fn refuse_foreign(folder: &Path, manifest: &Manifest) -> Result<(), BundleError>
         let path = entry.map_err(ArtifactError::read(folder))?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         let is_own = name.is_some_and(|name| {
-            // Names of unfinished files begin with a dot; the next plan may be left by an interrupted run.
+            // Names of unfinished files begin with a dot; interrupted runs may leave the next plan, and a certificate that
+            // the manifest does not name yet: neither is read.
             manifest.files.contains_key(name)
-                || [MANIFEST, NEXT_PLAN].contains(&name)
+                || [
+                    MANIFEST,
+                    NEXT_PLAN,
+                    certificate::FILE,
+                    certificate::TEXT_FILE,
+                ]
+                .contains(&name)
                 || name.starts_with('.')
         });
         if !is_own {
