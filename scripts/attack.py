@@ -277,7 +277,7 @@ def writers(arguments, findings, source):
             findings.tried(" and ".join(dict.fromkeys(stage[0] for stage in pair)), finding)
 
 
-# Completions of `def double(x):`; none of them is right, so none may pass.
+# Completions of `def double(x):`. None may pass: they are wrong, or right after what the sandbox must refuse.
 PROGRAMS = """
 while True: pass
 y = 3\\nwhile True: y = y * y
@@ -297,8 +297,8 @@ import os; os.kill(os.getppid(), 9); return 0
 import os; os.kill(-1, 9); return 0
 import os\\nwhile True: os.fork()
 import subprocess; return subprocess.run(['true']).returncode
-import socket; socket.socket(); return 0
-import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); return 0
+import socket; socket.socket(); return 2 * x
+import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); return 2 * x
 import ctypes; ctypes.string_at(0); return 0
 import sys\\nf = sys._getframe()\\nwhile f.f_back: f = f.f_back\\nf.f_globals['check'] = lambda c: None\\nreturn 0
 import sys\\nf = sys._getframe()\\nwhile f.f_back: f = f.f_back\\nfor c in f.f_code.co_consts: print(c)\\nos = __import__('os'); os._exit(0)
@@ -307,9 +307,9 @@ class A(int):\\n    def __eq__(self, o): return True\\nreturn A(x)
 class A:\\n    def __eq__(self, o): return True\\n    def __ne__(self, o): return False\\nreturn A()
 class A(int):\\n    __eq__ = lambda s, o: True\\n    __hash__ = None\\nreturn A()
 import os\\nfor fd in range(64):\\n    try: os.write(fd, b'passed')\\n    except OSError: pass\\nos._exit(0)
-import os; open('/tmp/powerinfer-escaped', 'w').write('x'); return 0
+import os; open('/tmp/powerinfer-escaped', 'w').write('x'); return 2 * x
 import os; os.symlink('/etc/passwd', 'x'); return 0
-return open('/etc/shadow').read()
+open('/etc/shadow').read(); return 2 * x
 return open('/proc/1/environ').read()
 import os; return os.listdir('/')
 import os; os.chdir('/proc/self/fd'); return os.listdir('.')
@@ -322,7 +322,7 @@ import sys; sys.settrace(lambda *a: sys.exit(0)); return 0
 import sys; sys.stdout.close(); sys.stderr.close(); return 0
 import resource; resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))\\nwhile True: pass
 import mmap; return mmap.mmap(-1, 1 << 40)
-import os; os.setuid(0); os.mount('x', 'y'); return 0
+import subprocess; subprocess.run(['/bin/true'], check=True); return 2 * x
 exec('x = ' + '(' * 100000); return 0
 return eval('1' + '+1' * 1000000)
 import re; return re.match('(a+)+$', 'a' * 40 + 'b')
