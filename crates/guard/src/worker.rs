@@ -116,6 +116,14 @@ impl Worker {
         command.args([ARGUMENT, name]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(Stdio::null());
+        // Stacks and arenas of a thread for each of many processors would fill the address space.
+        for variable in [
+            "POLARS_MAX_THREADS",
+            "RAYON_NUM_THREADS",
+            "MALLOC_ARENA_MAX",
+        ] {
+            command.env(variable, "1");
+        }
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
