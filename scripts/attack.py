@@ -1,6 +1,6 @@
 """Attacks on whole commands: kills, full disks, two writers, hostile programs for the judges.
 
-attack.py prepare                      makes the artifacts that are attacked
+attack.py prepare --golden FOLDER      makes the artifacts that are attacked, in `base` and `made`
 attack.py kills|disk|writers|judges    prints one row of a table per stage or judge: tries and findings
 
 Run by scripts/attack.sh in a work folder; POWERINFER is the program.
@@ -146,6 +146,11 @@ def prepare(arguments):
     good("train-predictors model --profile profile --steps 5 --out predictors", BASE)
     good(f"place model {PLACE} --vram 0 --quant f16 --out bundle", BASE)
     good("run bundle -n 4 --prompt Hello --prompt-cache cache.safetensors", BASE)
+    # Those that are mutated in process.
+    for name in ("bundle", "profile", "predictors"):
+        shutil.copytree(BASE / name, f"made/{name}")
+    os.mkdir("made/cache")
+    shutil.copy(BASE / "cache.safetensors", "made/cache/prompt.safetensors")
 
 
 def references():

@@ -23,9 +23,6 @@ trap 'stop; [ -e "$work/findings" ] || rm -rf "$work"' EXIT
 cd "$work"
 attack() { python3 -B "$root/scripts/attack.py" "$@"; }
 attack prepare --golden "$root/tests/golden"
-mkdir -p made/cache
-cp -r base/bundle base/profile base/predictors made
-cp base/cache.safetensors made/cache/prompt.safetensors
 found=0
 
 {

@@ -3,10 +3,10 @@
 # C++ compiler; `thread` and `miri` install the nightly toolchain's parts. Each keeps its own folder in `target`.
 #
 # usage: scripts/sanitize.sh [address|undefined|thread|miri]... [default: all]
-#   address    kernels on every instruction set of the CPU, the thread pool, mapped files        4 minutes on two cores
-#   undefined  the GPU kernels in their emulator, compiled as C++ with UndefinedBehaviorSanitizer   4 minutes
-#   thread     the thread pool, and the kernels                                                   5 minutes
-#   miri       scalar kernels, the thread pool, readers of our files, GGUF and pickles            30 minutes
+#   address    kernels on every instruction set of the CPU, the thread pool, mapped files
+#   undefined  the GPU kernels in their emulator, compiled as C++ with UndefinedBehaviorSanitizer
+#   thread     the thread pool, and the kernels
+#   miri       scalar kernels, the thread pool, readers of our files, GGUF and pickles; takes hours
 set -euo pipefail
 cd "$(dirname "$0")/.."
 host=x86_64-unknown-linux-gnu

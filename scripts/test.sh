@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
-echo "All checks of CI: about 27 minutes on two idle cores the first time and 14 later, 9 GB in the target folder."
+echo "All checks of CI: about half an hour on two cores the first time, 9 GB in the target folder."
 echo "Installed if missing: crates, the PTX tools and clients of the server (pip, in folders of their own), Chromium, QEMU and a linker for ARM (apt)."
 step "format"
 cargo fmt --all --check

@@ -19,7 +19,7 @@ mod requests;
 pub mod target;
 
 /// Reads `data` as an input of the target called `name`, for libFuzzer. Artifacts that it needs are in the folder that
-/// `POWERINFER_ATTACK_MADE` names, `target/attack/made` if it is not set.
+/// `POWERINFER_ATTACK_MADE` names, `made` if it is not set; `scripts/attack.py prepare` makes it.
 ///
 /// # Panics
 ///
@@ -34,7 +34,7 @@ pub fn fuzz(name: &str, data: &[u8]) {
             let made = env::var_os("POWERINFER_ATTACK_MADE").map(Into::into);
             let sources = Sources {
                 golden: root.join("tests/golden"),
-                made: made.unwrap_or_else(|| root.join("target/attack/made")),
+                made: made.unwrap_or_else(|| "made".into()),
             };
             let scratch = tempfile::tempdir().expect("a temporary folder");
             let target = find(name).expect("the target exists");

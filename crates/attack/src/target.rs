@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use powerinfer_artifact::{
     Digest, Header, TensorFile,
-    document::Document,
+    document::{Document, Sealed},
     hardware::{Hardware, NAMES, named},
     predictor_file::PredictorFile,
     progress::Silent,
@@ -428,29 +428,32 @@ fn run_bundle(folder: &Path) -> Result<()> {
     tokenizer?
 }
 
-/// Digests of the file `changed` and of the manifest itself.
 fn seal_bundle(folder: &Path, changed: &str) {
     let path = folder.join("manifest.json");
-    let Some(mut manifest) = parse::<Document<Manifest>>(&path) else {
-        return;
-    };
-    if changed != "manifest.json"
-        && let Ok(digest) = Digest::of_file(&folder.join(changed))
-    {
-        manifest.body.files.insert(changed.to_owned(), digest);
-    }
-    let _ = fs::write(path, manifest.sealed().to_bytes());
+    seal_document::<Manifest>(&path, folder, changed, |manifest| &mut manifest.files);
 }
 
 fn seal_profile(folder: &Path, changed: &str) {
     let path = folder.join("profile.json");
-    let Some(mut document) = parse::<Document<ProfileDocument>>(&path) else {
+    seal_document::<ProfileDocument>(&path, folder, changed, |document| &mut document.files);
+}
+
+/// Writes into the document at `path` the digest of the file `changed`, unless that is the document, and its own.
+fn seal_document<Body: Sealed>(
+    path: &Path,
+    folder: &Path,
+    changed: &str,
+    files: impl Fn(&mut Body) -> &mut BTreeMap<String, Digest>,
+) {
+    let parsed = fs::read(path).map(|bytes| serde_json::from_slice::<Document<Body>>(&bytes));
+    let Ok(Ok(mut document)) = parsed else {
         return;
     };
-    if changed != "profile.json"
-        && let Ok(digest) = Digest::of_file(&folder.join(changed))
+    let file = folder.join(changed);
+    if file != path
+        && let Ok(digest) = Digest::of_file(&file)
     {
-        document.body.files.insert(changed.to_owned(), digest);
+        files(&mut document.body).insert(changed.to_owned(), digest);
     }
     let _ = fs::write(path, document.sealed().to_bytes());
 }
@@ -479,8 +482,4 @@ fn seal_tensors(folder: &Path, changed: &str) {
         })
         .collect();
     let _ = write_sealed_tensors(&path, &header, &tensors);
-}
-
-fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
