@@ -1,6 +1,9 @@
 //! The pipeline from a checkpoint to tokens.
 
-use std::io::{BufRead, BufReader};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+};
 
 use crate::sandbox::{QUICK, Sandbox, prepared_demo};
 
@@ -60,6 +63,36 @@ fn prepare_repeats_only_the_steps_whose_inputs_changed() {
         "only the bundle is made again"
     );
     assert_eq!(again("0G", "5200").matches("up to date").count(), 0);
+}
+
+#[test]
+fn a_bundle_is_packed_again_when_a_tokenizer_file_of_the_model_changes() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.copy_model("llama-relu-gqa");
+    fs::write(
+        sandbox.path("text.txt"),
+        "some words to calibrate on ".repeat(40),
+    )
+    .unwrap();
+    let prepare = || {
+        let arguments = ["prepare", "./llama-relu-gqa", "--data", "text.txt"];
+        let options = ["--out", "out", "--vram", "0G", "--steps", "5"];
+        let run = sandbox
+            .run(&[arguments.as_slice(), &options].concat())
+            .good();
+        run.stderr.contains("bundle: `out/bundle` is up to date")
+    };
+    assert!(!prepare());
+    assert!(prepare());
+    let template = model.join("chat_template.jinja");
+    fs::write(&template, "{{ messages[0]['content'] }}").unwrap();
+    assert!(!prepare());
+    let packed = sandbox.path("out/bundle/chat_template.jinja");
+    assert_eq!(fs::read(&packed).unwrap(), fs::read(&template).unwrap());
+    assert!(prepare());
+    fs::remove_file(&template).unwrap();
+    assert!(!prepare());
+    assert!(!packed.exists());
 }
 
 #[test]

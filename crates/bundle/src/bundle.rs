@@ -324,6 +324,15 @@ impl Bundle {
         self.predictors.as_ref()
     }
 
+    /// Returns whether the files `names` are those in `files`, absent ones included.
+    pub fn has_files(&self, names: &[&str], files: &Files) -> bool {
+        let packed = &self.manifest.body.files;
+        names.iter().all(|name| match files.read(name) {
+            Ok(bytes) => bytes.map(|bytes| Digest::of(&bytes)).as_ref() == packed.get(*name),
+            Err(_) => false,
+        })
+    }
+
     /// Returns the files next to the weights: tokenizer, templates, generation settings.
     pub fn files(&self) -> Files {
         Files::Folder(self.folder.clone())

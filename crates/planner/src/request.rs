@@ -14,6 +14,7 @@ use powerinfer_pool::system;
 use powerinfer_profile::Profile;
 use powerinfer_solver::{Backend, Options};
 use powerinfer_tensor::{CacheFormat, Format};
+use powerinfer_text::Tokenizer;
 use serde_json::json;
 
 use crate::{Pin, PlannerError, certify, machine};
@@ -282,14 +283,16 @@ impl Request {
         })
     }
 
-    /// Opens the bundle in `out`; `None` unless it was made from the same inputs by the same request.
+    /// Opens the bundle in `out`; `None` unless it was made from the same inputs, tokenizer files included, by the same
+    /// request.
     pub fn packed(&self, checkpoint: &Checkpoint, quant: Format, out: &Path) -> Option<Bundle> {
         let bundle = Bundle::open(out, powerinfer_bundle::IntegrityCheck::Quick).ok()?;
         let header = bundle.header();
         let is_same = header.model.fingerprint == checkpoint.identity().fingerprint
             && header.inputs == self.inputs
             && header.settings.get(REQUEST) == Some(&self.settings)
-            && bundle.quant() == quant;
+            && bundle.quant() == quant
+            && bundle.has_files(&Tokenizer::FILES, checkpoint.files());
         is_same.then_some(bundle)
     }
 }
