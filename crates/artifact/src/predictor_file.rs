@@ -133,6 +133,16 @@ impl PredictorFile {
                 source,
             })?;
         for summary in &layers {
+            if !summary.threshold.is_finite() {
+                return Err(ArtifactError::WrongFormat {
+                    path: path.to_owned(),
+                    expected: "predictor file with finite thresholds".to_owned(),
+                    found: format!(
+                        "one whose layer {} has {}",
+                        summary.layer, summary.threshold
+                    ),
+                });
+            }
             if let Some(curve) = summary.thresholds.iter().find(|curve| !curve.is_valid()) {
                 return Err(ArtifactError::WrongFormat {
                     path: path.to_owned(),
@@ -394,6 +404,15 @@ mod tests {
 
     /// Writes predictors of one layer with hidden size 40 and 64 neurons in `format`.
     fn write(path: &Path, format: Format, settings: &[(&str, &str)]) {
+        write_with_threshold(path, format, settings, 0.0);
+    }
+
+    fn write_with_threshold(
+        path: &Path,
+        format: Format,
+        settings: &[(&str, &str)],
+        threshold: f64,
+    ) {
         let [a, b] = [(32, 40), (64, 32)].map(|(rows, columns)| {
             powerinfer_tensor::pack(format, rows, columns, &vec![0.5; rows * columns])
         });
@@ -407,7 +426,7 @@ mod tests {
             fingerprint: Digest::of(b"m"),
         };
         let summary = serde_json::json!([{
-            "layer": 0, "rank": 32, "threshold": 0.0, "bytes": 0, "recall": 1.0, "precision": 1.0,
+            "layer": 0, "rank": 32, "threshold": threshold, "bytes": 0, "recall": 1.0, "precision": 1.0,
             "predicted_sparsity": 0.0, "sparsity": 0.0, "held_out_tokens": 0
         }]);
         let mut header = Header::new(FORMAT, VERSION, model, 0);
@@ -446,6 +465,16 @@ mod tests {
         assert_eq!(read, (Format::Q8_0, PredictorInput::Normed));
         assert!(file.find(0, 40, 64).unwrap().is_some());
         assert_eq!(file.header().settings[WEIGHTS_SETTING], "q8_0");
+    }
+
+    #[test]
+    fn a_threshold_that_is_not_finite_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        // A number in `f64` that is infinite in `f32`.
+        write_with_threshold(&path, Format::Q8_0, &[], 1e39);
+        let message = PredictorFile::open_file(&path).unwrap_err().to_string();
+        assert!(message.contains("layer 0 has inf"), "{message}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-/// Address space of a worker in bytes; limited on Linux alone.
+/// Most address space of a worker in bytes; limited on Linux alone.
 const WORKER_MEMORY: u64 = 1 << 30;
 
 /// First argument of a worker; the second is the name of its work.
@@ -47,7 +47,7 @@ pub fn work_as_worker(kinds: &[Work]) -> bool {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Resource, Rlimit, setrlimit};
-        let limit = Some(WORKER_MEMORY);
+        let limit = Some(worker_memory());
         let limit = Rlimit {
             current: limit,
             maximum: limit,
@@ -63,6 +63,15 @@ pub fn work_as_worker(kinds: &[Work]) -> bool {
         }
     }
     true
+}
+
+/// Address space of a worker in bytes: no more than this process may have.
+fn worker_memory() -> u64 {
+    #[cfg(target_os = "linux")]
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    #[cfg(not(target_os = "linux"))]
+    let limit: Option<u64> = None;
+    limit.map_or(WORKER_MEMORY, |limit| limit.min(WORKER_MEMORY))
 }
 
 fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
@@ -191,7 +200,7 @@ impl fmt::Display for NoAnswer {
             Self::Ended => write!(
                 formatter,
                 "it needed more than {} MiB of memory",
-                WORKER_MEMORY >> 20
+                worker_memory() >> 20
             ),
         }
     }

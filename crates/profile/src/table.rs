@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::Cursor,
+    io::{self, Cursor},
     mem,
     path::Path,
     time::Duration,
@@ -13,7 +13,6 @@ use polars::prelude::{
     PolarsError, SerReader,
 };
 use powerinfer_artifact::{ArtifactError, write::write_with};
-
 use powerinfer_guard::{
     panics::caught,
     worker::{Work, in_worker},
@@ -75,11 +74,12 @@ pub(crate) fn write_table(path: &Path, activities: &[LayerActivity]) -> Result<(
     let mut frame = DataFrame::new(rows.sum(), columns).map_err(failed)?;
     write_with(path, |temporary| {
         let file = File::create(temporary).map_err(ArtifactError::write(path))?;
-        ParquetWriter::new(file)
-            .with_compression(ParquetCompression::Uncompressed)
-            .finish(&mut frame)
-            .map_err(failed)?;
-        Ok(())
+        let writer = ParquetWriter::new(file).with_compression(ParquetCompression::Uncompressed);
+        // Polars panics if it cannot start its threads.
+        match caught(|| writer.finish(&mut frame)) {
+            Ok(written) => written.map(drop).map_err(failed),
+            Err(reason) => Err(ArtifactError::write(path)(io::Error::other(reason)).into()),
+        }
     })
 }
 

@@ -109,14 +109,19 @@ mod tests {
                 let units = units.as_view();
                 assert_eq!((units.rows(), units.columns()), (columns, rows));
                 assert_eq!(units.format(), format);
+                let matrix = matrix.as_view();
+                let expected: Vec<Vec<f32>> = order
+                    .iter()
+                    .map(|row| {
+                        let mut expected = vec![0.0; columns];
+                        matrix.dequantise_row(*row as usize, &mut expected);
+                        expected
+                    })
+                    .collect();
                 let mut unit = vec![0.0; rows];
                 for column in 0..columns {
                     units.dequantise_row(column, &mut unit);
-                    for (place, row) in order.iter().enumerate() {
-                        let mut expected = vec![0.0; columns];
-                        matrix
-                            .as_view()
-                            .dequantise_row(*row as usize, &mut expected);
+                    for (place, expected) in expected.iter().enumerate() {
                         let scale = match scales.is_empty() {
                             true => 1.0,
                             false => scales[column / BLOCK * rows + place],
