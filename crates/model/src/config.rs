@@ -238,6 +238,13 @@ impl ModelConfig {
         Ok(())
     }
 
+    /// Returns the number of parameters.
+    pub fn parameters(&self) -> u64 {
+        let weights = self.weights().into_iter();
+        let sizes = weights.map(|weight| self.shape(weight).iter().product::<usize>() as u64);
+        sizes.sum()
+    }
+
     /// Returns rows and columns of a weight; a norm or a bias has one dimension.
     pub fn shape(&self, weight: Weight) -> Vec<usize> {
         let hidden = self.hidden_size;

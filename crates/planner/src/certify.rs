@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 
 use crate::{
     PlannerError,
-    request::parameters,
     search::{scored, windows},
 };
 
@@ -29,7 +28,7 @@ const WORK: f64 = 2e13;
 pub(crate) const FEWEST: usize = 100;
 
 /// Default number of tokens for certifying a model with this number of parameters.
-pub(crate) fn usual_tokens(parameters: usize) -> usize {
+pub(crate) fn usual_tokens(parameters: u64) -> usize {
     ((WORK / (2 * parameters.max(1)) as f64) as usize).clamp(1024, 8192)
 }
 
@@ -153,7 +152,7 @@ fn measure_in(
 /// Predicted time of two passes over `tokens` tokens on the CPU; `None` below two seconds, and if the plan's hardware has
 /// no speed of GEMMs.
 fn seconds(bundle: &Bundle, tokens: usize) -> Option<f64> {
-    let operations = 2.0 * 2.0 * parameters(bundle.config()) as f64 * tokens as f64;
+    let operations = 2.0 * 2.0 * bundle.config().parameters() as f64 * tokens as f64;
     let seconds = operations / bundle.plan().hardware.cpu.operations_per_second?;
     (seconds >= 2.0).then_some(seconds)
 }

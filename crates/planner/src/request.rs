@@ -73,7 +73,7 @@ impl PlanOptions {
     pub(crate) fn certify_tokens(&self, config: &ModelConfig, profile: &Profile) -> usize {
         self.certify_tokens.unwrap_or_else(|| {
             let profiled = usize::try_from(profile.document().tokens).unwrap_or(usize::MAX);
-            certify::usual_tokens(parameters(config)).min(profiled)
+            certify::usual_tokens(config.parameters()).min(profiled)
         })
     }
 
@@ -128,13 +128,6 @@ impl PlanOptions {
         }
         Ok(context)
     }
-}
-
-/// Number of parameters.
-pub(crate) fn parameters(config: &ModelConfig) -> usize {
-    let weights = config.weights().into_iter();
-    let sizes = weights.map(|weight| config.shape(weight).iter().product::<usize>());
-    sizes.sum()
 }
 
 /// GPU memory to use.

@@ -15,7 +15,7 @@ use super::{
     engine::{Engine, LLAMA_CPP, LLAMA_CPP_KV_NUMBER_BYTES, ORIGINAL, OURS},
     published::Activity,
     step::{Estimator, Kind, Pass, Placed},
-    subject::{Solved, Subject, model_bytes, parameters, rank},
+    subject::{Solved, Subject, model_bytes, rank},
 };
 
 /// Numbers of requests that decode together.
@@ -212,7 +212,7 @@ impl Request {
         Ok(Answer {
             model: Model {
                 name: self.name,
-                parameters: parameters(config),
+                parameters: config.parameters(),
                 bytes: model_bytes(config, self.quant),
                 quant: self.quant.to_string(),
                 predictor_rank: subject.rank,

@@ -44,14 +44,6 @@ pub(crate) struct Solved {
     pub(crate) decision: Decision,
 }
 
-/// Number of parameters of a model.
-pub(crate) fn parameters(config: &ModelConfig) -> u64 {
-    let weights = config.weights().into_iter();
-    weights
-        .map(|weight| config.shape(weight).iter().product::<usize>() as u64)
-        .sum()
-}
-
 /// Bytes of a model's weights in the format `quant`.
 pub(crate) fn model_bytes(config: &ModelConfig, quant: Format) -> u64 {
     let weights = config.weights().into_iter();
@@ -63,7 +55,7 @@ pub(crate) fn model_bytes(config: &ModelConfig, quant: Format) -> u64 {
 /// Rank at which all predictors together have `share` of the model's parameters.
 pub(crate) fn rank(config: &ModelConfig, share: f64) -> usize {
     let per_unit = config.layer_count * (config.hidden_size + config.ffn_size);
-    (share * parameters(config) as f64 / per_unit as f64).round() as usize
+    (share * config.parameters() as f64 / per_unit as f64).round() as usize
 }
 
 impl Subject<'_> {
