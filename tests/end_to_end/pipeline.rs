@@ -167,6 +167,34 @@ fn placement_does_not_change_the_text() {
 }
 
 #[test]
+fn speculation_does_not_change_the_text() {
+    let sandbox = Sandbox::new();
+    sandbox.copy_demo();
+    let prompt = "def f(xs):\n    \"\"\"Return the sum of xs.\"\"\"";
+    let run = |options: &[&str]| {
+        let arguments = ["run", "demo", "--prompt", prompt, "-n", "80", "--json"];
+        sandbox
+            .run(&[&arguments[..], options].concat())
+            .good()
+            .json()
+    };
+    for options in [&[][..], &["--temperature", "0.8", "--seed", "7"]] {
+        let (plain, speculative) = (run(options), run(&[options, &["--speculate"]].concat()));
+        for key in ["completion", "generated_tokens", "stop_reason"] {
+            assert_eq!(plain[key], speculative[key]);
+        }
+        assert!(plain["speculation"].is_null());
+        let counts = &speculative["speculation"];
+        let of = |key: &str| counts[key].as_u64().unwrap();
+        assert!(of("accepted_tokens") <= of("proposed_tokens"));
+        assert!(of("proposed_tokens") > 0, "{counts}");
+    }
+    sandbox
+        .run(&["run", "demo", "--speculate", "--verify-every", "2"])
+        .bad(2, &["--speculate", "--verify-every"]);
+}
+
+#[test]
 fn exact_computes_the_text_of_dense_and_reads_less() {
     let folder = prepared_demo().to_str().unwrap();
     let sandbox = Sandbox::new();

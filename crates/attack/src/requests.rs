@@ -139,6 +139,7 @@ fn server() -> SocketAddr {
             parallel: Some(4),
             queue: 64,
             context: None,
+            speculates: true,
             api_key: None,
             allow_origin: None,
         };

@@ -3,12 +3,14 @@
 //! ```text
 //! reuse prefix ── run prompt ──▶ sample ── stop token? ── limit? ── cancelled? ──▶ yield token
 //!                                   ▲                                                  │
-//!                                   └──────────────── run token ◀──────────────────────┘
+//!                                   └─────── run token, and proposed ones ◀────────────┘
 //! ```
+
+use std::time::Instant;
 
 use powerinfer_model::{LanguageModel, ModelError};
 
-use crate::{Runtime, Sampler, Stage, runtime::model_error};
+use crate::{Runtime, Sampler, Speculation, Stage, runtime::model_error};
 
 /// A model that decodes one sequence, token by token.
 pub trait Decoder {
@@ -28,12 +30,35 @@ pub trait Decoder {
     /// Fails where the tokens are outside the vocabulary or the context is full, and where a device does.
     fn append(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError>;
 
-    /// Samples a token among the first `vocabulary` ones by the logits of the last call of [`append`](Self::append).
+    /// Most tokens of [`append_all`](Self::append_all); 1 where the logits of several would differ from those of each.
+    fn verified_together(&self) -> usize {
+        1
+    }
+
+    /// As [`append`](Self::append), with the logits of all `tokens`.
+    ///
+    /// # Errors
+    ///
+    /// As [`append`](Self::append).
+    fn append_all(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
+        self.append(tokens, sampler)
+    }
+
+    /// Samples a token among the first `vocabulary` ones by the logits of the last call of [`append`](Self::append), or
+    /// those of `tokens[index]` of [`append_all`](Self::append_all).
     ///
     /// # Errors
     ///
     /// Fails where a device does.
-    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError>;
+    fn sample(
+        &mut self,
+        index: usize,
+        sampler: &mut Sampler,
+        vocabulary: usize,
+    ) -> Result<u32, ModelError>;
+
+    /// Removes all tokens from index `tokens` on.
+    fn truncate(&mut self, tokens: usize);
 }
 
 impl Decoder for Runtime {
@@ -53,8 +78,31 @@ impl Decoder for Runtime {
         self.append(tokens, sampler)
     }
 
-    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
-        self.sample(sampler, vocabulary)
+    fn verified_together(&self) -> usize {
+        match self.supports_batches() && self.verification().is_none() {
+            true => self.prompt_batch(),
+            false => 1,
+        }
+    }
+
+    fn append_all(&mut self, tokens: &[u32], sampler: &Sampler) -> Result<(), ModelError> {
+        match tokens.len() {
+            1 => self.append(tokens, sampler),
+            _ => self.run_with_logits(tokens),
+        }
+    }
+
+    fn sample(
+        &mut self,
+        index: usize,
+        sampler: &mut Sampler,
+        vocabulary: usize,
+    ) -> Result<u32, ModelError> {
+        self.sample(index, sampler, vocabulary)
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        self.truncate(tokens);
     }
 }
 
@@ -84,7 +132,12 @@ impl Runtime {
     /// # Errors
     ///
     /// Fails where a device does.
-    pub fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+    pub fn sample(
+        &mut self,
+        index: usize,
+        sampler: &mut Sampler,
+        vocabulary: usize,
+    ) -> Result<u32, ModelError> {
         if self.samples_on_device(sampler)
             && let Some(device) = self.executor.device_mut()
         {
@@ -93,8 +146,9 @@ impl Runtime {
             sampler.remember(token);
             return Ok(token);
         }
-        let known = vocabulary.min(self.logits.len());
-        Ok(sampler.sample(&self.logits[..known]))
+        let size = self.bundle().config().vocabulary_size;
+        let logits = &self.logits[index * size..];
+        Ok(sampler.sample(&logits[..vocabulary.min(size)]))
     }
 
     /// Tokens of the current sequence.
@@ -104,7 +158,8 @@ impl Runtime {
 
     /// Logits of the token that was run last, `[vocabulary]`; none where they stayed on a device.
     pub fn last_logits(&self) -> Option<&[f32]> {
-        (!self.logits.is_empty()).then_some(&self.logits)
+        let size = self.bundle().config().vocabulary_size;
+        self.logits.rchunks_exact(size).next()
     }
 
     fn samples_on_device(&self, sampler: &Sampler) -> bool {
@@ -156,10 +211,18 @@ impl<M: LanguageModel + ?Sized> Decoder for HostDecoder<'_, M> {
         Ok(())
     }
 
-    fn sample(&mut self, sampler: &mut Sampler, vocabulary: usize) -> Result<u32, ModelError> {
+    fn sample(
+        &mut self,
+        _index: usize,
+        sampler: &mut Sampler,
+        vocabulary: usize,
+    ) -> Result<u32, ModelError> {
         let known = vocabulary.min(self.logits.len());
         Ok(sampler.sample(&self.logits[..known]))
     }
+
+    /// There are no tokens to remove: none are proposed.
+    fn truncate(&mut self, _tokens: usize) {}
 }
 
 /// When generation stops.
@@ -196,8 +259,13 @@ pub struct Generation<'a, D: ?Sized, C> {
     sampler: &'a mut Sampler,
     stop: StopConditions<'a>,
     is_cancelled: C,
-    /// The token that was returned last and has not been run.
+    /// The token that was returned last and has not been run, or was run as a proposed one.
     pending: Option<u32>,
+    speculation: Option<Speculation>,
+    /// Tokens that were proposed and have been run after the last token before them.
+    proposed: Vec<u32>,
+    /// Number of them that were sampled too.
+    accepted: usize,
     generated: usize,
     reason: Option<StopReason>,
 }
@@ -226,6 +294,9 @@ pub fn generate<'a, D: Decoder + ?Sized, C: FnMut() -> bool>(
         stop,
         is_cancelled,
         pending: None,
+        speculation: None,
+        proposed: Vec::new(),
+        accepted: 0,
         generated: 0,
         reason: None,
     };
@@ -248,52 +319,118 @@ impl<D: Decoder + ?Sized, C: FnMut() -> bool> Generation<'_, D, C> {
         self.reason
     }
 
+    /// Proposes tokens that are verified together; the text stays the same.
+    pub fn speculate(&mut self, speculation: Speculation) {
+        self.speculation = Some(speculation);
+    }
+
+    /// The proposals so far.
+    pub fn speculation(&self) -> Option<&Speculation> {
+        self.speculation.as_ref()
+    }
+
     /// Runs the last token as well, unless it ended the text, so that the sequence has all of them.
     ///
     /// # Errors
     ///
     /// Fails where the model does.
     pub fn finish(&mut self) -> Result<(), ModelError> {
+        self.remove_unconfirmed();
         match self.pending.take() {
-            Some(token) if self.decoder.position() < self.decoder.context_limit() => {
+            Some(token)
+                if self.accepted == 0 && self.decoder.position() < self.decoder.context_limit() =>
+            {
                 self.decoder.append(&[token], self.sampler)
             }
             _ => Ok(()),
         }
     }
 
-    fn step(&mut self) -> Result<Option<u32>, ModelError> {
-        let stopped = |generation: &mut Self, reason| {
-            generation.reason = Some(reason);
-            Ok(None)
-        };
-        if self.reason.is_some() {
-            return Ok(None);
+    /// Removes proposed tokens that were not sampled from the decoder's sequence.
+    fn remove_unconfirmed(&mut self) {
+        let unconfirmed = self.proposed.len() - self.accepted;
+        if unconfirmed > 0 {
+            let confirmed = self.decoder.position() - unconfirmed;
+            self.decoder.truncate(confirmed);
+            self.proposed.truncate(self.accepted);
         }
+    }
+
+    /// Why generation stops before the next token, if it does.
+    fn stops(&mut self) -> Option<StopReason> {
         if let Some(token) = self.pending {
-            let is_stop = self.stop.stop_tokens.contains(&token);
-            if is_stop || self.decoder.position() >= self.decoder.context_limit() {
+            if self.stop.stop_tokens.contains(&token) {
+                // It ends the text, and is not a part of it.
+                self.accepted = self.accepted.saturating_sub(1);
                 self.pending = None;
-                return stopped(
-                    self,
-                    if is_stop {
-                        StopReason::StopToken
-                    } else {
-                        StopReason::ContextFull
-                    },
-                );
+                return Some(StopReason::StopToken);
+            }
+            if self.accepted == 0 && self.decoder.position() >= self.decoder.context_limit() {
+                self.pending = None;
+                return Some(StopReason::ContextFull);
             }
         }
         if self.generated >= self.stop.max_tokens {
-            return stopped(self, StopReason::MaxTokens);
+            return Some(StopReason::MaxTokens);
         }
-        if (self.is_cancelled)() {
-            return stopped(self, StopReason::Cancelled);
+        (self.is_cancelled)().then_some(StopReason::Cancelled)
+    }
+
+    /// Runs the last token, and those that are proposed to follow it.
+    fn run(&mut self, token: u32) -> Result<(), ModelError> {
+        let Some(speculation) = &mut self.speculation else {
+            return self.decoder.append(&[token], self.sampler);
+        };
+        let room = [
+            self.decoder.verified_together(),
+            self.decoder.context_limit() - self.decoder.position(),
+            self.stop.max_tokens - self.generated,
+        ];
+        let most = room.into_iter().min().unwrap_or_default();
+        let proposed = speculation.propose(most.saturating_sub(1));
+        let tokens = [&[token], proposed].concat();
+        let started = Instant::now();
+        self.decoder.append_all(&tokens, self.sampler)?;
+        speculation.observe_pass(tokens.len(), started.elapsed());
+        self.proposed.extend_from_slice(&tokens[1..]);
+        Ok(())
+    }
+
+    /// Compares the sampled `token` with the one proposed in its place.
+    fn confirm(&mut self, token: u32) {
+        let Some(speculation) = &mut self.speculation else {
+            return;
+        };
+        speculation.push(token);
+        if self.proposed.get(self.accepted) == Some(&token) {
+            self.accepted += 1;
+            return;
         }
-        if let Some(token) = self.pending.take() {
-            self.decoder.append(&[token], self.sampler)?;
+        if !self.proposed.is_empty() {
+            speculation.observe_accepted(self.accepted, self.proposed.len());
         }
-        let token = self.decoder.sample(self.sampler, self.stop.vocabulary)?;
+        self.remove_unconfirmed();
+        self.proposed.clear();
+        self.accepted = 0;
+    }
+
+    fn step(&mut self) -> Result<Option<u32>, ModelError> {
+        if self.reason.is_some() {
+            return Ok(None);
+        }
+        if let Some(reason) = self.stops() {
+            self.remove_unconfirmed();
+            self.reason = Some(reason);
+            return Ok(None);
+        }
+        if let Some(token) = self.pending.take()
+            && self.accepted == 0
+        {
+            self.run(token)?;
+        }
+        let (index, vocabulary) = (self.accepted, self.stop.vocabulary);
+        let token = self.decoder.sample(index, self.sampler, vocabulary)?;
+        self.confirm(token);
         self.generated += 1;
         self.pending = Some(token);
         Ok(Some(token))

@@ -383,6 +383,12 @@ impl Runtime {
         })
     }
 
+    /// Runs `tokens`, at least one and at most [`Self::prompt_batch`], of the current sequence, and leaves the logits of all.
+    pub(crate) fn run_with_logits(&mut self, tokens: &[u32]) -> Result<(), ModelError> {
+        self.run_current(tokens, PromptLogits::None)?;
+        self.head(0..self.buffers.hidden.len()).map_err(model_error)
+    }
+
     /// The hidden states of the last pass, `[tokens, hidden]`.
     pub(crate) fn hidden(&self) -> &[f32] {
         &self.buffers.hidden

@@ -26,7 +26,10 @@ use powerinfer_artifact::{
 };
 use powerinfer_kernels::Isa;
 use powerinfer_model::{Checkpoint, LanguageModel};
-use powerinfer_runtime::{Options, PromptLogits, Runtime, RuntimeError, Sequence, Threads};
+use powerinfer_runtime::{
+    Options, PromptLogits, Runtime, RuntimeError, Sampler, SamplingSettings, Sequence, Speculation,
+    SpeculationCounts, StopConditions, StopReason, Threads, generate,
+};
 use powerinfer_tensor::{Format, OwnedMatrix};
 use predictor_files::{insert_signs, summary, write_predictors};
 use proptest::prelude::*;
@@ -233,6 +236,113 @@ proptest! {
         prop_assert!(bits(&together) == bits(&separate));
         for (one, other) in batch.iter().zip(&alone) {
             prop_assert_eq!(one.tokens(), other.tokens());
+        }
+    }
+}
+
+/// A generated text.
+#[derive(Debug, PartialEq)]
+struct Generated {
+    tokens: Vec<u32>,
+    reason: Option<StopReason>,
+    /// Tokens of the sequence at the end.
+    sequence: Vec<u32>,
+    /// Logits of one more token.
+    logits: Vec<u32>,
+}
+
+fn generated(
+    model: &mut Runtime,
+    prompt: &[u32],
+    settings: SamplingSettings,
+    stop: StopConditions<'_>,
+    speculates: bool,
+) -> (Generated, SpeculationCounts) {
+    model.reset();
+    let mut sampler = Sampler::new(settings).unwrap();
+    let (mut generation, _) = generate(model, &mut sampler, prompt, stop, || false).unwrap();
+    if speculates {
+        generation.speculate(Speculation::new(prompt));
+    }
+    let tokens = generation.by_ref().map(Result::unwrap).collect();
+    let reason = generation.stop_reason();
+    generation.finish().unwrap();
+    let counts = generation.speculation().map(Speculation::counts);
+    let sequence = model.sequence().tokens().to_vec();
+    let logits = match model.position() < model.context_limit() {
+        true => bits(&model.forward_last(&[1]).unwrap()),
+        false => Vec::new(),
+    };
+    let generated = Generated {
+        tokens,
+        reason,
+        sequence,
+        logits,
+    };
+    (generated, counts.unwrap_or_default())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn speculation_changes_no_token(
+        model in prop::sample::select(&MODELS[..]),
+        quant in prop::sample::select(vec![Format::F32, Format::Q4_0]),
+        policy in prop::sample::select(vec![
+            Some(Policy::Dense),
+            Some(Policy::Exact),
+            Some(Policy::Predicted),
+            Some(Policy::Threshold),
+        ]),
+        prompt in prop::collection::vec(0u32..4, 1..30),
+        (temperature, repeat_penalty) in prop::sample::select(vec![(0.0, 1.0), (0.05, 1.0), (0.5, 1.1)]),
+        seed: u64,
+        stop_token in 0u32..200,
+        max_tokens in 0usize..60,
+    ) {
+        let mut model = runtime(Case { model, quant, policy, threads: 2 });
+        let stop = StopConditions {
+            max_tokens,
+            stop_tokens: &[stop_token],
+            vocabulary: model.config().vocabulary_size - 3,
+        };
+        let settings = SamplingSettings { temperature, repeat_penalty, seed, ..SamplingSettings::default() };
+        let (plain, _) = generated(&mut model, &prompt, settings.clone(), stop, false);
+        let (speculative, _) = generated(&mut model, &prompt, settings, stop, true);
+        prop_assert_eq!(plain, speculative);
+    }
+}
+
+#[test]
+fn repeated_text_is_accepted_and_ends_as_without_speculation() {
+    let mut model = runtime(Case {
+        model: "llama-relu-gqa",
+        quant: Format::F32,
+        policy: Some(Policy::Dense),
+        threads: 1,
+    });
+    let vocabulary = model.config().vocabulary_size;
+    let context = model.context_limit();
+    let greedy = SamplingSettings::default;
+    let mut of = |max_tokens, stop_tokens: &[u32], speculates| {
+        let stop = StopConditions {
+            max_tokens,
+            stop_tokens,
+            vocabulary,
+        };
+        generated(&mut model, &[3, 5, 3, 5], greedy(), stop, speculates)
+    };
+    // To the end of the context.
+    let (plain, _) = of(usize::MAX, &[], false);
+    let (speculative, counts) = of(usize::MAX, &[], true);
+    assert_eq!(plain, speculative);
+    assert_eq!(plain.reason, Some(StopReason::ContextFull));
+    assert_eq!(plain.sequence.len(), context);
+    assert!(counts.accepted > 0 && counts.passes < plain.tokens.len() as u64);
+    // Each token of the text once as the one that ends it, by its limit and by its name.
+    for (index, token) in plain.tokens.iter().enumerate() {
+        for (most, ends) in [(index, &[][..]), (usize::MAX, &[*token])] {
+            assert_eq!(of(most, ends, false).0, of(most, ends, true).0, "{index}");
         }
     }
 }

@@ -77,7 +77,9 @@ fn decoding_allocates_nothing() {
                 let allocated = (0..ATTEMPTS).map(|_| {
                     let before = MEMORY.total_allocated();
                     for _ in 0..10 {
-                        let token = model.sample(&mut sampler, config.vocabulary_size).unwrap();
+                        let token = model
+                            .sample(0, &mut sampler, config.vocabulary_size)
+                            .unwrap();
                         model.append(&[token], &sampler).unwrap();
                     }
                     model.truncate(prompt.len());

@@ -57,6 +57,8 @@ pub struct ServerSettings {
     pub queue: usize,
     /// Tokens of a prompt and its text, at most; none for the plan's context.
     pub context: Option<usize>,
+    /// Whether the text of a request that runs alone proposes tokens that are verified together, on the CPU.
+    pub speculates: bool,
     /// Key that requests must carry.
     pub api_key: Option<String>,
     /// Origin whose pages may call the API from a browser, or `*`.
@@ -172,6 +174,7 @@ impl Server {
             capacity,
             queue: settings.queue,
             context,
+            speculates: settings.speculates && batches && model.verification().is_none(),
         };
         let sampled = tokenizer.vocabulary_size();
         let (engine, handle) = Engine::new(

@@ -29,6 +29,10 @@ pub(crate) struct Metrics {
     pub(crate) between_tokens: Histogram,
     /// Sequences of a decoding pass.
     pub(crate) batch: Histogram,
+    /// Tokens that texts have proposed.
+    pub(crate) proposed_tokens: IntCounter,
+    /// Those of them that were sampled.
+    pub(crate) accepted_tokens: IntCounter,
     tokens: IntCounter,
     neurons: IntCounter,
     neurons_computed: IntCounter,
@@ -94,6 +98,11 @@ impl Metrics {
                 "decode_batch_size",
                 "Sequences of a decoding pass",
                 &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0],
+            ),
+            proposed_tokens: counter("proposed_tokens_total", "Tokens proposed by speculation"),
+            accepted_tokens: counter(
+                "accepted_tokens_total",
+                "Proposed tokens that were accepted",
             ),
             tokens: counter(
                 "tokens_total",

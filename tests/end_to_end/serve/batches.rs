@@ -91,6 +91,34 @@ fn prefixes_are_reused_and_change_nothing() {
 }
 
 #[test]
+fn speculation_changes_no_answer() {
+    let (plain, speculative) = (Server::start(&[]), Server::start(&["--speculate"]));
+    let repeats =
+        "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n".repeat(2);
+    let bodies = [
+        json!({ "max_tokens": 100, "temperature": 0, "logprobs": 2 }),
+        json!({ "max_tokens": 100, "temperature": 0.7, "seed": 3 }),
+        json!({ "max_tokens": 400, "temperature": 0.2, "seed": 4, "ignore_eos": true, "activity": true }),
+        json!({ "max_tokens": 60, "temperature": 0, "stop": ["return"] }),
+        json!({ "max_tokens": 1, "temperature": 0 }),
+        json!({ "max_tokens": 80, "temperature": 1.0, "seed": 5, "response_format": { "type": "json_object" } }),
+        json!({ "max_tokens": 30, "temperature": 0.8, "seed": 6, "n": 3, "frequency_penalty": 0.5 }),
+    ];
+    for mut body in bodies {
+        // The second time from a sequence in which proposed tokens were.
+        for prompt in [&repeats, &format!("{repeats}def mul(a, b):\n")] {
+            body["prompt"] = json!(prompt);
+            let [plain, speculative] = [&plain, &speculative].map(|server| server.complete(&body));
+            assert_eq!(plain["choices"], speculative["choices"], "{body}");
+            assert_eq!(plain["usage"], speculative["usage"], "{body}");
+        }
+    }
+    let accepted = speculative.metric("powerinfer_accepted_tokens_total");
+    assert!(accepted > 50, "{accepted}");
+    assert_eq!(plain.metric("powerinfer_proposed_tokens_total"), 0);
+}
+
+#[test]
 fn a_client_that_goes_away_frees_its_place() {
     let server = Server::start(&["--parallel", "1", "--queue", "1", "--context", "512"]);
     let mut stream = server.connect();

@@ -14,8 +14,8 @@ use powerinfer_artifact::{ByteSize, counted, progress::Interrupted};
 use powerinfer_datasets::minipython::{Split, distinct_tasks};
 use powerinfer_model::{Files, LanguageModel};
 use powerinfer_runtime::{
-    Runtime, Sampler, SamplingSettings, Statistics, StopConditions, StopReason, Verification,
-    generate,
+    Runtime, Sampler, SamplingSettings, Speculation, SpeculationCounts, Statistics, StopConditions,
+    StopReason, Verification, generate,
 };
 use powerinfer_text::{SpecialText, SpecialTokens, Tokenizer};
 use serde_json::json;
@@ -63,6 +63,9 @@ pub(crate) struct RunArguments {
     /// exceeds its certified error is reported and falls back to a lossless policy
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
     verify_every: Option<u32>,
+    /// Run tokens that the text so far suggests together, where that is faster; the text stays the same
+    #[arg(long, conflicts_with = "verify_every", help_heading = "Execution")]
+    speculate: bool,
     /// Write the prompt before its continuation
     #[arg(long)]
     echo: bool,
@@ -122,6 +125,7 @@ struct Timing {
     decode: Duration,
     decoded: Statistics,
     stop: Option<StopReason>,
+    speculation: Option<SpeculationCounts>,
 }
 
 pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
@@ -129,6 +133,7 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
     if model.uses_device() {
         let asked = [
             (arguments.verify_every.is_some(), "--verify-every"),
+            (arguments.speculate, "--speculate"),
             (
                 arguments.prompt_cache.prompt_cache.is_some(),
                 "--prompt-cache",
@@ -189,7 +194,12 @@ pub(crate) fn run(arguments: &RunArguments, output: Output) -> Result<()> {
             "prompt_tokens_per_second": rate(timing.computed_tokens(), timing.prompt),
             "decode_tokens_per_second": rate(timing.generated_tokens, timing.decode),
             "ffn_neurons_computed": timing.decoded.computed_share(),
-            "bytes_per_token": timing.decoded.bytes_per_token(),
+            "bytes_per_token": timing.bytes_per_token(),
+            "speculation": timing.speculation.map(|counts| json!({
+                "passes": counts.passes,
+                "proposed_tokens": counts.proposed,
+                "accepted_tokens": counts.accepted,
+            })),
             "verified": model.verification().map(verification::to_json),
         }))?;
     } else if !completion.ends_with('\n') {
@@ -273,6 +283,9 @@ fn respond(
     timing.prompt = started.elapsed();
     generation.decoder().take_statistics();
     cache.keep_prompt(generation.decoder())?;
+    if arguments.speculate {
+        generation.speculate(Speculation::new(ids));
+    }
 
     let mut decoder = tokenizer.decode_stream(SpecialText::Skip);
     let started = Instant::now();
@@ -289,6 +302,7 @@ fn respond(
     }
     timing.stop = generation.stop_reason();
     generation.finish()?;
+    timing.speculation = generation.speculation().map(Speculation::counts);
     verification::print_token(model, verified, output);
     verification::print_alarms(model, &mut alarms, output);
     timing.decode = started.elapsed();
@@ -356,20 +370,36 @@ impl Timing {
         self.prompt_tokens - self.cached_tokens
     }
 
+    /// Mean bytes read per token; where tokens are proposed, per generated one.
+    fn bytes_per_token(&self) -> f64 {
+        match self.speculation {
+            None => self.decoded.bytes_per_token(),
+            Some(_) => self.decoded.bytes_read as f64 / self.generated_tokens.max(1) as f64,
+        }
+    }
+
     /// One line of statistics.
     fn describe(&self) -> String {
         let cached = match self.cached_tokens {
             0 => String::new(),
             cached => format!(" ({cached} of them cached)"),
         };
+        let speculation = self.speculation.map_or_else(String::new, |counts| {
+            format!(
+                "; speculation: {} of {} accepted, {} passes",
+                counts.accepted,
+                counted(counts.proposed, "proposed token"),
+                counts.passes
+            )
+        });
         format!(
-            "prompt: {}{cached}, {:.0} tokens/s; decode: {}, {:.0} tokens/s, {} of FFN neurons computed, {} read per token",
+            "prompt: {}{cached}, {:.0} tokens/s; decode: {}, {:.0} tokens/s, {} of FFN neurons computed, {} read per token{speculation}",
             counted(self.prompt_tokens, "token"),
             rate(self.computed_tokens(), self.prompt),
             counted(self.generated_tokens, "token"),
             rate(self.generated_tokens, self.decode),
             percent(self.decoded.computed_share()),
-            ByteSize(self.decoded.bytes_per_token() as u64),
+            ByteSize(self.bytes_per_token() as u64),
         )
     }
 }

@@ -53,6 +53,10 @@ pub(crate) struct ServeArguments {
     allow_origin: Option<String>,
     #[command(flatten)]
     engine: EngineArguments,
+    /// While one request runs alone, run tokens that its text so far suggests together, where that is faster; the text
+    /// stays the same
+    #[arg(long, conflicts_with = "verify_every", help_heading = "Execution")]
+    speculate: bool,
     /// Check the FFNs of every K-th decoded token against dense, and report their errors in `/metrics`; a layer that
     /// exceeds its certified error falls back to a lossless policy
     #[arg(long, value_name = "K", help_heading = "Execution", value_parser = clap::value_parser!(u32).range(1..))]
@@ -76,12 +80,16 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         ),
     };
     let mut model = open_runtime(&arguments.bundle, &arguments.engine, output)?;
-    if let Some(every) = arguments.verify_every {
-        if model.uses_device() {
-            bail!(
-                "`--verify-every` works on the CPU alone yet; add `--device cpu`, or leave it out"
-            );
+    if model.uses_device() {
+        let asked = [
+            (arguments.verify_every.is_some(), "--verify-every"),
+            (arguments.speculate, "--speculate"),
+        ];
+        if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
+            bail!("`{option}` works on the CPU alone yet; add `--device cpu`, or leave it out");
         }
+    }
+    if let Some(every) = arguments.verify_every {
         model.verify_decoded(every as usize, arguments.engine.policy.is_some());
     }
     let limit = model.context_limit();
@@ -96,6 +104,7 @@ pub(crate) fn run(arguments: &ServeArguments, output: Output) -> Result<()> {
         alias: arguments.alias.clone(),
         parallel: arguments.parallel,
         queue: arguments.queue,
+        speculates: arguments.speculate,
         context: arguments.context.map(|context| context as usize),
         api_key: arguments.api_key.clone(),
         allow_origin,

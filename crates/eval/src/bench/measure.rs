@@ -258,7 +258,7 @@ impl Bench<'_> {
             model.start_clock();
             model.append(&[*id], &sampler)?;
             // Sampled as in generation, but the given ids go on: the same ones for every policy.
-            black_box(model.sample(&mut sampler, usize::MAX)?);
+            black_box(model.sample(0, &mut sampler, usize::MAX)?);
             model.mark(Stage::Sampling);
             seconds += started.elapsed().as_secs_f64();
             self.progress.advance(1)?;

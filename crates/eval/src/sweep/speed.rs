@@ -95,7 +95,7 @@ impl SpeedMeter<'_> {
                 }
                 let started = Instant::now();
                 model.append(&ids[..prompt_tokens], &sampler)?;
-                black_box(model.sample(&mut sampler, usize::MAX)?);
+                black_box(model.sample(0, &mut sampler, usize::MAX)?);
                 first.push(1e3 * started.elapsed().as_secs_f64());
                 if let Some(other) = other {
                     sequences[index] = model.replace_sequence(other);
@@ -110,7 +110,7 @@ impl SpeedMeter<'_> {
                 model.start_clock();
                 if batch == 1 {
                     model.append(&next, &sampler)?;
-                    black_box(model.sample(&mut sampler, usize::MAX)?);
+                    black_box(model.sample(0, &mut sampler, usize::MAX)?);
                 } else {
                     black_box(model.decode_batch(&mut sequences, &next)?);
                 }

@@ -143,7 +143,7 @@ fn the_device_chooses_the_token_that_the_host_would() {
                 model.append(&case.prompt, &sampler).unwrap();
                 let on_device = head == Device::Gpu && temperature == 0.0;
                 assert_eq!(model.last_logits().is_none(), on_device);
-                assert_eq!(model.sample(&mut sampler, known).unwrap(), largest);
+                assert_eq!(model.sample(0, &mut sampler, known).unwrap(), largest);
             }
         }
         let sampler = Sampler::new(SamplingSettings::default()).unwrap();

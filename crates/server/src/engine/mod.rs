@@ -24,7 +24,7 @@ use std::{
 };
 
 use powerinfer_model::LanguageModel;
-use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Statistics};
+use powerinfer_runtime::{PromptLogits, Runtime, RuntimeError, Sequence, Speculation, Statistics};
 
 pub(crate) use self::job::{ACTIVITY_BINS, Activity, Cancel, Event, Events, Finish, Job, Score};
 use self::sequences::SequencePool;
@@ -45,6 +45,8 @@ pub(crate) struct EngineSettings {
     pub(crate) queue: usize,
     /// Tokens of a sequence, at most.
     pub(crate) context: usize,
+    /// Whether the text of a request that runs alone proposes tokens, where they can be verified together.
+    pub(crate) speculates: bool,
 }
 
 /// Sends jobs to the engine.
@@ -116,6 +118,19 @@ struct Decoding {
     at: Instant,
     /// When active neurons are to be reported again.
     activity_due: Instant,
+    speculation: Option<Speculation>,
+}
+
+/// Results of a pass.
+struct Decoded<'a> {
+    /// Requests that were decoded.
+    batch: usize,
+    /// `[tokens, vocabulary]`.
+    logits: &'a [f32],
+    /// Active neurons by layer and token, where they are observed.
+    active: Option<&'a [Vec<Vec<u32>>]>,
+    counts: &'a Statistics,
+    at: Instant,
 }
 
 impl Prompt {
@@ -319,14 +334,23 @@ impl Engine {
         if tokens.is_empty() {
             return;
         }
+        let proposed = match &piece {
+            None if decoded == 1 => self.propose(),
+            _ => Vec::new(),
+        };
+        tokens.extend(&proposed);
         let now = Instant::now();
         let is_due = |decoding: &Decoding| decoding.job.activity && decoding.activity_due <= now;
         let observes = self.decoding[..decoded].iter().any(is_due);
         self.model.observe_activity(observes);
         let result = match &piece {
-            None => self
+            None if proposed.is_empty() => self
                 .model
                 .decode_batch(&mut self.sequences[..decoded], &tokens),
+            None => {
+                let sequence = &mut self.sequences[0];
+                self.model.run_prompt(sequence, &tokens, PromptLogits::All)
+            }
             Some((_, prompt, range)) => {
                 let wanted = match prompt.job.prompt_logprobs {
                     Some(_) => PromptLogits::All,
@@ -356,9 +380,28 @@ impl Engine {
                 return;
             }
         };
-        let (of_decoded, of_prompt) =
-            logits.split_at(decoded * self.model.config().vocabulary_size);
-        self.accept_all(decoded, of_decoded, active.as_deref(), &counts);
+        let of_decoded = (decoded + proposed.len()) * self.model.config().vocabulary_size;
+        let (of_decoded, of_prompt) = logits.split_at(of_decoded);
+        let results = Decoded {
+            batch: decoded,
+            logits: of_decoded,
+            active: active.as_deref(),
+            counts: &counts,
+            at: Instant::now(),
+        };
+        match &mut self.decoding[..decoded] {
+            [] => {}
+            [
+                Decoding {
+                    speculation: Some(speculation),
+                    ..
+                },
+            ] if piece.is_none() => {
+                speculation.observe_pass(tokens.len(), now.elapsed());
+                self.accept_proposed(&proposed, &results);
+            }
+            _ => self.accept_all(&results),
+        }
         if let Some((index, prompt, range)) = piece {
             self.end_piece(index, prompt, range, of_prompt);
         }
@@ -425,7 +468,11 @@ impl Engine {
             generated: 0,
             at: now,
             activity_due: now,
+            speculation: None,
         };
+        if self.settings.speculates {
+            decoding.speculation = Some(Speculation::new(&decoding.job.prompt));
+        }
         let finish = self.accept(&mut decoding, sequence.position(), logits, None);
         self.decoding.push(decoding);
         self.sequences.push(sequence);
@@ -455,6 +502,9 @@ impl Engine {
         };
         decoding.generated += 1;
         decoding.pending = id;
+        if let Some(speculation) = &mut decoding.speculation {
+            speculation.push(id);
+        }
         let is_stop = !job.ignores_stop_tokens && self.stop_tokens.contains(&id);
         let count = job.top_logprobs;
         job.events.send(Event::Token {
@@ -473,42 +523,53 @@ impl Engine {
         }
     }
 
-    /// Samples a token of each of the first `decoded` requests, from `logits [decoded, vocabulary]`; `active` are the active
-    /// neurons of the pass, by layer and token.
-    fn accept_all(
-        &mut self,
-        decoded: usize,
-        logits: &[f32],
-        active: Option<&[Vec<Vec<u32>>]>,
-        counts: &Statistics,
-    ) {
-        if decoded == 0 {
-            return;
-        }
-        self.metrics.batch.observe(decoded as f64);
-        let now = Instant::now();
-        let neurons = self.model.config().ffn_size;
-        let size = self.model.config().vocabulary_size;
+    /// The tokens that the text of the only request proposes after its last one.
+    fn propose(&mut self) -> Vec<u32> {
+        let (decoding, position) = (&mut self.decoding[0], self.sequences[0].position());
+        let Some(speculation) = &mut decoding.speculation else {
+            return Vec::new();
+        };
+        let room = (self.settings.context - position)
+            .min(decoding.job.max_tokens - decoding.generated)
+            .min(self.model.prompt_batch());
+        speculation.propose(room.saturating_sub(1)).to_vec()
+    }
+
+    /// Samples and reports the token after the one at `index` of the pass, as [`Self::accept`].
+    fn accept_after(
+        &self,
+        index: usize,
+        decoding: &mut Decoding,
+        position: usize,
+        pass: &Decoded<'_>,
+    ) -> Option<Result<Finish, String>> {
+        let config = self.model.config();
+        let between = pass.at.duration_since(decoding.at);
+        self.metrics.between_tokens.observe(between.as_secs_f64());
+        decoding.at = pass.at;
+        let is_due = decoding.job.activity && decoding.activity_due <= pass.at;
+        let activity = pass.active.filter(|_| is_due).map(|layers| {
+            decoding.activity_due = pass.at + ACTIVITY_INTERVAL;
+            let bins = |tokens: &Vec<Vec<u32>>| bins(&tokens[index], config.ffn_size);
+            Activity {
+                bins: layers.iter().map(bins).collect(),
+                computed_share: pass.counts.computed_share(),
+                bytes_per_token: pass.counts.bytes_per_token(),
+                batch: pass.batch,
+            }
+        });
+        let logits = &pass.logits[index * config.vocabulary_size..][..config.vocabulary_size];
+        self.accept(decoding, position, logits, activity)
+    }
+
+    /// Samples a token of each request of `pass`.
+    fn accept_all(&mut self, pass: &Decoded<'_>) {
+        self.metrics.batch.observe(pass.batch as f64);
         let mut finished = Vec::new();
         let mut all = std::mem::take(&mut self.decoding);
-        let rows = all.iter_mut().zip(logits.chunks_exact(size)).enumerate();
-        for (index, (decoding, logits)) in rows {
-            let between = now.duration_since(decoding.at);
-            self.metrics.between_tokens.observe(between.as_secs_f64());
-            decoding.at = now;
-            let is_due = decoding.job.activity && decoding.activity_due <= now;
-            let activity = active.filter(|_| is_due).map(|layers| {
-                decoding.activity_due = now + ACTIVITY_INTERVAL;
-                let layers = layers.iter();
-                Activity {
-                    bins: layers.map(|tokens| bins(&tokens[index], neurons)).collect(),
-                    computed_share: counts.computed_share(),
-                    bytes_per_token: counts.bytes_per_token(),
-                    batch: decoded,
-                }
-            });
+        for (index, decoding) in all[..pass.batch].iter_mut().enumerate() {
             let position = self.sequences[index].position();
-            let finish = self.accept(decoding, position, logits, activity);
+            let finish = self.accept_after(index, decoding, position, pass);
             finished.extend(finish.map(|finish| (index, finish)));
         }
         self.decoding = all;
@@ -519,6 +580,33 @@ impl Engine {
             // The next pass is a long one.
             let decoding = self.decoding.iter_mut();
             decoding.for_each(|decoding| decoding.job.events.flush());
+        }
+    }
+
+    /// Samples tokens of the only request as long as they are the `proposed` ones, and one more.
+    fn accept_proposed(&mut self, proposed: &[u32], pass: &Decoded<'_>) {
+        self.metrics.batch.observe(1.0);
+        let position = self.sequences[0].position() - proposed.len();
+        let mut all = std::mem::take(&mut self.decoding);
+        let mut accepted = 0;
+        let finish = loop {
+            let finish = self.accept_after(accepted, &mut all[0], position + accepted, pass);
+            if finish.is_some() || proposed.get(accepted) != Some(&all[0].pending) {
+                break finish;
+            }
+            accepted += 1;
+        };
+        if let Some(speculation) = &mut all[0].speculation
+            && !proposed.is_empty()
+        {
+            speculation.observe_accepted(accepted, proposed.len());
+            self.metrics.proposed_tokens.inc_by(proposed.len() as u64);
+            self.metrics.accepted_tokens.inc_by(accepted as u64);
+        }
+        self.decoding = all;
+        self.sequences[0].truncate(position + accepted);
+        if let Some(finish) = finish {
+            self.finish(0, finish);
         }
     }
 
