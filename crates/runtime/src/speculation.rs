@@ -23,8 +23,9 @@ const ACCEPTED: [f64; 5] = [0.3, 0.5, 0.6, 0.7, 0.8];
 /// Number of observations that [`ACCEPTED`] counts as.
 const PRIOR: f64 = 2.0;
 
-/// Cost at first of one more token of a pass, in passes of one token.
-const MORE: f64 = 0.25;
+/// Cost at first of one more token of a pass, in passes of one token. High, because a wasted proposal costs as much, and a
+/// found repetition of several tokens is tried nevertheless.
+const MORE: f64 = 0.5;
 
 /// What one pass leaves of the weight of earlier observations.
 const KEPT: f64 = 0.95;
@@ -44,6 +45,10 @@ pub struct Speculation {
     single: Option<f64>,
     /// Cost of one more token, in passes of one token.
     more: f64,
+    /// Whether it is the cost of the caller.
+    is_fixed: bool,
+    /// Whether it has been measured.
+    is_measured: bool,
     counts: SpeculationCounts,
 }
 
@@ -77,7 +82,19 @@ impl Speculation {
             rates: Default::default(),
             single: None,
             more: MORE,
+            is_fixed: false,
+            is_measured: false,
             counts: SpeculationCounts::default(),
+        }
+    }
+
+    /// Proposes continuations of `prompt` as if each more token of a pass cost `more` passes of one token, so that
+    /// proposals depend on the text alone.
+    pub fn with_cost(prompt: &[u32], more: f64) -> Self {
+        Self {
+            more,
+            is_fixed: true,
+            ..Self::new(prompt)
         }
     }
 
@@ -94,12 +111,15 @@ impl Speculation {
     /// Returns the tokens to verify after the text, at most `most`; none where nothing is found or it does not pay.
     pub fn propose(&mut self, most: usize) -> &[u32] {
         self.proposed.clear();
-        if let Some((length, next)) = find(&self.text) {
+        let is_known = self.is_fixed || self.single.is_some();
+        if is_known && let Some((length, next)) = find(&self.text) {
             self.class = length.next_power_of_two().ilog2() as usize;
             let best = best_length(self.accepted(), self.more, MOST.min(most));
             if best == 0 && most > 0 {
                 self.rates[self.class].fade(KEPT_WHEN_SKIPPED);
-                self.more = MORE + (self.more - MORE) * KEPT_WHEN_SKIPPED;
+                if !self.is_fixed {
+                    self.more = MORE + (self.more - MORE) * KEPT_WHEN_SKIPPED;
+                }
             }
             let found = &self.text[next..];
             // A text of one period goes on behind its end.
@@ -117,6 +137,9 @@ impl Speculation {
     /// Observes that a pass of `tokens` tokens took `time`.
     pub fn observe_pass(&mut self, tokens: usize, time: Duration) {
         self.counts.passes += 1;
+        if self.is_fixed {
+            return;
+        }
         let time = time.as_secs_f64();
         match (tokens, self.single) {
             (1, None) => self.single = Some(time),
@@ -124,7 +147,9 @@ impl Speculation {
             (_, None) => {}
             (_, Some(single)) => {
                 let more = (time / single - 1.0) / (tokens - 1) as f64;
-                self.more += 0.2 * (more.clamp(0.0, 2.0) - self.more);
+                let weight = if self.is_measured { 0.2 } else { 1.0 };
+                self.more += weight * (more.clamp(0.0, 2.0) - self.more);
+                self.is_measured = true;
             }
         }
     }
@@ -206,14 +231,16 @@ mod tests {
 
     #[test]
     fn a_period_is_proposed_beyond_its_end() {
-        let mut speculation = Speculation::new(&[1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]);
-        speculation.more = 0.0;
+        let text = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3];
+        let mut speculation = Speculation::with_cost(&text, 0.0);
         assert_eq!(speculation.propose(7), [1, 2, 3, 1, 2, 3, 1]);
     }
 
     #[test]
     fn nothing_is_proposed_while_it_does_not_pay() {
         let mut speculation = Speculation::new(&[1, 2, 3, 4, 1, 2, 3]);
+        assert!(speculation.propose(8).is_empty(), "no pass was measured");
+        speculation.observe_pass(1, Duration::from_millis(10));
         assert!(!speculation.propose(8).is_empty());
         for _ in 0..40 {
             speculation.observe_accepted(0, 4);

@@ -262,7 +262,8 @@ fn generated(
     let mut sampler = Sampler::new(settings).unwrap();
     let (mut generation, _) = generate(model, &mut sampler, prompt, stop, || false).unwrap();
     if speculates {
-        generation.speculate(Speculation::new(prompt));
+        // So that many tokens are proposed.
+        generation.speculate(Speculation::with_cost(prompt, 0.05));
     }
     let tokens = generation.by_ref().map(Result::unwrap).collect();
     let reason = generation.stop_reason();
