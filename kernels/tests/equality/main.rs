@@ -15,7 +15,9 @@ use powerinfer_tensor::OwnedMatrix;
 
 /// Lengths around every block, register and span boundary.
 fn lengths() -> impl Iterator<Item = usize> {
-    (0..=100).chain([127, 128, 172, 257, 511, 512, 513, 544, 1000, 1056])
+    let all = (0..=100).chain([127, 128, 172, 257, 511, 512, 513, 544, 1000, 1056]);
+    // Miri takes hours for all of them.
+    all.filter(|length| !cfg!(miri) || [0, 1, 31, 33, 257].contains(length))
 }
 
 fn gemv(isa: Isa, matrix: &OwnedMatrix, x: &[f32]) -> Vec<f32> {
