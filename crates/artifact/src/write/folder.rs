@@ -57,7 +57,9 @@ impl PartialFolder {
         fs::create_dir_all(&partial).map_err(ArtifactError::write(&partial))?;
         let mark = partial.join(MARK);
         let lock = fs::File::create(&mark).map_err(ArtifactError::write(&mark))?;
-        if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
+        let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
+        // The run that had the lock may have renamed the folder since.
+        if !is_locked || !is_at(&lock, &mark) {
             return Err(ArtifactError::Busy { path: target });
         }
         remove_leftovers(&partial);
@@ -109,7 +111,12 @@ impl PartialFolder {
             "the manifest is written"
         );
         let failed = ArtifactError::write(&self.target);
-        drop(self.lock);
+        let mut lock = Some(self.lock);
+        if cfg!(windows) {
+            lock = None; // a folder with an open file cannot be renamed
+        }
+        // Not while another run changes files of the older artifact, which it finds by their paths.
+        let replaced = FolderLock::wait(&self.target);
         let old = with_ending(&self.target, ".old");
         if self.target.exists() {
             remove_marked(&old, self.manifest)?;
@@ -119,6 +126,7 @@ impl PartialFolder {
         // Last, so that a folder left by a killed run is recognised by the next one.
         let mark = self.target.join(MARK);
         fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
+        drop((lock, replaced));
         remove_marked(&old, self.manifest)
     }
 }
@@ -138,15 +146,43 @@ impl FolderLock {
     /// [`ArtifactError::Busy`] if another run has the lock.
     pub fn of(folder: &Path) -> Result<Self, ArtifactError> {
         let lock = fs::File::open(folder).ok();
-        if let Some(lock) = &lock
-            && let Err(fs::TryLockError::WouldBlock) = lock.try_lock()
-        {
-            return Err(ArtifactError::Busy {
-                path: folder.to_owned(),
-            });
+        if let Some(lock) = &lock {
+            let is_locked = !matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
+            // The run that had the lock may have replaced the folder since.
+            if !is_locked || !is_at(lock, folder) {
+                return Err(ArtifactError::Busy {
+                    path: folder.to_owned(),
+                });
+            }
         }
         remove_leftovers(folder);
         Ok(Self { _lock: lock })
+    }
+
+    /// Locks `folder`, if it exists, once no other run has the lock.
+    fn wait(folder: &Path) -> Self {
+        while let Ok(lock) = fs::File::open(folder) {
+            // Where folders cannot be locked, nobody else has the lock either.
+            if lock.lock().is_err() || is_at(&lock, folder) {
+                return Self { _lock: Some(lock) };
+            }
+        }
+        Self { _lock: None }
+    }
+}
+
+/// Whether `path` is the path of the open `file`.
+fn is_at(file: &fs::File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |found: &fs::Metadata| (found.dev(), found.ino());
+        matches!((file.metadata(), fs::metadata(path)), (Ok(open), Ok(found)) if id(&open) == id(&found))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (file, path);
+        true
     }
 }
 
@@ -334,5 +370,47 @@ mod tests {
         drop(lock);
         FolderLock::of(folder.path()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_is_not_replaced_while_its_files_are_changed() {
+        use std::{thread, time::Duration};
+
+        let parent = tempfile::tempdir().unwrap();
+        let target = parent.path().join("artifact");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("manifest.json"), "powerinfer-old").unwrap();
+        let partial = PartialFolder::open(&target, "manifest.json").unwrap();
+        fs::write(partial.path().join("manifest.json"), "powerinfer-new").unwrap();
+        let content = || fs::read_to_string(target.join("manifest.json")).unwrap();
+        let lock = FolderLock::of(&target).unwrap();
+        let other = fs::File::open(&target).unwrap();
+        thread::scope(|scope| {
+            let finished = scope.spawn(|| partial.finish());
+            thread::sleep(Duration::from_millis(100));
+            assert!(!finished.is_finished());
+            assert_eq!(content(), "powerinfer-old");
+            drop(lock);
+            finished.join().unwrap().unwrap();
+        });
+        assert_eq!(content(), "powerinfer-new");
+        assert!(!is_at(&other, &target), "a lock on the old one is none");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+        FolderLock::of(&target).unwrap();
+    }
+
+    #[test]
+    fn no_run_enters_a_folder_that_another_one_finishes() {
+        let parent = tempfile::tempdir().unwrap();
+        let target = parent.path().join("artifact");
+        let partial = PartialFolder::open(&target, "manifest.json").unwrap();
+        fs::write(partial.path().join("manifest.json"), "powerinfer-new").unwrap();
+        let busy = PartialFolder::open(&target, "manifest.json").unwrap_err();
+        assert!(matches!(busy, ArtifactError::Busy { .. }), "{busy}");
+        partial.finish().unwrap();
+        let files: Vec<_> = fs::read_dir(&target).unwrap().collect();
+        assert_eq!(files.len(), 1);
+        PartialFolder::open(&target, "manifest.json").unwrap();
     }
 }
