@@ -115,8 +115,9 @@ impl PartialFolder {
         if cfg!(windows) {
             lock = None; // a folder with an open file cannot be renamed
         }
-        // Not while another run changes files of the older artifact, which it finds by their paths.
-        let replaced = FolderLock::wait(&self.target);
+        // Not while another run changes files of the older artifact, which it finds by their paths; and no other run
+        // replaces the new one before the older one is gone.
+        let locks = [&self.target, &self.partial].map(|folder| FolderLock::wait(folder));
         let old = with_ending(&self.target, ".old");
         if self.target.exists() {
             remove_marked(&old, self.manifest)?;
@@ -126,8 +127,9 @@ impl PartialFolder {
         // Last, so that a folder left by a killed run is recognised by the next one.
         let mark = self.target.join(MARK);
         fs::remove_file(&mark).map_err(ArtifactError::write(&mark))?;
-        drop((lock, replaced));
-        remove_marked(&old, self.manifest)
+        let removed = remove_marked(&old, self.manifest);
+        drop((lock, locks));
+        removed
     }
 }
 
