@@ -164,7 +164,7 @@ impl FolderLock {
     /// Locks `folder`, if it exists, once no other run has the lock.
     fn wait(folder: &Path) -> Self {
         while let Ok(lock) = fs::File::open(folder) {
-            // Where folders cannot be locked, nobody else has the lock either.
+            // Where folders cannot be locked, no other run has the lock either.
             if lock.lock().is_err() || is_at(&lock, folder) {
                 return Self { _lock: Some(lock) };
             }
