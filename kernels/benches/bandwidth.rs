@@ -1,8 +1,9 @@
 //! Read bandwidth that each kernel achieves on one thread, relative to plain reads.
 //!
-//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N]`. `POWERINFER_ISA` selects the
-//! instruction set. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows within a
-//! span. Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
+//! `cargo bench -p powerinfer-kernels --bench bandwidth -- [FORMAT…] [mib=N] [columns=N] [share=PERCENT]`. `POWERINFER_ISA`
+//! selects the instruction set. `mib=8` fits the weights into the caches, so that arithmetic is measured; `columns=192` ends rows
+//! within a span. Some rows, a random share, are listed as by a layer of 11008 neurons: one list of products, and eight of sums.
+//! Weights are in huge pages, as in a bundle. Results are checked against the scalar code before anything is timed.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 use std::hint::black_box;
@@ -14,6 +15,10 @@ use powerinfer_tensor::{
 };
 
 const PASSES: usize = 5;
+/// Neurons of a layer, whose products are computed by one call.
+const LAYER_ROWS: u32 = 11_008;
+/// Neurons whose rows are summed by one call.
+const SUM_ROWS: u32 = LAYER_ROWS / 8;
 
 fn main() {
     let isa = Isa::detect().expect("POWERINFER_ISA names what this processor has");
@@ -39,7 +44,7 @@ fn main() {
     );
     println!("plain reads {read:.1}");
     println!(
-        "format  dense  rounded  rows 10 %  rounded    sum  rounded  sum 10 %  rounded  prompt GFLOP/s  rounded  sums GFLOP/s  rounded"
+        "format  dense  rounded  some rows  rounded    sum  rounded  some sum  rounded  prompt GFLOP/s  rounded  sums GFLOP/s  rounded"
     );
     for format in Format::ALL {
         if asked.is_empty() || asked.contains(&format) {
@@ -68,13 +73,21 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         total,
     );
     let listed: Vec<u32> = (0..rows as u32)
-        .filter(|row| row.wrapping_mul(2_654_435_761) >> 16 < 6554)
+        .filter(|row| row.wrapping_mul(2_654_435_761) >> 16 < share() * 65536 / 100)
         .collect();
     let some = listed.len() * matrix.row_bytes();
-    let out = &mut out[..listed.len()];
-    let sparse = best(some, || isa.gemv_rows(&matrix, &listed, &x, out));
+    let lists = |rows: u32| listed.chunk_by(move |a, b| a / rows == b / rows);
+    let sparse = best(some, || {
+        for rows in lists(LAYER_ROWS) {
+            isa.gemv_rows(&matrix, rows, &x, &mut out[..rows.len()]);
+        }
+    });
     let sparse_rounded = integer(
-        &mut |x| isa.gemv_rows_integer(&matrix, &listed, x.vector(0), out),
+        &mut |x| {
+            for rows in lists(LAYER_ROWS) {
+                isa.gemv_rows_integer(&matrix, rows, x.vector(0), &mut out[..rows.len()]);
+            }
+        },
         some,
     );
     let mut sums = vec![0.0; columns()];
@@ -84,22 +97,22 @@ fn measure(isa: Isa, format: Format, bytes: &[u8]) {
         isa.axpy_rows(&matrix, &all, &ones, 0..columns(), &mut sums)
     });
     let sum_sparse = best(some, || {
-        isa.axpy_rows(
-            &matrix,
-            &listed,
-            &ones[..listed.len()],
-            0..columns(),
-            &mut sums,
-        );
+        for rows in lists(SUM_ROWS) {
+            isa.axpy_rows(&matrix, rows, &ones[..rows.len()], 0..columns(), &mut sums);
+        }
     });
     let (sum_rounded, sum_sparse_rounded) = match format.has_nibbles() {
         true => (
             best(total, || {
-                isa.axpy_rows_integer(&matrix, &all, &ones, 0..columns(), &mut sums);
+                isa.axpy_rows_integer(&matrix, &all, &ones, &[], 0..columns(), &mut sums);
             }),
             best(some, || {
-                let ones = &ones[..listed.len()];
-                isa.axpy_rows_integer(&matrix, &listed, ones, 0..columns(), &mut sums);
+                let mut next = &listed[..];
+                for rows in lists(SUM_ROWS) {
+                    let ones = &ones[..rows.len()];
+                    next = &next[rows.len()..];
+                    isa.axpy_rows_integer(&matrix, rows, ones, next, 0..columns(), &mut sums);
+                }
             }),
         ),
         false => (f64::NAN, f64::NAN),
@@ -200,7 +213,7 @@ fn check(isa: Isa, format: Format) {
             let rows: Vec<u32> = (0..8).collect();
             let mut sums = vec![0.0; columns()];
             let (weights, x) = (matrix.as_view(), &values[..8]);
-            isa.axpy_rows_integer(&weights, &rows, x, 0..columns(), &mut sums);
+            isa.axpy_rows_integer(&weights, &rows, x, &[], 0..columns(), &mut sums);
             isa.axpy_rows_batch_integer(&weights, &rows, x, 0..columns(), &mut sums);
             out.extend(sums);
         }
@@ -214,12 +227,17 @@ fn columns() -> usize {
     argument("columns=").unwrap_or(4096)
 }
 
+/// Share of the rows that sparse kernels read, in percent.
+fn share() -> u32 {
+    argument("share=").unwrap_or(10)
+}
+
 /// Bytes of the weights.
 fn total_bytes() -> usize {
     argument("mib=").unwrap_or(512) << 20
 }
 
 /// Value of the argument `name=N`.
-fn argument(name: &str) -> Option<usize> {
+fn argument<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
 }

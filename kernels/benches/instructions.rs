@@ -174,6 +174,7 @@ mod linux {
                     &matrix,
                     &listed,
                     &x[..rows],
+                    &[],
                     0..COLUMNS,
                     &mut out[..COLUMNS],
                 )

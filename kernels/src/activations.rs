@@ -54,6 +54,19 @@ pub struct QuantisedVector<'a> {
     pub(crate) spans: &'a [ActivationSpan],
 }
 
+impl<'a> QuantisedVector<'a> {
+    /// The quants of block `index`, padded with zeros, and their scale.
+    ///
+    /// # Panics
+    ///
+    /// The block does not exist.
+    pub fn block(&self, index: usize) -> (&'a [i8; BLOCK], f32) {
+        let span = &self.spans[index / SPAN];
+        let quants = &span.quants.as_chunks().0[index % SPAN];
+        (quants, span.scales[index % SPAN])
+    }
+}
+
 /// Sixteen blocks of a vector, padded with zeros.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]

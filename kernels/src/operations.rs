@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cpu::{
     Axpy, AxpyRows, AxpyRowsBatch, Dot, Gemm, Gemv, IntegerAxpy, IntegerAxpyBatch, IntegerGemm,
-    IntegerGemv, Quantise, SignAgreements, SumWords,
+    IntegerGemv, Quantise, SignAgreements, SumWords, UnitSums,
 };
 use crate::{Isa, QuantisedActivations, QuantisedVector};
 use powerinfer_tensor::{BLOCK, Format};
@@ -161,6 +161,8 @@ impl Isa {
     /// consecutive entries of the list from one group of [`AXPY_GROUP_ROWS`] rows. A result with a NaN or an infinity is
     /// NaN. Omitting a row is equivalent to a coefficient of 0, up to the sign of a zero.
     ///
+    /// `next` are the rows that the caller reads afterwards: the first ones are prefetched.
+    ///
     /// # Panics
     ///
     /// As [`Isa::axpy_rows`], or the weights do not have four bits.
@@ -169,18 +171,68 @@ impl Isa {
         matrix: &Matrix<'_>,
         rows: &[u32],
         coefficients: &[f32],
+        next: &[u32],
         columns: Range<usize>,
         out: &mut [f32],
     ) {
         assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
         assert_eq!(out.len(), columns.len(), "one output per column");
         check_axpy(matrix, rows, &columns);
+        check_axpy(matrix, next, &columns);
         check_nibbles(matrix);
         self.run(IntegerAxpy {
             matrix,
             rows,
             coefficients,
+            next,
             columns,
+            out,
+        });
+    }
+
+    /// Adds the weights of a predictor's active hidden units to logits, in whole numbers: `out[c] += scale * scales[c] * Σ_i
+    /// values[i] * units[rows[i], columns.start + c]`, of the numbers of `units` without their scales. `next` are the rows that
+    /// the caller reads afterwards, which are prefetched: line by line, or without `rows` at once.
+    ///
+    /// # Panics
+    ///
+    /// `units` is neither of [`Format::Q8_0`] nor of [`Format::Q4_0`], there are more than 32 rows, a value exceeds 127, a row or
+    /// a column does not exist, `columns` does not start at a multiple of 32, or lengths differ.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a sum of products of three factors"
+    )]
+    pub fn add_units(
+        &self,
+        units: &Matrix<'_>,
+        rows: &[u32],
+        values: &[u8],
+        next: &[u32],
+        columns: Range<usize>,
+        scale: f32,
+        scales: &[f32],
+        out: &mut [f32],
+    ) {
+        let format = units.format();
+        assert!(
+            matches!(format, Format::Q8_0 | Format::Q4_0),
+            "units in {format}"
+        );
+        assert!(rows.len() <= BLOCK, "{} rows", rows.len());
+        assert_eq!(values.len(), rows.len(), "one value per row");
+        assert!(values.iter().all(|value| *value <= 127), "values of 7 bits");
+        assert_eq!(out.len(), columns.len(), "one output per column");
+        assert_eq!(scales.len(), columns.len(), "one scale per column");
+        check_axpy(units, rows, &columns);
+        check_axpy(units, next, &columns);
+        self.run(UnitSums {
+            units,
+            rows,
+            values,
+            next,
+            columns,
+            scale,
+            scales,
             out,
         });
     }

@@ -23,7 +23,14 @@ fn axpy(
     columns: Range<usize>,
 ) -> Vec<f32> {
     let mut out = noise(30, columns.len());
-    isa.axpy_rows_integer(&matrix.as_view(), rows, coefficients, columns, &mut out);
+    isa.axpy_rows_integer(
+        &matrix.as_view(),
+        rows,
+        coefficients,
+        &[],
+        columns,
+        &mut out,
+    );
     out
 }
 
@@ -110,7 +117,14 @@ fn batches_have_the_bits_of_single_tokens() {
                             .zip(coefficients.chunks_exact(listed.len().max(1)));
                         for (out, coefficients) in outputs {
                             let part = part.clone();
-                            Isa::SCALAR.axpy_rows_integer(&view, &listed, coefficients, part, out);
+                            Isa::SCALAR.axpy_rows_integer(
+                                &view,
+                                &listed,
+                                coefficients,
+                                &[],
+                                part,
+                                out,
+                            );
                         }
                         let context =
                             format!("{isa}, {format}, {rows} x {columns} from {start}, {tokens}");

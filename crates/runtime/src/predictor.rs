@@ -3,11 +3,11 @@
 
 use std::{cell::Cell, ops::Range};
 
-use powerinfer_kernels::{Arithmetic, Isa, relative_axpy_cost};
-use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, pack_signs};
+use powerinfer_kernels::{Arithmetic, Isa, QuantisedActivations, relative_axpy_cost};
+use powerinfer_tensor::{BLOCK, Matrix, SignMatrix, f16, pack_signs};
 
 use crate::{
-    Statistics, Threads,
+    ActivationFormat, Statistics, Threads,
     input::{Input, InputBuffers},
     masks::{Masks, WORD, pack_decisions},
     scratch::ThreadBuffer,
@@ -55,6 +55,8 @@ pub(crate) struct PredictionBuffers {
     input: InputBuffers,
     /// Hidden units of the predictor, `[tokens, rank]`.
     hidden_units: Vec<f32>,
+    /// Hidden units rounded to 8 bits, where sums are computed in whole numbers.
+    rounded: QuantisedActivations,
     active_units: ActiveUnits,
     /// Signs of the inputs, token by token.
     signs: Vec<u64>,
@@ -70,8 +72,11 @@ struct ActiveUnits {
     /// has the value 0.
     tokens_per_list: usize,
     units: Vec<u32>,
-    /// `[tokens_per_list, units]` of every list.
+    /// `[tokens_per_list, units]` of every list; empty where values are rounded.
     values: Vec<f32>,
+    /// The rounded values of every unit, from 1 to 127, and the scale of those of every list.
+    rounded: Vec<u8>,
+    scales: Vec<f32>,
     /// Where lists start in `units`, and where the last one ends.
     bounds: Vec<usize>,
     /// Units that are active for any token.
@@ -79,6 +84,42 @@ struct ActiveUnits {
 }
 
 impl ActiveUnits {
+    /// Lists the active units of `rounded [tokens, rank]`, in blocks of 32, token by token.
+    fn list_rounded(&mut self, rounded: &QuantisedActivations) {
+        let (tokens, rank) = (rounded.tokens(), rounded.columns());
+        let blocks = rank.div_ceil(BLOCK);
+        self.clear(tokens, 1, if tokens == 1 { rank } else { 0 }, 0);
+        self.rounded.reserve_exact(self.units.capacity());
+        self.scales.reserve_exact(blocks * tokens);
+        for block in 0..blocks {
+            let mut is_active = [false; BLOCK];
+            for token in 0..tokens {
+                let (quants, scale) = rounded.vector(token).block(block);
+                for (unit, quant) in quants.iter().enumerate().filter(|(_, quant)| **quant > 0) {
+                    self.units.push((block * BLOCK + unit) as u32);
+                    self.rounded.push(quant.unsigned_abs());
+                    is_active[unit] = true;
+                }
+                self.scales.push(scale);
+                self.bounds.push(self.units.len());
+            }
+            self.union += is_active.iter().filter(|is_active| **is_active).count();
+        }
+    }
+
+    /// Removes all lists, and reserves memory.
+    fn clear(&mut self, tokens: usize, tokens_per_list: usize, units: usize, values: usize) {
+        (self.tokens, self.tokens_per_list, self.union) = (tokens, tokens_per_list, 0);
+        self.units.clear();
+        self.units.reserve_exact(units);
+        self.values.clear();
+        self.values.reserve_exact(values);
+        self.rounded.clear();
+        self.scales.clear();
+        self.bounds.clear();
+        self.bounds.push(0);
+    }
+
     /// Lists the active units of `hidden_units [tokens, rank]`, whose rows are those of `units`, in blocks of `block`.
     fn list(&mut self, units: &Matrix<'_>, hidden_units: &[f32], block: usize) {
         let rank = units.rows();
@@ -90,27 +131,17 @@ impl ActiveUnits {
         let is_active =
             |unit: usize, mut tokens: Range<usize>| tokens.any(|token| value(unit, token) > 0.0);
         let active = hidden_units.iter().filter(|value| **value > 0.0).count();
-        self.union = (0..rank).filter(|unit| is_active(*unit, 0..tokens)).count();
+        let union = (0..rank).filter(|unit| is_active(*unit, 0..tokens)).count();
         let share = relative_axpy_cost(units.format(), tokens, Arithmetic::Float);
-        let is_shared = active as f64 >= share * (tokens * self.union) as f64;
-        let (listed, values) = match is_shared {
-            true => (self.union, self.union * tokens),
-            false => (active, active),
-        };
-        self.tokens = tokens;
-        self.tokens_per_list = if is_shared { tokens } else { 1 };
+        let is_shared = active as f64 >= share * (tokens * union) as f64;
         // One token's lists take the memory of the longest, so that decoding allocates nothing.
-        let (listed, values) = if tokens == 1 {
-            (rank, rank)
-        } else {
-            (listed, values)
+        let (listed, values) = match (tokens, is_shared) {
+            (1, _) => (rank, rank),
+            (_, true) => (union, union * tokens),
+            (_, false) => (active, active),
         };
-        self.units.clear();
-        self.units.reserve_exact(listed);
-        self.values.clear();
-        self.values.reserve_exact(values);
-        self.bounds.clear();
-        self.bounds.push(0);
+        self.clear(tokens, if is_shared { tokens } else { 1 }, listed, values);
+        self.union = union;
         for start in (0..rank).step_by(block) {
             for first in (0..tokens).step_by(self.tokens_per_list) {
                 let tokens = first..first + self.tokens_per_list;
@@ -171,6 +202,7 @@ impl Predictor<'_> {
         let PredictionBuffers {
             input,
             hidden_units,
+            rounded,
             active_units,
             masks,
             ..
@@ -180,16 +212,29 @@ impl Predictor<'_> {
         hidden_units.clear();
         hidden_units.resize(tokens * rank, 0.0);
         threads.gemm(&self.a, &x, hidden_units);
-        let block = match self.scales.is_empty() {
-            true => UNITS_PER_BLOCK,
-            false => BLOCK,
-        };
-        active_units.list(&self.units, hidden_units, block);
+        let is_rounded = !self.scales.is_empty() && threads.activations() == ActivationFormat::Int8;
+        let mut unit_bytes = self.units.row_bytes();
+        if is_rounded {
+            for unit in &mut *hidden_units {
+                *unit = if *unit > 0.0 { *unit } else { 0.0 };
+            }
+            threads.isa().quantise(hidden_units, rank, rounded);
+            active_units.list_rounded(rounded);
+            // The scales of the matrix itself are 1, and not read.
+            unit_bytes -= size_of::<f16>() * self.units.blocks();
+        } else {
+            let block = match self.scales.is_empty() {
+                true => UNITS_PER_BLOCK,
+                false => BLOCK,
+            };
+            active_units.list(&self.units, hidden_units, block);
+        }
         let words = masks.reset(neurons, tokens);
-        let bytes = active_units.values.len() * self.units.row_bytes();
+        let bytes = active_units.units.len() * active_units.tokens_per_list * unit_bytes;
         threads.by_column_groups(words, tokens, bytes, |part, words| {
-            let steps = LOGITS_PER_STEP / (WORDS_PER_STEP * WORD) / tokens;
-            let words_per_step = WORDS_PER_STEP * steps.max(1);
+            let most = (LOGITS_PER_STEP / WORD / tokens).max(WORDS_PER_STEP);
+            let steps = part.len().div_ceil(most).max(1);
+            let words_per_step = part.len().div_ceil(steps).next_multiple_of(WORDS_PER_STEP);
             let starts = part.step_by(words_per_step);
             for (start, words) in starts.zip(words.chunks_mut(words_per_step * tokens)) {
                 let first = start * WORD;
@@ -207,12 +252,12 @@ impl Predictor<'_> {
             }
         });
         statistics.bytes_read += (rank * self.a.row_bytes()
-            + active_units.union * self.units.row_bytes()
+            + active_units.union * unit_bytes
             + size_of_val(self.bias)
             + size_of_val(self.scales)) as u64;
         // One token's buffers are kept for the next layer; a batch's would add to the memory of its FFN.
         if tokens > 1 {
-            (*hidden_units, *active_units) = Default::default();
+            (*hidden_units, *rounded, *active_units) = Default::default();
         }
     }
 
@@ -229,6 +274,9 @@ impl Predictor<'_> {
         for _ in 0..active_units.tokens {
             logits.extend_from_slice(&self.bias[columns.clone()]);
         }
+        if !active_units.scales.is_empty() {
+            return self.add_rounded(isa, active_units, columns, logits);
+        }
         for block in 0..active_units.blocks() {
             if self.scales.is_empty() {
                 active_units.add(isa, &self.units, block, columns.clone(), logits);
@@ -244,6 +292,49 @@ impl Predictor<'_> {
                     }
                 }
             });
+        }
+    }
+
+    /// Adds the sums of the active units, whose values are rounded, to `logits [tokens, columns]`.
+    fn add_rounded(
+        &self,
+        isa: Isa,
+        active_units: &ActiveUnits,
+        columns: Range<usize>,
+        logits: &mut [f32],
+    ) {
+        let ActiveUnits {
+            tokens,
+            units,
+            rounded,
+            scales,
+            bounds,
+            ..
+        } = active_units;
+        let list = |index: usize| match bounds.get(index..index + 2) {
+            Some(bounds) => bounds[0]..bounds[1],
+            None => 0..0,
+        };
+        let add =
+            |rows: Range<usize>, next: Range<usize>, block: usize, scale: f32, out: &mut [f32]| {
+                let scales = &self.scales[block * self.bias.len()..][columns.clone()];
+                let (rows, values, next) = (&units[rows.clone()], &rounded[rows], &units[next]);
+                isa.add_units(
+                    &self.units,
+                    rows,
+                    values,
+                    next,
+                    columns.clone(),
+                    scale,
+                    scales,
+                    out,
+                );
+            };
+        add(0..0, list(0), 0, 0.0, &mut logits[..columns.len()]);
+        for (index, scale) in scales.iter().enumerate() {
+            let (block, token) = (index / tokens, index % tokens);
+            let out = &mut logits[token * columns.len()..][..columns.len()];
+            add(list(index), list(index + 1), block, *scale, out);
         }
     }
 }
@@ -300,22 +391,27 @@ mod tests {
     }
 
     /// The neurons that a predictor predicts from the hidden units of one token, block by block, by definition.
-    fn defined(isa: Isa, predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<u32> {
+    fn defined(threads: &Threads, predictor: &Predictor<'_>, hidden_units: &[f32]) -> Vec<u32> {
+        let isa = threads.isa();
         let mut logits = predictor.bias.to_vec();
         let neurons = logits.len();
         let block = match predictor.scales.is_empty() {
             true => hidden_units.len(),
             false => BLOCK,
         };
+        let is_rounded = is_rounded(threads, predictor);
         for (index, hidden_units) in hidden_units.chunks(block).enumerate() {
             let mut sums = match predictor.scales.is_empty() {
                 true => logits.clone(),
                 false => vec![0.0; neurons],
             };
             let first = (index * block) as u32;
-            let active_units = (first..)
-                .zip(hidden_units)
-                .filter(|(_, value)| **value > 0.0);
+            let relu: Vec<f32> = hidden_units.iter().map(|value| value.max(0.0)).collect();
+            let (values, scale) = match is_rounded {
+                true => whole_numbers(isa, &relu),
+                false => (relu, 1.0),
+            };
+            let active_units = (first..).zip(values).filter(|(_, value)| *value > 0.0);
             let (rows, values): (Vec<u32>, Vec<f32>) = active_units.unzip();
             isa.axpy_rows(&predictor.units, &rows, &values, 0..neurons, &mut sums);
             let scales = predictor.scales.get(index * neurons..);
@@ -324,7 +420,13 @@ mod tests {
                 Some(scales) => {
                     let sums = sums.iter().zip(scales);
                     let logits = logits.iter_mut().zip(sums);
-                    logits.for_each(|(logit, (sum, scale))| *logit += sum * scale);
+                    for (logit, (sum, unit_scale)) in logits {
+                        let scale = scale * unit_scale;
+                        *logit = match is_rounded {
+                            true => scale.mul_add(*sum, *logit),
+                            false => *logit + sum * scale,
+                        };
+                    }
                 }
             }
         }
@@ -333,12 +435,26 @@ mod tests {
         reached.map(|(neuron, _)| neuron).collect()
     }
 
+    fn is_rounded(threads: &Threads, predictor: &Predictor<'_>) -> bool {
+        threads.activations() == ActivationFormat::Int8 && !predictor.scales.is_empty()
+    }
+
+    /// A block of values rounded to 8 bits, and their scale.
+    fn whole_numbers(isa: Isa, values: &[f32]) -> (Vec<f32>, f32) {
+        let mut rounded = QuantisedActivations::default();
+        isa.quantise(values, values.len(), &mut rounded);
+        let (quants, scale) = rounded.vector(0).block(0);
+        let quants = quants[..values.len()].iter();
+        (quants.map(|quant| f32::from(*quant)).collect(), scale)
+    }
+
     proptest! {
         #[test]
         fn a_batch_predicts_the_neurons_of_its_tokens_alone(
             format in prop::sample::select(vec![Format::F32, Format::Bf16, Format::Q8_0, Format::Q4_0]),
             hidden in 1usize..100, rank in 1usize..400, neurons in 1usize..400,
             tokens in 1usize..64, threads in 1usize..4, lean in -1.5f32..1.5, seed: u64,
+            activations in prop::sample::select(vec![ActivationFormat::Int8, ActivationFormat::F32]),
         ) {
             let mut random = Random::new(seed);
             let mut normal = |count: usize| -> Vec<f32> {
@@ -357,6 +473,23 @@ mod tests {
             let blocks = if format.is_quantised() { rank.div_ceil(BLOCK) } else { 0 };
             let (a, units) = (pack(format, rank, hidden, &a), normal(rank * neurons));
             let (units, bias) = (pack(format, rank, neurons, &units), normal(neurons));
+            // The numbers of quantised units have no scales of their own.
+            let ones = |format| match format {
+                Format::Q8_0 => Some(127.0),
+                Format::Q4_0 => Some(-8.0),
+                _ => None,
+            };
+            let units = match ones(format) {
+                None => units,
+                Some(largest) => {
+                    let mut whole: Vec<f32> = normal(rank * neurons);
+                    whole.iter_mut().for_each(|number| *number = (*number * 2.0).round().clamp(-7.0, 7.0));
+                    for row in whole.chunks_mut(neurons) {
+                        row.chunks_mut(BLOCK).for_each(|block| block[0] = largest);
+                    }
+                    pack(format, rank, neurons, &whole)
+                }
+            };
             let scales = normal(blocks * neurons);
             let predictor = Predictor {
                 a: a.as_view(),
@@ -365,7 +498,7 @@ mod tests {
                 bias: &bias,
                 threshold: 0.1,
             };
-            let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap();
+            let threads = Threads::new(Isa::detect().unwrap(), threads).unwrap().with_activations(activations);
             let mut buffers = PredictionBuffers::default();
             let mut predict = |x: &[f32]| {
                 let mut statistics = Statistics::default();
@@ -374,9 +507,18 @@ mod tests {
             };
             // Bytes that do not depend on the active units.
             let fixed = rank * predictor.a.row_bytes() + 4 * (bias.len() + scales.len());
+            let is_rounded = is_rounded(&threads, &predictor);
+            let unit_bytes = match is_rounded {
+                true => predictor.units.row_bytes() - 2 * neurons.div_ceil(BLOCK),
+                false => predictor.units.row_bytes(),
+            };
             let read = |hidden_units: &[f32]| {
-                let is_active = |unit: &usize| hidden_units.iter().skip(*unit).step_by(rank).any(|v| *v > 0.0);
-                (fixed + (0..rank).filter(is_active).count() * predictor.units.row_bytes()) as u64
+                let values: Vec<f32> = hidden_units.chunks(rank).flat_map(|units| units.chunks(BLOCK)).flat_map(|units| {
+                    let relu: Vec<f32> = units.iter().map(|value| value.max(0.0)).collect();
+                    if is_rounded { whole_numbers(threads.isa(), &relu).0 } else { relu }
+                }).collect();
+                let is_active = |unit: &usize| values.iter().skip(*unit).step_by(rank).any(|v| *v > 0.0);
+                (fixed + (0..rank).filter(is_active).count() * unit_bytes) as u64
             };
             let mut hidden_units = vec![0.0; tokens * rank];
             let mut input = InputBuffers::default();
@@ -387,7 +529,7 @@ mod tests {
             for ((x, hidden_units), together) in tokens.zip(together) {
                 let (alone, bytes_read) = predict(x);
                 prop_assert_eq!(&alone[0], &together);
-                prop_assert_eq!(together, defined(threads.isa(), &predictor, hidden_units));
+                prop_assert_eq!(together, defined(&threads, &predictor, hidden_units));
                 prop_assert_eq!(bytes_read, read(hidden_units));
             }
         }

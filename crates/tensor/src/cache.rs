@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use half::f16;
+use half::{f16, slice::HalfFloatSliceExt as _};
 
 use crate::TensorError;
 use crate::format::BLOCK;
@@ -211,8 +211,8 @@ impl CachePlane {
                     write(&mut blocks[index], layout, column, numbers.iter().copied());
                 }
                 OwnedCacheData::F16(blocks) => {
-                    let numbers = numbers.iter().copied().map(saturated);
-                    write(&mut blocks[index], layout, column, numbers);
+                    let packed = saturated_block(numbers).into_iter().take(numbers.len());
+                    write(&mut blocks[index], layout, column, packed);
                 }
                 OwnedCacheData::Q8_0 { quants, scales } => {
                     let mut padded = [0.0; BLOCK];
@@ -398,7 +398,17 @@ fn reserved<T>(count: usize) -> Option<Vec<T>> {
 
 /// Rounds to `f16`; beyond its range to its largest number.
 fn saturated(number: f32) -> f16 {
-    f16::from_f32(number.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
+    f16::from_f32(number.clamp(f16::MIN.to_f32_const(), f16::MAX.to_f32_const()))
+}
+
+/// [`saturated`] for up to 32 numbers, with the conversion instructions of the processor.
+fn saturated_block(numbers: &[f32]) -> [f16; BLOCK] {
+    let (mut clamped, mut packed) = ([0.0; BLOCK], [f16::ZERO; BLOCK]);
+    for (clamped, number) in clamped.iter_mut().zip(numbers) {
+        *clamped = number.clamp(f16::MIN.to_f32_const(), f16::MAX.to_f32_const());
+    }
+    packed.convert_from_f32_slice(&clamped);
+    packed
 }
 
 /// Writes the numbers of one position.

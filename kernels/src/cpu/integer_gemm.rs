@@ -114,7 +114,7 @@ impl<const BIAS: i32, const MINIMA: bool> PanelFormat for Nibbles<BIAS, MINIMA> 
 
     #[inline(always)]
     fn dot<S: Simd>(simd: S, sums: S::Integers, words: S::Integers, x: S::Integers) -> S::Integers {
-        simd.dot_nibbles(sums, words, x)
+        simd.dot_unsigned(sums, words, x)
     }
 }
 

@@ -24,10 +24,12 @@ mod integer_gemm;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 mod quantise;
+mod reader;
 mod rows;
 mod scalar;
 mod simd;
 mod sum;
+mod unit_sums;
 
 pub(crate) use agreements::SignAgreements;
 pub use attention::exp2;
@@ -41,6 +43,7 @@ pub(crate) use integer_gemm::IntegerGemm;
 pub(crate) use quantise::Quantise;
 pub(crate) use simd::Simd;
 pub(crate) use sum::SumWords;
+pub(crate) use unit_sums::UnitSums;
 
 use half::f16;
 

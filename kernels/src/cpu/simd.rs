@@ -144,13 +144,15 @@ pub(crate) trait IntegerOps: SpanOps {
     /// Adds to every word of `sums` the dot product of its four bytes, biased by [`Self::PANEL_BIAS`], with the signed bytes
     /// of `x`, none of them -128.
     fn dot(self, sums: Self::Integers, bytes: Self::Integers, x: Self::Integers) -> Self::Integers;
-    /// As [`Self::dot`], for unsigned bytes of at most 15.
-    fn dot_nibbles(
+    /// As [`Self::dot`], for unsigned bytes of at most 127, without bias; `x` may be -128.
+    fn dot_unsigned(
         self,
         sums: Self::Integers,
-        nibbles: Self::Integers,
+        unsigned: Self::Integers,
         x: Self::Integers,
     ) -> Self::Integers;
+    /// Transposes a 4 × 4 matrix of quarters: quarter `q` of result `r` is quarter `r` of operand `q`.
+    fn transpose_quarters(self, four: [Self::Integers; 4]) -> [Self::Integers; 4];
     /// Bits of `|lanes|`, which sort like the magnitudes, NaN last.
     fn magnitude_bits(self, lanes: Self::Lanes) -> Self::Integers;
     /// The larger of `a` and `b`, both non-negative.

@@ -40,9 +40,20 @@ impl Threads {
         let (columns, part_rows) = (out.len(), part_rows(matrix));
         let parts = matrix.rows().div_ceil(part_rows);
         if parts <= 1 || columns == 0 {
-            return self.add_rows(matrix, rows, coefficients, 0..columns, out);
+            return self.add_rows(matrix, rows, coefficients, &[], 0..columns, out);
         }
         let of_part = |part: usize| of_part(rows, part, part_rows);
+        if self.count() == 1 {
+            for listed in (0..parts).map(of_part).filter(|listed| !listed.is_empty()) {
+                ThreadBuffer(&PARTIAL_SUMS).zeroed(columns, |sum| {
+                    let next = &rows[listed.end..];
+                    let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
+                    self.add_rows(matrix, rows, coefficients, next, 0..columns, sum);
+                    add(out, sum);
+                });
+            }
+            return;
+        }
         // With more threads than parts, several share one.
         let pieces = self.count().div_ceil(parts);
         let step = match columns.is_multiple_of(BLOCK * pieces) {
@@ -61,7 +72,14 @@ impl Threads {
                     let listed = of_part(start / columns);
                     let first = start % columns;
                     let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
-                    self.add_rows(matrix, rows, coefficients, first..first + sum.len(), sum);
+                    self.add_rows(
+                        matrix,
+                        rows,
+                        coefficients,
+                        &[],
+                        first..first + sum.len(),
+                        sum,
+                    );
                 }
             });
             for (part, sums) in sums.chunks_exact(columns).enumerate() {
@@ -80,18 +98,22 @@ impl Threads {
         }
     }
 
-    /// `out[c] += Σ_i coefficients[i] · matrix[rows[i], columns.start + c]`, on the calling thread.
+    /// `out[c] += Σ_i coefficients[i] · matrix[rows[i], columns.start + c]`, on the calling thread, which reads the rows
+    /// `next` afterwards.
     fn add_rows(
         &self,
         matrix: &Matrix<'_>,
         rows: &[u32],
         coefficients: &[f32],
+        next: &[u32],
         columns: Range<usize>,
         out: &mut [f32],
     ) {
         let isa = self.isa;
         match self.sum_product(matrix) {
-            Arithmetic::Integer => isa.axpy_rows_integer(matrix, rows, coefficients, columns, out),
+            Arithmetic::Integer => {
+                isa.axpy_rows_integer(matrix, rows, coefficients, next, columns, out);
+            }
             Arithmetic::Float => isa.axpy_rows(matrix, rows, coefficients, columns, out),
         }
     }
@@ -206,7 +228,7 @@ impl Threads {
                         let count = rows.partition_point(|row| *row <= end);
                         let coefficients = &active.coefficients[*left..][..count];
                         let part = part.clone();
-                        self.add_rows(matrix, &rows[..count], coefficients, part, out);
+                        self.add_rows(matrix, &rows[..count], coefficients, &[], part, out);
                         *left += count;
                     }
                 }

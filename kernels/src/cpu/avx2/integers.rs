@@ -108,20 +108,40 @@ impl IntegerOps for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(
+    fn dot_unsigned(
         self,
         mut sums: [__m256i; 2],
-        nibbles: [__m256i; 2],
+        unsigned: [__m256i; 2],
         x: [__m256i; 2],
     ) -> [__m256i; 2] {
-        for (sums, (nibbles, x)) in sums.iter_mut().zip(nibbles.into_iter().zip(x)) {
+        for (sums, (unsigned, x)) in sums.iter_mut().zip(unsigned.into_iter().zip(x)) {
             // SAFETY: the token proves the features.
             unsafe {
-                let pairs = _mm256_maddubs_epi16(nibbles, x);
+                let pairs = _mm256_maddubs_epi16(unsigned, x);
                 *sums = _mm256_add_epi32(*sums, sum_pairs(pairs));
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn transpose_quarters(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+        let mut transposed = [a, b, c, d];
+        for half in 0..2 {
+            // SAFETY: the token proves the features.
+            unsafe {
+                let (a, b, c, d) = (a[half], b[half], c[half], d[half]);
+                transposed[2 * half] = [
+                    _mm256_permute2x128_si256::<0x20>(a, b),
+                    _mm256_permute2x128_si256::<0x20>(c, d),
+                ];
+                transposed[2 * half + 1] = [
+                    _mm256_permute2x128_si256::<0x31>(a, b),
+                    _mm256_permute2x128_si256::<0x31>(c, d),
+                ];
+            }
+        }
+        transposed
     }
 
     #[inline(always)]

@@ -119,8 +119,29 @@ impl<const VNNI: bool> IntegerOps for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, sums: __m512i, nibbles: __m512i, x: __m512i) -> __m512i {
-        self.dot_bytes(sums, nibbles, x)
+    fn dot_unsigned(self, sums: __m512i, unsigned: __m512i, x: __m512i) -> __m512i {
+        self.dot_bytes(sums, unsigned, x)
+    }
+
+    #[inline(always)]
+    fn transpose_quarters(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (ab, cd) = (
+                _mm512_shuffle_i32x4::<0x44>(a, b),
+                _mm512_shuffle_i32x4::<0x44>(c, d),
+            );
+            let (ab_high, cd_high) = (
+                _mm512_shuffle_i32x4::<0xee>(a, b),
+                _mm512_shuffle_i32x4::<0xee>(c, d),
+            );
+            [
+                _mm512_shuffle_i32x4::<0x88>(ab, cd),
+                _mm512_shuffle_i32x4::<0xdd>(ab, cd),
+                _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high),
+                _mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high),
+            ]
+        }
     }
 
     #[inline(always)]

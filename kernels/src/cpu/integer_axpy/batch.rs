@@ -3,7 +3,7 @@
 use powerinfer_tensor::BLOCK;
 
 use super::{
-    Columns, GROUP_ROWS, LINE, LINE_BLOCKS, LINE_COLUMNS, REGISTERS, ROWS, WORDS, groups,
+    Columns, GROUP_ROWS, LINE_BLOCKS, LINE_COLUMNS, REGISTERS, ROWS, WORDS, groups,
     line::{
         Line, accumulate_line, load_lines, per_quarter, to_column_order, to_register_order, unpack,
     },
@@ -12,6 +12,7 @@ use crate::{
     activations::int8_scale,
     cpu::{
         SPAN, Simd,
+        reader::LINE,
         rows::{NibbleRow, Scales, Weights},
     },
 };
@@ -115,7 +116,7 @@ pub(super) fn axpy_tokens<S: Simd, W: Weights<Row: NibbleRow>>(
                         let words = simd.broadcast_words(words);
                         for (total, values) in totals.iter_mut().zip(&values[4 * half..]) {
                             let values = simd.load_bytes(&values.0);
-                            *total = simd.dot_nibbles(*total, values, words);
+                            *total = simd.dot_unsigned(*total, values, words);
                         }
                     }
                 }

@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use powerinfer_tensor::BLOCK;
 
-use super::{LINE, LINE_COLUMNS, REGISTERS, ROWS, WORDS};
-use crate::cpu::{Simd, rows::NibbleRow};
+use super::{LINE_COLUMNS, REGISTERS, ROWS, WORDS};
+use crate::cpu::{Simd, reader::LINE, rows::NibbleRow};
 
 /// 64 bytes: 16 words.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub(super) [u8; LINE]);
+pub(in crate::cpu) struct Line(pub(in crate::cpu) [u8; LINE]);
 
 impl Line {
-    pub(super) const ZERO: Self = Self([0; LINE]);
+    pub(in crate::cpu) const ZERO: Self = Self([0; LINE]);
 }
 
 /// The quants of a line of four rows, one byte each.
@@ -113,7 +113,7 @@ pub(super) fn load_lines<S: Simd>(
 }
 
 /// The partial last line of a row, padded with zeros.
-pub(super) fn last_line(row: &[u8]) -> Line {
+pub(in crate::cpu) fn last_line(row: &[u8]) -> Line {
     let mut line = Line::ZERO;
     let (_, rest) = row.as_chunks::<LINE>();
     line.0[..rest.len()].copy_from_slice(rest);
@@ -122,7 +122,10 @@ pub(super) fn last_line(row: &[u8]) -> Line {
 
 /// Interleaves four lines and unpacks their nibbles to bytes.
 #[inline(always)]
-pub(super) fn unpack<S: Simd>(simd: S, lines: [S::Integers; ROWS]) -> [S::Integers; REGISTERS] {
+pub(in crate::cpu) fn unpack<S: Simd>(
+    simd: S,
+    lines: [S::Integers; ROWS],
+) -> [S::Integers; REGISTERS] {
     let mut values = [simd.splat_i32(0); REGISTERS];
     for (index, bytes) in simd.interleave_bytes(lines).into_iter().enumerate() {
         [values[index], values[index + 4]] = simd.nibbles(bytes);

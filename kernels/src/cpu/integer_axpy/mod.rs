@@ -11,7 +11,7 @@
 //! ```
 
 mod batch;
-mod line;
+pub(super) mod line;
 mod token;
 
 use std::ops::Range;
@@ -30,10 +30,8 @@ use crate::AXPY_GROUP_ROWS;
 const GROUP_ROWS: usize = AXPY_GROUP_ROWS;
 /// Interleaved rows.
 const ROWS: usize = 4;
-/// Prefetch distance in rows, longer than elsewhere since four rows are read in parallel.
-const PREFETCH_ROWS: usize = 32;
-/// Bytes per line, the unit of work within a row.
-const LINE: usize = 64;
+/// Prefetch distance in listed rows.
+const PREFETCH_ROWS: usize = 16;
 /// Blocks per line.
 const LINE_BLOCKS: usize = 4;
 /// Registers of the unpacked quants of four lines.
@@ -41,13 +39,15 @@ const REGISTERS: usize = 8;
 /// Columns per line.
 const LINE_COLUMNS: usize = LINE_BLOCKS * BLOCK;
 /// Words per register.
-const WORDS: usize = LINE / 4;
+const WORDS: usize = super::reader::LINE / 4;
 
 /// `out[c] += Σ_i coefficients[i] * matrix[rows[i], columns.start + c]`.
 pub(crate) struct IntegerAxpy<'a> {
     pub(crate) matrix: &'a Matrix<'a>,
     pub(crate) rows: &'a [u32],
     pub(crate) coefficients: &'a [f32],
+    /// Rows that are read afterwards, which are prefetched.
+    pub(crate) next: &'a [u32],
     pub(crate) columns: Range<usize>,
     pub(crate) out: &'a mut [f32],
 }
@@ -118,7 +118,8 @@ impl Operation for IntegerAxpy<'_> {
     fn run_simd<S: Simd>(self, simd: S) {
         let columns = self.columns;
         with_nibble_weights!(self.matrix, weights => {
-            axpy_token(simd, Columns { weights, columns }, self.rows, self.coefficients, self.out);
+            let part = Columns { weights, columns };
+            axpy_token(simd, part, self.rows, self.coefficients, self.next, self.out);
         });
     }
 }
@@ -134,6 +135,7 @@ impl Operation for IntegerAxpyBatch<'_> {
                 matrix: self.matrix,
                 rows: self.rows,
                 coefficients,
+                next: &[],
                 columns: self.columns.clone(),
                 out,
             }

@@ -5,7 +5,7 @@ use std::{cell::Cell, ops::Range};
 use powerinfer_tensor::BLOCK;
 
 use super::{
-    Columns, GROUP_ROWS, LINE, LINE_BLOCKS, LINE_COLUMNS, PREFETCH_ROWS, REGISTERS, ROWS, groups,
+    Columns, GROUP_ROWS, LINE_BLOCKS, LINE_COLUMNS, PREFETCH_ROWS, REGISTERS, ROWS, groups,
     line::{
         Line, Unpacked, accumulate_line, last_line, per_quarter, to_column_order,
         to_register_order, unpack,
@@ -15,6 +15,7 @@ use crate::{
     activations::int8_scale,
     cpu::{
         SPAN, Simd,
+        reader::{LINE, Reader},
         rows::{NibbleRow, Weights},
     },
 };
@@ -63,8 +64,9 @@ impl SpanFactors {
     /// Sets the scales of the factors, after all rows.
     #[inline(always)]
     fn set_scales(&mut self) {
-        for (index, largest) in self.largest.into_iter().enumerate() {
-            (self.scales[index], self.inverses[index]) = int8_scale(largest);
+        let factors = self.largest.iter().zip(&mut self.scales);
+        for ((largest, scale), inverse) in factors.zip(&mut self.inverses) {
+            (*scale, *inverse) = int8_scale(*largest);
         }
     }
 }
@@ -81,40 +83,53 @@ thread_local! {
     static BUFFERS: Cell<Buffers> = Cell::default();
 }
 
-/// Sets `buffer` to `length` copies of `value`.
-fn fill<T: Copy>(buffer: &mut Vec<T>, length: usize, value: T) {
-    buffer.clear();
-    buffer.resize(length, value);
+/// The first `length` values of `buffer`, which are undefined; new ones are `value`.
+fn first<T: Copy>(buffer: &mut Vec<T>, length: usize, value: T) -> &mut [T] {
+    if buffer.len() < length {
+        buffer.resize(length, value);
+    }
+    &mut buffer[..length]
 }
 
-/// Axpy of one token: rows are read four at a time, sums stay in the cache.
+/// Axpy of one token: rows are read four at a time, sums stay in the cache. The first of the `next` rows are prefetched.
 #[inline(always)]
 pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
     simd: S,
     part: Columns<W>,
     rows: &[u32],
     coefficients: &[f32],
+    next: &[u32],
     out: &mut [f32],
 ) {
+    let ahead = |index: usize| match index.checked_sub(rows.len()) {
+        None => Some(part.row(rows[index])),
+        Some(index) => next.get(index).map(|row| part.row(*row)),
+    };
     let blocks = out.len().div_ceil(BLOCK);
     let lines = blocks.div_ceil(LINE_BLOCKS);
     let mut buffers = BUFFERS.take();
-    let Buffers {
-        spans,
-        factors,
-        sums,
-    } = &mut buffers;
-    fill(spans, blocks.div_ceil(SPAN), SpanFactors::EMPTY);
-    fill(factors, spans.len() * GROUP_ROWS / ROWS, [0; SPAN]);
-    fill(sums, lines, [Line::ZERO; REGISTERS]);
+    let spans = first(
+        &mut buffers.spans,
+        blocks.div_ceil(SPAN),
+        SpanFactors::EMPTY,
+    );
+    let factors = spans.len() * GROUP_ROWS / ROWS;
+    let factors = first(&mut buffers.factors, factors, [0; SPAN]);
+    let sums = first(&mut buffers.sums, lines, [Line::ZERO; REGISTERS]);
+    for row in (0..PREFETCH_ROWS).map_while(ahead) {
+        row.prefetch_scales(simd);
+    }
+    let mut reader = Reader::new(|index| ahead(index).map(NibbleRow::bytes));
+    reader.prefetch(simd, PREFETCH_ROWS, usize::MAX);
     to_register_order(out);
     for group in groups(rows) {
         quantise_factors(
             simd,
             &part,
-            rows,
-            coefficients,
+            (rows, coefficients),
             group.clone(),
+            ahead,
+            &mut |count| reader.prefetch(simd, group.start + PREFETCH_ROWS, count),
             spans,
             factors,
         );
@@ -125,19 +140,22 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
             let bias = bias.map(|sum| -W::Row::BIAS * sum);
             sums.fill(Line(bytemuck::cast(bias)));
         }
+        // Lines to prefetch for every line that is added or scaled, so that memory is always busy.
+        let step = group.len().div_ceil(group.len().div_ceil(ROWS) + 1);
         let quads = (group.start..group.end).step_by(ROWS);
         for (first, factors) in quads.zip(factors.chunks_exact(spans.len().max(1))) {
             // A partial quad repeats its last row with a factor of 0.
-            let (mut quad, mut next) = ([[].as_slice(); ROWS], [[].as_slice(); ROWS]);
+            let mut quad = [[].as_slice(); ROWS];
             for index in 0..ROWS {
-                let (listed, ahead) = (first + index, first + index + PREFETCH_ROWS);
+                let listed = first + index;
                 quad[index] = part.row(rows[listed.min(group.end - 1)]).bytes();
-                next[index] = part.row(rows[ahead.min(rows.len() - 1)]).bytes();
             }
-            axpy_quad(simd, quad, next, factors.as_flattened(), sums);
+            let mut prefetch = || reader.prefetch(simd, first + PREFETCH_ROWS, step);
+            axpy_quad(simd, quad, &mut prefetch, factors.as_flattened(), sums);
         }
         let lines = sums.iter().zip(out.chunks_mut(LINE_COLUMNS));
         for (line, (line_sums, out)) in lines.enumerate() {
+            reader.prefetch(simd, group.end + PREFETCH_ROWS, step);
             let block = line * LINE_BLOCKS;
             let (span, within) = (&spans[block / SPAN], block % SPAN);
             let scales = per_quarter(&span.scales[within..]);
@@ -153,13 +171,12 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
     BUFFERS.set(buffers);
 }
 
-/// Adds four rows times their `factors`, one word per block, to `sums`, one entry per line; prefetches the `next` rows, one
-/// row after the other.
+/// Adds four rows times their `factors`, one word per block, to `sums`, one entry per line; calls `prefetch` for each line.
 #[inline(always)]
 fn axpy_quad<S: Simd>(
     simd: S,
     quad: [&[u8]; ROWS],
-    next: [&[u8]; ROWS],
+    prefetch: &mut impl FnMut(),
     factors: &[u32],
     sums: &mut [Unpacked],
 ) {
@@ -169,21 +186,12 @@ fn axpy_quad<S: Simd>(
     for (lines, row) in lines.iter_mut().zip(quad) {
         *lines = &row.as_chunks::<LINE>().0[..count];
     }
-    let part_lines_count = count.div_ceil(ROWS).max(1);
-    for (index, sums) in sums.chunks_mut(part_lines_count).enumerate() {
-        let part = index * part_lines_count..index * part_lines_count + sums.len();
-        let words = &factors[part.start * LINE_BLOCKS..part.end * LINE_BLOCKS];
-        let mut part_lines = [[].as_slice(); ROWS];
-        for (part_lines, lines) in part_lines.iter_mut().zip(lines) {
-            *part_lines = &lines[part.clone()];
-        }
-        axpy_lines(simd, part_lines, next[index], words, sums);
-    }
+    axpy_lines(simd, lines, prefetch, &factors[..count * LINE_BLOCKS], sums);
     if let Some(last) = last.first_mut() {
         let lines = quad.map(last_line);
         let lines = [0, 1, 2, 3].map(|row| std::slice::from_ref(&lines[row].0));
         let words = &factors[count * LINE_BLOCKS..][..LINE_BLOCKS];
-        axpy_lines(simd, lines, &[], words, std::slice::from_mut(last));
+        axpy_lines(simd, lines, prefetch, words, std::slice::from_mut(last));
     }
 }
 
@@ -192,17 +200,14 @@ fn axpy_quad<S: Simd>(
 fn axpy_lines<S: Simd>(
     simd: S,
     [a, b, c, d]: [&[[u8; LINE]]; ROWS],
-    next: &[u8],
+    prefetch: &mut impl FnMut(),
     factors: &[u32],
     sums: &mut [Unpacked],
 ) {
-    let prefetched = next.as_chunks::<{ ROWS * LINE }>().0;
     let lines = a.iter().zip(b).zip(c.iter().zip(d));
     let operands = factors.as_chunks::<LINE_BLOCKS>().0.iter().zip(sums);
-    for (index, (((a, b), (c, d)), (words, sums))) in lines.zip(operands).enumerate() {
-        if let Some(prefetched) = prefetched.get(index) {
-            simd.prefetch(prefetched);
-        }
+    for (((a, b), (c, d)), (words, sums)) in lines.zip(operands) {
+        prefetch();
         let words = simd.broadcast_words(words);
         let lines = [
             simd.load_bytes(a),
@@ -213,39 +218,46 @@ fn axpy_lines<S: Simd>(
         let values = unpack(simd, lines);
         for index in 0..REGISTERS {
             let sum = simd.load_bytes(&sums[index].0);
-            let sum = simd.dot_nibbles(sum, values[index], words);
+            let sum = simd.dot_unsigned(sum, values[index], words);
             simd.store_bytes(sum, &mut sums[index].0);
         }
     }
 }
 
-/// Quantises the factors of a group of rows; `factors` is `[row / 4, span]`.
+/// Quantises the factors of a group of rows; `factors` is `[row / 4, span]`. Prefetches the scales of the rows `ahead`.
 #[inline(always)]
 fn quantise_factors<S: Simd, W: Weights<Row: NibbleRow>>(
     simd: S,
     part: &Columns<W>,
-    rows: &[u32],
-    coefficients: &[f32],
+    (rows, coefficients): (&[u32], &[f32]),
     group: Range<usize>,
+    ahead: impl Fn(usize) -> Option<W::Row>,
+    prefetch: &mut impl FnMut(usize),
     spans: &mut [SpanFactors],
     factors: &mut [[u32; SPAN]],
 ) {
     spans.fill(SpanFactors::EMPTY);
     for index in group.clone() {
-        let next = rows[(index + GROUP_ROWS).min(rows.len() - 1)];
-        part.row(next).prefetch_scales(simd);
+        if let Some(row) = ahead(index + PREFETCH_ROWS) {
+            row.prefetch_scales(simd);
+        }
+        prefetch(3);
         let row = part.row(rows[index]);
         let coefficient = simd.splat_lanes(coefficients[index]);
         for (span, span_factors) in spans.iter_mut().enumerate() {
             span_factors.add_row::<S, W::Row>(simd, coefficient, row.span_scales(simd, span));
         }
     }
-    spans.iter_mut().for_each(SpanFactors::set_scales);
+    for span in spans.iter_mut() {
+        // Opaque, so that the blocks of a span are vectorised instead of the spans.
+        std::hint::black_box(span).set_scales();
+    }
     let quads = (0..group.len()).step_by(ROWS);
     for (quad, factors) in quads.zip(factors.chunks_exact_mut(spans.len().max(1))) {
         let first = group.start + quad;
         let mut quad = [part.row(rows[first]); ROWS];
         let mut factor_coefficients = [simd.splat_lanes(0.0); ROWS];
+        prefetch(3 * ROWS);
         for index in 0..ROWS.min(group.end - first) {
             quad[index] = part.row(rows[first + index]);
             factor_coefficients[index] = simd.splat_lanes(coefficients[first + index]);

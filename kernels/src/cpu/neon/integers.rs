@@ -110,13 +110,22 @@ impl IntegerOps for Neon {
     }
 
     #[inline(always)]
-    fn dot_nibbles(
+    fn dot_unsigned(
         self,
         sums: Self::Integers,
-        nibbles: Self::Integers,
+        unsigned: Self::Integers,
         x: Self::Integers,
     ) -> Self::Integers {
-        self.dot(sums, nibbles, x)
+        self.dot(sums, unsigned, x)
+    }
+
+    #[inline(always)]
+    fn transpose_quarters(self, [a, b, c, d]: [Self::Integers; 4]) -> [Self::Integers; 4] {
+        let mut transposed = [a; 4];
+        for (index, transposed) in transposed.iter_mut().enumerate() {
+            *transposed = [a[index], b[index], c[index], d[index]];
+        }
+        transposed
     }
 
     #[inline(always)]
