@@ -107,16 +107,16 @@ impl UnitSums<'_> {
             if line < whole {
                 for quad in &*quads {
                     let mut lines = [simd.splat_i32(0); ROWS];
-                    for row in 0..ROWS {
-                        lines[row] = simd.load_bytes(&quad.lines[row][line]);
+                    for (value, row) in lines.iter_mut().zip(quad.lines) {
+                        *value = simd.load_bytes(&row[line]);
                     }
                     N::add(simd, lines, simd.splat_i32(quad.factors), &mut sums);
                 }
             } else {
                 for (quad, last) in quads.iter().zip(&last_lines) {
                     let mut lines = [simd.splat_i32(0); ROWS];
-                    for row in 0..ROWS {
-                        lines[row] = simd.load_bytes(&last[row].0);
+                    for (value, row) in lines.iter_mut().zip(last) {
+                        *value = simd.load_bytes(&row.0);
                     }
                     N::add(simd, lines, simd.splat_i32(quad.factors), &mut sums);
                 }

@@ -125,10 +125,9 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
     for group in groups(rows) {
         quantise_factors(
             simd,
-            &part,
-            (rows, coefficients),
-            group.clone(),
             ahead,
+            coefficients,
+            group.clone(),
             &mut |count| reader.prefetch(simd, group.start + PREFETCH_ROWS, count),
             spans,
             factors,
@@ -146,9 +145,8 @@ pub(super) fn axpy_token<S: Simd, W: Weights<Row: NibbleRow>>(
         for (first, factors) in quads.zip(factors.chunks_exact(spans.len().max(1))) {
             // A partial quad repeats its last row with a factor of 0.
             let mut quad = [[].as_slice(); ROWS];
-            for index in 0..ROWS {
-                let listed = first + index;
-                quad[index] = part.row(rows[listed.min(group.end - 1)]).bytes();
+            for (listed, row) in (first..).zip(&mut quad) {
+                *row = part.row(rows[listed.min(group.end - 1)]).bytes();
             }
             let mut prefetch = || reader.prefetch(simd, first + PREFETCH_ROWS, step);
             axpy_quad(simd, quad, &mut prefetch, factors.as_flattened(), sums);
@@ -224,28 +222,27 @@ fn axpy_lines<S: Simd>(
     }
 }
 
-/// Quantises the factors of a group of rows; `factors` is `[row / 4, span]`. Prefetches the scales of the rows `ahead`.
+/// Quantises the factors of a group of the rows `row_of`; `factors` is `[row / 4, span]`. Prefetches the scales of later rows.
 #[inline(always)]
-fn quantise_factors<S: Simd, W: Weights<Row: NibbleRow>>(
+fn quantise_factors<S: Simd, R: NibbleRow>(
     simd: S,
-    part: &Columns<W>,
-    (rows, coefficients): (&[u32], &[f32]),
+    row_of: impl Fn(usize) -> Option<R>,
+    coefficients: &[f32],
     group: Range<usize>,
-    ahead: impl Fn(usize) -> Option<W::Row>,
     prefetch: &mut impl FnMut(usize),
     spans: &mut [SpanFactors],
     factors: &mut [[u32; SPAN]],
 ) {
     spans.fill(SpanFactors::EMPTY);
-    for index in group.clone() {
-        if let Some(row) = ahead(index + PREFETCH_ROWS) {
+    for (index, coefficient) in group.clone().zip(&coefficients[group.clone()]) {
+        if let Some(row) = row_of(index + PREFETCH_ROWS) {
             row.prefetch_scales(simd);
         }
         prefetch(3);
-        let row = part.row(rows[index]);
-        let coefficient = simd.splat_lanes(coefficients[index]);
+        let Some(row) = row_of(index) else { break };
+        let coefficient = simd.splat_lanes(*coefficient);
         for (span, span_factors) in spans.iter_mut().enumerate() {
-            span_factors.add_row::<S, W::Row>(simd, coefficient, row.span_scales(simd, span));
+            span_factors.add_row::<S, R>(simd, coefficient, row.span_scales(simd, span));
         }
     }
     for span in spans.iter_mut() {
@@ -255,12 +252,13 @@ fn quantise_factors<S: Simd, W: Weights<Row: NibbleRow>>(
     let quads = (0..group.len()).step_by(ROWS);
     for (quad, factors) in quads.zip(factors.chunks_exact_mut(spans.len().max(1))) {
         let first = group.start + quad;
-        let mut quad = [part.row(rows[first]); ROWS];
+        let Some(row) = row_of(first) else { break };
+        let mut quad = [row; ROWS];
         let mut factor_coefficients = [simd.splat_lanes(0.0); ROWS];
         prefetch(3 * ROWS);
-        for index in 0..ROWS.min(group.end - first) {
-            quad[index] = part.row(rows[first + index]);
-            factor_coefficients[index] = simd.splat_lanes(coefficients[first + index]);
+        for (place, index) in (first..group.end).take(ROWS).enumerate() {
+            quad[place] = row_of(index).unwrap_or(row);
+            factor_coefficients[place] = simd.splat_lanes(coefficients[index]);
         }
         for (span, (span_factors, words)) in spans.iter_mut().zip(factors).enumerate() {
             let inverses = simd.load_lanes(&span_factors.inverses);
