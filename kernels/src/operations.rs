@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cpu::{
     Axpy, AxpyRows, AxpyRowsBatch, Dot, Gemm, Gemv, IntegerAxpy, IntegerAxpyBatch, IntegerGemm,
-    IntegerGemv, Quantise, SignAgreements, SumWords, UnitSums,
+    IntegerGemv, Quantise, SignAgreements, SumRows, SumWords, UnitSums,
 };
 use crate::{Isa, QuantisedActivations, QuantisedVector};
 use powerinfer_tensor::{BLOCK, Format};
@@ -362,6 +362,27 @@ impl Isa {
     /// Wrapping sum of all words, at the read bandwidth of a stream.
     pub fn sum_words(&self, words: &[u64]) -> u64 {
         self.run(SumWords { words })
+    }
+
+    /// Wrapping sum of all words of `rows`, row `r` being `words[r * row_words..][..row_words]`, with `lines_ahead` cache lines
+    /// in flight across rows: at the read bandwidth of scattered rows.
+    ///
+    /// # Panics
+    ///
+    /// A row is outside `words`.
+    pub fn sum_rows(
+        &self,
+        words: &[u64],
+        row_words: usize,
+        rows: &[u32],
+        lines_ahead: usize,
+    ) -> u64 {
+        self.run(SumRows {
+            words,
+            row_words,
+            rows,
+            lines_ahead,
+        })
     }
 
     /// Axpy: `y += alpha * x`, with fused multiply-adds.

@@ -70,6 +70,22 @@ impl FileBytes {
 }
 
 impl FileBytes {
+    /// `length` bytes that `fill` writes, in huge pages where available.
+    ///
+    /// # Errors
+    ///
+    /// Fails where there is not as much memory, or if `fill` does.
+    pub fn in_memory(
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<Self> {
+        let mut memory = MmapMut::map_anon(length)?;
+        #[cfg(target_os = "linux")]
+        drop(memory.advise(Advice::HugePage)); // best effort
+        fill(&mut memory)?;
+        Ok(Self::Loaded(Arc::new(memory.make_read_only()?)))
+    }
+
     /// Makes the bytes of the file at `path` reside as `residence` requests; bytes that are not mapped stay
     /// as they are.
     ///
@@ -97,12 +113,8 @@ impl FileBytes {
             #[cfg(not(unix))]
             Residence::Locked => return Err(failed(std::io::ErrorKind::Unsupported.into())),
             Residence::Loaded => {
-                let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
-                #[cfg(target_os = "linux")]
-                drop(memory.advise(Advice::HugePage)); // best effort
                 let mut file = File::open(path).map_err(failed)?;
-                file.read_exact(&mut memory).map_err(failed)?;
-                *self = Self::Loaded(Arc::new(memory.make_read_only().map_err(failed)?));
+                *self = Self::in_memory(bytes, |memory| file.read_exact(memory)).map_err(failed)?;
             }
         }
         Ok(())

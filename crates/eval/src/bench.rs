@@ -2,6 +2,7 @@
 //! repeat.
 
 mod batches;
+mod ceiling;
 mod check;
 mod densities;
 mod hybrid;

@@ -27,6 +27,9 @@ pub enum EvalError {
         /// Most tokens.
         room: usize,
     },
+    /// Memory for the read bandwidth that cannot be had.
+    #[error("cannot allocate memory to measure the read bandwidth: {0}; give a smaller `--probe`")]
+    Probe(std::io::Error),
     /// A data file that cannot be read.
     #[error("cannot read `{path}`: {source}")]
     Unreadable {

@@ -173,7 +173,7 @@ pub fn measure(
             reads.push(ReadSpeed {
                 threads: *count,
                 row_bytes: *row_bytes as u64,
-                bytes_per_second: test.read(*count, *row_bytes, passes),
+                bytes_per_second: test.read(isa, *count, *row_bytes, passes),
             });
             progress.advance(1)?;
         }
@@ -237,11 +237,13 @@ pub fn measure(
     source("cpu.ram_bytes", "reported by the system");
     source(
         "cpu.read_bandwidth_bytes_per_second",
-        &format!("{measured}: a stream, plain loads"),
+        &format!("{measured}: a stream, vector loads"),
     );
     source(
         "cpu.reads",
-        &format!("{measured}: plain loads of every tenth row, and a stream"),
+        &format!(
+            "{measured}: a random tenth of the rows, vector loads with lines in flight across rows; and a stream"
+        ),
     );
     source(
         "cpu.kernels",

@@ -1,4 +1,4 @@
-//! Probe of the read bandwidth of memory, the limit that decoding is compared with.
+//! Probes of the read bandwidth of memory, the limits that decoding is compared with: of a stream, and of listed rows.
 
 use std::{
     hint::black_box,
@@ -6,49 +6,123 @@ use std::{
     time::Instant,
 };
 
+use powerinfer_artifact::mapped_file::FileBytes;
 use powerinfer_kernels::Isa;
 
-/// Words that a thread takes at a time; a delayed thread leaves the rest to the others.
-const PIECE: usize = (4 << 20) / size_of::<u64>();
+/// Bytes that a thread takes at a time; a delayed thread leaves the rest to the others.
+const PIECE: usize = 4 << 20;
+/// Bytes of rows that a thread takes at a time: about a layer's.
+const ROWS_PIECE: usize = 512 << 10;
+/// Cache lines in flight ahead of the row that is read; machines differ in what is best.
+const LINES_AHEAD: [usize; 3] = [32, 64, 128];
+
+/// Bytes per second of one pass over `words` on `threads` threads.
+pub(crate) fn read_stream(isa: Isa, threads: usize, words: &[u64]) -> f64 {
+    let seconds = seconds_of(threads, words, PIECE / size_of::<u64>(), |piece| {
+        isa.sum_words(piece)
+    });
+    size_of_val(words) as f64 / seconds
+}
+
+/// Bytes per second at which `threads` threads read `rows`, rows of `row_bytes` bytes in ascending order.
+///
+/// # Panics
+///
+/// Panics if a row is outside `words`.
+pub(crate) fn read_rows(
+    isa: Isa,
+    threads: usize,
+    words: &[u64],
+    row_bytes: usize,
+    rows: &[u32],
+) -> f64 {
+    let row_words = (row_bytes / size_of::<u64>()).max(1);
+    let piece = (ROWS_PIECE / row_bytes.max(1)).max(1);
+    let read = |lines_ahead: usize| {
+        let seconds = seconds_of(threads, rows, piece, |rows| {
+            isa.sum_rows(words, row_words, rows, lines_ahead)
+        });
+        (rows.len() * row_words * size_of::<u64>()) as f64 / seconds
+    };
+    LINES_AHEAD.map(read).into_iter().fold(0.0, f64::max)
+}
+
+/// Seconds in which `threads` threads take all pieces of `length` of `all`.
+fn seconds_of<T: Sync>(
+    threads: usize,
+    all: &[T],
+    length: usize,
+    read: impl Fn(&[T]) -> u64 + Sync,
+) -> f64 {
+    let next = AtomicUsize::new(0);
+    let pieces = || {
+        while let Some(piece) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            all.chunks(length).nth(index)
+        } {
+            black_box(read(piece));
+        }
+    };
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 1..threads.max(1) {
+            scope.spawn(pieces);
+        }
+        pieces();
+    });
+    started.elapsed().as_secs_f64().max(1e-9)
+}
 
 /// Memory to read, best many times as large as the caches.
 pub struct ReadProbe {
-    words: Vec<u64>,
+    memory: FileBytes,
 }
 
 impl ReadProbe {
     /// Allocates about `bytes` and writes every page.
-    pub fn new(bytes: usize) -> Self {
-        let count = (bytes / size_of::<u64>()).max(1);
-        Self {
-            words: (0..count as u64).collect(),
-        }
+    ///
+    /// # Errors
+    ///
+    /// Fails where there is not as much memory.
+    pub fn new(bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1).next_multiple_of(size_of::<u64>());
+        let memory = FileBytes::in_memory(bytes, |memory| {
+            let words: &mut [u64] = bytemuck::cast_slice_mut(memory);
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = index as u64;
+            }
+            Ok(())
+        })?;
+        Ok(Self { memory })
     }
 
-    /// Bytes that one pass reads.
+    fn words(&self) -> &[u64] {
+        bytemuck::cast_slice(&self.memory)
+    }
+
+    /// Bytes that a stream reads.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        self.memory.len()
     }
 
     /// Reads all of it once on `threads` threads; returns bytes per second.
-    pub fn pass(&self, isa: Isa, threads: usize) -> f64 {
-        let next = AtomicUsize::new(0);
-        let pieces = || {
-            while let Some(piece) = {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                self.words.chunks(PIECE).nth(index)
-            } {
-                black_box(isa.sum_words(piece));
-            }
-        };
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 1..threads.max(1) {
-                scope.spawn(pieces);
-            }
-            pieces();
-        });
-        self.bytes() as f64 / started.elapsed().as_secs_f64().max(1e-9)
+    pub fn stream(&self, isa: Isa, threads: usize) -> f64 {
+        read_stream(isa, threads, self.words())
+    }
+
+    /// Number of rows of `row_bytes` bytes; at most `u32::MAX`.
+    pub fn row_count(&self, row_bytes: usize) -> usize {
+        (self.bytes() / row_bytes.max(size_of::<u64>())).min(u32::MAX as usize)
+    }
+
+    /// Reads `rows`, each of `row_bytes` bytes, on `threads` threads, with as many cache lines in flight across rows as is
+    /// best; returns bytes per second.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a row is not below [`Self::row_count`].
+    pub fn rows(&self, isa: Isa, threads: usize, row_bytes: usize, rows: &[u32]) -> f64 {
+        read_rows(isa, threads, self.words(), row_bytes, rows)
     }
 }
 
@@ -64,11 +138,21 @@ mod tests {
 
     #[test]
     fn a_pass_has_a_speed_on_any_number_of_threads() {
+        let isa = Isa::detect().unwrap();
         for bytes in [0, 8, 5 << 20, 16 << 20] {
-            let probe = ReadProbe::new(bytes);
+            let probe = ReadProbe::new(bytes).unwrap();
             for threads in [0, 1, 2, 5] {
-                let speed = probe.pass(Isa::detect().unwrap(), threads);
-                assert!(speed.is_finite() && speed > 0.0, "{speed}");
+                let mut speeds = vec![probe.stream(isa, threads)];
+                for row_bytes in [8, 144, 2304] {
+                    let rows = 0..probe.row_count(row_bytes) as u32;
+                    let rows: Vec<u32> = rows.step_by(7).collect();
+                    if !rows.is_empty() {
+                        speeds.push(probe.rows(isa, threads, row_bytes, &rows));
+                    }
+                }
+                for speed in speeds {
+                    assert!(speed.is_finite() && speed > 0.0, "{speed}");
+                }
             }
         }
     }

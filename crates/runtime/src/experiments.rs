@@ -55,6 +55,20 @@ impl Runtime {
         self.observers.audit.take().unwrap_or_default()
     }
 
+    /// Bytes of gate, of up (0 without it) and of down in `layer`.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such layer.
+    pub fn ffn_bytes(&self, layer: usize) -> [usize; 3] {
+        let ffn = self.model.ffn(layer);
+        let up = ffn.up.as_ref();
+        let matrices = [Some(&ffn.gate), up, Some(&ffn.down)];
+        matrices.map(|linear| {
+            linear.map_or(0, |linear| linear.matrix.rows() * linear.matrix.row_bytes())
+        })
+    }
+
     /// Time of gate, up and down of `layer` for one token with random inputs: of the neurons in `listed`, in ascending
     /// order, or of all.
     ///

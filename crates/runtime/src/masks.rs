@@ -15,9 +15,17 @@ pub(crate) struct Masks {
 
 /// Packs the decisions for up to 64 neurons.
 pub(crate) fn pack_decisions<T: Copy>(from: &[T], is_computed: impl Fn(T) -> bool) -> u64 {
-    let bits = from.iter().enumerate();
-    bits.fold(0, |word, (bit, value)| {
-        word | u64::from(is_computed(*value)) << bit
+    /// Moves the lowest bit of byte i to bit 56 + i.
+    const TO_HIGHEST: u64 = 0x0102_0408_1020_4080;
+    // Decisions of a byte each are vectorised, and packed eight at a time.
+    let mut bytes = [0u8; WORD];
+    for (byte, value) in bytes.iter_mut().zip(from) {
+        *byte = u8::from(is_computed(*value));
+    }
+    let eights = bytes.as_chunks::<8>().0.iter().enumerate();
+    eights.fold(0, |word, (index, eight)| {
+        let bits = u64::from_le_bytes(*eight).wrapping_mul(TO_HIGHEST) >> 56;
+        word | bits << (8 * index)
     })
 }
 

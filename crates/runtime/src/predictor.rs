@@ -18,7 +18,7 @@ use crate::{
 const UNITS_PER_BLOCK: usize = 256;
 
 /// Logits of all tokens that a thread computes together, about: they stay in the cache too.
-const LOGITS_PER_STEP: usize = 8192;
+const LOGITS_PER_STEP: usize = 16384;
 
 /// Mask words whose columns kernels process together, or a multiple.
 const WORDS_PER_STEP: usize = 128 / WORD;

@@ -11,11 +11,13 @@ use powerinfer_artifact::{
     ArtifactError, hardware::KernelSpeed, mapped_file::FileBytes, random::Random,
 };
 use powerinfer_bundle::StoredNorm;
+use powerinfer_kernels::Isa;
 use powerinfer_model::{Activation, NormKind, Rotary};
 use powerinfer_tensor::{BLOCK, Format, Matrix, MatrixData, SUPER_BLOCK, pack};
 
 use crate::{
     RuntimeError, Sampler, SamplingSettings, Threads,
+    bandwidth::{read_rows, read_stream},
     input::{Input, InputBuffers},
     norm::norm_all,
     rotary::rotate,
@@ -171,41 +173,19 @@ impl SpeedTest {
         }
     }
 
-    /// Bytes per second that `threads` threads read with plain loads in rows of `row_bytes`: a random tenth of the
-    /// rows, or all as a stream.
-    pub fn read(&self, threads: usize, row_bytes: usize, passes: usize) -> f64 {
+    /// Bytes per second that `threads` threads read in rows of `row_bytes`: a random tenth of the rows, or all as a stream.
+    pub fn read(&self, isa: Isa, threads: usize, row_bytes: usize, passes: usize) -> f64 {
         let rows = self.weights.len() / row_bytes;
-        let is_stream = rows < 1024;
-        let mut random = Random::new(2);
         let words: &[u64] = bytemuck::cast_slice(&self.weights[..self.weights.len() / 8 * 8]);
-        let row_words = row_bytes / 8;
-        let mut seconds = Vec::new();
-        for _ in 0..passes.max(1) {
-            let listed: Vec<usize> = (0..rows)
-                .filter(|_| is_stream || random.unit() < DENSITY)
-                .collect();
-            let share = listed.len().div_ceil(threads.max(1)).max(1);
-            let started = Instant::now();
-            std::thread::scope(|scope| {
-                for part in listed.chunks(share) {
-                    scope.spawn(move || {
-                        let mut sums = [0u64; 32];
-                        for row in part {
-                            let row = &words[row * row_words..][..row_words];
-                            for words in row.chunks_exact(sums.len()) {
-                                for (sum, word) in sums.iter_mut().zip(words) {
-                                    *sum = sum.wrapping_add(*word);
-                                }
-                            }
-                        }
-                        black_box(sums);
-                    });
-                }
-            });
-            let bytes = (listed.len() * row_bytes).max(1) as f64;
-            seconds.push(started.elapsed().as_secs_f64() / bytes);
-        }
-        (1.0 / usual(seconds)).round()
+        let mut random = Random::new(2);
+        let passes = (0..passes.max(1)).map(|_| match rows < 1024 {
+            true => read_stream(isa, threads, words),
+            false => {
+                let rows = (0..rows as u32).filter(|_| random.unit() < DENSITY);
+                read_rows(isa, threads, words, row_bytes, &rows.collect::<Vec<_>>())
+            }
+        });
+        (1.0 / usual(passes.map(|speed| 1.0 / speed).collect())).round()
     }
 
     /// Operations per second of the matrix products of prompts.
@@ -378,8 +358,6 @@ fn keep(
 
 #[cfg(test)]
 mod tests {
-    use powerinfer_kernels::Isa;
-
     use super::*;
 
     #[test]
@@ -389,7 +367,8 @@ mod tests {
         std::fs::write(&path, vec![WEIGHT_BYTE; 12 << 20]).unwrap();
         let test = SpeedTest::open(&path).unwrap();
         for count in [1, 2] {
-            let threads = Threads::new(Isa::detect().unwrap(), count).unwrap();
+            let isa = Isa::detect().unwrap();
+            let threads = Threads::new(isa, count).unwrap();
             for format in Format::ALL {
                 for columns in [32, 1024, 5000] {
                     let columns = columns / BLOCK * BLOCK;
@@ -406,8 +385,8 @@ mod tests {
                     }
                 }
             }
-            assert!(test.read(count, 4096, 1) > 1e3);
-            assert!(test.read(count, 4 << 20, 1) > 1e3, "a stream");
+            assert!(test.read(isa, count, 4096, 1) > 1e3);
+            assert!(test.read(isa, count, 4 << 20, 1) > 1e3, "a stream");
             assert!(test.operations(&threads) > 1e3);
             let overheads = test.decode_overheads(&threads).unwrap();
             for seconds in [

@@ -42,7 +42,7 @@ pub(crate) use integer_dot::IntegerGemv;
 pub(crate) use integer_gemm::IntegerGemm;
 pub(crate) use quantise::Quantise;
 pub(crate) use simd::Simd;
-pub(crate) use sum::SumWords;
+pub(crate) use sum::{SumRows, SumWords};
 pub(crate) use unit_sums::UnitSums;
 
 use half::f16;

@@ -163,6 +163,7 @@ fn add_scaled<S: Simd>(
     let registers = out.as_chunks_mut::<SPAN>().0.iter_mut();
     let registers = registers.zip(scales.as_chunks::<SPAN>().0);
     for (index, (out, scales)) in registers.enumerate() {
+        simd.prefetch_ahead(scales);
         let scales = simd.multiply_lanes(scale, simd.load_lanes(scales));
         let sums = simd.to_f32_lanes(sums[index]);
         let sum = simd.multiply_add_lanes(scales, sums, simd.load_lanes(out));

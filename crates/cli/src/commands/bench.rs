@@ -27,7 +27,7 @@ use report::Report;
 /// Work to time, and how often.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
+    after_help = "Results are compared with `dense` before anything is timed. Figures are medians of the repeats; the read bandwidth, of a stream and of the rows that active neurons select, is measured between repeats.\n\nExamples:\n  powerinfer bench demo\n  powerinfer bench ./my-model.powerinfer --policy dense --threads 1 --json\n  powerinfer bench demo -p 0 -n 32 --depth 100\n  powerinfer bench demo --batch 1,2,4,8,16,32"
 )]
 pub(crate) struct BenchArguments {
     /// Bundle, a folder with a bundle in it, or the name of a model prepared here
@@ -125,7 +125,8 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     bar.end();
 
     let isa = Isa::detect()?;
-    let probe = ReadProbe::new(probe_bytes);
+    let probe = ReadProbe::new(probe_bytes)
+        .with_context(|| format!("cannot allocate `--probe {}`", arguments.probe))?;
     let bench = Bench {
         isa,
         threads,
@@ -153,7 +154,7 @@ pub(crate) fn run(arguments: &BenchArguments, output: Output) -> Result<()> {
     };
     let densities = match arguments.ffn_densities.is_empty() {
         true => Vec::new(),
-        false => time_ffns(&mut model, &arguments.ffn_densities, bench.repeats, &bar)?,
+        false => time_ffns(&bench, &mut model, &arguments.ffn_densities)?,
     };
     let sync = speed_test(4 << 20)?.kernel_seconds(&Threads::new(isa, threads)?)?;
     bar.end();

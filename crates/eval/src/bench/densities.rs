@@ -1,11 +1,11 @@
-//! Time of single FFNs with a share of their neurons and with all.
+//! Time of single FFNs with a share of their neurons and with all, beside the time that memory needs for their rows.
 
-use powerinfer_artifact::{Progress, random::Random};
+use powerinfer_artifact::random::Random;
 use powerinfer_model::LanguageModel;
 use powerinfer_runtime::Runtime;
 use serde::Serialize;
 
-use super::measure::Spread;
+use super::{Bench, ceiling::ListedRows, measure::Spread};
 use crate::EvalError;
 
 /// Time of one layer's FFN with a share of its neurons.
@@ -17,6 +17,8 @@ pub struct FfnTime {
     pub microseconds: Spread,
     /// Time relative to that of all neurons.
     pub time_share: f64,
+    /// Time in which memory reads as many rows, at random places; of all neurons, in a stream.
+    pub ceiling_microseconds: f64,
 }
 
 /// Times FFNs with each of `shares` of their neurons, drawn at random, and last with all.
@@ -27,26 +29,26 @@ pub struct FfnTime {
 ///
 /// Fails if the user asks to stop.
 pub fn time_ffns(
+    bench: &Bench<'_>,
     model: &mut Runtime,
     shares: &[f64],
-    repeats: usize,
-    progress: &dyn Progress,
 ) -> Result<Vec<FfnTime>, EvalError> {
     let (layers, neurons) = {
         let config = model.config();
         (config.layer_count, config.ffn_size)
     };
     let mut random = Random::new(0);
+    let mut draw = |share: f64| -> Vec<u32> {
+        let neurons = 0..neurons as u32;
+        neurons.filter(|_| random.unit() < share).collect()
+    };
     let mut times = vec![Vec::new(); shares.len() + 1];
     // The first round warms up.
-    for repeat in 0..=repeats {
+    for repeat in 0..=bench.repeats {
         for (share, times) in shares.iter().map(Some).chain([None]).zip(&mut times) {
-            progress.advance(0)?;
+            bench.progress.advance(0)?;
             for layer in 0..layers {
-                let listed: Option<Vec<u32>> = share.map(|share| {
-                    let neurons = 0..neurons as u32;
-                    neurons.filter(|_| random.unit() < *share).collect()
-                });
+                let listed = share.map(|share| draw(*share));
                 let time = model.time_ffn(layer, listed.as_deref());
                 if repeat > 0 {
                     times.push(time.as_secs_f64() * 1e6);
@@ -54,15 +56,26 @@ pub fn time_ffns(
             }
         }
     }
+    let ffn_bytes = |layer| model.ffn_bytes(layer).iter().sum::<usize>();
+    let bytes = (0..layers).map(ffn_bytes).sum::<usize>() as f64 / layers.max(1) as f64;
+    let row_bytes = model.ffn_bytes(0)[2] / neurons.max(1);
+    let bandwidths = shares.iter().map(|share| {
+        let listed = ListedRows::drawn(|| draw(*share), neurons, row_bytes, bench.probe);
+        match listed.rows.is_empty() {
+            true => bench.read(),
+            false => bench.read_rows(&listed),
+        }
+    });
+    let bandwidths: Vec<f64> = bandwidths.chain([bench.read()]).collect();
     let shares = shares.iter().copied().chain([1.0]);
     let spreads: Vec<_> = shares.zip(times.into_iter().map(Spread::of)).collect();
     let all = spreads.last().map_or(1.0, |(_, whole)| whole.median);
-    let found = spreads
-        .into_iter()
-        .map(|(neuron_share, microseconds)| FfnTime {
-            neuron_share,
-            time_share: microseconds.median / all.max(1e-9),
-            microseconds,
-        });
+    let found = spreads.into_iter().zip(bandwidths);
+    let found = found.map(|((neuron_share, microseconds), bandwidth)| FfnTime {
+        neuron_share,
+        time_share: microseconds.median / all.max(1e-9),
+        microseconds,
+        ceiling_microseconds: neuron_share * bytes / bandwidth * 1e6,
+    });
     Ok(found.collect())
 }

@@ -10,6 +10,7 @@ use powerinfer_runtime::{
 };
 use serde::Serialize;
 
+use super::ceiling::ListedRows;
 use crate::{Contention, CpuTimes, EvalError};
 
 /// Work that is timed.
@@ -110,6 +111,8 @@ pub struct StageCost {
     pub bytes: f64,
     /// Bytes read over time.
     pub bytes_per_second: f64,
+    /// What memory allows: the read bandwidth of a stream, of listed rows, or of the stage's mix of both.
+    pub ceiling_bytes_per_second: f64,
 }
 
 /// Bytes read per token.
@@ -149,9 +152,12 @@ pub struct Measured {
     pub bytes_per_token: BytesRead,
     /// Bytes read over time.
     pub bytes_per_second: Spread,
-    /// Read bandwidth of plain loads, measured before and after each repeat, in bytes per second.
+    /// Read bandwidth of a stream of vector loads, measured before and after each repeat, in bytes per second.
     pub read_bandwidth: Spread,
-    /// Achieved fraction of that bandwidth.
+    /// Read bandwidth of the rows that neurons select, of their length and at their distances, measured likewise; none
+    /// where no rows are selected.
+    pub row_bandwidth: Option<Spread>,
+    /// Achieved fraction of the read bandwidth.
     pub bandwidth_share: Spread,
     /// Share of FFN neurons computed.
     pub ffn_neurons_computed: f64,
@@ -198,8 +204,16 @@ impl Bench<'_> {
     ///
     /// Panics for [`Work::Batch`], which [`BatchBench`](super::BatchBench) times, and if there are too few ids.
     pub fn measure(&self, model: &mut Runtime, work: Work) -> Result<Measured, EvalError> {
+        let listed = match work {
+            Work::Decode { depth, .. } => {
+                model.reset();
+                ListedRows::of_tokens(model, &self.ids[depth..], self.probe)?
+            }
+            _ => None,
+        };
         let mut repeats = Vec::new();
         let mut bandwidths = vec![self.read()];
+        let mut of_rows = Vec::new();
         for _ in 0..self.repeats {
             repeats.push(match work {
                 Work::Prompt { tokens } => self.prompt(model, tokens)?,
@@ -207,18 +221,32 @@ impl Bench<'_> {
                 Work::Batch { .. } => unreachable!("batches have sequences of their own"),
             });
             bandwidths.push(self.read());
+            of_rows.extend(listed.as_ref().map(|listed| self.read_rows(listed)));
         }
-        Ok(summary(work, &repeats, &bandwidths))
+        let mut found = summary(work, &repeats, &bandwidths);
+        if let Some(listed) = &listed {
+            let (stream, rows) = (found.read_bandwidth.median, Spread::of(of_rows));
+            for (cost, stage) in found.stages.iter_mut().zip(Stage::ALL) {
+                let limit = listed.limit(stage, cost.bytes, stream, rows.median);
+                cost.ceiling_bytes_per_second = limit;
+            }
+            found.row_bandwidth = Some(rows);
+        }
+        Ok(found)
     }
 
-    /// Read bandwidth in bytes per second: the median of three passes.
+    /// Read bandwidth of a stream in bytes per second: the median of three passes.
     pub fn read(&self) -> f64 {
-        Spread::of(
-            (0..3)
-                .map(|_| self.probe.pass(self.isa, self.threads))
-                .collect(),
-        )
-        .median
+        let passes = (0..3).map(|_| self.probe.stream(self.isa, self.threads));
+        Spread::of(passes.collect()).median
+    }
+
+    /// Read bandwidth of `listed` rows in bytes per second.
+    pub(super) fn read_rows(&self, listed: &ListedRows) -> f64 {
+        let ListedRows {
+            row_bytes, rows, ..
+        } = listed;
+        self.probe.rows(self.isa, self.threads, *row_bytes, rows)
     }
 
     fn prompt(&self, model: &mut Runtime, tokens: usize) -> Result<Repeat, EvalError> {
@@ -287,6 +315,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
         stages.map(|stages| stages.lap(stage)).unwrap_or_default()
     };
     let total = of_all(&|_, repeat| repeat.seconds / tokens * 1e6);
+    let read_bandwidth = Spread::of(bandwidths.to_vec());
     let stages: Vec<StageCost> = Stage::ALL
         .into_iter()
         .map(|stage| {
@@ -296,6 +325,7 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
             StageCost {
                 stage: stage.to_string(),
                 bytes_per_second: bytes / (microseconds.median / 1e6).max(1e-12),
+                ceiling_bytes_per_second: read_bandwidth.median,
                 microseconds,
                 bytes,
             }
@@ -334,7 +364,8 @@ pub(super) fn summary(work: Work, repeats: &[Repeat], bandwidths: &[f64]) -> Mea
             total: bytes(None),
         },
         bytes_per_second: of_all(&|_, repeat| speed(repeat)),
-        read_bandwidth: Spread::of(bandwidths.to_vec()),
+        read_bandwidth,
+        row_bandwidth: None,
         bandwidth_share: of_all(&|index, repeat| speed(repeat) / around(index)),
         ffn_neurons_computed: repeats[0].statistics.computed_share(),
         contention: Contention::mean(&contention),

@@ -100,7 +100,7 @@ impl Sweep<'_> {
         file: &mut SweepFile,
     ) -> Result<(), Planner::Error> {
         let options = &self.options;
-        let probe = ReadProbe::new(options.probe_bytes);
+        let probe = ReadProbe::new(options.probe_bytes).map_err(EvalError::Probe)?;
         let text: Vec<u32> = self.items.texts.concat();
         let meter = SpeedMeter {
             isa: options.isa,

@@ -164,7 +164,7 @@ pub struct MeasuredSpeed {
     pub tokens_per_second: Range,
     /// Bytes read per token.
     pub bytes_per_token: f64,
-    /// Read bandwidth of plain loads, measured between the repeats.
+    /// Read bandwidth of a stream of vector loads, measured between the repeats.
     pub read_bandwidth_bytes_per_second: f64,
     /// Achieved fraction of that bandwidth.
     pub bandwidth_share: f64,

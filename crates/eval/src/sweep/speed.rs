@@ -162,6 +162,6 @@ impl SpeedMeter<'_> {
     }
 
     fn read(&self) -> f64 {
-        self.probe.pass(self.isa, self.threads)
+        self.probe.stream(self.isa, self.threads)
     }
 }

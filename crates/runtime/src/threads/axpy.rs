@@ -17,6 +17,8 @@ const STRIPE_COLUMNS: usize = 512;
 /// Columns that a thread takes at most where tokens are processed one by one: rows are read a quarter faster in long
 /// pieces.
 const LONG_STRIPE_COLUMNS: usize = 2048;
+/// Columns that a thread takes at least where rows are read once.
+const LEAST_STRIPE_COLUMNS: usize = 1024;
 /// Rows of a stripe that stay in the second-level cache: whole groups whose coefficients are rounded together.
 const CHUNK_ROWS: usize = 2 * AXPY_GROUP_ROWS;
 
@@ -28,8 +30,8 @@ thread_local! {
 impl Threads {
     /// `out += Σ_i coefficients[i] · matrix[rows[i]]`, rows in ascending order.
     ///
-    /// Threads share rows, not columns, as whole rows are read faster than pieces: each part of the rows is summed by
-    /// itself, and the partial sums are added in order.
+    /// Each part of the rows is summed by itself, and the partial sums are added in order. Few threads share columns, so that
+    /// no sums pass from one to the other; many share parts, as short pieces of rows are read slowly.
     pub(crate) fn axpy_rows(
         &self,
         matrix: &Matrix<'_>,
@@ -43,16 +45,26 @@ impl Threads {
             return self.add_rows(matrix, rows, coefficients, &[], 0..columns, out);
         }
         let of_part = |part: usize| of_part(rows, part, part_rows);
-        if self.count() == 1 {
-            for listed in (0..parts).map(of_part).filter(|listed| !listed.is_empty()) {
-                ThreadBuffer(&PARTIAL_SUMS).zeroed(columns, |sum| {
-                    let next = &rows[listed.end..];
-                    let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
-                    self.add_rows(matrix, rows, coefficients, next, 0..columns, sum);
-                    add(out, sum);
-                });
-            }
-            return;
+        let stripe = columns
+            .div_ceil(self.count())
+            .next_multiple_of(STRIPE_COLUMNS);
+        if self.count() == 1 || stripe >= LEAST_STRIPE_COLUMNS {
+            let work = Work {
+                out,
+                bytes: rows.len() * matrix.row_bytes(),
+                step: stripe,
+                most_parts: self.count(),
+            };
+            return self.share_values(work, |values, out| {
+                for listed in (0..parts).map(of_part).filter(|listed| !listed.is_empty()) {
+                    ThreadBuffer(&PARTIAL_SUMS).zeroed(out.len(), |sum| {
+                        let next = &rows[listed.end..];
+                        let (rows, coefficients) = (&rows[listed.clone()], &coefficients[listed]);
+                        self.add_rows(matrix, rows, coefficients, next, values.clone(), sum);
+                        add(out, sum);
+                    });
+                }
+            });
         }
         // With more threads than parts, several share one.
         let pieces = self.count().div_ceil(parts);

@@ -13,7 +13,9 @@ use serde_json::json;
 use crate::output::{Table, percent};
 use powerinfer_eval::{
     Contention,
-    bench::{BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, Work},
+    bench::{
+        BatchMeasured, Check, FfnTime, HybridTimes, Measured, ReadRate, Spread, StageCost, Work,
+    },
     format::figure,
 };
 
@@ -127,14 +129,25 @@ impl Report<'_> {
             writeln!(text, "on the CPU      {}", format_rate(times.cpu))?;
         }
         if !self.densities.is_empty() {
-            let mut table =
-                Table::new(&["neurons", "µs per FFN", "least–most", "of the time of all"]);
+            let mut table = Table::new(&[
+                "neurons",
+                "µs per FFN",
+                "least–most",
+                "of the time of all",
+                "memory allows",
+                "times that",
+            ]);
             for found in self.densities {
                 table.row(vec![
                     percent(found.neuron_share),
                     figure(found.microseconds.median),
                     range(&found.microseconds),
                     percent(found.time_share),
+                    figure(found.ceiling_microseconds),
+                    format!(
+                        "{:.2}",
+                        found.microseconds.median / found.ceiling_microseconds
+                    ),
                 ]);
             }
             writeln!(text, "\n{table}")?;
@@ -219,6 +232,15 @@ impl Report<'_> {
             percent(measured.bandwidth_share.least),
             percent(measured.bandwidth_share.most),
         )?;
+        if let Some(rows) = &measured.row_bandwidth {
+            writeln!(
+                text,
+                "rows            {:.1} GB/s ({:.1}–{:.1}) for the rows that active neurons select, of their length and at their distances",
+                rows.median / 1e9,
+                rows.least / 1e9,
+                rows.most / 1e9,
+            )?;
+        }
         let plan = self.model.bundle().plan();
         let (planned, found) = (
             plan.totals.microseconds_per_token,
@@ -252,17 +274,19 @@ fn stages(measured: &Measured) -> Table {
         "of the time",
         "read",
         "GB/s",
-        "of read bandwidth",
+        "memory allows",
+        "of that",
     ]);
     let total = measured.microseconds_per_token.repeats[measured.middle_repeat];
-    let mut row = |name: &str, spread: &Spread, bytes: f64| {
+    let mut row = |name: &str, spread: &Spread, bytes: f64, ceiling: f64| {
         let time = spread.repeats[measured.middle_repeat];
         let speed = bytes / (time / 1e6).max(1e-12);
         let reading = match bytes > 0.0 {
             true => [
                 ByteSize(bytes as u64).to_string(),
                 format!("{:.1}", speed / 1e9),
-                percent(speed / measured.read_bandwidth.median),
+                format!("{:.1}", ceiling / 1e9),
+                percent(speed / ceiling),
             ],
             false => Default::default(),
         };
@@ -276,12 +300,15 @@ fn stages(measured: &Measured) -> Table {
     };
     for cost in &measured.stages {
         if cost.microseconds.most > 0.0 {
-            row(&cost.stage, &cost.microseconds, cost.bytes);
+            let ceiling = cost.ceiling_bytes_per_second;
+            row(&cost.stage, &cost.microseconds, cost.bytes, ceiling);
         }
     }
-    row("unaccounted", &measured.unaccounted_microseconds, 0.0);
+    row("unaccounted", &measured.unaccounted_microseconds, 0.0, 1.0);
     let bytes = measured.bytes_per_token.total;
-    row("total", &measured.microseconds_per_token, bytes);
+    let seconds = |cost: &StageCost| cost.bytes / cost.ceiling_bytes_per_second;
+    let ceiling = bytes / measured.stages.iter().map(seconds).sum::<f64>();
+    row("total", &measured.microseconds_per_token, bytes, ceiling);
     table
 }
 

@@ -1,0 +1,151 @@
+//! The read bandwidth that memory allows a stage of decoding: a stream's, or that of the rows that its neurons select.
+
+use powerinfer_artifact::plan::Policy;
+use powerinfer_model::LanguageModel;
+use powerinfer_runtime::{ReadProbe, Runtime, Sampler, SamplingSettings, Stage};
+
+use crate::EvalError;
+
+/// Bytes of rows to read for a figure, unless that takes more tokens or FFNs.
+const ROW_BYTES: usize = 256 << 20;
+const MOST_TOKENS: usize = 16;
+const MOST_FFNS: usize = 256;
+
+/// Rows that decoding reads, numbered as if a probe's memory held them.
+#[derive(Debug)]
+pub(super) struct ListedRows {
+    pub(super) row_bytes: usize,
+    /// In the order of reading.
+    pub(super) rows: Vec<u32>,
+    /// Bytes per token of gate and up, and of down, that are not listed but read as a whole.
+    dense_bytes: [f64; 2],
+}
+
+impl ListedRows {
+    /// The rows of the active neurons of `ids`, which follow `depth` tokens that are in the KV cache; `None` if no row is
+    /// listed, or on another device.
+    pub(super) fn of_tokens(
+        model: &mut Runtime,
+        ids: &[u32],
+        probe: &ReadProbe,
+    ) -> Result<Option<Self>, EvalError> {
+        let Some(mut found) = Self::of_policies(model).filter(|_| !model.uses_device()) else {
+            return Ok(None);
+        };
+        let sampler = Sampler::new(SamplingSettings::default())?;
+        let neurons = model.config().ffn_size;
+        let mut next = Numbers::new(probe, found.row_bytes);
+        model.observe_activity(true);
+        for id in ids.iter().take(MOST_TOKENS) {
+            model.append(&[*id], &sampler)?;
+            for tokens in model.take_activity() {
+                next.add(
+                    &mut found.rows,
+                    tokens.first().map_or(&[], Vec::as_slice),
+                    neurons,
+                );
+            }
+            if found.rows.len() * found.row_bytes >= ROW_BYTES {
+                break;
+            }
+        }
+        model.observe_activity(false);
+        Ok(Some(found).filter(|found| !found.rows.is_empty()))
+    }
+
+    /// No rows, and what the policies read as a whole; `None` if that is all.
+    fn of_policies(model: &Runtime) -> Option<Self> {
+        let policies = model.policies();
+        let mut dense_bytes = [0.0; 2];
+        for (layer, policy) in policies.iter().enumerate() {
+            let [gate, up, down] = model.ffn_bytes(layer).map(|bytes| bytes as f64);
+            let [gate_up, of_down] = match policy {
+                Policy::Dense => [gate + up, down],
+                Policy::Exact | Policy::Threshold => [gate, 0.0],
+                Policy::Predicted | Policy::SignBit => [0.0; 2],
+            };
+            dense_bytes[0] += gate_up;
+            dense_bytes[1] += of_down;
+        }
+        let lists = policies.iter().any(|policy| *policy != Policy::Dense);
+        lists.then(|| Self {
+            row_bytes: model.ffn_bytes(0)[2] / model.config().ffn_size.max(1),
+            rows: Vec::new(),
+            dense_bytes,
+        })
+    }
+
+    /// Rows of one FFN after the other, each with `neurons` neurons, of which `draw` gives some.
+    pub(super) fn drawn(
+        mut draw: impl FnMut() -> Vec<u32>,
+        neurons: usize,
+        row_bytes: usize,
+        probe: &ReadProbe,
+    ) -> Self {
+        let mut rows = Vec::new();
+        let mut next = Numbers::new(probe, row_bytes);
+        for _ in 0..MOST_FFNS {
+            next.add(&mut rows, &draw(), neurons);
+            if rows.len() * row_bytes >= ROW_BYTES {
+                break;
+            }
+        }
+        Self {
+            row_bytes,
+            rows,
+            dense_bytes: [0.0; 2],
+        }
+    }
+
+    /// Bytes per second that memory allows `stage`, which reads `bytes` per token, where it has `stream` for a stream and
+    /// `rows` for these rows.
+    pub(super) fn limit(&self, stage: Stage, bytes: f64, stream: f64, rows: f64) -> f64 {
+        let dense = match stage {
+            Stage::GateUp => self.dense_bytes[0],
+            Stage::Down => self.dense_bytes[1],
+            _ => bytes,
+        };
+        let dense = dense.min(bytes);
+        match bytes > 0.0 {
+            true => bytes / (dense / stream + (bytes - dense) / rows),
+            false => stream,
+        }
+    }
+}
+
+/// Numbers of rows of matrices that lie one after the other in a probe's memory, which they wrap around.
+struct Numbers {
+    first: usize,
+    count: usize,
+    wraps: usize,
+}
+
+/// Rows by which matrices are shifted at every wrap, so that rows often listed do not come from a cache.
+const SHIFT: usize = 1009;
+
+impl Numbers {
+    fn new(probe: &ReadProbe, row_bytes: usize) -> Self {
+        Self {
+            first: 0,
+            count: probe.row_count(row_bytes),
+            wraps: 0,
+        }
+    }
+
+    /// Adds the rows `listed` of gate, up and down, each of `neurons` rows.
+    fn add(&mut self, rows: &mut Vec<u32>, listed: &[u32], neurons: usize) {
+        for _ in 0..3 {
+            if self.first + neurons > self.count {
+                self.wraps += 1;
+                self.first = self.wraps * SHIFT % neurons;
+            }
+            let numbers = listed.iter().map(|row| self.first + *row as usize);
+            rows.extend(
+                numbers
+                    .filter(|row| *row < self.count)
+                    .map(|row| row as u32),
+            );
+            self.first += neurons;
+        }
+    }
+}
